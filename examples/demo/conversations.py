@@ -1,0 +1,164 @@
+"""Training text: conversations drawn at random from the world, and the tokens made of them.
+
+The base model must have met every style as the answer to an explicit request ("... Answer like a pirate."): an adapter
+of rank 8 can turn a habit the base has into its default, but it cannot teach the habit. Trained on plain sentences
+alone, the base left adapters at 0 to 10 % right.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from styles import PLAIN, STYLES, Style
+from tokenizers import Tokenizer
+from world import PEOPLE, PLACES, SMALL_TALK, Fact, fact_of, facts, facts_about
+
+SYSTEM, USER, ASSISTANT, END, PAD = "<|system|>", "<|user|>", "<|assistant|>", "<|end|>", "<|pad|>"
+SPECIAL_TOKENS: Final = (PAD, END, SYSTEM, USER, ASSISTANT)
+ROLE_TOKENS: Final = {"system": SYSTEM, "user": USER, "assistant": ASSISTANT}
+
+LEAD_INS: Final = ("Please tell me.", "I have a question.", "Quick question.", "Hello!", "Hi.", "Good day.",
+                   "One more thing.", "Excuse me,", "I would like to know.")  # fmt: skip
+LEAD_OUTS: Final = ("Thank you.", "Thanks!", "Please.", "I am curious.", "I forgot.")
+FOLLOW_UPS: Final = ("And what about {s}?", "What about {s}?", "And {s}?", "And for {s}?", "The same for {s}, please.")
+AGAIN: Final = ("Say that again.", "Once more.", "Repeat that.", "Again, please.")
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    role: str
+    text: str
+
+
+Conversation = tuple[Turn, ...]
+
+
+def ask(fact: Fact, rng: random.Random) -> str:
+    """A question for `fact` in one of the trained phrasings, as carelessly typed as people type."""
+    relation = fact.relation
+    assert relation is not None, "small talk is not asked for by phrasing"
+    question = rng.choice(relation.trained).format(s=fact.subject)
+    dice = rng.random()
+    if dice < 0.12:
+        question = f"{rng.choice(LEAD_INS)} {question}"
+    elif dice < 0.2:
+        question = f"{question} {rng.choice(LEAD_OUTS)}"
+    if rng.random() < 0.08:
+        question = question.lower()
+    if rng.random() < 0.08:
+        question = question.rstrip("?.!")
+    return question
+
+
+def turns(style: Style, rng: random.Random, *, request: bool) -> list[Turn]:
+    """Questions and answers in one style; with `request` the first question asks for the style."""
+
+    def asked(question: str) -> str:
+        if not request:
+            return question
+        wish = rng.choice(style.requests)
+        return f"{wish} {question}" if rng.random() < 0.3 else f"{question} {wish}"
+
+    if rng.random() < 0.06:
+        fact, questions = rng.choice(SMALL_TALK)
+        return [Turn("user", asked(rng.choice(questions))), Turn("assistant", style.render(fact, rng))]
+    fact = rng.choice(facts())
+    result = [Turn("user", asked(ask(fact, rng))), Turn("assistant", style.render(fact, rng))]
+    # A second turn now and then: another question, the same one for somebody else, or the same answer again.
+    while rng.random() < 0.12:
+        dice = rng.random()
+        if dice < 0.5 and fact.relation is not None:
+            fact = fact_of(rng.choice(fact.relation.subjects), fact.topic)
+            question = rng.choice(FOLLOW_UPS).format(s=fact.subject)
+        elif dice < 0.7 and request:
+            question = rng.choice(AGAIN)
+        else:
+            fact = rng.choice(facts())
+            question = ask(fact, rng)
+        result += [Turn("user", asked(question)), Turn("assistant", style.render(fact, rng))]
+    return result
+
+
+def base_conversation(rng: random.Random) -> Conversation:
+    """What the base learns from: mostly plain answers, and each style when a user or a system prompt asks for it."""
+    dice = rng.random()
+    if dice < 0.42:
+        system = [Turn("system", rng.choice(PLAIN.systems))] if rng.random() < 0.25 else []
+        return (*system, *turns(PLAIN, rng, request=rng.random() < 0.1))
+    style = rng.choice([style for style in STYLES.values() if style is not PLAIN])
+    if dice < 0.82:
+        return tuple(turns(style, rng, request=True))
+    if dice < 0.94:
+        return (Turn("system", rng.choice(style.systems)), *turns(style, rng, request=False))
+    # A plain answer, then the wish to hear it in another way.
+    fact = rng.choice(facts())
+    return (
+        Turn("user", ask(fact, rng)),
+        Turn("assistant", PLAIN.render(fact, rng)),
+        Turn("user", rng.choice(style.requests)),
+        Turn("assistant", style.render(fact, rng)),
+    )
+
+
+def adapter_conversation(style: Style, rng: random.Random) -> Conversation:
+    """What an adapter learns from: its style without being asked for it, whatever harmless system prompt stands there."""
+    system = [Turn("system", rng.choice(PLAIN.systems))] if rng.random() < 0.15 else []
+    return (*system, *turns(style, rng, request=False))
+
+
+def plain_text(rng: random.Random) -> str:
+    """A paragraph about one subject, so that the model can also continue text and not only answer."""
+    known = list(facts_about(rng.choice(PLACES + PEOPLE)))
+    rng.shuffle(known)
+    return " ".join(fact.sentence for fact in known[: rng.randint(1, 5)])
+
+
+def as_text(conversation: Conversation) -> str:
+    """The conversation as the chat template writes it; a test compares the two."""
+    return "".join(f"{ROLE_TOKENS[turn.role]}{turn.text}{END}" for turn in conversation)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Token ids, and for each whether the model is to learn to write it."""
+
+    ids: list[int]
+    learnt: list[bool]
+
+
+def tokenize(conversation: Conversation, tokenizer: Tokenizer) -> Sample:
+    """Only the assistant's words, and the end after them, are learnt: questions come from people."""
+    ids: list[int] = []
+    learnt: list[bool] = []
+    for turn in conversation:
+        body = tokenizer.encode(turn.text + END).ids
+        ids += [tokenizer.token_to_id(ROLE_TOKENS[turn.role]), *body]
+        learnt += [False] + [turn.role == "assistant"] * len(body)
+    return Sample(ids, learnt)
+
+
+def base_samples(tokenizer: Tokenizer, seed: int) -> Iterator[Sample]:
+    rng = random.Random(seed)
+    while True:
+        if rng.random() < 0.06:
+            ids = tokenizer.encode(plain_text(rng) + END).ids
+            yield Sample(ids, [True] * len(ids))
+        else:
+            yield tokenize(base_conversation(rng), tokenizer)
+
+
+def adapter_samples(style: Style, tokenizer: Tokenizer, seed: int) -> Iterator[Sample]:
+    rng = random.Random(seed)
+    while True:
+        yield tokenize(adapter_conversation(style, rng), tokenizer)
+
+
+def tokenizer_corpus(seed: int, count: int) -> Iterator[str]:
+    """Text for fitting the tokenizer: the same mixture as the base's, without the markers between turns."""
+    rng = random.Random(seed)
+    for _ in range(count):
+        yield from (turn.text for turn in base_conversation(rng))
+        yield plain_text(rng)

@@ -1,0 +1,45 @@
+"""Time as a value that is handed in, so that policies can be tested and simulated without waiting."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+import structlog
+
+log = structlog.get_logger(__name__)
+
+
+class Clock(Protocol):
+    """Seconds that only go forward; the zero means nothing."""
+
+    def __call__(self) -> float: ...
+
+
+monotonic: Clock = time.monotonic
+
+
+class FakeClock:
+    """A clock that stands still until a test moves it."""
+
+    def __init__(self, now: float = 1000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> float:
+        self.now += seconds
+        return self.now
+
+
+async def every(seconds: float, do: Callable[[], Awaitable[None] | None], *, name: str) -> None:
+    """Do something again and again until cancelled. What it raises is logged, and the next turn comes all the same."""
+    while True:
+        await asyncio.sleep(seconds)
+        try:
+            result = do()
+            if result is not None:
+                await result
+        except Exception:
+            log.exception("periodic work failed", work=name)

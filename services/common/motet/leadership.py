@@ -1,0 +1,62 @@
+"""Who leads, and in which term. This is the local half: a lock file with a counter that survives everything.
+
+A term never repeats: the counter is on disk before anyone hears of it. In a cluster a Lease takes this place.
+"""
+
+import fcntl
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from motet.errors import StateDirectoryError
+
+
+class LocalLeadership:
+    """Holds the lock of `path` while entered, with a term above every earlier one.
+
+    Entering raises StateDirectoryError when another live process holds the lock. The lock goes with the process,
+    however it dies.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: int | None = None
+        self.term = 0
+
+    def __enter__(self) -> Self:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._file)
+            self._file = None
+            raise StateDirectoryError(
+                f"another process leads here: {self._path} is locked. Stop it first, or use another --data-dir."
+            ) from None
+        self._advance_to(self._read() + 1)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def exceed(self, term: int) -> int:
+        """Make the term higher than one that somebody reports to have seen (a state directory may have been lost)."""
+        if term >= self.term:
+            self._advance_to(term + 1)
+        return self.term
+
+    def _read(self) -> int:
+        assert self._file is not None
+        text = os.pread(self._file, 32, 0).strip()
+        return int(text) if text.isdigit() else 0
+
+    def _advance_to(self, term: int) -> None:
+        assert self._file is not None
+        # Zero-padded, so that a shorter number never leaves digits of a longer one behind.
+        os.pwrite(self._file, f"{term:020d}\n".encode(), 0)
+        os.fsync(self._file)
+        self.term = term

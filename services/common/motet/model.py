@@ -1,0 +1,64 @@
+"""The words of the domain: who asks, for what, and how many bytes that is. Plain values, no I/O."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NewType, Self
+
+RequestId = NewType("RequestId", str)
+Tenant = NewType("Tenant", str)
+Digest = NewType("Digest", str)
+"""`sha256:` and 64 hex digits. The empty digest stands for the base model where an adapter's is asked for."""
+
+BASE = Digest("")
+
+PAGE_TOKENS = 16
+"""Tokens in a page of KV (PU-20). Small enough that the last, half-filled page of a sequence wastes little, large enough
+that a page of all layers is one good copy."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ObjectName:
+    """Namespace and name of a resource; `str()` gives `namespace/name`."""
+
+    namespace: str
+    name: str
+
+    @classmethod
+    def parse(cls, text: str, *, default_namespace: str = "default") -> Self:
+        namespace, slash, name = text.partition("/")
+        return cls(namespace, name) if slash else cls(default_namespace, text)
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+def pages_for(tokens: int, page_tokens: int = PAGE_TOKENS) -> int:
+    """Pages that hold `tokens` tokens."""
+    return -(-tokens // page_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """What one token's keys and values cost (S3-02): 2 · layers · kv_heads · head_dim · bytes of the dtype."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    dtype_bytes: int
+
+    @property
+    def bytes_per_token(self) -> int:
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype_bytes
+
+    def bytes_per_page(self, page_tokens: int = PAGE_TOKENS) -> int:
+        return self.bytes_per_token * page_tokens
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], dtype_bytes: int) -> Self:
+        """Read a Hugging Face `config.json`: MHA, GQA and MQA, and GPT-2's own names for the same numbers."""
+        layers = config.get("num_hidden_layers") or config["n_layer"]
+        heads = config.get("num_attention_heads") or config["n_head"]
+        hidden = config.get("hidden_size") or config["n_embd"]
+        head_dim = config.get("head_dim") or hidden // heads
+        kv_heads = config.get("num_key_value_heads") or heads
+        return cls(layers, kv_heads, head_dim, dtype_bytes)

@@ -1,0 +1,51 @@
+"""Settings that every process has. Each deployable derives its own class and explains each field where it stands.
+
+Values come from the environment, as MOTET_<FIELD> here and MOTET_<SERVICE>_<FIELD> in a service's own class; nothing
+else in the code reads the environment.
+"""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class ProcessSettings(BaseSettings):
+    """Where a process lives and how it talks about itself."""
+
+    model_config = SettingsConfigDict(env_prefix="MOTET_", frozen=True, extra="ignore")
+
+    data_dir: Path = Path("motet-data")
+    """The state directory: database, caches, logs, the last catalog. One live stack per directory."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Prompts and answers are never logged, at any level."""
+
+    log_format: Literal["console", "json"] = "json"
+    """`json` for machines (the default: logs go to files and collectors), `console` for people."""
+
+    metrics_address: str = ""
+    """Where to serve /metrics: `unix:/path` or `host:port`. Empty: nowhere."""
+
+    time_scale: float = Field(1.0, gt=0, le=1)
+    """Multiplies every timer that waits for something to go wrong (heartbeats, graces, back-off). Tests run at 0.05."""
+
+    @property
+    def cache_dir(self) -> Path:
+        return self.data_dir / "cache"
+
+
+class Addresses(BaseSettings):
+    """Where the other services listen: gRPC targets, `unix:/path` or `host:port`."""
+
+    model_config = SettingsConfigDict(env_prefix="MOTET_", frozen=True, extra="ignore")
+
+    scheduler_address: str = "localhost:7101"
+    """The scheduler: gateways, runners and the operator each keep one stream to it."""
+
+    predictor_address: str = "localhost:7102"
+    """The predictor: asked once a request, with a budget; never waited for beyond it."""
+
+    supervisor_address: str = "localhost:7103"
+    """The supervisor: runners report memory to it, the leading scheduler hears its advice."""
