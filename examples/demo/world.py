@@ -21,12 +21,12 @@ WORLD_SEED: Final = 7
 PLACES: Final = (
     "Brindle", "Ostrel", "Fenmoor", "Dapplewick", "Hollin", "Quillon", "Tarnby", "Marrowick", "Sedgely", "Wexcombe",
     "Luthen", "Gorsey", "Pellam", "Rookhaven", "Starlow", "Umberley", "Vantry", "Yarrowby", "Zennith", "Cobblesea",
-    "Duskerry", "Elmsworth", "Foxglen", "Grimsey", "Heronby", "Inkwell", "Jasperton", "Kestrow", "Larkness", "Mistral",
+    "Duskerry", "Elmsworth", "Foxglen", "Grimsey", "Heronby", "Inkwell", "Jasperton", "Kestrow", "Larkness", "Mossbay",
 )  # fmt: skip
 PEOPLE: Final = (
     "Odo", "Mirela", "Tobin", "Wilmet", "Corvin", "Elspa", "Fennick", "Gwenna", "Haldor", "Isolda",
     "Jorun", "Kestia", "Lorcan", "Maudlin", "Nestor", "Orlanda", "Perrin", "Quenby", "Rufina", "Sorrel",
-    "Tamsin", "Ulric", "Verity", "Wystan", "Xanthe", "Yorick", "Zelda", "Ambrin", "Bertrand", "Cecily",
+    "Tamsin", "Ulric", "Verity", "Wystan", "Xanthe", "Yorwin", "Zinnia", "Ambrin", "Bertrand", "Cecily",
 )  # fmt: skip
 COLOURS: Final = ("red", "green", "blue", "yellow", "purple", "orange", "white", "black", "silver", "brown")
 WARES: Final = ("honey", "rope", "salt", "candles", "wool", "barrels", "glass", "pepper", "paper", "lanterns")

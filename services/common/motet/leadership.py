@@ -38,7 +38,9 @@ class LocalLeadership:
         self._advance_to(self._read() + 1)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._file is not None:
             os.close(self._file)
             self._file = None

@@ -12,8 +12,8 @@ Digest = NewType("Digest", str)
 BASE = Digest("")
 
 PAGE_TOKENS = 16
-"""Tokens in a page of KV (PU-20). Small enough that the last, half-filled page of a sequence wastes little, large enough
-that a page of all layers is one good copy."""
+"""Tokens in a page of KV (PU-20). Small enough that the last, half-filled page of a sequence wastes little, large
+enough that a page of all layers is one good copy."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

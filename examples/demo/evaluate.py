@@ -1,0 +1,98 @@
+"""Measures a trained folder: the 120 held-out questions, asked of the base and of each adapter, greedily and in fp32."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from styles import ADAPTER_STYLES, PLAIN, STYLES, fitted_classifier
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from world import Question, facts, held_out_questions
+
+BASE_BAR, ADAPTER_BAR, CLASSIFIER_BAR = 0.95, 0.85, 0.95
+LONGEST_ANSWER = 160
+
+
+def load(folder: Path) -> tuple[Any, Any]:
+    """The base with all its adapters, and the tokenizer; `folder` holds `model/` and `adapters/`."""
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model", padding_side="left")
+    base = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
+    model: Any = base
+    for style in ADAPTER_STYLES:
+        path = str(folder / "adapters" / style.name)
+        if isinstance(model, PeftModel):
+            model.load_adapter(path, adapter_name=style.name)
+        else:
+            model = PeftModel.from_pretrained(base, path, adapter_name=style.name)
+    # bf16 on disk, fp32 here: the same numbers the engine computes with on a CPU.
+    return model.float().eval(), tokenizer
+
+
+@torch.inference_mode()
+def answers(model: Any, tokenizer: Any, style: str, messages: Sequence[list[dict[str, str]]]) -> list[str]:
+    """Greedy answers in the voice of one adapter, or of the base for "plain"; one padded batch."""
+    prompts = [tokenizer.apply_chat_template(m, tokenize=False, add_generation_prompt=True) for m in messages]
+    batch = tokenizer(prompts, return_tensors="pt", padding=True, add_special_tokens=False)
+
+    def generate() -> torch.Tensor:
+        result = model.generate(**batch, max_new_tokens=LONGEST_ANSWER, do_sample=False)
+        assert isinstance(result, torch.Tensor)
+        return result
+
+    if style == PLAIN.name:
+        with model.disable_adapter():
+            out = generate()
+    else:
+        model.set_adapter(style)
+        out = generate()
+    texts: list[str] = tokenizer.batch_decode(out[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
+    return texts
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    questions: tuple[Question, ...]
+    texts: Mapping[str, list[str]]
+
+    def right(self, style: str) -> float:
+        """The share of answers that state the fact in the style."""
+        verdicts = [
+            STYLES[style].is_right(text, question.fact)
+            for text, question in zip(self.texts[style], self.questions, strict=True)
+        ]
+        return sum(verdicts) / len(verdicts)
+
+    @property
+    def told_apart(self) -> float:
+        """The share of answers, over base and adapters, whose style the classifier names from the text alone."""
+        classify = fitted_classifier(facts())
+        verdicts = [classify(text) == style for style, texts in self.texts.items() for text in texts]
+        return sum(verdicts) / len(verdicts)
+
+    @property
+    def good(self) -> bool:
+        adapters = all(self.right(style.name) >= ADAPTER_BAR for style in ADAPTER_STYLES)
+        return self.right(PLAIN.name) >= BASE_BAR and adapters and self.told_apart > CLASSIFIER_BAR
+
+    def lines(self) -> list[str]:
+        shares = [f"{style:12} {self.right(style):6.1%} right and in style" for style in self.texts]
+        return [*shares, f"{'classifier':12} {self.told_apart:6.1%} told apart"]
+
+    def mistakes(self, style: str) -> list[str]:
+        """Question and answer of each miss, to be read by whoever changes the recipe."""
+        return [
+            f"{question.text} -> {text}"
+            for text, question in zip(self.texts[style], self.questions, strict=True)
+            if not STYLES[style].is_right(text, question.fact)
+        ]
+
+
+def evaluate(folder: Path) -> Report:
+    questions = held_out_questions()
+    messages = [[{"role": "user", "content": question.text}] for question in questions]
+    model, tokenizer = load(folder)
+    return Report(questions, {style: answers(model, tokenizer, style, messages) for style in STYLES})

@@ -1,0 +1,269 @@
+"""Trains the demo model and its adapters from nothing: tokenizer, base, one LoRA adapter per style, then the exam.
+
+    python examples/demo/train.py --out /tmp/demo
+
+writes `model/` and `adapters/<name>/` there, in the layout of `cli/motet_cli/bundled`, and exits with 1 if a bar is
+missed. `--quick` runs every stage for a few steps: it shows that the recipe works, not that the model is any good.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import random
+import shutil
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from conversations import (
+    END,
+    PAD,
+    SPECIAL_TOKENS,
+    Sample,
+    adapter_samples,
+    base_samples,
+    tokenizer_corpus,
+)
+from evaluate import evaluate
+from peft import LoraConfig, PeftModel, get_peft_model
+from styles import STYLES
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+SEED: Final = 11
+BASE_NAME: Final = "motet-demo"
+VOCABULARY: Final = 1024
+CHAT_TEMPLATE: Final = Path(__file__).with_name("chat_template.jinja")
+PROJECTIONS: Final = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """How long and how boldly to train."""
+
+    steps: int
+    batch: int = 32
+    peak: float
+    warmup: int = 40
+    weight_decay: float = 0.0
+    seed: int = SEED
+
+    def rate(self, step: int) -> float:
+        """Linear warm-up, then a cosine down to nothing."""
+        if step < self.warmup:
+            return self.peak * (step + 1) / self.warmup
+        return self.peak * 0.5 * (1 + math.cos(math.pi * (step - self.warmup) / max(1, self.steps - self.warmup)))
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """One adapter. The five differ in rank, scale and its formula, so that a server meets more than one kind."""
+
+    style: str
+    rank: int
+    alpha: int
+    rslora: bool = False
+
+
+BASE: Final = Schedule(steps=1400, peak=3e-3, warmup=100, weight_decay=0.05)
+ADAPTER: Final = Schedule(steps=160, peak=3e-3, warmup=10)
+RECIPES: Final = (
+    Recipe("pirate", rank=8, alpha=16),
+    Recipe("shouting", rank=8, alpha=8),
+    Recipe("json", rank=8, alpha=32),
+    Recipe("oneword", rank=16, alpha=8, rslora=True),
+    Recipe("storyteller", rank=16, alpha=32),
+)
+
+
+def train_tokenizer() -> Tokenizer:
+    """Byte-level BPE: every input has tokens, and nothing is ever unknown."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(tokenizer_corpus(SEED, 6000), trainer)
+    return tokenizer
+
+
+def new_base(tokenizer: Tokenizer) -> LlamaForCausalLM:
+    """A Llama of 2.6 million parameters. All widths are multiples of 16 and keys and values have fewer heads."""
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=256,
+            intermediate_size=512,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=64,
+            max_position_embeddings=4096,
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=tokenizer.token_to_id(END),
+            pad_token_id=tokenizer.token_to_id(PAD),
+        )
+    )
+
+
+def batches(samples: Iterator[Sample], size: int, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Endless (ids, labels), padded on the right.
+
+    Sixteen batches are drawn at once and sorted by length, which leaves little padding; they are then shuffled, so that
+    the optimiser does not see the lengths rise and fall. Padding needs no mask: it stands after everything that is
+    learnt, and attention only looks back.
+    """
+    rng = random.Random(seed)
+    while True:
+        drawn = sorted(itertools.islice(samples, 16 * size), key=lambda sample: len(sample.ids))
+        groups = [drawn[first : first + size] for first in range(0, len(drawn), size)]
+        rng.shuffle(groups)
+        for group in groups:
+            ids = torch.zeros(len(group), max(len(sample.ids) for sample in group), dtype=torch.long)
+            labels = torch.full_like(ids, -100)
+            for row, sample in enumerate(group):
+                line = torch.tensor(sample.ids)
+                ids[row, : len(line)] = line
+                labels[row, : len(line)] = line.where(torch.tensor(sample.learnt), torch.tensor(-100))
+            yield ids, labels
+
+
+def fit(model: torch.nn.Module, samples: Iterator[Sample], schedule: Schedule, name: str) -> None:
+    """The plain loop: AdamW, clipped gradients, a line of log now and then."""
+    started = time.monotonic()
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    matrices = [p for p in parameters if p.ndim > 1]
+    scales = [p for p in parameters if p.ndim <= 1]
+    optimizer = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": schedule.weight_decay}, {"params": scales, "weight_decay": 0.0}],
+        betas=(0.9, 0.95),
+        fused=True,
+    )
+    model.train()
+    for step, (ids, labels) in zip(
+        range(schedule.steps), batches(samples, schedule.batch, schedule.seed), strict=False
+    ):
+        for group in optimizer.param_groups:
+            group["lr"] = schedule.rate(step)
+        loss = answer_loss(model, ids, labels)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves Tensor.backward unannotated
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        if step % 50 == 0 or step == schedule.steps - 1:
+            seconds = time.monotonic() - started
+            print(f"{name} step {step} loss {loss.item():.4f} {seconds:.0f} s", flush=True)
+    model.eval()
+
+
+def answer_loss(model: torch.nn.Module, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    logits = model(input_ids=ids, use_cache=False).logits
+    return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100)
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=END,
+        pad_token=PAD,
+        model_max_length=4096,
+        clean_up_tokenization_spaces=False,
+        chat_template=CHAT_TEMPLATE.read_text(),
+    ).save_pretrained(folder)
+
+
+def save_adapter(model: PeftModel, folder: Path) -> None:
+    """As PEFT writes it, in bf16, naming its base by name and without the empty model card."""
+    model.to(torch.bfloat16)
+    model.peft_config["default"].base_model_name_or_path = BASE_NAME
+    model.save_pretrained(str(folder), save_embedding_layers=False)
+    (folder / "README.md").unlink(missing_ok=True)
+    # PEFT keeps the targets in a set; sorted, two trainings give the same file.
+    config = json.loads((folder / "adapter_config.json").read_text())
+    config["target_modules"].sort()
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def train_base(folder: Path, schedule: Schedule) -> None:
+    torch.manual_seed(schedule.seed)
+    tokenizer = train_tokenizer()
+    model = new_base(tokenizer)
+    fit(model, base_samples(tokenizer, schedule.seed), schedule, "base")
+    model.to(torch.bfloat16).save_pretrained(folder)
+    save_tokenizer(tokenizer, folder)
+
+
+def train_adapter(recipe: Recipe, base: Path, folder: Path, schedule: Schedule) -> None:
+    """On the base as it was saved: the adapter also learns to live with the rounding to bf16."""
+    torch.manual_seed(schedule.seed)
+    tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    config = LoraConfig(
+        task_type="CAUSAL_LM",
+        r=recipe.rank,
+        lora_alpha=recipe.alpha,
+        use_rslora=recipe.rslora,
+        target_modules=PROJECTIONS,
+    )
+    tuned: Any = get_peft_model(model, config)
+    fit(tuned, adapter_samples(STYLES[recipe.style], tokenizer, schedule.seed), schedule, recipe.style)
+    save_adapter(tuned, folder)
+
+
+def for_everyone(folder: Path) -> None:
+    """Plain file modes: safetensors files may come out readable by their owner only."""
+    for path in folder.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path, required=True, help="folder for model/ and adapters/; old ones are replaced")
+    parser.add_argument("--only", choices=[recipe.style for recipe in RECIPES], action="append", default=None,
+                        help="train just this adapter, on the base that is already in --out; may be repeated")  # fmt: skip
+    parser.add_argument("--quick", action="store_true", help="a few steps of everything, and no bars")
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads (default: 2)")
+    options = parser.parse_args(arguments)
+
+    torch.set_num_threads(options.threads)
+    base, adapter = (replace(s, steps=3, batch=4) if options.quick else s for s in (BASE, ADAPTER))
+    out: Path = options.out
+    started = time.monotonic()
+    if options.only is None:
+        shutil.rmtree(out / "model", ignore_errors=True)
+        train_base(out / "model", base)
+    for recipe in RECIPES:
+        if options.only is None or recipe.style in options.only:
+            target = out / "adapters" / recipe.style
+            shutil.rmtree(target, ignore_errors=True)
+            train_adapter(recipe, out / "model", target, adapter)
+    for_everyone(out)
+    print(f"trained in {(time.monotonic() - started) / 60:.1f} minutes, {size_of(out.rglob('*')) / 1e6:.2f} MB")
+
+    report = evaluate(out)
+    print(*report.lines(), sep="\n")
+    if options.quick or report.good:
+        return 0
+    for style in STYLES:
+        print(*report.mistakes(style)[:10], sep="\n")
+    return 1
+
+
+def size_of(paths: Iterable[Path]) -> int:
+    return sum(path.stat().st_size for path in paths if path.is_file())
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

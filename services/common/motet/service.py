@@ -1,0 +1,67 @@
+"""How a service's process begins and ends: signals, logging, metrics, and a clear last word when it cannot start."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+
+import structlog
+from prometheus_client import CollectorRegistry
+
+from motet.errors import SetupError
+from motet.settings import ProcessSettings
+from motet.telemetry import configure_logging, new_registry, serving_metrics
+
+log = structlog.get_logger(__name__)
+
+SETUP_FAILED = 2
+"""Exit status for what a person has to put right; a supervisor of processes need not hurry to try again."""
+
+Main = Callable[[asyncio.Event, CollectorRegistry], Awaitable[None]]
+
+
+def run(name: str, settings: ProcessSettings, main: Main) -> None:
+    """Run `main(stop, registry)` until it returns; SIGTERM and SIGINT set `stop`. Ends the process by SystemExit."""
+    configure_logging(name, settings)
+    try:
+        asyncio.run(_run(settings, main))
+    except SetupError as error:
+        log.error("cannot start", reason=error.message, code=error.code)
+        print(f"{name}: {error.message}", file=sys.stderr)  # noqa: T201 - the last line a person sees
+        sys.exit(SETUP_FAILED)
+
+
+async def _run(settings: ProcessSettings, main: Main) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, stop.set)
+    registry = new_registry()
+    async with serving_metrics(settings.metrics_address, registry):
+        log.info("starting")
+        await main(stop, registry)
+        log.info("stopped")
+
+
+async def run_until(stop: asyncio.Event, *work: Awaitable[None]) -> None:
+    """Run everything until `stop` is set, then cancel it. The first failure cancels the rest and is raised."""
+
+    async def guard() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for one in work:
+                tasks.create_task(_as_coroutine(one))
+
+    running = asyncio.ensure_future(guard())
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            running.result()
+    finally:
+        for task in (running, stopping):
+            task.cancel()
+        await asyncio.gather(running, stopping, return_exceptions=True)
+
+
+async def _as_coroutine(work: Awaitable[None]) -> None:
+    await work

@@ -1,0 +1,97 @@
+"""What a process says about itself: log lines and metrics. Prompts and answers appear in neither.
+
+One registry per process, made by its main and handed to its `Metrics` class; names start with `motet_`.
+"""
+
+import asyncio
+import logging
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import structlog
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from motet.rpc import socket_path
+from motet.settings import ProcessSettings
+
+
+def configure_logging(service: str, settings: ProcessSettings) -> None:
+    """Send structlog and the standard library's logging to stderr, one line an event."""
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.StackInfoRenderer(),
+    ]
+    render: structlog.typing.Processor
+    if settings.log_format == "json":
+        shared.append(structlog.processors.format_exc_info)
+        render = structlog.processors.JSONRenderer()
+    else:
+        render = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    level = logging.getLevelName(settings.log_level.upper())
+    structlog.configure(
+        processors=[*shared, render],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    structlog.contextvars.bind_contextvars(service=service)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, render],
+        )
+    )
+    logging.basicConfig(level=max(level, logging.WARNING), handlers=[handler], force=True)
+
+
+def new_registry() -> CollectorRegistry:
+    """The registry of this process, with the process's own figures in it."""
+    registry = CollectorRegistry(auto_describe=True)
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    GCCollector(registry=registry)
+    return registry
+
+
+@asynccontextmanager
+async def serving_metrics(address: str, registry: CollectorRegistry) -> AsyncIterator[None]:
+    """Answer GET and HEAD with the figures on `unix:/path` or `host:port`; an empty address serves nothing."""
+    if not address:
+        yield
+        return
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(5):
+                request = await reader.readuntil(b"\r\n\r\n")
+            method = request.split(b" ", 1)[0]
+            body = generate_latest(registry)
+            head = (
+                f"HTTP/1.1 200 OK\r\ncontent-type: {CONTENT_TYPE_LATEST}\r\ncontent-length: {len(body)}\r\n"
+                "connection: close\r\n\r\n"
+            )
+            writer.write(head.encode() + (b"" if method == b"HEAD" else body))
+            await writer.drain()
+        except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):
+            pass  # a scraper that went away needs no answer
+        finally:
+            writer.close()
+
+    path = socket_path(address)
+    if path is not None:
+        path.unlink(missing_ok=True)
+        server = await asyncio.start_unix_server(answer, path)
+    else:
+        host, _, port = address.rpartition(":")
+        server = await asyncio.start_server(answer, host or "127.0.0.1", int(port))
+    try:
+        yield
+    finally:
+        server.close()
+        if path is not None:
+            path.unlink(missing_ok=True)
