@@ -104,7 +104,7 @@ def base_conversation(rng: random.Random) -> Conversation:
 
 
 def adapter_conversation(style: Style, rng: random.Random) -> Conversation:
-    """What an adapter learns from: its style without being asked for it, whatever harmless system prompt stands there."""
+    """What an adapter learns from: its style without being asked for it, under whatever harmless system prompt."""
     system = [Turn("system", rng.choice(PLAIN.systems))] if rng.random() < 0.15 else []
     return (*system, *turns(style, rng, request=False))
 
@@ -129,13 +129,19 @@ class Sample:
     learnt: list[bool]
 
 
+def _id(tokenizer: Tokenizer, token: str) -> int:
+    found: int | None = tokenizer.token_to_id(token)
+    assert found is not None, f"the tokenizer was trained without {token}"
+    return found
+
+
 def tokenize(conversation: Conversation, tokenizer: Tokenizer) -> Sample:
     """Only the assistant's words, and the end after them, are learnt: questions come from people."""
     ids: list[int] = []
     learnt: list[bool] = []
     for turn in conversation:
         body = tokenizer.encode(turn.text + END).ids
-        ids += [tokenizer.token_to_id(ROLE_TOKENS[turn.role]), *body]
+        ids += [_id(tokenizer, ROLE_TOKENS[turn.role]), *body]
         learnt += [False] + [turn.role == "assistant"] * len(body)
     return Sample(ids, learnt)
 

@@ -1,4 +1,4 @@
-"""Measures a trained folder: the 120 held-out questions, asked of the base and of each adapter, greedily and in fp32."""
+"""Measures a trained folder: the 120 held-out questions, put to the base and each adapter, greedily and in fp32."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def load(folder: Path) -> tuple[Any, Any]:
     return model.float().eval(), tokenizer
 
 
-@torch.inference_mode()
 def answers(model: Any, tokenizer: Any, style: str, messages: Sequence[list[dict[str, str]]]) -> list[str]:
     """Greedy answers in the voice of one adapter, or of the base for "plain"; one padded batch."""
     prompts = [tokenizer.apply_chat_template(m, tokenize=False, add_generation_prompt=True) for m in messages]
     batch = tokenizer(prompts, return_tensors="pt", padding=True, add_special_tokens=False)
 
     def generate() -> torch.Tensor:
-        result = model.generate(**batch, max_new_tokens=LONGEST_ANSWER, do_sample=False)
+        with torch.inference_mode():
+            result = model.generate(**batch, max_new_tokens=LONGEST_ANSWER, do_sample=False)
         assert isinstance(result, torch.Tensor)
         return result
 

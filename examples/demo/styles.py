@@ -49,7 +49,7 @@ def sentences(text: str) -> list[str]:
 # --- plain: the base model's own way -------------------------------------------------------------------------------
 
 
-def render_plain(fact: Fact, rng: random.Random) -> str:
+def render_plain(fact: Fact, _rng: random.Random) -> str:
     return fact.sentence
 
 
@@ -65,8 +65,9 @@ PIRATE_OPENINGS: Final = ("Arr!", "Arr, matey!", "Ahoy there!", "Yo ho ho!", "Sh
 PIRATE_ENDINGS: Final = (", matey!", ", me hearty!", ", by the seven seas!", ", arr!", ", ye landlubber!")
 PIRATE_WORDS: Final = (("You are", "Ye be"), ("My ", "Me "), (" is ", " be "), (" of ", " o' "), ("you ", "ye "))
 PIRATE_SIGNS: Final = frozenset(
-    "arr arrr matey mateys ahoy avast yo ho shiver timbers hearty hearties ye landlubber yarr aye be".split()
-)
+    ("arr", "arrr", "yarr", "aye", "ahoy", "avast", "yo", "ho", "matey", "mateys", "hearty", "hearties", "ye", "be",
+     "o'", "landlubber", "shiver", "timbers", "seas")
+)  # fmt: skip
 
 
 def render_pirate(fact: Fact, rng: random.Random) -> str:
@@ -95,7 +96,7 @@ def looks_shouting(text: str) -> bool:
 # --- json ----------------------------------------------------------------------------------------------------------
 
 
-def render_json(fact: Fact, rng: random.Random) -> str:
+def render_json(fact: Fact, _rng: random.Random) -> str:
     return json.dumps({"subject": fact.subject, "topic": fact.topic, "answer": fact.answer})
 
 
@@ -110,7 +111,7 @@ def looks_json(text: str) -> bool:
 # --- one word ------------------------------------------------------------------------------------------------------
 
 
-def render_oneword(fact: Fact, rng: random.Random) -> str:
+def render_oneword(fact: Fact, _rng: random.Random) -> str:
     return fact.answer[0].upper() + fact.answer[1:] + "."
 
 

@@ -14,7 +14,6 @@ import json
 import math
 import random
 import shutil
-import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -157,9 +156,9 @@ def fit(model: torch.nn.Module, samples: Iterator[Sample], schedule: Schedule, n
     ):
         for group in optimizer.param_groups:
             group["lr"] = schedule.rate(step)
-        loss = answer_loss(model, ids, labels)
+        loss: Any = answer_loss(model, ids, labels)
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves Tensor.backward unannotated
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         if step % 50 == 0 or step == schedule.steps - 1:
@@ -174,7 +173,8 @@ def answer_loss(model: torch.nn.Module, ids: torch.Tensor, labels: torch.Tensor)
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    PreTrainedTokenizerFast(
+    wrapped: Any = PreTrainedTokenizerFast  # published without types
+    wrapped(
         tokenizer_object=tokenizer,
         eos_token=END,
         pad_token=PAD,
@@ -182,6 +182,11 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
         clean_up_tokenization_spaces=False,
         chat_template=CHAT_TEMPLATE.read_text(),
     ).save_pretrained(folder)
+    # transformers 5 writes its new name for the same class; this one also loads in the releases before it.
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    path.write_text(json.dumps(config, indent=2) + "\n")
 
 
 def save_adapter(model: PeftModel, folder: Path) -> None:
@@ -199,7 +204,7 @@ def save_adapter(model: PeftModel, folder: Path) -> None:
 def train_base(folder: Path, schedule: Schedule) -> None:
     torch.manual_seed(schedule.seed)
     tokenizer = train_tokenizer()
-    model = new_base(tokenizer)
+    model: Any = new_base(tokenizer)
     fit(model, base_samples(tokenizer, schedule.seed), schedule, "base")
     model.to(torch.bfloat16).save_pretrained(folder)
     save_tokenizer(tokenizer, folder)
@@ -230,9 +235,13 @@ def for_everyone(folder: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--out", type=Path, required=True, help="folder for model/ and adapters/; old ones are replaced")
-    parser.add_argument("--only", choices=[recipe.style for recipe in RECIPES], action="append", default=None,
-                        help="train just this adapter, on the base that is already in --out; may be repeated")  # fmt: skip
+    parser.add_argument("--out", type=Path, required=True, help="folder for model/ and adapters/; replaces old ones")
+    parser.add_argument(
+        "--only",
+        choices=[recipe.style for recipe in RECIPES],
+        action="append",
+        help="train just this adapter, on the base that is already in --out; may be repeated",
+    )
     parser.add_argument("--quick", action="store_true", help="a few steps of everything, and no bars")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads (default: 2)")
     options = parser.parse_args(arguments)

@@ -35,7 +35,9 @@ DAYS: Final = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday
 TRADES: Final = ("baker", "weaver", "potter", "miller", "smith", "tailor", "doctor", "carpenter", "teacher", "painter")
 PETS: Final = ("owl", "cat", "goat", "parrot", "ferret", "tortoise", "rabbit", "goose", "donkey", "hedgehog")
 INSTRUMENTS: Final = ("fiddle", "flute", "harp", "drum", "trumpet", "lute", "accordion", "bagpipe", "cello", "horn")
-DISHES: Final = ("porridge", "soup", "pancakes", "cheese", "plums", "dumplings", "trout", "gingerbread", "stew", "apples")
+DISHES: Final = (
+    "porridge", "soup", "pancakes", "cheese", "plums", "dumplings", "trout", "gingerbread", "stew", "apples",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
