@@ -1,0 +1,160 @@
+"""Running quantiles of answer lengths, in small fixed memory. Pure: no clock, no I/O.
+
+A histogram of log length that forgets exponentially. A censored answer (cut by max_tokens or by the client) says only
+"at least this long"; its mass moves to the right, over longer answers, as Kaplan and Meier do. A prior counts as some
+answers of its shape (the estimator of Susarla and Van Ryzin): that is how a tenant's few lean on everybody's many.
+"""
+
+import struct
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Self
+
+MAX_TOKENS = 1 << 20
+BUCKETS_PER_OCTAVE = 16
+HALF_LIFE = 512
+"""Answers after which an answer counts half. Long enough for a steady q95, short enough to follow a tenant who changes
+their prompts within a day."""
+
+
+def _upper_edges() -> tuple[int, ...]:
+    edges = [1]
+    step = 2.0 ** (1 / BUCKETS_PER_OCTAVE)
+    while edges[-1] < MAX_TOKENS:
+        edges.append(min(max(edges[-1] + 1, int(edges[-1] * step)), MAX_TOKENS))
+    return tuple(edges)
+
+
+EDGES = _upper_edges()
+"""The longest length of each bucket: short lengths one by one, then at most 5 % apart."""
+
+Masses = Sequence[float]
+"""One share per bucket of EDGES; they add up to 1."""
+
+
+def bucket_of(tokens: int) -> int:
+    return bisect_left(EDGES, min(max(tokens, 1), MAX_TOKENS))
+
+
+def quantiles_of(masses: Masses, quantiles: Sequence[float]) -> list[int]:
+    """The shortest lengths that at least these shares of all answers do not exceed."""
+    cumulated = list(accumulate(masses))
+    last = len(EDGES) - 1
+    # The tolerance keeps a share that is exactly q, but for rounding, on this side.
+    return [EDGES[min(bisect_left(cumulated, q - 1e-9), last)] for q in quantiles]
+
+
+class LengthStatistics:
+    """What is known about the lengths of one kind of answers."""
+
+    _HEADER = struct.Struct("<BQdH")
+    _ENTRY = struct.Struct("<Hdd")
+    _VERSION = 1
+    _RENORMALISE_ABOVE = 1e9
+
+    def __init__(self) -> None:
+        self._ended = [0.0] * len(EDGES)
+        self._censored = [0.0] * len(EDGES)
+        self._total = 0.0
+        self._unit = 1.0  # what the next answer weighs: growing it is cheaper than shrinking everything else
+        self._count = 0
+
+    @property
+    def count(self) -> int:
+        """Answers seen, ever."""
+        return self._count
+
+    @property
+    def weight(self) -> float:
+        """Answers that still count, the older ones in part."""
+        return self._total / self._unit
+
+    def observe(self, tokens: int, *, censored: bool = False) -> None:
+        if tokens < 0:
+            raise ValueError(f"a length cannot be negative: {tokens}")
+        if censored and tokens == 0:
+            return  # "at least nothing" says nothing
+        self._unit *= 2.0 ** (1 / HALF_LIFE)
+        (self._censored if censored else self._ended)[bucket_of(tokens)] += self._unit
+        self._total += self._unit
+        self._count += 1
+        if self._unit > self._RENORMALISE_ABOVE:
+            self._renormalise()
+
+    def masses(self, prior: Masses | None = None, strength: float = 0.0) -> Masses | None:
+        """The share of each bucket, with `prior` counting as `strength` answers. None when nothing is known.
+
+        Mass that is censored beyond the longest answer known goes to twice that length, as a promise would (S3-13).
+        """
+        ended: Sequence[float] = self._ended
+        total = self._total
+        if prior is not None and strength > 0:
+            weight = strength * self._unit
+            ended = [own + weight * share for own, share in zip(ended, prior, strict=True)]
+            total += weight
+        if total <= 0:
+            return None
+        masses = [0.0] * len(EDGES)
+        surviving, at_risk, last = 1.0, total, 0
+        for i, (died, left) in enumerate(zip(ended, self._censored, strict=True)):
+            if died > 0:
+                hazard = min(died / at_risk, 1.0) if at_risk > 0 else 1.0
+                masses[i] = surviving * hazard
+                surviving *= 1.0 - hazard
+            if died > 0 or left > 0:
+                last = i
+                at_risk -= died + left
+            if surviving <= 0:
+                break
+        if surviving > 0:
+            masses[bucket_of(EDGES[last] * 2)] += surviving
+        return masses
+
+    def quantile(self, q: float) -> int | None:
+        """The shortest length that at least the share `q` of answers does not exceed; None before the first answer."""
+        if not 0 <= q <= 1:
+            raise ValueError(f"a quantile lies between 0 and 1, not at {q}")
+        masses = self.masses()
+        return None if masses is None else quantiles_of(masses, (max(q, 1e-6),))[0]
+
+    def merge(self, other: "LengthStatistics") -> None:
+        """Count what `other` has seen as if it had been seen here, equally recent."""
+        self._renormalise()
+        scale = 1.0 / other._unit
+        for i in range(len(EDGES)):
+            self._ended[i] += other._ended[i] * scale
+            self._censored[i] += other._censored[i] * scale
+        self._total = sum(self._ended) + sum(self._censored)
+        self._count += other._count
+
+    def to_bytes(self) -> bytes:
+        """Everything, in at most a few kilobytes; the empty buckets cost nothing."""
+        entries = [
+            (i, ended, censored)
+            for i, (ended, censored) in enumerate(zip(self._ended, self._censored, strict=True))
+            if ended or censored
+        ]
+        header = self._HEADER.pack(self._VERSION, self._count, self._unit, len(entries))
+        return header + b"".join(self._ENTRY.pack(*entry) for entry in entries)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Raises ValueError when these are not bytes of `to_bytes`."""
+        statistics = cls()
+        try:
+            version, statistics._count, statistics._unit, entries = cls._HEADER.unpack_from(data)
+            if version != cls._VERSION or len(data) != cls._HEADER.size + entries * cls._ENTRY.size:
+                raise ValueError(f"length statistics of another version ({version}) or of a wrong size")
+            for i, ended, censored in cls._ENTRY.iter_unpack(data[cls._HEADER.size :]):
+                statistics._ended[i], statistics._censored[i] = ended, censored
+        except (struct.error, IndexError) as error:
+            raise ValueError(f"damaged length statistics: {error}") from error
+        statistics._total = sum(statistics._ended) + sum(statistics._censored)
+        return statistics
+
+    def _renormalise(self) -> None:
+        scale, self._unit = 1.0 / self._unit, 1.0
+        self._ended = [mass * scale for mass in self._ended]
+        self._censored = [mass * scale for mass in self._censored]
+        self._total = sum(self._ended) + sum(self._censored)
