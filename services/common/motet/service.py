@@ -20,11 +20,15 @@ SETUP_FAILED = 2
 Main = Callable[[asyncio.Event, CollectorRegistry], Awaitable[None]]
 
 
-def run(name: str, settings: ProcessSettings, main: Main) -> None:
+LoopFactory = Callable[[], asyncio.AbstractEventLoop]
+
+
+def run(name: str, settings: ProcessSettings, main: Main, *, loop_factory: LoopFactory | None = None) -> None:
     """Run `main(stop, registry)` until it returns; SIGTERM and SIGINT set `stop`. Ends the process by SystemExit."""
     configure_logging(name, settings)
     try:
-        asyncio.run(_run(settings, main))
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            runner.run(_run(settings, main))
     except SetupError as error:
         log.error("cannot start", reason=error.message, code=error.code)
         print(f"{name}: {error.message}", file=sys.stderr)  # noqa: T201 - the last line a person sees
