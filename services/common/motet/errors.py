@@ -14,6 +14,7 @@ MotetError
 │   ├── PoolSaturated
 │   ├── AdapterLoading
 │   ├── NoRunner
+│   ├── StoreUnavailable
 │   └── DeadlineExceeded
 ├── AdapterError              the adapter is at fault; its owner must act
 │   ├── AdapterIncompatible
@@ -118,6 +119,10 @@ class AdapterLoading(Overloaded):
 
 class NoRunner(Overloaded):
     row = Row("no_runner", 503, "overloaded_error", grpc.StatusCode.UNAVAILABLE, 2.0)
+
+
+class StoreUnavailable(Overloaded):
+    row = Row("store_unavailable", 503, "overloaded_error", grpc.StatusCode.UNAVAILABLE, 5.0)
 
 
 class DeadlineExceeded(Overloaded):

@@ -49,3 +49,16 @@ class Addresses(BaseSettings):
 
     supervisor_address: str = "localhost:7103"
     """The supervisor: runners report memory to it, the leading scheduler hears its advice."""
+
+
+class Database(BaseSettings):
+    """Where tenants, usage, length samples and predictor state are kept: one schema, `motet.store`."""
+
+    model_config = SettingsConfigDict(env_prefix="MOTET_", frozen=True, extra="ignore")
+
+    database_url: str = ""
+    """An SQLAlchemy URL, `sqlite+aiosqlite:///path` or `postgresql+asyncpg://user@host/name`. Empty: `motet.db` in the
+    state directory. The operator brings its schema up to date before it starts anything else."""
+
+    def url(self, process: ProcessSettings) -> str:
+        return self.database_url or f"sqlite+aiosqlite:///{process.data_dir.absolute() / 'motet.db'}"

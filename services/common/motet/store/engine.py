@@ -1,0 +1,118 @@
+"""The one place that knows how the databases differ and how they fail."""
+
+import sqlite3
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+from sqlalchemy import Connection, event
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+from motet.errors import SetupError, StoreUnavailable
+
+BUSY_SECONDS = 5.0
+"""How long a writer waits for another process's transaction on the same SQLite file. Ours take milliseconds."""
+
+_WRITES = "motet_writes"
+
+
+class Store:
+    """A pool of connections. `read` and `write` are transactions; a write is one or nothing."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self.engine = engine
+
+    @property
+    def dialect(self) -> str:
+        return self.engine.dialect.name
+
+    @asynccontextmanager
+    async def read(self) -> AsyncIterator[AsyncConnection]:
+        with telling_why(self.engine.url):
+            async with self.engine.begin() as connection:
+                yield connection
+
+    @asynccontextmanager
+    async def write(self) -> AsyncIterator[AsyncConnection]:
+        with telling_why(self.engine.url):
+            async with self.engine.execution_options(**{_WRITES: True}).begin() as connection:
+                yield connection
+
+
+@asynccontextmanager
+async def open_store(url: str, *, busy_seconds: float = BUSY_SECONDS) -> AsyncIterator[Store]:
+    """Raises SetupError when `url` is none; connects only when first used."""
+    engine = _create_engine(url, busy_seconds)
+    try:
+        yield Store(engine)
+    finally:
+        await engine.dispose()
+
+
+def _create_engine(url: str, busy_seconds: float) -> AsyncEngine:
+    parsed = parse(url)
+    if parsed.get_backend_name() != "sqlite":
+        # A pooled connection may have died with a restart of the server: ask before use, it costs one round trip.
+        return create_async_engine(parsed, pool_pre_ping=True, pool_size=4, max_overflow=4)
+    engine = create_async_engine(parsed, connect_args={"timeout": busy_seconds})
+    event.listen(engine.sync_engine, "connect", _prepare_sqlite)
+    event.listen(engine.sync_engine, "begin", _begin_sqlite)
+    return engine
+
+
+def parse(url: str) -> URL:
+    hint = "Use sqlite+aiosqlite:///path or postgresql+asyncpg://user@host/name in MOTET_DATABASE_URL."
+    try:
+        parsed = make_url(url)
+    except ArgumentError:
+        raise SetupError(f"{url!r} is no database URL. {hint}") from None
+    if parsed.drivername not in ("sqlite+aiosqlite", "postgresql+asyncpg"):
+        raise SetupError(f"databases of kind {parsed.drivername!r} are not supported. {hint}")
+    return parsed
+
+
+def _prepare_sqlite(connection: Any, _record: object) -> None:
+    # The driver would open transactions late and commit before DDL; we say BEGIN ourselves, so that a migration and a
+    # batch are all or nothing.
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    # Readers go on while somebody writes; a power cut may lose the last transaction, never the file.
+    cursor.execute("PRAGMA journal_mode = WAL")
+    cursor.execute("PRAGMA synchronous = NORMAL")
+    cursor.execute("PRAGMA foreign_keys = ON")
+    cursor.close()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    # A transaction that turns into a writer half-way cannot wait for the other writer and fails at once.
+    writes = connection.get_execution_options().get(_WRITES, False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+@contextmanager
+def telling_why(url: URL) -> Iterator[None]:
+    """Turn what a driver raises into one sentence: which database, what is wrong, what to do."""
+    where = url.database if url.get_backend_name() == "sqlite" else url.render_as_string(hide_password=True)
+    try:
+        yield
+    except DBAPIError as error:
+        raise StoreUnavailable(f"the database {where} {_reason(error.orig)}") from error
+    except (SQLAlchemyError, OSError) as error:
+        raise StoreUnavailable(f"the database {where} cannot be used: {error}. Is it running and reachable?") from error
+
+
+def _reason(error: BaseException | None) -> str:
+    code = getattr(error, "sqlite_errorcode", None)
+    known = {
+        sqlite3.SQLITE_FULL: "has no room to grow: the disk is full. Free some space; nothing kept so far is lost.",
+        sqlite3.SQLITE_BUSY: "stayed locked by another process for too long. Is another stack using it?",
+        sqlite3.SQLITE_READONLY: "is read-only. Give this user the right to write the file and its folder.",
+        sqlite3.SQLITE_CANTOPEN: "cannot be opened. Does its folder exist, and may this user write there?",
+        sqlite3.SQLITE_NOTADB: "is not a database. Move the file away, or use another --data-dir.",
+        sqlite3.SQLITE_CORRUPT: "is damaged. Restore a copy, or move the file away to start afresh.",
+        sqlite3.SQLITE_IOERR: "cannot be read or written: the disk reports an error, or is full.",
+    }
+    # The low byte is the kind of error, the rest its detail.
+    return known.get(code & 0xFF if code is not None else -1, f"answered: {error}")

@@ -1,0 +1,104 @@
+"""Length samples and predictor state: what the predictor writes in batches and reads at start."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+
+from sqlalchemy import delete, func, insert, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from motet.store.engine import Store
+from motet.store.tables import LengthSample, PredictorState, PredictorVersion, now
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """A finished answer; the columns are explained in `tables`."""
+
+    request: str
+    tenant: str
+    adapter: str
+    prompt_tokens: int
+    output_tokens: int
+    censored: bool
+    estimated_q50: int
+    estimated_q95: int
+    estimate_source: str
+    features: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    level: str
+    tenant: str
+    adapter: str
+    statistics: bytes
+
+
+async def activate_version(store: Store, version: str) -> None:
+    """Make `version` the one in use."""
+    async with store.write() as connection:
+        await connection.execute(update(PredictorVersion).values(active=PredictorVersion.version == version))
+        known = await connection.scalar(
+            select(func.count()).select_from(PredictorVersion).where(PredictorVersion.version == version)
+        )
+        if not known:
+            await connection.execute(insert(PredictorVersion).values(version=version, active=True, created=now()))
+
+
+async def load_states(store: Store, version: str) -> list[State]:
+    """Everything that `version` has learned, oldest change first."""
+    query = (
+        select(PredictorState.level, PredictorState.tenant, PredictorState.adapter, PredictorState.statistics)
+        .where(PredictorState.version == version)
+        .order_by(PredictorState.updated)
+    )
+    async with store.read() as connection:
+        return [State(*row) for row in await connection.execute(query)]
+
+
+async def save(
+    store: Store, version: str, states: Iterable[State], samples: Sequence[Sample], *, keep_samples: int
+) -> None:
+    """Write what has been learned and the samples it was learned from, together or not at all.
+
+    Only the newest `keep_samples` samples stay.
+    """
+    moment = now()
+    rows = [
+        {
+            "version": version,
+            "level": state.level,
+            "tenant": state.tenant,
+            "adapter": state.adapter,
+            "statistics": state.statistics,
+            "updated": moment,
+        }
+        for state in states
+    ]
+    async with store.write() as connection:
+        if rows:
+            dialect = postgresql if store.dialect == "postgresql" else sqlite
+            statement = dialect.insert(PredictorState)
+            await connection.execute(
+                statement.on_conflict_do_update(
+                    index_elements=["version", "level", "tenant", "adapter"],
+                    set_={"statistics": statement.excluded.statistics, "updated": statement.excluded.updated},
+                ),
+                rows,
+            )
+        if samples:
+            await connection.execute(insert(LengthSample), [asdict(sample) | {"created": moment} for sample in samples])
+            newest = select(func.max(LengthSample.id)).scalar_subquery()
+            await connection.execute(delete(LengthSample).where(LengthSample.id <= newest - keep_samples))
+
+
+async def count_samples(store: Store) -> int:
+    async with store.read() as connection:
+        return await connection.scalar(select(func.count()).select_from(LengthSample)) or 0
+
+
+async def newest_samples(store: Store, limit: int) -> list[Sample]:
+    columns = [getattr(LengthSample, name) for name in Sample.__dataclass_fields__]
+    query = select(*columns).order_by(LengthSample.id.desc()).limit(limit)
+    async with store.read() as connection:
+        return [Sample(**row) for row in (await connection.execute(query)).mappings()]

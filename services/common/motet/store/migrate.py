@@ -1,0 +1,54 @@
+"""Bring a database to this version's schema. Works from an installed wheel: the migrations are part of the package."""
+
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.util import CommandError
+from sqlalchemy import Connection
+
+from motet.errors import MotetError, StateDirectoryError
+from motet.store.engine import BUSY_SECONDS, open_store, parse
+
+MIGRATIONS = Path(__file__).parent / "migrations"
+
+
+async def migrate(url: str, *, busy_seconds: float = BUSY_SECONDS) -> None:
+    """Create or upgrade the schema; nothing happens when it is up to date. Two at once wait for each other.
+
+    Raises StateDirectoryError with the reason and the fix when it cannot be done; the database is then as it was.
+    """
+    parsed = parse(url)
+    if parsed.get_backend_name() == "sqlite" and parsed.database:
+        folder = Path(parsed.database).parent
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StateDirectoryError(
+                f"the folder {folder} cannot be made: {error.strerror}. Use another --data-dir."
+            ) from None
+    try:
+        async with open_store(url, busy_seconds=busy_seconds) as store, store.write() as connection:
+            if store.dialect == "postgresql":
+                # Held until the transaction ends. The number is arbitrary; it means "Motet migrates".
+                await connection.exec_driver_sql("SELECT pg_advisory_xact_lock(77616974)")
+            await connection.run_sync(_upgrade)
+    except MotetError as error:
+        raise StateDirectoryError(error.message) from error
+    except CommandError as error:
+        raise StateDirectoryError(
+            f"the database {parsed.render_as_string(hide_password=True)} was written by a newer version of Motet "
+            f"({error}). Use that version, or another --data-dir."
+        ) from None
+
+
+def configuration(connection: Connection) -> Config:
+    """Alembic's configuration without a file, bound to a connection that is already in a transaction."""
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    return config
+
+
+def _upgrade(connection: Connection) -> None:
+    command.upgrade(configuration(connection), "head")

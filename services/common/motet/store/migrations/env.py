@@ -1,0 +1,17 @@
+"""What Alembic runs: our metadata on the connection that `motet.store.migrate` hands over."""
+
+from alembic import context
+
+from motet.store.tables import Table
+
+connection = context.config.attributes["connection"]
+context.configure(
+    connection=connection,
+    target_metadata=Table.metadata,
+    # SQLite cannot alter most things in place; a batch makes a new table and copies.
+    render_as_batch=connection.dialect.name == "sqlite",
+    compare_type=True,
+    compare_server_default=True,
+)
+with context.begin_transaction():
+    context.run_migrations()

@@ -1,0 +1,72 @@
+"""The schema. Texts of prompts and answers have no column here, and never get one.
+
+A change here needs a migration in `migrations/versions`; a test compares the two.
+"""
+
+from datetime import UTC, datetime
+
+from sqlalchemy import Boolean, DateTime, ForeignKey, Index, Integer, LargeBinary, MetaData, String
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+
+class Table(DeclarativeBase):
+    # Names for every constraint, so that a later migration can drop one on either database.
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
+
+
+class LengthSample(Table):
+    """One finished answer, for training: hashed features and counts (S3-15)."""
+
+    __tablename__ = "length_samples"
+    __table_args__ = (Index(None, "tenant", "adapter"),)
+
+    id: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=True)
+    request: Mapped[str] = mapped_column(String(128))
+    tenant: Mapped[str] = mapped_column(String(253))
+    adapter: Mapped[str] = mapped_column(String(512))
+    """namespace/name; empty for the base model."""
+    prompt_tokens: Mapped[int]
+    output_tokens: Mapped[int]
+    censored: Mapped[bool] = mapped_column(Boolean)
+    """The answer was cut: its true length is at least `output_tokens`."""
+    estimated_q50: Mapped[int]
+    estimated_q95: Mapped[int]
+    estimate_source: Mapped[str] = mapped_column(String(128))
+    features: Mapped[bytes] = mapped_column(LargeBinary)
+    """Hashed n-grams of the prompt as little-endian 32-bit numbers."""
+    created: Mapped[datetime] = mapped_column(DateTime(timezone=True), default=now)
+
+
+class PredictorVersion(Table):
+    """A way of predicting. At most one is active: the one whose name clients read in x-motet-length."""
+
+    __tablename__ = "predictor_versions"
+
+    version: Mapped[str] = mapped_column(String(64), primary_key=True)
+    active: Mapped[bool] = mapped_column(Boolean)
+    created: Mapped[datetime] = mapped_column(DateTime(timezone=True), default=now)
+
+
+class PredictorState(Table):
+    """What one version has learned about one scope; written again whenever that scope has learned more."""
+
+    __tablename__ = "predictor_state"
+
+    version: Mapped[str] = mapped_column(ForeignKey(PredictorVersion.version, ondelete="CASCADE"), primary_key=True)
+    level: Mapped[str] = mapped_column(String(16), primary_key=True)
+    """`global`, `tenant` or `adapter`."""
+    tenant: Mapped[str] = mapped_column(String(253), primary_key=True)
+    adapter: Mapped[str] = mapped_column(String(512), primary_key=True)
+    statistics: Mapped[bytes] = mapped_column(LargeBinary)
+    updated: Mapped[datetime] = mapped_column(DateTime(timezone=True), default=now)
