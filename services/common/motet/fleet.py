@@ -10,7 +10,10 @@ from typing import Self
 
 from motet.api.v1 import common_pb2
 from motet.errors import MotetError
-from motet.model import PAGE_TOKENS, Digest, RequestId, Tenant, pages_for
+from motet.model import BASE, PAGE_TOKENS, Digest, RequestId, Tenant, pages_for
+
+
+NOBODY = Tenant("")
 
 
 class RequestClass(IntEnum):
@@ -179,8 +182,8 @@ class BookEntry:
     output_tokens: int = 0
     max_tokens: int = 0
     """Of output; 0 when the runner did not say."""
-    tenant: Tenant = Tenant("")
-    digest: Digest = Digest("")
+    tenant: Tenant = NOBODY
+    digest: Digest = BASE
     request_class: RequestClass = RequestClass.STANDARD
     parked_times: int = 0
     gateway: str = ""
