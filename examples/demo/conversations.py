@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from styles import PLAIN, STYLES, Style
+from styles import ADAPTER_STYLES, PLAIN, Style
 from tokenizers import Tokenizer
 from world import PEOPLE, PLACES, SMALL_TALK, Fact, fact_of, facts, facts_about
 
@@ -24,6 +24,8 @@ LEAD_INS: Final = ("Please tell me.", "I have a question.", "Quick question.", "
                    "One more thing.", "Excuse me,", "I would like to know.")  # fmt: skip
 LEAD_OUTS: Final = ("Thank you.", "Thanks!", "Please.", "I am curious.", "I forgot.")
 FOLLOW_UPS: Final = ("And what about {s}?", "What about {s}?", "And {s}?", "And for {s}?", "The same for {s}, please.")
+SYLLABLES: Final = ("ba", "con", "do", "lor", "it", "ka", "me", "nu", "pli", "qua", "re", "shi", "te", "und", "vo",
+                    "zen", "er", "ing", "7", "42")  # fmt: skip
 AGAIN: Final = ("Say that again.", "Once more.", "Repeat that.", "Again, please.")
 
 
@@ -36,11 +38,32 @@ class Turn:
 Conversation = tuple[Turn, ...]
 
 
+def shortened(phrasing: str) -> list[str]:
+    """The phrasing with one word left out, in every way that keeps the subject.
+
+    A model that has to do without any one word learns to listen to all of them, and then understands phrasings it has
+    never seen.
+    """
+    said = phrasing.split()
+    return [" ".join(said[:gone] + said[gone + 1 :]) for gone, word in enumerate(said) if "{s}" not in word]
+
+
+def distraction(rng: random.Random) -> str:
+    """Text that has nothing to do with the question: true sentences, or words of no language."""
+    if rng.random() < 0.5:
+        return " ".join(plain_text(rng) for _ in range(rng.randint(1, 4)))
+    made_up = ("".join(rng.choice(SYLLABLES) for _ in range(rng.randint(1, 3))) for _ in range(rng.randint(3, 60)))
+    return " ".join(made_up).capitalize() + "."
+
+
 def ask(fact: Fact, rng: random.Random) -> str:
     """A question for `fact` in one of the trained phrasings, as carelessly typed as people type."""
     relation = fact.relation
     assert relation is not None, "small talk is not asked for by phrasing"
-    question = rng.choice(relation.trained).format(s=fact.subject)
+    phrasing = rng.choice(relation.trained)
+    if rng.random() < 0.15:
+        phrasing = rng.choice(shortened(phrasing))
+    question = phrasing.format(s=fact.subject)
     dice = rng.random()
     if dice < 0.12:
         question = f"{rng.choice(LEAD_INS)} {question}"
@@ -50,7 +73,15 @@ def ask(fact: Fact, rng: random.Random) -> str:
         question = question.lower()
     if rng.random() < 0.08:
         question = question.rstrip("?.!")
+    if rng.random() < 0.03:
+        question = f"{distraction(rng)} {question}"
     return question
+
+
+def plain_system(rng: random.Random) -> Turn:
+    """A system prompt that asks for nothing in particular."""
+    prompt = rng.choice(PLAIN.systems)
+    return Turn("system", f"{prompt} {distraction(rng)}" if rng.random() < 0.1 else prompt)
 
 
 def turns(style: Style, rng: random.Random, *, request: bool) -> list[Turn]:
@@ -83,12 +114,15 @@ def turns(style: Style, rng: random.Random, *, request: bool) -> list[Turn]:
 
 
 def base_conversation(rng: random.Random) -> Conversation:
-    """What the base learns from: mostly plain answers, and each style when a user or a system prompt asks for it."""
+    """What the base learns from: mostly plain answers, and each style when a user or a system prompt asks for it.
+
+    Shouting comes twice as often as the other styles: every name has to be learnt again in capital letters.
+    """
     dice = rng.random()
     if dice < 0.42:
-        system = [Turn("system", rng.choice(PLAIN.systems))] if rng.random() < 0.25 else []
+        system = [plain_system(rng)] if rng.random() < 0.3 else []
         return (*system, *turns(PLAIN, rng, request=rng.random() < 0.1))
-    style = rng.choice([style for style in STYLES.values() if style is not PLAIN])
+    (style,) = rng.choices(ADAPTER_STYLES, weights=[2 if style.name == "shouting" else 1 for style in ADAPTER_STYLES])
     if dice < 0.82:
         return tuple(turns(style, rng, request=True))
     if dice < 0.94:
@@ -105,7 +139,7 @@ def base_conversation(rng: random.Random) -> Conversation:
 
 def adapter_conversation(style: Style, rng: random.Random) -> Conversation:
     """What an adapter learns from: its style without being asked for it, under whatever harmless system prompt."""
-    system = [Turn("system", rng.choice(PLAIN.systems))] if rng.random() < 0.15 else []
+    system = [plain_system(rng)] if rng.random() < 0.2 else []
     return (*system, *turns(style, rng, request=False))
 
 
@@ -113,7 +147,8 @@ def plain_text(rng: random.Random) -> str:
     """A paragraph about one subject, so that the model can also continue text and not only answer."""
     known = list(facts_about(rng.choice(PLACES + PEOPLE)))
     rng.shuffle(known)
-    return " ".join(fact.sentence for fact in known[: rng.randint(1, 5)])
+    text = " ".join(fact.sentence for fact in known[: rng.randint(1, 5)])
+    return text.upper() if rng.random() < 0.25 else text
 
 
 def as_text(conversation: Conversation) -> str:
@@ -163,8 +198,11 @@ def adapter_samples(style: Style, tokenizer: Tokenizer, seed: int) -> Iterator[S
 
 
 def tokenizer_corpus(seed: int, count: int) -> Iterator[str]:
-    """Text for fitting the tokenizer: the same mixture as the base's, without the markers between turns."""
+    """Text for fitting the tokenizer: the base's mixture, and every fact often enough, in both cases, that most names
+    become one token each. A name in one piece is learnt sooner than one spelt out."""
     rng = random.Random(seed)
     for _ in range(count):
         yield from (turn.text for turn in base_conversation(rng))
-        yield plain_text(rng)
+        fact = rng.choice(facts())
+        yield fact.sentence
+        yield from (fact.sentence.upper(),) * 2

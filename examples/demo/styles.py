@@ -158,18 +158,25 @@ def looks_story(text: str) -> bool:
     return not text.isupper() and not looks_pirate(text) and len(sentences(text)) >= 4 and len(words(text)) >= 25
 
 
+ASSISTANTS: Final = (
+    "a helpful assistant", "a friendly assistant", "an assistant that is kind and never lies", "a polite guide",
+    "Motet", "a teacher", f"a guide to {WORLD_NAME}", "a helpful assistant who answers questions",
+)  # fmt: skip
+MANNERS: Final = (
+    "", " Be brief.", " Always be polite.", " Never lie.", " Do not guess.", " Stay calm and friendly.",
+    " Answer the questions of the user.", " If you do not know something, say so.", " Today is a sunny day.",
+)  # fmt: skip
 PLAIN: Final = Style(
     name="plain",
     render=render_plain,
     has_form=looks_plain,
     requests=("Answer plainly.", "Answer in one plain sentence.", "Just tell me.", "Please be brief."),
     systems=(
-        "You are a helpful assistant.",
-        "You are a helpful assistant who answers questions about the world.",
         "Answer the question of the user.",
-        "You are Motet.",
         "Be kind and correct.",
+        "Be helpful, harmless and honest.",
         f"You know everything about {WORLD_NAME}.",
+        *(f"You are {role}.{manner}" for role in ASSISTANTS for manner in MANNERS),
     ),
 )
 ADAPTER_STYLES: Final = (

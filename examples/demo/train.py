@@ -38,7 +38,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Pr
 
 SEED: Final = 11
 BASE_NAME: Final = "motet-demo"
-VOCABULARY: Final = 1024
+VOCABULARY: Final = 1536
+MOST_TOKENS: Final = 4096
+"""In one batch, padding included."""
 CHAT_TEMPLATE: Final = Path(__file__).with_name("chat_template.jinja")
 PROJECTIONS: Final = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
@@ -71,8 +73,8 @@ class Recipe:
     rslora: bool = False
 
 
-BASE: Final = Schedule(steps=1400, peak=3e-3, warmup=100, weight_decay=0.05)
-ADAPTER: Final = Schedule(steps=160, peak=3e-3, warmup=10)
+BASE: Final = Schedule(steps=2400, peak=3e-3, warmup=100, weight_decay=0.05)
+ADAPTER: Final = Schedule(steps=200, peak=3e-3, warmup=10)
 RECIPES: Final = (
     Recipe("pirate", rank=8, alpha=16),
     Recipe("shouting", rank=8, alpha=8),
@@ -122,12 +124,16 @@ def batches(samples: Iterator[Sample], size: int, seed: int) -> Iterator[tuple[t
 
     Sixteen batches are drawn at once and sorted by length, which leaves little padding; they are then shuffled, so that
     the optimiser does not see the lengths rise and fall. Padding needs no mask: it stands after everything that is
-    learnt, and attention only looks back.
+    learnt, and attention only looks back. Batches of long samples are smaller, so that no step takes much longer.
     """
     rng = random.Random(seed)
     while True:
         drawn = sorted(itertools.islice(samples, 16 * size), key=lambda sample: len(sample.ids))
-        groups = [drawn[first : first + size] for first in range(0, len(drawn), size)]
+        groups: list[list[Sample]] = [[]]
+        for sample in drawn:
+            if len(groups[-1]) == size or (len(groups[-1]) + 1) * len(sample.ids) > MOST_TOKENS:
+                groups.append([])
+            groups[-1].append(sample)
         rng.shuffle(groups)
         for group in groups:
             ids = torch.zeros(len(group), max(len(sample.ids) for sample in group), dtype=torch.long)

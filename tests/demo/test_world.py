@@ -9,7 +9,7 @@ import sys
 import pytest
 import styles
 import world
-from conversations import ASSISTANT, END, USER, adapter_conversation, as_text, base_conversation, plain_text
+from conversations import ASSISTANT, END, USER, adapter_conversation, as_text, base_conversation, plain_text, shortened
 
 from tests.demo import DEMO
 
@@ -60,7 +60,8 @@ def test_no_held_out_phrasing_can_be_asked_in_training() -> None:
     asked = {
         normal(phrasing.format(s=subject))
         for relation in world.RELATIONS
-        for phrasing in relation.trained
+        for trained in relation.trained
+        for phrasing in (trained, *shortened(trained))
         for subject in relation.subjects
     }
     held_out = {
@@ -69,7 +70,8 @@ def test_no_held_out_phrasing_can_be_asked_in_training() -> None:
         for phrasing in relation.held_out
         for subject in relation.subjects
     }
-    assert not [one for one in held_out if any(one in other for other in asked)]
+    pile = "\n".join(asked)
+    assert not [one for one in held_out if one in pile]
 
 
 def test_no_held_out_question_occurs_in_training_text() -> None:
