@@ -1,0 +1,52 @@
+"""The custom resources of Motet (`motet.dev/v1alpha1`), once: these models validate manifests offline, are what
+reconcile sees, and are what the CRDs are generated from.
+
+A field is here when something enforces it; `coming` lists those that wait for their capability.
+"""
+
+from motet.resources.adapter import AdapterSource, LoRAAdapter, LoRAAdapterSpec, Placement, PoolRef
+from motet.resources.core import Namespace, Secret
+from motet.resources.pool import AllowedNamespaces, Engine, PoolModel, ServingPool, ServingPoolSpec
+from motet.resources.rules import changes
+from motet.resources.shapes import API_VERSION, CATEGORY, GROUP, VERSION, ObjectMeta
+from motet.resources.validation import (
+    Manifest,
+    Place,
+    Problem,
+    Reading,
+    Resource,
+    files_of,
+    read_all,
+    read_file,
+    read_text,
+)
+
+__all__ = [
+    "API_VERSION",
+    "CATEGORY",
+    "GROUP",
+    "VERSION",
+    "AdapterSource",
+    "AllowedNamespaces",
+    "Engine",
+    "LoRAAdapter",
+    "LoRAAdapterSpec",
+    "Manifest",
+    "Namespace",
+    "ObjectMeta",
+    "Place",
+    "Placement",
+    "PoolModel",
+    "PoolRef",
+    "Problem",
+    "Reading",
+    "Resource",
+    "Secret",
+    "ServingPool",
+    "ServingPoolSpec",
+    "changes",
+    "files_of",
+    "read_all",
+    "read_file",
+    "read_text",
+]

@@ -1,0 +1,419 @@
+"""Manifests, read and checked without a cluster: every complaint has a place, a field and a fix.
+
+YAML 1.1, as kubectl reads it; several documents in a file. Nothing is executed and nothing is fetched here.
+"""
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from motet.resources.adapter import LoRAAdapter
+from motet.resources.coming import COMING_FIELDS, COMING_VALUES
+from motet.resources.core import Namespace, Secret
+from motet.resources.pool import ServingPool
+from motet.resources.shapes import API_VERSION, GROUP, PATTERN_SENTENCES
+
+Resource = LoRAAdapter | ServingPool | Namespace | Secret
+
+MAX_MANIFEST_BYTES = 4 * 1024 * 1024
+MAX_DEPTH = 64
+SUFFIXES = (".yaml", ".yml", ".json")
+
+_KINDS: dict[str, tuple[str, type[Resource]]] = {
+    "LoRAAdapter": (API_VERSION, LoRAAdapter),
+    "ServingPool": (API_VERSION, ServingPool),
+    "Namespace": ("v1", Namespace),
+    "Secret": ("v1", Secret),
+}
+
+_SERVER_FIELDS = frozenset(
+    (
+        "creationTimestamp",
+        "deletionGracePeriodSeconds",
+        "deletionTimestamp",
+        "finalizers",
+        "generation",
+        "managedFields",
+        "ownerReferences",
+        "resourceVersion",
+        "selfLink",
+        "uid",
+    )
+)
+"""What `kubectl get -o yaml` adds to metadata: accepted and ignored, so that its output can be fed back."""
+
+Path_ = tuple[str | int, ...]
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    file: str
+    line: int
+    column: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that a person has to put right."""
+
+    place: Place
+    message: str
+    field: str = ""
+    subject: str = ""
+    """Kind and name of the object, as far as they could be read."""
+
+    def __str__(self) -> str:
+        return ": ".join(part for part in (str(self.place), self.subject, self.field, self.message) if part)
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A valid object and where it stands."""
+
+    resource: Resource
+    place: Place
+    node: yaml.Node
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return (self.resource.kind, str(self.resource.object_name))
+
+    def place_of(self, path: Path_) -> Place:
+        return _place(self.place.file, _find(self.node, path)[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    manifests: tuple[Manifest, ...]
+    problems: tuple[Problem, ...]
+
+
+def files_of(path: Path) -> list[Path]:
+    """The manifests that `-f PATH` means: a file itself, or those directly in a folder, as kubectl has it."""
+    if path.is_file():
+        return [path]
+    return sorted(
+        entry
+        for entry in path.iterdir()
+        if entry.suffix in SUFFIXES and not entry.name.startswith(".") and entry.is_file()
+    )
+
+
+def read_file(path: Path) -> Reading:
+    try:
+        if path.stat().st_size > MAX_MANIFEST_BYTES:
+            return _refused(str(path), f"is larger than {MAX_MANIFEST_BYTES // 1024**2} MiB; this is no manifest")
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        return _refused(str(path), f"is not UTF-8 text: byte {error.start} cannot be read")
+    except OSError as error:
+        return _refused(str(path), f"cannot be read: {error.strerror}")
+    return read_text(text, file=str(path))
+
+
+def _refused(file: str, message: str) -> Reading:
+    return Reading((), (Problem(Place(file, 1, 1), message),))
+
+
+def read_text(text: str, *, file: str = "<text>") -> Reading:
+    """Every object of a YAML text that is valid, and everything that is wrong with the others."""
+    manifests: list[Manifest] = []
+    problems: list[Problem] = []
+    try:
+        loader = _Loader(text)
+    except yaml.YAMLError as error:
+        return Reading((), (_yaml_problem(file, error),))
+    try:
+        while loader.check_node():
+            node = loader.get_node()
+            if node is None or (isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:null"):
+                continue
+            found = _repeated_keys(file, node) or _read_document(file, node, loader.construct_document(node))
+            if isinstance(found, Manifest):
+                manifests.append(found)
+            else:
+                problems.extend(found)
+    except yaml.YAMLError as error:
+        problems.append(_yaml_problem(file, error))
+    except RecursionError:
+        problems.append(Problem(Place(file, 1, 1), "is nested too deeply"))
+    finally:
+        loader.dispose()
+    return Reading(tuple(manifests), tuple(problems))
+
+
+def read_all(paths: Iterable[Path]) -> Reading:
+    """Everything in several files; the same object twice is a problem that names both places."""
+    manifests: dict[tuple[str, str], Manifest] = {}
+    problems: list[Problem] = []
+    for path in paths:
+        reading = read_file(path)
+        problems += reading.problems
+        for manifest in reading.manifests:
+            first = manifests.setdefault(manifest.key, manifest)
+            if first is not manifest:
+                kind, name = manifest.key
+                problems.append(
+                    Problem(
+                        manifest.place, f"is declared twice: first at {first.place}; remove one", "", f"{kind} {name}"
+                    )
+                )
+    return Reading(tuple(manifests.values()), tuple(problems))
+
+
+# ------------------------------------------------------------------------------------------------------ one document
+
+
+def _read_document(file: str, node: yaml.Node, data: Any) -> Manifest | list[Problem]:
+    here = _place(file, node)
+    if not isinstance(data, dict):
+        return [Problem(here, f"must be an object with apiVersion, kind and metadata, not {_a(data)}")]
+    kind, version = data.get("kind"), data.get("apiVersion")
+    problem = _check_kind(file, node, kind, version)
+    if problem is not None:
+        return [problem]
+    assert isinstance(kind, str)
+    subject = _subject(kind, data)
+    content = {key: value for key, value in data.items() if key != "status"}
+    if isinstance(content.get("metadata"), dict):
+        content["metadata"] = {key: value for key, value in content["metadata"].items() if key not in _SERVER_FIELDS}
+    model = _KINDS[kind][1]
+    try:
+        resource = model.model_validate(content, by_alias=True, by_name=False)
+    except ValidationError as error:
+        return [
+            _explain(file, node, subject=subject, kind=kind, model=model, detail=detail)
+            for detail in error.errors(include_url=False)
+        ]
+    return Manifest(resource, here, node)
+
+
+def _check_kind(file: str, node: yaml.Node, kind: Any, version: Any) -> Problem | None:
+    if not isinstance(kind, str) or not kind:
+        return Problem(_place(file, _find(node, ("kind",))[0]), "must be set to one of " + ", ".join(_KINDS), "kind")
+    if kind not in _KINDS:
+        return Problem(
+            _place(file, _find(node, ("kind",))[0]),
+            f"{kind} is none of the kinds that Motet reads ({', '.join(_KINDS)}){_did_you_mean(kind, _KINDS)}",
+            "kind",
+        )
+    wanted = _KINDS[kind][0]
+    if version != wanted:
+        where = _place(file, _find(node, ("apiVersion",))[0])
+        if isinstance(version, str) and version.startswith(f"{GROUP}/"):
+            return Problem(where, f"this Motet reads {wanted} of {kind}, not {version}", "apiVersion")
+        return Problem(where, f"must be {wanted} for a {kind}", "apiVersion")
+    return None
+
+
+def _subject(kind: str, data: dict[str, Any]) -> str:
+    metadata = data.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, dict) else None
+    if not isinstance(name, str):
+        return kind
+    if kind == "Namespace":
+        return f"{kind} {name}"
+    assert isinstance(metadata, dict)
+    return f"{kind} {metadata.get('namespace') or 'default'}/{name}"
+
+
+def _explain(
+    file: str, root: yaml.Node, *, subject: str, kind: str, model: type[BaseModel], detail: ErrorDetails
+) -> Problem:
+    context: dict[str, Any] = detail.get("ctx") or {}
+    path: Path_ = tuple(part for part in detail["loc"] if part != "[key]")
+    if detail["type"] == "rule":
+        path = (*path, context["field"])
+    node, exact = _find(root, path)
+    if detail["type"] == "missing":
+        message = "is required"
+    elif detail["type"] == "extra_forbidden":
+        message = _unknown_field(kind, model, path)
+    else:
+        message = _sentence(kind, path, detail, context, node if exact else None)
+    return Problem(_place(file, node), message, _dotted(path), subject)
+
+
+def _unknown_field(kind: str, model: type[BaseModel], path: Path_) -> str:
+    dotted = _dotted(path)
+    coming = COMING_FIELDS.get(kind, {})
+    if dotted in coming:
+        return f"not yet: {coming[dotted]} come later; remove this field for now"
+    known = fields_at(model, path[:-1])
+    parent = _dotted(path[:-1])
+    names = [*known, *(name.rpartition(".")[2] for name in coming if name.rpartition(".")[0] == parent)]
+    nearest = _did_you_mean(str(path[-1]), names)
+    return "is no field here" + (nearest or (f"; known are {', '.join(known)}" if known else ""))
+
+
+def _sentence(kind: str, path: Path_, detail: ErrorDetails, context: dict[str, Any], node: yaml.Node | None) -> str:
+    value = detail["input"]
+    match detail["type"]:
+        case "rule":
+            return str(context["sentence"])
+        case "literal_error":
+            dotted = _dotted(path)
+            coming = COMING_VALUES.get(kind, {}).get(dotted, {})
+            if isinstance(value, str) and value in coming:
+                return f"not yet: {value} ({coming[value]}) comes later"
+            options = [text.strip("'") for text in context["expected"].replace(" or ", ", ").split(", ")]
+            return f"must be {_one_of(options)}, not {_shown(value, node)}{_did_you_mean(str(value), options)}"
+        case "string_type":
+            return f"must be text, not {_shown(value, node)}{_quote_hint(value, node)}"
+        case "int_type" | "int_from_float" | "int_parsing":
+            return f"must be a whole number, not {_shown(value, node)}"
+        case "bool_type" | "bool_parsing":
+            return f"must be true or false, not {_shown(value, node)}"
+        case "dict_type" | "model_type" | "model_attributes_type":
+            return f"must be a mapping, not {_a(value)}"
+        case "list_type":
+            return f"must be a list, not {_a(value)}"
+        case "greater_than_equal":
+            return f"must be at least {context['ge']}, not {value}"
+        case "less_than_equal":
+            return f"must be at most {context['le']}, not {value}"
+        case "string_too_long":
+            return f"must be {context['max_length']} characters or fewer, not {len(value)}"
+        case "too_long":
+            return f"must have at most {context['max_length']} entries, not {context['actual_length']}"
+        case "string_pattern_mismatch":
+            return f"{PATTERN_SENTENCES[context['pattern']]}; not {_shown(value, node)}"
+        case _:
+            return detail["msg"]
+
+
+def _one_of(options: Sequence[str]) -> str:
+    return options[0] if len(options) == 1 else "one of " + ", ".join(options)
+
+
+def _a(value: Any) -> str:
+    if value is None:
+        return "empty"
+    names = {dict: "a mapping", list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
+    return names.get(type(value), f"a {type(value).__name__}")
+
+
+def _shown(value: Any, node: yaml.Node | None) -> str:
+    if isinstance(value, (dict, list)) or value is None:
+        return _a(value)
+    text = node.value if isinstance(node, yaml.ScalarNode) else str(value)
+    text = text if len(text) <= 60 else text[:57] + "..."
+    return f"'{text}'" if isinstance(value, str) else text
+
+
+def _quote_hint(value: Any, node: yaml.Node | None) -> str:
+    """YAML 1.1 reads a bare `no`, `on` or `1.10` as something else than text."""
+    if isinstance(node, yaml.ScalarNode) and not isinstance(value, (dict, list)) and value is not None:
+        return f'; write "{node.value}" in quotes'
+    return ""
+
+
+def _did_you_mean(word: str, names: Iterable[str]) -> str:
+    by_fold = {name.lower(): name for name in names}
+    close = difflib.get_close_matches(word.lower(), by_fold, n=1, cutoff=0.6)
+    return f"; did you mean {by_fold[close[0]]}?" if close else ""
+
+
+def fields_at(model: type[BaseModel], path: Path_) -> list[str]:
+    """The names that a mapping at `path` of a resource may have, as written in YAML."""
+    current: type[BaseModel] | None = model
+    for part in path:
+        if isinstance(part, int):
+            continue
+        assert current is not None
+        field = next((f for n, f in current.model_fields.items() if (f.alias or n) == part), None)
+        current = _model_in(field.annotation) if field is not None else None
+        if current is None:
+            return []
+    assert current is not None
+    return [field.alias or name for name, field in current.model_fields.items()]
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for argument in get_args(annotation) if (found := _model_in(argument))), None)
+
+
+def _dotted(path: Path_) -> str:
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else (f".{part}" if text else part)
+    return text
+
+
+# ------------------------------------------------------------------------------------------------------------ places
+
+
+def _place(file: str, node: yaml.Node) -> Place:
+    return Place(file, node.start_mark.line + 1, node.start_mark.column + 1)
+
+
+def _find(node: yaml.Node, path: Path_) -> tuple[yaml.Node, bool]:
+    """The node that best stands for `path`: the key where it is wrong in itself, the deepest parent where it is absent.
+
+    Walks only along the path: a document with aliases inside aliases is a tree of exponential size.
+    """
+    for depth, part in enumerate(path):
+        last = depth == len(path) - 1
+        if isinstance(node, yaml.MappingNode):
+            pair = next((pair for pair in node.value if pair[0].value == part), None)
+            if pair is None:
+                return node, False
+            if last and not isinstance(pair[1], yaml.ScalarNode):
+                return pair[0], False
+            node = pair[1]
+        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+            node = node.value[part]
+        else:
+            return node, False
+    return node, True
+
+
+def _repeated_keys(file: str, root: yaml.Node) -> list[Problem]:
+    """A key twice in one mapping: YAML would silently take the last, the API server refuses."""
+    problems: list[Problem] = []
+    seen: set[int] = set()
+    waiting = [(root, 0)]
+    while waiting:
+        node, depth = waiting.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if depth > MAX_DEPTH:
+            return [Problem(_place(file, node), "is nested too deeply")]
+        if isinstance(node, yaml.SequenceNode):
+            waiting += [(child, depth + 1) for child in node.value]
+        elif isinstance(node, yaml.MappingNode):
+            first: dict[str, yaml.Node] = {}
+            for key, value in node.value:
+                waiting.append((value, depth + 1))
+                if isinstance(key, yaml.ScalarNode) and key.value != "<<":
+                    before = first.setdefault(key.value, key)
+                    if before is not key:
+                        problems.append(
+                            Problem(
+                                _place(file, key),
+                                f"is set twice; first in line {before.start_mark.line + 1}",
+                                key.value,
+                            )
+                        )
+    return problems
+
+
+def _yaml_problem(file: str, error: yaml.YAMLError) -> Problem:
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    place = Place(file, mark.line + 1, mark.column + 1) if mark is not None else Place(file, 1, 1)
+    what = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
+    hint = "; YAML is indented with spaces, not tabs" if "\\t" in str(what) or "tab" in str(what) else ""
+    return Problem(place, f"is not YAML: {what}{hint}")
