@@ -1,6 +1,9 @@
 """The one place that knows how the databases differ and how they fail."""
 
+import asyncio
+import random
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
@@ -62,6 +65,39 @@ def _create_engine(url: str, busy_seconds: float) -> AsyncEngine:
     return engine
 
 
+async def use_write_ahead_log(store: Store, *, busy_seconds: float) -> None:
+    """Let readers go on while somebody writes. The file remembers, so this is done once, by whoever migrates.
+
+    Two connections that switch at the same moment may lock each other out until one gives way: so waits are short, and
+    tried again.
+    """
+    give_up = time.monotonic() + busy_seconds
+    while True:
+        try:
+            with telling_why(store.engine.url):
+                async with store.engine.connect() as connection:
+                    await connection.run_sync(_switch, busy_seconds)
+                    return
+        except StoreUnavailable as error:
+            if not _is_busy(error) or time.monotonic() > give_up:
+                raise
+            await asyncio.sleep(random.uniform(0.005, 0.05))  # noqa: S311 - spreads the tries, guards nothing
+
+
+def _switch(connection: Connection, busy_seconds: float) -> None:
+    cursor = connection.connection.cursor()  # below SQLAlchemy's transactions: the mode cannot change inside one
+    try:
+        cursor.execute("PRAGMA busy_timeout = 20")
+        cursor.execute("PRAGMA journal_mode = WAL")
+        cursor.execute(f"PRAGMA busy_timeout = {int(busy_seconds * 1000)}")
+    finally:
+        cursor.close()
+
+
+def _is_busy(error: StoreUnavailable) -> bool:
+    return _sqlite_code(_original(error.__cause__)) == sqlite3.SQLITE_BUSY
+
+
 def parse(url: str) -> URL:
     hint = "Use sqlite+aiosqlite:///path or postgresql+asyncpg://user@host/name in MOTET_DATABASE_URL."
     try:
@@ -78,8 +114,7 @@ def _prepare_sqlite(connection: Any, _record: object) -> None:
     # batch are all or nothing.
     connection.isolation_level = None
     cursor = connection.cursor()
-    # Readers go on while somebody writes; a power cut may lose the last transaction, never the file.
-    cursor.execute("PRAGMA journal_mode = WAL")
+    # With the write-ahead log a power cut may then lose the last transaction, never the file.
     cursor.execute("PRAGMA synchronous = NORMAL")
     cursor.execute("PRAGMA foreign_keys = ON")
     cursor.close()
@@ -97,14 +132,22 @@ def telling_why(url: URL) -> Iterator[None]:
     where = url.database if url.get_backend_name() == "sqlite" else url.render_as_string(hide_password=True)
     try:
         yield
-    except DBAPIError as error:
-        raise StoreUnavailable(f"the database {where} {_reason(error.orig)}") from error
+    except (DBAPIError, sqlite3.Error) as error:
+        raise StoreUnavailable(f"the database {where} {_reason(_original(error))}") from error
     except (SQLAlchemyError, OSError) as error:
         raise StoreUnavailable(f"the database {where} cannot be used: {error}. Is it running and reachable?") from error
 
 
+def _original(error: BaseException | None) -> BaseException | None:
+    return error.orig if isinstance(error, DBAPIError) else error
+
+
+def _sqlite_code(error: BaseException | None) -> int:
+    """The kind of error; the higher bytes, which are dropped here, hold its detail. 0 when it is not SQLite's."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+
+
 def _reason(error: BaseException | None) -> str:
-    code = getattr(error, "sqlite_errorcode", None)
     known = {
         sqlite3.SQLITE_FULL: "has no room to grow: the disk is full. Free some space; nothing kept so far is lost.",
         sqlite3.SQLITE_BUSY: "stayed locked by another process for too long. Is another stack using it?",
@@ -114,5 +157,4 @@ def _reason(error: BaseException | None) -> str:
         sqlite3.SQLITE_CORRUPT: "is damaged. Restore a copy, or move the file away to start afresh.",
         sqlite3.SQLITE_IOERR: "cannot be read or written: the disk reports an error, or is full.",
     }
-    # The low byte is the kind of error, the rest its detail.
-    return known.get(code & 0xFF if code is not None else -1, f"answered: {error}")
+    return known.get(_sqlite_code(error), f"answered: {error}")

@@ -8,7 +8,7 @@ from alembic.util import CommandError
 from sqlalchemy import Connection
 
 from motet.errors import MotetError, StateDirectoryError
-from motet.store.engine import BUSY_SECONDS, open_store, parse
+from motet.store.engine import BUSY_SECONDS, open_store, parse, use_write_ahead_log
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 
@@ -28,11 +28,14 @@ async def migrate(url: str, *, busy_seconds: float = BUSY_SECONDS) -> None:
                 f"the folder {folder} cannot be made: {error.strerror}. Use another --data-dir."
             ) from None
     try:
-        async with open_store(url, busy_seconds=busy_seconds) as store, store.write() as connection:
-            if store.dialect == "postgresql":
-                # Held until the transaction ends. The number is arbitrary; it means "Motet migrates".
-                await connection.exec_driver_sql("SELECT pg_advisory_xact_lock(77616974)")
-            await connection.run_sync(_upgrade)
+        async with open_store(url, busy_seconds=busy_seconds) as store:
+            if store.dialect == "sqlite":
+                await use_write_ahead_log(store, busy_seconds=busy_seconds)
+            async with store.write() as connection:
+                if store.dialect == "postgresql":
+                    # Held until the transaction ends. The number is arbitrary; it means "Motet migrates".
+                    await connection.exec_driver_sql("SELECT pg_advisory_xact_lock(77616974)")
+                await connection.run_sync(_upgrade)
     except MotetError as error:
         raise StateDirectoryError(error.message) from error
     except CommandError as error:
