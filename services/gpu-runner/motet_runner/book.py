@@ -1,0 +1,120 @@
+"""Which requests this runner has taken on, under which placement: the truth that reports and hellos are made from.
+
+Pure. The engine's book knows pages and states; this one knows whose request it is, since before the engine has it and
+until its end has been told.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from motet.api.v1 import common_pb2, runner_pb2
+from motet.errors import Declined
+from motet.model import Digest, RequestId
+from motet_runner.interface import EngineReport
+from motet_runner.loop import STATES
+
+REMEMBERED = 8192
+"""Requests whose last epoch is remembered after their end, against submits that were overtaken."""
+
+
+@dataclass(slots=True)
+class Placement:
+    request: RequestId
+    epoch: int
+    promise: common_pb2.Promise
+    prompt_tokens: int
+    delivered_tokens: int
+    tenant: str
+    adapter: Digest
+    request_class: common_pb2.RequestClass
+    gateway: str
+    stream: int
+    in_engine: bool = False
+
+
+class Book:
+    def __init__(self) -> None:
+        self.highest_term = 0
+        self._placements: dict[RequestId, Placement] = {}
+        self._epochs: OrderedDict[RequestId, int] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._placements)
+
+    def __iter__(self) -> Iterator[Placement]:
+        return iter(list(self._placements.values()))
+
+    def get(self, request: str) -> Placement | None:
+        return self._placements.get(RequestId(request))
+
+    # ------------------------------------------------------------------------------------------------ terms and epochs
+
+    def accepts_term(self, term: int) -> bool:
+        """False for the order of a scheduler that has been succeeded. A higher term is remembered."""
+        if term < self.highest_term:
+            return False
+        self.highest_term = term
+        return True
+
+    def expect(self, request: str, epoch: int) -> None:
+        """A placement was announced: what was placed before it is out of date."""
+        key = RequestId(request)
+        self._epochs[key] = max(epoch, self._epochs.get(key, 0))
+        self._epochs.move_to_end(key)
+        while len(self._epochs) > REMEMBERED:
+            self._epochs.popitem(last=False)
+
+    def check(self, submit: runner_pb2.Submit) -> None:
+        """Raise Declined for a placement that a later term or epoch has made void."""
+        if not self.accepts_term(submit.term):
+            raise Declined(f"term {submit.term} is over: the scheduler leads in term {self.highest_term}")
+        latest = self._epochs.get(RequestId(submit.request), 0)
+        if submit.epoch < latest:
+            raise Declined(f"{submit.request} has been placed again as epoch {latest}, this is epoch {submit.epoch}")
+
+    # ---------------------------------------------------------------------------------------------------------- entries
+
+    def open(self, placement: Placement) -> Placement | None:
+        """Write a placement; returns the one it takes the place of."""
+        self.expect(placement.request, placement.epoch)
+        old = self._placements.get(placement.request)
+        self._placements[placement.request] = placement
+        return old
+
+    def close(self, request: str, epoch: int) -> Placement | None:
+        """Strike a placement; None when it was not (or no longer) this one."""
+        placement = self._placements.get(RequestId(request))
+        if placement is None or placement.epoch != epoch:
+            return None
+        return self._placements.pop(placement.request)
+
+    def users_of(self, adapter: Digest) -> int:
+        return sum(placement.adapter == adapter for placement in self._placements.values())
+
+    def entries(self, report: EngineReport | None) -> list[common_pb2.RunnerRequest]:
+        """The whole book, in the words of reports. What the engine has not told of yet waits with its first promise."""
+        told = {(entry.request, entry.epoch): entry for entry in report.book} if report is not None else {}
+        entries = []
+        for one in self._placements.values():
+            line = common_pb2.RunnerRequest(
+                request=one.request,
+                epoch=one.epoch,
+                promise=one.promise,
+                state=common_pb2.SEQUENCE_STATE_WAITING if one.in_engine else common_pb2.SEQUENCE_STATE_LOADING,
+                prompt_tokens=one.prompt_tokens,
+                output_tokens=one.delivered_tokens,
+                tenant=one.tenant,
+                adapter_digest=one.adapter,
+                request_class=one.request_class,
+                gateway=one.gateway,
+            )
+            known = told.get((one.request, one.epoch))
+            if known is not None:
+                line.promise.pages = known.promise
+                line.pages_used = known.pages_used
+                line.state = STATES[known.state]
+                line.output_tokens = known.output_tokens
+                line.parked_times = known.parked_times
+            entries.append(line)
+        return entries

@@ -1,0 +1,79 @@
+"""The engine's process: master and worker 0 in one. Started by the service, it ends with the service.
+
+Between iterations it takes what commands have come; with nothing to do it sleeps on the pipe.
+"""
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+
+import structlog
+
+from motet.errors import ModelFolderError, MotetError
+from motet.settings import ProcessSettings
+from motet.telemetry import configure_logging
+from motet_runner.interface import Engine, EngineConfig
+from motet_runner.loop import EngineLoop
+from motet_runner.pipe import Pipe
+from motet_runner.protocol import Loaded, LoadFailed, Start
+
+log = structlog.get_logger(__name__)
+
+_PR_SET_PDEATHSIG = 1
+
+
+def drive(load: Callable[[], Engine], pipe: Pipe) -> None:
+    """Load an engine, say so, and run it until the service's end of the pipe closes."""
+    try:
+        engine = load()
+    except MotetError as error:
+        pipe.send(LoadFailed(error))
+        pipe.flush()
+        return
+    except Exception as error:
+        log.exception("the model does not load")
+        pipe.send(LoadFailed(ModelFolderError(f"the model does not load: {type(error).__name__}: {error}")))
+        pipe.flush()
+        return
+    pipe.send(Loaded(engine.info))
+    loop = EngineLoop(engine)
+    while True:
+        for commands in pipe.exchange(loop.patience()):
+            loop.apply(commands)
+        batch = loop.turn()
+        if batch is not None:
+            pipe.send(batch)
+
+
+def load_engine(config: EngineConfig) -> Engine:
+    from motet_runner.engine import Engine as RealEngine  # brings torch, which takes seconds
+
+    return RealEngine(config)
+
+
+def _die_with_parent(parent: int) -> None:
+    # However the service dies, the kernel sees to it that no engine stays behind, even in the middle of an iteration.
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit(1)  # it died before we could ask
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C is the service's to hear
+    with socket.socket(fileno=int(sys.argv[1])) as connection:
+        pipe = Pipe(connection)
+        try:
+            start: Start = pipe.receive()
+            _die_with_parent(start.parent)
+            settings = ProcessSettings.model_construct(log_level=start.log_level, log_format=start.log_format)
+            configure_logging("runner-engine", settings)
+            drive(lambda: load_engine(start.config), pipe)
+        except EOFError:
+            pass  # the service has gone; so do we
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""What the service and the loop around the engine say to each other across the process border.
+
+Down goes a list of commands, up comes one Batch per iteration boundary that had something to say. Token messages for
+gateways are already encoded in it, so that the parent only carries bytes.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from motet.errors import MotetError
+from motet.model import Digest, RequestId
+from motet_runner.interface import (
+    EngineConfig,
+    EngineInfo,
+    EngineReport,
+    Event,
+    Finish,
+    NewSequence,
+    ParkMethod,
+)
+
+# ----------------------------------------------------------------------------------------------------------- commands
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    sequence: NewSequence
+    stream: int
+    """Which gateway's stream its tokens go to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    request: RequestId
+    epoch: int
+    sent: float
+    """Monotonic seconds, the same clock on both sides: tells how long a cancel takes to free pages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extend:
+    request: RequestId
+    epoch: int
+    promise: int
+    extended: int
+
+
+@dataclass(frozen=True, slots=True)
+class Park:
+    request: RequestId
+    epoch: int
+    promise: int
+    wanted: int
+    method: ParkMethod
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    request: RequestId
+    epoch: int
+    promise: int
+
+
+@dataclass(frozen=True, slots=True)
+class SetSupervised:
+    supervised: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LoadAdapter:
+    digest: Digest
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class DropAdapter:
+    digest: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class ReportNow:
+    """The next batch shall carry a report."""
+
+
+Command = Add | Cancel | Extend | Park | Resume | SetSupervised | LoadAdapter | DropAdapter | ReportNow
+
+# ------------------------------------------------------------------------------------------------------------ answers
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The first message to a child."""
+
+    config: EngineConfig
+    parent: int
+    log_level: str
+    log_format: str
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    info: EngineInfo
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFailed:
+    error: MotetError
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The engine did not take a sequence in."""
+
+    request: RequestId
+    epoch: int
+    stream: int
+    error: MotetError
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    request: RequestId
+    epoch: int
+    output_tokens: int
+    finish: Finish
+
+
+@dataclass(slots=True)
+class Batch:
+    """What happened up to one iteration boundary."""
+
+    number: int = 0
+    steps: dict[int, bytes] = field(default_factory=dict)
+    """Stream -> an encoded GenerateDown{step}. Two of them laid end to end are one message with both steps' tokens."""
+    refused: list[Refused] = field(default_factory=list)
+    ended: list[Ended] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    report: EngineReport | None = None
+    generated: int = 0
+    """Tokens in `steps`."""
+    freed_after: list[float] = field(default_factory=list)
+    """Seconds from each cancel's sending until its pages were free."""
+
+
+Answer = Loaded | LoadFailed | Batch
