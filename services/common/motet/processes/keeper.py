@@ -1,0 +1,402 @@
+"""Keeps a set of processes running. The set is declared, again and again; what differs is started, stopped, replaced.
+
+A keeper may end while its processes live on: the next one adopts them by pid and start time from the records.
+"""
+
+import asyncio
+import hashlib
+import os
+import random
+import signal
+import subprocess
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import structlog
+
+from motet.clock import Clock, monotonic
+from motet.processes import launch, linux
+from motet.processes.lifecycle import (
+    CouldNotStart,
+    Died,
+    Effect,
+    Event,
+    Lifecycle,
+    Phase,
+    Policy,
+    Probed,
+    Started,
+    StopAsked,
+    TimePassed,
+    first,
+    step,
+)
+from motet.processes.linux import Identity
+from motet.processes.records import Record, Records
+
+log = structlog.get_logger(__name__)
+
+KEPT_BY = "MOTET_KEPT_BY"
+"""Set in every process that a keeper starts, to the folder of its records: a process whose record was never written,
+because the keeper died in between, can still be found."""
+
+PROBE_SECONDS = 0.05
+"""Between two questions to a process that is starting: a start takes seconds, its last wait should be short."""
+
+PROBE_READY_SECONDS = 1.0
+"""The same once it is ready."""
+
+Probe = Callable[[], Awaitable[bool]]
+
+
+async def always_ready() -> bool:
+    return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSpec:
+    name: str
+    """Unique within a keeper, and a file name."""
+
+    kind: str
+    command: tuple[str, ...]
+    log: Path
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Added to our own environment."""
+
+    cwd: Path | None = None
+    probe: Probe = field(default=always_ready, compare=False)
+    """Says whether it does its work. Must return in about a second."""
+
+    stop_order: int = 0
+    """When everything stops: the smaller ones first, and the next ones only after they have gone."""
+
+    version: str = ""
+    """Of the program: a new one replaces a running process of the old one."""
+
+    @property
+    def fingerprint(self) -> str:
+        parts = [*self.command, *(f"{name}={value}" for name, value in sorted(self.env.items())), self.version]
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessStatus:
+    name: str
+    kind: str
+    pid: int | None
+    phase: Phase
+    restarts: int
+    failures: int
+    exit_status: int | None
+    reason: str
+    log: Path
+
+    @property
+    def ready(self) -> bool:
+        return self.phase is Phase.READY
+
+
+class Keeper:
+    def __init__(
+        self,
+        records: Records,
+        *,
+        policy: Policy | None = None,
+        clock: Clock = monotonic,
+        changed: Callable[[], None] | None = None,
+    ) -> None:
+        self._records = records
+        self._policy = policy or Policy()
+        self._clock = clock
+        self._changed = changed or (lambda: None)
+        self._kept: dict[str, _Kept] = {}
+        self._wanted: dict[str, ProcessSpec] = {}
+        self._gone = asyncio.Event()
+        self._looked_for_others = False
+
+    @property
+    def folder(self) -> Path:
+        return self._records.folder
+
+    @property
+    def own_pids(self) -> set[int]:
+        """Children that this keeper itself waits for."""
+        return {kept.child.pid for kept in self._kept.values() if kept.child is not None}
+
+    def statuses(self) -> list[ProcessStatus]:
+        return [kept.status() for kept in self._kept.values()]
+
+    def apply(self, specs: Iterable[ProcessSpec]) -> None:
+        """Make the running set equal to `specs`. Returns at once; what has to be done happens by itself."""
+        self._wanted = {spec.name: spec for spec in specs}
+        if not self._looked_for_others:
+            self._looked_for_others = True
+            self._adopt()
+        for name, spec in self._wanted.items():
+            kept = self._kept.get(name)
+            if kept is None:
+                self._keep(spec).tick()
+            elif kept.fingerprint != spec.fingerprint:
+                log.info("process is replaced", process=name)
+                kept.handle(StopAsked())
+        for name in self._kept.keys() - self._wanted.keys():
+            self._kept[name].handle(StopAsked())
+
+    async def stop_all(self) -> None:
+        """Stop everything in order and return when nothing is left."""
+        self._wanted = {}
+        if not self._looked_for_others:
+            self._looked_for_others = True
+            self._adopt()
+        while self._kept:
+            self._gone.clear()
+            order = min(kept.spec.stop_order for kept in self._kept.values())
+            for kept in [kept for kept in self._kept.values() if kept.spec.stop_order == order]:
+                kept.handle(StopAsked())
+            if any(kept.spec.stop_order == order for kept in self._kept.values()):
+                await self._gone.wait()
+
+    def kill_all(self) -> None:
+        """Stop everything now, without grace. `stop_all` still has to be awaited."""
+        for kept in list(self._kept.values()):
+            kept.kill()
+
+    def release(self) -> None:
+        """Forget everything and leave it running, for the next keeper to adopt."""
+        for kept in self._kept.values():
+            kept.unwatch()
+        self._kept.clear()
+
+    # ---------------------------------------------------------------------------------------------- for _Kept
+
+    def record(self, kept: "_Kept") -> None:
+        if kept.identity is None:
+            return
+        try:
+            self._records.write(kept.as_record(kept.identity))
+        except OSError as error:
+            # A full disk must not stop a restart; a lost record is made good by the sweep over environments.
+            log.warning("cannot record a process", process=kept.spec.name, error=str(error))
+
+    def ended(self, kept: "_Kept") -> None:
+        self._records.remove(kept.spec.name)
+        del self._kept[kept.spec.name]
+        spec = self._wanted.get(kept.spec.name)
+        if spec is not None:
+            self._keep(spec).tick()
+        self._gone.set()
+        self._changed()
+
+    def changed(self) -> None:
+        self._changed()
+
+    def _keep(self, spec: ProcessSpec, restarts: int = 0) -> "_Kept":
+        kept = _Kept(self, spec, self._policy, self._clock)
+        kept.life = replace(kept.life, restarts=restarts)
+        self._kept[spec.name] = kept
+        return kept
+
+    def _adopt(self) -> None:
+        records = self._records.read()
+        kill_strays(self._records)
+        if not any(record.alive for record in records.values()):
+            self._records.clear()  # of a stack that is over: its restarts are not ours
+            return
+        for name, record in records.items():
+            spec = self._wanted.get(name)
+            if record.alive:
+                # One that is not wanted, or no longer like this, is adopted as it is; `apply` stops or replaces it.
+                same = spec is not None and spec.fingerprint == record.fingerprint
+                self._keep(spec if spec is not None and same else _as_recorded(record), record.restarts).adopt(record)
+            elif spec is not None:
+                self._keep(spec, restarts=record.restarts + 1).tick()
+            else:
+                self._records.remove(name)
+
+
+def kill_strays(records: Records) -> None:
+    """End what a keeper of these records started and had no time to write down."""
+    known = {record.identity for record in records.read().values()}
+    for stray in linux.session_leaders_with(KEPT_BY, str(records.folder)):
+        if stray not in known:
+            log.warning("process without a record is killed", pid=stray.pid)
+            linux.kill_session(stray)
+
+
+def _as_recorded(record: Record) -> ProcessSpec:
+    """Enough of a specification to watch a process and to stop it."""
+    return ProcessSpec(
+        name=record.name, kind=record.kind, command=(), log=Path(record.log), stop_order=record.stop_order
+    )
+
+
+class _Kept:
+    """One process: feeds what happens to its lifecycle and does what that says."""
+
+    def __init__(self, keeper: Keeper, spec: ProcessSpec, policy: Policy, clock: Clock) -> None:
+        self.spec = spec
+        self.fingerprint = spec.fingerprint
+        """Of what runs now, which for an adopted process need not be what the specification says."""
+        self.child: subprocess.Popen[bytes] | None = None
+        self.identity: Identity | None = None
+        self._keeper = keeper
+        self._policy = policy
+        self._clock = clock
+        self.life: Lifecycle = first(clock())
+        self._pidfd: int | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._probing: asyncio.Task[None] | None = None
+        self._log_offset = 0
+
+    def status(self) -> ProcessStatus:
+        return ProcessStatus(
+            name=self.spec.name,
+            kind=self.spec.kind,
+            pid=self.identity.pid if self.identity is not None else None,
+            phase=self.life.phase,
+            restarts=self.life.restarts,
+            failures=self.life.failures,
+            exit_status=self.life.exit_status,
+            reason=self.life.reason,
+            log=self.spec.log,
+        )
+
+    def as_record(self, identity: Identity) -> Record:
+        return Record(
+            name=self.spec.name,
+            kind=self.spec.kind,
+            pid=identity.pid,
+            start_ticks=identity.start_ticks,
+            boot=linux.boot_id(),
+            fingerprint=self.fingerprint,
+            log=str(self.spec.log),
+            restarts=self.life.restarts,
+            ready=self.life.phase is Phase.READY,
+            stop_order=self.spec.stop_order,
+            reason=self.life.reason,
+        )
+
+    def tick(self) -> None:
+        self.handle(TimePassed())
+
+    def adopt(self, record: Record) -> None:
+        self.life = replace(self.life, was_ready=record.ready, reason=record.reason)
+        self.fingerprint = record.fingerprint
+        self._log_offset = launch.size_of(self.spec.log)
+        log.info("process adopted", process=self.spec.name, pid=record.pid)
+        self._watch(record.identity, adopted=True)
+
+    def handle(self, event: Event) -> None:
+        before = self.life
+        self.life, effects = step(self.life, event, self._clock(), self._policy)
+        for effect in effects:
+            match effect:
+                case Effect.START:
+                    self._start()
+                case Effect.TERMINATE:
+                    self._stop_probing()
+                    if self.identity is not None:
+                        linux.send(self.identity, signal.SIGTERM)
+                case Effect.KILL:
+                    self.kill()
+        self._set_timer()
+        if self.life.phase is Phase.GONE:
+            self.unwatch()
+            self._keeper.ended(self)
+        elif (before.phase, before.restarts) != (self.life.phase, self.life.restarts):
+            self._keeper.record(self)
+            self._keeper.changed()
+
+    def kill(self) -> None:
+        if self.identity is not None:
+            linux.kill_session(self.identity)
+
+    def unwatch(self) -> None:
+        self._stop_probing()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._pidfd is not None:
+            asyncio.get_running_loop().remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = None
+
+    def _start(self) -> None:
+        self._log_offset = launch.size_of(self.spec.log)
+        try:
+            self.child = launch.start(
+                self.spec.command,
+                env={**self.spec.env, KEPT_BY: str(self._keeper.folder)},
+                log=self.spec.log,
+                cwd=self.spec.cwd,
+            )
+        except OSError as error:
+            log.error("process cannot be started", process=self.spec.name, error=str(error))
+            self.handle(CouldNotStart(f"{self.spec.command[0]} cannot be started: {error}"))
+            return
+        stat = linux.read_stat(self.child.pid)
+        assert stat is not None, "a child that nobody has waited for is still in /proc"
+        log.info("process started", process=self.spec.name, pid=self.child.pid, restarts=self.life.restarts)
+        self._watch(stat.identity)
+
+    def _watch(self, identity: Identity, *, adopted: bool = False) -> None:
+        self.identity = identity
+        try:
+            self._pidfd = os.pidfd_open(identity.pid)
+        except ProcessLookupError:  # an adopted one that ended this very moment
+            self._pidfd = None
+        self.handle(Started(adopted=adopted))
+        if self._pidfd is None:
+            asyncio.get_running_loop().call_soon(self._on_death)
+            return
+        asyncio.get_running_loop().add_reader(self._pidfd, self._on_death)
+        self._probing = asyncio.create_task(self._probe(), name=f"probe {self.spec.name}")
+
+    def _on_death(self) -> None:
+        self.unwatch()
+        if self.identity is not None:
+            linux.kill_session(self.identity)  # before the pid is given back: what it started goes with it
+        status = self.child.wait() if self.child is not None else None
+        self.child = None
+        self.identity = None
+        reason = self._why(status)
+        if self.life.phase is not Phase.STOPPING:
+            log.warning("process died", process=self.spec.name, exit_status=status, reason=reason)
+        self.handle(Died(status, reason, random.random()))  # noqa: S311 - spreads restarts, guards nothing
+
+    def _why(self, status: int | None) -> str:
+        if status is not None and status < 0:
+            with suppress(ValueError):
+                return f"killed by {signal.Signals(-status).name}"
+        words = launch.last_words(self.spec.log, since=self._log_offset)
+        return words or ("ended" if status is None else f"ended with status {status}")
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self.life.due is not None:
+            delay = max(0.0, self.life.due - self._clock())
+            self._timer = asyncio.get_running_loop().call_later(delay, self.tick)
+
+    async def _probe(self) -> None:
+        while True:
+            try:
+                healthy = await self.spec.probe()
+            except Exception as error:
+                log.debug("probe failed", process=self.spec.name, error=str(error))
+                healthy = False
+            self.handle(Probed(healthy))
+            if self.life.phase is Phase.READY:
+                launch.trim(self.spec.log)
+                await asyncio.sleep(PROBE_READY_SECONDS)
+            else:
+                await asyncio.sleep(PROBE_SECONDS)
+
+    def _stop_probing(self) -> None:
+        if self._probing is not None and self._probing is not asyncio.current_task():
+            self._probing.cancel()
+        self._probing = None

@@ -1,0 +1,177 @@
+"""What to do about one process, as a state machine: events in, effects out. No clock, no signals, no luck inside.
+
+WAITING ──due──▶ STARTING ──probe──▶ READY
+   ▲                 │ died            │ died
+   └──── back-off ───┴─────────────────┘
+stop: any ──SIGTERM──▶ STOPPING ──grace over──▶ SIGKILL ──died──▶ GONE
+"""
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+SETUP_FAILED = 2
+"""The exit status by which a service says that a person has to act (motet.service)."""
+
+
+class Phase(StrEnum):
+    WAITING = "waiting"
+    STARTING = "starting"
+    READY = "ready"
+    STOPPING = "stopping"
+    GONE = "gone"
+
+    @property
+    def runs(self) -> bool:
+        return self in (Phase.STARTING, Phase.READY, Phase.STOPPING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """How patient to be. Seconds; scale them together for tests."""
+
+    grace: float = 10.0
+    """Between SIGTERM and SIGKILL."""
+
+    first_delay: float = 0.5
+    """The wait before the second restart in a row; it doubles from there. The first comes at once, because a process
+    that ran well and was killed should be missed as briefly as possible."""
+
+    last_delay: float = 30.0
+    """Where the doubling ends."""
+
+    stable_after: float = 10.0
+    """A process that was ready and ran this long has earned a clean slate."""
+
+    def scaled(self, factor: float) -> "Policy":
+        return Policy(
+            grace=self.grace,  # how long work takes to end does not shrink with the timers
+            first_delay=self.first_delay * factor,
+            last_delay=self.last_delay * factor,
+            stable_after=self.stable_after * factor,
+        )
+
+    def delay(self, failures: int, *, needs_a_person: bool, jitter: float) -> float:
+        """Seconds to wait after the `failures`-th death in a row; `jitter` is 0 to 1 and moves it by a quarter."""
+        doublings = failures - (1 if needs_a_person else 2)
+        if doublings < 0:
+            return 0.0
+        return min(self.first_delay * 2.0 ** min(doublings, 32), self.last_delay) * (0.75 + 0.5 * jitter)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lifecycle:
+    phase: Phase = Phase.WAITING
+    due: float | None = None
+    """When something happens by itself: the start of a waiting one, the kill of a stopping one."""
+
+    began: float = 0.0
+    restarts: int = 0
+    failures: int = 0
+    """Deaths in a row, without a stable run between them."""
+
+    was_ready: bool = False
+    exit_status: int | None = None
+    """Of the last run: negative for a signal, None when nobody could know (an adopted process)."""
+
+    reason: str = ""
+    """Why it last died, in its own last words if it had any."""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """It runs now; `adopted` if it already did."""
+
+    adopted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CouldNotStart:
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    healthy: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    exit_status: int | None
+    reason: str
+    jitter: float = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class TimePassed:
+    pass
+
+
+Event = Started | CouldNotStart | Probed | Died | StopAsked | TimePassed
+
+
+class Effect(StrEnum):
+    START = "start"
+    TERMINATE = "terminate"
+    KILL = "kill"
+
+
+def first(now: float) -> Lifecycle:
+    return Lifecycle(due=now)
+
+
+def step(life: Lifecycle, event: Event, now: float, policy: Policy) -> tuple[Lifecycle, tuple[Effect, ...]]:
+    match event:
+        case TimePassed():
+            return _time_passed(life, now, policy)
+        case Started(adopted=adopted):
+            return replace(life, phase=Phase.STARTING, due=None, began=now, was_ready=adopted and life.was_ready), ()
+        case Probed(healthy=True) if life.phase is Phase.STARTING:
+            return replace(life, phase=Phase.READY, was_ready=True), ()
+        case Probed(healthy=False) if life.phase is Phase.READY:
+            return replace(life, phase=Phase.STARTING), ()
+        case Probed():
+            return life, ()
+        case CouldNotStart(reason=reason):
+            return _died(life, Died(None, reason), now, policy), ()
+        case Died() if life.phase is Phase.STOPPING:
+            return replace(life, phase=Phase.GONE, due=None, exit_status=event.exit_status), ()
+        case Died() if life.phase.runs:
+            return _died(life, event, now, policy), ()
+        case StopAsked() if life.phase is Phase.WAITING:
+            return replace(life, phase=Phase.GONE, due=None), ()
+        case StopAsked() if life.phase in (Phase.STARTING, Phase.READY):
+            return replace(life, phase=Phase.STOPPING, due=now + policy.grace), (Effect.TERMINATE,)
+        case _:
+            return life, ()
+
+
+def _time_passed(life: Lifecycle, now: float, policy: Policy) -> tuple[Lifecycle, tuple[Effect, ...]]:
+    if life.due is None or now < life.due:
+        return life, ()
+    if life.phase is Phase.WAITING:
+        return replace(life, due=None), (Effect.START,)
+    if life.phase is Phase.STOPPING:
+        # Asked again after another grace: a process in an uninterruptible wait dies when it can.
+        return replace(life, due=now + policy.grace), (Effect.KILL,)
+    return life, ()
+
+
+def _died(life: Lifecycle, death: Died, now: float, policy: Policy) -> Lifecycle:
+    stable = life.was_ready and now - life.began >= policy.stable_after
+    failures = 1 if stable else life.failures + 1
+    wait = policy.delay(failures, needs_a_person=death.exit_status == SETUP_FAILED, jitter=death.jitter)
+    return replace(
+        life,
+        phase=Phase.WAITING,
+        due=now + wait,
+        restarts=life.restarts + 1,
+        failures=failures,
+        was_ready=False,
+        exit_status=death.exit_status,
+        reason=death.reason,
+    )

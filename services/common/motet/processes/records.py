@@ -1,0 +1,84 @@
+"""What is known about each process, on disk, so that the next operator, `motet status` and `motet down` find it.
+
+One small file a process, replaced in one step: a reader sees the old one or the new one.
+"""
+
+import os
+import re
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import orjson
+
+from motet.processes.linux import Identity, boot_id, is_alive
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    name: str
+    kind: str
+    pid: int
+    start_ticks: int
+    boot: str
+    fingerprint: str
+    log: str
+    restarts: int = 0
+    ready: bool = False
+    stop_order: int = 0
+    reason: str = ""
+
+    @property
+    def identity(self) -> Identity:
+        return Identity(self.pid, self.start_ticks)
+
+    @property
+    def alive(self) -> bool:
+        return self.boot == boot_id() and is_alive(self.identity)
+
+
+_FIELDS = {field.name for field in fields(Record)}
+
+
+class Records:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def read(self) -> dict[str, Record]:
+        found: dict[str, Record] = {}
+        with suppress(FileNotFoundError, NotADirectoryError):
+            for path in sorted(self.folder.glob("*.json")):
+                # What cannot be read describes nobody: a file of another version, or one a full disk cut short.
+                with suppress(OSError, orjson.JSONDecodeError, TypeError, AttributeError):
+                    content = orjson.loads(path.read_bytes())
+                    record = Record(**{name: value for name, value in content.items() if name in _FIELDS})
+                    found[record.name] = record
+        return found
+
+    def write(self, record: Record) -> None:
+        """Raises OSError; the process itself is not affected."""
+        assert _NAME.fullmatch(record.name), record.name
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.folder / f"{record.name}.json", orjson.dumps(asdict(record)))
+
+    def remove(self, name: str) -> None:
+        with suppress(OSError):
+            (self.folder / f"{name}.json").unlink(missing_ok=True)
+
+    def clear(self) -> None:
+        for name in self.read():
+            self.remove(name)
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace a file in one step. No fsync: after a crash of the machine none of this is true any more."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,245 @@
+"""The keeper over real, small child processes."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from motet.processes import Identity, Keeper, Phase, Policy, ProcessSpec, ProcessStatus, Records, identity_of, is_alive
+from motet.processes.linux import session_members
+
+POLICY = Policy(grace=5, first_delay=0.05, last_delay=0.2, stable_after=0.2)
+
+SLEEPER = "import time; time.sleep(60)"
+DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
+FAMILY = """
+import subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+time.sleep(60)
+"""
+LAST_ACT = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(print(time.time_ns())))
+print("up", flush=True)
+time.sleep(60)
+"""
+
+
+def script(folder: Path, name: str, code: str, **more: object) -> ProcessSpec:
+    fields: dict[str, object] = {
+        "name": name,
+        "kind": "test",
+        "command": (sys.executable, "-c", code),
+        "log": folder / f"{name}.log",
+    }
+    return ProcessSpec(**(fields | more))  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def keeper(folder: Path, policy: Policy = POLICY) -> AsyncIterator[Keeper]:
+    one = Keeper(Records(folder / "records"), policy=policy)
+    try:
+        yield one
+    finally:
+        one.kill_all()
+        await one.stop_all()
+
+
+async def until(condition: Callable[[], object], seconds: float = 10) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110 - what is waited for happens in other processes
+            await asyncio.sleep(0.01)
+
+
+def only(one: Keeper) -> ProcessStatus:
+    (status,) = one.statuses()
+    return status
+
+
+def pid_of(status: ProcessStatus) -> int:
+    assert status.pid is not None
+    return status.pid
+
+
+def identity(status: ProcessStatus) -> Identity:
+    found = identity_of(pid_of(status))
+    assert found is not None
+    return found
+
+
+async def test_a_killed_process_is_back_at_once(tmp_path: Path) -> None:
+    async with keeper(tmp_path) as one:
+        one.apply([script(tmp_path, "a", SLEEPER)])
+        await until(lambda: only(one).ready)
+        first = pid_of(only(one))
+        began = asyncio.get_running_loop().time()
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: only(one).ready and only(one).pid != first)
+        assert asyncio.get_running_loop().time() - began < 1
+        assert only(one).restarts == 1
+        assert only(one).reason == "killed by SIGKILL"
+
+
+async def test_one_that_keeps_dying_waits_longer_and_longer(tmp_path: Path) -> None:
+    async with keeper(tmp_path, Policy(first_delay=30)) as one:
+        one.apply([script(tmp_path, "a", "raise SystemExit('no luck today')")])
+        await until(lambda: only(one).failures == 2)
+        assert only(one).phase is Phase.WAITING
+        assert only(one).restarts == 2
+        assert only(one).reason == "no luck today"
+
+
+async def test_what_only_a_person_can_fix_is_told_in_the_last_words(tmp_path: Path) -> None:
+    code = "import sys; print('motet-runner: the model folder /x is missing', file=sys.stderr); sys.exit(2)"
+    async with keeper(tmp_path, Policy(first_delay=30)) as one:
+        one.apply([script(tmp_path, "a", code)])
+        await until(lambda: only(one).failures == 1)
+        assert only(one).exit_status == 2
+        assert only(one).reason == "motet-runner: the model folder /x is missing"
+        assert only(one).phase is Phase.WAITING
+
+
+async def test_ready_is_what_the_probe_says(tmp_path: Path) -> None:
+    answer = False
+
+    async def probe() -> bool:
+        return answer
+
+    async with keeper(tmp_path) as one:
+        one.apply([script(tmp_path, "a", SLEEPER, probe=probe)])
+        await until(lambda: only(one).phase is Phase.STARTING)
+        await asyncio.sleep(0.15)
+        assert not only(one).ready
+        answer = True
+        await until(lambda: only(one).ready)
+
+
+async def test_stopping_is_polite_first_and_final_then(tmp_path: Path) -> None:
+    async with keeper(tmp_path, Policy(grace=0.2)) as one:
+        one.apply([script(tmp_path, "a", DEAF)])
+        await until(lambda: "deaf" in (tmp_path / "a.log").read_text())
+        process = identity(only(one))
+        one.apply([])
+        assert only(one).phase is Phase.STOPPING
+        await until(lambda: not one.statuses())
+        assert not is_alive(process)
+
+
+async def test_what_a_process_started_goes_with_it(tmp_path: Path) -> None:
+    async with keeper(tmp_path) as one:
+        one.apply([script(tmp_path, "a", FAMILY)])
+        await until(lambda: only(one).pid is not None and len(session_members(identity(only(one)))) == 2)
+        members = session_members(identity(only(one)))
+        os.kill(pid_of(only(one)), signal.SIGKILL)
+        await until(lambda: not any(is_alive(member) for member in members))
+
+
+async def test_a_changed_command_replaces_the_process(tmp_path: Path) -> None:
+    async with keeper(tmp_path) as one:
+        one.apply([script(tmp_path, "a", SLEEPER)])
+        await until(lambda: only(one).ready)
+        first = identity(only(one))
+        one.apply([script(tmp_path, "a", SLEEPER, env={"COLOUR": "blue"})])
+        await until(lambda: one.statuses() and only(one).ready and only(one).pid != first.pid)
+        assert not is_alive(first)
+        assert b"COLOUR=blue" in Path(f"/proc/{only(one).pid}/environ").read_bytes()
+
+
+async def test_everything_stops_in_its_order(tmp_path: Path) -> None:
+    async with keeper(tmp_path) as one:
+        one.apply([script(tmp_path, name, LAST_ACT, stop_order=order) for order, name in enumerate("abc")])
+        await until(
+            lambda: all(
+                (tmp_path / f"{name}.log").exists() and "up" in (tmp_path / f"{name}.log").read_text() for name in "abc"
+            )
+        )
+        await one.stop_all()
+        ended = [int((tmp_path / f"{name}.log").read_text().split()[-1]) for name in "abc"]
+        assert ended == sorted(ended)
+
+
+async def test_the_next_keeper_adopts_what_still_runs_and_starts_what_does_not(tmp_path: Path) -> None:
+    specs = [script(tmp_path, "a", SLEEPER), script(tmp_path, "b", SLEEPER)]
+    async with keeper(tmp_path) as first:
+        first.apply(specs)
+        await until(lambda: all(status.ready for status in first.statuses()))
+        before = {status.name: pid_of(status) for status in first.statuses()}
+        children = [kept.child for kept in first._kept.values()]
+        first.release()
+        os.kill(before["b"], signal.SIGKILL)
+        async with keeper(tmp_path) as second:
+            second.apply(specs)
+            await until(lambda: all(status.ready for status in second.statuses()))
+            after = {status.name: status for status in second.statuses()}
+            assert after["a"].pid == before["a"]
+            assert after["a"].restarts == 0
+            assert after["b"].pid != before["b"]
+            assert after["b"].restarts == 1
+            # An adopted process is nobody's child here: its death is seen all the same.
+            os.kill(before["a"], signal.SIGKILL)
+            await until(lambda: {status.name: status for status in second.statuses()}["a"].restarts == 1)
+        for child in children:
+            assert child is not None
+            child.wait()
+
+
+async def test_a_pid_that_now_belongs_to_another_process_is_not_adopted(tmp_path: Path) -> None:
+    records = Records(tmp_path / "records")
+    async with keeper(tmp_path) as one:
+        one.apply([script(tmp_path, "a", SLEEPER), script(tmp_path, "b", SLEEPER)])
+        await until(lambda: all(status.ready for status in one.statuses()))
+        content = (tmp_path / "records" / "a.json").read_text()
+        record = records.read()["a"]
+        forged = content.replace(str(record.start_ticks), str(record.start_ticks - 7))
+        children = [kept.child for kept in one._kept.values()]
+        one.release()
+        (tmp_path / "records" / "a.json").write_text(forged)
+        async with keeper(tmp_path) as second:
+            second.apply([script(tmp_path, "a", SLEEPER), script(tmp_path, "b", SLEEPER)])
+            await until(lambda: all(status.ready for status in second.statuses()))
+            assert {s.name: s for s in second.statuses()}["a"].pid != record.pid
+            # The old one had lost its record and was found by its environment.
+            await until(lambda: not is_alive(record.identity))
+        for child in children:
+            assert child is not None
+            child.wait()
+
+
+async def test_records_of_a_stack_that_is_over_count_for_nothing(tmp_path: Path) -> None:
+    async with keeper(tmp_path) as one:
+        one.apply([script(tmp_path, "a", SLEEPER)])
+        await until(lambda: only(one).ready)
+        saved = (tmp_path / "records" / "a.json").read_bytes()
+    (tmp_path / "records" / "a.json").write_bytes(saved)
+    async with keeper(tmp_path) as second:
+        second.apply([script(tmp_path, "a", SLEEPER)])
+        await until(lambda: only(second).ready)
+        assert only(second).restarts == 0
+
+
+async def test_a_command_that_does_not_exist_is_a_reason_and_no_crash(tmp_path: Path) -> None:
+    async with keeper(tmp_path, Policy(first_delay=30)) as one:
+        one.apply([ProcessSpec(name="a", kind="test", command=("/no/such/program",), log=tmp_path / "a.log")])
+        await until(lambda: only(one).failures == 2)
+        assert only(one).reason.startswith("/no/such/program cannot be started: ")
+
+
+async def test_a_zombie_counts_as_dead() -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])  # noqa: ASYNC220 - nobody shall wait for it
+    found = identity_of(child.pid)
+    assert found is not None
+    await until(lambda: Path(f"/proc/{child.pid}/stat").read_text().split(")")[1].split()[0] == "Z")
+    assert not is_alive(found)
+    child.wait()
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"name": "a"}'])
+def test_a_record_that_cannot_be_read_describes_nobody(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.json").write_bytes(content)
+    assert Records(tmp_path).read() == {}
