@@ -80,9 +80,10 @@ async def test_what_was_saved_is_loaded_and_saving_again_replaces_it(store: Stor
     everything = lengths.State("global", "", "", b"all")
     await lengths.save(store, "v1", [everything, lengths.State("adapter", "t", "t/a", b"old")], [], keep_samples=10)
     await lengths.save(store, "v1", [lengths.State("adapter", "t", "t/a", b"new")], [], keep_samples=10)
-    states = await lengths.load_states(store, "v1")
+    states = await lengths.load_states(store, "v1", limit=10)
     assert set(states) == {everything, lengths.State("adapter", "t", "t/a", b"new")}
-    assert await lengths.load_states(store, "v2") == []
+    assert await lengths.load_states(store, "v2", limit=10) == []
+    assert await lengths.load_states(store, "v1", limit=1) == [lengths.State("adapter", "t", "t/a", b"new")]
 
 
 async def test_only_the_newest_samples_stay(store: Store) -> None:
@@ -112,7 +113,7 @@ async def test_a_batch_is_written_whole_or_not_at_all(store: Store) -> None:
 async def test_readers_go_on_while_somebody_writes(store: Store, url: str) -> None:
     async with open_store(url) as other, store.write() as connection:
         await connection.exec_driver_sql("INSERT INTO predictor_versions VALUES ('v', 1, '2026-01-01')")
-        assert await lengths.load_states(other, "v") == []
+        assert await lengths.load_states(other, "v", limit=10) == []
 
 
 async def test_a_database_locked_by_somebody_else_is_named(url: str, store: Store) -> None:

@@ -45,15 +45,17 @@ async def activate_version(store: Store, version: str) -> None:
             await connection.execute(insert(PredictorVersion).values(version=version, active=True, created=now()))
 
 
-async def load_states(store: Store, version: str) -> list[State]:
-    """Everything that `version` has learned, oldest change first."""
+async def load_states(store: Store, version: str, *, limit: int) -> list[State]:
+    """What `version` has learned: the `limit` last changed scopes, the oldest change first."""
     query = (
         select(PredictorState.level, PredictorState.tenant, PredictorState.adapter, PredictorState.statistics)
         .where(PredictorState.version == version)
-        .order_by(PredictorState.updated)
+        .order_by(PredictorState.updated.desc())
+        .limit(limit)
     )
     async with store.read() as connection:
-        return [State(*row) for row in await connection.execute(query)]
+        rows = (await connection.execute(query)).all()
+    return [State(*row) for row in reversed(rows)]
 
 
 async def save(

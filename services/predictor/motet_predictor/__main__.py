@@ -1,0 +1,55 @@
+"""`python -m motet_predictor`: the predictor's process."""
+
+import asyncio
+
+from prometheus_client import CollectorRegistry
+
+from motet.api.v1 import predictor_pb2_grpc
+from motet.clock import every
+from motet.rpc import serving
+from motet.service import run, run_until
+from motet.settings import Addresses, Database, ProcessSettings
+from motet.store import open_store
+from motet_predictor.keeper import Keeper
+from motet_predictor.metrics import Metrics
+from motet_predictor.model import LengthModel
+from motet_predictor.service import SERVICE, PredictorService
+from motet_predictor.settings import Settings
+
+
+def main() -> None:
+    settings, process, addresses, database = Settings(), ProcessSettings(), Addresses(), Database()
+
+    async def predict(stop: asyncio.Event, registry: CollectorRegistry) -> None:
+        metrics = Metrics(registry)
+        model = LengthModel(max_scopes=settings.max_scopes)
+        async with open_store(database.url(process)) as store:
+            keeper = Keeper(
+                store,
+                model,
+                metrics,
+                load_scopes=settings.max_scopes,
+                queued_samples=settings.queued_samples,
+                keep_samples=settings.keep_samples,
+            )
+            service = PredictorService(model, keeper, metrics)
+
+            async def flush() -> None:
+                await keeper.flush()
+
+            async with serving(
+                addresses.predictor_address,
+                lambda server: predictor_pb2_grpc.add_PredictorServicer_to_server(service, server),
+                names=[SERVICE],
+                ready=False,
+            ) as server:
+                await keeper.flush()  # loads; without a database we start from the prior and load when it comes
+                await server.set_ready(True)
+                await run_until(stop, every(settings.save_seconds * process.time_scale, flush, name="save"))
+            await keeper.flush()
+
+    run("predictor", process, predict)
+
+
+if __name__ == "__main__":
+    main()

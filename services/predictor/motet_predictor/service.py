@@ -1,0 +1,88 @@
+"""The predictor on the wire: Predict answers from memory, Observe learns at once; the database is written behind."""
+
+import struct
+import time
+from typing import Any
+
+import structlog
+
+from motet.api.v1 import common_pb2, predictor_pb2, predictor_pb2_grpc
+from motet.store.lengths import Sample
+from motet_predictor.keeper import Keeper
+from motet_predictor.metrics import Metrics
+from motet_predictor.model import LengthModel
+
+log = structlog.get_logger(__name__)
+
+SERVICE = predictor_pb2.DESCRIPTOR.services_by_name["Predictor"].full_name
+
+_MAX_FEATURES = 1024
+_SOURCE = "model:"
+
+
+class PredictorService(predictor_pb2_grpc.PredictorServicer):
+    def __init__(self, model: LengthModel, keeper: Keeper, metrics: Metrics) -> None:
+        self._model = model
+        self._keeper = keeper
+        self._metrics = metrics
+
+    async def Predict(  # noqa: N802 - the name of the call
+        self, request: predictor_pb2.PredictRequest, _context: Any
+    ) -> predictor_pb2.PredictResponse:
+        started = time.perf_counter()
+        response = predictor_pb2.PredictResponse(
+            estimates=[self._estimate(prompt) for prompt in request.prompts], model_version=self._model.version
+        )
+        self._metrics.estimates.inc(len(request.prompts))
+        self._metrics.predict_seconds.observe(time.perf_counter() - started)
+        return response
+
+    async def Observe(  # noqa: N802 - the name of the call
+        self, request: predictor_pb2.ObserveRequest, _context: Any
+    ) -> predictor_pb2.ObserveResponse:
+        for outcome in request.outcomes:
+            self._judge(outcome)
+            self._model.observe(outcome.tenant, outcome.adapter, outcome.output_tokens, censored=outcome.censored)
+            self._keeper.add(_sample(outcome))
+            self._metrics.outcomes.labels("true" if outcome.censored else "false").inc()
+        self._metrics.scopes.set(len(self._model))
+        return predictor_pb2.ObserveResponse(accepted=len(request.outcomes))
+
+    def _estimate(self, prompt: predictor_pb2.Prompt) -> common_pb2.Estimate:
+        lengths = self._model.estimate(prompt.tenant, prompt.adapter, prompt.max_tokens)
+        return common_pb2.Estimate(
+            q50=lengths.q50,
+            q80=lengths.q80,
+            q90=lengths.q90,
+            q95=lengths.q95,
+            rank=lengths.expected,
+            source=_SOURCE + self._model.version,
+        )
+
+    def _judge(self, outcome: predictor_pb2.Outcome) -> None:
+        """Count how often our quantiles held. A cut answer proves nothing, nor does an estimate of somebody else."""
+        estimate = outcome.estimate
+        if outcome.censored or not estimate.source.startswith(_SOURCE):
+            return
+        self._metrics.judged.inc()
+        quantiles = {"0.5": estimate.q50, "0.8": estimate.q80, "0.9": estimate.q90, "0.95": estimate.q95}
+        for quantile, tokens in quantiles.items():
+            if outcome.output_tokens <= tokens:
+                self._metrics.covered.labels(quantile).inc()
+
+
+def _sample(outcome: predictor_pb2.Outcome) -> Sample:
+    features = outcome.features[:_MAX_FEATURES]
+    # Cut to their columns: one odd name must not hold up the batch it is written with.
+    return Sample(
+        request=outcome.request[:128],
+        tenant=outcome.tenant[:253],
+        adapter=outcome.adapter[:512],
+        prompt_tokens=outcome.prompt_tokens,
+        output_tokens=outcome.output_tokens,
+        censored=outcome.censored,
+        estimated_q50=outcome.estimate.q50,
+        estimated_q95=outcome.estimate.q95,
+        estimate_source=outcome.estimate.source[:128],
+        features=struct.pack(f"<{len(features)}I", *features),
+    )
