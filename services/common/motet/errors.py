@@ -55,10 +55,14 @@ class MotetError(Exception):
 
     row = Row("internal_error", 500, "server_error", grpc.StatusCode.INTERNAL)
 
-    def __init__(self, message: str, *, param: str | None = None, retry_after: float | None = None) -> None:
+    def __init__(
+        self, message: str, *, param: str | None = None, retry_after: float | None = None, reason: str = ""
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
+        self.reason = reason
+        """Of an adapter's error: the reason in its status' condition, such as RankTooLarge. Empty: the code says it."""
         self.retry_after = self.row.retry_after if retry_after is None else retry_after
 
     @property
@@ -66,7 +70,9 @@ class MotetError(Exception):
         return self.row.code
 
     def to_proto(self) -> common_pb2.Failure:
-        return common_pb2.Failure(code=self.code, message=self.message, retry_after_seconds=self.retry_after)
+        return common_pb2.Failure(
+            code=self.code, message=self.message, retry_after_seconds=self.retry_after, reason=self.reason
+        )
 
 
 class InvalidRequest(MotetError):
@@ -187,4 +193,4 @@ TABLE: dict[str, type[MotetError]] = _leaves(MotetError) | {Internal.row.code: I
 def from_proto(failure: common_pb2.Failure) -> MotetError:
     """The error a peer reported. A code that this version does not know becomes Internal with the peer's sentence."""
     kind = TABLE.get(failure.code, Internal)
-    return kind(failure.message, retry_after=failure.retry_after_seconds)
+    return kind(failure.message, retry_after=failure.retry_after_seconds, reason=failure.reason)
