@@ -1,0 +1,99 @@
+"""What reconcile decides, in words that both executors understand: the one with processes and the one with pods."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from motet.model import ObjectName
+from motet_operator.reconcile.conditions import Condition
+from motet_operator.reconcile.view import Certificate, Residence, RunnerSet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drain:
+    """Give this runner nothing new, and move what is left on it at the deadline."""
+
+    instance: str
+    pool: ObjectName
+    revision: str
+    deadline: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolStatus:
+    name: ObjectName
+    model: str
+    replicas: int
+    """Wanted."""
+
+    ready: int
+    updated: int
+    draining: int
+    revision: str
+    conditions: tuple[Condition, ...]
+    observed_generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterStatus:
+    name: ObjectName
+    model: str
+    """What clients of every tenant may call it: tenant/modelName."""
+
+    conditions: tuple[Condition, ...]
+    certificate: Certificate | None
+    resident: tuple[Residence, ...]
+    observed_generation: int
+
+    @property
+    def ready(self) -> bool:
+        return any(condition.type == "Ready" and condition.holds for condition in self.conditions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    kind: str
+    name: ObjectName
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogPool:
+    pool: ObjectName
+    group: ObjectName
+    served_name: str
+    model_uri: str
+    replicas: int
+    max_sequences: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogAdapter:
+    name: ObjectName
+    generation: int
+    group: ObjectName
+    model_name: str
+    source: str
+    expected_digest: str
+    max_class: str
+    min_replicas: int
+    max_replicas: int
+    content_stamp: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Catalog:
+    pools: tuple[CatalogPool, ...] = ()
+    adapters: tuple[CatalogAdapter, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    runner_sets: tuple[RunnerSet, ...] = ()
+    drains: tuple[Drain, ...] = ()
+    pools: tuple[PoolStatus, ...] = ()
+    adapters: tuple[AdapterStatus, ...] = ()
+    events: tuple[Event, ...] = ()
+    catalog: Catalog = Catalog()

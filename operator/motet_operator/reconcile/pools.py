@@ -1,0 +1,270 @@
+"""How many runners of which revision a pool has, and in which order they come and go.
+
+A changed template is a new revision. Its runners come one at a time beside the old ones (surge), and an old one drains
+once a new one is ready, so that the pool never serves with fewer than it should and never holds more than one extra.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from motet.model import ObjectName
+from motet_operator.reconcile.conditions import Condition, no, settle, unknown, yes
+from motet_operator.reconcile.plan import CatalogPool, Drain, PoolStatus
+from motet_operator.reconcile.view import Instance, PoolObject, RunnerSet, RunnerTemplate, View
+
+SURGE = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """What happens to one pool's runners."""
+
+    runner_sets: tuple[RunnerSet, ...]
+    drains: tuple[Drain, ...]
+
+
+def template_of(pool: PoolObject) -> RunnerTemplate:
+    model = pool.resource.spec.model
+    return RunnerTemplate(
+        group=pool.resource.group,
+        model_uri=pool.model_uri,
+        model_digest=model.digest or "",
+        engine=pool.resource.spec.engine,
+    )
+
+
+def revision_of(pool: ObjectName, template: RunnerTemplate) -> str:
+    """Short, the same for the same template everywhere and always. Only what is set counts, so that a field added to
+    the schema later does not restart every runner there is."""
+    content = (
+        f"{pool}\n{template.group}\n{template.model_uri}\n{template.model_digest}\n"
+        f"{template.engine.model_dump_json(exclude_none=True)}"
+    )
+    return hashlib.sha256(content.encode()).hexdigest()[:8]
+
+
+def wanted_replicas(view: View, pool: PoolObject) -> int:
+    return pool.resource.spec.replicas if view.runners_override is None else view.runners_override
+
+
+def conflicts(pools: Sequence[PoolObject]) -> dict[ObjectName, str]:
+    """Pools that contradict the first of their group: one group has one base model under one name."""
+    first: dict[ObjectName, PoolObject] = {}
+    found: dict[ObjectName, str] = {}
+    for pool in pools:
+        leader = first.setdefault(pool.resource.group, pool)
+        mine, its = pool.resource.spec.model, leader.resource.spec.model
+        if (pool.model_uri, pool.resource.served_name, mine.digest) != (
+            leader.model_uri,
+            leader.resource.served_name,
+            its.digest,
+        ):
+            found[pool.resource.object_name] = (
+                f"pools of one group share one base model; {leader.resource.object_name} already serves "
+                f"{leader.resource.served_name} in group {pool.resource.group}. Use the same model or another group."
+            )
+    return found
+
+
+def roll_out(view: View, pool: PoolObject) -> Rollout:
+    name = pool.resource.object_name
+    template = template_of(pool)
+    revision = revision_of(name, template)
+    wanted = wanted_replicas(view, pool)
+    drain_seconds = float(pool.resource.spec.drain_timeout_seconds)
+    members = [instance for instance in view.instances if instance.pool == name]
+    new = [instance for instance in members if instance.revision == revision]
+    old = [instance for instance in members if instance.revision != revision]
+
+    staying_new = [instance for instance in new if instance.draining_until is None]
+    staying_old = [instance for instance in old if instance.draining_until is None]
+    surplus = _newest_first(staying_new)[: max(0, len(staying_new) - wanted)]
+    # Old runners make room for ready new ones only; those that serve nobody yet go first.
+    keep_old = max(0, wanted - sum(instance.ready for instance in staying_new))
+    surplus += _newest_first(staying_old)[: max(0, len(staying_old) - keep_old)]
+
+    kept_new = sum(instance not in surplus for instance in staying_new)
+    room = wanted + (SURGE if old else 0) - kept_new - sum(instance not in surplus for instance in staying_old)
+    add = max(0, min(wanted - kept_new, room))
+
+    sets = [
+        _runner_set(view, name, revision, template, drain_seconds, members=new, surplus=surplus, add=add),
+        *_others(view, name, revision, drain_seconds, members=old, surplus=surplus),
+    ]
+    return Rollout(runner_sets=tuple(sets), drains=tuple(_drains(view, members, surplus, drain_seconds)))
+
+
+def retire(view: View, name: ObjectName) -> Rollout:
+    """A pool that is no more: everything drains, then goes."""
+    members = [instance for instance in view.instances if instance.pool == name]
+    drain_seconds = max((each.drain_seconds for each in view.runner_sets if each.pool == name), default=0.0)
+    surplus = [instance for instance in members if instance.draining_until is None]
+    sets = _others(view, name, "", drain_seconds, members=members, surplus=surplus)
+    return Rollout(runner_sets=tuple(sets), drains=tuple(_drains(view, members, surplus, drain_seconds)))
+
+
+def _newest_first(instances: Iterable[Instance]) -> list[Instance]:
+    """In the order in which they may go: what does not serve first, then the newest."""
+    return sorted(instances, key=lambda instance: (instance.ready, -instance.ordinal))
+
+
+def _may_leave(view: View, instance: Instance, surplus: Sequence[Instance]) -> bool:
+    if instance.draining_until is not None:
+        return instance.drained or not instance.ready or view.now >= instance.draining_until
+    return instance in surplus and not instance.ready  # serves nobody: nothing to drain
+
+
+def _others(
+    view: View,
+    name: ObjectName,
+    revision: str,
+    drain_seconds: float,
+    *,
+    members: Sequence[Instance],
+    surplus: Sequence[Instance],
+) -> list[RunnerSet]:
+    """The sets of all revisions but one. Nothing is added to them, so a template that nobody remembers does no harm."""
+    templates = {each.revision: each.template for each in view.runner_sets if each.pool == name}
+    return [
+        _runner_set(
+            view,
+            name,
+            each,
+            templates.get(each, RunnerTemplate(group=name, model_uri="")),
+            drain_seconds,
+            members=[instance for instance in members if instance.revision == each],
+            surplus=surplus,
+            add=0,
+        )
+        for each in sorted({instance.revision for instance in members} - {revision})
+    ]
+
+
+def _runner_set(
+    view: View,
+    name: ObjectName,
+    revision: str,
+    template: RunnerTemplate,
+    drain_seconds: float,
+    *,
+    members: Sequence[Instance],
+    surplus: Sequence[Instance],
+    add: int,
+) -> RunnerSet:
+    leaving = [instance.name for instance in members if _may_leave(view, instance, surplus)]
+    return RunnerSet(
+        pool=name,
+        revision=revision,
+        template=template,
+        replicas=len(members) - len(leaving) + add,
+        drain_seconds=drain_seconds,
+        leaving=tuple(sorted(leaving)),
+    )
+
+
+def _drains(
+    view: View, members: Sequence[Instance], surplus: Sequence[Instance], drain_seconds: float
+) -> Iterable[Drain]:
+    for instance in members:
+        if instance.draining_until is None and instance not in surplus:
+            continue
+        deadline = instance.draining_until or view.now + timedelta(seconds=drain_seconds)
+        yield Drain(instance=instance.name, pool=instance.pool, revision=instance.revision, deadline=deadline)
+
+
+# ------------------------------------------------------------------------------------------------------------ status
+
+
+def pool_status(view: View, pool: PoolObject, conflict: str | None) -> PoolStatus:
+    name = pool.resource.object_name
+    revision = revision_of(name, template_of(pool))
+    members = [instance for instance in view.instances if instance.pool == name]
+    ready = [instance for instance in members if instance.ready and instance.draining_until is None]
+    updated = [instance for instance in ready if instance.revision == revision]
+    wanted = 0 if conflict else wanted_replicas(view, pool)
+    found = (
+        _accepted(conflict),
+        _available(wanted, ready, members),
+        _progressing(wanted, updated, members, revision),
+        _ready(wanted, ready, updated, members, conflict),
+    )
+    return PoolStatus(
+        name=name,
+        model=pool.resource.served_name,
+        replicas=wanted,
+        ready=len(ready),
+        updated=len(updated),
+        draining=sum(instance.draining_until is not None for instance in members),
+        revision=revision,
+        conditions=settle(found, pool.conditions, now=view.now, generation=pool.generation),
+        observed_generation=pool.generation,
+    )
+
+
+def _accepted(conflict: str | None) -> Condition:
+    return no("Accepted", "ModelMismatch", conflict) if conflict else yes("Accepted", "Valid")
+
+
+def _available(wanted: int, ready: Sequence[Instance], members: Sequence[Instance]) -> Condition:
+    if ready:
+        return yes("Available", "RunnersReady", f"{len(ready)} of {wanted} runners serve")
+    if not members:
+        return no("Available", "NoRunners", "no runner exists")
+    return no("Available", "RunnersNotReady", _why(members))
+
+
+def _progressing(wanted: int, updated: Sequence[Instance], members: Sequence[Instance], revision: str) -> Condition:
+    if any(instance.failures > 1 for instance in members):
+        return no("Progressing", "RunnerFailing", _why(members))
+    old = sum(instance.revision != revision for instance in members)
+    if old:
+        return yes(
+            "Progressing", "RollingOut", f"{len(updated)} of {wanted} runners have the new revision, {old} the old"
+        )
+    if len(members) > wanted:
+        return yes("Progressing", "ScalingDown", f"{len(members) - wanted} runners are leaving")
+    if len(updated) < wanted:
+        return yes("Progressing", "RunnersStarting", f"{len(updated)} of {wanted} runners are ready")
+    return no("Progressing", "Complete", "nothing is left to do")
+
+
+def _ready(
+    wanted: int,
+    ready: Sequence[Instance],
+    updated: Sequence[Instance],
+    members: Sequence[Instance],
+    conflict: str | None,
+) -> Condition:
+    if conflict:
+        return no("Ready", "ModelMismatch", conflict)
+    if wanted == 0:
+        return unknown("Ready", "ScaledToZero", "replicas is 0; raise it to serve")
+    if len(updated) >= wanted:
+        return yes("Ready", "AllRunnersReady", f"{len(updated)} of {wanted} runners are ready")
+    if any(instance.failures > 1 for instance in members):
+        return no("Ready", "RunnerFailing", _why(members))
+    return no("Ready", "RunnersStarting", f"{len(ready)} of {wanted} runners are ready")
+
+
+def _why(members: Sequence[Instance]) -> str:
+    failed = next((instance for instance in members if instance.reason and not instance.ready), None)
+    return (
+        f"{failed.name}: {failed.reason}" if failed is not None else f"waiting for {len(members)} runners to be ready"
+    )
+
+
+def catalog_pools(view: View, refused: Mapping[ObjectName, str]) -> tuple[CatalogPool, ...]:
+    return tuple(
+        CatalogPool(
+            pool=pool.resource.object_name,
+            group=pool.resource.group,
+            served_name=pool.resource.served_name,
+            model_uri=pool.model_uri,
+            replicas=wanted_replicas(view, pool),
+            max_sequences=pool.resource.spec.engine.max_concurrent_sequences or 0,
+        )
+        for pool in view.pools
+        if pool.resource.object_name not in refused
+    )

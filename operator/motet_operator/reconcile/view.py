@@ -1,0 +1,133 @@
+"""Everything that reconcile may look at: what should exist, what does, and what the scheduler knows about it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from motet.model import ObjectName
+from motet.resources import Engine, LoRAAdapter, ServingPool
+from motet_operator.reconcile.conditions import Condition
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolObject:
+    resource: ServingPool
+    model_uri: str
+    """`spec.model.uri` made absolute."""
+
+    generation: int = 1
+    conditions: tuple[Condition, ...] = ()
+    """Of the status written last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterObject:
+    resource: LoRAAdapter
+    source: str
+    """`spec.source.uri` made absolute."""
+
+    generation: int = 1
+    content_stamp: str = ""
+    """Changes when the bytes behind a local source may have changed."""
+
+    age: int = 0
+    """Orders objects by creation, the oldest having the smallest: of two with one name the older keeps it."""
+
+    conditions: tuple[Condition, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerTemplate:
+    """What makes two runners interchangeable."""
+
+    group: ObjectName
+    model_uri: str
+    model_digest: str = ""
+    engine: Engine = field(default_factory=Engine)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerSet:
+    """Runners of one pool at one revision of its template."""
+
+    pool: ObjectName
+    revision: str
+    template: RunnerTemplate
+    replicas: int
+    drain_seconds: float = 0
+    leaving: tuple[str, ...] = ()
+    """Instances that go, when there are more than `replicas`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instance:
+    """One runner that exists."""
+
+    name: str
+    pool: ObjectName
+    revision: str
+    ordinal: int
+    """Grows with each start of a new instance."""
+
+    ready: bool = False
+    draining_until: datetime | None = None
+    drained: bool = False
+    """The scheduler has nothing left on it."""
+
+    failures: int = 0
+    """Deaths in a row."""
+
+    reason: str = ""
+    """Why it last died."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    digest: str
+    size_bytes: int = 0
+    rank: int = 0
+    alpha: float = 0.0
+    target_modules: tuple[str, ...] = ()
+    mapped: int = 0
+    unmapped: tuple[str, ...] = ()
+    base_digest: str = ""
+    method: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Residence:
+    runner: str
+    tier: str
+    """disk, host or device."""
+
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterKnowledge:
+    """What the scheduler reports about one adapter."""
+
+    generation: int = 0
+    serving_digest: str = ""
+    certificate: Certificate | None = None
+    failure_code: str = ""
+    """Of the newest revision; the one before it may be serving."""
+
+    failure_reason: str = ""
+    failure_message: str = ""
+    places: tuple[Residence, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    now: datetime
+    pools: tuple[PoolObject, ...] = ()
+    adapters: tuple[AdapterObject, ...] = ()
+    namespaces: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Labels by namespace; one that nobody declared has none."""
+
+    runner_sets: tuple[RunnerSet, ...] = ()
+    instances: tuple[Instance, ...] = ()
+    known: Mapping[ObjectName, AdapterKnowledge] = field(default_factory=dict)
+    runners_override: int | None = None
+    """`--runners`: replaces every pool's replicas."""
