@@ -12,7 +12,6 @@ from motet.api.v1 import common_pb2
 from motet.errors import MotetError
 from motet.model import BASE, PAGE_TOKENS, Digest, RequestId, Tenant, pages_for
 
-
 NOBODY = Tenant("")
 
 
@@ -63,17 +62,20 @@ class Failure:
     code: str
     message: str
     retry_after: float = 0.0
+    reason: str = ""
 
     @classmethod
     def of(cls, error: MotetError) -> Self:
-        return cls(error.code, error.message, error.retry_after)
+        return cls(error.code, error.message, error.retry_after, error.reason)
 
     @classmethod
     def from_proto(cls, failure: common_pb2.Failure) -> Self:
-        return cls(failure.code, failure.message, failure.retry_after_seconds)
+        return cls(failure.code, failure.message, failure.retry_after_seconds, failure.reason)
 
     def to_proto(self) -> common_pb2.Failure:
-        return common_pb2.Failure(code=self.code, message=self.message, retry_after_seconds=self.retry_after)
+        return common_pb2.Failure(
+            code=self.code, message=self.message, retry_after_seconds=self.retry_after, reason=self.reason
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
