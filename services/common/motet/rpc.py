@@ -20,7 +20,7 @@ import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from motet.errors import MotetError
+from motet.errors import MotetError, SetupError
 
 log = structlog.get_logger(__name__)
 
@@ -240,7 +240,10 @@ async def serving(
     try:
         port = server.add_insecure_port(address)
     except RuntimeError as error:
-        raise MotetError(f"cannot listen on {address}: {error}") from error
+        raise SetupError(
+            f"cannot listen on {address}: it is in use, or its folder cannot be written. Stop the other process, or "
+            "choose another address."
+        ) from error
     await server.start()
     handle = Server(health_servicer, port)
     await handle.set_ready(ready)

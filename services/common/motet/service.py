@@ -4,9 +4,12 @@ import asyncio
 import signal
 import sys
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import structlog
 from prometheus_client import CollectorRegistry
+from pydantic import ValidationError
+from pydantic_settings import BaseSettings, SettingsError
 
 from motet.errors import SetupError
 from motet.settings import ProcessSettings
@@ -16,6 +19,29 @@ log = structlog.get_logger(__name__)
 
 SETUP_FAILED = 2
 """Exit status for what a person has to put right; a supervisor of processes need not hurry to try again."""
+
+Read = TypeVar("Read", bound=BaseSettings)
+
+
+def read(kind: type[Read]) -> Read:
+    """Settings from the environment. A wrong one ends the process with a sentence that names the variable."""
+    try:
+        return kind()
+    except ValidationError as error:
+        prefix = kind.model_config.get("env_prefix", "")
+        for problem in error.errors():
+            field, *inside = problem["loc"] or ("",)
+            where = "".join(f"[{step!r}]" for step in inside)
+            given = f" is {problem['input']!r}" if not isinstance(problem["input"], dict) else ""
+            _last_word(f"{prefix}{field}".upper() + f"{where}{given}: {problem['msg']}.")
+    except SettingsError as error:
+        _last_word(f"{error}. Lists and mappings are written as JSON.")
+    sys.exit(SETUP_FAILED)
+
+
+def _last_word(sentence: str) -> None:
+    print(sentence, file=sys.stderr)  # noqa: T201 - the last line a person sees
+
 
 Main = Callable[[asyncio.Event, CollectorRegistry], Awaitable[None]]
 
@@ -31,7 +57,7 @@ def run(name: str, settings: ProcessSettings, main: Main, *, loop_factory: LoopF
             runner.run(_run(settings, main))
     except SetupError as error:
         log.error("cannot start", reason=error.message, code=error.code)
-        print(f"{name}: {error.message}", file=sys.stderr)  # noqa: T201 - the last line a person sees
+        _last_word(f"{name}: {error.message}")
         sys.exit(SETUP_FAILED)
 
 

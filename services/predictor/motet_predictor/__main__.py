@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 from motet.api.v1 import predictor_pb2_grpc
 from motet.clock import every
 from motet.rpc import serving
-from motet.service import run, run_until
+from motet.service import read, run, run_until
 from motet.settings import Addresses, Database, ProcessSettings
 from motet.store import open_store
 from motet_predictor.keeper import Keeper
@@ -18,7 +18,7 @@ from motet_predictor.settings import Settings
 
 
 def main() -> None:
-    settings, process, addresses, database = Settings(), ProcessSettings(), Addresses(), Database()
+    settings, process, addresses, database = read(Settings), read(ProcessSettings), read(Addresses), read(Database)
 
     async def predict(stop: asyncio.Event, registry: CollectorRegistry) -> None:
         metrics = Metrics(registry)

@@ -1,0 +1,278 @@
+"""The predictor over real gRPC, with a real database, as an object and as a process."""
+
+import asyncio
+import os
+import signal
+import sqlite3
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from motet.api.v1 import common_pb2, predictor_pb2, predictor_pb2_grpc
+from motet.rpc import is_healthy, open_channel, serving
+from motet.store import lengths, migrate, open_store
+from motet_predictor.keeper import Keeper
+from motet_predictor.metrics import Metrics
+from motet_predictor.model import VERSION, LengthModel
+from motet_predictor.service import SERVICE, PredictorService
+
+
+class Predictor:
+    """A predictor's parts, and a client's view of it."""
+
+    def __init__(self, address: str, keeper: Keeper, registry: CollectorRegistry) -> None:
+        self.address = address
+        self.keeper = keeper
+        self.registry = registry
+
+    async def estimate(self, adapter: str = "acme/pirate", max_tokens: int = 1000) -> common_pb2.Estimate:
+        return (await predict(self.address, adapter, max_tokens=max_tokens)).estimates[0]
+
+    def metric(self, name: str, **labels: str) -> float:
+        return self.registry.get_sample_value(f"motet_predictor_{name}", labels) or 0.0
+
+
+async def predict(address: str, *adapters: str, max_tokens: int = 1000) -> predictor_pb2.PredictResponse:
+    prompts = [predictor_pb2.Prompt(tenant="acme", adapter=one, max_tokens=max_tokens) for one in adapters]
+    async with open_channel(address) as channel:
+        stub: predictor_pb2_grpc.PredictorAsyncStub = predictor_pb2_grpc.PredictorStub(channel)
+        return await stub.Predict(predictor_pb2.PredictRequest(prompts=prompts), timeout=5)
+
+
+async def observe(address: str, *tokens: int, adapter: str = "acme/pirate", **more: object) -> int:
+    outcomes = [
+        predictor_pb2.Outcome(request="r", tenant="acme", adapter=adapter, output_tokens=one, **more)  # type: ignore[arg-type]
+        for one in tokens
+    ]
+    async with open_channel(address) as channel:
+        stub: predictor_pb2_grpc.PredictorAsyncStub = predictor_pb2_grpc.PredictorStub(channel)
+        return (await stub.Observe(predictor_pb2.ObserveRequest(outcomes=outcomes), timeout=5)).accepted
+
+
+@asynccontextmanager
+async def running(folder: Path, *, queued_samples: int = 1000) -> AsyncIterator[Predictor]:
+    """A predictor in this process, writing only when told to: `keeper.flush()`."""
+    registry = CollectorRegistry()
+    metrics, model = Metrics(registry), LengthModel()
+    address = f"unix:{folder}/p.sock"
+    async with open_store(database(folder), busy_seconds=0.05) as store:
+        keeper = Keeper(store, model, metrics, load_scopes=1000, queued_samples=queued_samples, keep_samples=1000)
+        service = PredictorService(model, keeper, metrics)
+        async with serving(
+            address,
+            lambda server: predictor_pb2_grpc.add_PredictorServicer_to_server(service, server),
+            names=[SERVICE],
+        ):
+            await keeper.flush()
+            yield Predictor(address, keeper, registry)
+
+
+def database(folder: Path) -> str:
+    return f"sqlite+aiosqlite:///{folder}/motet.db"
+
+
+async def test_every_answer_names_its_model(tmp_path: Path) -> None:
+    await migrate(database(tmp_path))
+    async with running(tmp_path) as predictor:
+        response = await predict(predictor.address, "acme/pirate", "acme/json", "")
+        assert [estimate.source for estimate in response.estimates] == [f"model:{VERSION}"] * 3
+        assert response.model_version == VERSION
+        assert (await predict(predictor.address)).estimates == []
+
+
+async def test_an_outcome_is_learned_at_once(tmp_path: Path) -> None:
+    await migrate(database(tmp_path))
+    async with running(tmp_path) as predictor:
+        before = await predictor.estimate()
+        assert await observe(predictor.address, *[25] * 20) == 20
+        after = await predictor.estimate()
+        assert after.q95 <= 26 < before.q95
+        assert after.rank < before.rank
+
+
+async def test_estimates_keep_to_the_clients_bound(tmp_path: Path) -> None:
+    await migrate(database(tmp_path))
+    async with running(tmp_path) as predictor:
+        await observe(predictor.address, *[700] * 20)
+        estimate = await predictor.estimate(max_tokens=64)
+        assert [estimate.q50, estimate.q80, estimate.q90, estimate.q95] == [64] * 4
+
+
+async def test_a_restart_keeps_what_was_learned(tmp_path: Path) -> None:
+    await migrate(database(tmp_path))
+    async with running(tmp_path) as predictor:
+        await observe(predictor.address, *[25] * 20)
+        await predictor.keeper.flush()
+        learned = await predictor.estimate()
+    async with running(tmp_path) as predictor:
+        assert await predictor.estimate() == learned
+
+
+async def test_samples_hold_counts_and_hashes(tmp_path: Path) -> None:
+    await migrate(database(tmp_path))
+    async with running(tmp_path) as predictor, open_store(database(tmp_path)) as store:
+        believed = common_pb2.Estimate(q50=10, q95=40, source=f"model:{VERSION}")
+        await observe(predictor.address, 25, features=[1, 2**32 - 1], estimate=believed, prompt_tokens=9)
+        await predictor.keeper.flush()
+        (sample,) = await lengths.newest_samples(store, 10)
+        assert sample == lengths.Sample(
+            request="r",
+            tenant="acme",
+            adapter="acme/pirate",
+            prompt_tokens=9,
+            output_tokens=25,
+            censored=False,
+            estimated_q50=10,
+            estimated_q95=40,
+            estimate_source=f"model:{VERSION}",
+            features=b"\x01\x00\x00\x00\xff\xff\xff\xff",
+        )
+
+
+async def test_its_own_calibration_is_counted(tmp_path: Path) -> None:
+    await migrate(database(tmp_path))
+    async with running(tmp_path) as predictor:
+        ours = common_pb2.Estimate(q50=10, q80=20, q90=30, q95=40, source=f"model:{VERSION}")
+        await observe(predictor.address, 15, 35, estimate=ours)
+        await observe(predictor.address, 1, estimate=ours, censored=True)
+        await observe(predictor.address, 1, estimate=common_pb2.Estimate(q50=10, source="max_tokens"))
+        assert predictor.metric("judged_total") == 2
+        covered = [predictor.metric("covered_total", quantile=q) for q in ("0.5", "0.8", "0.9", "0.95")]
+        assert covered == [0, 1, 1, 2]
+        assert predictor.metric("outcomes_total", censored="true") == 1
+
+
+async def test_without_a_database_it_serves_and_learns_and_writes_later(tmp_path: Path) -> None:
+    async with running(tmp_path, queued_samples=10) as predictor:  # nobody has migrated: no tables
+        assert predictor.metric("store_up") == 0
+        await observe(predictor.address, *[25] * 30)
+        assert (await predictor.estimate()).q95 <= 26
+        assert not await predictor.keeper.flush()
+        assert predictor.metric("samples_dropped_total") == 20
+
+        await migrate(database(tmp_path))
+        assert await predictor.keeper.flush()
+        assert predictor.metric("store_up") == 1
+        async with open_store(database(tmp_path)) as store:
+            assert await lengths.count_samples(store) == 10
+    async with running(tmp_path) as predictor:
+        assert (await predictor.estimate()).q95 <= 26
+
+
+async def test_a_locked_database_loses_nothing(tmp_path: Path) -> None:
+    await migrate(database(tmp_path))
+    async with running(tmp_path) as predictor:
+        holder = sqlite3.connect(tmp_path / "motet.db", isolation_level=None)
+        try:
+            holder.execute("BEGIN IMMEDIATE")
+            await observe(predictor.address, *[25] * 20)
+            assert not await predictor.keeper.flush()
+            await observe(predictor.address, *[25] * 20)
+            assert not await predictor.keeper.flush()
+        finally:
+            holder.close()
+        assert await predictor.keeper.flush()
+        async with open_store(database(tmp_path)) as store:
+            assert await lengths.count_samples(store) == 40
+    async with running(tmp_path) as predictor:
+        assert (await predictor.estimate()).q95 <= 26
+
+
+async def test_a_database_that_comes_late_is_loaded_before_it_is_written(tmp_path: Path) -> None:
+    await migrate(database(tmp_path))
+    async with running(tmp_path) as predictor:
+        await observe(predictor.address, *[600] * 50)
+        await predictor.keeper.flush()
+    holder = sqlite3.connect(tmp_path / "motet.db", isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    async with running(tmp_path) as predictor:
+        await observe(predictor.address, 600, adapter="acme/json")
+        holder.close()
+        assert await predictor.keeper.flush()
+        assert (await predictor.estimate(max_tokens=2000)).q50 >= 600
+    async with running(tmp_path) as predictor:
+        assert (await predictor.estimate(max_tokens=2000)).q50 >= 600
+
+
+@asynccontextmanager
+async def process(folder: Path, **settings: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """`python -m motet_predictor`, as the operator starts it."""
+    environment = os.environ | {
+        "MOTET_DATA_DIR": str(folder),
+        "MOTET_PREDICTOR_ADDRESS": f"unix:{folder}/p.sock",
+        "MOTET_METRICS_ADDRESS": f"unix:{folder}/p.metrics.sock",
+        "MOTET_TIME_SCALE": "0.05",
+    }
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "motet_predictor", env=environment | settings, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        yield child
+    finally:
+        if child.returncode is None:
+            child.kill()
+        await child.communicate()
+
+
+async def until(true: Callable[[], Awaitable[bool]], seconds: float = 20.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not await true():  # noqa: ASYNC110 - another process makes it true
+            await asyncio.sleep(0.02)
+
+
+async def test_a_killed_process_loses_at_most_its_last_batch(tmp_path: Path) -> None:
+    await migrate(database(tmp_path))
+    address = f"unix:{tmp_path}/p.sock"
+    async with open_store(database(tmp_path)) as store, process(tmp_path) as child:
+        await until(lambda: is_healthy(address))
+        await observe(address, *[25] * 20)
+
+        async def written() -> bool:
+            return await lengths.count_samples(store) == 20
+
+        await until(written)  # within save_seconds × the time scale
+        learned = (await predict(address, "acme/pirate")).estimates[0]
+        await observe(address, 900, adapter="acme/json")
+        child.kill()
+        await child.wait()
+    async with process(tmp_path) as child:
+        await until(lambda: is_healthy(address))
+        assert (await predict(address, "acme/pirate")).estimates[0] == learned
+        child.send_signal(signal.SIGTERM)
+        assert await child.wait() == 0
+
+
+async def test_a_stopped_process_loses_nothing(tmp_path: Path) -> None:
+    await migrate(database(tmp_path))
+    address = f"unix:{tmp_path}/p.sock"
+    async with process(tmp_path, MOTET_PREDICTOR_SAVE_SECONDS="3600", MOTET_TIME_SCALE="1") as child:
+        await until(lambda: is_healthy(address))
+        await observe(address, *[25] * 20)
+        child.send_signal(signal.SIGTERM)
+        assert await child.wait() == 0
+    async with open_store(database(tmp_path)) as store:
+        assert await lengths.count_samples(store) == 20
+        assert len(await lengths.load_states(store, VERSION, limit=10)) == 3
+    assert not (tmp_path / "p.sock").exists()
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "said"),
+    [
+        ("MOTET_DATABASE_URL", "mysql://somewhere", "are not supported"),
+        ("MOTET_PREDICTOR_SAVE_SECONDS", "-1", "MOTET_PREDICTOR_SAVE_SECONDS is '-1': Input should be greater than 0"),
+        ("MOTET_PREDICTOR_ADDRESS", "unix:/nowhere/p.sock", "cannot listen on unix:/nowhere/p.sock"),
+    ],
+)
+async def test_a_wrong_setting_is_named_without_a_traceback(
+    tmp_path: Path, setting: str, value: str, said: str
+) -> None:
+    async with process(tmp_path, **{setting: value}) as child:
+        _, error = await child.communicate()
+        assert child.returncode == 2
+        assert said in error.decode()
+        assert "Traceback" not in error.decode()
