@@ -13,6 +13,7 @@ from pydantic_settings import BaseSettings, SettingsError
 
 from motet.errors import SetupError
 from motet.settings import ProcessSettings
+from motet.tasks import together
 from motet.telemetry import configure_logging, new_registry, serving_metrics
 
 log = structlog.get_logger(__name__)
@@ -75,13 +76,7 @@ async def _run(settings: ProcessSettings, main: Main) -> None:
 
 async def run_until(stop: asyncio.Event, *work: Awaitable[None]) -> None:
     """Run everything until `stop` is set, then cancel it. The first failure cancels the rest and is raised."""
-
-    async def guard() -> None:
-        async with asyncio.TaskGroup() as tasks:
-            for one in work:
-                tasks.create_task(_as_coroutine(one))
-
-    running = asyncio.ensure_future(guard())
+    running = asyncio.ensure_future(together(*work))
     stopping = asyncio.ensure_future(stop.wait())
     try:
         await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -91,7 +86,3 @@ async def run_until(stop: asyncio.Event, *work: Awaitable[None]) -> None:
         for task in (running, stopping):
             task.cancel()
         await asyncio.gather(running, stopping, return_exceptions=True)
-
-
-async def _as_coroutine(work: Awaitable[None]) -> None:
-    await work

@@ -27,7 +27,7 @@ class Placement:
     delivered_tokens: int
     tenant: str
     adapter: Digest
-    request_class: common_pb2.RequestClass
+    request_class: "common_pb2.RequestClass.ValueType"
     gateway: str
     stream: int
     in_engine: bool = False

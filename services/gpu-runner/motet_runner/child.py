@@ -13,7 +13,6 @@ from collections.abc import Callable
 import structlog
 
 from motet.errors import ModelFolderError, MotetError
-from motet.settings import ProcessSettings
 from motet.telemetry import configure_logging
 from motet_runner.interface import Engine, EngineConfig
 from motet_runner.loop import EngineLoop
@@ -68,8 +67,7 @@ def main() -> None:
         try:
             start: Start = pipe.receive()
             _die_with_parent(start.parent)
-            settings = ProcessSettings.model_construct(log_level=start.log_level, log_format=start.log_format)
-            configure_logging("runner-engine", settings)
+            configure_logging("runner-engine", start.process)
             drive(lambda: load_engine(start.config), pipe)
         except EOFError:
             pass  # the service has gone; so do we

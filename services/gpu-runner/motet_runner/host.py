@@ -16,6 +16,7 @@ from collections.abc import Callable
 import structlog
 
 from motet.errors import MotetError, Row
+from motet.settings import ProcessSettings
 from motet_runner.child import drive
 from motet_runner.interface import Engine, EngineConfig, EngineInfo
 from motet_runner.pipe import HEADER, Pipe, pack, unpack
@@ -112,9 +113,9 @@ class EngineHost(ABC):
 class ChildHost(EngineHost):
     """The engine in one spawned process: torch and its threads stay out of the service's."""
 
-    def __init__(self, config: EngineConfig, *, log_level: str = "info", log_format: str = "json") -> None:
+    def __init__(self, config: EngineConfig, process: ProcessSettings) -> None:
         super().__init__()
-        self._start = Start(config, os.getpid(), log_level, log_format)
+        self._start = Start(config, os.getpid(), process)
         self._process: subprocess.Popen[bytes] | None = None
 
     @property

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from motet.errors import MotetError
 from motet.model import Digest, RequestId
+from motet.settings import ProcessSettings
 from motet_runner.interface import (
     EngineConfig,
     EngineInfo,
@@ -93,8 +94,8 @@ class Start:
 
     config: EngineConfig
     parent: int
-    log_level: str
-    log_format: str
+    process: ProcessSettings
+    """How to log."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 import stat
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -46,12 +47,32 @@ class Fetched:
 
 
 class Lease:
-    """A shared lock on a cached folder: while it lasts, no process removes the folder. Ends with the process."""
+    """A shared lock on a cached folder: while it lasts, no process removes the folder. Ends with the process.
+
+    Raises FileNotFoundError when the folder is not there (any more).
+    """
 
     def __init__(self, folder: Path) -> None:
         self._file: int | None = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         fcntl.flock(self._file, fcntl.LOCK_SH)
-        os.utime(folder)  # last use, for the order of eviction
+        try:
+            if not os.path.samestat(os.fstat(self._file), folder.stat()):
+                raise FileNotFoundError(errno.ENOENT, "removed a moment ago", str(folder))
+            os.utime(folder)  # last use, for the order of eviction
+        except OSError:
+            self.release()
+            raise
+
+    def is_alone(self) -> bool:
+        """Whether nobody else uses the folder."""
+        assert self._file is not None
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        finally:
+            fcntl.flock(self._file, fcntl.LOCK_SH)
+        return True
 
     def release(self) -> None:
         if self._file is not None:
@@ -64,7 +85,7 @@ class DiskCache:
 
     def __init__(self, folder: Path, *, max_adapter_bytes: int) -> None:
         self.folder = folder
-        self._max_bytes = max_adapter_bytes
+        self.max_adapter_bytes = max_adapter_bytes
 
     def prepare(self) -> None:
         """Make the folder, and clear what a process that died in the middle of a fetch has left."""
@@ -84,31 +105,26 @@ class DiskCache:
 
     def fetch(self, source: Path, expected: str) -> Fetched:
         """Copy an adapter in. Raises AdapterFetchFailed with what is wrong and where."""
-        before = look_at(source, self._max_bytes)
+        before = look_at(source, self.max_adapter_bytes)
         for _ in range(ATTEMPTS):
             fetched = self._copy(source, expected, before)
-            after = look_at(source, self._max_bytes)
+            after = look_at(source, self.max_adapter_bytes)
             if after == before:
                 return fetched
             before = after
         raise AdapterFetchFailed(f"{source} changes while it is read: apply the adapter when its files are complete.")
 
-    def evict(self, keep: int, spared: set[Digest]) -> list[Digest]:
-        """Remove the longest unused folders beyond `keep`, but none that is spared or that some process uses."""
+    def by_last_use(self) -> list[Digest]:
+        """All that is cached, the longest unused first."""
         found = []
         for path in self.folder.iterdir():
-            try:
-                found.append((path.stat().st_mtime, path, from_hex(path.name)))
-            except (ValueError, FileNotFoundError):
-                continue
-        excess = len(found) - keep
-        removed: list[Digest] = []
-        for _, path, digest in sorted(found):
-            if len(removed) >= excess:
-                break
-            if digest not in spared and _remove_unlocked(path):
-                removed.append(digest)
-        return removed
+            with suppress(ValueError, FileNotFoundError):
+                found.append((path.stat().st_mtime_ns, from_hex(path.name)))
+        return [digest for _, digest in sorted(found)]
+
+    def remove(self, digest: Digest) -> bool:
+        """Remove a cached adapter unless some process uses it."""
+        return _remove_unlocked(self.path_of(digest))
 
     def _copy(self, source: Path, expected: str, signature: Signature) -> Fetched:
         size = sum(entry[2] for entry in signature)
@@ -176,7 +192,7 @@ class Fetcher:
             if cached is not None:
                 return cached
         folder = folder_of(source)
-        key = (folder, await asyncio.to_thread(look_at, folder, self._cache._max_bytes), expected)
+        key = (folder, await asyncio.to_thread(look_at, folder, self._cache.max_adapter_bytes), expected)
         task = self._under_way.get(key)
         if task is None:
             self.copies += 1
@@ -228,7 +244,9 @@ def check_safetensors(path: Path) -> None:
             ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
             complete = max(ends, default=0) == size - 8 - length
         except (ValueError, TypeError, KeyError, IndexError, AttributeError):
-            raise AdapterIncompatible(f"{WEIGHTS} has no readable safetensors header: save the adapter again.") from None
+            raise AdapterIncompatible(
+                f"{WEIGHTS} has no readable safetensors header: save the adapter again."
+            ) from None
     if not complete:
         raise AdapterIncompatible(f"{WEIGHTS} is cut short or has bytes after its tensors: copy the adapter again.")
 

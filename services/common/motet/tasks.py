@@ -1,0 +1,18 @@
+"""Running several things at once so that a failure looks like itself."""
+
+import asyncio
+from collections.abc import Awaitable
+
+
+async def together(*work: Awaitable[object]) -> None:
+    """Run everything until all is done. The first failure cancels the rest and is raised, not a group around it."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in tasks:
+            if task.done():
+                task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,37 @@
+"""`python -m motet_runner`: one runner, told by its environment."""
+
+import asyncio
+import sys
+
+import structlog
+from prometheus_client import CollectorRegistry
+
+from motet.service import run, run_until
+from motet.settings import Addresses, ProcessSettings
+from motet_runner.host import ChildHost, EngineDied
+from motet_runner.service import RunnerService
+from motet_runner.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+ENGINE_DIED = 1
+"""Exit status when the engine is gone: start this runner again."""
+
+
+def main() -> None:
+    process = ProcessSettings()
+
+    async def serve(stop: asyncio.Event, registry: CollectorRegistry) -> None:
+        settings = Settings()
+        host = ChildHost(settings.engine_config(), process)
+        await run_until(stop, RunnerService(settings, process, Addresses(), host, registry).run())
+
+    try:
+        run("runner", process, serve)
+    except EngineDied as error:
+        log.error("the runner ends", reason=error.message)
+        sys.exit(ENGINE_DIED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,309 @@
+"""The adapters this runner knows: where their bytes lie, what checking them found, and how far up they have come.
+
+An adapter stands here from its first EnsureAdapter (or from a request that finds it in the disk cache, checked against
+this base model) until it is dropped or, unused, has to make room. While it does, its folder is leased.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+from google.protobuf import json_format
+
+from motet.api.v1 import common_pb2, scheduler_pb2
+from motet.clock import Clock, monotonic
+from motet.errors import AdapterFetchFailed, MotetError
+from motet.model import Digest
+from motet_runner.adapters.fetch import DiskCache, Fetched, Fetcher, Lease
+from motet_runner.interface import AdapterEntry, AdapterEvicted, AdapterFailed, AdapterLoaded
+from motet_runner.metrics import Metrics
+from motet_runner.protocol import Command, DropAdapter, LoadAdapter
+
+log = structlog.get_logger(__name__)
+
+Check = Callable[[Path], scheduler_pb2.Certificate]
+"""What checks an adapter's folder against the base model. Raises AdapterIncompatible. Called in a thread."""
+
+
+@dataclass(slots=True)
+class Shelved:
+    digest: Digest
+    folder: Path
+    bytes: int
+    lease: Lease
+    certificate: scheduler_pb2.Certificate | None = None
+    refs: dict[str, common_pb2.AdapterRef] = field(default_factory=dict)
+    """Who asked for it, by namespace/name."""
+    on_device: bool = False
+    wanted_until: float = 0.0
+    """A request for it has been announced."""
+    dropping: bool = False
+    """To be forgotten once no request uses it."""
+
+    @property
+    def stage(self) -> "common_pb2.AdapterStage.ValueType":
+        if self.on_device:
+            return common_pb2.ADAPTER_STAGE_DEVICE
+        return common_pb2.ADAPTER_STAGE_FETCHED if self.certificate is None else common_pb2.ADAPTER_STAGE_CERTIFIED
+
+    @property
+    def name(self) -> str:
+        return next(iter(self.refs), self.digest)
+
+
+class Shelf:
+    """`users_of` tells how many requests hold an adapter; `post` reaches the engine."""
+
+    def __init__(
+        self,
+        cache: DiskCache,
+        *,
+        check: Check,
+        base_digest: Digest,
+        capacity: int,
+        users_of: Callable[[Digest], int],
+        post: Callable[[Command], None],
+        metrics: Metrics,
+        clock: Clock = monotonic,
+    ) -> None:
+        self._cache = cache
+        self.fetcher = Fetcher(cache)
+        self._check = check
+        self._base_digest = base_digest
+        self._capacity = capacity
+        self._users_of = users_of
+        self._post = post
+        self._metrics = metrics
+        self._clock = clock
+        self._shelved: dict[Digest, Shelved] = {}
+        self._checking: dict[Digest, asyncio.Lock] = {}
+        self._arrivals: dict[Digest, set[asyncio.Future[None]]] = {}
+
+    # ----------------------------------------------------------------------------------------------------- questions
+
+    def get(self, digest: str) -> Shelved | None:
+        return self._shelved.get(Digest(digest))
+
+    def take(self, digest: Digest) -> Shelved | None:
+        """The adapter, ready for a request: checked, and the engine knows where it lies. None while it is not here."""
+        one = self._shelved.get(digest) or self._adopt(digest)
+        if one is None or one.certificate is None:
+            return None
+        one.dropping = False
+        os.utime(one.folder)
+        if not one.on_device:
+            self._post(LoadAdapter(digest, one.folder))
+        return one
+
+    async def arrival(self, digest: Digest) -> None:
+        """Wait until `take` gives this adapter. Raises what went wrong with it."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting = self._arrivals.setdefault(digest, set())
+        waiting.add(future)
+        try:
+            await future
+        finally:
+            waiting.discard(future)
+            if not waiting:
+                self._arrivals.pop(digest, None)
+
+    def resident(self, entries: list[AdapterEntry]) -> list[common_pb2.ResidentAdapter]:
+        """Every adapter of the shelf with the highest tier that it has reached."""
+        in_engine = {entry.digest: entry for entry in entries}
+        lines = []
+        for one in self._shelved.values():
+            if one.dropping or one.certificate is None:
+                continue
+            entry = in_engine.get(one.digest)
+            tier = common_pb2.MEMORY_TIER_DISK
+            if one.on_device or (entry is not None and entry.on_device):
+                tier = common_pb2.MEMORY_TIER_DEVICE
+            lines.append(
+                common_pb2.ResidentAdapter(
+                    digest=one.digest,
+                    tier=tier,
+                    bytes=entry.bytes if entry is not None else one.bytes,
+                    live=self._users_of(one.digest),
+                )
+            )
+        return lines
+
+    # -------------------------------------------------------------------------------------------------------- orders
+
+    async def ensure(self, order: scheduler_pb2.EnsureAdapter) -> Shelved:
+        """Take an adapter to the stage asked for, as far as the service alone can; the device is the engine's."""
+        started = time.monotonic()
+        digest = Digest(order.expected_digest)
+        try:
+            fetched = await self.fetcher.fetch(order.source, order.expected_digest)
+            digest = fetched.digest
+            one = self._put(fetched, order.adapter)
+            if order.stage >= common_pb2.ADAPTER_STAGE_CERTIFIED:
+                await self._certify(one)
+        except MotetError as error:
+            self._metrics.adapter_failures.inc()
+            self._arrived(digest, error)
+            raise
+        self._metrics.adapter_fetch_seconds.observe(time.monotonic() - started)
+        self._arrived(digest)
+        if order.stage >= common_pb2.ADAPTER_STAGE_HOST and not one.on_device:
+            self._post(LoadAdapter(digest, one.folder))
+        await self._make_room(spare=digest)
+        return one
+
+    def expect(self, digest: Digest, seconds: float) -> None:
+        """A request for this adapter is on its way: bring it up, and keep it until the hint lapses."""
+        one = self.take(digest)
+        if one is not None:
+            one.wanted_until = self._clock() + seconds
+
+    def drop(self, digest: Digest) -> None:
+        """Forget an adapter, now or when its last request has gone. Its bytes stay until the cache needs the room."""
+        one = self._shelved.get(digest)
+        if one is not None:
+            one.dropping = True
+            self.settle(digest)
+
+    def settle(self, digest: Digest) -> None:
+        """A request has gone: see whether its adapter was only kept for it."""
+        one = self._shelved.get(digest)
+        if one is not None and one.dropping and not self._users_of(digest):
+            self._forget(one)
+
+    # ------------------------------------------------------------------------------------------------- engine's events
+
+    def on_loaded(self, event: AdapterLoaded) -> Shelved | None:
+        self._metrics.adapter_loads.inc()
+        self._metrics.adapter_load_seconds.observe(event.seconds)
+        one = self._shelved.get(event.digest)
+        if one is not None:
+            one.on_device = True
+        return one
+
+    def on_evicted(self, event: AdapterEvicted) -> None:
+        self._metrics.adapter_evictions.inc()
+        one = self._shelved.get(event.digest)
+        if one is not None:
+            one.on_device = False
+
+    def on_failed(self, event: AdapterFailed) -> Shelved | None:
+        self._metrics.adapter_failures.inc()
+        one = self._shelved.get(event.digest)
+        if one is not None:
+            one.on_device = False
+        return one
+
+    def close(self) -> None:
+        for one in self._shelved.values():
+            one.lease.release()
+        self._shelved.clear()
+
+    # --------------------------------------------------------------------------------------------------------- inside
+
+    def _put(self, fetched: Fetched, ref: common_pb2.AdapterRef | None) -> Shelved:
+        one = self._shelved.get(fetched.digest)
+        if one is None:
+            try:
+                lease = Lease(fetched.folder)
+            except FileNotFoundError:
+                raise AdapterFetchFailed(
+                    f"{fetched.folder} was removed a moment ago; it will be fetched again."
+                ) from None
+            one = self._shelved[fetched.digest] = Shelved(fetched.digest, fetched.folder, fetched.bytes, lease)
+        one.dropping = False
+        if ref is not None:
+            one.refs[f"{ref.namespace}/{ref.name}"] = ref
+        return one
+
+    async def _certify(self, one: Shelved) -> None:
+        async with self._checking.setdefault(one.digest, asyncio.Lock()):
+            if one.certificate is not None:
+                return
+            try:
+                one.certificate = await asyncio.to_thread(self._certificate_of, one)
+            except MotetError:
+                self._forget(one)
+                raise
+
+    def _certificate_of(self, one: Shelved) -> scheduler_pb2.Certificate:
+        certificate = self._read_certificate(one.digest, one.folder)
+        if certificate is None:
+            certificate = self._check(one.folder)
+            certificate.digest, certificate.base_digest = one.digest, self._base_digest
+            certificate.size_bytes = one.bytes
+            text = json_format.MessageToJson(certificate, preserving_proto_field_name=True)
+            self._cache.write_certificate(one.folder, text + "\n")
+        return certificate
+
+    def _read_certificate(self, digest: Digest, folder: Path) -> scheduler_pb2.Certificate | None:
+        """What an earlier check against the same base model has left."""
+        text = self._cache.read_certificate(folder)
+        if text is None:
+            return None
+        try:
+            certificate = json_format.Parse(text, scheduler_pb2.Certificate())
+        except json_format.ParseError:
+            return None
+        same = (certificate.digest, certificate.base_digest) == (digest, self._base_digest)
+        return certificate if same else None
+
+    def _adopt(self, digest: Digest) -> Shelved | None:
+        """Take an adapter over that lies in the disk cache with a certificate for this base model."""
+        try:
+            fetched = self._cache.find(digest)
+            certificate = self._read_certificate(digest, fetched.folder) if fetched is not None else None
+            if fetched is None or certificate is None:
+                return None
+            one = self._put(fetched, None)
+        except (MotetError, ValueError, OSError):
+            return None
+        one.certificate = certificate
+        return one
+
+    def _arrived(self, digest: Digest, error: MotetError | None = None) -> None:
+        for future in self._arrivals.get(digest, ()):
+            if future.done():
+                continue
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+
+    async def _make_room(self, *, spare: Digest) -> None:
+        """Keep the disk cache within its bound: the longest unused goes first, what is in use never."""
+        cached = await asyncio.to_thread(self._cache.by_last_use)
+        excess = len(cached) - self._capacity
+        for digest in cached:
+            if excess <= 0:
+                return
+            one = self._shelved.get(digest)
+            if digest == spare:
+                continue
+            if one is not None:
+                if self._is_busy(one) or not one.lease.is_alone():
+                    continue
+                self._forget(one)
+            if await asyncio.to_thread(self._cache.remove, digest):
+                log.info("adapter left the disk cache", adapter=digest)
+                excess -= 1
+
+    def _is_busy(self, one: Shelved) -> bool:
+        checking = self._checking.get(one.digest)
+        return (
+            self._users_of(one.digest) > 0
+            or one.digest in self._arrivals
+            or self._clock() < one.wanted_until
+            or (checking is not None and checking.locked())
+            or one.certificate is None
+        )
+
+    def _forget(self, one: Shelved) -> None:
+        if self._shelved.pop(one.digest, None) is None:
+            return
+        self._checking.pop(one.digest, None)
+        self._post(DropAdapter(one.digest))
+        one.lease.release()

@@ -1,0 +1,287 @@
+"""Runner.Generate: requests in from gateways, tokens out to them, one message per engine step and gateway.
+
+Decides what this runner takes on (terms, epochs, adapters, drain) and routes what the engine says; the engine decides
+what fits.
+"""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from motet.api.v1 import common_pb2, runner_pb2, scheduler_pb2
+from motet.clock import monotonic
+from motet.errors import Declined, InvalidRequest, MotetError, UnsupportedParameter
+from motet.model import BASE, Digest, RequestId
+from motet.rpc import converse
+from motet_runner.adapters.shelf import Shelf
+from motet_runner.book import Book, Placement
+from motet_runner.host import EngineHost
+from motet_runner.interface import NewSequence, Sampling
+from motet_runner.metrics import Metrics
+from motet_runner.outbox import StepOutbox
+from motet_runner.protocol import Add, Batch, Cancel
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class Stream:
+    """One gateway's connection."""
+
+    id: int
+    outbox: StepOutbox
+    handler: asyncio.Task[Any] | None
+    gateway: str = ""
+
+
+class Generation:
+    def __init__(
+        self,
+        *,
+        identity: common_pb2.RunnerIdentity,
+        book: Book,
+        shelf: Shelf,
+        host: EngineHost,
+        metrics: Metrics,
+        model: str,
+        grace_seconds: float,
+        adapter_wait_seconds: float,
+        outbox_bytes: int,
+        declined: Callable[[scheduler_pb2.RunnerDeclined], None],
+    ) -> None:
+        self._identity = identity
+        self._book = book
+        self._shelf = shelf
+        self._host = host
+        self._metrics = metrics
+        self._model = model
+        self._grace = grace_seconds
+        self._adapter_wait = adapter_wait_seconds
+        self._outbox_bytes = outbox_bytes
+        self._declined = declined
+        self._streams: dict[int, Stream] = {}
+        self._ids = itertools.count(1)
+        self._waiting: dict[tuple[str, int], asyncio.Task[None]] = {}
+        """Requests whose adapter is not here yet."""
+        self.refusing = ""
+        """Why nothing new is taken on; empty while it is."""
+
+    # -------------------------------------------------------------------------------------------------------- streams
+
+    async def serve(self, requests: AsyncIterator[runner_pb2.GenerateUp], context: Any) -> None:
+        stream = Stream(next(self._ids), StepOutbox(self._outbox_bytes), asyncio.current_task())
+        self._streams[stream.id] = stream
+        self._metrics.gateway_streams.set(len(self._streams))
+        try:
+            await converse(context, requests, stream.outbox, lambda up: self._receive(stream, up))
+        finally:
+            del self._streams[stream.id]
+            self._metrics.gateway_streams.set(len(self._streams))
+            self._metrics.merged_steps.inc(stream.outbox.merged)
+            self._lose(stream)
+
+    def _receive(self, stream: Stream, up: runner_pb2.GenerateUp) -> None:
+        match up.WhichOneof("message"):
+            case "hello":
+                stream.gateway = up.hello.gateway
+                welcome = runner_pb2.GenerateWelcome(runner=self._identity)
+                stream.outbox.put_message(runner_pb2.GenerateDown(welcome=welcome))
+            case "submit" | "cancel" if not stream.gateway:
+                raise InvalidRequest("the first message of a Generate stream is a GenerateHello that names the gateway")
+            case "submit":
+                self._submit(stream, up.submit)
+            case "cancel":
+                self.cancel(up.cancel.request, up.cancel.epoch)
+            case _:
+                pass  # of a later version
+
+    def _lose(self, stream: Stream) -> None:
+        """The gateway has gone. Another of its streams may bring its requests again under a new epoch meanwhile."""
+
+        def drop() -> None:
+            orphans = [one for one in self._book if one.stream == stream.id]
+            for one in orphans:
+                self.cancel(one.request, one.epoch)
+            if orphans:
+                log.info("dropped what a lost gateway left", gateway=stream.gateway, requests=len(orphans))
+
+        asyncio.get_running_loop().call_later(self._grace, drop)
+
+    # -------------------------------------------------------------------------------------------------------- requests
+
+    def _submit(self, stream: Stream, submit: runner_pb2.Submit) -> None:
+        try:
+            if self.refusing:
+                raise Declined(self.refusing)
+            self._book.check(submit)
+            sequence = sequence_of(submit)
+        except MotetError as error:
+            self._decline(stream.id, submit.request, submit.epoch, error)
+            return
+        old = self._book.get(submit.request)
+        if old is not None:
+            if old.epoch == submit.epoch and old.stream in self._streams:
+                log.warning("submitted twice", request=submit.request, epoch=submit.epoch)
+                return
+            self.cancel(old.request, old.epoch)
+        placement = Placement(
+            request=sequence.request,
+            epoch=submit.epoch,
+            promise=submit.promise,
+            prompt_tokens=len(sequence.prompt),
+            delivered_tokens=len(sequence.delivered),
+            tenant=submit.tenant,
+            adapter=sequence.adapter,
+            request_class=submit.request_class,
+            gateway=stream.gateway,
+            stream=stream.id,
+        )
+        self._book.open(placement)
+        if sequence.adapter == BASE or self._shelf.take(sequence.adapter) is not None:
+            self._start(placement, sequence)
+        else:
+            key = (submit.request, submit.epoch)
+            task = asyncio.create_task(self._start_with_adapter(placement, sequence), name=f"adapter for {key[0]}")
+            self._waiting[key] = task
+            task.add_done_callback(lambda _: self._waiting.pop(key, None))
+
+    def _start(self, placement: Placement, sequence: NewSequence) -> None:
+        placement.in_engine = True
+        self._metrics.vllm_prompt_tokens.labels(self._model).inc(placement.prompt_tokens)
+        self._host.post(Add(sequence, placement.stream))
+
+    async def _start_with_adapter(self, placement: Placement, sequence: NewSequence) -> None:
+        """The scheduler has asked for the adapter before it placed the request; its bytes may still be under way."""
+        stream = self._streams.get(placement.stream)
+        if stream is not None:
+            step = runner_pb2.Step()
+            state = common_pb2.SEQUENCE_STATE_LOADING
+            step.progress.add(request=placement.request, epoch=placement.epoch, state=state)
+            stream.outbox.put_message(runner_pb2.GenerateDown(step=step))
+        failure: MotetError
+        try:
+            async with asyncio.timeout(self._adapter_wait):
+                await self._shelf.arrival(placement.adapter)
+            if self._shelf.take(placement.adapter) is not None:
+                self._start(placement, sequence)
+                return
+            failure = Declined(f"adapter {placement.adapter} left again before the request could start")
+        except TimeoutError:
+            failure = Declined(f"adapter {placement.adapter} did not come within {self._adapter_wait:g} s")
+        except MotetError as error:
+            failure = error
+        self._close(placement.request, placement.epoch)
+        self._decline(placement.stream, placement.request, placement.epoch, failure)
+
+    def cancel(self, request: str, epoch: int) -> None:
+        """End a request here. Another epoch of it is left alone."""
+        placement = self._book.get(request)
+        if placement is None or placement.epoch != epoch:
+            return
+        if placement.in_engine:
+            self._host.post(Cancel(placement.request, epoch, monotonic()))
+            return
+        if (task := self._waiting.get((request, epoch))) is not None:
+            task.cancel()
+        self._close(request, epoch)
+        stream = self._streams.get(placement.stream)
+        if stream is not None:
+            step = runner_pb2.Step()
+            step.sequences.add(
+                request=request,
+                epoch=epoch,
+                index=placement.delivered_tokens,
+                finish=common_pb2.FINISH_REASON_CANCELLED,
+            )
+            stream.outbox.put_message(runner_pb2.GenerateDown(step=step))
+
+    def _decline(self, stream_id: int, request: str, epoch: int, error: MotetError) -> None:
+        self._metrics.declines.labels(error.code).inc()
+        failure = error.to_proto()
+        stream = self._streams.get(stream_id)
+        if stream is not None:
+            declined = runner_pb2.SubmitDeclined(request=request, epoch=epoch, failure=failure)
+            stream.outbox.put_message(runner_pb2.GenerateDown(declined=declined))
+        self._declined(scheduler_pb2.RunnerDeclined(request=request, epoch=epoch, failure=failure))
+
+    def _close(self, request: str, epoch: int) -> None:
+        placement = self._book.close(request, epoch)
+        if placement is not None and placement.adapter != BASE:
+            self._shelf.settle(placement.adapter)
+
+    # ---------------------------------------------------------------------------------------------------------- engine
+
+    def on_batch(self, batch: Batch) -> None:
+        for stream_id, step in batch.steps.items():
+            stream = self._streams.get(stream_id)
+            if stream is None:
+                continue
+            stream.outbox.put_step(step)
+            if stream.outbox.full and stream.handler is not None:
+                log.warning("a gateway does not read; its stream ends", gateway=stream.gateway)
+                stream.handler.cancel()
+        for refused in batch.refused:
+            self._close(refused.request, refused.epoch)
+            self._decline(refused.stream, refused.request, refused.epoch, refused.error)
+        for ended in batch.ended:
+            self._metrics.requests.labels(ended.finish.value).inc()
+            self._close(ended.request, ended.epoch)
+        if batch.generated:
+            self._metrics.vllm_generation_tokens.labels(self._model).inc(batch.generated)
+        for seconds in batch.freed_after:
+            self._metrics.cancel_seconds.observe(seconds)
+
+    async def close(self) -> None:
+        waiting = list(self._waiting.values())
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+
+def sequence_of(submit: runner_pb2.Submit) -> NewSequence:
+    """The one sequence of a Submit. Raises InvalidRequest for what no runner could take."""
+    if not submit.request:
+        raise InvalidRequest("request is empty: a Submit names its request", param="request")
+    if len(submit.choices) != 1:
+        raise InvalidRequest(
+            f"a Submit has one choice, not {len(submit.choices)}: send one per choice", param="choices"
+        )
+    if submit.sampling.WhichOneof("grammar") is not None:
+        raise UnsupportedParameter("structured output is not there yet", param="response_format")
+    choice = submit.choices[0]
+    return NewSequence(
+        request=RequestId(submit.request),
+        epoch=submit.epoch,
+        choice=choice.choice,
+        prompt=tuple(submit.prompt_ids),
+        delivered=tuple(choice.delivered_ids),
+        adapter=Digest(submit.adapter_digest),
+        promise=submit.promise.pages,
+        sampling=sampling_of(submit.sampling),
+        seed=submit.seed,
+        priority=submit.request_class or common_pb2.REQUEST_CLASS_STANDARD,
+        tenant=submit.tenant,
+    )
+
+
+def sampling_of(sampling: runner_pb2.Sampling) -> Sampling:
+    return Sampling(
+        max_tokens=sampling.max_tokens,
+        min_tokens=sampling.min_tokens,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p or 1.0,
+        min_p=sampling.min_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty or 1.0,
+        logit_bias=dict(sampling.logit_bias),
+        stop_token_ids=frozenset(sampling.stop_token_ids),
+        ignore_eos=sampling.ignore_eos,
+        logprobs=sampling.logprobs,
+        top_logprobs=sampling.top_logprobs,
+    )

@@ -1,0 +1,290 @@
+"""One runner: an engine behind gRPC. This is where its parts meet; each of them is explained in its own file.
+
+Order of life: the engine starts to load, the socket answers "not serving", digests are computed, the engine is there,
+the links go up, the socket answers "serving". It ends when it is cancelled, or with EngineDied.
+"""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import structlog
+from prometheus_client import CollectorRegistry
+
+from motet.api.v1 import common_pb2, runner_pb2
+from motet.clock import every
+from motet.digest import asset_digest, base_digest
+from motet.errors import MotetError, Overloaded
+from motet.model import Digest
+from motet.rpc import Server, serving
+from motet.settings import Addresses, ProcessSettings
+from motet.tasks import together
+from motet_runner.adapters.certify import certify
+from motet_runner.adapters.fetch import DiskCache
+from motet_runner.adapters.shelf import Check, Shelf
+from motet_runner.assets import stream_assets
+from motet_runner.book import Book
+from motet_runner.generation import Generation
+from motet_runner.host import EngineHost
+from motet_runner.interface import (
+    AdapterEvicted,
+    AdapterFailed,
+    AdapterLoaded,
+    EngineInfo,
+    EngineReport,
+    Event,
+    OverflowAhead,
+    ParkedNow,
+    ResumedNow,
+    StateChanged,
+)
+from motet_runner.links import Facts, SchedulerLink, SupervisorLink
+from motet_runner.metrics import Metrics
+from motet_runner.protocol import Batch, ReportNow
+from motet_runner.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+SERVICE_NAME = "motet.api.v1.Runner"
+
+
+class RunnerService:
+    """`run` serves until cancelled. `ready` is set once the engine is loaded and the runner answers "serving"."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        process: ProcessSettings,
+        addresses: Addresses,
+        host: EngineHost,
+        registry: CollectorRegistry,
+        *,
+        check: Check | None = None,
+    ) -> None:
+        self._settings = settings
+        self._process = process
+        self._addresses = addresses
+        self._host = host
+        self._check = check
+        self._folder = settings.model_folder()
+        self._last: EngineReport | None = None
+        self._report_asked = False
+        self._parts: _Parts | None = None
+        self.metrics = Metrics(registry)
+        self.book = Book()
+        self.identity = common_pb2.RunnerIdentity(
+            pool=settings.pool,
+            group=settings.served_group,
+            revision=settings.revision,
+            instance=settings.instance,
+            incarnation=secrets.token_hex(8),
+            pod_name=settings.pod_name,
+            pod_uid=settings.pod_uid,
+        )
+        self.ready = asyncio.Event()
+
+    async def run(self) -> None:
+        # The child first: channels and servers are made after processes are.
+        await self._host.start()
+        try:
+            async with serving(
+                self._settings.listen, self._add_to, names=[SERVICE_NAME], ready=False, grace=0
+            ) as server:
+                await self._serve(server)
+        finally:
+            await self._host.stop()
+
+    async def _serve(self, server: Server) -> None:
+        digests = asyncio.gather(
+            asyncio.to_thread(base_digest, self._folder), asyncio.to_thread(asset_digest, self._folder)
+        )
+        try:
+            info = await self._host.loaded()
+            base, assets = await digests
+        finally:
+            digests.cancel()
+        parts = await self._assemble(info, base, assets)
+        beat = self._settings.report_seconds * self._process.time_scale
+        try:
+            self._beat()
+            await server.set_ready(True)
+            self.ready.set()
+            log.info("serving", model=str(self._folder), architecture=info.architecture, pages=info.pages)
+            await together(
+                self._host.run(self._on_batch),
+                parts.scheduler.run(),
+                parts.supervisor.run(),
+                every(beat, self._beat, name="report"),
+            )
+        finally:
+            await parts.generation.close()
+            parts.shelf.close()
+
+    async def _assemble(self, info: EngineInfo, base: Digest, assets: Digest) -> "_Parts":
+        settings, scale = self._settings, self._process.time_scale
+        cache = DiskCache(
+            self._process.cache_dir.absolute() / "adapters", max_adapter_bytes=settings.max_adapter_mib << 20
+        )
+        await asyncio.to_thread(cache.prepare)
+        check = self._check or (lambda folder: certify(folder, info))
+        facts = Facts(self.identity, settings.reachable_at, info, base, assets)
+        shelf = Shelf(
+            cache,
+            check=check,
+            base_digest=base,
+            capacity=settings.max_cached_adapters,
+            users_of=self.book.users_of,
+            post=self._host.post,
+            metrics=self.metrics,
+        )
+        generation = Generation(
+            identity=self.identity,
+            book=self.book,
+            shelf=shelf,
+            host=self._host,
+            metrics=self.metrics,
+            model=self._folder.name,
+            grace_seconds=settings.gateway_grace_seconds * scale,
+            adapter_wait_seconds=settings.adapter_wait_seconds * scale,
+            outbox_bytes=settings.outbox_mib << 20,
+            declined=lambda declined: scheduler.declined(declined),  # noqa: PLW0108 - made below
+        )
+        scheduler = SchedulerLink(
+            self._addresses.scheduler_address,
+            facts=facts,
+            book=self.book,
+            shelf=shelf,
+            requests=generation,
+            last_report=lambda: self._last,
+            time_scale=scale,
+        )
+        supervisor = SupervisorLink(
+            self._addresses.supervisor_address,
+            facts=facts,
+            book=self.book,
+            last_report=lambda: self._last,
+            post=self._host.post,
+            answer_seconds=settings.supervisor_answer_seconds * scale,
+        )
+        parts = self._parts = _Parts(facts, shelf, generation, scheduler, supervisor)
+        return parts
+
+    # ---------------------------------------------------------------------------------------------------------- engine
+
+    def _on_batch(self, batch: Batch) -> None:
+        parts = self._loaded()
+        if batch.report is not None:
+            self._last = batch.report
+        parts.generation.on_batch(batch)
+        for event in batch.events:
+            self._on_event(event, parts)
+        for ended in batch.ended:
+            parts.supervisor.ended(ended)
+        if batch.report is not None:
+            self._report_asked = False
+            self._publish(batch.report)
+
+    def _on_event(self, event: Event, parts: "_Parts") -> None:
+        match event:
+            case OverflowAhead():
+                self.metrics.overflows.inc()
+                parts.supervisor.overflow(event)
+            case ParkedNow():
+                self.metrics.parks.labels(event.method.value).inc()
+                self.metrics.vllm_preemptions.labels(self._folder.name).inc()
+                if event.by_itself:
+                    self.metrics.self_parks.inc()
+                parts.supervisor.parked(event)
+            case ResumedNow():
+                self.metrics.resumes.labels(event.method.value).inc()
+                parts.supervisor.resumed(event)
+            case AdapterLoaded():
+                if (one := parts.shelf.on_loaded(event)) is not None:
+                    parts.scheduler.adapter_came(one)
+            case AdapterEvicted():
+                parts.shelf.on_evicted(event)
+            case AdapterFailed():
+                log.warning("adapter does not load", adapter=event.digest, reason=event.error.message)
+                if (one := parts.shelf.on_failed(event)) is not None:
+                    parts.scheduler.adapter_failed(one, event)
+            case StateChanged():
+                pass  # the gateway has it already
+
+    def _beat(self) -> None:
+        """Ask for a report. An engine that has not answered the last time is busy or hung: its last one goes out again,
+        so that silence always means a lost runner and steps that stand still a hung engine."""
+        if self._report_asked and self._last is not None:
+            self._publish(self._last)
+        self._report_asked = True
+        self._host.post(ReportNow())
+
+    def _publish(self, report: EngineReport) -> None:
+        parts = self._loaded()
+        self.metrics.on_report(report, pages=parts.facts.info.pages, model=self._folder.name)
+        running = {entry.adapter for entry in report.book if entry.adapter and entry.pages_used}
+        wanted = {one.adapter for one in self.book if one.adapter}
+        names = {digest: _name_of(parts.shelf, digest) for digest in running | wanted}
+        self.metrics.on_adapters(
+            max_lora=parts.facts.info.adapter_slots,
+            waiting={names[digest] for digest in wanted - running},
+            running={names[digest] for digest in running},
+        )
+        parts.scheduler.report(report)
+        parts.supervisor.report(report)
+
+    # ------------------------------------------------------------------------------------------------------------ gRPC
+
+    def _add_to(self, server: grpc.aio.Server) -> None:
+        # Not by the generated function: what goes to gateways is encoded already, so this handler has no serializer.
+        handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            "Generate": grpc.stream_stream_rpc_method_handler(
+                self._generate, request_deserializer=runner_pb2.GenerateUp.FromString
+            ),
+            "Assets": grpc.unary_stream_rpc_method_handler(
+                self._assets,
+                request_deserializer=runner_pb2.AssetsRequest.FromString,
+                response_serializer=runner_pb2.AssetChunk.SerializeToString,
+            ),
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, handlers),))
+
+    async def _generate(self, requests: AsyncIterator[runner_pb2.GenerateUp], context: Any) -> None:
+        try:
+            generation = self._loaded().generation
+        except MotetError as error:
+            await context.abort(error.row.grpc, error.message)
+            raise
+        await generation.serve(requests, context)
+
+    async def _assets(self, request: runner_pb2.AssetsRequest, context: Any) -> AsyncIterator[runner_pb2.AssetChunk]:
+        try:
+            facts = self._loaded().facts
+            async for chunk in stream_assets(self._folder, facts.asset_digest, request):
+                yield chunk
+        except MotetError as error:
+            await context.abort(error.row.grpc, error.message)
+
+    def _loaded(self) -> "_Parts":
+        if self._parts is None:
+            raise Overloaded("the model is still being loaded")
+        return self._parts
+
+
+class _Parts:
+    """What exists once the engine is loaded."""
+
+    def __init__(
+        self, facts: Facts, shelf: Shelf, generation: Generation, scheduler: SchedulerLink, supervisor: SupervisorLink
+    ) -> None:
+        self.facts = facts
+        self.shelf = shelf
+        self.generation = generation
+        self.scheduler = scheduler
+        self.supervisor = supervisor
+
+
+def _name_of(shelf: Shelf, digest: Digest) -> str:
+    one = shelf.get(digest)
+    return one.name if one is not None else digest
