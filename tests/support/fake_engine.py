@@ -325,7 +325,7 @@ class FakeEngine:
                 BookEntry(
                     request=one.new.request,
                     epoch=one.new.epoch,
-                    promise=one.promise,
+                    promise=one.wanted if one.state is State.PARKED else one.promise,
                     pages_used=one.held,
                     state=one.state,
                     prompt_tokens=len(one.new.prompt),

@@ -30,6 +30,7 @@ class Placement:
     request_class: "common_pb2.RequestClass.ValueType"
     gateway: str
     stream: int
+    max_tokens: int = 0
     in_engine: bool = False
 
 
@@ -108,6 +109,7 @@ class Book:
                 adapter_digest=one.adapter,
                 request_class=one.request_class,
                 gateway=one.gateway,
+                max_tokens=one.max_tokens,
             )
             known = told.get((one.request, one.epoch))
             if known is not None:

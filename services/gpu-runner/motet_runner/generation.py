@@ -139,6 +139,7 @@ class Generation:
             request_class=submit.request_class,
             gateway=stream.gateway,
             stream=stream.id,
+            max_tokens=sequence.sampling.max_tokens,
         )
         self._book.open(placement)
         if sequence.adapter == BASE or self._shelf.take(sequence.adapter) is not None:

@@ -155,6 +155,7 @@ class BookEntry:
     request: RequestId
     epoch: int
     promise: int
+    """Pages; of a parked one those that it must be promised to come back."""
     pages_used: int
     state: State
     prompt_tokens: int

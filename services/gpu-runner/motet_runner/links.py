@@ -197,7 +197,9 @@ class SchedulerLink:
 
     async def _ensure(self, order: scheduler_pb2.EnsureAdapter) -> None:
         try:
-            self._tell_adapter(state_of(order.adapter, await self._shelf.ensure(order)))
+            state = state_of(order.adapter, await self._shelf.ensure(order))
+            state.answers = order.stage
+            self._tell_adapter(state)
         except MotetError as error:
             log.warning(
                 "adapter refused",
@@ -206,7 +208,9 @@ class SchedulerLink:
                 reason=error.message,
             )
             self._tell_adapter(
-                scheduler_pb2.AdapterState(ref=order.adapter, digest=order.expected_digest, failure=error.to_proto())
+                scheduler_pb2.AdapterState(
+                    ref=order.adapter, digest=order.expected_digest, failure=error.to_proto(), answers=order.stage
+                )
             )
 
     def _tell_adapter(self, state: scheduler_pb2.AdapterState) -> None:

@@ -966,6 +966,7 @@ class AdapterState(_message.Message):
     CERTIFICATE_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
+    ANSWERS_FIELD_NUMBER: _builtins.int
     digest: _builtins.str
     """resolved; empty if the fetch failed"""
     stage: _common_pb2.AdapterStage.ValueType
@@ -973,6 +974,8 @@ class AdapterState(_message.Message):
     progress: _builtins.float
     """of the stage under way, 0 to 1"""
     bytes: _builtins.int
+    answers: _common_pb2.AdapterStage.ValueType
+    """the stage that the order asked for; unset for news that nobody asked for"""
     @_builtins.property
     def ref(self) -> _common_pb2.AdapterRef: ...
     @_builtins.property
@@ -989,10 +992,11 @@ class AdapterState(_message.Message):
         certificate: Global___Certificate | None = ...,
         failure: _common_pb2.Failure | None = ...,
         bytes: _builtins.int = ...,
+        answers: _common_pb2.AdapterStage.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "failure", b"failure", "ref", b"ref"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "certificate", b"certificate", "digest", b"digest", "failure", b"failure", "progress", b"progress", "ref", b"ref", "stage", b"stage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "bytes", b"bytes", "certificate", b"certificate", "digest", b"digest", "failure", b"failure", "progress", b"progress", "ref", b"ref", "stage", b"stage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
