@@ -85,6 +85,10 @@ class RunnerService:
         )
         self.ready = asyncio.Event()
 
+    @property
+    def draining(self) -> bool:
+        return self._parts is not None and bool(self._parts.generation.refusing)
+
     async def run(self) -> None:
         # The child first: channels and servers are made after processes are.
         await self._host.start()

@@ -9,7 +9,6 @@ import asyncio
 import errno
 import fcntl
 import itertools
-import json
 import os
 import shutil
 import stat
@@ -21,16 +20,15 @@ from urllib.parse import unquote, urlsplit
 import structlog
 
 from motet.digest import ADAPTER_FILES, CHUNK_BYTES, ContentDigest, from_hex, hex_of
-from motet.errors import AdapterError, AdapterFetchFailed, AdapterIncompatible
+from motet.errors import AdapterError, AdapterFetchFailed
 from motet.model import Digest
+from motet_runner.adapters.header import read_header
 
 log = structlog.get_logger(__name__)
 
 CONFIG, WEIGHTS = ADAPTER_FILES
 CERTIFICATE = "certificate.json"
 MAX_CONFIG_BYTES = 1 << 20
-MAX_HEADER_BYTES = 100 << 20
-"""What the safetensors library itself accepts."""
 
 ATTEMPTS = 3
 """Somebody may be writing the files just now; so often it is read again."""
@@ -139,7 +137,7 @@ class DiskCache:
             digest = content.digest()
             if expected and digest != expected:
                 raise AdapterFetchFailed(f"{source} has the digest {digest}, not {expected} as the adapter asks for.")
-            check_safetensors(target / WEIGHTS)
+            read_header(target / WEIGHTS)  # complete, and really safetensors
             final = self.path_of(digest)
             try:
                 target.rename(final)
@@ -230,25 +228,6 @@ def look_at(folder: Path, max_bytes: int) -> Signature:
             raise AdapterFetchFailed(f"{path} is {status.st_size} bytes; at most {limit} are read.")
         entries.append((status.st_ino, status.st_mtime_ns, status.st_size, status.st_ctime_ns))
     return tuple(entries)
-
-
-def check_safetensors(path: Path) -> None:
-    """The file's own arithmetic: its header is JSON of a sane size, and the tensors end where the file ends."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > min(MAX_HEADER_BYTES, size - 8):
-            raise AdapterIncompatible(f"{WEIGHTS} is not a safetensors file (or is cut short): save the adapter again.")
-        try:
-            header = json.loads(file.read(length))
-            ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
-            complete = max(ends, default=0) == size - 8 - length
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError):
-            raise AdapterIncompatible(
-                f"{WEIGHTS} has no readable safetensors header: save the adapter again."
-            ) from None
-    if not complete:
-        raise AdapterIncompatible(f"{WEIGHTS} is cut short or has bytes after its tensors: copy the adapter again.")
 
 
 def _missing(folder: Path, name: str) -> str:

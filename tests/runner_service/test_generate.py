@@ -1,0 +1,211 @@
+"""Runner.Generate over real gRPC: what gateways get, and what a runner does not take on."""
+
+import asyncio
+import functools
+
+import grpc
+import pytest
+
+from motet.api.v1 import common_pb2, runner_pb2, scheduler_pb2
+from motet.rpc import is_healthy
+from tests.runner_service.peers import gateway_to, scheduler_at, until
+from tests.support.fake_engine import FakeEngine, tokens_of
+from tests.support.runners import fake_runner
+
+SLOW = functools.partial(FakeEngine, step_seconds=0.005)
+
+
+async def test_a_gateway_gets_every_token_once_and_one_finish(folder):
+    async with fake_runner(folder) as runner, gateway_to(runner.address) as gateway:
+        await gateway.submit("a", max_tokens=40)
+        last = await gateway.finished("a")
+        assert gateway.tokens["a", 1] == tokens_of((1, 2, 3), 7, 40)
+        assert last.finish == common_pb2.FINISH_REASON_LENGTH
+        assert gateway.welcome.runner.instance == "r0"
+        assert len(runner.service.book) == 0
+
+
+async def test_a_step_is_one_message_with_all_sequences_of_a_gateway(folder):
+    async with fake_runner(folder, engine=SLOW) as runner, gateway_to(runner.address) as gateway:
+        for n in range(8):
+            await gateway.submit(f"r{n}", max_tokens=30, seed=n)
+        for n in range(8):
+            await gateway.finished(f"r{n}")
+            assert gateway.tokens[f"r{n}", 1] == tokens_of((1, 2, 3), n, 30)
+        assert max(len(step.sequences) for step in gateway.steps) >= 8
+        assert len(gateway.steps) < 80
+
+
+async def test_two_gateways_get_only_their_own(folder):
+    async with fake_runner(folder) as runner:
+        async with gateway_to(runner.address, "g0") as one, gateway_to(runner.address, "g1") as two:
+            await one.submit("a", seed=1)
+            await two.submit("b", seed=2)
+            await one.finished("a")
+            await two.finished("b")
+            assert set(one.tokens) == {("a", 1)}
+            assert set(two.tokens) == {("b", 1)}
+
+
+async def test_a_moved_request_goes_on_after_the_delivered_tokens(folder):
+    whole = tokens_of((1, 2, 3), 7, 20)
+    async with fake_runner(folder) as runner, gateway_to(runner.address) as gateway:
+        await gateway.submit("a", epoch=2, max_tokens=20, delivered=tuple(whole[:12]))
+        await gateway.finished("a", 2)
+        assert gateway.first_index["a", 2] == 12
+        assert gateway.tokens["a", 2] == whole[12:]
+
+
+async def test_cancel_frees_pages_and_ends_the_sequence(folder):
+    async with fake_runner(folder, engine=SLOW) as runner, gateway_to(runner.address) as gateway:
+        await gateway.submit("a", max_tokens=1000)
+        await until(lambda: gateway.tokens.get(("a", 1)))
+        await gateway.cancel("a")
+        last = await gateway.finished("a")
+        assert last.finish == common_pb2.FINISH_REASON_CANCELLED
+        assert last.index == len(gateway.tokens["a", 1])
+        assert len(runner.service.book) == 0
+
+
+async def test_a_submit_has_exactly_one_choice(folder):
+    async with fake_runner(folder) as runner, gateway_to(runner.address) as gateway:
+        await gateway.submit("a", choices=2)
+        declined = await gateway.refusal("a")
+        assert declined.failure.code == "invalid_value"
+        assert "one choice" in declined.failure.message
+
+
+async def test_what_the_engine_declines_reaches_gateway_and_scheduler(folder):
+    address = f"unix:{folder}/s.sock"
+    async with scheduler_at(address) as scheduler:
+        async with fake_runner(folder, scheduler=address, engine=lambda: FakeEngine(pages=4)) as runner:
+            async with gateway_to(runner.address) as gateway:
+                await until(lambda: scheduler.of("hello"))
+                await gateway.submit("a", max_tokens=100)
+                declined = await gateway.refusal("a")
+                assert declined.failure.code == "declined"
+                (up,) = await until(lambda: scheduler.of("declined"))
+                assert (up.request, up.epoch, up.failure.code) == ("a", 1, "declined")
+                assert len(runner.service.book) == 0
+
+
+async def test_a_lower_term_is_declined(folder):
+    async with fake_runner(folder) as runner, gateway_to(runner.address) as gateway:
+        await gateway.submit("a", term=5)
+        await gateway.finished("a")
+        await gateway.submit("b", term=4)
+        assert (await gateway.refusal("b")).failure.code == "declined"
+
+
+async def test_a_lower_epoch_is_declined_even_after_the_end(folder):
+    async with fake_runner(folder) as runner, gateway_to(runner.address) as gateway:
+        await gateway.submit("a", epoch=3)
+        await gateway.finished("a", 3)
+        await gateway.submit("a", epoch=2)
+        assert "epoch 3" in (await gateway.refusal("a", 2)).failure.message
+
+
+async def test_a_higher_epoch_takes_the_place_of_the_older_one(folder):
+    async with fake_runner(folder, engine=SLOW) as runner, gateway_to(runner.address) as gateway:
+        await gateway.submit("a", max_tokens=200)
+        have = await until(lambda: gateway.tokens.get(("a", 1)))
+        await gateway.submit("a", epoch=2, max_tokens=10, delivered=tuple(have[:1]))
+        await gateway.finished("a", 2)
+        assert (await gateway.finished("a", 1)).finish == common_pb2.FINISH_REASON_CANCELLED
+        assert gateway.tokens["a", 2] == tokens_of((1, 2, 3), 7, 10)[1:]
+        assert len(runner.service.book) == 0
+
+
+async def test_sequences_of_a_lost_gateway_end_after_the_grace(folder):
+    async with fake_runner(folder, engine=SLOW) as runner:
+        async with gateway_to(runner.address) as gateway:
+            await gateway.submit("a", max_tokens=2000)
+            await until(lambda: gateway.tokens.get(("a", 1)))
+        await until(lambda: len(runner.service.book) == 0, seconds=2)
+
+
+async def test_a_resubmitted_request_survives_the_loss_of_its_first_stream(folder):
+    async with fake_runner(folder, engine=SLOW, gateway_grace_seconds=2.0) as runner:
+        async with gateway_to(runner.address) as first:
+            await first.submit("a", max_tokens=60)
+            have = await until(lambda: first.tokens.get(("a", 1)))
+        async with gateway_to(runner.address) as second:
+            await second.submit("a", epoch=2, max_tokens=60, delivered=tuple(have))
+            await second.finished("a", 2)
+            assert have + second.tokens["a", 2] == tokens_of((1, 2, 3), 7, 60)
+
+
+async def test_the_first_message_must_be_a_hello(folder):
+    async with fake_runner(folder) as runner, gateway_to(runner.address, hello=False) as gateway:
+        await gateway.submit("a")
+        await until(lambda: gateway.error)
+        assert gateway.error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "GenerateHello" in gateway.error.details()
+
+
+async def test_a_draining_runner_takes_nothing_new_and_finishes_what_it_has(folder):
+    address = f"unix:{folder}/s.sock"
+    async with scheduler_at(address) as scheduler, fake_runner(folder, scheduler=address, engine=SLOW) as runner:
+        async with gateway_to(runner.address) as gateway:
+            await gateway.submit("a", max_tokens=60)
+            await until(lambda: gateway.tokens.get(("a", 1)))
+            scheduler.send(scheduler_pb2.AttachDown(drain=scheduler_pb2.Drain(term=1)))
+            await until(lambda: runner.service.draining)
+            await gateway.submit("b")
+            assert "drained" in (await gateway.refusal("b")).failure.message
+            await gateway.finished("a")
+            assert await is_healthy(runner.address)
+
+
+async def test_the_scheduler_can_cancel(folder):
+    address = f"unix:{folder}/s.sock"
+    async with scheduler_at(address) as scheduler, fake_runner(folder, scheduler=address, engine=SLOW) as runner:
+        async with gateway_to(runner.address) as gateway:
+            await until(lambda: scheduler.of("hello"))
+            await gateway.submit("a", max_tokens=1000)
+            await until(lambda: gateway.tokens.get(("a", 1)))
+            for epoch in (2, 1):  # the first is about a placement that is not here
+                order = scheduler_pb2.CancelRequest(term=1, request="a", epoch=epoch)
+                scheduler.send(scheduler_pb2.AttachDown(cancel=order))
+            assert (await gateway.finished("a")).finish == common_pb2.FINISH_REASON_CANCELLED
+
+
+async def test_a_gateway_that_does_not_read_is_dropped_and_stops_nobody(folder):
+    engine = functools.partial(FakeEngine, pages=4096, max_model_length=100_000)
+    async with fake_runner(folder, engine=engine, outbox_mib=1) as runner:
+        async with gateway_to(runner.address) as good:
+            channel = grpc.aio.insecure_channel(runner.address)
+            from motet.api.v1 import runner_pb2_grpc
+
+            deaf = runner_pb2_grpc.RunnerStub(channel).Generate()
+            await deaf.write(runner_pb2.GenerateUp(hello=runner_pb2.GenerateHello(gateway="deaf")))
+            for n in range(16):
+                sampling = runner_pb2.Sampling(max_tokens=40_000, ignore_eos=True)
+                submit = runner_pb2.Submit(
+                    request=f"d{n}", epoch=1, promise={"pages": 64}, prompt_ids=[1], choices=[{}], sampling=sampling
+                )
+                await deaf.write(runner_pb2.GenerateUp(submit=submit))
+            await good.submit("a", max_tokens=50)
+            await good.finished("a")
+            await until(lambda: len(runner.service.book) == 0, seconds=60)
+            deaf.cancel()
+            await channel.close()
+
+
+async def test_the_engines_death_ends_the_service(folder):
+    async with fake_runner(folder) as runner:
+        runner.crash()
+        async with asyncio.timeout(2):
+            error = await runner.ended()
+        assert type(error).__name__ == "EngineDied"
+
+
+@pytest.mark.parametrize("rate", [1.0])
+async def test_a_restarted_runner_is_another_incarnation(folder, rate):
+    async with fake_runner(folder, engine=lambda: FakeEngine(decline_rate=rate)) as runner:
+        first = runner.service.identity.incarnation
+        await runner.restart()
+        assert runner.service.identity.incarnation != first
+        async with gateway_to(runner.address) as gateway:
+            await gateway.submit("a")
+            assert (await gateway.refusal("a")).failure.code == "declined"
