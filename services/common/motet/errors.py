@@ -76,106 +76,156 @@ class MotetError(Exception):
 
 
 class InvalidRequest(MotetError):
+    """The request says something that makes no sense. The message names the field and the value to give instead."""
+
     row = Row("invalid_value", 400, "invalid_request_error", grpc.StatusCode.INVALID_ARGUMENT)
 
 
 class ContextLengthExceeded(InvalidRequest):
+    """Prompt and `max_tokens` together are longer than the model can hold. Shorten the prompt or ask for less."""
+
     row = Row("context_length_exceeded", 400, "invalid_request_error", grpc.StatusCode.INVALID_ARGUMENT)
 
 
 class UnsupportedParameter(InvalidRequest):
+    """A parameter is known but not supported here. Leave it out; answers would not be what it asks for."""
+
     row = Row("unsupported_parameter", 400, "invalid_request_error", grpc.StatusCode.INVALID_ARGUMENT)
 
 
 class UnsupportedMediaType(InvalidRequest):
+    """The body is not JSON. Send `content-type: application/json`."""
+
     row = Row("unsupported_media_type", 415, "invalid_request_error", grpc.StatusCode.INVALID_ARGUMENT)
 
 
 class RequestTooLarge(InvalidRequest):
+    """The body is larger than the gateway reads. Send a smaller one, or raise MOTET_GATEWAY_MAX_BODY_BYTES."""
+
     row = Row("request_too_large", 413, "invalid_request_error", grpc.StatusCode.RESOURCE_EXHAUSTED)
 
 
 class NotAuthenticated(MotetError):
+    """The credential is missing, wrong or revoked. Send `authorization: Bearer <key>`."""
+
     row = Row("invalid_api_key", 401, "authentication_error", grpc.StatusCode.UNAUTHENTICATED)
 
 
 class ModelNotFound(MotetError):
+    """No model of this name for this tenant; the message has the nearest names. `GET /v1/models` lists them all."""
+
     row = Row("model_not_found", 404, "not_found_error", grpc.StatusCode.NOT_FOUND)
 
 
 class NotFound(MotetError):
+    """No such path or object."""
+
     row = Row("not_found", 404, "not_found_error", grpc.StatusCode.NOT_FOUND)
 
 
 class RateLimited(MotetError):
+    """The tenant has used up what the pool grants it for now. Wait for the time in `retry-after`."""
+
     row = Row("rate_limit_exceeded", 429, "rate_limit_error", grpc.StatusCode.RESOURCE_EXHAUSTED, 1.0)
 
 
 class Overloaded(MotetError):
+    """The system cannot take the request now. Try again after the time in `retry-after`."""
+
     row = Row("overloaded", 503, "overloaded_error", grpc.StatusCode.UNAVAILABLE, 1.0)
 
 
 class PoolSaturated(Overloaded):
+    """No room for the promise on any runner, and the queue is full. Try again later; add runners if it lasts."""
+
     row = Row("pool_saturated", 503, "overloaded_error", grpc.StatusCode.RESOURCE_EXHAUSTED, 2.0)
 
 
 class AdapterLoading(Overloaded):
+    """The adapter is being fetched or checked. Try again in a moment."""
+
     row = Row("adapter_loading", 503, "overloaded_error", grpc.StatusCode.UNAVAILABLE, 2.0)
 
 
 class NoRunner(Overloaded):
+    """No runner of the model's pool is up. `motet status` says why."""
+
     row = Row("no_runner", 503, "overloaded_error", grpc.StatusCode.UNAVAILABLE, 2.0)
 
 
 class StoreUnavailable(Overloaded):
+    """The database is locked, full or away. Serving goes on where it can; the message says what to put right."""
+
     row = Row("store_unavailable", 503, "overloaded_error", grpc.StatusCode.UNAVAILABLE, 5.0)
 
 
 class DeadlineExceeded(Overloaded):
+    """The request waited longer than it may. Try again later, or allow more time."""
+
     row = Row("deadline_exceeded", 504, "overloaded_error", grpc.StatusCode.DEADLINE_EXCEEDED, 2.0)
 
 
 class AdapterError(MotetError):
+    """The adapter cannot be served as it is. Its owner must act; `motet status` shows the adapter's conditions."""
+
     row = Row("adapter_error", 422, "adapter_error", grpc.StatusCode.FAILED_PRECONDITION)
 
 
 class AdapterIncompatible(AdapterError):
+    """A field or a tensor of the adapter does not fit the base model or is not supported; the message names it."""
+
     row = Row("adapter_incompatible", 422, "adapter_error", grpc.StatusCode.FAILED_PRECONDITION)
 
 
 class AdapterFetchFailed(AdapterError):
+    """The adapter's files are missing, unreadable or not what the digest says. The message names the file."""
+
     row = Row("adapter_fetch_failed", 422, "adapter_error", grpc.StatusCode.FAILED_PRECONDITION)
 
 
 class Declined(MotetError):
+    """A runner would not take the request here and now. The scheduler places it again; clients hardly ever see this."""
+
     row = Row("declined", 503, "overloaded_error", grpc.StatusCode.ABORTED, 0.1)
 
 
 class EngineRestarted(MotetError):
+    """The runner died and the stream could not be continued elsewhere before its deadline. Send it again."""
+
     row = Row("engine_restarted", 503, "server_error", grpc.StatusCode.UNAVAILABLE, 1.0)
 
 
 class Cancelled(MotetError):
+    """The client left, or asked for the request to be cancelled."""
+
     row = Row("cancelled", 499, "cancelled", grpc.StatusCode.CANCELLED)
 
 
 class Internal(MotetError):
-    pass
+    """A defect of Motet. The log has the details under the request id; please report it."""
 
 
 class SetupError(MotetError):
+    """A process cannot start as it is set up. The message names the setting or the command-line option."""
+
     row = Row("setup_error", 500, "server_error", grpc.StatusCode.FAILED_PRECONDITION)
 
 
 class ManifestError(SetupError):
+    """A manifest is wrong. The message has file, line, column and the nearest valid name."""
+
     row = Row("manifest_invalid", 500, "server_error", grpc.StatusCode.FAILED_PRECONDITION)
 
 
 class ModelFolderError(SetupError):
+    """The base model's folder is missing, incomplete or of a kind that cannot be served. The message says which."""
+
     row = Row("model_folder_invalid", 500, "server_error", grpc.StatusCode.FAILED_PRECONDITION)
 
 
 class StateDirectoryError(SetupError):
+    """The state directory is in use, full, or cannot be written. The message names it and the way out."""
+
     row = Row("state_directory_unusable", 500, "server_error", grpc.StatusCode.FAILED_PRECONDITION)
 
 

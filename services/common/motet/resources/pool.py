@@ -46,8 +46,14 @@ class Engine(Shape):
     """Which published system's policies to run; `paged-chunk` unless said otherwise."""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = None
+    """Of weights and KV. `auto`: float32 on a CPU, the model's own on a GPU."""
+
     device: Literal["auto", "cpu", "cuda"] | None = None
+    """`auto`: a GPU when there is one."""
+
     max_lora_rank: Annotated[int, Field(ge=1, le=512)] | None = None
+    """Adapters of a higher rank are refused."""
+
     max_resident_adapters: Annotated[int, Field(ge=1, le=4096)] | None = None
     """Adapters in device memory at once."""
 
@@ -58,6 +64,8 @@ class Engine(Shape):
     """Tokens of prompt and output together; absent: what the model was made for."""
 
     max_concurrent_sequences: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """Sequences in one iteration at most."""
+
     memory_utilization_percent: Annotated[int, Field(ge=1, le=99)] | None = None
     """The share of device memory that the runner may take."""
 
@@ -77,8 +85,13 @@ class Engine(Shape):
 
 class LabelRequirement(Shape):
     key: LabelKey
+    """Which label."""
+
     operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]
+    """How the label is judged."""
+
     values: Annotated[list[LabelValue], Field(max_length=64)] = Field(default_factory=list)
+    """For `In` and `NotIn`: the values compared with."""
 
     @model_validator(mode="after")
     def _values(self) -> "LabelRequirement":
@@ -102,7 +115,10 @@ class LabelRequirement(Shape):
 
 class LabelSelector(Shape):
     match_labels: Labels = Field(default_factory=dict)
+    """Labels that must all be there with these values."""
+
     match_expressions: Annotated[list[LabelRequirement], Field(max_length=16)] = Field(default_factory=list)
+    """Requirements that must all hold."""
 
     def matches(self, labels: dict[str, str]) -> bool:
         return self.match_labels.items() <= labels.items() and all(
@@ -112,6 +128,8 @@ class LabelSelector(Shape):
 
 class AllowedNamespaces(Shape):
     from_: Literal["Same", "All", "Selector"] = Field(default="Same", alias="from")
+    """The pool's own namespace, every one, or those the selector picks by their labels."""
+
     selector: LabelSelector | None = None
 
     @model_validator(mode="after")
@@ -144,6 +162,8 @@ class ServingPoolSpec(Shape):
 
     engine: Engine = Engine()
     replicas: Annotated[int, Field(ge=0, le=MAX_REPLICAS)] = 1
+    """Runners; `--runners` overrides it locally."""
+
     allowed_namespaces: AllowedNamespaces = AllowedNamespaces()
     """Whose adapters may refer to this pool."""
 

@@ -70,4 +70,7 @@ class ObjectMeta(Shape):
     """The tenant."""
 
     labels: Labels = Field(default_factory=dict)
+    """Yours; a Namespace's are what `allowedNamespaces.selector` looks at."""
+
     annotations: Annotated[dict[str, str], Field(max_length=64)] = Field(default_factory=dict)
+    """Yours; Motet reads none."""

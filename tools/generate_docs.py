@@ -1,0 +1,288 @@
+"""Write docs/reference from the code (`make generate`): settings, metrics, errors, manifest fields.
+
+What has no explanation where it is defined is refused here, so nothing stays unexplained. The result is committed;
+tests/repo writes it again and compares. `--out DIR` writes elsewhere.
+"""
+
+import argparse
+import ast
+import importlib
+import importlib.util
+import inspect
+import json
+import sys
+import textwrap
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics import MetricWrapperBase
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+from pydantic_settings import BaseSettings
+
+ROOT = Path(__file__).resolve().parent.parent
+REFERENCE = ROOT / "docs" / "reference"
+
+PACKAGES = {
+    "motet": "Every process",
+    "motet_gateway": "Gateway",
+    "motet_scheduler": "Scheduler",
+    "motet_supervisor": "Supervisor",
+    "motet_predictor": "Predictor",
+    "motet_runner": "Runner",
+    "motet_operator": "Operator",
+    "motet_cli": "Command line",
+}
+
+NOTE = "<!-- Written by tools/generate_docs.py (`make generate`). Change the code, not this page. -->\n"
+
+
+def module_of(package: str, name: str) -> ModuleType | None:
+    if importlib.util.find_spec(f"{package}.{name}") is None:
+        return None
+    return importlib.import_module(f"{package}.{name}")
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    cells = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells) + "\n"
+
+
+def code(text: object) -> str:
+    return f"`{text}`" if str(text) else ""
+
+
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+# Settings ------------------------------------------------------------------------------------------------------------
+
+
+def settings_of(module: ModuleType) -> list[type[BaseSettings]]:
+    return [
+        kind
+        for _, kind in sorted(vars(module).items())
+        if inspect.isclass(kind) and issubclass(kind, BaseSettings) and kind.__module__ == module.__name__
+    ]
+
+
+def field_docstrings(kind: type) -> dict[str, str]:
+    """The string under each annotated field, for the class and those it derives from."""
+    found: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        if base.__module__.split(".")[0] not in PACKAGES:
+            continue
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        assert isinstance(definition, ast.ClassDef)
+        for pair in pairwise(definition.body):
+            match pair:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    found[name] = inspect.cleandoc(text)
+    return found
+
+
+def default_of(field: FieldInfo) -> str:
+    value = field.get_default(call_default_factory=True, validated_data={})
+    if value is PydanticUndefined:
+        return "required"
+    if isinstance(value, list | tuple | set | frozenset):
+        value = json.dumps(list(value))
+    return "" if value is None or value == "" else code(value)
+
+
+def variable(kind: type[BaseSettings], name: str) -> str:
+    alias = kind.model_fields[name].validation_alias
+    return alias if isinstance(alias, str) else f"{kind.model_config.get('env_prefix', '')}{name}".upper()
+
+
+def settings_page() -> str:
+    parts = [
+        NOTE,
+        "# Settings\n",
+        flat("""Every process reads its settings from the environment, once, when it starts. Lists are written as JSON.
+        A wrong value ends the process with exit status 2 and a sentence that names the variable. `motet up` sets what
+        connects the processes; the rest passes through from its own environment.""")
+        + "\n",
+    ]
+    for package, title in PACKAGES.items():
+        module = module_of(package, "settings")
+        kinds = settings_of(module) if module is not None else []
+        if not kinds:
+            continue
+        parts.append(f"## {title}\n")
+        for kind in kinds:
+            docstrings = field_docstrings(kind)
+            if len(kinds) > 1:
+                parts.append(f"{inspect.cleandoc(kind.__doc__ or '')}\n")
+            rows = []
+            for name, field in kind.model_fields.items():
+                if name not in docstrings:
+                    sys.exit(f"{kind.__module__}.{kind.__name__}.{name} has no docstring under it: say what it changes")
+                rows.append([code(variable(kind, name)), default_of(field), flat(docstrings[name])])
+            parts.append(table(["variable", "default", "meaning"], rows))
+    return "\n".join(parts)
+
+
+# Metrics -------------------------------------------------------------------------------------------------------------
+
+
+def metrics_of(module: ModuleType) -> list[list[str]]:
+    registry = CollectorRegistry(auto_describe=True)
+    module.Metrics(registry)
+    rows = []
+    for collector in list(registry._collector_to_names):
+        labels = getattr(collector, "_labelnames", ()) if isinstance(collector, MetricWrapperBase) else ()
+        for metric in collector.describe() if hasattr(collector, "describe") else collector.collect():
+            if not metric.documentation:
+                sys.exit(f"{module.__name__}: the metric {metric.name} has no explanation")
+            name = metric.name + ("_total" if metric.type == "counter" else "")
+            rows.append([code(name), metric.type, ", ".join(map(code, labels)), flat(metric.documentation)])
+    return sorted(rows, key=lambda row: row[0].strip("`"))
+
+
+def metrics_page() -> str:
+    parts = [
+        NOTE,
+        "# Metrics\n",
+        flat("""In the Prometheus text format. Locally each process serves its own on a Unix socket, and the gateway's
+        `/metrics` appends all of them with a label `service`. Beside these every process has the usual `process_`,
+        `python_info` and `python_gc_` figures. Histograms appear as `_bucket`, `_sum` and `_count`.""")
+        + "\n",
+    ]
+    for package, title in PACKAGES.items():
+        module = module_of(package, "metrics")
+        if module is not None and hasattr(module, "Metrics"):
+            parts += [f"## {title}\n", table(["metric", "type", "labels", "meaning"], metrics_of(module))]
+    return "\n".join(parts)
+
+
+# Errors --------------------------------------------------------------------------------------------------------------
+
+
+def errors_page() -> str:
+    from motet.errors import TABLE
+
+    parts = [
+        NOTE,
+        "# Errors\n",
+        flat("""One table for every face of the system: what HTTP clients read as `error.code` and `error.type`, the
+        gRPC status between processes, and whether trying again makes sense. Every message says what is wrong and what
+        to do.""")
+        + "\n",
+    ]
+    for name, kind in sorted(TABLE.items()):
+        row = kind.row
+        meaning = vars(kind).get("__doc__")
+        if not meaning:
+            sys.exit(f"motet.errors.{kind.__name__} has no docstring: say what happened and what to do")
+        retry = f"after {row.retry_after:g} s, unless the answer says otherwise" if row.retry_after else "will not help"
+        parts += [
+            f"## {name}\n",
+            flat(meaning) + "\n",
+            f"HTTP {row.http} · type `{row.type}` · gRPC `{row.grpc.name}` · trying again {retry}\n",
+        ]
+    return "\n".join(parts)
+
+
+# Manifests -----------------------------------------------------------------------------------------------------------
+
+
+def bounds(schema: dict[str, Any]) -> str:
+    if "enum" in schema:
+        return " ".join(code(value) for value in schema["enum"])
+    if "const" in schema:
+        return code(schema["const"])
+    said = str(schema.get("type", "object"))
+    low, high = schema.get("minimum"), schema.get("maximum")
+    if low is not None or high is not None:
+        said += f", {low} to {high}"
+    if "maxLength" in schema:
+        said += f", at most {schema['maxLength']} characters"
+    return said
+
+
+def fields(schema: dict[str, Any], definitions: dict[str, Any], path: str) -> Iterator[list[str]]:
+    """One row per field below `path`, depth first."""
+    required = schema.get("required", [])
+    for name, stated in schema.get("properties", {}).items():
+        where = f"{path}.{name}" if path else name
+        value = dict(stated)
+        choices = [choice for choice in value.pop("anyOf", []) if choice.get("type") != "null"]
+        if len(choices) == 1:
+            value |= choices[0]
+        inner = value
+        if "$ref" in inner:
+            inner = definitions[inner["$ref"].rsplit("/", 1)[1]]
+        default = stated.get("default")
+        if name in required:
+            said = "required"
+        else:
+            said = "" if default is None or isinstance(default, dict | list) else code(str(default).replace("'", '"'))
+        if isinstance(default, bool):
+            said = code(str(default).lower())
+        nested = inner.get("properties")
+        meaning = flat(stated.get("description", ""))
+        if not meaning and not nested and name not in ("apiVersion", "kind"):
+            sys.exit(f"the manifest field {where} has no docstring under it: say what it changes")
+        yield [code(where), "" if nested else bounds(inner), said, meaning]
+        if nested:
+            yield from fields(inner, definitions, where)
+        items = inner.get("items", {})
+        if "$ref" in items:
+            yield from fields(definitions[items["$ref"].rsplit("/", 1)[1]], definitions, f"{where}[]")
+
+
+def manifests_page() -> str:
+    from motet.resources import LoRAAdapter, ServingPool
+    from motet.resources.coming import COMING_FIELDS, COMING_SCHEMES, COMING_VALUES
+
+    parts = [
+        NOTE,
+        "# Manifest fields\n",
+        flat("""`motet up -f FOLDER` reads every `*.yaml` in the folder; `v1` `Namespace` and `Secret` objects may lie
+        beside these two kinds. The namespace of an object is its tenant.""")
+        + "\n",
+    ]
+    for kind in (ServingPool, LoRAAdapter):
+        name = kind.__name__
+        schema = kind.model_json_schema(by_alias=True)
+        rows = list(fields(schema, schema.get("$defs", {}), ""))
+        parts += [f"## {name}\n", table(["field", "value", "default", "meaning"], rows)]
+        coming = [[code(path), what] for path, what in COMING_FIELDS[name].items()]
+        for path, values in COMING_VALUES.get(name, {}).items():
+            coming += [[code(f"{path}: {value}"), what] for value, what in values.items()]
+        parts += ["Not yet; validation says so:\n", table(["field", "comes with"], coming)]
+    schemes = [[code(f"{scheme}://"), what] for scheme, what in COMING_SCHEMES.items()]
+    parts += ["## Sources to come\n", table(["URI", "comes with"], schemes)]
+    return "\n".join(parts)
+
+
+PAGES = {
+    "settings.md": settings_page,
+    "metrics.md": metrics_page,
+    "errors.md": errors_page,
+    "manifests.md": manifests_page,
+}
+
+
+def generate(out: Path) -> list[Path]:
+    """Write every page into `out` and name the files."""
+    out.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, page in PAGES.items():
+        path = out / name
+        path.write_text(page(), encoding="utf-8")
+        written.append(path)
+    return written
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=REFERENCE)
+    for written in generate(parser.parse_args().out):
+        print(written.name)  # noqa: T201
