@@ -81,7 +81,10 @@ async def run_until(stop: asyncio.Event, *work: Awaitable[None]) -> None:
     try:
         await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if running.done():
-            running.result()
+            try:
+                running.result()
+            except BaseExceptionGroup as group:
+                raise group.exceptions[0] from None  # a SetupError must be one to whoever catches it
     finally:
         for task in (running, stopping):
             task.cancel()

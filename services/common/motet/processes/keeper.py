@@ -173,10 +173,8 @@ class Keeper:
     # ---------------------------------------------------------------------------------------------- for _Kept
 
     def record(self, kept: "_Kept") -> None:
-        if kept.identity is None:
-            return
         try:
-            self._records.write(kept.as_record(kept.identity))
+            self._records.write(kept.as_record())
         except OSError as error:
             # A full disk must not stop a restart; a lost record is made good by the sweep over environments.
             log.warning("cannot record a process", process=kept.spec.name, error=str(error))
@@ -242,6 +240,7 @@ class _Kept:
         """Of what runs now, which for an adopted process need not be what the specification says."""
         self.child: subprocess.Popen[bytes] | None = None
         self.identity: Identity | None = None
+        self._last = Identity(0, 0)
         self._keeper = keeper
         self._policy = policy
         self._clock = clock
@@ -264,16 +263,20 @@ class _Kept:
             log=self.spec.log,
         )
 
-    def as_record(self, identity: Identity) -> Record:
+    def as_record(self) -> Record:
+        """A dead one is recorded too, with the pid it had: why it died is for others to read."""
         return Record(
             name=self.spec.name,
             kind=self.spec.kind,
-            pid=identity.pid,
-            start_ticks=identity.start_ticks,
+            pid=self._last.pid,
+            start_ticks=self._last.start_ticks,
             boot=linux.boot_id(),
             fingerprint=self.fingerprint,
             log=str(self.spec.log),
+            phase=self.life.phase.value,
             restarts=self.life.restarts,
+            failures=self.life.failures,
+            exit_status=self.life.exit_status,
             ready=self.life.phase is Phase.READY,
             stop_order=self.spec.stop_order,
             reason=self.life.reason,
@@ -343,7 +346,7 @@ class _Kept:
         self._watch(stat.identity)
 
     def _watch(self, identity: Identity, *, adopted: bool = False) -> None:
-        self.identity = identity
+        self.identity = self._last = identity
         try:
             self._pidfd = os.pidfd_open(identity.pid)
         except ProcessLookupError:  # an adopted one that ended this very moment

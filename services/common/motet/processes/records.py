@@ -25,7 +25,10 @@ class Record:
     boot: str
     fingerprint: str
     log: str
+    phase: str = ""
     restarts: int = 0
+    failures: int = 0
+    exit_status: int | None = None
     ready: bool = False
     stop_order: int = 0
     reason: str = ""

@@ -1,0 +1,156 @@
+"""The manifest folder as a set of objects, and the adapter folders behind them as stamps.
+
+What is wrong never takes away what was right: a file that cannot be read any more keeps the objects it had.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from motet.resources import LoRAAdapter, Manifest, Namespace, Place, Problem, Resource, ServingPool, changes, files_of
+from motet.resources.validation import read_file
+
+Key = tuple[str, str]
+
+MISSING = "missing"
+
+
+@dataclass(frozen=True, slots=True)
+class Objects:
+    """Everything that is declared now."""
+
+    pools: tuple[Manifest, ...] = ()
+    adapters: tuple[Manifest, ...] = ()
+    namespaces: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    problems: tuple[Problem, ...] = ()
+
+
+class ManifestFolder:
+    """Remembers, file by file, the last version that was valid."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._good: dict[Path, tuple[Manifest, ...]] = {}
+        self._accepted: dict[Key, Manifest] = {}
+
+    def read(self) -> Objects:
+        problems: list[Problem] = []
+        try:
+            files = files_of(self.path)
+        except OSError as error:
+            problems.append(Problem(Place(str(self.path), 1, 1), f"cannot be read: {error.strerror}"))
+            files = list(self._good)
+        else:
+            self._good = {path: found for path, found in self._good.items() if path in files}
+            for path in files:
+                reading = read_file(path)
+                problems += reading.problems
+                if not reading.problems:
+                    self._good[path] = reading.manifests
+        self._accepted = self._merge(files, problems)
+        return _sorted_out(self._accepted.values(), problems)
+
+    def _merge(self, files: Iterable[Path], problems: list[Problem]) -> dict[Key, Manifest]:
+        accepted: dict[Key, Manifest] = {}
+        for path in files:
+            for manifest in self._good.get(path, ()):
+                kind, name = manifest.key
+                first = accepted.setdefault(manifest.key, manifest)
+                if first is not manifest:
+                    problems.append(
+                        Problem(
+                            manifest.place,
+                            f"is declared twice: first at {first.place}; remove one",
+                            "",
+                            f"{kind} {name}",
+                        )
+                    )
+                    continue
+                before = self._accepted.get(manifest.key)
+                broken = changes(before.resource, manifest.resource) if before is not None else []
+                if before is not None and broken:
+                    problems += [
+                        Problem(manifest.place_of(path_), sentence, ".".join(path_), f"{kind} {name}")
+                        for path_, sentence in broken
+                    ]
+                    accepted[manifest.key] = before
+        return accepted
+
+
+def _sorted_out(manifests: Iterable[Manifest], problems: Iterable[Problem]) -> Objects:
+    pools, adapters = [], []
+    namespaces: dict[str, Mapping[str, str]] = {}
+    for manifest in manifests:
+        match manifest.resource:
+            case ServingPool():
+                pools.append(manifest)
+            case LoRAAdapter():
+                adapters.append(manifest)
+            case Namespace(metadata=metadata):
+                namespaces[metadata.name] = metadata.labels
+            case _:
+                pass  # a Secret: nothing local reads it
+    return Objects(tuple(pools), tuple(adapters), namespaces, tuple(problems))
+
+
+def absolute_uri(uri: str, *, manifest: str) -> str:
+    """`file://` with a relative path counts from the manifest's folder; `file:///` is absolute already."""
+    path = uri.removeprefix("file://")
+    return (Path(manifest).parent.absolute() / path).as_uri().replace("%20", " ")
+
+
+def folder_of(uri: str) -> Path:
+    return Path(uri.removeprefix("file://"))
+
+
+def stamp_of(folder: Path) -> str:
+    """Changes when a file of the folder does: names, sizes, times and inodes, without reading any byte."""
+    try:
+        with os.scandir(folder) as entries:
+            lines = sorted(_describe(entry) for entry in entries if entry.is_file())
+    except OSError:
+        return MISSING
+    return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()[:16]
+
+
+def _describe(entry: "os.DirEntry[str]") -> str:
+    found = entry.stat()
+    return f"{entry.name} {found.st_size} {found.st_mtime_ns} {found.st_ino}"
+
+
+class Settled:
+    """Lets a changing value through once it has stayed the same for a while. The first value passes at once."""
+
+    def __init__(self, quiet_seconds: float) -> None:
+        self._quiet = quiet_seconds
+        self._value: dict[object, str] = {}
+        self._coming: dict[object, tuple[str, float]] = {}
+
+    def __call__(self, key: object, value: str, now: float) -> str:
+        settled = self._value.setdefault(key, value)
+        if value == settled:
+            self._coming.pop(key, None)
+            return settled
+        coming, since = self._coming.get(key, ("", now))
+        if coming != value:
+            self._coming[key] = (value, now)
+        elif now - since >= self._quiet:
+            del self._coming[key]
+            self._value[key] = value
+            return value
+        return settled
+
+    @property
+    def waiting(self) -> bool:
+        return bool(self._coming)
+
+    def forget(self, keep: set[object]) -> None:
+        for key in self._value.keys() - keep:
+            del self._value[key]
+            self._coming.pop(key, None)
+
+
+def resource_of(manifest: Manifest) -> Resource:
+    return manifest.resource

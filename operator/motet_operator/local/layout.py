@@ -1,0 +1,140 @@
+"""Where everything of one local stack lies, below its state directory.
+
+DATA/lock             held by `motet up` while it lives
+DATA/status.json      what `motet status` prints
+DATA/motet.db         the store
+DATA/cache/           adapters, certificates, tokenizers
+DATA/logs/<name>.log  one a process
+DATA/manifests/       the bundled ones, when no folder was given
+DATA/run/             records of processes, and the sockets where their paths are short enough
+"""
+
+import hashlib
+import os
+import shutil
+import stat
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from motet.errors import StateDirectoryError
+
+MAX_SOCKET_PATH = 100
+"""Bytes. The kernel's limit is 107; gRPC and the shells of people need some room."""
+
+MAX_INSTANCE_NAME = 31
+_LONGEST_SOCKET = "x" * MAX_INSTANCE_NAME + ".metrics.sock"
+
+
+def default_data_dir() -> Path:
+    """`$XDG_DATA_HOME/motet`, which is `~/.local/share/motet` unless said otherwise."""
+    base = os.environ.get("XDG_DATA_HOME", "")
+    return (Path(base) if base.startswith("/") else Path.home() / ".local" / "share") / "motet"
+
+
+@dataclass(frozen=True)
+class Layout:
+    data: Path
+
+    @classmethod
+    def of(cls, data: Path) -> "Layout":
+        return cls(data.expanduser().absolute())
+
+    @property
+    def run(self) -> Path:
+        return self.data / "run"
+
+    @property
+    def logs(self) -> Path:
+        return self.data / "logs"
+
+    @property
+    def lock(self) -> Path:
+        return self.data / "lock"
+
+    @property
+    def status(self) -> Path:
+        return self.data / "status.json"
+
+    @property
+    def manifests(self) -> Path:
+        return self.data / "manifests"
+
+    @property
+    def operator_records(self) -> Path:
+        """Kept by `motet up`."""
+        return self.run / "up"
+
+    @property
+    def service_records(self) -> Path:
+        """Kept by the operator."""
+        return self.run / "services"
+
+    @property
+    def database_url(self) -> str:
+        return f"sqlite+aiosqlite:///{self.data}/motet.db"
+
+    @cached_property
+    def sockets(self) -> Path:
+        """The folder of the sockets: `run`, or one with a short path when `run` lies too deep for the kernel."""
+        with suppress(OSError):
+            recorded = (self.run / "sockets").read_text().strip()
+            if recorded:
+                return Path(recorded)
+        if len(os.fsencode(self.run / _LONGEST_SOCKET)) < MAX_SOCKET_PATH:
+            return self.run
+        runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+        base = Path(runtime if runtime.startswith("/") and len(runtime) < 40 else "/tmp")  # noqa: S108 - made 0700 and checked
+        key = hashlib.sha256(os.fsencode(self.data)).hexdigest()[:12]
+        return base / f"motet-{os.getuid()}-{key}"
+
+    def address(self, name: str) -> str:
+        return f"unix:{self.sockets}/{name}.sock"
+
+    def metrics_address(self, name: str) -> str:
+        return f"unix:{self.sockets}/{name}.metrics.sock"
+
+    def log(self, name: str) -> Path:
+        return self.logs / f"{name}.log"
+
+    def prepare(self) -> None:
+        """Make the folders and see that they can be written. Raises StateDirectoryError with the fix."""
+        try:
+            for folder in (self.data, self.logs, self.run):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.run.chmod(0o700)
+            self._prepare_sockets()
+            trial = self.data / f".trial.{os.getpid()}"
+            try:
+                trial.write_bytes(bytes(64 * 1024))
+            finally:
+                trial.unlink(missing_ok=True)
+        except OSError as error:
+            raise StateDirectoryError(
+                f"cannot write to the state directory {self.data}: {error.strerror or error}. "
+                "Make room or give another one with --data-dir."
+            ) from error
+
+    def _prepare_sockets(self) -> None:
+        folder = self.sockets
+        if folder == self.run:
+            return
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+            raise StateDirectoryError(
+                f"{folder} should hold our sockets but is not ours alone: remove it, "
+                "or give a state directory with a shorter path with --data-dir."
+            )
+        (self.run / "sockets").write_text(f"{folder}\n")
+
+    def clear_run(self) -> None:
+        """Remove what only a running stack needs. Nothing may run any more."""
+        sockets = self.sockets
+        if sockets != self.run:
+            shutil.rmtree(sockets, ignore_errors=True)
+        shutil.rmtree(self.run, ignore_errors=True)
+        with suppress(OSError):
+            self.status.unlink(missing_ok=True)
+        self.__dict__.pop("sockets", None)

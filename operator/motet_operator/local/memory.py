@@ -1,0 +1,54 @@
+"""What a cluster's API server would remember of each object: its generation and when it came.
+
+Kept on disk beside the records, so that the operator's own restart changes neither.
+"""
+
+import hashlib
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+
+from motet.processes.records import write_atomically
+from motet.resources import Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    generation: int
+    age: int
+
+
+class ObjectMemory:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._known: dict[str, list[object]] = {}
+        self._next_age = 1
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            content = orjson.loads(path.read_bytes())
+            self._known = content["objects"]
+            self._next_age = content["next"]
+
+    def remember(self, manifests: list[Manifest]) -> dict[tuple[str, str], Remembered]:
+        """Number the objects: a changed spec is the next generation, and a new object is younger than all others."""
+        before = self._known
+        self._known = {}
+        found: dict[tuple[str, str], Remembered] = {}
+        for manifest in manifests:
+            key = " ".join(manifest.key)
+            # Where it lies counts as well: a relative URI means something else in another folder.
+            content = f"{Path(manifest.place.file).parent}\n{manifest.resource.model_dump_json()}"
+            spec = hashlib.sha256(content.encode()).hexdigest()[:16]
+            match before.get(key):
+                case [int(generation), str(old), int(age)]:
+                    entry = Remembered(generation + (old != spec), age)
+                case _:
+                    entry = Remembered(1, self._next_age)
+                    self._next_age += 1
+            self._known[key] = [entry.generation, spec, entry.age]
+            found[manifest.key] = entry
+        if self._known != before:
+            with suppress(OSError):  # a full disk: the numbers start over with the next operator
+                write_atomically(self._path, orjson.dumps({"objects": self._known, "next": self._next_age}))
+        return found

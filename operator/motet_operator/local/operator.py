@@ -1,0 +1,278 @@
+"""The local operator: reads the folder, asks `reconcile` what to do, and does it with processes."""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+import structlog
+import watchfiles
+from prometheus_client import CollectorRegistry
+
+from motet.clock import monotonic
+from motet.errors import ManifestError, ModelFolderError
+from motet.processes import Keeper, Policy, Records
+from motet.resources import LoRAAdapter, Manifest, ServingPool
+from motet.service import run_until
+from motet.settings import ProcessSettings
+from motet_operator.local.files import ManifestFolder, Objects, Settled, absolute_uri, folder_of, stamp_of
+from motet_operator.local.layout import Layout
+from motet_operator.local.memory import ObjectMemory
+from motet_operator.local.runners import Runners
+from motet_operator.local.services import Services
+from motet_operator.local.settings import Settings
+from motet_operator.local.status import StatusFile, conditions_from, status_document
+from motet_operator.local.sync import SchedulerSync
+from motet_operator.reconcile import AdapterObject, Plan, PoolObject, View, reconcile
+
+log = structlog.get_logger(__name__)
+
+MAX_PROBLEMS_SHOWN = 20
+
+
+class LocalOperator:
+    def __init__(self, layout: Layout, process: ProcessSettings, settings: Settings) -> None:
+        self._layout = layout
+        self._process = process
+        self._settings = settings
+        self._wake = asyncio.Event()
+        self._folder = ManifestFolder(settings.manifests)
+        self._settled = Settled(settings.quiet_seconds)
+        self._objects = Objects()
+        self._stamps: dict[str, str] = {}
+        self._memory = ObjectMemory(layout.run / "objects.json")
+        self._services = Services(layout, process, settings)
+        self._runners = Runners(layout.run / "runners.json", self._services)
+        self._sync = SchedulerSync(layout.address("scheduler"), self._wake.set)
+        self._status = StatusFile(layout.status)
+        policy = Policy(grace=settings.stop_grace_seconds).scaled(process.time_scale)
+        self._keeper = Keeper(Records(layout.service_records), policy=policy, changed=self._wake.set)
+        self._store_ready = False
+        earlier = self._status.read()
+        self._pool_conditions = conditions_from(earlier, "pools")
+        self._adapter_conditions = conditions_from(earlier, "adapters")
+
+    async def run(self, stop: asyncio.Event, _registry: CollectorRegistry) -> None:
+        """Raises SetupError for what a person has to put right before anything can start."""
+        self._objects = self._folder.read()
+        self._refuse_what_cannot_start()
+        self._look_at_adapters()
+        try:
+            await run_until(stop, self._reconcile_for_ever(), self._sync.run(), self._watch(), self._migrate())
+        finally:
+            if stop.is_set():
+                await self._keeper.stop_all()
+            else:
+                self._keeper.release()  # a crash of ours: whoever comes next finds everything running
+
+    def _refuse_what_cannot_start(self) -> None:
+        """At start nothing is half right. Later, problems are shown and what was right goes on."""
+        problems = self._objects.problems
+        if problems:
+            shown = [str(problem) for problem in problems[:MAX_PROBLEMS_SHOWN]]
+            if len(problems) > len(shown):
+                shown.append(f"and {len(problems) - len(shown)} more")
+            raise ManifestError("; ".join(shown))
+        if not self._objects.pools:
+            raise ManifestError(f"{self._settings.manifests} declares no ServingPool: there is nothing to serve.")
+        for manifest in self._objects.pools:
+            pool = manifest.resource
+            assert isinstance(pool, ServingPool)
+            folder = folder_of(absolute_uri(pool.spec.model.uri, manifest=manifest.place.file))
+            if not (folder / "config.json").is_file():
+                what = "has no config.json" if folder.is_dir() else "does not exist"
+                place = manifest.place_of(("spec", "model", "uri"))
+                raise ModelFolderError(f"{place}: ServingPool {pool.object_name}: the model folder {folder} {what}.")
+
+    # -------------------------------------------------------------------------------------------------- the loop
+
+    async def _reconcile_for_ever(self) -> None:
+        while True:
+            self._wake.clear()
+            try:
+                again = self._reconcile()
+            except Exception:
+                log.exception("reconciling failed")
+                again = 1.0
+            with suppress(TimeoutError):
+                async with asyncio.timeout(again):
+                    await self._wake.wait()
+            await asyncio.sleep(0.01)  # what comes together is looked at together
+
+    def _reconcile(self) -> float | None:
+        """One round. Returns the seconds after which something happens by itself."""
+        view = self._view()
+        plan = reconcile(view)
+        self._runners.carry_out(plan)
+        # The runners first: they take longest to be ready.
+        self._keeper.apply([*self._runners.specs(), *self._services.control(store_ready=self._store_ready)])
+        self._sync.tell(plan.catalog, plan.drains)
+        self._publish(plan)
+        deadlines = [(drain.deadline - view.now).total_seconds() for drain in plan.drains]
+        return max(0.05, min(deadlines)) if deadlines else None
+
+    def _view(self) -> View:
+        objects = self._objects
+        remembered = self._memory.remember([*objects.pools, *objects.adapters])
+        statuses = {status.name: status for status in self._keeper.statuses()}
+        pools = []
+        for manifest in objects.pools:
+            pool = manifest.resource
+            assert isinstance(pool, ServingPool)
+            pools.append(
+                PoolObject(
+                    resource=pool,
+                    model_uri=absolute_uri(pool.spec.model.uri, manifest=manifest.place.file),
+                    generation=remembered[manifest.key].generation,
+                    conditions=self._pool_conditions.get((pool.object_name.namespace, pool.object_name.name), ()),
+                )
+            )
+        adapters = []
+        for manifest in objects.adapters:
+            adapter = manifest.resource
+            assert isinstance(adapter, LoRAAdapter)
+            source = _source_of(manifest)
+            adapters.append(
+                AdapterObject(
+                    resource=adapter,
+                    source=source,
+                    generation=remembered[manifest.key].generation,
+                    age=remembered[manifest.key].age,
+                    content_stamp=self._stamps.get(source, ""),
+                    conditions=self._adapter_conditions.get(
+                        (adapter.object_name.namespace, adapter.object_name.name), ()
+                    ),
+                )
+            )
+        return View(
+            now=datetime.now(UTC),
+            pools=tuple(pools),
+            adapters=tuple(adapters),
+            namespaces=objects.namespaces,
+            runner_sets=self._runners.sets(),
+            instances=self._runners.instances(statuses, self._sync.drained),
+            known=self._sync.known,
+            runners_override=self._settings.runners,
+        )
+
+    def _publish(self, plan: Plan) -> None:
+        self._pool_conditions = {(one.name.namespace, one.name.name): one.conditions for one in plan.pools}
+        self._adapter_conditions = {(one.name.namespace, one.name.name): one.conditions for one in plan.adapters}
+        for event in plan.events:
+            say = log.warning if event.type == "Warning" else log.info
+            say("status changed", kind=event.kind, name=str(event.name), reason=event.reason, message=event.message)
+        host = self._settings.host if self._settings.host not in ("0.0.0.0", "::", "") else "127.0.0.1"
+        document = status_document(
+            plan,
+            self._keeper.statuses(),
+            self._objects.problems,
+            url=f"http://{host}:{self._settings.port}",
+            operator_pid=os.getpid(),
+        )
+        try:
+            self._status.write(document)
+        except OSError as error:
+            log.warning("cannot write the status", path=str(self._layout.status), error=str(error))
+
+    # ------------------------------------------------------------------------------------------------- the store
+
+    async def _migrate(self) -> None:
+        url = os.environ.get("MOTET_DATABASE_URL") or self._layout.database_url
+        await migrate(url)
+        self._store_ready = True
+        self._wake.set()
+
+    # ------------------------------------------------------------------------------------------------- the files
+
+    async def _watch(self) -> None:
+        """Look at the files whenever something says that they changed, and now and then without being told."""
+        looked = self._signature()
+        async for _ in self._ticks():
+            signature = self._settled("manifests", self._signature(), monotonic())
+            if signature != looked:
+                looked = signature
+                self._objects = self._folder.read()
+                for problem in self._objects.problems:
+                    log.warning("a manifest is wrong; what it said before goes on", problem=str(problem))
+                self._wake.set()
+            if self._look_at_adapters():
+                self._wake.set()
+
+    async def _ticks(self) -> AsyncIterator[None]:
+        told = asyncio.Event()
+        listener = asyncio.create_task(self._listen(told), name="file notifications")
+        try:
+            while True:
+                told.clear()
+                # While something is settling, look again just after its quiet time would be over.
+                pause = self._settings.quiet_seconds / 3 if self._settled.waiting else self._settings.poll_seconds
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(pause):
+                        await told.wait()
+                yield
+                await asyncio.sleep(0.02)
+        finally:
+            listener.cancel()
+            await asyncio.gather(listener, return_exceptions=True)
+
+    async def _listen(self, told: asyncio.Event) -> None:
+        while True:
+            paths = self._watched_paths()
+            try:
+                async with asyncio.timeout(5):  # then the set of folders is looked at again
+                    async for _ in watchfiles.awatch(
+                        *paths, debounce=100, step=20, rust_timeout=1000, recursive=False, watch_filter=None
+                    ):
+                        told.set()
+                        if self._watched_paths() != paths:
+                            break
+            except TimeoutError:
+                continue
+            except (OSError, RuntimeError) as error:
+                log.debug("no file notifications; polling goes on", error=str(error))
+                await asyncio.sleep(5)
+
+    def _watched_paths(self) -> list[Path]:
+        folders = {folder_of(_source_of(manifest)) for manifest in self._objects.adapters}
+        folders.add(self._settings.manifests if self._settings.manifests.is_dir() else self._settings.manifests.parent)
+        return sorted(folder for folder in folders if folder.is_dir())
+
+    def _signature(self) -> str:
+        path = self._settings.manifests
+        if path.is_dir():
+            return stamp_of(path)
+        try:
+            found = path.stat()
+        except OSError:
+            return "missing"
+        return f"{found.st_size} {found.st_mtime_ns} {found.st_ino}"
+
+    def _look_at_adapters(self) -> bool:
+        """Whether the bytes behind some adapter have changed, and have then been left alone for a moment."""
+        sources = {_source_of(manifest) for manifest in self._objects.adapters}
+        now = monotonic()
+        stamps = {source: self._settled(source, stamp_of(folder_of(source)), now) for source in sources}
+        self._settled.forget({"manifests", *sources})
+        changed = stamps != self._stamps
+        self._stamps = stamps
+        return changed
+
+
+def _source_of(manifest: Manifest) -> str:
+    assert isinstance(manifest.resource, LoRAAdapter)
+    return absolute_uri(manifest.resource.spec.source.uri, manifest=manifest.place.file)
+
+
+async def migrate(url: str) -> None:
+    def in_a_thread() -> None:
+        from motet import store
+
+        asyncio.run(store.migrate(url))
+
+    began = time.monotonic()
+    # In a thread, with a loop of its own: much of it is imports, and starting processes should not wait for them.
+    await asyncio.to_thread(in_a_thread)
+    log.info("store migrated", seconds=round(time.monotonic() - began, 3))

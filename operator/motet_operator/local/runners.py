@@ -1,0 +1,156 @@
+"""Runner sets as processes: which instances exist, at which revision, and which of them are on their way out.
+
+The table is on disk, so that an operator that takes over knows what the instances it adopts are.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+import orjson
+import structlog
+
+from motet.model import ObjectName
+from motet.processes import ProcessSpec, ProcessStatus
+from motet.processes.records import write_atomically
+from motet.resources import Engine
+from motet_operator.local.services import Services
+from motet_operator.reconcile import Instance, Plan, RunnerSet, RunnerTemplate
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runner:
+    """One instance as we decided it."""
+
+    name: str
+    pool: ObjectName
+    revision: str
+    ordinal: int
+    template: RunnerTemplate
+    drain_seconds: float
+    draining_until: datetime | None = None
+
+
+class Runners:
+    def __init__(self, path: Path, services: Services) -> None:
+        self._path = path
+        self._services = services
+        self._table = _read(path)
+
+    def __iter__(self) -> Iterator[Runner]:
+        return iter(self._table.values())
+
+    def get(self, instance: str) -> Runner | None:
+        return self._table.get(instance)
+
+    def specs(self) -> list[ProcessSpec]:
+        return [
+            self._services.runner(runner.name, str(runner.pool), runner.revision, runner.template)
+            for runner in self._table.values()
+        ]
+
+    def sets(self) -> tuple[RunnerSet, ...]:
+        members: dict[tuple[ObjectName, str], list[Runner]] = {}
+        for runner in self._table.values():
+            members.setdefault((runner.pool, runner.revision), []).append(runner)
+        return tuple(
+            RunnerSet(
+                pool=pool,
+                revision=revision,
+                template=runners[0].template,
+                replicas=len(runners),
+                drain_seconds=runners[0].drain_seconds,
+            )
+            for (pool, revision), runners in members.items()
+        )
+
+    def instances(self, statuses: Mapping[str, ProcessStatus], drained: Collection[str]) -> tuple[Instance, ...]:
+        return tuple(
+            Instance(
+                name=runner.name,
+                pool=runner.pool,
+                revision=runner.revision,
+                ordinal=runner.ordinal,
+                ready=runner.name in statuses and statuses[runner.name].ready,
+                draining_until=runner.draining_until,
+                drained=runner.name in drained,
+                failures=statuses[runner.name].failures if runner.name in statuses else 0,
+                reason=statuses[runner.name].reason if runner.name in statuses else "",
+            )
+            for runner in self._table.values()
+        )
+
+    def carry_out(self, plan: Plan) -> None:
+        """Make the table what the plan says; the keeper then makes the processes what the table says."""
+        before = dict(self._table)
+        for drain in plan.drains:
+            runner = self._table.get(drain.instance)
+            if runner is not None and runner.draining_until is None:
+                log.info("runner drains", instance=runner.name)
+                self._table[runner.name] = replace(runner, draining_until=drain.deadline)
+        for each in plan.runner_sets:
+            for name in each.leaving:
+                self._table.pop(name, None)
+            members = sum((one.pool, one.revision) == (each.pool, each.revision) for one in self._table.values())
+            for _ in range(each.replicas - members):
+                self._add(each)
+        if self._table != before:
+            self._write()
+
+    def _add(self, each: RunnerSet) -> None:
+        stem = f"{each.pool.name[:20].rstrip('-')}-{each.revision[:6]}"
+        index = next(index for index in range(10_000) if f"{stem}-{index}" not in self._table)
+        name = f"{stem}-{index}"
+        self._table[name] = Runner(
+            name=name,
+            pool=each.pool,
+            revision=each.revision,
+            ordinal=max((runner.ordinal for runner in self._table.values()), default=0) + 1,
+            template=each.template,
+            drain_seconds=each.drain_seconds,
+        )
+
+    def _write(self) -> None:
+        with suppress(OSError):  # a full disk: serving goes on, and only an operator's crash would now be noticed
+            write_atomically(self._path, orjson.dumps([_to_json(runner) for runner in self._table.values()]))
+
+
+def _to_json(runner: Runner) -> dict[str, object]:
+    return {
+        "name": runner.name,
+        "pool": str(runner.pool),
+        "revision": runner.revision,
+        "ordinal": runner.ordinal,
+        "group": str(runner.template.group),
+        "modelUri": runner.template.model_uri,
+        "modelDigest": runner.template.model_digest,
+        "engine": runner.template.engine.model_dump(by_alias=True, exclude_none=True),
+        "drainSeconds": runner.drain_seconds,
+        "drainingUntil": runner.draining_until.isoformat() if runner.draining_until else None,
+    }
+
+
+def _read(path: Path) -> dict[str, Runner]:
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        return {
+            each["name"]: Runner(
+                name=each["name"],
+                pool=ObjectName.parse(each["pool"]),
+                revision=each["revision"],
+                ordinal=each["ordinal"],
+                template=RunnerTemplate(
+                    group=ObjectName.parse(each["group"]),
+                    model_uri=each["modelUri"],
+                    model_digest=each["modelDigest"],
+                    engine=Engine.model_validate(each["engine"]),
+                ),
+                drain_seconds=each["drainSeconds"],
+                draining_until=datetime.fromisoformat(each["drainingUntil"]) if each["drainingUntil"] else None,
+            )
+            for each in orjson.loads(path.read_bytes())
+        }
+    return {}

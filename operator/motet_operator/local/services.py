@@ -1,0 +1,141 @@
+"""How each process of the local stack is started and asked for its health."""
+
+import asyncio
+import sys
+from collections.abc import Mapping
+from importlib.metadata import version
+
+from motet.processes import ProcessSpec
+from motet.rpc import is_healthy
+from motet.settings import ProcessSettings
+from motet_operator.local.layout import Layout
+from motet_operator.local.settings import Settings
+from motet_operator.reconcile import RunnerTemplate
+
+STOP_ORDER = {"gateway": 0, "runner": 1, "supervisor": 2, "predictor": 2, "scheduler": 3}
+"""The gateway first, so that nobody is let in any more; the scheduler last, because all the others talk to it."""
+
+_PACKAGES = {
+    "gateway": "motet_gateway",
+    "scheduler": "motet_scheduler",
+    "predictor": "motet_predictor",
+    "supervisor": "motet_supervisor",
+    "runner": "motet_runner",
+}
+
+
+class Services:
+    """Makes the specifications. Pure but for the probes inside them."""
+
+    def __init__(self, layout: Layout, process: ProcessSettings, settings: Settings) -> None:
+        self._layout = layout
+        self._process = process
+        self._settings = settings
+        self._version = version("motet")
+
+    def control(self, *, store_ready: bool) -> list[ProcessSpec]:
+        """The services that every stack has once. The predictor waits for its tables."""
+        specs = [self._grpc_service("scheduler"), self._grpc_service("supervisor"), self._gateway()]
+        if store_ready:
+            specs.append(self._grpc_service("predictor"))
+        return specs
+
+    def runner(self, instance: str, pool: str, revision: str, template: RunnerTemplate) -> ProcessSpec:
+        address = self._layout.address(instance)
+        named = {
+            "POOL": pool,
+            "GROUP": str(template.group),
+            "REVISION": revision,
+            "INSTANCE": instance,
+            "MODEL_URI": template.model_uri,
+            "MODEL_DIGEST": template.model_digest,
+            "LISTEN": address,
+            "PRESET": template.engine.preset,
+            "DTYPE": template.engine.dtype,
+            "DEVICE": template.engine.device,
+            "MAX_LORA_RANK": template.engine.max_lora_rank,
+            "MAX_RESIDENT_ADAPTERS": template.engine.max_resident_adapters,
+            "MAX_CACHED_ADAPTERS": template.engine.max_cached_adapters,
+            "MAX_MODEL_LENGTH": template.engine.max_model_length,
+            "MAX_CONCURRENT_SEQUENCES": template.engine.max_concurrent_sequences,
+            "MEMORY_UTILIZATION_PERCENT": template.engine.memory_utilization_percent,
+            "KV_CACHE_MIB": template.engine.kv_cache_mib,
+            "PREFILL_CHUNK_TOKENS": template.engine.prefill_chunk_tokens,
+        }
+        env = {f"MOTET_RUNNER_{name}": str(value) for name, value in named.items() if value not in (None, "")}
+        return self._spec(instance, "runner", env, address)
+
+    def _grpc_service(self, name: str) -> ProcessSpec:
+        return self._spec(name, name, {}, self._layout.address(name))
+
+    def _gateway(self) -> ProcessSpec:
+        settings = self._settings
+        env = {
+            "MOTET_GATEWAY_HOST": settings.host,
+            "MOTET_GATEWAY_PORT": str(settings.port),
+            "MOTET_GATEWAY_METRICS_DIR": str(self._layout.sockets),
+            "MOTET_GATEWAY_DRAIN_SECONDS": str(settings.gateway_drain_seconds),
+        }
+
+        async def answers() -> bool:
+            return await answers_http(settings.host, settings.port, "/version")
+
+        return ProcessSpec(
+            name="gateway",
+            kind="gateway",
+            command=_command("gateway"),
+            log=self._layout.log("gateway"),
+            env=self._common("gateway") | env,
+            cwd=self._layout.data,
+            probe=answers,
+            stop_order=STOP_ORDER["gateway"],
+            version=self._version,
+        )
+
+    def _spec(self, name: str, kind: str, env: Mapping[str, str], address: str) -> ProcessSpec:
+        async def healthy() -> bool:
+            return await is_healthy(address)
+
+        return ProcessSpec(
+            name=name,
+            kind=kind,
+            command=_command(kind),
+            log=self._layout.log(name),
+            env={**self._common(name), **env},
+            cwd=self._layout.data,
+            probe=healthy,
+            stop_order=STOP_ORDER[kind],
+            version=self._version,
+        )
+
+    def _common(self, name: str) -> dict[str, str]:
+        layout, process = self._layout, self._process
+        return {
+            "MOTET_DATA_DIR": str(layout.data),
+            "MOTET_LOG_LEVEL": process.log_level,
+            "MOTET_LOG_FORMAT": "json",
+            "MOTET_METRICS_ADDRESS": layout.metrics_address(name),
+            "MOTET_TIME_SCALE": str(process.time_scale),
+            "MOTET_SCHEDULER_ADDRESS": layout.address("scheduler"),
+            "MOTET_PREDICTOR_ADDRESS": layout.address("predictor"),
+            "MOTET_SUPERVISOR_ADDRESS": layout.address("supervisor"),
+            # Spinning threads of one process would take the cores from all others; torch reads it when imported.
+            "OMP_WAIT_POLICY": "passive",
+        }
+
+
+def _command(kind: str) -> tuple[str, ...]:
+    # -P: a file in the working directory must not stand in for one of our imports.
+    return (sys.executable, "-P", "-m", _PACKAGES[kind])
+
+
+async def answers_http(host: str, port: int, path: str) -> bool:
+    """Does GET answer 200? Asked so often while a service starts that a whole HTTP client would be a waste."""
+    async with asyncio.timeout(1):
+        reader, writer = await asyncio.open_connection(host if host not in ("0.0.0.0", "") else "127.0.0.1", port)
+        try:
+            writer.write(f"GET {path} HTTP/1.1\r\nhost: localhost:{port}\r\nconnection: close\r\n\r\n".encode())
+            await writer.drain()
+            return b" 200 " in await reader.readline()
+        finally:
+            writer.close()

@@ -1,0 +1,123 @@
+"""`DATA/status.json`: what `motet status --json` prints, written whole and only when it changed."""
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from motet.processes import ProcessStatus
+from motet.processes.records import write_atomically
+from motet.resources import Problem
+from motet_operator.reconcile import AdapterStatus, Certificate, Condition, Plan, PoolStatus
+
+
+class StatusFile:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._written = b""
+
+    def read(self) -> dict[str, Any]:
+        """The last one, perhaps of an operator before us; empty if there is none."""
+        with suppress(OSError, ValueError):
+            content = orjson.loads(self._path.read_bytes())
+            if isinstance(content, dict):
+                return content
+        return {}
+
+    def write(self, content: dict[str, Any]) -> bool:
+        """Whether it had to be written. Raises OSError."""
+        encoded = orjson.dumps(content, option=orjson.OPT_INDENT_2)
+        if encoded == self._written:
+            return False
+        write_atomically(self._path, encoded)
+        self._written = encoded
+        return True
+
+
+def status_document(
+    plan: Plan, processes: Sequence[ProcessStatus], problems: Iterable[Problem], *, url: str, operator_pid: int
+) -> dict[str, Any]:
+    return {
+        "services": [
+            {
+                "name": process.name,
+                "kind": process.kind,
+                "pid": process.pid,
+                "ready": process.ready,
+                "restarts": process.restarts,
+            }
+            for process in sorted(processes, key=lambda process: (process.kind == "runner", process.name))
+        ],
+        "pools": [_pool(pool) for pool in plan.pools],
+        "adapters": [_adapter(adapter) for adapter in plan.adapters],
+        "problems": [str(problem) for problem in problems],
+        "url": url,
+        "operator": operator_pid,
+    }
+
+
+def _pool(pool: PoolStatus) -> dict[str, Any]:
+    return {
+        "namespace": pool.name.namespace,
+        "name": pool.name.name,
+        "model": pool.model,
+        "replicas": pool.replicas,
+        "ready": pool.ready,
+        "conditions": [_condition(condition) for condition in pool.conditions],
+    }
+
+
+def _adapter(adapter: AdapterStatus) -> dict[str, Any]:
+    return {
+        "namespace": adapter.name.namespace,
+        "name": adapter.name.name,
+        "model": adapter.model,
+        "ready": adapter.ready,
+        "conditions": [_condition(condition) for condition in adapter.conditions],
+        "certificate": _certificate(adapter.certificate),
+        "resident": [{"runner": place.runner, "tier": place.tier} for place in adapter.resident],
+    }
+
+
+def _condition(condition: Condition) -> dict[str, Any]:
+    since = condition.last_transition_time
+    return {
+        "type": condition.type,
+        "status": condition.status,
+        "reason": condition.reason,
+        "message": condition.message,
+        "lastTransitionTime": since.isoformat(timespec="seconds") if since is not None else None,
+        "observedGeneration": condition.observed_generation,
+    }
+
+
+def _certificate(certificate: Certificate | None) -> dict[str, Any] | None:
+    return None if certificate is None else {_camel(name): value for name, value in asdict(certificate).items()}
+
+
+def _camel(name: str) -> str:
+    head, *tail = name.split("_")
+    return head + "".join(part.title() for part in tail)
+
+
+def conditions_from(document: dict[str, Any], kind: str) -> dict[tuple[str, str], tuple[Condition, ...]]:
+    """The conditions of an earlier status, so that their times go on after the operator's restart."""
+    found: dict[tuple[str, str], tuple[Condition, ...]] = {}
+    with suppress(KeyError, TypeError, ValueError):
+        for each in document.get(kind, []):
+            found[each["namespace"], each["name"]] = tuple(
+                Condition(
+                    type=condition["type"],
+                    status=condition["status"],
+                    reason=condition["reason"],
+                    message=condition["message"],
+                    last_transition_time=datetime.fromisoformat(condition["lastTransitionTime"]),
+                    observed_generation=condition["observedGeneration"],
+                )
+                for condition in each["conditions"]
+            )
+    return found

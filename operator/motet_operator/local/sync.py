@@ -1,0 +1,156 @@
+"""The operator's stream to the scheduler: the whole catalog up, what became of it down."""
+
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+
+from motet.api.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
+from motet.model import ObjectName
+from motet.rpc import Link
+from motet_operator.reconcile import AdapterKnowledge, Catalog, Certificate, Drain, Residence
+
+_CLASSES = {
+    "Interactive": common_pb2.REQUEST_CLASS_INTERACTIVE,
+    "Standard": common_pb2.REQUEST_CLASS_STANDARD,
+    "Batch": common_pb2.REQUEST_CLASS_BATCH,
+}
+_TIERS = {
+    common_pb2.MEMORY_TIER_DISK: "disk",
+    common_pb2.MEMORY_TIER_HOST: "host",
+    common_pb2.MEMORY_TIER_DEVICE: "device",
+}
+
+
+class SchedulerSync:
+    """Keeps the scheduler told, and remembers what it last said. Snapshots only: they are small and cannot drift."""
+
+    def __init__(self, address: str, changed: Callable[[], None]) -> None:
+        self.known: dict[ObjectName, AdapterKnowledge] = {}
+        self.drained: set[str] = set()
+        self._identities: dict[str, common_pb2.RunnerIdentity] = {}
+        self._drains: dict[str, Drain] = {}
+        self._catalog: Catalog | None = None
+        self._revision = 0
+        self._changed = changed
+        self._link: Link[scheduler_pb2.SyncUp, scheduler_pb2.SyncDown] = Link(
+            "scheduler",
+            address,
+            lambda channel: scheduler_pb2_grpc.SchedulerStub(channel).Sync(),
+            greet=self._greet,
+            receive=self._receive,
+            opened=changed,
+            closed=lambda _: changed(),
+        )
+
+    async def run(self) -> None:
+        await self._link.run()
+
+    @property
+    def connected(self) -> bool:
+        return self._link.connected
+
+    def tell(self, catalog: Catalog, drains: Iterable[Drain]) -> None:
+        """Say what should be. Says nothing when it is what was said last."""
+        if catalog != self._catalog:
+            self._catalog = catalog
+            self._revision += 1
+            kept = {adapter.name for adapter in catalog.adapters}
+            self.known = {name: knowledge for name, knowledge in self.known.items() if name in kept}
+            self._link.send(self._snapshot())
+        wanted = {drain.instance: drain for drain in drains}
+        for drain in wanted.values():
+            if drain.instance not in self._drains:
+                self._link.send(self._drain(drain))
+        self._drains = wanted
+        self.drained &= wanted.keys()
+
+    def _greet(self) -> Iterable[scheduler_pb2.SyncUp]:
+        # Before the manifests have been read there is nothing to say; an empty catalog would unload everything.
+        if self._catalog is not None:
+            yield self._snapshot()
+        for drain in self._drains.values():
+            yield self._drain(drain)
+
+    def _snapshot(self) -> scheduler_pb2.SyncUp:
+        assert self._catalog is not None
+        return scheduler_pb2.SyncUp(
+            snapshot=scheduler_pb2.CatalogSnapshot(
+                revision=self._revision,
+                pools=[
+                    scheduler_pb2.PoolEntry(
+                        pool=str(pool.pool),
+                        group=str(pool.group),
+                        served_name=pool.served_name,
+                        model_uri=pool.model_uri,
+                        replicas=pool.replicas,
+                        max_sequences=pool.max_sequences,
+                    )
+                    for pool in self._catalog.pools
+                ],
+                adapters=[
+                    scheduler_pb2.AdapterEntry(
+                        ref=common_pb2.AdapterRef(
+                            namespace=adapter.name.namespace, name=adapter.name.name, generation=adapter.generation
+                        ),
+                        group=str(adapter.group),
+                        model_name=adapter.model_name,
+                        source=adapter.source,
+                        expected_digest=adapter.expected_digest,
+                        max_class=_CLASSES[adapter.max_class],
+                        min_replicas=adapter.min_replicas,
+                        max_replicas=adapter.max_replicas,
+                        content_stamp=adapter.content_stamp,
+                    )
+                    for adapter in self._catalog.adapters
+                ],
+            )
+        )
+
+    def _drain(self, drain: Drain) -> scheduler_pb2.SyncUp:
+        identity = self._identities.get(drain.instance) or common_pb2.RunnerIdentity(
+            pool=str(drain.pool), revision=drain.revision, instance=drain.instance
+        )
+        left = (drain.deadline - datetime.now(UTC)).total_seconds()
+        return scheduler_pb2.SyncUp(drain=scheduler_pb2.DrainRunner(runner=identity, deadline_seconds=max(0.0, left)))
+
+    def _receive(self, message: scheduler_pb2.SyncDown) -> None:
+        match message.WhichOneof("message"):
+            case "adapter":
+                report = message.adapter
+                self.known[ObjectName(report.ref.namespace, report.ref.name)] = _knowledge(report)
+            case "drained":
+                self.drained.add(message.drained.runner.instance)
+            case "runner":
+                self._identities[message.runner.runner.instance] = message.runner.runner
+                return
+            case _:
+                return
+        self._changed()
+
+
+def _knowledge(report: scheduler_pb2.AdapterReport) -> AdapterKnowledge:
+    return AdapterKnowledge(
+        generation=report.ref.generation,
+        serving_digest=report.serving_digest,
+        certificate=_certificate(report.certificate) if report.HasField("certificate") else None,
+        failure_code=report.failure.code,
+        failure_reason=report.failure.reason,
+        failure_message=report.failure.message,
+        places=tuple(
+            Residence(runner=place.instance, tier=_TIERS.get(place.tier, "unknown"), digest=place.digest)
+            for place in sorted(report.places, key=lambda place: (place.instance, place.tier))
+        ),
+    )
+
+
+def _certificate(it: scheduler_pb2.Certificate) -> Certificate:
+    return Certificate(
+        digest=it.digest,
+        size_bytes=it.size_bytes,
+        rank=it.rank,
+        alpha=it.alpha,
+        target_modules=tuple(it.target_modules),
+        mapped=it.mapped,
+        unmapped=tuple(it.unmapped),
+        base_digest=it.base_digest,
+        method=it.method,
+    )
