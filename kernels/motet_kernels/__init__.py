@@ -1,0 +1,16 @@
+"""Motet's device code, used through one entry:
+
+    add_lora(y, x, weights, batch):   y[i] += x[i] · A[slot(i)] · B[slot(i)]   for every row i that has an adapter
+
+    y  [rows, out]  changed in place      A  [slots, in, rank]   per rank class, padded with zeros
+    x  [rows, in]                         B  [slots, rank, out]  carries the adapter's scale
+
+The semantics of SGMV (PU-01 to PU-04) for mixed ranks; rows without an adapter cost nothing. Knows nothing of serving.
+The back end is chosen once; today it is plain torch. `reference.add_lora` is the fp64 oracle.
+"""
+
+from motet_kernels.batch import Batch, Segment, lay_out
+from motet_kernels.torch_backend import add_lora
+from motet_kernels.weights import RANKS, Stack, Weights, group_of
+
+__all__ = ["RANKS", "Batch", "Segment", "Stack", "Weights", "add_lora", "group_of", "lay_out"]

@@ -1,0 +1,19 @@
+"""The runner: one base model, many adapters, one iteration at a time (DESIGN 6).
+
+`from motet_runner import Engine` brings torch; importing the package, its `plan` or its `interface` does not.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from motet_runner.engine import Engine
+
+__all__ = ["Engine"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Engine":
+        from motet_runner.engine import Engine
+
+        return Engine
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

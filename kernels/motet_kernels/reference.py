@@ -1,0 +1,21 @@
+"""The oracle: one row at a time, in fp64, in the order of the formula. Slow on purpose."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from motet_kernels.batch import Segment
+
+
+def add_lora(
+    y: Any, x: Any, segments: Sequence[Segment], matrices: dict[tuple[int, int], tuple[Any, Any, float]]
+) -> Any:
+    """y[i] + scale · (x[i] · Aᵀ) · Bᵀ for every row i of a segment; other rows as they are.
+
+    `matrices[group, slot]` is (lora_A [rank, in], lora_B [out, rank], scale): raw tensors as PEFT saves them.
+    """
+    result = y.double().clone()
+    for segment in segments:
+        a, b, scale = matrices[segment.group, segment.slot]
+        for row in range(segment.start, segment.stop):
+            result[row] += scale * (b.double() @ (a.double() @ x[row].double()))
+    return result

@@ -1,0 +1,153 @@
+"""Does every tensor of an adapter have its place in the base? Reads names and shapes only; needs no torch (DESIGN 8).
+
+Fail closed: a tensor without a place, a shape that does not fit, an A without its B, or nothing at all is a refusal.
+"""
+
+import difflib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from motet.errors import AdapterIncompatible
+from motet_runner.adapters.header import Tensor, read_header
+from motet_runner.adapters.peft_config import CONFIG_NAME, WEIGHTS_NAME, LoraConfig, read_config
+
+Shapes = dict[str, tuple[int, int]]
+"""Module path in the base → (in, out): `EngineInfo.target_modules`."""
+
+PREFIXES = ("base_model.model.", "base_model.", "")
+"""What PEFT and its relatives put before the base's own module path."""
+
+LARGEST_RANK = 256
+
+_NAME = re.compile(r"^(?P<module>.+)\.lora_(?P<half>[AB])(?:\.default)?\.weight$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """What the check found. `unmapped` is empty in every certificate: an adapter with such tensors is refused."""
+
+    bytes: int
+    tensors: int
+    mapped: int
+    unmapped: tuple[str, ...]
+    modules: tuple[str, ...]
+    rank: int
+    """The largest."""
+    alpha: float
+    method: str
+    base_model: str | None
+    """What the config claims; a hint, never trusted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Half:
+    """One tensor and its place: half A or B of the LoRA of one linear."""
+
+    module: str
+    half: Literal["A", "B"]
+    tensor: Tensor
+
+
+def check(folder: Path, shapes: Shapes, *, max_rank: int) -> Certificate:
+    """The certificate of an adapter on a base, or AdapterIncompatible with what stands in the way."""
+    config = read_config(folder)
+    tensors = read_weights(folder)
+    places = place(tensors, shapes)
+    ranks = _fit(places, config, shapes, max_rank)
+    return Certificate(
+        bytes=sum(tensor.bytes for tensor in tensors.values()),
+        tensors=len(tensors),
+        mapped=len(places),
+        unmapped=(),
+        modules=tuple(sorted(ranks)),
+        rank=max(ranks.values()),
+        alpha=config.alpha,
+        method=config.method,
+        base_model=config.base_model,
+    )
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    path = folder / WEIGHTS_NAME
+    if not path.is_file():
+        pickles = [name for name in ("adapter_model.bin", "adapter_model.pt") if (folder / name).exists()]
+        if pickles:
+            raise AdapterIncompatible(
+                f"{pickles[0]} is a pickle, which is never opened. Save it as {WEIGHTS_NAME} with "
+                "PEFT's save_pretrained(safe_serialization=True)."
+            )
+        raise AdapterIncompatible(f"{folder} holds no {WEIGHTS_NAME}.")
+    return read_header(path)
+
+
+def place(tensors: dict[str, Tensor], shapes: Shapes) -> dict[str, Half]:
+    """Tensor name → its place. Raises AdapterIncompatible naming what has none, with the nearest module."""
+    places: dict[str, Half] = {}
+    unmapped: list[str] = []
+    for name, tensor in tensors.items():
+        match = _NAME.match(name)
+        module = _module(match["module"], shapes) if match else None
+        if match is None or module is None:
+            unmapped.append(name)
+        else:
+            places[name] = Half(module, "A" if match["half"] == "A" else "B", tensor)
+    if unmapped:
+        nearest = _nearest(unmapped[0], shapes)
+        hint = f" The nearest module of this base is {nearest}." if nearest else ""
+        raise AdapterIncompatible(
+            f"{len(unmapped)} of {len(tensors)} tensors have no place in this base ({len(places)} have), "
+            f"for example {unmapped[0]}.{hint} Was it trained on another model?",
+            param="UnmappedTensors",
+        )
+    if not places:
+        raise AdapterIncompatible(f"{WEIGHTS_NAME} holds no LoRA tensors at all.", param="NoEffect")
+    return places
+
+
+def _module(path: str, shapes: Shapes) -> str | None:
+    for prefix in PREFIXES:
+        if path.startswith(prefix) and path.removeprefix(prefix) in shapes:
+            return path.removeprefix(prefix)
+    return None
+
+
+def _nearest(name: str, shapes: Shapes) -> str | None:
+    close = difflib.get_close_matches(re.sub(r"\.lora_.*", "", name), shapes, n=1, cutoff=0.3)
+    return close[0] if close else None
+
+
+def _fit(places: dict[str, Half], config: LoraConfig, shapes: Shapes, max_rank: int) -> dict[str, int]:
+    """Rank of every module; both halves are there, fit the linear, and have the rank that the config says."""
+    halves: dict[str, dict[str, Tensor]] = {}
+    for half in places.values():
+        of_module = halves.setdefault(half.module, {})
+        if half.half in of_module:
+            raise AdapterIncompatible(f"{half.module} has two lora_{half.half} tensors.", param="ShapeMismatch")
+        of_module[half.half] = half.tensor
+    ranks = {}
+    for module, found in halves.items():
+        if found.keys() != {"A", "B"}:
+            missing = "B" if "A" in found else "A"
+            raise AdapterIncompatible(f"{module} has no lora_{missing}.", param="UnmappedTensors")
+        inputs, outputs = shapes[module]
+        rank = config.rank_of(module)
+        if found["A"].shape != (rank, inputs) or found["B"].shape != (outputs, rank):
+            raise AdapterIncompatible(
+                f"{module}: lora_A is {found['A'].shape} and lora_B {found['B'].shape}; with rank {rank} from "
+                f"{CONFIG_NAME} and this base they must be {(rank, inputs)} and {(outputs, rank)}.",
+                param="ShapeMismatch",
+            )
+        if not config.targets(module):
+            raise AdapterIncompatible(
+                f"{module} has tensors and target_modules in {CONFIG_NAME} does not name it.", param="target_modules"
+            )
+        ranks[module] = rank
+    largest = max(ranks.values())
+    if largest > min(max_rank, LARGEST_RANK):
+        raise AdapterIncompatible(
+            f"Its rank is {largest} and this pool serves up to {min(max_rank, LARGEST_RANK)} (engine.maxLoraRank).",
+            param="r",
+        )
+    return ranks

@@ -1,0 +1,179 @@
+"""`adapter_config.json` as PEFT writes it: every field is honoured, known to be harmless, or refused by name.
+
+Two files with the same tensors can mean different things (rsLoRA, patterns, PiSSA): only the config tells, so a field
+that is not understood is never passed over.
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from motet.errors import AdapterIncompatible
+
+CONFIG_NAME = "adapter_config.json"
+WEIGHTS_NAME = "adapter_model.safetensors"
+
+Number = TypeVar("Number", int, float)
+
+MERGE = "Merge it into the base with PEFT's merge_and_unload() and serve the result as a model of its own"
+
+HARMLESS = frozenset(
+    {
+        "auto_mapping",  # provenance
+        "base_model_name_or_path",
+        "revision",
+        "peft_version",
+        "task_type",  # looked at below
+        "inference_mode",  # training only from here on
+        "lora_dropout",
+        "exclude_modules",  # selection at training time: the tensors tell what was selected
+        "layers_to_transform",
+        "layers_pattern",
+        "fan_in_fan_out",  # how a merge transposes; unmerged LoRA is the same
+        "megatron_config",
+        "megatron_core",
+        "loftq_config",  # only read when init_lora_weights says loftq, refused below
+        "eva_config",  # start values only
+        "lora_ga_config",
+        "corda_config",  # only read when init_lora_weights says corda, refused below
+        "runtime_config",
+        "ensure_weight_tying",
+        "qalora_group_size",  # only read with use_qalora
+        "velora_config",  # training memory only
+    }
+)
+HONOURED = frozenset(
+    {"peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "target_modules", "bias",
+     "init_lora_weights"}
+)  # fmt: skip
+REFUSED = {
+    "use_dora": f"DoRA's magnitude vectors are not served yet. {MERGE}.",
+    "modules_to_save": f"It replaces whole modules of the base, which other tenants share. {MERGE}.",
+    "lora_bias": "A bias on lora_B is not served yet. Train with lora_bias=False.",
+    "layer_replication": f"It changes the base's layers. {MERGE}.",
+    "use_qalora": f"QALoRA is not served. {MERGE}.",
+    "use_bdlora": f"BD-LoRA is not served. {MERGE}.",
+    "alora_invocation_tokens": "Activated LoRA is not served yet. Train a plain LoRA.",
+    "trainable_token_indices": f"It changes embeddings of the base, which other tenants share. {MERGE}.",
+    "target_parameters": f"LoRA on bare parameters (experts) is not served yet. {MERGE}.",
+    "arrow_config": f"Arrow routing is not served. {MERGE}.",
+    "kasa_config": f"KaSA is not served. {MERGE}.",
+    "monteclora_config": f"MonteCLoRA is not served. {MERGE}.",
+}
+CHANGES_THE_BASE = ("pissa", "olora", "corda", "loftq")
+"""Starts that move part of the base's weights into the adapter: it is only right on that changed base."""
+GENERATES = (None, "CAUSAL_LM")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraConfig:
+    r: int
+    alpha: float
+    rslora: bool = False
+    rank_pattern: Mapping[str, int] = field(default_factory=dict)
+    alpha_pattern: Mapping[str, float] = field(default_factory=dict)
+    target_modules: str | tuple[str, ...] | None = None
+    base_model: str | None = None
+
+    @property
+    def method(self) -> str:
+        return "rslora" if self.rslora else "lora"
+
+    def rank_of(self, module: str) -> int:
+        return _matching(self.rank_pattern, module, self.r)
+
+    def scale_of(self, module: str) -> float:
+        """alpha / r, or alpha / √r for rank-stabilised LoRA, with the module's own rank and alpha (PU-08)."""
+        alpha, rank = _matching(self.alpha_pattern, module, self.alpha), self.rank_of(module)
+        return alpha / math.sqrt(rank) if self.rslora else alpha / rank
+
+    def targets(self, module: str) -> bool:
+        """Whether the config names the module: a regular expression over the whole path, or a list of path endings."""
+        wanted = self.target_modules
+        if wanted is None:
+            return True
+        if isinstance(wanted, str):
+            return wanted == "all-linear" or re.fullmatch(wanted, module) is not None
+        return any(module == name or module.endswith(f".{name}") for name in wanted)
+
+
+def _matching(pattern: Mapping[str, Number], module: str, default: Number) -> Number:
+    """PEFT's rule: the first key that matches the end of the path, as a regular expression."""
+    for key, value in pattern.items():
+        if re.match(rf"(.*\.)?({key})$", module):
+            return value
+    return default
+
+
+def read_config(folder: Path) -> LoraConfig:
+    path = folder / CONFIG_NAME
+    if not path.is_file():
+        raise AdapterIncompatible(f"{folder} holds no {CONFIG_NAME}; the source must name the folder that PEFT saved.")
+    try:
+        raw = json.loads(path.read_text())
+    except (ValueError, UnicodeDecodeError) as error:
+        raise AdapterIncompatible(f"{CONFIG_NAME} is not JSON: {error}") from error
+    if not isinstance(raw, dict):
+        raise AdapterIncompatible(f"{CONFIG_NAME} must hold an object.")
+    return parse_config(raw)
+
+
+def parse_config(raw: Mapping[str, Any]) -> LoraConfig:
+    """The config, or AdapterIncompatible with the name of the field that stands in the way and what to do."""
+    if raw.get("peft_type") != "LORA":
+        raise _refused("peft_type", raw.get("peft_type"), "Only LORA adapters are served.")
+    for name, value in raw.items():
+        if name in REFUSED and value not in (None, False, [], {}):
+            raise _refused(name, value, REFUSED[name])
+        if name not in HONOURED | HARMLESS | REFUSED.keys() and value is not None:
+            raise _refused(name, value, "This field is not known, so its meaning cannot be kept. Remove it if unused.")
+    if raw.get("bias", "none") not in ("none", None):
+        raise _refused("bias", raw["bias"], f"Biases of the base are shared with other tenants. {MERGE}.")
+    start = raw.get("init_lora_weights")
+    if isinstance(start, str) and start.lower().startswith(CHANGES_THE_BASE):
+        raise _refused(
+            "init_lora_weights",
+            start,
+            "Its base is changed too. Save it with path_initial_model_for_weight_conversion.",
+        )
+    if raw.get("task_type") not in GENERATES:
+        raise _refused("task_type", raw["task_type"], "Only adapters that generate text (CAUSAL_LM) are served.")
+    targets = raw.get("target_modules")
+    if not isinstance(targets, str | list | None):
+        raise _refused("target_modules", targets, "It must be a list of names or one regular expression.")
+    try:
+        if isinstance(targets, str):
+            re.compile(targets)
+        config = LoraConfig(
+            r=_positive("r", raw.get("r")),
+            alpha=float(raw.get("lora_alpha") or 0),
+            rslora=bool(raw.get("use_rslora")),
+            rank_pattern={_regex(k): _positive("rank_pattern", v) for k, v in (raw.get("rank_pattern") or {}).items()},
+            alpha_pattern={_regex(k): float(v) for k, v in (raw.get("alpha_pattern") or {}).items()},
+            target_modules=tuple(targets) if isinstance(targets, list) else targets,
+            base_model=raw.get("base_model_name_or_path"),
+        )
+    except (TypeError, ValueError, AttributeError, re.error) as error:
+        raise AdapterIncompatible(f"{CONFIG_NAME} is not as PEFT writes it: {error}.") from error
+    if config.alpha == 0:
+        raise _refused("lora_alpha", raw.get("lora_alpha"), "With alpha 0 the adapter does nothing.")
+    return config
+
+
+def _regex(key: str) -> str:
+    re.compile(key)
+    return key
+
+
+def _positive(name: str, value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise _refused(name, value, "A rank is a whole number of at least 1.")
+    return value
+
+
+def _refused(name: str, value: Any, recipe: str) -> AdapterIncompatible:
+    return AdapterIncompatible(f"{CONFIG_NAME}: {name} is {json.dumps(value, default=str)[:80]}. {recipe}", param=name)

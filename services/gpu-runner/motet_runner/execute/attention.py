@@ -1,0 +1,105 @@
+"""Our attention, as transformers sees it: one function for every decoder that asks `ALL_ATTENTION_FUNCTIONS` (OR-03).
+
+Linear layers saw all rows at once; here each sequence meets its own keys (selective batching). New keys and values go
+to their pages first, then decodes are attended in one call a length class and prompts one by one.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from motet_runner.execute.rows import CURRENT, Chunk, Decodes
+from motet_runner.memory.paged import PagedStore
+
+NAME = "motet"
+
+UNDERSTOOD = frozenset({"sliding_window", "softcap"})
+"""What changes the result, and is honoured."""
+HARMLESS = frozenset(
+    {"dropout", "is_causal", "position_ids", "use_cache", "output_attentions", "cache_position", "past_key_values",
+     "position_embeddings", "logits_to_keep", "return_dict", "output_hidden_states", "token_type_ids"}
+)  # fmt: skip
+"""What does not. Anything else that is not None makes a model unsupported at load (see `execute.model`)."""
+
+
+class How(NamedTuple):
+    """What a layer asks of its attention."""
+
+    scale: float
+    window: int | None
+    softcap: float | None
+
+
+def register() -> None:
+    AttentionInterface.register(NAME, attend)
+    AttentionMaskInterface.register(NAME, _no_mask)
+
+
+def _no_mask(*_: Any, **__: Any) -> None:
+    """Who sees whom is known from pages and lengths."""
+
+
+def attend(  # noqa: PLR0917 transformers' signature
+    module: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    attention_mask: Any,  # noqa: ARG001
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **others: Any,
+) -> tuple[Any, None]:
+    """query [1, heads, rows, dim], key and value [1, kv_heads, rows, dim] → [1, rows, heads, dim]"""
+    rows = CURRENT.get()
+    layer = rows.calls
+    rows.calls += 1
+    if rows.watcher is not None:
+        rows.watcher(module, query, key, value, {"sliding_window": sliding_window, "softcap": softcap, **others})
+    rows.store.write(rows.writes[layer], key, value)
+    how = How(scaling if scaling is not None else query.shape[-1] ** -0.5, sliding_window, softcap)
+    by_row = query[0].transpose(0, 1)
+    if rows.all_decode_together:
+        return _decode(rows.decodes[0], rows.store, layer, by_row, how).unsqueeze(0), None
+    out = torch.empty_like(by_row, memory_format=torch.contiguous_format)
+    for group in rows.decodes:
+        out[group.rows] = _decode(group, rows.store, layer, by_row[group.rows], how)
+    for chunk in rows.chunks:
+        there = slice(chunk.first, chunk.last)
+        if chunk.before:
+            keys, values = rows.store.read(chunk.blocks[layer], 1)
+        else:
+            keys, values = key[:, :, there], value[:, :, there]
+        out[there] = _prefill(chunk, query[:, :, there], keys, values, how)[0].transpose(0, 1)
+    return out.unsqueeze(0), None
+
+
+def _decode(group: Decodes, store: PagedStore, layer: int, query: Any, how: How) -> Any:
+    """query [sequences, heads, dim], one row each → the same shape"""
+    count, heads, dim = query.shape
+    keys, values = store.read(group.blocks[layer], count)
+    # The query heads of one KV head are rows of one product: grouped heads cost no copy of keys.
+    grouped = query.reshape(count, keys.shape[1], -1, dim)
+    attended = _attention(grouped, keys, values, group.mask(how.window, query.dtype), how)
+    return attended.reshape(count, heads, dim)
+
+
+def _prefill(chunk: Chunk, query: Any, keys: Any, values: Any, how: How) -> Any:
+    mask = chunk.mask(how.window, query.dtype, query.device)
+    return _attention(query, keys, values, mask, how, gqa=query.shape[1] != keys.shape[1])
+
+
+def _attention(q: Any, k: Any, v: Any, mask: Any, how: How, *, gqa: bool = False) -> Any:
+    """softmax(scale · q kᵀ + mask) v; without a mask, row i sees keys up to i."""
+    if how.softcap is None:
+        return scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=how.scale, enable_gqa=gqa
+        )
+    if gqa:
+        k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for t in (k, v))
+    scores = torch.tanh((q @ k.transpose(-1, -2)) * (how.scale / how.softcap)) * how.softcap
+    if mask is None:
+        mask = torch.full(scores.shape[-2:], float("-inf"), dtype=q.dtype, device=q.device).triu_(1)
+    return torch.softmax((scores + mask).float(), dim=-1).to(q.dtype) @ v

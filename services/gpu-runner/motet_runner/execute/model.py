@@ -1,0 +1,312 @@
+"""Loading a base model and finding out, by running it, that it is one we serve right (DESIGN 6).
+
+`set_attn_implementation` only warns for some models and their own attention runs on; some mix tokens outside attention.
+So a probe looks: our attention is called exactly once a layer, with the shapes the KV pages have; and two sequences
+packed together, or one cut in two, give what each gives alone.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from motet.errors import ModelFolderError, SetupError
+from motet.model import BASE, KVShape, RequestId, pages_for
+from motet_runner.execute import attention
+from motet_runner.execute.lora import features
+from motet_runner.execute.rows import CURRENT, Assembler, Rows
+from motet_runner.interface import NewSequence, Sampling, State
+from motet_runner.memory.paged import PagedStore
+from motet_runner.plan import Iteration, Sequence, Work
+
+PER_CALL_ROPE = ("dynamic", "longrope")
+"""Rope types whose frequencies follow the longest position of a call: one long request would change its neighbours."""
+
+ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
+
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.15, torch.float16: 0.05}
+"""How far packing may move a logit in the probe, as a share of the largest. Rounding stays far below, a token that
+was mixed in goes far above."""
+
+
+@dataclass(slots=True)
+class LoadedModel:
+    model: Any
+    config: Any
+    shape: KVShape
+    architecture: str
+    vocabulary: int
+    max_positions: int
+    eos_token_ids: tuple[int, ...]
+    linears: dict[str, Any]
+    dtype: Any
+    device: Any
+
+    def forward(self, rows: Rows) -> Any:
+        """One model call over all rows of the iteration → logits [kept rows, vocabulary]"""
+        token = CURRENT.set(rows)
+        try:
+            output = self.model(
+                input_ids=rows.input_ids, position_ids=rows.positions, use_cache=False, logits_to_keep=rows.keep
+            )
+        finally:
+            CURRENT.reset(token)
+        logits = output.logits[0]
+        return logits if len(logits) == len(rows.keep) else logits[rows.keep]  # a few models keep all
+
+
+def load(folder: Path, dtype: str, device: str) -> LoadedModel:
+    attention.register()
+    raw = _config_of(folder)
+    _refuse_by_config(raw)
+    torch_device = _device(device)
+    torch_dtype = _dtype(dtype, torch_device, raw)
+    quiet()
+    try:
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch_dtype, attn_implementation=attention.NAME, local_files_only=True, use_safetensors=True
+        )
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        raise ModelFolderError(f"{folder}: the model could not be loaded: {_first_line(error)}") from error
+    model = model.to(torch_device).eval().requires_grad_(False)
+    config = model.config.get_text_config()
+    shape = KVShape.from_config(config.to_dict() | _gpt_names(config), torch_dtype.itemsize)
+    loaded = LoadedModel(
+        model=model,
+        config=config,
+        shape=shape,
+        architecture=type(model).__name__,
+        vocabulary=config.vocab_size,
+        max_positions=getattr(config, "max_position_embeddings", None) or 2048,
+        eos_token_ids=_eos(folder, config),
+        linears={},
+        dtype=torch_dtype,
+        device=torch_device,
+    )
+    _Probe(loaded).run()
+    return loaded
+
+
+def quiet() -> None:
+    """Progress bars and advice of the library are not this process's log."""
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+
+
+def _config_of(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ModelFolderError(f"{folder} holds no config.json; spec.model.uri must name a Hugging Face model folder.")
+    try:
+        raw = json.loads(path.read_text())
+    except ValueError as error:
+        raise ModelFolderError(f"{path} is not JSON: {error}") from error
+    if not isinstance(raw, dict):
+        raise ModelFolderError(f"{path} must hold an object.")
+    return raw
+
+
+def _refuse_by_config(raw: dict[str, Any]) -> None:
+    name = (raw.get("architectures") or [raw.get("model_type", "this model")])[0]
+    text = raw.get("text_config") or raw
+    if raw.get("is_encoder_decoder"):
+        raise ModelFolderError(f"{name} is an encoder-decoder; Motet serves decoders.")
+    if raw.get("quantization_config"):
+        method = raw["quantization_config"].get("quant_method", "unknown")
+        raise ModelFolderError(f"not yet: {name} is quantised ({method}). Use the unquantised weights.")
+    layers = set(text.get("layer_types") or ()) - ATTENTION_LAYERS
+    if layers:
+        kinds = ", ".join(sorted(layers))
+        raise ModelFolderError(f"not yet: {name} has layers that are not plain attention ({kinds}).")
+    if text.get("attention_chunk_size"):
+        raise ModelFolderError(f"not yet: {name} attends in chunks (attention_chunk_size).")
+    for rope in _ropes(text):
+        kind = rope.get("rope_type") or rope.get("type")
+        if kind in PER_CALL_ROPE:
+            raise ModelFolderError(
+                f"not yet: {name} uses rope type {kind!r}, whose frequencies follow the longest request of a batch; "
+                "one long request would change its neighbours."
+            )
+
+
+def _ropes(text: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for field in ("rope_parameters", "rope_scaling"):
+        rope = text.get(field)
+        if isinstance(rope, dict):
+            yield rope
+            yield from (inner for inner in rope.values() if isinstance(inner, dict))
+
+
+def _device(wanted: str) -> Any:
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise SetupError("engine.device is cuda and no CUDA device is visible; use auto or cpu.")
+    return torch.device(wanted)
+
+
+def _dtype(wanted: str, device: Any, raw: dict[str, Any]) -> Any:
+    if wanted == "auto":
+        if device.type == "cpu":
+            return torch.float32
+        wanted = raw.get("dtype") or raw.get("torch_dtype") or "bfloat16"
+    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if wanted not in known:
+        raise SetupError(f"engine.dtype {wanted!r} is unknown. Choose one of auto, {', '.join(known)}.")
+    return known[wanted]
+
+
+def _gpt_names(config: Any) -> dict[str, Any]:
+    """Configs map old names to new ones as attributes, not in their dictionary."""
+    names = ("num_hidden_layers", "num_attention_heads", "hidden_size", "num_key_value_heads", "head_dim")
+    return {name: value for name in names if (value := getattr(config, name, None)) is not None}
+
+
+def _eos(folder: Path, config: Any) -> tuple[int, ...]:
+    """The generation config's word, else the model's: stop tokens of a chat model are often only in the former."""
+    path = folder / "generation_config.json"
+    eos = None
+    if path.is_file():
+        eos = json.loads(path.read_text()).get("eos_token_id")
+    if eos is None:
+        eos = getattr(config, "eos_token_id", None)
+    if eos is None:
+        return ()
+    return tuple(eos) if isinstance(eos, list) else (eos,)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+class _Probe:
+    """Runs a handful of tokens through the model and looks on."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self._loaded = loaded
+        self._name = loaded.architecture
+        self._seen: list[Any] = []
+        self._windows: list[int | None] = []
+        self._fed: dict[str, list[int]] = {}
+
+    def run(self) -> None:
+        loaded = self._loaded
+        vocabulary = min(loaded.vocabulary, 997)
+        first = [(7 * i + 3) % vocabulary for i in range(21)]
+        second = [(11 * i + 5) % vocabulary for i in range(6)]
+        with torch.inference_mode(), self._watch_linears():
+            alone = self._logits([(first, 0)], watch=True)[0]
+        self._check_calls()
+        with torch.inference_mode():
+            packed = self._logits([(second, 0), (first, 0)])[1]
+            cut = self._logits([(first, 17)])[0]
+            decoded = self._logits([(first, 20)])[0]
+        tolerance = TOLERANCE[loaded.dtype] * max(1.0, float(alone.abs().max()))
+        for way, logits in (("beside another", packed), ("in two parts", cut), ("token by token", decoded)):
+            difference = float((logits - alone).abs().max())
+            if not difference <= tolerance:
+                raise ModelFolderError(
+                    f"not yet: {self._name} gives other logits when a sequence is computed {way} "
+                    f"(by {difference:.2g}); something besides attention mixes its tokens."
+                )
+        loaded.linears = {
+            path: module
+            for path, module in loaded.model.named_modules()
+            if features(module) and module is not loaded.model.get_output_embeddings() and self._fed.get(path) == [21]
+        }
+
+    def _check_calls(self) -> None:
+        layers = self._loaded.shape.layers
+        if len(self._seen) != layers or len(set(map(id, self._seen))) != layers:
+            raise ModelFolderError(
+                f"not yet: {self._name} called our attention {len(self._seen)} times in one pass of {layers} layers; "
+                "it does not go through transformers' attention interface once a layer."
+            )
+        window = getattr(self._loaded.config, "sliding_window", None)
+        kinds = getattr(self._loaded.config, "layer_types", None) or []
+        if "sliding_attention" in kinds:
+            expected = [kind == "sliding_attention" for kind in kinds]
+            if [bool(seen) for seen in self._windows] != expected:
+                raise ModelFolderError(f"not yet: {self._name} has sliding layers whose window it does not tell us.")
+        elif (
+            window and not kinds and getattr(self._loaded.config, "use_sliding_window", True) and not any(self._windows)
+        ):
+            raise ModelFolderError(f"not yet: {self._name} has a sliding window that it does not tell us.")
+
+    def _look(self, module: Any, query: Any, key: Any, value: Any, options: dict[str, Any]) -> None:
+        self._seen.append(module)
+        if len(self._seen) > self._loaded.shape.layers:
+            self._check_calls()
+        self._windows.append(options["sliding_window"])
+        shape = self._loaded.shape
+        expected = (1, shape.kv_heads, query.shape[2], shape.head_dim)
+        if tuple(key.shape) != expected or tuple(value.shape) != expected:
+            raise ModelFolderError(
+                f"not yet: {self._name} has keys {tuple(key.shape)} and values {tuple(value.shape)} in one layer "
+                f"where its config says {expected}."
+            )
+        if getattr(module, "is_causal", True) is False:
+            raise ModelFolderError(f"not yet: {self._name} attends to later tokens.")
+        known = attention.UNDERSTOOD | attention.HARMLESS
+        unknown = sorted(name for name, given in options.items() if given is not None and name not in known)
+        if unknown:
+            raise ModelFolderError(f"not yet: {self._name} attends with {', '.join(unknown)}.")
+
+    @contextmanager
+    def _watch_linears(self) -> Iterator[None]:
+        """Which linears see exactly the rows of the iteration: only those can take LoRA row by row."""
+
+        def watch(path: str) -> Any:
+            return lambda _, args: self._fed.setdefault(path, []).append(args[0].shape[:-1].numel())
+
+        hooks = [
+            module.register_forward_pre_hook(watch(path))
+            for path, module in self._loaded.model.named_modules()
+            if features(module)
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _logits(self, parts: list[tuple[list[int], int]], *, watch: bool = False) -> Any:
+        """Last logits of each sequence; one with a second number is computed up to there first, and then the rest."""
+        loaded = self._loaded
+        total = sum(pages_for(len(tokens)) for tokens, _ in parts)
+        store = PagedStore(total, loaded.shape, loaded.dtype, loaded.device)
+        assembler = Assembler(store, loaded.device)
+        sequences, free = [], list(range(total))
+        for tokens, _ in parts:
+            pages = [free.pop() for _ in range(pages_for(len(tokens)))]
+            sequences.append(probe_sequence(tokens, pages))
+        before = [Work(s, 0, cut, samples=False) for s, (_, cut) in zip(sequences, parts, strict=True) if cut]
+        if before:
+            loaded.forward(assembler.assemble(Iteration([], before), _no_slots))
+        work = [
+            Work(s, cut, len(tokens) - cut, samples=True) for s, (tokens, cut) in zip(sequences, parts, strict=True)
+        ]
+        rows = assembler.assemble(Iteration([], work), _no_slots)
+        rows.watcher = self._look if watch else None
+        return loaded.forward(rows)
+
+
+def probe_sequence(tokens: list[int], pages: list[int]) -> Sequence:
+    new = NewSequence(
+        request=RequestId("probe"),
+        epoch=0,
+        prompt=tuple(tokens),
+        adapter=BASE,
+        promise=len(pages),
+        sampling=Sampling(max_tokens=1),
+    )
+    return Sequence(new, 0, len(pages), tokens, State.PREFILL, pages=pages)
+
+
+def _no_slots(_: object) -> tuple[int, int]:
+    raise LookupError("the probe has no adapters")

@@ -1,0 +1,2 @@
+"""Where keys and values lie: pages on the device, copies of parked sequences on the host. Bytes only; owners are in
+`motet_runner.plan`."""

@@ -1,0 +1,64 @@
+"""KV pages, page outermost with all layers inside (PU-20): [pages, layers, 2, kv_heads, page_tokens, head_dim].
+
+Any sequence can leave at any iteration, and a page is one contiguous copy to the host, whatever the number of layers.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from motet.model import PAGE_TOKENS, KVShape
+
+
+class PagedStore:
+    def __init__(self, pages: int, shape: KVShape, dtype: Any, device: Any) -> None:
+        self.pages = pages
+        self.shape = shape
+        self.device = device
+        # Zeros, not whatever lay there: a masked key still multiplies a value, and 0 × NaN is NaN.
+        self.data = torch.zeros(
+            (pages, shape.layers, 2, shape.kv_heads, PAGE_TOKENS, shape.head_dim), dtype=dtype, device=device
+        )
+        self._tokens = self.data.view(-1, shape.head_dim)
+        self._blocks = self.data.view(-1, PAGE_TOKENS * shape.head_dim)
+        self._layer = torch.arange(shape.layers, device=device).view(-1, 1) * (2 * shape.kv_heads)
+        halves = np.arange(2 * shape.kv_heads, dtype=np.int64)
+        self._halves = halves.reshape(2, shape.kv_heads, 1)
+
+    def rows_of(self, pages: np.ndarray, offsets: np.ndarray) -> Any:
+        """Where new tokens go: [layers, 2 · kv_heads · tokens] rows of `head_dim` numbers."""
+        shape = self.shape
+        first = pages * (shape.layers * 2 * shape.kv_heads)
+        blocks = (first + self._halves).reshape(1, -1)
+        within = np.broadcast_to(offsets, (2, shape.kv_heads, len(offsets))).reshape(1, -1)
+        return (torch.from_numpy(blocks).to(self.device) + self._layer) * PAGE_TOKENS + torch.from_numpy(
+            np.ascontiguousarray(within)
+        ).to(self.device)
+
+    def blocks_of(self, table: np.ndarray) -> Any:
+        """Where sequences with pages `table` [sequences, pages] lie: [layers, 2 · sequences · kv_heads · pages]"""
+        shape = self.shape
+        first = table * (shape.layers * 2 * shape.kv_heads)
+        blocks = first[None, :, None, :] + self._halves.reshape(2, 1, shape.kv_heads, 1)
+        return torch.from_numpy(blocks.reshape(1, -1)).to(self.device) + self._layer
+
+    def write(self, rows: Any, keys: Any, values: Any) -> None:
+        """Put [1, kv_heads, tokens, head_dim] keys and values into one layer's `rows`."""
+        self._tokens[rows] = torch.cat((keys, values)).view(-1, self.shape.head_dim)
+
+    def read(self, blocks: Any, sequences: int, out: Any = None) -> Any:
+        """Keys and values of one layer's `blocks`: [2, sequences, kv_heads, tokens, head_dim]"""
+        gathered = torch.index_select(self._blocks, 0, blocks, out=out)
+        return gathered.view(2, sequences, self.shape.kv_heads, -1, self.shape.head_dim)
+
+    def copy_out(self, pages: Sequence[int]) -> Any:
+        return self.data[list(pages)].to("cpu")
+
+    def copy_in(self, pages: Sequence[int], copy: Any) -> None:
+        self.data[list(pages)] = copy.to(self.device)
+
+    def wipe(self, pages: Sequence[int]) -> None:
+        if pages:
+            self.data[list(pages)] = 0

@@ -1,0 +1,27 @@
+"""What an iteration is made of and whose memory it may touch, decided without a device.
+
+Pure: no torch, no sockets, no clock. The engine drives it with tensors, the simulator without.
+"""
+
+from motet_runner.plan.book import Book, Effect, SwapIn, SwapOut, Wipe
+from motet_runner.plan.composer import Iteration, Work, compose
+from motet_runner.plan.pages import PageAllocator
+from motet_runner.plan.presets import NOT_YET, PRESETS, Preset, preset_named
+from motet_runner.plan.sequence import Sequence
+
+__all__ = [
+    "NOT_YET",
+    "PRESETS",
+    "Book",
+    "Effect",
+    "Iteration",
+    "PageAllocator",
+    "Preset",
+    "Sequence",
+    "SwapIn",
+    "SwapOut",
+    "Wipe",
+    "Work",
+    "compose",
+    "preset_named",
+]

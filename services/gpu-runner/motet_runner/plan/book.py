@@ -1,0 +1,443 @@
+"""The state of every sequence in the engine, its promises and its pages: the runner's half of C1 and C5.
+
+Commands and iterations come in; what must be copied between device and host goes out as effects, to be carried out in
+order before the next model call: that is why a page is never reused before its copy has ended.
+
+    LOADING → WAITING → PREFILL → DECODE → gone
+       ↑         ↑          ↓        ↓
+       └─────────┴────── PARKED ←────┘
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from motet.errors import ContextLengthExceeded, Declined, InvalidRequest, MotetError, Overloaded
+from motet.ledger import Ledger
+from motet.model import BASE, PAGE_TOKENS, Digest, RequestId, pages_for
+from motet_runner.interface import (
+    Event,
+    Finish,
+    NewSequence,
+    OverflowAhead,
+    ParkedNow,
+    ParkMethod,
+    ResumedNow,
+    State,
+    StateChanged,
+)
+from motet_runner.plan.composer import Iteration, Work, compose
+from motet_runner.plan.pages import PageAllocator
+from motet_runner.plan.presets import Preset
+from motet_runner.plan.sequence import Sequence
+
+PARKED_AT_MOST = 2
+"""Nobody is chosen as a victim who was parked this often. The last parking asks for the whole remaining life, so that
+whoever comes back from it can never stand at a promise again: the rule cannot lock."""
+
+PAUSED_AT_MOST = 4
+"""DESIGN 16, whoever asks for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SwapOut:
+    sequence: Sequence
+    pages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SwapIn:
+    sequence: Sequence
+    pages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Wipe:
+    """Zero these pages: what they hold is not finite, and a masked NaN is still a NaN for the next owner."""
+
+    pages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DropHostCopy:
+    sequence: Sequence
+
+
+Effect = SwapOut | SwapIn | Wipe | DropHostCopy
+
+
+class Book:
+    def __init__(
+        self,
+        *,
+        pages: int,
+        preset: Preset,
+        places: int,
+        chunk_tokens: int,
+        max_length: int,
+        vocabulary: int,
+        eos_token_ids: frozenset[int] = frozenset(),
+        host_pages: int = 0,
+        protect_after_steps: int = 0,
+        on_device: Callable[[Digest], bool] = lambda _: True,
+        cheaper: Callable[[Sequence], ParkMethod] = lambda _: ParkMethod.RECOMPUTE,
+    ) -> None:
+        self.pages = PageAllocator(pages)
+        self.ledger: Ledger[RequestId] = Ledger(pages)
+        self.preset = preset
+        self.places = places
+        self.chunk_tokens = chunk_tokens
+        self.max_length = min(max_length, pages * PAGE_TOKENS)
+        self.vocabulary = vocabulary
+        self.eos_token_ids = eos_token_ids
+        self.host_pages = host_pages
+        self.host_pages_free = host_pages
+        self.protect_after_steps = protect_after_steps
+        self.supervised = False
+        self.effects: list[Effect] = []
+        self.events: list[Event] = []
+        self._on_device = on_device
+        self._cheaper = cheaper
+        self._sequences: dict[RequestId, Sequence] = {}
+        self._arrivals = 0
+
+    # -- what there is -----------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._sequences.values())
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def get(self, request: RequestId) -> Sequence | None:
+        return self._sequences.get(request)
+
+    def live_on(self, adapter: Digest) -> int:
+        """Sequences that need the adapter on the device. A parked one does not: it loads again when it comes back."""
+        return sum(s.adapter == adapter and s.state is not State.PARKED for s in self)
+
+    def count(self, *states: State) -> int:
+        return sum(sequence.state in states for sequence in self)
+
+    def has_work(self) -> bool:
+        return any(self._may_act(sequence) for sequence in self)
+
+    def check(self) -> None:
+        """Recount both books; raises AssertionError with the numbers."""
+        self.ledger.check()
+        self.pages.check(sequence.pages for sequence in self)
+        for sequence in self:
+            assert (sequence.request in self.ledger) == (sequence.state is not State.PARKED), sequence.request
+            assert len(sequence.pages) <= max(sequence.promise, 0), (sequence.request, len(sequence.pages))
+            assert sequence.computed <= max(len(sequence.pages), sequence.host_pages) * PAGE_TOKENS
+        on_host = sum(sequence.host_pages for sequence in self)
+        assert on_host + self.host_pages_free == self.host_pages, (on_host, self.host_pages_free, self.host_pages)
+
+    # -- commands ----------------------------------------------------------------------------------------------------
+
+    def add(self, new: NewSequence) -> Sequence:
+        """Take a sequence in; raises Declined when it does not fit now, InvalidRequest when it never will."""
+        self._refuse_what_cannot_be(new)
+        known = self._sequences.get(new.request)
+        if known is not None:
+            if known.new.epoch >= new.epoch:
+                raise Declined(f"Request {new.request} is here already, under epoch {known.new.epoch}.")
+            self._remove(known)
+        reserved = 0 if self.supervised else sum(s.wanted for s in self if s.state is State.PARKED)
+        if new.promise > self.ledger.free - reserved:
+            free = max(0, self.ledger.free - reserved)
+            raise Declined(f"{new.promise} pages were promised and {free} can be given; try another runner or wait.")
+        self.ledger.promise(new.request, new.promise)
+        self._arrivals += 1
+        sequence = Sequence(
+            new=new,
+            arrival=self._arrivals,
+            promise=new.promise,
+            tokens=[*new.prompt, *new.delivered],
+            state=State.WAITING,
+        )
+        self._sequences[new.request] = sequence
+        if not self._adapter_is_here(sequence):
+            self._enter(sequence, State.LOADING)
+        self._announce(sequence)
+        return sequence
+
+    def cancel(self, request: RequestId, epoch: int | None = None) -> Sequence | None:
+        """Forget a sequence and free its pages at once; None when there is none of that epoch."""
+        sequence = self._sequences.get(request)
+        if sequence is None or epoch not in (None, sequence.new.epoch):
+            return None
+        self._remove(sequence)
+        return sequence
+
+    def extend(self, request: RequestId, epoch: int, promise: int, extended: int) -> bool:
+        sequence = self._named(request, epoch, promise)
+        if sequence is None or sequence.state is State.PARKED or extended <= promise:
+            return False
+        if self.ledger.promise(request, min(extended, max(promise, sequence.most_pages))) is not None:
+            return False
+        self._promised(sequence, self.ledger.promise_of(request))
+        return True
+
+    def park(self, request: RequestId, epoch: int, promise: int, wanted: int, method: ParkMethod) -> bool:
+        sequence = self._named(request, epoch, promise)
+        if sequence is None or sequence.state is State.PARKED or sequence.parked_times >= PAUSED_AT_MOST:
+            return False
+        self._park(sequence, wanted, method, by_itself=False)
+        return True
+
+    def resume(self, request: RequestId, epoch: int, promise: int) -> bool:
+        """Bring a parked sequence back under a new promise, if the ledger and the store have room for it."""
+        sequence = self._sequences.get(request)
+        if sequence is None or sequence.new.epoch != epoch or sequence.state is not State.PARKED:
+            return False
+        return self._resume(sequence, min(promise, max(sequence.most_pages, 1)))
+
+    def adapter_arrived(self, adapter: Digest) -> None:
+        for sequence in self:
+            if sequence.state is State.LOADING and sequence.adapter == adapter:
+                self._enter(sequence, State.WAITING)
+
+    def fail_waiting_for(self, adapter: Digest) -> list[Sequence]:
+        """A failed load fails only the sequences that wait for it (PU-07)."""
+        waiting = [s for s in self if s.state is State.LOADING and s.adapter == adapter]
+        for sequence in waiting:
+            self._remove(sequence)
+        return waiting
+
+    def set_overcommit(self, factor: float) -> None:
+        self.ledger.overcommit = factor
+
+    # -- iterations --------------------------------------------------------------------------------------------------
+
+    def next_iteration(self) -> tuple[Iteration, list[tuple[Sequence, MotetError]]]:
+        """The next iteration with its pages taken, and the sequences that had to be given up (normally none)."""
+        given_up = self._protect()
+        if not self.supervised:
+            self._resume_by_itself()
+        iteration = compose(self._runnable(), self.preset, chunk_tokens=self.chunk_tokens, places=self.places)
+        for work in iteration.work:
+            sequence = work.sequence
+            while sequence.state is not State.PARKED and not self._grow(sequence, work.start + work.count):
+                victim = self._victim(holding_pages=True) or sequence
+                self._park(victim, victim.promise, self._cheaper(victim), by_itself=True)
+                iteration = iteration.without(victim)
+        for work in iteration.work:
+            work.sequence.started = True
+            if work.sequence.state is State.WAITING:
+                self._enter(work.sequence, State.PREFILL)
+        return iteration, given_up
+
+    def computed(self, work: Work) -> None:
+        """The rows of `work` are in the store."""
+        sequence = work.sequence
+        sequence.computed += work.count
+        if not work.samples:
+            percent = 100 * sequence.computed // len(sequence.tokens)
+            self.events.append(StateChanged(sequence.request, sequence.new.epoch, State.PREFILL, percent))
+
+    def sampled(self, sequence: Sequence, token: int) -> Finish | None:
+        """Write the next token; if it is the last, the sequence leaves and its pages are free (S3-07, PU-11)."""
+        sequence.tokens.append(token)
+        sampling = sequence.new.sampling
+        finish = None
+        if token in sampling.stop_token_ids or (token in self.eos_token_ids and not sampling.ignore_eos):
+            finish = Finish.STOP
+        elif sequence.output_tokens >= sampling.max_tokens:
+            finish = Finish.LENGTH
+        if finish is not None:
+            self._remove(sequence)
+            return finish
+        if sequence.state is State.PREFILL:
+            self._enter(sequence, State.DECODE)
+        self._announce(sequence)
+        return None
+
+    def failed(self, sequence: Sequence) -> None:
+        """Its numbers are not finite: it leaves, and its pages are wiped before anyone else owns them."""
+        self.effects.append(Wipe(tuple(sequence.pages)))
+        self._remove(sequence)
+
+    # -- who runs ----------------------------------------------------------------------------------------------------
+
+    def _runnable(self) -> list[Sequence]:
+        return [s for s in self if s.state in (State.WAITING, State.PREFILL, State.DECODE)]
+
+    def _may_act(self, sequence: Sequence) -> bool:
+        if sequence.state is State.LOADING:
+            return False
+        return sequence.state is not State.PARKED or not self.supervised
+
+    def _adapter_is_here(self, sequence: Sequence) -> bool:
+        return sequence.adapter == BASE or self._on_device(sequence.adapter)
+
+    def _enter(self, sequence: Sequence, state: State) -> None:
+        sequence.state = state
+        self.events.append(StateChanged(sequence.request, sequence.new.epoch, state))
+
+    def _named(self, request: RequestId, epoch: int, promise: int) -> Sequence | None:
+        sequence = self._sequences.get(request)
+        if sequence is None or sequence.new.epoch != epoch or sequence.promise != promise:
+            return None
+        return sequence
+
+    # -- memory ------------------------------------------------------------------------------------------------------
+
+    def _grow(self, sequence: Sequence, tokens: int) -> bool:
+        taken = self.pages.take(max(0, pages_for(tokens) - len(sequence.pages)))
+        if taken is None:
+            return False
+        sequence.pages += taken
+        return True
+
+    def _promised(self, sequence: Sequence, promise: int) -> None:
+        sequence.promise = promise
+        sequence.announced = False
+        sequence.waited = 0
+        self._announce(sequence)
+
+    def _announce(self, sequence: Sequence) -> None:
+        if sequence.nears_promise and not sequence.announced:
+            sequence.announced = True
+            self.events.append(OverflowAhead(sequence.request, sequence.new.epoch, sequence.promise))
+
+    def _release(self, sequence: Sequence) -> None:
+        self.pages.give(sequence.pages)
+        sequence.pages = []
+        self.ledger.release(sequence.request)
+
+    def _remove(self, sequence: Sequence) -> None:
+        self._release(sequence)
+        if sequence.host_pages:
+            self._drop_host_copy(sequence)
+        del self._sequences[sequence.request]
+
+    def _drop_host_copy(self, sequence: Sequence) -> None:
+        self.effects.append(DropHostCopy(sequence))
+        self.host_pages_free += sequence.host_pages
+        sequence.host_pages = 0
+
+    # -- park and resume (S3-11 to S3-14) ----------------------------------------------------------------------------
+
+    def _park(self, sequence: Sequence, wanted: int, method: ParkMethod, *, by_itself: bool) -> None:
+        sequence.parked_times += 1
+        if sequence.parked_times >= PARKED_AT_MOST:
+            wanted = sequence.most_pages
+        needed = pages_for(sequence.computed)
+        if method is ParkMethod.SWAP and (needed == 0 or needed > self.host_pages_free):
+            method = ParkMethod.RECOMPUTE
+        if method is ParkMethod.SWAP:
+            self.effects.append(SwapOut(sequence, tuple(sequence.pages[:needed])))
+            sequence.host_pages = needed
+            self.host_pages_free -= needed
+        else:
+            sequence.computed = 0
+        self._release(sequence)
+        sequence.parked_by = method
+        sequence.wanted = max(1, min(wanted, sequence.most_pages), pages_for(sequence.computed))
+        sequence.waited = 0
+        self.events.append(ParkedNow(sequence.request, sequence.new.epoch, sequence.wanted, method, by_itself))
+        self._enter(sequence, State.PARKED)
+
+    def _resume(self, sequence: Sequence, promise: int) -> bool:
+        needed = pages_for(sequence.computed)
+        if promise < max(1, needed) or promise > self.ledger.free:
+            return False
+        pages = self.pages.take(needed)
+        if pages is None:
+            return False
+        self.ledger.promise(sequence.request, promise)
+        sequence.pages = pages
+        method = sequence.parked_by or ParkMethod.RECOMPUTE
+        if method is ParkMethod.SWAP:
+            self.effects.append(SwapIn(sequence, tuple(pages)))
+            self._drop_host_copy(sequence)
+        sequence.parked_by, sequence.wanted = None, 0
+        self.events.append(ResumedNow(sequence.request, sequence.new.epoch, promise, method))
+        if not self._adapter_is_here(sequence):
+            self._enter(sequence, State.LOADING)
+        elif sequence.decodes:
+            self._enter(sequence, State.DECODE)
+        else:
+            self._enter(sequence, State.PREFILL if sequence.started else State.WAITING)
+        self._promised(sequence, promise)
+        return True
+
+    # -- self-protection (DESIGN 15) ---------------------------------------------------------------------------------
+
+    def _protect(self) -> list[tuple[Sequence, MotetError]]:
+        """Extend or park for those who stand at their promise and got no answer. Returns those given up."""
+        given_up: list[tuple[Sequence, MotetError]] = []
+        runnable = self._runnable()
+        others_run = any(not sequence.at_promise for sequence in runnable)
+        for sequence in runnable:
+            if sequence.state is State.PARKED or not sequence.at_promise:
+                continue
+            if self.supervised and others_run and sequence.waited < self.protect_after_steps:
+                sequence.waited += 1
+                continue
+            if self._extend_by_itself(sequence):
+                continue
+            victim = self._victim()
+            if victim is not None:
+                self._park(victim, victim.doubled, self._cheaper(victim), by_itself=True)
+                if victim is not sequence:
+                    self._extend_by_itself(sequence)
+            elif not any(not other.at_promise for other in self._runnable()):
+                # Nobody can run and nobody may be parked again: the newest goes, so that the others live.
+                newest = max(self._runnable(), key=_newest_of_the_lowest_class)
+                self._remove(newest)
+                given_up.append((newest, Overloaded("The runner's memory is full and this request was paused often.")))
+                break
+        return given_up
+
+    def _extend_by_itself(self, sequence: Sequence) -> bool:
+        extended = min(sequence.doubled, sequence.promise + self.ledger.free)
+        return self.extend(sequence.request, sequence.new.epoch, sequence.promise, extended)
+
+    def _resume_by_itself(self) -> None:
+        parked = sorted((s for s in self if s.state is State.PARKED), key=lambda sequence: sequence.arrival)
+        for sequence in parked:
+            if any(other.at_promise for other in self._runnable()) or not self._resume(sequence, sequence.wanted):
+                return
+
+    def _victim(self, *, holding_pages: bool = False) -> Sequence | None:
+        """The newest of the lowest class (C6), never one that was parked too often already."""
+        candidates = [
+            sequence
+            for sequence in self
+            if sequence.state is not State.PARKED
+            and sequence.parked_times < PARKED_AT_MOST
+            and (sequence.pages or not holding_pages)
+        ]
+        return max(candidates, key=_newest_of_the_lowest_class, default=None)
+
+    # -- admission ---------------------------------------------------------------------------------------------------
+
+    def _refuse_what_cannot_be(self, new: NewSequence) -> None:
+        sampling = new.sampling
+        length = len(new.prompt) + sampling.max_tokens
+        if not new.prompt:
+            raise InvalidRequest("The prompt is empty; it needs at least one token.", param="prompt")
+        if sampling.max_tokens < 1:
+            raise InvalidRequest("max_tokens must be at least 1.", param="max_tokens")
+        if len(new.delivered) >= sampling.max_tokens:
+            raise InvalidRequest("All of max_tokens has been delivered already; nothing is left to generate.")
+        if length > self.max_length:
+            raise ContextLengthExceeded(
+                f"The prompt has {len(new.prompt)} tokens and max_tokens is {sampling.max_tokens}; "
+                f"together {length}, and the context holds {self.max_length}. Shorten one of them.",
+                param="max_tokens" if len(new.prompt) < self.max_length else "messages",
+            )
+        if new.promise < 1:
+            raise InvalidRequest(f"A promise is at least one page, not {new.promise}.")
+        if not self.ledger.can_ever_fit(new.promise):
+            raise InvalidRequest(f"{new.promise} pages were promised and this runner has {self.ledger.limit} (OR-09).")
+        fed = (*new.prompt, *new.delivered)
+        largest, smallest = max(fed), min(fed)
+        if largest >= self.vocabulary or smallest < 0:
+            wrong = largest if largest >= self.vocabulary else smallest
+            raise InvalidRequest(f"Token {wrong} is not in the vocabulary of {self.vocabulary}.", param="prompt")
+
+
+def _newest_of_the_lowest_class(sequence: Sequence) -> tuple[int, int]:
+    return sequence.new.priority, sequence.arrival

@@ -1,0 +1,88 @@
+"""Who computes what in the next iteration (OR-01, OR-06, PU-09; chunked prefill beside all decodes).
+
+First-come, first-served: whoever came earlier takes a place and prefill tokens first, so of two sequences that could
+run, the earlier never has fewer iterations (OR-07).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from motet_runner.plan.presets import Preset
+from motet_runner.plan.sequence import Sequence
+
+
+@dataclass(slots=True)
+class Work:
+    """One sequence's rows: tokens [start, start + count) of it. `samples` when they end at its newest token."""
+
+    sequence: Sequence
+    start: int
+    count: int
+    samples: bool
+
+
+@dataclass(slots=True)
+class Iteration:
+    decodes: list[Work] = field(default_factory=list)
+    prefills: list[Work] = field(default_factory=list)
+
+    @property
+    def work(self) -> list[Work]:
+        return self.decodes + self.prefills
+
+    @property
+    def prefill_tokens(self) -> int:
+        return sum(work.count for work in self.prefills)
+
+    def __bool__(self) -> bool:
+        return bool(self.decodes or self.prefills)
+
+    def without(self, sequence: Sequence) -> "Iteration":
+        return Iteration(
+            [work for work in self.decodes if work.sequence is not sequence],
+            [work for work in self.prefills if work.sequence is not sequence],
+        )
+
+
+def compose(runnable: Iterable[Sequence], preset: Preset, *, chunk_tokens: int, places: int) -> Iteration:
+    """Choose the rows of one iteration among sequences that could run, given in order of arrival.
+
+    `places` bounds how many sequences have started and not finished (OR-08). A sequence at its promise is skipped,
+    and only that one (S3-10).
+    """
+    iteration = Iteration()
+    started: list[Sequence] = []
+    fresh: list[Sequence] = []
+    for sequence in runnable:
+        (started if sequence.started else fresh).append(sequence)
+    joining = max(0, places - len(started))
+    if preset.request_level and started:
+        joining = 0
+    if preset.order == "largest first":
+        fresh.sort(key=lambda sequence: -sequence.promise)
+
+    tokens_left = (chunk_tokens if preset.chunked else preset.prefill_tokens) or _UNBOUNDED
+    prefills_left = preset.prefills or _UNBOUNDED
+    for sequence in (started + fresh[:joining])[:places]:
+        if sequence.at_promise:
+            continue
+        if sequence.decodes:
+            iteration.decodes.append(Work(sequence, sequence.computed, 1, samples=True))
+            continue
+        wanted = min(sequence.to_compute, sequence.room)
+        if prefills_left == 0 or tokens_left == 0:
+            continue
+        if preset.chunked:
+            count = min(wanted, tokens_left)
+        elif wanted <= tokens_left or not iteration.prefills:
+            count = wanted
+        else:
+            tokens_left = 0  # stop, not skip: a shorter prompt behind does not overtake (OR-06)
+            continue
+        iteration.prefills.append(Work(sequence, sequence.computed, count, samples=count == sequence.to_compute))
+        tokens_left = max(0, tokens_left - count)
+        prefills_left -= 1
+    return iteration
+
+
+_UNBOUNDED = 1 << 60

@@ -1,0 +1,45 @@
+"""Every baseline is this engine with other numbers (mechanisms 7.1, C4). Data, not branches.
+
+A preset sets what the composer honours: how much prefill an iteration takes and who may join it. The promise that a
+request is admitted with is the scheduler's half of the same preset.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from motet.errors import SetupError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preset:
+    says: str
+    prefill_tokens: int | None = None
+    """Prompt tokens in one iteration; None: any number."""
+    prefills: int | None = None
+    """Sequences in their prompt phase in one iteration; None: any number."""
+    chunked: bool = False
+    """Prompts may be cut at the iteration's prefill tokens; otherwise a prompt is taken whole or not at all."""
+    request_level: bool = False
+    """Nobody joins until everybody who runs has finished (OR-18)."""
+    order: Literal["arrival", "largest first"] = "arrival"
+    """Who starts first when places are short: by arrival (OR-07), or by promise, largest first (S3-05)."""
+
+
+PRESETS: dict[str, Preset] = {
+    "ft-max": Preset(says="request-level batches, every promise the model's maximum", request_level=True),
+    "orca": Preset(says="iteration-level, whole prompts, promise = prompt + max_tokens"),
+    "s3": Preset(says="promise = predicted length, largest first; on overflow park and double", order="largest first"),
+    "oracle": Preset(says="promise = true length, largest first", order="largest first"),
+    "punica": Preset(says="one whole prompt an iteration beside all decodes (PU-09)", prefills=1),
+    "paged-chunk": Preset(says="prompts in chunks beside all decodes", prefill_tokens=512, chunked=True),
+}
+NOT_YET = ("splitwise", "flexgen")
+
+
+def preset_named(name: str) -> Preset:
+    if name in PRESETS:
+        return PRESETS[name]
+    known = ", ".join(PRESETS)
+    if name in NOT_YET:
+        raise SetupError(f"not yet: engine.preset {name!r}. Choose one of {known}.")
+    raise SetupError(f"engine.preset {name!r} is unknown. Choose one of {known}.")

@@ -1,0 +1,93 @@
+"""One sequence: its tokens, how far they are computed, what it was promised. The arithmetic has its names here."""
+
+from dataclasses import dataclass, field
+
+from motet.model import PAGE_TOKENS, Digest, RequestId, pages_for
+from motet_runner.interface import BookEntry, NewSequence, ParkMethod, State
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    new: NewSequence
+    arrival: int
+    """Order of arrival at this engine."""
+    promise: int
+    tokens: list[int]
+    """Prompt and output. The last token's KV is computed by the iteration that asks for the next one."""
+    state: State
+    computed: int = 0
+    """Tokens whose KV lies in `pages` (or, of a sequence parked by swap, on the host)."""
+    pages: list[int] = field(default_factory=list)
+    announced: bool = False
+    """Whether the end of the present promise has been announced (S3-10: once per promise)."""
+    waited: int = 0
+    """Iterations it has stood at its promise without an answer."""
+    started: bool = False
+    parked_times: int = 0
+    parked_by: ParkMethod | None = None
+    wanted: int = 0
+    host_pages: int = 0
+
+    @property
+    def request(self) -> RequestId:
+        return self.new.request
+
+    @property
+    def adapter(self) -> Digest:
+        return self.new.adapter
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.new.prompt)
+
+    @property
+    def output_tokens(self) -> int:
+        return len(self.tokens) - self.prompt_tokens
+
+    @property
+    def to_compute(self) -> int:
+        return len(self.tokens) - self.computed
+
+    @property
+    def decodes(self) -> bool:
+        """All but the newest token are computed, so one row brings the next."""
+        return self.computed > 0 and self.to_compute == 1
+
+    @property
+    def most_pages(self) -> int:
+        """Pages of its longest possible life. The very last token is never fed back."""
+        return max(1, pages_for(self.prompt_tokens + self.new.sampling.max_tokens - 1))
+
+    @property
+    def room(self) -> int:
+        """Tokens it may still compute within its promise."""
+        return self.promise * PAGE_TOKENS - self.computed
+
+    @property
+    def at_promise(self) -> bool:
+        return self.room <= 0
+
+    @property
+    def nears_promise(self) -> bool:
+        """What is to be computed next lies in the last promised page or beyond, and life may go on further."""
+        return self.promise < self.most_pages and pages_for(len(self.tokens)) >= self.promise
+
+    @property
+    def doubled(self) -> int:
+        """The next promise (S3-13), capped by its longest life."""
+        return min(2 * self.promise, self.most_pages)
+
+    def entry(self) -> BookEntry:
+        return BookEntry(
+            request=self.request,
+            epoch=self.new.epoch,
+            promise=self.promise,
+            pages_used=len(self.pages),
+            state=self.state,
+            prompt_tokens=self.prompt_tokens,
+            output_tokens=self.output_tokens,
+            adapter=self.adapter,
+            tenant=self.new.tenant,
+            priority=self.new.priority,
+            parked_times=self.parked_times,
+        )

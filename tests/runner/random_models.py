@@ -1,0 +1,103 @@
+"""Random base models and PEFT adapters on disk: small enough to make in a test, odd enough to notice mistakes."""
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    PreTrainedConfig,
+)
+
+VOCABULARY = 512
+
+
+def configs() -> dict[str, PreTrainedConfig]:
+    ends = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
+    return {
+        "llama": LlamaConfig(
+            vocab_size=VOCABULARY, hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4,
+            num_key_value_heads=2, head_dim=16, max_position_embeddings=512, tie_word_embeddings=False, **ends,
+        ),
+        "gpt2": GPT2Config(
+            vocab_size=VOCABULARY, n_embd=64, n_layer=3, n_head=4, n_positions=512, **ends
+        ),
+        "gpt_neox": GPTNeoXConfig(
+            vocab_size=VOCABULARY, hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4,
+            max_position_embeddings=512, **ends,
+        ),
+    }  # fmt: skip
+
+
+TARGETS = {
+    "llama": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+    "gpt2": ["c_attn", "c_proj", "c_fc"],
+    "gpt_neox": ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"],
+}
+
+
+def save_base(family: str, folder: Path, *, seed: int = 0, config: PreTrainedConfig | None = None) -> Path:
+    """A base of random weights, spread widely enough that its greedy choices are seldom near ties."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config or configs()[family], dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 0.08)
+    model.save_pretrained(folder)
+    return folder
+
+
+@dataclass(frozen=True)
+class AdapterSpec:
+    rank: int
+    alpha: float
+    rslora: bool = False
+    targets: tuple[str, ...] | str | None = None
+    rank_pattern: tuple[tuple[str, int], ...] = ()
+
+
+EIGHT = (
+    AdapterSpec(4, 8),
+    AdapterSpec(8, 16),
+    AdapterSpec(8, 8, rslora=True),
+    AdapterSpec(16, 16),
+    AdapterSpec(12, 24, rslora=True),
+    AdapterSpec(32, 16),
+    AdapterSpec(3, 7),
+    AdapterSpec(8, 16),
+    AdapterSpec(16, 4, rslora=True),
+)
+"""Nine of them, in fact: eight may be in one iteration while another comes and goes."""
+
+
+def save_adapter(base: Path, family: str, spec: AdapterSpec, folder: Path, *, seed: int) -> Path:
+    """What PEFT saves, with a B that is not zero."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from peft import LoraConfig, get_peft_model
+
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+        targets = spec.targets or TARGETS[family]
+        config = LoraConfig(
+            r=spec.rank,
+            lora_alpha=spec.alpha,
+            use_rslora=spec.rslora,
+            target_modules=targets if isinstance(targets, str) else list(targets),
+            rank_pattern=dict(spec.rank_pattern),
+            task_type="CAUSAL_LM",
+        )
+        adapted = get_peft_model(model, config)
+        with torch.no_grad():
+            for name, parameter in adapted.named_parameters():
+                if "lora_A" in name:
+                    parameter.normal_(0, 0.1)
+                if "lora_B" in name:
+                    parameter.normal_(0, 0.05)
+        adapted.save_pretrained(str(folder))
+    return folder
