@@ -1,0 +1,415 @@
+"""One HTTP request for an answer, from its arrival to its last byte. An ASGI response that does all the waiting.
+
+A stream's 200 is held until there are tokens, at most two seconds, so that most of what can go wrong has a real status.
+From then on the client sees exactly one finish reason per choice or one error, always followed by [DONE].
+"""
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import structlog
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from motet.api.v1 import common_pb2, predictor_pb2
+from motet.clock import Clock, monotonic
+from motet.errors import DeadlineExceeded, Internal, MotetError
+from motet_gateway import sse
+from motet_gateway.answers.choice import ChoiceText
+from motet_gateway.answers.formats import ChatFormat, CompletionFormat, Format, usage
+from motet_gateway.answers.prompts import UNKNOWN_CONTEXT, room_for_answer, tokenise
+from motet_gateway.answers.timeline import Timeline
+from motet_gateway.catalog import Caller, Target
+from motet_gateway.dispatcher import Order
+from motet_gateway.errors import ClientGone
+from motet_gateway.generation import End
+from motet_gateway.parameters import Body, ChatBody, CompletionBody, StreamOptions, Tokens, request_class, sampling
+from motet_gateway.tokens.detokenizer import Detokenizer
+from motet_gateway.tokens.stops import StopStrings
+from motet_gateway.tokens.text_model import TextModel
+
+if TYPE_CHECKING:
+    from motet_gateway.gateway import Gateway
+
+log = structlog.get_logger(__name__)
+
+_SEED_MASK = (1 << 64) - 1
+SHORTEST_TICK_SECONDS = 0.02
+_JSON = [(b"content-type", b"application/json")]
+
+
+class Answer(Response):
+    def __init__(
+        self, gateway: "Gateway", caller: Caller, body: Body, *, body_bytes: int, clock: Clock = monotonic
+    ) -> None:
+        self.background = None
+        self._gateway = gateway
+        self._settings = gateway.settings
+        self._caller = caller
+        self._body = body
+        self._body_bytes = body_bytes
+        self._clock = clock
+        self._streaming = bool(body.stream)
+        self._options = (body.stream_options if self._streaming else None) or StreamOptions()
+        self._timeline = Timeline(clock)
+        self._id = secrets.token_hex(12)
+        self._choices: list[ChoiceText] = []
+        self._requests: list[str] = []
+        self._orders: list[Order] = []
+        self._prompts: list[Tokens] = []
+        self._estimate = common_pb2.Estimate()
+        self._target: Target | None = None
+        self._status = ""
+        # What has happened since the writer last looked.
+        self._waiter: asyncio.Future[None] | None = None
+        self._dirty = False
+        self._changed: dict[int, ChoiceText] = {}
+        self._gone = False
+        self._tick = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._aborted: MotetError | None = None
+        # What the client has been sent.
+        self._opened = False
+        self._introduced: set[int] = set()
+        self._wrote_at = 0.0
+
+    # ------------------------------------------------------------------------------------------------------- the whole
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        listener = asyncio.create_task(self._listen(receive), name=f"listen {self._id}")
+        self._gateway.answers.add(self)
+        self._arm(self._settings.hold_seconds)
+        code = "200"
+        try:
+            await self._answer(send)
+        except ClientGone:
+            code = "499"
+            self._gateway.metrics.cancelled.inc()
+        except MotetError as error:
+            code = str(error.row.http)
+            await self._fail(error, send)
+        except Exception:
+            code = "500"
+            if not self._opened:
+                raise
+            log.exception("an answer broke off")
+            await self._fail(Internal("The gateway failed while it wrote this answer."), send)
+        finally:
+            listener.cancel()
+            if self._timer is not None:
+                self._timer.cancel()
+            self._gateway.answers.discard(self)
+            for request in self._requests:
+                self._gateway.dispatcher.cancel(request, "the client went away")
+            self._account(code)
+
+    def abort(self, error: MotetError) -> None:
+        """End it from outside, with an error that the client sees."""
+        self._aborted = error
+        self._wake()
+
+    async def _listen(self, receive: Receive) -> None:
+        # `request.is_disconnected()` is not reliable behind middleware; the message is.
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._gone = True
+        self._wake()
+
+    async def _answer(self, send: Send) -> None:
+        target, text = await self._resolved(send)
+        self._target = target
+        in_thread = self._body_bytes > self._settings.threaded_prompt_bytes
+        self._prompts = await tokenise(self._body, text, in_thread=in_thread)
+        await self._start(target, text)
+        form = self._format(target)
+        while not all(choice.over for choice in self._choices):
+            await self._rest(send)
+            if self._streaming:
+                await self._write(form, text, send)
+            elif (error := self._error()) is not None:
+                raise error
+        if not self._streaming:
+            await self._write_whole(form, text, send)
+
+    # --------------------------------------------------------------------------------------------------------- waiting
+
+    async def _rest(self, send: Send) -> None:
+        """Until something has changed. Meanwhile keeps the client's connection alive, and the deadline."""
+        while not self._dirty:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+            self._waiter = None
+            if self._tick:
+                await self._on_tick(send)
+        self._dirty = False
+        if self._gone:
+            raise ClientGone
+        if self._aborted is not None:
+            raise self._aborted
+
+    def _wake(self) -> None:
+        self._dirty = True
+        if (waiter := self._waiter) is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def _arm(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._tick = True
+        if (waiter := self._waiter) is not None and not waiter.done():
+            waiter.set_result(None)
+        else:
+            self._arm(SHORTEST_TICK_SECONDS)  # busy with something short, a thread or the predictor: again in a moment
+
+    async def _on_tick(self, send: Send) -> None:
+        self._tick = False
+        now = self._clock()
+        left = self._settings.deadline_seconds - (now - self._timeline.silent_since)
+        if left <= 0:
+            what = self._waits_for() or "no tokens came"
+            raise DeadlineExceeded(
+                f"The request made no progress for {self._settings.deadline_seconds:g} s ({what}) and was given up."
+            )
+        if self._streaming and not self._opened:
+            await self._open(send)
+        pause = self._settings.keep_alive_seconds
+        if self._streaming:
+            pause -= now - self._wrote_at
+            if pause <= 0:
+                await self._comment(send)
+                pause = self._settings.keep_alive_seconds
+        self._arm(max(min(pause, left), SHORTEST_TICK_SECONDS))
+
+    def _waits_for(self) -> str:
+        return next((c.waiting_for for c in self._choices if c.waiting_for and not c.over), self._status)
+
+    async def _resolved(self, send: Send) -> tuple[Target, TextModel]:
+        """The model and its tokenizer: at once nearly always, else as soon as there is a runner to ask."""
+        gateway = self._gateway
+        if (ready := self._ready()) is not None:
+            return ready
+        stop_listening = gateway.listen(self._wake)
+        try:
+            while (ready := self._ready()) is None:
+                await self._rest(send)
+            return ready
+        finally:
+            stop_listening()
+
+    def _ready(self) -> tuple[Target, TextModel] | None:
+        found = self._gateway.find(self._body.model, self._caller)
+        if isinstance(found, str):
+            self._status = found
+            return None
+        return found
+
+    # -------------------------------------------------------------------------------------------------------- starting
+
+    async def _start(self, target: Target, text: TextModel) -> None:
+        body, gateway = self._body, self._gateway
+        context = target.group.max_model_length or text.context_length or UNKNOWN_CONTEXT
+        limits = [room_for_answer(body, prompt, context) for prompt in self._prompts]
+        samplings = [sampling(body, text, max_tokens=limit) for limit in limits]
+        wanted_class = request_class(body, target.max_class)
+        stops = body.stops()
+        gateway.dispatcher.check_room(len(self._prompts) * body.choices)
+        estimates = await gateway.estimator.estimate(
+            [
+                predictor_pb2.Prompt(
+                    request=self._id,
+                    tenant=self._caller.tenant,
+                    adapter=target.adapter_name,
+                    prompt_tokens=len(prompt),
+                    max_tokens=limit,
+                )
+                for prompt, limit in zip(self._prompts, limits, strict=True)
+            ]
+        )
+        self._estimate = estimates[0]
+        gateway.metrics.estimates.labels(self._estimate.source.partition(":")[0]).inc()
+        self._timeline.mark_enqueued()
+        seed = secrets.randbits(64) if body.seed is None else body.seed & _SEED_MASK
+        silent = frozenset(samplings[0].stop_token_ids) | (frozenset() if body.ignore_eos else text.eos_ids)
+        for number in range(len(self._prompts) * body.choices):
+            at, own = divmod(number, body.choices)
+            request = f"{self._id}.{number}" if number else self._id
+            order = Order(
+                request=request,
+                tenant=self._caller.tenant,
+                group=target.group.group,
+                adapter=target.adapter_name,
+                adapter_digest=target.adapter_digest,
+                request_class=wanted_class,
+                prompt_ids=self._prompts[at],
+                choice=own,
+                sampling=samplings[at],
+                seed=seed,
+                estimate=estimates[at],
+                deadline_seconds=self._settings.deadline_seconds,
+            )
+            choice = ChoiceText(
+                number,
+                Detokenizer(
+                    text.tokenizer, self._prompts[at], skip_special_tokens=body.skip_special_tokens is not False
+                ),
+                StopStrings(stops, include=bool(body.include_stop_str_in_output)),
+                silent_ids=silent,
+                min_tokens=body.min_tokens or 0,
+                want_logprobs=body.top_logprobs_wanted is not None,
+                on_placed=self._timeline.mark_placed,
+                changed=self._on_change,
+                stop_here=_stopper(gateway, request),
+            )
+            self._choices.append(choice)
+            self._orders.append(order)
+            self._requests.append(request)
+            gateway.dispatcher.start(order, choice)
+
+    def _on_change(self, choice: ChoiceText) -> None:
+        if not choice.over:
+            self._timeline.mark_tokens()
+        self._changed[choice.index] = choice
+        if self._streaming or choice.over:
+            self._wake()
+
+    def _format(self, target: Target) -> Format:
+        kind = ChatFormat if isinstance(self._body, ChatBody) else CompletionFormat
+        in_chunks = self._options.include_usage or self._options.continuous_usage_stats
+        return kind(self._id, self._body.model, target.fingerprint, usage_in_chunks=in_chunks)
+
+    # --------------------------------------------------------------------------------------------------------- writing
+
+    def _error(self) -> MotetError | None:
+        return next((choice.error for choice in self._choices if choice.error is not None), None)
+
+    async def _write(self, form: Format, text: TextModel, send: Send) -> None:
+        """Everything that has come since the last time, as one piece."""
+        parts: list[bytes] = []
+        for choice in self._changed.values():
+            self._write_choice(choice, form, text, parts)
+        self._changed.clear()
+        error = self._error()
+        over = error is None and all(choice.over for choice in self._choices)
+        if over:
+            if self._options.include_usage:
+                parts.append(form.usage_event(self._usage()))
+            parts.append(sse.DONE)
+        if parts:
+            if not self._opened:
+                await self._open(send)
+            await self._send(b"".join(parts), send, more=not over)
+        if error is not None:
+            raise error
+
+    def _write_choice(self, choice: ChoiceText, form: Format, text: TextModel, parts: list[bytes]) -> None:
+        piece = choice.take()
+        logprobs = choice.take_logprobs() if choice.logprobs else None
+        if (piece or logprobs or choice.finish is not None) and choice.index not in self._introduced:
+            self._introduced.add(choice.index)
+            parts.append(form.opening(choice.index))
+        if logprobs or (piece and self._options.continuous_usage_stats):
+            shown = form.logprobs(choice.index, logprobs, text, self._top()) if logprobs else None
+            parts.append(form.full_event(choice.index, piece, shown, None, self._running_usage()))
+        elif piece:
+            parts.append(form.text_event(choice.index, piece))
+        if choice.finish is not None:
+            parts.append(form.full_event(choice.index, None, None, choice.finish, self._running_usage()))
+
+    async def _write_whole(self, form: Format, text: TextModel, send: Send) -> None:
+        choices = []
+        for choice in self._choices:
+            shown = None
+            if choice.logprobs or self._body.top_logprobs_wanted is not None:
+                shown = form.logprobs(choice.index, choice.take_logprobs(), text, self._top())
+            answer = choice.take()
+            if isinstance(self._body, CompletionBody) and self._body.echo:
+                answer = text.decode(self._prompts[choice.index // self._body.choices]) + answer
+            choices.append(form.choice_whole(choice, answer, shown))
+        content = orjson.dumps(form.whole(choices, self._usage()))
+        headers = [*_JSON, (b"content-length", str(len(content)).encode()), *self._headers()]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        self._opened = True
+        await send({"type": "http.response.body", "body": content})
+
+    async def _open(self, send: Send) -> None:
+        self._opened = True
+        headers = [(name.encode(), value.encode()) for name, value in sse.HEADERS.items()]
+        await send({"type": "http.response.start", "status": 200, "headers": headers + self._headers()})
+
+    async def _comment(self, send: Send) -> None:
+        await self._send(sse.comment(self._waits_for() or "working"), send)
+
+    async def _send(self, body: bytes, send: Send, *, more: bool = True) -> None:
+        self._wrote_at = self._clock()
+        await send({"type": "http.response.body", "body": body, "more_body": more})
+
+    async def _fail(self, error: MotetError, send: Send) -> None:
+        if not self._opened:
+            raise error
+        await self._send(sse.error_event(error) + sse.DONE, send, more=False)
+
+    def _headers(self) -> list[tuple[bytes, bytes]]:
+        headers = [(b"x-motet-request", self._id.encode())]
+        if self._estimate.source:
+            headers.append((b"x-motet-length", self._estimate.source.encode()))
+        if timing := self._timeline.header():
+            headers.append((b"server-timing", timing.encode()))
+        return headers
+
+    # -------------------------------------------------------------------------------------------------------- counting
+
+    def _top(self) -> int:
+        return self._body.top_logprobs_wanted or 0
+
+    def _usage(self) -> dict[str, Any]:
+        return usage(sum(len(prompt) for prompt in self._prompts), sum(choice.tokens for choice in self._choices))
+
+    def _running_usage(self) -> dict[str, Any] | None:
+        return self._usage() if self._options.continuous_usage_stats else None
+
+    def _account(self, code: str) -> None:
+        metrics, timeline, target = self._gateway.metrics, self._timeline, self._target
+        adapter = target.adapter_name if target is not None else ""
+        who = metrics.who(self._caller.tenant, adapter)
+        metrics.requests.labels(*who, code).inc()
+        metrics.request_duration.labels(*who).observe(self._clock() - timeline.arrived)
+        if timeline.placed:
+            metrics.queue_duration.observe(timeline.placed - timeline.enqueued)
+        tokens = sum(choice.tokens for choice in self._choices)
+        if tokens:
+            metrics.tokens.labels(*who, "input").inc(sum(len(prompt) for prompt in self._prompts))
+            metrics.tokens.labels(*who, "output").inc(tokens)
+            metrics.time_to_first_token.labels(*who).observe(timeline.first_token - timeline.arrived)
+            most = max(choice.tokens for choice in self._choices)
+            if most > 1:
+                spread = timeline.last_token - timeline.first_token
+                metrics.time_per_output_token.labels(*who).observe(spread / (most - 1))
+        if not self._body.ignore_eos:
+            self._report_lengths()
+        log.debug("answered", code=code, tenant=self._caller.tenant, adapter=adapter, output_tokens=tokens, id=self._id)
+
+    def _report_lengths(self) -> None:
+        """What the predictor learns from. A length forced by ignore_eos says nothing about the model and is left out."""
+        for choice, order in zip(self._choices, self._orders, strict=True):
+            if choice.error is None and choice.tokens:
+                self._gateway.estimator.observe(
+                    predictor_pb2.Outcome(
+                        request=order.request,
+                        tenant=order.tenant,
+                        adapter=order.adapter,
+                        prompt_tokens=len(order.prompt_ids),
+                        output_tokens=choice.tokens,
+                        censored=choice.finish is not End.STOP,
+                        estimate=order.estimate,
+                    )
+                )
+
+
+def _stopper(gateway: "Gateway", request: str) -> Callable[[], None]:
+    return lambda: gateway.dispatcher.stop(request)

@@ -1,0 +1,146 @@
+"""The two shapes of an answer, chat and plain completion, whole and as a stream."""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Final
+
+from motet_gateway import sse
+from motet_gateway.answers.choice import ChoiceText, TokenText
+from motet_gateway.tokens.text_model import TextModel
+
+Json = dict[str, Any]
+
+LEAST_LOGPROB: Final = -9999.0
+"""Stands for minus infinity, which JSON cannot say."""
+
+
+class Format(ABC):
+    """`usage_in_chunks`: every chunk says `usage`, null until there is one, because the client asked for it."""
+
+    prefix: str
+    object_whole: str
+    object_chunk: str
+
+    def __init__(self, request: str, model: str, fingerprint: str, *, usage_in_chunks: bool) -> None:
+        self._frame: Json = {"id": f"{self.prefix}-{request}", "created": int(time.time()), "model": model}
+        self._fingerprint = {"system_fingerprint": fingerprint}
+        self._usage: Json = {"usage": None} if usage_in_chunks else {}
+        self._templates: dict[int, sse.Template] = {}
+
+    def chunk(self, choices: list[Json], usage: Json | None = None) -> Json:
+        shown = self._usage if usage is None else {"usage": usage}
+        return {**self._frame, "object": self.object_chunk, "choices": choices, **self._fingerprint, **shown}
+
+    def text_event(self, index: int, text: str) -> bytes:
+        """The one event that is made per step: all but the text is ready."""
+        if (template := self._templates.get(index)) is None:
+            template = sse.Template(self.chunk([self.choice_chunk(index, sse.Template.TEXT, None, None)]))
+            self._templates[index] = template
+        return template.fill(text)
+
+    def full_event(
+        self, index: int, text: str | None, logprobs: Json | None, finish: str | None, usage: Json | None
+    ) -> bytes:
+        return sse.event(self.chunk([self.choice_chunk(index, text, logprobs, finish)], usage))
+
+    def usage_event(self, usage: Json) -> bytes:
+        return sse.event(self.chunk([], usage))
+
+    def opening(self, index: int) -> bytes:
+        """What comes before a choice's first text, in the same write."""
+        return b""
+
+    def whole(self, choices: Sequence[Json], usage: Json) -> Json:
+        return {**self._frame, "object": self.object_whole, "choices": choices, **self._fingerprint, "usage": usage}
+
+    @abstractmethod
+    def choice_chunk(self, index: int, text: str | None, logprobs: Json | None, finish: str | None) -> Json: ...
+
+    @abstractmethod
+    def choice_whole(self, choice: ChoiceText, text: str, logprobs: Json | None) -> Json: ...
+
+    @abstractmethod
+    def logprobs(self, index: int, tokens: Sequence[TokenText], text: TextModel, top: int) -> Json: ...
+
+
+class ChatFormat(Format):
+    prefix = "chatcmpl"
+    object_whole = "chat.completion"
+    object_chunk = "chat.completion.chunk"
+
+    def opening(self, index: int) -> bytes:
+        delta = {"role": "assistant", "content": ""}
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        return sse.event(self.chunk([choice]))
+
+    def choice_chunk(self, index: int, text: str | None, logprobs: Json | None, finish: str | None) -> Json:
+        delta = {} if text is None else {"content": text}
+        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+
+    def choice_whole(self, choice: ChoiceText, text: str, logprobs: Json | None) -> Json:
+        message = {"role": "assistant", "content": text, "refusal": None}
+        return {"index": choice.index, "message": message, "logprobs": logprobs, "finish_reason": choice.finish}
+
+    def logprobs(self, index: int, tokens: Sequence[TokenText], text: TextModel, top: int) -> Json:
+        return {
+            "content": [
+                _token(text, item.token, item.logprobs.logprob)
+                | {"top_logprobs": [_token(text, token, logprob) for token, logprob in _top(item, top)]}
+                for item in tokens
+            ],
+            "refusal": None,
+        }
+
+
+class CompletionFormat(Format):
+    prefix = "cmpl"
+    object_whole = "text_completion"
+    object_chunk = "text_completion"
+
+    def __init__(self, request: str, model: str, fingerprint: str, *, usage_in_chunks: bool) -> None:
+        super().__init__(request, model, fingerprint, usage_in_chunks=usage_in_chunks)
+        self._offsets: dict[int, int] = {}
+
+    def choice_chunk(self, index: int, text: str | None, logprobs: Json | None, finish: str | None) -> Json:
+        return {"index": index, "text": text or "", "logprobs": logprobs, "finish_reason": finish}
+
+    def choice_whole(self, choice: ChoiceText, text: str, logprobs: Json | None) -> Json:
+        return {"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": choice.finish}
+
+    def logprobs(self, index: int, tokens: Sequence[TokenText], text: TextModel, top: int) -> Json:
+        shown = [text.token_text(item.token) for item in tokens]
+        offsets, offset = [], self._offsets.get(index, 0)
+        for token in shown:
+            offsets.append(offset)
+            offset += len(token)
+        self._offsets[index] = offset
+        return {
+            "tokens": shown,
+            "token_logprobs": [_finite(item.logprobs.logprob) for item in tokens],
+            "top_logprobs": [
+                {text.token_text(token): _finite(logprob) for token, logprob in _top(item, top)} for item in tokens
+            ],
+            "text_offset": offsets,
+        }
+
+
+def _top(item: TokenText, count: int) -> list[tuple[int, float]]:
+    return list(zip(item.logprobs.top_ids, item.logprobs.top_logprobs, strict=False))[:count]
+
+
+def _token(text: TextModel, token: int, logprob: float) -> Json:
+    shown = text.token_text(token)
+    return {"token": shown, "logprob": _finite(logprob), "bytes": list(shown.encode())}
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, LEAST_LOGPROB)
+
+
+def usage(prompt_tokens: int, completion_tokens: int) -> Json:
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }

@@ -1,0 +1,67 @@
+"""The ASGI application: routes, middleware, and one shape for every error."""
+
+import ipaddress
+from http import HTTPStatus
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from prometheus_client import CollectorRegistry
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from motet.errors import InvalidRequest, MotetError, NotFound
+from motet_gateway.errors import MethodNotAllowed, error_response
+from motet_gateway.gateway import Gateway
+from motet_gateway.middleware import LocalHostsOnly, RequestContext
+from motet_gateway.routes.generate import generate_routes
+from motet_gateway.routes.models import model_routes
+from motet_gateway.routes.probes import probe_routes
+from motet_gateway.routes.tokens import token_routes
+
+
+def build_app(gateway: Gateway, registry: CollectorRegistry) -> ASGIApp:
+    app = FastAPI(title="Motet", docs_url=None, redoc_url=None, redirect_slashes=False)
+    app.include_router(model_routes(gateway))
+    app.include_router(token_routes(gateway))
+    app.include_router(probe_routes(gateway, registry))
+    app.router.routes.extend(generate_routes(gateway).routes)
+    app.add_exception_handler(MotetError, _motet_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    guarded: ASGIApp = app
+    if is_loopback(gateway.settings.host):
+        guarded = LocalHostsOnly(app, allowed=gateway.settings.allowed_hosts)
+    return RequestContext(guarded)
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+async def _motet_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, MotetError)
+    return error_response(error)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    where = f"{request.method} {request.url.path}"
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        return error_response(NotFound(f"There is nothing at {where}. The API is described at /openapi.json."))
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        allowed = (error.headers or {}).get("Allow", "")
+        hint = f" Use {allowed}." if allowed else ""
+        return error_response(MethodNotAllowed(f"{where} is not allowed.{hint}"), dict(error.headers or {}))
+    return error_response(InvalidRequest(str(error.detail)))
+
+
+async def _validation_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    field = ".".join(str(part) for part in first["loc"][1:])
+    return error_response(InvalidRequest(f"{field}: {first['msg']}", param=field or None))

@@ -1,0 +1,113 @@
+"""Tokenizers and templates by digest: fetched once from any runner of the group, kept on disk, loaded once.
+
+The gateway needs no model folder, and after a restart no runner either.
+"""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import grpc
+import structlog
+
+from motet.api.v1 import runner_pb2, runner_pb2_grpc
+from motet.errors import MotetError
+from motet.rpc import Backoff, open_channel
+from motet_gateway.tokens.text_model import ASSET_FILES, TextModel
+
+log = structlog.get_logger(__name__)
+
+FETCH_SECONDS = 30.0
+MAX_ASSET_BYTES = 256 * 1024 * 1024
+
+
+class AssetStore:
+    """`get` never waits; `fetch` starts what is missing, at most once per digest, and calls back when it is there."""
+
+    def __init__(self, folder: Path, changed: Callable[[], None]) -> None:
+        self._folder = folder
+        self._changed = changed
+        self._models: dict[str, TextModel] = {}
+        self._failures: dict[str, MotetError] = {}
+        self._fetching: dict[str, asyncio.Task[None]] = {}
+
+    def get(self, digest: str) -> TextModel | None:
+        """The model's text half, when it is loaded. Raises what made its files unusable."""
+        if (failure := self._failures.get(digest)) is not None:
+            raise failure
+        return self._models.get(digest)
+
+    def fetch(self, digest: str, addresses: Callable[[], Iterable[str]]) -> None:
+        """Load it from disk or from the first runner that hands it out; ask `addresses` again for every attempt."""
+        if digest and digest not in self._models and digest not in self._fetching:
+            task = asyncio.create_task(self._load(digest, addresses), name=f"assets {digest[:19]}")
+            self._fetching[digest] = task
+            task.add_done_callback(lambda _: self._fetching.pop(digest, None))
+
+    async def close(self) -> None:
+        tasks = list(self._fetching.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _load(self, digest: str, addresses: Callable[[], Iterable[str]]) -> None:
+        folder = self._folder / digest.rpartition(":")[2]
+        try:
+            if not folder.is_dir():
+                await self._fetch_from_any(digest, addresses, folder)
+            self._models[digest] = await asyncio.to_thread(TextModel.from_folder, folder)
+            self._failures.pop(digest, None)
+            log.info("assets ready", digest=digest)
+        except MotetError as error:
+            self._failures[digest] = error
+            log.error("assets unusable", digest=digest, reason=error.message)
+        finally:
+            self._changed()
+
+    async def _fetch_from_any(self, digest: str, addresses: Callable[[], Iterable[str]], folder: Path) -> None:
+        backoff = Backoff()
+        while True:
+            for address in list(addresses()):
+                try:
+                    await self._fetch(digest, address, folder)
+                except (grpc.aio.AioRpcError, OSError, TimeoutError, ValueError) as error:
+                    log.warning("assets not fetched", digest=digest, address=address, reason=str(error)[:200])
+                else:
+                    return
+            await asyncio.sleep(backoff.next())
+
+    async def _fetch(self, digest: str, address: str, folder: Path) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        unfinished = Path(tempfile.mkdtemp(prefix=".fetching-", dir=self._folder))
+        try:
+            async with asyncio.timeout(FETCH_SECONDS), open_channel(address) as channel:
+                call = runner_pb2_grpc.RunnerStub(channel).Assets(runner_pb2.AssetsRequest(digest=digest))
+                try:
+                    await _write_files(call, unfinished)
+                finally:
+                    call.cancel()
+            # Another process with the same folder may have been faster; its bytes are the same.
+            with contextlib.suppress(OSError):
+                os.replace(unfinished, folder)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+
+
+async def _write_files(
+    chunks: "grpc.aio.UnaryStreamCall[runner_pb2.AssetsRequest, runner_pb2.AssetChunk]", folder: Path
+) -> None:
+    received = 0
+    async for chunk in chunks:
+        received += len(chunk.data)
+        if received > MAX_ASSET_BYTES:
+            raise ValueError(f"assets larger than {MAX_ASSET_BYTES} bytes")
+        # The name comes over the wire: only files that are known, so none can land elsewhere.
+        if chunk.name in ASSET_FILES:
+            with (folder / chunk.name).open("ab") as file:
+                file.write(chunk.data)
+    if not (folder / "tokenizer.json").exists():
+        raise ValueError("the runner sent no tokenizer.json")

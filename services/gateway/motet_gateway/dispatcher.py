@@ -1,0 +1,411 @@
+"""Carries choices to the scheduler and to runners and their tokens back: the effects of every Generation, done.
+
+One stream to the scheduler, one to every runner. Both sides may vanish at any time: the greeting of a new scheduler
+stream tells what runs and enqueues again what waits; a runner's broken stream loses what was placed there, and the
+scheduler places it elsewhere.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import grpc
+import structlog
+
+from motet.api.v1 import common_pb2, runner_pb2, scheduler_pb2, scheduler_pb2_grpc
+from motet.clock import Clock, monotonic
+from motet.errors import Internal, MotetError, Overloaded, from_proto
+from motet.rpc import Link
+from motet_gateway.catalog import Catalog, CatalogBook
+from motet_gateway.generation import (
+    CancelAt,
+    Conclude,
+    Deliver,
+    Dropped,
+    Effect,
+    End,
+    Generation,
+    Phase,
+    Placement,
+    Submit,
+    TellCancelled,
+    TellFinished,
+    TellLost,
+)
+from motet_gateway.metrics import Metrics
+from motet_gateway.runners import Runners
+from motet_gateway.usage import RecentUsage
+
+log = structlog.get_logger(__name__)
+
+
+class Sink(Protocol):
+    """Who waits for a choice. None of these may wait in turn."""
+
+    def placed(self) -> None: ...
+
+    def waits(self, for_what: str) -> None:
+        """It makes no tokens at the moment, and this is why; empty: nothing is in its way."""
+
+    def deliver(self, tokens: Sequence[int], logprobs: Sequence[runner_pb2.TokenLogprobs]) -> None: ...
+
+    def conclude(self, how: End | MotetError) -> None:
+        """Called once, last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What a scheduler and a runner have to know of one choice."""
+
+    request: str
+    tenant: str
+    group: str
+    adapter: str
+    adapter_digest: str
+    request_class: "common_pb2.RequestClass.ValueType"
+    prompt_ids: list[int]
+    choice: int
+    sampling: runner_pb2.Sampling
+    seed: int
+    estimate: common_pb2.Estimate
+    deadline_seconds: float
+
+
+@dataclass(slots=True)
+class _Live:
+    order: Order
+    sink: Sink
+    asked_at: float
+    generation: Generation = field(default_factory=Generation)
+
+
+class Dispatcher:
+    def __init__(
+        self,
+        gateway: str,
+        scheduler_address: str,
+        catalog: CatalogBook,
+        metrics: Metrics,
+        *,
+        connect_seconds: float,
+        max_live: int,
+        clock: Clock = monotonic,
+    ) -> None:
+        self._gateway = gateway
+        self._catalog = catalog
+        self._metrics = metrics
+        self._max_live = max_live
+        self._clock = clock
+        self._term = 0
+        self._live: dict[str, _Live] = {}
+        self._usage = RecentUsage(clock)
+        self._runners = Runners(
+            gateway,
+            heard=self._from_runner,
+            lost=self._runner_lost,
+            unreachable=self._unreachable,
+            connect_seconds=connect_seconds,
+        )
+        self._scheduler: Link[scheduler_pb2.ServeUp, scheduler_pb2.ServeDown] = Link(
+            "scheduler", scheduler_address, _open, greet=self._greet, receive=self._from_scheduler
+        )
+
+    async def run(self) -> None:
+        """Keep the streams. Ends by cancellation."""
+        try:
+            await self._scheduler.run()
+        finally:
+            await self._runners.close()
+
+    @property
+    def live(self) -> int:
+        return len(self._live)
+
+    # ------------------------------------------------------------------------------------------ asked by the HTTP side
+
+    def check_room(self, choices: int) -> None:
+        if len(self._live) + choices > self._max_live:
+            raise Overloaded(
+                f"The gateway has {len(self._live)} requests under way, as many as it may. Try again soon."
+            )
+
+    def start(self, order: Order, sink: Sink) -> None:
+        live = _Live(order, sink, self._clock())
+        self._live[order.request] = live
+        self._metrics.live_requests.set(len(self._live))
+        self._usage.add(order.tenant, prompt=len(order.prompt_ids))
+        # With the scheduler away nothing is said now: the next greeting enqueues everything that waits.
+        if not self._scheduler.send(scheduler_pb2.ServeUp(enqueue=self._enqueue(live))):
+            sink.waits("waiting for the scheduler")
+
+    def stop(self, request: str) -> None:
+        """The text is complete, by a stop string."""
+        if (live := self._live.get(request)) is not None:
+            self._carry_out(live, live.generation.stop())
+
+    def cancel(self, request: str, why: str) -> None:
+        if (live := self._live.get(request)) is not None:
+            self._carry_out(live, live.generation.cancel(why))
+            self._forget(live)
+
+    # ------------------------------------------------------------------------------------------ said by the scheduler
+
+    def _greet(self) -> Iterator[scheduler_pb2.ServeUp]:
+        hello = scheduler_pb2.GatewayHello(gateway=self._gateway, highest_term=self._term, usage=self._usage.report())
+        waiting = []
+        for live in self._live.values():
+            if live.generation.phase is Phase.PLACED:
+                hello.live.append(self._live_request(live))
+            else:
+                waiting.append(live)
+        yield scheduler_pb2.ServeUp(hello=hello)
+        for live in waiting:
+            yield scheduler_pb2.ServeUp(enqueue=self._enqueue(live))
+
+    def _from_scheduler(self, message: scheduler_pb2.ServeDown) -> None:
+        match message.WhichOneof("message"):
+            case "placed":
+                self._placed(message.placed)
+            case "position":
+                if (live := self._live.get(message.position.request)) is not None:
+                    why = f" ({message.position.why})" if message.position.why else ""
+                    live.sink.waits(f"queued position={message.position.position}{why}")
+            case "moved":
+                self._placed(message.moved.placement)
+            case "refused":
+                if (live := self._live.get(message.refused.request)) is not None:
+                    self._carry_out(live, live.generation.refused(from_proto(message.refused.failure)))
+            case "catalog":
+                self._catalog.replace(Catalog.of(message.catalog))
+                busy = [live.generation.placement.address for live in self._live.values() if live.generation.placement]
+                self._runners.keep(self._catalog.current.runner_addresses(), busy=busy)
+            case "welcome":
+                self._term = max(self._term, message.welcome.term)
+            case "not_leader":
+                log.warning("scheduler does not lead", leader=message.not_leader.address)
+            case unknown:
+                log.debug("message not understood", sender="scheduler", kind=unknown)
+
+    def _placed(self, placed: scheduler_pb2.Placed) -> None:
+        if placed.term < self._term:
+            self._metrics.dropped.labels("stale term").inc()
+            return
+        self._term = placed.term
+        placement = Placement(
+            placed.epoch, placed.instance, placed.incarnation, placed.address, placed.term, placed.promise
+        )
+        if (live := self._live.get(placed.request)) is not None:
+            self._carry_out(live, live.generation.placed(placement))
+        else:
+            # It ended while the scheduler was placing it: the promise must not wait for a report to be released.
+            finished = scheduler_pb2.Finished(
+                request=placed.request, epoch=placed.epoch, reason=common_pb2.FINISH_REASON_CANCELLED
+            )
+            self._scheduler.send(scheduler_pb2.ServeUp(finished=finished))
+
+    # --------------------------------------------------------------------------------------------- said by the runners
+
+    def _from_runner(self, address: str, message: runner_pb2.GenerateDown) -> None:
+        match message.WhichOneof("message"):
+            case "step":
+                for sequence in message.step.sequences:
+                    if (live := self._live.get(sequence.request)) is None:
+                        self._metrics.dropped.labels("ended").inc()
+                    else:
+                        self._carry_out(live, live.generation.step(sequence))
+                for progress in message.step.progress:
+                    self._progress(progress)
+            case "declined":
+                declined = message.declined
+                if (live := self._live.get(declined.request)) is not None:
+                    self._carry_out(live, live.generation.declined(declined.epoch, declined.failure))
+            case "welcome":
+                self._runner_is(address, message.welcome.runner.incarnation)
+            case unknown:
+                log.debug("message not understood", sender="runner", kind=unknown)
+
+    def _progress(self, progress: runner_pb2.Progress) -> None:
+        live = self._live.get(progress.request)
+        if live is not None and live.generation.epoch == progress.epoch:
+            live.sink.waits(_waiting_for(progress, live.order))
+
+    def _runner_is(self, address: str, incarnation: str) -> None:
+        """Another process may listen at the address by now; it knows nothing of what was placed at the old one."""
+        if incarnation:
+            self._lose(address, "the runner was restarted", unless_incarnation=incarnation)
+
+    def _runner_lost(self, address: str, why: str) -> None:
+        self._lose(address, f"the stream to the runner broke: {why}")
+
+    def _lose(self, address: str, why: str, unless_incarnation: str = "") -> None:
+        for live in list(self._live.values()):
+            placement = live.generation.placement
+            if placement is None or placement.address != address:
+                continue
+            if unless_incarnation and placement.incarnation in ("", unless_incarnation):
+                continue
+            self._carry_out(live, live.generation.runner_lost(why))
+
+    def _unreachable(self, placement: Placement, request: str, why: str) -> None:
+        live = self._live.get(request)
+        if live is not None and live.generation.epoch == placement.epoch:
+            self._carry_out(live, live.generation.runner_lost(why))
+
+    # ------------------------------------------------------------------------------------------------------- carry out
+
+    def _carry_out(self, live: _Live, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Deliver(tokens, logprobs):
+                    self._deliver(live, tokens, logprobs)
+                case Dropped(why):
+                    self._metrics.dropped.labels(why).inc()
+                case Submit(placement):
+                    live.sink.placed()
+                    self._runners.submit(placement, self._submission(live, placement))
+                case Conclude(how):
+                    self._forget(live)
+                    self._guarded(live, lambda how=how: live.sink.conclude(how))  # type: ignore[misc]
+                case TellFinished(epoch, reason):
+                    self._tell(finished=self._finished(live, epoch, reason))
+                case CancelAt(placement, why):
+                    self._runners.cancel(placement, live.order.request, why)
+                case TellCancelled(why):
+                    self._tell(
+                        cancel=scheduler_pb2.CancelRequest(
+                            request=live.order.request, epoch=live.generation.epoch, reason=why
+                        )
+                    )
+                case TellLost(epoch, instance, why):
+                    self._report_lost(live, epoch, instance, why)
+
+    def _deliver(self, live: _Live, tokens: Sequence[int], logprobs: Sequence[runner_pb2.TokenLogprobs]) -> None:
+        self._usage.add(live.order.tenant, output=len(tokens))
+        try:
+            live.sink.deliver(tokens, logprobs)
+        except Exception:
+            self._break_off(live)
+
+    def _guarded(self, live: _Live, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception:
+            log.exception("a request's end failed", request=live.order.request)
+
+    def _break_off(self, live: _Live) -> None:
+        """One request's trouble must not end the stream that carries everybody's tokens."""
+        log.exception("tokens could not be turned into text", request=live.order.request)
+        self._carry_out(live, live.generation.cancel("the gateway failed"))
+        self._forget(live)
+        self._guarded(live, lambda: live.sink.conclude(Internal("The gateway could not turn the tokens into text.")))
+
+    def _report_lost(self, live: _Live, epoch: int, instance: str, why: str) -> None:
+        request = live.order.request
+        log.info("lost, to be placed again", request=request, epoch=epoch, instance=instance, why=why)
+        self._metrics.replacements.inc()
+        live.sink.waits("moving to another runner")
+        delivered = len(live.generation.delivered)
+        self._tell(lost=scheduler_pb2.Lost(request=request, epoch=epoch, why=why, delivered_tokens=delivered))
+
+    def _tell(
+        self,
+        *,
+        finished: scheduler_pb2.Finished | None = None,
+        cancel: scheduler_pb2.CancelRequest | None = None,
+        lost: scheduler_pb2.Lost | None = None,
+    ) -> None:
+        """Nothing is kept for a scheduler that is away: the next greeting says what is true by then."""
+        self._scheduler.send(scheduler_pb2.ServeUp(finished=finished, cancel=cancel, lost=lost))
+
+    def _forget(self, live: _Live) -> None:
+        if self._live.pop(live.order.request, None) is not None:
+            self._metrics.live_requests.set(len(self._live))
+
+    # -------------------------------------------------------------------------------------------------------- messages
+
+    def _enqueue(self, live: _Live) -> scheduler_pb2.Enqueue:
+        order, generation = live.order, live.generation
+        age = self._clock() - live.asked_at
+        return scheduler_pb2.Enqueue(
+            request=order.request,
+            epoch=generation.epoch,
+            tenant=order.tenant,
+            group=order.group,
+            adapter_digest=order.adapter_digest,
+            request_class=order.request_class,
+            prompt_tokens=len(order.prompt_ids),
+            max_tokens=order.sampling.max_tokens,
+            delivered_tokens=len(generation.delivered),
+            estimate=order.estimate,
+            deadline_seconds=order.deadline_seconds,
+            age_seconds=age,
+            avoid=[generation.avoid] if generation.avoid else [],
+        )
+
+    def _live_request(self, live: _Live) -> scheduler_pb2.LiveRequest:
+        order, generation = live.order, live.generation
+        placement = generation.placement
+        assert placement is not None
+        return scheduler_pb2.LiveRequest(
+            request=order.request,
+            epoch=generation.epoch,
+            instance=placement.instance,
+            incarnation=placement.incarnation,
+            promise=placement.promise,
+            tenant=order.tenant,
+            group=order.group,
+            adapter_digest=order.adapter_digest,
+            request_class=order.request_class,
+            prompt_tokens=len(order.prompt_ids),
+            max_tokens=order.sampling.max_tokens,
+            delivered_tokens=len(generation.delivered),
+            age_seconds=self._clock() - live.asked_at,
+            estimate=order.estimate,
+            deadline_seconds=order.deadline_seconds,
+        )
+
+    def _submission(self, live: _Live, placement: Placement) -> runner_pb2.Submit:
+        order = live.order
+        return runner_pb2.Submit(
+            term=placement.term,
+            request=order.request,
+            epoch=placement.epoch,
+            promise=placement.promise,
+            adapter_digest=order.adapter_digest,
+            prompt_ids=order.prompt_ids,
+            choices=[runner_pb2.Choice(choice=order.choice, delivered_ids=live.generation.delivered)],
+            sampling=order.sampling,
+            seed=order.seed,
+            tenant=order.tenant,
+            request_class=order.request_class,
+        )
+
+    def _finished(self, live: _Live, epoch: int, reason: "common_pb2.FinishReason.ValueType") -> scheduler_pb2.Finished:
+        return scheduler_pb2.Finished(
+            request=live.order.request,
+            epoch=epoch,
+            prompt_tokens=len(live.order.prompt_ids),
+            output_tokens=len(live.generation.delivered),
+            reason=reason,
+        )
+
+
+def _waiting_for(progress: runner_pb2.Progress, order: Order) -> str:
+    percent = f" {progress.percent}%" if progress.percent else ""
+    match progress.state:
+        case common_pb2.SEQUENCE_STATE_LOADING:
+            return f"loading adapter {order.adapter}{percent}"
+        case common_pb2.SEQUENCE_STATE_WAITING:
+            return "waiting for a batch"
+        case common_pb2.SEQUENCE_STATE_PREFILL:
+            return f"reading the prompt{percent}"
+        case common_pb2.SEQUENCE_STATE_PARKED:
+            return "parked until memory is free"
+        case _:
+            return ""
+
+
+def _open(
+    channel: grpc.aio.Channel,
+) -> "grpc.aio.StreamStreamCall[scheduler_pb2.ServeUp, scheduler_pb2.ServeDown]":
+    return scheduler_pb2_grpc.SchedulerStub(channel).Serve()

@@ -1,0 +1,191 @@
+"""How long an answer will be: the predictor's word within a budget, else what was seen here, else max_tokens.
+
+A predictor that is known to be away costs nothing: requests skip it at once while a probe looks for its return. Requests
+that arrive while one call is under way share the next one.
+"""
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import grpc
+import structlog
+
+from motet.api.v1 import common_pb2, predictor_pb2, predictor_pb2_grpc
+from motet.quantiles import LengthStatistics
+from motet.rpc import open_channel
+
+log = structlog.get_logger(__name__)
+
+FEWEST_ANSWERS = 5
+"""Five answers of a tenant's adapter already say more than max_tokens does (reference/mechanisms.md, S3-03)."""
+
+KEPT_STATISTICS = 4096
+KEPT_OUTCOMES = 10_000
+OUTCOMES_AT_ONCE = 512
+FLUSH_SECONDS = 0.2
+PROBE_SECONDS = 0.2
+PROBE_TIMEOUT_SECONDS = 0.5
+
+MAX_TOKENS = "max_tokens"
+TENANT = "tenant"
+
+
+class LocalLengths:
+    """The gateway's own running statistics, for the adapters used last."""
+
+    def __init__(self) -> None:
+        self._of: OrderedDict[tuple[str, str], LengthStatistics] = OrderedDict()
+
+    def observe(self, tenant: str, adapter: str, tokens: int, *, censored: bool) -> None:
+        statistics = self._of.setdefault((tenant, adapter), LengthStatistics())
+        self._of.move_to_end((tenant, adapter))
+        statistics.observe(tokens, censored=censored)
+        if len(self._of) > KEPT_STATISTICS:
+            self._of.popitem(last=False)
+
+    def estimate(self, tenant: str, adapter: str, max_tokens: int) -> common_pb2.Estimate:
+        statistics = self._of.get((tenant, adapter))
+        if statistics is not None and statistics.count >= FEWEST_ANSWERS:
+            q50, q80, q90, q95 = (min(statistics.quantile(q) or max_tokens, max_tokens) for q in (0.5, 0.8, 0.9, 0.95))
+            return common_pb2.Estimate(q50=q50, q80=q80, q90=q90, q95=q95, rank=q50, source=TENANT)
+        return common_pb2.Estimate(
+            q50=max_tokens, q80=max_tokens, q90=max_tokens, q95=max_tokens, rank=max_tokens, source=MAX_TOKENS
+        )
+
+
+@dataclass(slots=True)
+class _Asked:
+    prompts: Sequence[predictor_pb2.Prompt]
+    answer: asyncio.Future[Sequence[common_pb2.Estimate]]
+
+
+class Estimator:
+    def __init__(self, address: str, *, budget_seconds: float, time_scale: float = 1.0) -> None:
+        self._address = address
+        self._budget = budget_seconds
+        self._pause = PROBE_SECONDS * time_scale
+        self._local = LocalLengths()
+        self._stub: predictor_pb2_grpc.PredictorAsyncStub | None = None
+        self._up = False
+        self._went_down = asyncio.Event()
+        self._waiting: list[_Asked] = []
+        self._flight: asyncio.Task[None] | None = None
+        self._outcomes: deque[predictor_pb2.Outcome] = deque(maxlen=KEPT_OUTCOMES)
+
+    @property
+    def up(self) -> bool:
+        return self._up
+
+    async def estimate(self, prompts: Sequence[predictor_pb2.Prompt]) -> list[common_pb2.Estimate]:
+        """One per prompt, in order; never later than the budget."""
+        if self._up:
+            try:
+                async with asyncio.timeout(self._budget):
+                    return [_within(e, p) for e, p in zip(await self._ask(prompts), prompts, strict=True)]
+            except TimeoutError:
+                self._down("no answer within the budget")
+            except (grpc.aio.AioRpcError, ValueError) as error:
+                self._down(error.details() or "" if isinstance(error, grpc.aio.AioRpcError) else str(error))
+        return [self._local.estimate(p.tenant, p.adapter, p.max_tokens) for p in prompts]
+
+    def observe(self, outcome: predictor_pb2.Outcome) -> None:
+        """A length has become known. Never waits; the oldest outcomes go when the predictor stays away."""
+        self._local.observe(outcome.tenant, outcome.adapter, outcome.output_tokens, censored=outcome.censored)
+        self._outcomes.append(outcome)
+
+    async def run(self) -> None:
+        """Hold the channel, probe while the predictor is away, hand outcomes on. Ends by cancellation."""
+        async with open_channel(self._address) as channel, asyncio.TaskGroup() as tasks:
+            self._stub = predictor_pb2_grpc.PredictorStub(channel)
+            try:
+                tasks.create_task(self._probe(self._stub))
+                await self._hand_on(self._stub)
+            finally:
+                self._up = False
+                if self._flight is not None:
+                    self._flight.cancel()
+
+    async def _probe(self, stub: "predictor_pb2_grpc.PredictorAsyncStub") -> None:
+        while True:
+            self._went_down.clear()
+            while not self._up:
+                try:
+                    await stub.Predict(predictor_pb2.PredictRequest(), timeout=PROBE_TIMEOUT_SECONDS)
+                except grpc.aio.AioRpcError:
+                    await asyncio.sleep(self._pause)
+                else:
+                    self._up = True
+                    log.info("predictor answers")
+            await self._went_down.wait()
+
+    async def _hand_on(self, stub: "predictor_pb2_grpc.PredictorAsyncStub") -> None:
+        while True:
+            await asyncio.sleep(FLUSH_SECONDS)
+            while self._up and self._outcomes:
+                count = min(len(self._outcomes), OUTCOMES_AT_ONCE)
+                batch = [self._outcomes.popleft() for _ in range(count)]
+                try:
+                    await stub.Observe(predictor_pb2.ObserveRequest(outcomes=batch), timeout=PROBE_TIMEOUT_SECONDS)
+                except grpc.aio.AioRpcError as error:
+                    # Sent again only when it certainly was not taken: a length counted twice is worse than one missed.
+                    if error.code() is grpc.StatusCode.UNAVAILABLE:
+                        self._outcomes.extendleft(reversed(batch))
+                    self._down(error.details() or "")
+
+    def _down(self, why: str) -> None:
+        if self._up:
+            self._up = False
+            log.warning("predictor away, own statistics stand in", reason=why[:200])
+        self._went_down.set()
+
+    async def _ask(self, prompts: Sequence[predictor_pb2.Prompt]) -> Sequence[common_pb2.Estimate]:
+        asked = _Asked(prompts, asyncio.get_running_loop().create_future())
+        self._waiting.append(asked)
+        if self._flight is None:
+            self._flight = asyncio.create_task(self._fly(), name="predict")
+        return await asked.answer
+
+    async def _fly(self) -> None:
+        """Ask for everything that waits, until nothing does."""
+        try:
+            while self._waiting:
+                batch, self._waiting = self._waiting, []
+                with _failing_all(batch):
+                    await self._ask_for(batch)
+        finally:
+            self._flight = None
+
+    async def _ask_for(self, batch: list[_Asked]) -> None:
+        assert self._stub is not None
+        prompts = [prompt for asked in batch for prompt in asked.prompts]
+        answer = await self._stub.Predict(predictor_pb2.PredictRequest(prompts=prompts), timeout=self._budget)
+        if len(answer.estimates) != len(prompts):
+            raise ValueError(f"the predictor answered {len(answer.estimates)} of {len(prompts)} prompts")
+        estimates = iter(answer.estimates)
+        for asked in batch:
+            own = [next(estimates) for _ in asked.prompts]
+            if not asked.answer.done():
+                asked.answer.set_result(own)
+
+
+@contextmanager
+def _failing_all(batch: list[_Asked]) -> Iterator[None]:
+    """What makes one call fail fails everyone who shares it."""
+    try:
+        yield
+    except (grpc.aio.AioRpcError, ValueError) as error:
+        for asked in batch:
+            if not asked.answer.done():
+                asked.answer.set_exception(error)
+
+
+def _within(estimate: common_pb2.Estimate, prompt: predictor_pb2.Prompt) -> common_pb2.Estimate:
+    """No answer is longer than what the client allows."""
+    most = prompt.max_tokens
+    for name in ("q50", "q80", "q90", "q95"):
+        if getattr(estimate, name) > most:
+            setattr(estimate, name, most)
+    return estimate

@@ -1,0 +1,75 @@
+"""One /metrics for all processes of this machine: their texts, joined, each sample labelled with its service."""
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import structlog
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+log = structlog.get_logger(__name__)
+
+SUFFIX = ".metrics.sock"
+SCRAPE_SECONDS = 1.0
+OWN_SERVICE = "gateway"
+
+
+async def scrape_all(folder: Path | None, *, but: Path | None = None) -> dict[str, str]:
+    """What every process with a socket in `folder` says now, by service. One that does not answer is left out."""
+    sockets = [path for path in sorted(folder.glob(f"*{SUFFIX}")) if path != but] if folder is not None else []
+    texts = await asyncio.gather(*(_scrape(path) for path in sockets))
+    return {path.name.removesuffix(SUFFIX): text for path, text in zip(sockets, texts, strict=True) if text is not None}
+
+
+async def _scrape(path: Path) -> str | None:
+    try:
+        async with asyncio.timeout(SCRAPE_SECONDS):
+            reader, writer = await asyncio.open_unix_connection(path)
+            try:
+                writer.write(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+                answer = await reader.read()
+            finally:
+                writer.close()
+    except (OSError, TimeoutError) as error:
+        log.debug("not scraped", socket=path.name, reason=str(error))
+        return None
+    return answer.partition(b"\r\n\r\n")[2].decode(errors="replace")
+
+
+class _Joined(Collector):
+    """Families of several processes, one HELP and TYPE each."""
+
+    def __init__(self, services: Mapping[str, Iterable[Metric]]) -> None:
+        self._services = services
+
+    def collect(self) -> Iterator[Metric]:
+        joined: dict[str, Metric] = {}
+        for service, families in self._services.items():
+            for family in families:
+                whole = joined.get(family.name)
+                if whole is None:
+                    whole = Metric(family.name, family.documentation, family.type, family.unit)
+                    joined[family.name] = whole
+                elif whole.type != family.type:
+                    log.warning("left out, two types", family=family.name, service=service)
+                    continue
+                for sample in family.samples:
+                    labels = {"service": service} | sample.labels
+                    whole.samples.append(sample._replace(labels=labels))
+        return iter(joined.values())
+
+
+def exposition(own: CollectorRegistry, others: Mapping[str, str]) -> bytes:
+    """Valid text in Prometheus' format."""
+    services: dict[str, Iterable[Metric]] = {OWN_SERVICE: own.collect()}
+    for service, text in others.items():
+        try:
+            services[service] = list(text_string_to_metric_families(text))
+        except ValueError as error:
+            log.warning("not understood", service=service, reason=str(error))
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Joined(services))
+    return generate_latest(registry)

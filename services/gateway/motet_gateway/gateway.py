@@ -1,0 +1,109 @@
+"""The gateway's parts, put together: what the routes ask."""
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from motet.errors import EngineRestarted
+from motet.settings import Addresses, ProcessSettings
+from motet_gateway.assets import AssetStore
+from motet_gateway.catalog import Caller, CatalogBook, Target
+from motet_gateway.dispatcher import Dispatcher
+from motet_gateway.estimator import Estimator
+from motet_gateway.metrics import Metrics
+from motet_gateway.settings import Settings
+from motet_gateway.tokens.text_model import TextModel
+
+if TYPE_CHECKING:
+    from motet_gateway.answers.answer import Answer
+
+DRAIN_LOOK_SECONDS = 0.05
+
+
+class Gateway:
+    def __init__(self, settings: Settings, process: ProcessSettings, addresses: Addresses, metrics: Metrics) -> None:
+        self.settings = settings
+        self.process = process
+        self.metrics = metrics
+        self.name = f"gateway-{secrets.token_hex(4)}"
+        """New at every start: a restarted gateway has none of its predecessor's requests."""
+        self.catalog = CatalogBook()
+        self.answers: set[Answer] = set()
+        self.draining = False
+        self._listeners: set[Callable[[], None]] = set()
+        self.assets = AssetStore(process.cache_dir / "assets", self._tell_listeners)
+        self.catalog.listen(self._on_catalog)
+        self.estimator = Estimator(
+            addresses.predictor_address,
+            budget_seconds=settings.predict_budget_seconds,
+            time_scale=process.time_scale,
+        )
+        self.dispatcher = Dispatcher(
+            self.name,
+            addresses.scheduler_address,
+            self.catalog,
+            metrics,
+            connect_seconds=settings.connect_seconds * process.time_scale,
+            max_live=settings.max_live_requests,
+        )
+
+    async def run(self) -> None:
+        """Keep the streams to everybody else. Ends by cancellation."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self.dispatcher.run(), name="dispatcher")
+                tasks.create_task(self.estimator.run(), name="estimator")
+        finally:
+            await self.assets.close()
+
+    async def drain(self) -> None:
+        """Let what runs come to its end; after `drain_seconds` end it with an error."""
+        self.draining = True
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self.settings.drain_seconds
+        while self.answers and loop.time() < deadline:
+            await asyncio.sleep(DRAIN_LOOK_SECONDS)
+        for answer in list(self.answers):
+            answer.abort(EngineRestarted("The gateway is stopping; send the request again."))
+
+    @property
+    def healthy(self) -> bool:
+        """At least one group has a runner."""
+        return not self.draining and self.catalog.known and any(g.runners for g in self.catalog.current.groups)
+
+    def find(self, model: str, caller: Caller) -> tuple[Target, TextModel] | str:
+        """The model and how it reads and writes; or, as text, what that still waits for.
+
+        Raises ModelNotFound, or the adapter's own error.
+        """
+        if not self.catalog.known:
+            return "waiting for the scheduler"
+        target = self.catalog.current.resolve(model, caller)
+        if waits_for := target.obstacle():
+            return waits_for
+        if (text := self.assets.get(target.asset_digest)) is not None:
+            return target, text
+        self._fetch(target.asset_digest, target.group.group)
+        return f"fetching the tokenizer of {target.group.served_name}"
+
+    def listen(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call `listener` whenever `find` may have another answer; ends with the function that this returns."""
+        self._listeners.add(listener)
+        return lambda: self._listeners.discard(listener)
+
+    def _on_catalog(self) -> None:
+        # Ahead of the first request, so that it need not wait.
+        for group in self.catalog.current.groups:
+            self._fetch(group.asset_digest, group.group)
+        self._tell_listeners()
+
+    def _fetch(self, digest: str, group: str) -> None:
+        self.assets.fetch(digest, lambda: self._addresses(group))
+
+    def _addresses(self, group: str) -> list[str]:
+        return [r.address for g in self.catalog.current.groups if g.group == group for r in g.runners]
+
+    def _tell_listeners(self) -> None:
+        for listener in list(self._listeners):
+            listener()

@@ -1,0 +1,206 @@
+"""One choice of one request, from its first place to its single end. Pure: events in, effects out.
+
+It keeps the promises a client relies on: every index 0..n once and in order, whatever is repeated, late or lost on the
+way, then exactly one end. A placement counts only with a higher epoch than the last one; what comes under another epoch
+is dropped.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum
+
+from motet.api.v1 import common_pb2, runner_pb2
+from motet.errors import AdapterError, InvalidRequest, MotetError, from_proto
+
+
+class Phase(Enum):
+    WAITING = "waiting"
+    PLACED = "placed"
+    ENDED = "ended"
+
+
+class End(StrEnum):
+    """Why a choice ended well, in the words of the wire."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    epoch: int
+    instance: str
+    incarnation: str
+    address: str
+    term: int
+    promise: common_pb2.Promise = field(default_factory=common_pb2.Promise)
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Hand prompt and delivered tokens to the runner of this placement."""
+
+    placement: Placement
+
+
+@dataclass(frozen=True, slots=True)
+class CancelAt:
+    placement: Placement
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class TellLost:
+    """The scheduler shall place it again."""
+
+    epoch: int
+    instance: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class TellCancelled:
+    """It still waits at the scheduler."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class TellFinished:
+    epoch: int
+    reason: "common_pb2.FinishReason.ValueType"
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    tokens: Sequence[int]
+    logprobs: Sequence[runner_pb2.TokenLogprobs]
+
+
+@dataclass(frozen=True, slots=True)
+class Conclude:
+    """The one end: how it ended, or what went wrong."""
+
+    how: End | MotetError
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A message that changed nothing, for the counters."""
+
+    why: str
+
+
+Effect = Submit | CancelAt | TellLost | TellCancelled | TellFinished | Deliver | Conclude | Dropped
+
+_NOTHING: tuple[Effect, ...] = ()
+_STALE = (Dropped("stale epoch"),)
+_DUPLICATE = (Dropped("duplicate index"),)
+_GAP = "tokens are missing between two steps"
+
+
+class Generation:
+    """The state of one choice. Every method answers with what to do now; after the end, with nothing."""
+
+    __slots__ = ("avoid", "delivered", "epoch", "phase", "placement")
+
+    def __init__(self) -> None:
+        self.phase = Phase.WAITING
+        self.epoch = 0
+        self.placement: Placement | None = None
+        self.delivered: list[int] = []
+        self.avoid = ""
+        """The instance that declined it or lost it last."""
+
+    def placed(self, placement: Placement) -> tuple[Effect, ...]:
+        """Also a move: then the old runner is told to stop first (PU-17)."""
+        if self.phase is Phase.ENDED:
+            return (TellFinished(placement.epoch, common_pb2.FINISH_REASON_CANCELLED),)
+        if placement.epoch <= self.epoch:
+            return _STALE
+        old = self.placement
+        self.phase, self.epoch, self.placement = Phase.PLACED, placement.epoch, placement
+        submit = Submit(placement)
+        return (submit,) if old is None else (CancelAt(old, "moved"), submit)
+
+    def step(self, step: runner_pb2.SequenceStep) -> tuple[Effect, ...]:
+        if step.epoch != self.epoch or self.phase is not Phase.PLACED:
+            return _STALE
+        have = len(self.delivered)
+        index = step.index
+        tokens: Sequence[int] = step.tokens
+        logprobs: Sequence[runner_pb2.TokenLogprobs] = step.logprobs
+        reach = index + len(tokens)
+        finish = step.finish
+        if index > have or (reach < have and finish):
+            return self._lost(_GAP, cancel=True)
+        if index < have:
+            if reach <= have and not finish:
+                return _DUPLICATE
+            tokens, logprobs = tokens[have - index :], logprobs[have - index :]
+        if tokens:
+            self.delivered.extend(tokens)
+            if not finish:
+                return (Deliver(tokens, logprobs),)
+        delivery: tuple[Effect, ...] = (Deliver(tokens, logprobs),) if tokens else _NOTHING
+        return delivery + self._finish(finish, step) if finish else delivery
+
+    def _finish(self, finish: "common_pb2.FinishReason.ValueType", step: runner_pb2.SequenceStep) -> tuple[Effect, ...]:
+        if finish == common_pb2.FINISH_REASON_STOP:
+            return self._end(finish, End.STOP)
+        if finish == common_pb2.FINISH_REASON_LENGTH:
+            return self._end(finish, End.LENGTH)
+        if finish == common_pb2.FINISH_REASON_CANCELLED:
+            return self._lost("the runner gave it up")
+        return self._failed(step.failure)
+
+    def declined(self, epoch: int, failure: common_pb2.Failure) -> tuple[Effect, ...]:
+        if epoch != self.epoch or self.phase is not Phase.PLACED:
+            return _STALE
+        return self._failed(failure)
+
+    def _failed(self, failure: common_pb2.Failure) -> tuple[Effect, ...]:
+        """A runner's failure moves the request on, unless every other runner would say the same."""
+        error = from_proto(failure)
+        if isinstance(error, AdapterError | InvalidRequest):
+            return self._end(common_pb2.FINISH_REASON_FAILED, error)
+        return self._lost(failure.message or failure.code or "the runner failed")
+
+    def runner_lost(self, why: str) -> tuple[Effect, ...]:
+        return self._lost(why) if self.phase is Phase.PLACED else _NOTHING
+
+    def refused(self, error: MotetError) -> tuple[Effect, ...]:
+        if self.phase is not Phase.WAITING:
+            return _STALE
+        self.phase = Phase.ENDED
+        return (Conclude(error),)
+
+    def stop(self) -> tuple[Effect, ...]:
+        """A stop string has completed: the runner does not know, and need not go on."""
+        if self.phase is Phase.ENDED:
+            return _NOTHING
+        return self._leave("stop string", common_pb2.FINISH_REASON_STOP) + (Conclude(End.STOP),)
+
+    def cancel(self, why: str) -> tuple[Effect, ...]:
+        """Nobody waits for it any more."""
+        if self.phase is Phase.ENDED:
+            return _NOTHING
+        return self._leave(why, common_pb2.FINISH_REASON_CANCELLED)
+
+    def _leave(self, why: str, reason: "common_pb2.FinishReason.ValueType") -> tuple[Effect, ...]:
+        placement, phase = self.placement, self.phase
+        self.phase, self.placement = Phase.ENDED, None
+        if phase is Phase.WAITING or placement is None:
+            return (TellCancelled(why),)
+        return (CancelAt(placement, why), TellFinished(self.epoch, reason))
+
+    def _lost(self, why: str, *, cancel: bool = False) -> tuple[Effect, ...]:
+        placement = self.placement
+        assert placement is not None
+        self.phase, self.placement, self.avoid = Phase.WAITING, None, placement.instance
+        lost = TellLost(self.epoch, placement.instance, why)
+        return (CancelAt(placement, why), lost) if cancel else (lost,)
+
+    def _end(self, reason: "common_pb2.FinishReason.ValueType", how: End | MotetError) -> tuple[Effect, ...]:
+        self.phase, self.placement = Phase.ENDED, None
+        return (TellFinished(self.epoch, reason), Conclude(how))

@@ -1,0 +1,93 @@
+"""The gateway's figures, all under `motet_`. Tenants and adapters are labels, so their number is bounded."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+FIRST_TOKEN_BUCKETS = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560,
+)  # fmt: skip
+"""vLLM's edges, so that dashboards made for it fit."""
+
+TOKEN_BUCKETS = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80,
+)  # fmt: skip
+"""vLLM's and three below: a small model on a CPU is faster than its first."""
+
+DURATION_BUCKETS = (
+    0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680,
+)  # fmt: skip
+
+MOST_NAMES = 200
+OTHERS = "other"
+
+
+class Metrics:
+    def __init__(self, registry: CollectorRegistry) -> None:
+        who = ("tenant", "adapter")
+        self.requests = Counter(
+            "motet_requests", "HTTP requests for an answer, by how they ended.", (*who, "code"), registry=registry
+        )
+        self.tokens = Counter(
+            "motet_tokens", "Tokens read (input) and written (output).", (*who, "kind"), registry=registry
+        )
+        self.time_to_first_token = Histogram(
+            "motet_time_to_first_token_seconds",
+            "From the request's arrival to its first token.",
+            who,
+            buckets=FIRST_TOKEN_BUCKETS,
+            registry=registry,
+        )
+        self.time_per_output_token = Histogram(
+            "motet_time_per_output_token_seconds",
+            "Time between tokens after the first one, averaged over a request.",
+            who,
+            buckets=TOKEN_BUCKETS,
+            registry=registry,
+        )
+        self.request_duration = Histogram(
+            "motet_request_duration_seconds",
+            "From the request's arrival to its last byte.",
+            who,
+            buckets=DURATION_BUCKETS,
+            registry=registry,
+        )
+        self.queue_duration = Histogram(
+            "motet_request_queue_seconds",
+            "From enqueueing a request to its first place.",
+            buckets=FIRST_TOKEN_BUCKETS,
+            registry=registry,
+        )
+        self.estimates = Counter(
+            "motet_length_estimates",
+            "Output length estimates by source: model, tenant or max_tokens.",
+            ("source",),
+            registry=registry,
+        )
+        self.live_requests = Gauge(
+            "motet_live_requests", "Choices under way, waiting ones included.", registry=registry
+        )
+        self.dropped = Counter(
+            "motet_dropped_messages",
+            "What runners and schedulers said too late or twice, and was ignored.",
+            ("reason",),
+            registry=registry,
+        )
+        self.replacements = Counter(
+            "motet_replacements", "Placed requests that lost their runner and were placed again.", registry=registry
+        )
+        self.cancelled = Counter("motet_cancelled_requests", "Requests whose client went away.", registry=registry)
+        self.unknown_fields = Counter(
+            "motet_unknown_fields", "Fields of request bodies that nobody knows, ignored.", registry=registry
+        )
+        self.client_retries = Counter(
+            "motet_client_retries", "Requests that a client's library sent again.", registry=registry
+        )
+        self._names: set[tuple[str, str]] = set()
+
+    def who(self, tenant: str, adapter: str) -> tuple[str, str]:
+        """The labels of a request: its own names, or `other` once there are too many."""
+        names = (tenant, adapter)
+        if names not in self._names:
+            if len(self._names) >= MOST_NAMES:
+                return (OTHERS, OTHERS)
+            self._names.add(names)
+        return names

@@ -1,0 +1,86 @@
+"""What surrounds every route. Pure ASGI only: decorator middleware would turn a crash in mid-stream into a clean end."""
+
+import re
+import secrets
+from collections.abc import Collection
+
+import structlog
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from motet.errors import Internal
+from motet_gateway.errors import HostNotAllowed, error_response
+
+log = structlog.get_logger(__name__)
+
+REQUEST_ID = b"x-request-id"
+_ACCEPTABLE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+_LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+
+
+class RequestContext:
+    """Gives every request an id, in the logs and in the answer, and every crash an answer while there is time for one."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = _request_id(scope)
+        started = False
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                message["headers"] = [*message.get("headers", ()), (REQUEST_ID, request_id)]
+            await send(message)
+
+        structlog.contextvars.bind_contextvars(request=request_id.decode(), path=scope["path"])
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception:
+            log.exception("a request crashed")
+            if started:
+                raise  # the server breaks the connection off: the client must not take this for an end
+            await error_response(Internal("The gateway failed on this request."))(scope, receive, send_with_id)
+        finally:
+            structlog.contextvars.unbind_contextvars("request", "path")
+
+
+class LocalHostsOnly:
+    """On a loopback address without keys, the Host header has to name this machine.
+
+    Otherwise any web page could reach the gateway through a browser, by pointing a name of its own at 127.0.0.1.
+    """
+
+    def __init__(self, app: ASGIApp, *, allowed: Collection[str] = ()) -> None:
+        self._app = app
+        self._allowed = {name.lower() for name in (*_LOOPBACK_NAMES, *allowed)}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            host = Headers(scope=scope).get("host", "")
+            if _name_of(host) not in self._allowed and "*" not in self._allowed:
+                error = HostNotAllowed(
+                    f"The Host header says {host!r}, which is not this machine. Use http://localhost or "
+                    "http://127.0.0.1, or allow the name with MOTET_GATEWAY_ALLOWED_HOSTS."
+                )
+                await error_response(error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def _name_of(host: str) -> str:
+    if host.startswith("["):
+        return host[1:].partition("]")[0].lower()
+    return host.partition(":")[0].lower().rstrip(".")
+
+
+def _request_id(scope: Scope) -> bytes:
+    for name, value in scope["headers"]:
+        if name == REQUEST_ID and _ACCEPTABLE_ID.fullmatch(value):
+            return bytes(value)
+    return b"req-" + secrets.token_hex(12).encode()

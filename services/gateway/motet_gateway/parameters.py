@@ -1,0 +1,365 @@
+"""What a client may say, checked: every complaint names the field and what would be right. Pure."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from motet.api.v1 import common_pb2, runner_pb2
+from motet.errors import InvalidRequest, UnsupportedParameter
+from motet_gateway.tokens.text_model import TextModel
+
+MOST_CHOICES = 8
+MOST_STOPS = 4
+MOST_PROMPTS = 128
+MOST_TOP_LOGPROBS = 20
+DEFAULT_COMPLETION_TOKENS = 16
+"""OpenAI's default for plain completions, which clients know and rely on."""
+
+Tokens = list[int]
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class Body(BaseModel):
+    """What chat and plain completions have in common."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    hints: ClassVar[frozenset[str]] = frozenset({
+        "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "metadata", "store", "verbosity",
+        "reasoning_effort", "spaces_between_special_tokens", "best_of", "suffix", "request_id",
+    })  # fmt: skip
+    """Known, and without effect here or checked elsewhere: no reason to count them as unknown."""
+
+    model: str = Field(min_length=1)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=10)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    seed: int | None = None
+    stop: Any = None
+    stop_token_ids: list[Annotated[int, Field(ge=0)]] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=1)] | None = None
+    add_special_tokens: bool | None = None
+    priority: int | None = None
+    service_tier: str | None = None
+    response_format: Any = None
+
+    def unknown_fields(self) -> int:
+        return sum(name not in self.hints for name in self.model_extra or ())
+
+    def refuse_what_is_not_there_yet(self) -> None:
+        response_format = self.response_format
+        if response_format is not None and (
+            not isinstance(response_format, dict) or response_format.get("type") != "text"
+        ):
+            raise _unsupported("response_format", "only {'type': 'text'} is supported yet")
+        for name in ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"):
+            if (self.model_extra or {}).get(name) is not None:
+                raise _unsupported(name, "structured output is not supported yet")
+        for name in ("use_beam_search", "prompt_logprobs"):
+            if (self.model_extra or {}).get(name):
+                raise _unsupported(name, "it is not supported")
+
+    def stops(self) -> list[str]:
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop
+        if stops is None:
+            return []
+        if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+            raise InvalidRequest("stop: must be a string or a list of up to 4 strings", param="stop")
+        if len(stops) > MOST_STOPS:
+            raise InvalidRequest(f"stop: at most {MOST_STOPS} strings, not {len(stops)}", param="stop")
+        if not all(stops):
+            raise InvalidRequest("stop: a stop string cannot be empty", param="stop")
+        return stops
+
+    @property
+    def choices(self) -> int:
+        return self.n or 1
+
+    @property
+    def top_logprobs_wanted(self) -> int | None:
+        """How many alternatives beside each token; None: no logprobs at all."""
+        raise NotImplementedError
+
+    @property
+    def output_limit(self) -> tuple[str, int | None]:
+        """The field that limits the answer, and its value."""
+        return "max_tokens", self.max_tokens
+
+
+class ChatBody(Body):
+    messages: list[dict[str, Any]] = Field(min_length=1)
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: Any = None
+    tool_choice: Any = None
+    functions: Any = None
+    function_call: Any = None
+    modalities: list[str] | None = None
+
+    def refuse_what_is_not_there_yet(self) -> None:
+        super().refuse_what_is_not_there_yet()
+        for name in ("tools", "functions"):
+            if getattr(self, name):
+                raise _unsupported(name, "tools are not supported yet; remove the field")
+        for name in ("tool_choice", "function_call"):
+            if getattr(self, name) not in (None, "none", "auto"):
+                raise _unsupported(name, "tools are not supported yet; remove the field")
+        if self.modalities is not None and self.modalities != ["text"]:
+            raise _unsupported("modalities", "only ['text'] is supported")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidRequest("top_logprobs: needs logprobs to be true", param="top_logprobs")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise InvalidRequest(
+                "add_generation_prompt and continue_final_message exclude each other; set only one to true",
+                param="continue_final_message",
+            )
+        if self.continue_final_message and self.messages[-1].get("role") != "assistant":
+            raise InvalidRequest(
+                "continue_final_message: the final message must be the assistant's", param="continue_final_message"
+            )
+
+    def plain_messages(self) -> list[dict[str, Any]]:
+        """The messages with all content as one string each: templates disagree about parts."""
+        return [_plain(message, f"messages[{i}]") for i, message in enumerate(self.messages)]
+
+    @property
+    def top_logprobs_wanted(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def output_limit(self) -> tuple[str, int | None]:
+        # Of two names for one thing, the newer wins.
+        if self.max_completion_tokens is not None:
+            return "max_completion_tokens", self.max_completion_tokens
+        return super().output_limit
+
+
+class CompletionBody(Body):
+    prompt: Any
+    logprobs: Annotated[int, Field(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
+    echo: bool | None = None
+
+    def refuse_what_is_not_there_yet(self) -> None:
+        super().refuse_what_is_not_there_yet()
+        extra = self.model_extra or {}
+        if extra.get("suffix"):
+            raise _unsupported("suffix", "it is not supported; put all text before the answer into prompt")
+        if extra.get("best_of") not in (None, self.choices):
+            raise _unsupported("best_of", "it is not supported; use n")
+        if self.echo and self.logprobs is not None:
+            raise _unsupported("echo", "echo with logprobs is not supported yet")
+        if self.echo and self.stream:
+            raise _unsupported("echo", "echo is not supported together with stream")
+
+    def prompts(self) -> list[str | Tokens]:
+        prompt = self.prompt
+        if isinstance(prompt, str):
+            return [prompt]
+        if isinstance(prompt, list) and prompt:
+            if _are_tokens(prompt):
+                return [prompt]
+            if len(prompt) > MOST_PROMPTS:
+                raise InvalidRequest(f"prompt: at most {MOST_PROMPTS} prompts a request", param="prompt")
+            if all(isinstance(entry, str) for entry in prompt):
+                return prompt
+            if all(isinstance(entry, list) and entry and _are_tokens(entry) for entry in prompt):
+                return prompt
+        raise InvalidRequest(
+            "prompt: must be a string, a list of strings, a list of token ids or a list of lists of token ids, "
+            "and not empty",
+            param="prompt",
+        )
+
+    @property
+    def top_logprobs_wanted(self) -> int | None:
+        return self.logprobs
+
+
+class TokenizeBody(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    model: str | None = None
+    tokens: list[Annotated[int, Field(ge=0)]]
+
+
+AnyBody = TypeVar("AnyBody", bound=BaseModel)
+
+
+def parse(kind: type[AnyBody], body: bytes) -> AnyBody:
+    """The body as an object. Raises InvalidRequest for the first thing that is wrong with it."""
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        raise _first_complaint(error) from None
+
+
+def _first_complaint(error: ValidationError) -> InvalidRequest:
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    if first["type"] == "json_invalid":
+        return InvalidRequest(f"The body is no valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}.")
+    field = _path(first["loc"])
+    if not field:
+        return InvalidRequest("The body must be a JSON object.")
+    if first["type"] == "missing":
+        return InvalidRequest(f"{field}: this field is required", param=field)
+    return InvalidRequest(f"{field}: {first['msg'][0].lower()}{first['msg'][1:]}", param=field)
+
+
+def _path(location: Sequence[int | str]) -> str:
+    path = ""
+    for part in location:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    return path
+
+
+def _are_tokens(values: list[Any]) -> bool:
+    return all(type(value) is int and value >= 0 for value in values)
+
+
+def _unsupported(field: str, why: str) -> UnsupportedParameter:
+    return UnsupportedParameter(f"{field}: {why}", param=field)
+
+
+def _plain(message: Mapping[str, Any], where: str) -> dict[str, Any]:
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        raise InvalidRequest(f"{where}.role: must be a string such as 'user'", param=f"{where}.role")
+    content = message.get("content")
+    if content is None and role != "assistant":
+        raise InvalidRequest(f"{where}.content: this field is required", param=f"{where}.content")
+    if isinstance(content, list):
+        text = "".join(_part(part, f"{where}.content[{i}]") for i, part in enumerate(content))
+    elif content is None or isinstance(content, str):
+        text = content or ""
+    else:
+        raise InvalidRequest(f"{where}.content: must be a string or a list of text parts", param=f"{where}.content")
+    return {**message, "content": text}
+
+
+def _part(part: Any, where: str) -> str:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, dict) and part.get("type") in ("text", "input_text") and isinstance(part.get("text"), str):
+        return str(part["text"])
+    kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+    raise _unsupported(where, f"only text parts are supported, not {kind!r}")
+
+
+# ------------------------------------------------------------------------------------------------- to the runner's words
+
+
+def sampling(body: Body, text: TextModel, *, max_tokens: int) -> runner_pb2.Sampling:
+    defaults = text.defaults
+    logprobs = body.top_logprobs_wanted
+    top_k = defaults.top_k if body.top_k is None else body.top_k
+    min_tokens = body.min_tokens or 0
+    if min_tokens > max_tokens:
+        raise InvalidRequest(
+            f"min_tokens: {min_tokens} is more than the {max_tokens} tokens the answer may have", param="min_tokens"
+        )
+    return runner_pb2.Sampling(
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        temperature=_first(body.temperature, defaults.temperature),
+        top_k=max(top_k, 0),
+        top_p=_first(body.top_p, defaults.top_p),
+        min_p=_first(body.min_p, defaults.min_p),
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        repetition_penalty=_first(body.repetition_penalty, defaults.repetition_penalty),
+        logit_bias=_logit_bias(body.logit_bias, text.vocabulary),
+        stop_token_ids=_known_tokens(body.stop_token_ids or [], text.vocabulary, "stop_token_ids"),
+        ignore_eos=bool(body.ignore_eos),
+        logprobs=logprobs is not None,
+        top_logprobs=logprobs or 0,
+    )
+
+
+def check_tokens(tokens: Tokens, text: TextModel, field: str) -> Tokens:
+    return _known_tokens(tokens, text.vocabulary, field)
+
+
+def _known_tokens(tokens: Tokens, vocabulary: int, field: str) -> Tokens:
+    for token in tokens:
+        if token >= vocabulary:
+            raise InvalidRequest(f"{field}: token {token} is not in the vocabulary of {vocabulary} tokens", param=field)
+    return tokens
+
+
+def _logit_bias(bias: Mapping[str, float] | None, vocabulary: int) -> dict[int, float]:
+    result = {}
+    for key, value in (bias or {}).items():
+        if not re.fullmatch(r"\d{1,9}", key) or int(key) >= vocabulary:
+            raise InvalidRequest(f"logit_bias: {key!r} is no token id below {vocabulary}", param="logit_bias")
+        result[int(key)] = value
+    return result
+
+
+def _first(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+RequestClass = common_pb2.RequestClass.ValueType
+_TIERS: dict[str, "RequestClass"] = {
+    "priority": common_pb2.REQUEST_CLASS_INTERACTIVE,
+    "flex": common_pb2.REQUEST_CLASS_BATCH,
+    "batch": common_pb2.REQUEST_CLASS_BATCH,
+}
+_USUAL_TIERS = ("auto", "default", "scale")
+
+
+def request_class(body: Body, most_urgent: "RequestClass") -> "RequestClass":
+    """The class of a request: what the client asks for, never above what the adapter grants.
+
+    `priority` follows vLLM: lower goes first, 0 is as usual. Without either, the adapter's own class.
+    """
+    granted = most_urgent or common_pb2.REQUEST_CLASS_INTERACTIVE
+    usual = most_urgent or common_pb2.REQUEST_CLASS_STANDARD
+    if body.priority:
+        wanted = common_pb2.REQUEST_CLASS_INTERACTIVE if body.priority < 0 else common_pb2.REQUEST_CLASS_BATCH
+    else:
+        tier = body.service_tier or "auto"
+        if tier not in _TIERS and tier not in _USUAL_TIERS:
+            raise InvalidRequest(
+                f"service_tier: must be one of {', '.join((*_USUAL_TIERS, *_TIERS))}", param="service_tier"
+            )
+        wanted = _TIERS.get(tier, usual)
+    return max(wanted, granted)  # a higher number is less urgent

@@ -1,0 +1,64 @@
+"""/v1/models: what the caller may ask for."""
+
+import time
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from motet.api.v1 import scheduler_pb2
+from motet_gateway.catalog import ANYBODY, Target
+from motet_gateway.gateway import Gateway
+from motet_gateway.routes.json import json_response
+
+_STATES = {
+    scheduler_pb2.ADAPTER_READINESS_COLD: "cold",
+    scheduler_pb2.ADAPTER_READINESS_READY: "ready",
+    scheduler_pb2.ADAPTER_READINESS_LOADING: "loading",
+    scheduler_pb2.ADAPTER_READINESS_FAILED: "failed",
+}
+
+
+def model_routes(gateway: Gateway) -> APIRouter:
+    router = APIRouter(prefix="/v1/models", tags=["models"])
+    started = int(time.time())
+
+    @router.get("")
+    async def models() -> Response:
+        visible = gateway.catalog.current.visible(ANYBODY)
+        cards = [model_card(name, target, started) for name, target in sorted(visible, key=lambda pair: pair[0])]
+        return json_response({"object": "list", "data": cards})
+
+    @router.get("/{model:path}")
+    async def model(model: str) -> Response:
+        target = gateway.catalog.current.resolve(model, ANYBODY)
+        return json_response(model_card(model, target, started))
+
+    return router
+
+
+def model_card(name: str, target: Target, created: int) -> dict[str, Any]:
+    """OpenAI's fields, those that vLLM added, and ours."""
+    group, adapter = target.group, target.adapter
+    card: dict[str, Any] = {
+        "id": name,
+        "object": "model",
+        "created": created,
+        "owned_by": adapter.ref.namespace if adapter is not None else "motet",
+        "root": adapter.source if adapter is not None else group.model_uri,
+        "parent": group.served_name if adapter is not None else None,
+        "max_model_len": group.max_model_length or None,
+        "permission": [],
+        "tenant": adapter.ref.namespace if adapter is not None else None,
+        "revision": adapter.ref.generation if adapter is not None else None,
+        "digest": (adapter.digest if adapter is not None else group.base_digest) or None,
+        "state": _state(target),
+        "rank": adapter.rank or None if adapter is not None else None,
+    }
+    return card
+
+
+def _state(target: Target) -> str:
+    if target.adapter is None:
+        return "ready" if target.group.runners else "cold"
+    return _STATES.get(target.adapter.state, "cold")

@@ -1,0 +1,41 @@
+"""/health, /metrics, /version and /ping: for machines that look after machines."""
+
+import asyncio
+from importlib.metadata import version
+
+from fastapi import APIRouter
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from starlette.responses import Response
+
+from motet.rpc import socket_path
+from motet_gateway.exposition import exposition, scrape_all
+from motet_gateway.gateway import Gateway
+from motet_gateway.routes.json import json_response
+
+_GET_AND_HEAD = ["GET", "HEAD"]
+
+
+def probe_routes(gateway: Gateway, registry: CollectorRegistry) -> APIRouter:
+    router = APIRouter(tags=["probes"])
+    own_socket = socket_path(gateway.process.metrics_address)
+    running = version("motet")
+
+    @router.api_route("/health", methods=_GET_AND_HEAD)
+    @router.api_route("/ping", methods=_GET_AND_HEAD)
+    async def health() -> Response:
+        """200 when a request could be answered: at least one group has a runner."""
+        return Response(status_code=200 if gateway.healthy else 503)
+
+    @router.api_route("/version", methods=_GET_AND_HEAD)
+    async def version_() -> Response:
+        """200 as soon as the gateway listens."""
+        return json_response({"version": running})
+
+    @router.api_route("/metrics", methods=_GET_AND_HEAD)
+    async def metrics() -> Response:
+        others = await scrape_all(gateway.settings.metrics_dir, but=own_socket)
+        content = await asyncio.to_thread(exposition, registry, others)
+        return Response(content, headers={"content-type": CONTENT_TYPE_LATEST})
+
+    return router

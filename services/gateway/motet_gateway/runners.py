@@ -1,0 +1,117 @@
+"""One Generate stream to every runner. What is submitted while a stream is being opened waits, for a while."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+import grpc
+import structlog
+
+from motet.api.v1 import runner_pb2, runner_pb2_grpc
+from motet.rpc import Link
+from motet_gateway.generation import Placement
+
+log = structlog.get_logger(__name__)
+
+Heard = Callable[[str, runner_pb2.GenerateDown], None]
+"""Called with a runner's address and each of its messages."""
+
+StreamLost = Callable[[str, str], None]
+"""Called with a runner's address and why its stream broke: everything placed there is lost."""
+
+Unreachable = Callable[[Placement, str, str], None]
+"""Called with a placement that never reached its runner, the request, and why."""
+
+
+class Runners:
+    def __init__(
+        self, gateway: str, *, heard: Heard, lost: StreamLost, unreachable: Unreachable, connect_seconds: float
+    ) -> None:
+        self._gateway = gateway
+        self._heard = heard
+        self._lost = lost
+        self._unreachable = unreachable
+        self._connect_seconds = connect_seconds
+        self._streams: dict[str, _Stream] = {}
+
+    def keep(self, addresses: Iterable[str], *, busy: Iterable[str] = ()) -> None:
+        """Have streams to exactly these; those in `busy` stay while they are needed."""
+        wanted = set(addresses)
+        for address in wanted - self._streams.keys():
+            self._stream(address)
+        for address in self._streams.keys() - wanted - set(busy):
+            self._streams.pop(address).close()
+
+    def submit(self, placement: Placement, message: runner_pb2.Submit) -> None:
+        self._stream(placement.address).submit(placement, message)
+
+    def cancel(self, placement: Placement, request: str, why: str) -> None:
+        if (stream := self._streams.get(placement.address)) is not None:
+            stream.cancel(placement, request, why)
+
+    async def close(self) -> None:
+        tasks = [stream.close() for stream in self._streams.values()]
+        self._streams.clear()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _stream(self, address: str) -> "_Stream":
+        if (stream := self._streams.get(address)) is None:
+            stream = _Stream(self, address)
+            self._streams[address] = stream
+        return stream
+
+
+class _Stream:
+    def __init__(self, runners: Runners, address: str) -> None:
+        self._runners = runners
+        self._address = address
+        self._unsent: dict[str, tuple[Placement, runner_pb2.Submit, asyncio.TimerHandle]] = {}
+        self._link: Link[runner_pb2.GenerateUp, runner_pb2.GenerateDown] = Link(
+            "runner",
+            address,
+            _open,
+            greet=lambda: [runner_pb2.GenerateUp(hello=runner_pb2.GenerateHello(gateway=runners._gateway))],
+            receive=lambda message: runners._heard(address, message),
+            opened=self._send_waiting,
+            closed=lambda why: runners._lost(address, why),
+        )
+        self._task = asyncio.create_task(self._link.run(), name=f"runner {address}")
+
+    def submit(self, placement: Placement, message: runner_pb2.Submit) -> None:
+        if not self._link.send(runner_pb2.GenerateUp(submit=message)):
+            self._forget(message.request)
+            timer = asyncio.get_running_loop().call_later(
+                self._runners._connect_seconds, self._give_up, message.request
+            )
+            self._unsent[message.request] = (placement, message, timer)
+
+    def cancel(self, placement: Placement, request: str, why: str) -> None:
+        self._forget(request)
+        message = runner_pb2.CancelGeneration(request=request, epoch=placement.epoch, reason=why)
+        self._link.send(runner_pb2.GenerateUp(cancel=message))
+
+    def close(self) -> "asyncio.Task[None]":
+        for request in list(self._unsent):
+            self._give_up(request)
+        self._task.cancel()
+        return self._task
+
+    def _send_waiting(self) -> None:
+        for _, message, timer in self._unsent.values():
+            timer.cancel()
+            self._link.send(runner_pb2.GenerateUp(submit=message))
+        self._unsent.clear()
+
+    def _forget(self, request: str) -> None:
+        if (unsent := self._unsent.pop(request, None)) is not None:
+            unsent[2].cancel()
+
+    def _give_up(self, request: str) -> None:
+        if (unsent := self._unsent.pop(request, None)) is not None:
+            unsent[2].cancel()
+            self._runners._unreachable(unsent[0], request, f"no stream to the runner at {self._address}")
+
+
+def _open(
+    channel: grpc.aio.Channel,
+) -> "grpc.aio.StreamStreamCall[runner_pb2.GenerateUp, runner_pb2.GenerateDown]":
+    return runner_pb2_grpc.RunnerStub(channel).Generate()

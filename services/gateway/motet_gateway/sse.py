@@ -1,0 +1,50 @@
+"""Server-sent events, byte by byte. Everything but the text is made once per choice; orjson escapes the text."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import orjson
+
+from motet.errors import MotetError
+from motet_gateway.errors import error_body
+
+DONE: Final = b"data: [DONE]\n\n"
+
+HEADERS: Final[dict[str, str]] = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",  # nginx would collect the stream and send it at its end
+}
+
+
+def event(content: Mapping[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(content) + b"\n\n"
+
+
+def error_event(error: MotetError) -> bytes:
+    return b"data: " + error_body(error) + b"\n\n"
+
+
+def comment(text: str) -> bytes:
+    """Ignored by every client, seen by people with `curl -N`."""
+    return b": " + text.replace("\n", " ").encode() + b"\n\n"
+
+
+_MARK = "\ue000motet\ue000"
+_JSON_MARK = orjson.dumps(_MARK)
+
+
+class Template:
+    """An event with one hole for a text: `content` says TEXT where it goes."""
+
+    TEXT: Final = _MARK
+
+    __slots__ = ("_after", "_before")
+
+    def __init__(self, content: Mapping[str, Any]) -> None:
+        before, after = orjson.dumps(content).split(_JSON_MARK)
+        self._before = b"data: " + before
+        self._after = after + b"\n\n"
+
+    def fill(self, text: str) -> bytes:
+        return self._before + orjson.dumps(text) + self._after

@@ -1,0 +1,42 @@
+"""Text from tokens as they come, without half characters."""
+
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+CONTEXT_TOKENS = 8
+"""Tokens of the prompt a decoder sees before the first one of the answer: whether that begins with a space depends on
+what stands before it."""
+
+
+class Detokenizer:
+    """One per choice. Characters that are spread over several tokens appear with the last of them."""
+
+    __slots__ = ("_pending", "_skip", "_stream", "_tokenizer")
+
+    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], *, skip_special_tokens: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._skip = skip_special_tokens
+        self._stream = DecodeStream(list(prompt_ids[-CONTEXT_TOKENS:]), skip_special_tokens)
+        self._pending: list[int] = []
+
+    def feed(self, token: int) -> str:
+        try:
+            text: str | None = self._stream.step(self._tokenizer, token)
+        except Exception:
+            # Some decoders rewrite earlier text when a token follows (the stream calls that an invalid prefix). What
+            # the client has cannot be taken back, so decoding starts afresh from this token.
+            self._stream = DecodeStream([], self._skip)
+            text = self._stream.step(self._tokenizer, token)
+        if text is None:
+            self._pending.append(token)
+            return ""
+        if self._pending:
+            self._pending.clear()
+        return text
+
+    def flush(self) -> str:
+        """An answer may end within a character; what there is of it becomes a replacement mark, as in `decode`."""
+        pending, self._pending = self._pending, []
+        return self._tokenizer.decode(pending, skip_special_tokens=self._skip) if pending else ""

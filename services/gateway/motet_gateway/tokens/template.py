@@ -1,0 +1,128 @@
+"""Chat templates: a model's own jinja2 text, run in an immutable sandbox with the names that transformers gives it."""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from motet.errors import InvalidRequest
+
+MAX_TEMPLATE_BYTES = 1 << 20
+MAX_RENDERED_CHARACTERS = 1 << 25
+MAX_RENDER_SECONDS = 5.0
+"""A template that runs longer is broken or hostile: the largest real ones need milliseconds."""
+
+
+class _Refusal(jinja2.TemplateError):
+    """The template itself says that it cannot take these messages."""
+
+
+class _GenerationBlock(jinja2.ext.Extension):
+    """`{% generation %}…{% endgeneration %}` marks the assistant's words for training; here only its body matters."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2's own attribute
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _raise_exception(message: str) -> None:
+    raise _Refusal(message)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Not jinja2's own: that one escapes for HTML.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)  # noqa: DTZ005 - templates mean the local day
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationBlock]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+class ChatTemplate:
+    """Raises ValueError when the text is no template."""
+
+    def __init__(self, text: str, special_tokens: Mapping[str, str]) -> None:
+        if len(text) > MAX_TEMPLATE_BYTES:
+            raise ValueError(f"the chat template is larger than {MAX_TEMPLATE_BYTES} bytes")
+        try:
+            self._template = _environment().from_string(text)
+        except jinja2.TemplateError as error:
+            raise ValueError(f"the chat template cannot be parsed: {error}") from error
+        self._special_tokens = dict(special_tokens)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        extra: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt as text. Raises InvalidRequest with the template's own words when it refuses the messages."""
+        context = {**self._special_tokens, **(extra or {})}
+        context["messages"] = messages
+        context["add_generation_prompt"] = add_generation_prompt and not continue_final_message
+        context.setdefault("tools", None)
+        context.setdefault("documents", None)
+        try:
+            text = self._bounded(context)
+        except _Refusal as refusal:
+            raise InvalidRequest(
+                f"the model's chat template refused the messages: {refusal}", param="messages"
+            ) from None
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
+            raise InvalidRequest(
+                f"the model's chat template cannot render these messages: {error}", param="messages"
+            ) from None
+        return _cut_after(text, str(messages[-1].get("content", ""))) if continue_final_message else text
+
+    def _bounded(self, context: dict[str, Any]) -> str:
+        pieces: list[str] = []
+        size = 0
+        deadline = time.monotonic() + MAX_RENDER_SECONDS
+        for piece in self._template.generate(context):
+            pieces.append(piece)
+            size += len(piece)
+            if size > MAX_RENDERED_CHARACTERS or time.monotonic() > deadline:
+                raise InvalidRequest("the model's chat template makes too much of these messages", param="messages")
+        return "".join(pieces)
+
+
+def _cut_after(text: str, final: str) -> str:
+    """The rendered text up to the end of the final message, so that the answer goes on within it."""
+    stripped = final.strip()
+    at = text.rfind(stripped) if stripped else -1
+    if at < 0:
+        raise InvalidRequest(
+            "continue_final_message needs a final message whose text the chat template keeps as it is",
+            param="continue_final_message",
+        )
+    # Templates often trim; where this one did not, the message's own trailing space belongs to the prompt.
+    end = at + len(stripped)
+    trailing = final[len(final.rstrip()) :]
+    return text[: end + len(trailing)] if text.startswith(trailing, end) else text[:end]

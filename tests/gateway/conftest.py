@@ -1,0 +1,90 @@
+"""A gateway behind a real uvicorn server, in front of a cluster in miniature."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+import pytest
+from openai import AsyncOpenAI
+from prometheus_client import CollectorRegistry
+
+from motet.settings import Addresses, ProcessSettings
+from motet_gateway.app import build_app
+from motet_gateway.gateway import Gateway
+from motet_gateway.metrics import Metrics
+from motet_gateway.server import HttpServer, listening
+from motet_gateway.settings import Settings
+from tests.support.mini_cluster import MiniCluster, mini_cluster
+
+
+@dataclass
+class Served:
+    """What a test talks to."""
+
+    url: str
+    gateway: Gateway
+    cluster: MiniCluster
+    http: httpx2.AsyncClient
+    openai: AsyncOpenAI
+    registry: CollectorRegistry
+
+
+async def eventually(holds: Callable[[], object], *, seconds: float = 5.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not holds():
+            await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def serve(cluster: MiniCluster, *, ready: bool = True, **settings: Any) -> AsyncIterator[Served]:
+    own = Settings(port=0, **{"drain_seconds": 0.5, **settings})
+    process = ProcessSettings(data_dir=cluster.folder, time_scale=0.1)
+    addresses = Addresses(
+        scheduler_address=cluster.scheduler.address,
+        predictor_address=cluster.predictor.address,
+        supervisor_address="unix:/nowhere",
+    )
+    registry = CollectorRegistry()
+    gateway = Gateway(own, process, addresses, Metrics(registry))
+    server = HttpServer(build_app(gateway, registry), grace=1)
+    with listening(own) as bound:
+        url = f"http://127.0.0.1:{bound.getsockname()[1]}"
+        running = asyncio.create_task(gateway.run())
+        serving_http = asyncio.create_task(server.serve(sockets=[bound]))
+        async with httpx2.AsyncClient(base_url=url, timeout=10) as http:
+            client = AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=10)
+            try:
+                await eventually(lambda: server.started)
+                if ready:
+                    await eventually(lambda: _ready(gateway))
+                yield Served(url, gateway, cluster, http, client, registry)
+            finally:
+                await client.close()
+                server.should_exit = True
+                await gateway.drain()
+                await serving_http
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+
+
+def _ready(gateway: Gateway) -> bool:
+    if not gateway.catalog.known or not gateway.estimator.up:
+        return False
+    return all(gateway.assets.get(group.asset_digest) is not None for group in gateway.catalog.current.groups)
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[MiniCluster]:
+    async with mini_cluster() as running:
+        running.add_adapter("legal")
+        running.add_adapter("sql", tenant="acme")
+        yield running
+
+
+@pytest.fixture
+async def served(cluster: MiniCluster) -> AsyncIterator[Served]:
+    async with serve(cluster) as running:
+        yield running

@@ -1,0 +1,447 @@
+"""A whole cluster in miniature, over real gRPC: a scheduler that places at once, runners that echo, a predictor.
+
+Everything works for real; each part can be told to misbehave in one way. For tests and benchmarks of the gateway.
+"""
+
+import asyncio
+import json
+import shutil
+import tempfile
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from motet.api.v1 import (
+    common_pb2,
+    predictor_pb2,
+    predictor_pb2_grpc,
+    runner_pb2,
+    runner_pb2_grpc,
+    scheduler_pb2,
+    scheduler_pb2_grpc,
+)
+from motet.rpc import Outbox, converse, serving
+
+BASE_DIGEST = "sha256:" + "b" * 64
+ASSET_DIGEST = "sha256:" + "a" * 64
+GROUP = "default/tiny"
+EOS = "<|end|>"
+TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message.role == 'forbidden' %}{{ raise_exception('roles must be user or assistant') }}{% endif %}"
+    "{{ message.content }}{% if message.role == 'system' %}\n{% endif %}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %} {% endif %}"
+)
+CORPUS = [
+    "The quick brown fox jumps over the lazy dog while the choir sings a motet in five voices.",
+    "Several voices sing different texts at the same time; each tenant brings adapters of its own.",
+    "naïve café 東京 🙂 – “quotes”, {json: [1, 2, 3]}, and\nlines.",
+]
+
+
+def tiny_tokenizer() -> Tokenizer:
+    """Byte-level, so that any text survives, and with characters that need several tokens."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=[EOS],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    return tokenizer
+
+
+def tiny_assets(*, template: str | None = TEMPLATE) -> dict[str, bytes]:
+    assets = {
+        "tokenizer.json": tiny_tokenizer().to_str().encode(),
+        "tokenizer_config.json": json.dumps({"eos_token": EOS}).encode(),
+        "generation_config.json": json.dumps({"eos_token_id": 0}).encode(),
+        "config.json": json.dumps({"max_position_embeddings": 512}).encode(),
+    }
+    return assets | ({"chat_template.jinja": template.encode()} if template is not None else {})
+
+
+@dataclass
+class Running:
+    submit: runner_pb2.Submit
+    output: deque[int]
+    index: int
+    outbox: Outbox[runner_pb2.GenerateDown]
+
+
+class MiniRunner(runner_pb2_grpc.RunnerServicer):
+    """Answers with the prompt's own tokens and then the end token; with `ignore_eos`, with the prompt again and again.
+
+    Tokens depend only on prompt and index, so a moved request goes on as if nothing had happened.
+    """
+
+    def __init__(self, folder: Path, instance: str, assets: dict[str, bytes]) -> None:
+        self.instance = instance
+        self.address = f"unix:{folder}/{instance}.sock"
+        self.incarnation = f"{instance}-1"
+        self.assets = assets
+        self.step_seconds = 0.0
+        self.tokens_per_step = 1
+        self.submits: list[runner_pb2.Submit] = []
+        self.cancels: list[runner_pb2.CancelGeneration] = []
+        self.asset_requests = 0
+        # Ways to misbehave.
+        self.silent = False
+        self.repeats_steps = False
+        self.speaks_of_the_past = False
+        self.skips_an_index_at: int | None = None
+        self.dies_after: int | None = None
+        self.declines: list[common_pb2.Failure] = []
+        self.fails_after: tuple[int, common_pb2.Failure] | None = None
+        self.progress: list[runner_pb2.Progress] = []
+        self._running: dict[str, Running] = {}
+        self._work = asyncio.Event()
+        self._stack: AsyncExitStack | None = None
+        self._steps = 0
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    async def start(self) -> None:
+        self._stack = AsyncExitStack()
+        add: Callable[[grpc.aio.Server], None] = lambda server: runner_pb2_grpc.add_RunnerServicer_to_server(  # noqa: E731
+            self, server
+        )
+        await self._stack.enter_async_context(serving(self.address, add, grace=0))
+        loop = asyncio.create_task(self._loop())
+
+        async def end() -> None:
+            loop.cancel()
+            await asyncio.gather(loop, return_exceptions=True)
+
+        self._stack.push_async_callback(end)
+
+    async def stop(self) -> None:
+        """As by kill -9: streams break, nothing is said."""
+        if self._stack is not None:
+            stack, self._stack = self._stack, None
+            self._running.clear()
+            await stack.aclose()
+
+    async def restart(self) -> None:
+        await self.stop()
+        name, _, start = self.incarnation.rpartition("-")
+        self.incarnation = f"{name}-{int(start) + 1}"
+        await self.start()
+
+    async def Generate(self, request_iterator, context) -> None:
+        outbox: Outbox[runner_pb2.GenerateDown] = Outbox()
+        await converse(context, request_iterator, outbox, lambda message: self._receive(message, outbox))
+
+    async def Assets(self, request, context):
+        self.asset_requests += 1
+        for name, data in self.assets.items():
+            half = len(data) // 2
+            yield runner_pb2.AssetChunk(name=name, data=data[:half])
+            yield runner_pb2.AssetChunk(name=name, data=data[half:], last=True)
+
+    def _receive(self, message: runner_pb2.GenerateUp, outbox: Outbox[runner_pb2.GenerateDown]) -> None:
+        match message.WhichOneof("message"):
+            case "hello":
+                identity = common_pb2.RunnerIdentity(instance=self.instance, incarnation=self.incarnation)
+                outbox.put(runner_pb2.GenerateDown(welcome=runner_pb2.GenerateWelcome(runner=identity)))
+            case "submit":
+                self._submit(message.submit, outbox)
+            case "cancel":
+                self.cancels.append(message.cancel)
+                self._running.pop(message.cancel.request, None)
+
+    def _submit(self, submit: runner_pb2.Submit, outbox: Outbox[runner_pb2.GenerateDown]) -> None:
+        self.submits.append(submit)
+        if self.declines:
+            declined = runner_pb2.SubmitDeclined(
+                request=submit.request, epoch=submit.epoch, failure=self.declines.pop(0)
+            )
+            outbox.put(runner_pb2.GenerateDown(declined=declined))
+            return
+        have = len(submit.choices[0].delivered_ids)
+        output = deque(answer_of(submit)[have:])
+        self._running[submit.request] = Running(submit, output, have, outbox)
+        self._work.set()
+
+    async def _loop(self) -> None:
+        while True:
+            if not self._running or self.silent:
+                self._work.clear()
+                await self._work.wait()
+            await asyncio.sleep(self.step_seconds)
+            if not self.silent:
+                await self._step()
+
+    async def _step(self) -> None:
+        self._steps += 1
+        steps: dict[int, tuple[Outbox[runner_pb2.GenerateDown], list[runner_pb2.SequenceStep]]] = {}
+        for running in list(self._running.values()):
+            _, sequences = steps.setdefault(id(running.outbox), (running.outbox, []))
+            sequences.extend(self._advance(running))
+        for outbox, sequences in steps.values():
+            step = runner_pb2.Step(number=self._steps, sequences=sequences, progress=self.progress)
+            for _ in range(2 if self.repeats_steps else 1):
+                outbox.put(runner_pb2.GenerateDown(step=step))
+        self.progress = []
+        if self.dies_after is not None and self._steps >= self.dies_after:
+            self.dies_after = None
+            self._running.clear()
+            asyncio.get_running_loop().create_task(self.stop())
+
+    def _advance(self, running: Running) -> Sequence[runner_pb2.SequenceStep]:
+        submit = running.submit
+        tokens = [running.output.popleft() for _ in range(min(self.tokens_per_step, len(running.output)))]
+        step = runner_pb2.SequenceStep(request=submit.request, epoch=submit.epoch, index=running.index, tokens=tokens)
+        if submit.sampling.logprobs:
+            top = range(submit.sampling.top_logprobs)
+            for token in tokens:
+                step.logprobs.append(
+                    runner_pb2.TokenLogprobs(
+                        logprob=-0.5, top_ids=[token + i for i in top], top_logprobs=[-0.5 - i for i in top]
+                    )
+                )
+        running.index += len(tokens)
+        if self.fails_after is not None and running.index >= self.fails_after[0]:
+            step.finish = common_pb2.FINISH_REASON_FAILED
+            step.failure.CopyFrom(self.fails_after[1])
+            self.fails_after = None
+        elif not running.output:
+            by_itself = tokens and tokens[-1] == 0 and not submit.sampling.ignore_eos
+            step.finish = common_pb2.FINISH_REASON_STOP if by_itself else common_pb2.FINISH_REASON_LENGTH
+        if step.finish:
+            self._running.pop(submit.request, None)
+        sent = [step]
+        if self.speaks_of_the_past:
+            past = runner_pb2.SequenceStep(
+                request=submit.request, epoch=submit.epoch - 1, index=step.index, tokens=[5, 6, 7]
+            )
+            sent.insert(0, past)
+        if self.skips_an_index_at is not None and running.index > self.skips_an_index_at:
+            self.skips_an_index_at = None
+            sent.remove(step)
+        return sent
+
+
+def answer_of(submit: runner_pb2.Submit) -> list[int]:
+    """All of the output for a prompt: what every runner would say."""
+    prompt, most = list(submit.prompt_ids), submit.sampling.max_tokens
+    if submit.sampling.ignore_eos:
+        return (prompt * (most // len(prompt) + 1))[:most]
+    return [*prompt, 0][:most]
+
+
+class MiniScheduler(scheduler_pb2_grpc.SchedulerServicer):
+    """Places at once, on the first runner that is up and not to be avoided."""
+
+    def __init__(self, folder: Path, runners: Sequence[MiniRunner]) -> None:
+        self.address = f"unix:{folder}/scheduler.sock"
+        self.runners = list(runners)
+        self.term = 1
+        self.adapters: list[scheduler_pb2.CatalogAdapter] = []
+        self.groups: list[scheduler_pb2.CatalogGroup] | None = None
+        self.max_model_length = 512
+        self.hellos: list[scheduler_pb2.GatewayHello] = []
+        self.enqueued: list[scheduler_pb2.Enqueue] = []
+        self.cancelled: list[scheduler_pb2.CancelRequest] = []
+        self.finished: list[scheduler_pb2.Finished] = []
+        self.lost: list[scheduler_pb2.Lost] = []
+        # Ways to misbehave.
+        self.holds = False
+        self.refuses: common_pb2.Failure | None = None
+        self.places_at: MiniRunner | None = None
+        self._epochs: dict[str, int] = {}
+        self._outboxes: list[Outbox[scheduler_pb2.ServeDown]] = []
+        self._stack: AsyncExitStack | None = None
+
+    async def start(self) -> None:
+        self._stack = AsyncExitStack()
+        add: Callable[[grpc.aio.Server], None] = lambda server: scheduler_pb2_grpc.add_SchedulerServicer_to_server(  # noqa: E731
+            self, server
+        )
+        await self._stack.enter_async_context(serving(self.address, add, grace=0))
+
+    async def stop(self) -> None:
+        if self._stack is not None:
+            stack, self._stack = self._stack, None
+            self._outboxes.clear()
+            await stack.aclose()
+
+    async def restart(self) -> None:
+        await self.stop()
+        self.term += 1
+        await self.start()
+
+    async def Serve(self, request_iterator, context) -> None:
+        outbox: Outbox[scheduler_pb2.ServeDown] = Outbox()
+        self._outboxes.append(outbox)
+        outbox.put(scheduler_pb2.ServeDown(welcome=common_pb2.Welcome(term=self.term)))
+        outbox.put(scheduler_pb2.ServeDown(catalog=self.catalog()))
+        await converse(context, request_iterator, outbox, lambda message: self._receive(message, outbox))
+
+    def catalog(self) -> scheduler_pb2.Catalog:
+        runners = [
+            scheduler_pb2.CatalogRunner(instance=runner.instance, address=runner.address) for runner in self.runners
+        ]
+        group = scheduler_pb2.CatalogGroup(
+            group=GROUP,
+            served_name="tiny",
+            base_digest=BASE_DIGEST if runners else "",
+            asset_digest=ASSET_DIGEST if runners else "",
+            max_model_length=self.max_model_length,
+            runners=runners,
+            model_uri="file:///models/tiny",
+            pools=[GROUP],
+        )
+        return scheduler_pb2.Catalog(groups=[group] if self.groups is None else self.groups, adapters=self.adapters)
+
+    def publish(self) -> None:
+        self.say(scheduler_pb2.ServeDown(catalog=self.catalog()))
+
+    def say(self, message: scheduler_pb2.ServeDown) -> None:
+        for outbox in self._outboxes:
+            outbox.put(message)
+
+    def release(self) -> None:
+        """Place everything that was held."""
+        self.holds = False
+        for enqueue in self.enqueued:
+            if enqueue.request not in self._epochs:
+                for outbox in self._outboxes:
+                    self.place(enqueue.request, 0, outbox)
+
+    def place(
+        self,
+        request: str,
+        epoch: int,
+        outbox: Outbox[scheduler_pb2.ServeDown],
+        avoid: Sequence[str] = (),
+    ) -> None:
+        self._epochs[request] = epoch = max(epoch, self._epochs.get(request, 0)) + 1
+        able = [r for r in self.runners if r._stack is not None and r.instance not in avoid] or self.runners
+        runner = self.places_at or able[0]
+        outbox.put(scheduler_pb2.ServeDown(placed=self.placed(request, epoch, runner)))
+
+    def placed(self, request: str, epoch: int, runner: MiniRunner) -> scheduler_pb2.Placed:
+        return scheduler_pb2.Placed(
+            term=self.term,
+            request=request,
+            epoch=epoch,
+            instance=runner.instance,
+            incarnation=runner.incarnation,
+            address=runner.address,
+            promise=common_pb2.Promise(pages=4, tokens=64),
+        )
+
+    def _receive(self, message: scheduler_pb2.ServeUp, outbox: Outbox[scheduler_pb2.ServeDown]) -> None:
+        match message.WhichOneof("message"):
+            case "hello":
+                self.hellos.append(message.hello)
+            case "enqueue":
+                self._enqueue(message.enqueue, outbox)
+            case "cancel":
+                self.cancelled.append(message.cancel)
+            case "finished":
+                self.finished.append(message.finished)
+            case "lost":
+                self.lost.append(message.lost)
+                runner = next((r.instance for r in self.runners if r._stack is None), "")
+                self.place(message.lost.request, message.lost.epoch, outbox, avoid=[runner])
+
+    def _enqueue(self, enqueue: scheduler_pb2.Enqueue, outbox: Outbox[scheduler_pb2.ServeDown]) -> None:
+        self.enqueued.append(enqueue)
+        if self.refuses is not None:
+            refused = scheduler_pb2.Refused(request=enqueue.request, failure=self.refuses)
+            outbox.put(scheduler_pb2.ServeDown(refused=refused))
+        elif self.holds:
+            position = scheduler_pb2.Position(request=enqueue.request, position=3)
+            outbox.put(scheduler_pb2.ServeDown(position=position))
+        else:
+            self.place(enqueue.request, enqueue.epoch, outbox, avoid=enqueue.avoid)
+
+
+class MiniPredictor(predictor_pb2_grpc.PredictorServicer):
+    def __init__(self, folder: Path) -> None:
+        self.address = f"unix:{folder}/predictor.sock"
+        self.outcomes: list[predictor_pb2.Outcome] = []
+        self.asked = 0
+        self.slow_seconds = 0.0
+        self._stack: AsyncExitStack | None = None
+
+    async def start(self) -> None:
+        self._stack = AsyncExitStack()
+        add: Callable[[grpc.aio.Server], None] = lambda server: predictor_pb2_grpc.add_PredictorServicer_to_server(  # noqa: E731
+            self, server
+        )
+        await self._stack.enter_async_context(serving(self.address, add, grace=0))
+
+    async def stop(self) -> None:
+        if self._stack is not None:
+            stack, self._stack = self._stack, None
+            await stack.aclose()
+
+    async def Predict(self, request, context):
+        self.asked += bool(request.prompts)
+        await asyncio.sleep(self.slow_seconds)
+        estimates = [
+            common_pb2.Estimate(q50=10, q80=20, q90=30, q95=40, rank=10, source="model:v1") for _ in request.prompts
+        ]
+        return predictor_pb2.PredictResponse(estimates=estimates, model_version="v1")
+
+    async def Observe(self, request, context):
+        self.outcomes.extend(request.outcomes)
+        return predictor_pb2.ObserveResponse(accepted=len(request.outcomes))
+
+
+@dataclass
+class MiniCluster:
+    folder: Path
+    runners: list[MiniRunner]
+    scheduler: MiniScheduler
+    predictor: MiniPredictor
+    tokenizer: Tokenizer = field(default_factory=tiny_tokenizer)
+
+    def add_adapter(self, name: str, *, tenant: str = "default", **more) -> scheduler_pb2.CatalogAdapter:
+        """An adapter of the group, ready unless `more` says otherwise."""
+        facts = {
+            "ref": common_pb2.AdapterRef(namespace=tenant, name=name, generation=1),
+            "group": GROUP,
+            "model_name": name,
+            "state": scheduler_pb2.ADAPTER_READINESS_READY,
+            "digest": "sha256:" + format(len(self.scheduler.adapters) + 1, "064x"),
+            "rank": 8,
+            "source": f"file:///adapters/{name}",
+        }
+        adapter = scheduler_pb2.CatalogAdapter(**(facts | more))
+        self.scheduler.adapters.append(adapter)
+        return adapter
+
+
+@asynccontextmanager
+async def mini_cluster(
+    *, runners: int = 1, assets: dict[str, bytes] | None = None, predictor: bool = True
+) -> AsyncIterator[MiniCluster]:
+    # Sockets have short names: pytest's own folders can exceed the 107 bytes of a socket's path.
+    folder = Path(tempfile.mkdtemp(prefix="motet-"))
+    try:
+        assets = tiny_assets() if assets is None else assets
+        parts = [MiniRunner(folder, f"runner-{i}", assets) for i in range(runners)]
+        cluster = MiniCluster(folder, parts, MiniScheduler(folder, parts), MiniPredictor(folder))
+        async with AsyncExitStack() as stack:
+            for part in (*parts, cluster.scheduler, cluster.predictor):
+                if part is not cluster.predictor or predictor:
+                    await part.start()
+                stack.push_async_callback(part.stop)
+            yield cluster
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
