@@ -1,0 +1,86 @@
+# Motet. `make help` lists the words; each is short because the work is in the tools they call.
+
+VENV    := .venv
+BIN     := $(VENV)/bin
+STAMP   := $(VENV)/.up-to-date
+# What is torch called in pyproject.toml? Installed first, on its own, so that TORCH_INDEX applies to it and to nothing else.
+TORCH   := $(shell sed -n 's/^ *"\(torch>=[^"]*\)",*$$/\1/p' pyproject.toml)
+PYTHON  ?= $(shell for name in python3.11 python3.12 python3.13 python3 python; do \
+             "$$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$name" && break; done)
+# Rules without a process, a model or a socket to wait for: what `make check` can afford.
+FAST    := tests/repo tests/common/test_quantiles.py tests/common/test_ledger.py tests/common/test_errors.py \
+           tests/predictor/test_model.py
+
+.DEFAULT_GOAL := help
+.PHONY: help venv up down status test check format bench soak compat kube generate train clean
+
+help:  ## Show this.
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r word text; do \
+	  printf '  make %-9s %s\n' "$$word" "$$text"; done
+
+venv: $(STAMP)  ## Set up .venv (TORCH_INDEX=URL takes torch from there, e.g. an index of CPU-only builds).
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "Motet needs Python 3.11 or newer; none was found. Say where it is: make PYTHON=/path/to/python3.11 venv" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import venv, ensurepip' 2>/dev/null || { echo "$(PYTHON) cannot make virtual environments. On Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	@test -x $(BIN)/python || { echo "Setting up $(VENV) with $$($(PYTHON) --version)."; "$(PYTHON)" -m venv $(VENV); }
+	@echo "Downloading from the Python package index, into $(VENV) only:"
+	@echo "  torch        runs the model. $(if $(TORCH_INDEX),From $(TORCH_INDEX).,With its GPU libraries it is 2 to 3 GB; without a GPU, TORCH_INDEX=URL of a CPU-only index saves most.)"
+	@echo "  the rest     servers (grpcio, fastapi), model code (transformers, tokenizers), database (sqlalchemy), and what"
+	@echo "               the tests need (pytest, peft, openai, ruff, mypy): about 200 MB."
+	@echo "What is there already is kept. This runs again only when pyproject.toml or constraints.txt change."
+	@$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt \
+	  $(if $(TORCH_INDEX),--index-url "$(TORCH_INDEX)") "$(TORCH)"
+	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $(STAMP)
+
+up: venv  ## Start the whole system with the bundled model; ctrl-C stops it (UP_ARGS='-f folder --runners 2').
+	@$(BIN)/motet up $(UP_ARGS)
+
+down: venv  ## Stop a system that was started with --detach.
+	@$(BIN)/motet down $(DOWN_ARGS)
+
+status: venv  ## Show services, pools and adapters.
+	@$(BIN)/motet status $(STATUS_ARGS)
+
+test: venv  ## Run every test this machine can run (TEST_ARGS='-k name' narrows it).
+	@$(BIN)/python -m pytest -m "not soak" $(TEST_ARGS)
+
+check: venv  ## Format, lint, types, import contracts, fast tests; under three minutes.
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q $(FAST)
+
+format: venv  ## Put the code in the house's form.
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: venv  ## Run every benchmark, one after the other (BENCH_ARGS=--json for scripts).
+	@for one in benchmarks/*.py; do \
+	  case "$$(basename $$one .py)" in __init__|harness) continue;; esac; \
+	  echo "== $$one"; $(BIN)/python -m benchmarks.$$(basename $$one .py) $(BENCH_ARGS) || exit 1; done
+
+soak: venv  ## Run the long tests.
+	@$(BIN)/python -m pytest -m soak --timeout 7200 $(TEST_ARGS) || { code=$$?; \
+	  test $$code -ne 5 || echo "There are no long tests yet." >&2; exit $$code; }
+
+compat: venv  ## Run the tests against other versions of models, clients and libraries.
+	@test -d tests/compat || { echo "There are no compatibility tests yet." >&2; exit 1; }
+	@$(BIN)/python -m pytest --timeout 7200 tests/compat $(TEST_ARGS)
+
+kube:  ## Build the Kubernetes tools for the cluster tests (not yet).
+	@echo "Not yet: the Kubernetes tier comes with its own capability. Until then 'make up' runs the same services as processes." >&2
+	@exit 1
+
+generate: venv  ## Write the generated files again: gRPC modules and reference pages.
+	@PATH="$$PWD/$(BIN):$$PATH" $(BIN)/python tools/generate_api.py
+	@$(BIN)/python tools/generate_docs.py
+
+train: venv  ## Train the bundled model and its adapters again (about half an hour on two cores).
+	@$(BIN)/python examples/demo/train.py $(TRAIN_ARGS)
+
+clean:  ## Remove caches and build results; .venv and state directories stay.
+	@rm -rf dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +

@@ -1,0 +1,74 @@
+"""Committed files that a tool writes are what the tool writes now."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.repo.tree import GENERATED_API, ROOT, tracked
+
+
+def generate(tool: str, out: Path) -> None:
+    # The generators call plugins by name: those of this interpreter's environment.
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        [sys.executable, ROOT / "tools" / tool, "--out", out],
+        env=os.environ | {"PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def contents(folder: Path, pattern: str) -> dict[str, str]:
+    return {path.name: path.read_text() for path in folder.glob(pattern)}
+
+
+def test_the_api_modules_equal_their_protos(tmp_path: Path) -> None:
+    generate("generate_api.py", tmp_path)
+    written = contents(tmp_path / "motet" / "api" / "v1", "*_pb2*")
+    committed = contents(GENERATED_API, "*_pb2*")
+    assert written.keys() == committed.keys()
+    assert [name for name in written if written[name] != committed[name]] == [], "run `make generate`"
+
+
+def test_the_reference_pages_equal_the_code(tmp_path: Path) -> None:
+    """So every setting, metric, error and manifest field is in the docs; without an explanation none is written."""
+    generate("generate_docs.py", tmp_path)
+    written, committed = contents(tmp_path, "*.md"), contents(ROOT / "docs" / "reference", "*.md")
+    assert written.keys() == committed.keys()
+    assert [name for name in written if written[name] != committed[name]] == [], "run `make generate`"
+
+
+def test_pages_speak_only_of_variables_that_exist() -> None:
+    settings = (ROOT / "docs" / "reference" / "settings.md").read_text()
+    known = set(re.findall(r"MOTET_[A-Z0-9_]+", settings))
+    for path in tracked():
+        if path.suffix == ".md":
+            named = set(re.findall(r"MOTET_[A-Z0-9_]*[A-Z0-9]\b(?!_)", path.read_text()))
+            assert named - known == set(), path.relative_to(ROOT)
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for path in tracked():
+        if path.suffix != ".md":
+            continue
+        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", path.read_text()):
+            if "://" not in target:
+                assert (path.parent / target).exists(), f"{path.relative_to(ROOT)} links to {target}"
+
+
+def test_the_quickstart_is_two_commands_and_then_a_question() -> None:
+    quickstart = (ROOT / "README.md").read_text().split("## Quickstart", 1)[1].split("\n## ", 1)[0]
+    first, second = re.findall(r"```(?:sh|bash|console)\n(.*?)```", quickstart, re.DOTALL)[:2]
+    assert first.split("\n")[:-1] == ["make up", "make test"]
+    assert second.startswith("curl ")
+
+
+def test_make_help_names_every_word() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    words = set(re.findall(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)[0].split())
+    said = subprocess.run(["make", "help"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert {line.split()[1] for line in said.splitlines() if line} == words

@@ -1,0 +1,35 @@
+"""What the repository says about itself, for the tests beside this file."""
+
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+GENERATED_API = ROOT / "services" / "common" / "motet" / "api" / "v1"
+
+
+def pyproject() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def package_folders() -> list[Path]:
+    """The importable packages, as listed for the wheel."""
+    return [ROOT / folder for folder in pyproject()["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]]
+
+
+def tracked(*folders: Path) -> list[Path]:
+    """Every file that git knows, under these folders or anywhere, and that has not just been deleted."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--", *map(str, folders)], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout
+    return [ROOT / name for name in listed.split("\0") if name and (ROOT / name).is_file()]
+
+
+def tracked_text() -> list[tuple[Path, str]]:
+    found = []
+    for path in tracked():
+        data = path.read_bytes()
+        if b"\0" not in data:
+            found.append((path, data.decode()))
+    return found
