@@ -1,0 +1,51 @@
+"""The scheduler's figures."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from motet.fleet import RequestClass
+from motet_scheduler.policy.scheduler import Scheduler
+
+
+class Metrics:
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.placements = Counter(
+            "motet_placements_total", "Requests placed on a runner, again after a loss included.", registry=registry
+        )
+        self.moves = Counter("motet_moves_total", "Running requests that were placed elsewhere.", registry=registry)
+        self.refusals = Counter("motet_refusals_total", "Requests refused, by code.", ["code"], registry=registry)
+        self.losses = Counter("motet_lost_placements_total", "Placements that a gateway gave up.", registry=registry)
+        self.declines = Counter("motet_declines_total", "Placements that a runner declined.", registry=registry)
+        self.readmissions = Counter(
+            "motet_readmissions_total", "Parked requests let back in by the ledger.", registry=registry
+        )
+        self.decision_seconds = Histogram(
+            "motet_scheduler_decision_seconds",
+            "Time to decide what follows from one event.",
+            buckets=[1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 5e-3, 2.5e-2, 0.1, 1.0],
+            registry=registry,
+        )
+        self.queued = Gauge("motet_queued_requests", "Requests that wait for a place.", ["class"], registry=registry)
+        self.known = Gauge("motet_known_requests", "Requests waiting or placed.", registry=registry)
+        self.runners = Gauge("motet_attached_runners", "Runners whose stream is up.", registry=registry)
+        self.pages = Gauge("motet_ledger_pages", "Pages that runners have.", ["instance"], registry=registry)
+        self.promised = Gauge(
+            "motet_ledger_promised_pages", "Pages promised to requests.", ["instance"], registry=registry
+        )
+        self.parked = Gauge(
+            "motet_ledger_parked_requests", "Requests that wait to come back.", ["instance"], registry=registry
+        )
+        self.term = Gauge("motet_scheduler_term", "The term this scheduler leads in.", registry=registry)
+
+    def observe(self, scheduler: Scheduler) -> None:
+        """Take the levels, now and then."""
+        self.known.set(len(scheduler.requests))
+        self.runners.set(sum(runner.attached for runner in scheduler.runners.values()))
+        for one in RequestClass:
+            waiting = sum(queue.size_of(one) for queue in scheduler.queues.values())
+            self.queued.labels(one.name.lower()).set(waiting)
+        for gauge in (self.pages, self.promised, self.parked):
+            gauge.clear()
+        for runner in scheduler.runners.values():
+            self.pages.labels(runner.instance).set(runner.capacity.pages)
+            self.promised.labels(runner.instance).set(runner.ledger.promised)
+            self.parked.labels(runner.instance).set(len(runner.parked))

@@ -1,0 +1,284 @@
+"""Which revision of each adapter serves, how new ones get there, and where adapters should lie (flow of a catalog).
+
+A revision is (source, expected digest, content stamp). One runner of the group is asked to fetch and check each new
+one; certified, the adapter's name moves to its digest at once; a failed one never takes over and is reported. A digest
+that no name points to any more is dropped from the runners as soon as no live request uses it.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from motet.fleet import Failure, Tier
+from motet.model import BASE, Digest, ObjectName
+from motet_scheduler.policy.effects import Drop, Ensure, TellAdapter
+from motet_scheduler.policy.events import AdapterStateChanged
+from motet_scheduler.policy.runners import Runner
+from motet_scheduler.policy.values import (
+    AdapterRef,
+    AdapterSpec,
+    CatalogAdapter,
+    Certificate,
+    Instance,
+    Policy,
+    Readiness,
+    RevisionKey,
+    Stage,
+)
+
+CHECKS_AT_ONCE = 4
+"""Per runner: a thousand new adapters are checked one handful after the other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Revision:
+    """A revision that was certified."""
+
+    key: RevisionKey
+    digest: Digest
+    certificate: Certificate | None = None
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the bytes of a digest came from: what a runner that lacks them must be told."""
+
+    ref: AdapterRef
+    uri: str
+    bytes: int = 0
+
+
+@dataclass(slots=True)
+class Check:
+    """A runner is fetching and checking this revision."""
+
+    key: RevisionKey
+    instance: Instance
+    since: float
+
+
+@dataclass(slots=True)
+class Adapter:
+    spec: AdapterSpec
+    serving: Revision | None = None
+    check: Check | None = None
+    failure: Failure | None = None
+    """Of the newest revision, when it failed."""
+    failed: RevisionKey | None = None
+    retry_at: float | None = None
+    told: TellAdapter | None = field(default=None)
+
+    @property
+    def resolved(self) -> bool:
+        return self.serving is not None and self.serving.key == self.spec.revision
+
+    def wants_check(self, now: float) -> bool:
+        if self.resolved or self.check is not None:
+            return False
+        return self.failed != self.spec.revision or (self.retry_at is not None and now >= self.retry_at)
+
+
+class Adapters:
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self.by_name: dict[ObjectName, Adapter] = {}
+        self.retired: dict[Digest, Source] = {}
+        self._serving: dict[Digest, Source] | None = None
+        """What names point to, by digest; None when it must be gathered again."""
+
+    def __iter__(self) -> Iterator[Adapter]:
+        yield from self.by_name.values()
+
+    # --------------------------------------------------------------------------------------------- what should exist
+
+    def state(self, specs: Iterable[AdapterSpec]) -> bool:
+        """Take the whole list of adapters; True when something differs."""
+        wanted = {spec.ref.object: spec for spec in specs}
+        self._serving = None
+        before = {name: adapter.spec for name, adapter in self.by_name.items()}
+        for name in before.keys() - wanted.keys():
+            self._retire(self.by_name.pop(name))
+        for name, spec in wanted.items():
+            adapter = self.by_name.get(name)
+            if adapter is None:
+                self.by_name[name] = Adapter(spec)
+                continue
+            if adapter.spec.revision != spec.revision:
+                # The old failure was about other bytes.
+                adapter.failure = adapter.failed = adapter.retry_at = None
+            adapter.spec = spec
+        return before != wanted
+
+    def restore(self, spec: AdapterSpec, serving: Revision | None) -> None:
+        self.by_name[spec.ref.object] = Adapter(spec, serving)
+        self._serving = None
+
+    def source_of(self, digest: Digest) -> Source | None:
+        """Where a digest's bytes come from; None when no name and no live request needs it."""
+        if self._serving is None:
+            self._serving = {
+                adapter.serving.digest: Source(adapter.spec.ref, adapter.serving.key.source, adapter.serving.bytes)
+                for adapter in self.by_name.values()
+                if adapter.serving is not None
+            }
+        return self._serving.get(digest) or self.retired.get(digest)
+
+    # ----------------------------------------------------------------------------------------------- towards serving
+
+    def checks(self, runners: Collection[Runner], now: float) -> Iterator[Ensure]:
+        """Ask one runner of its group to fetch and check each revision that nobody has looked at."""
+        attached = {runner.instance for runner in runners if runner.attached}
+        for adapter in self.by_name.values():
+            check = adapter.check
+            if check is not None and (
+                check.instance not in attached or now - check.since > self._policy.ensure_patience
+            ):
+                adapter.check = None
+        busy = Counter(adapter.check.instance for adapter in self if adapter.check is not None)
+        for adapter in self.by_name.values():
+            if not adapter.wants_check(now):
+                continue
+            spec = adapter.spec
+            able = [r for r in runners if r.takes_work and r.group == spec.group and busy[r.instance] < CHECKS_AT_ONCE]
+            runner = min(able, key=lambda r: (busy[r.instance], r.instance), default=None)
+            if runner is None:
+                continue
+            busy[runner.instance] += 1
+            adapter.check = Check(spec.revision, runner.instance, now)
+            yield Ensure(
+                instance=runner.instance,
+                ref=spec.ref,
+                source=spec.revision.source,
+                expected_digest=spec.revision.expected_digest,
+                stage=Stage.CERTIFIED,
+            )
+
+    def heard(self, event: AdapterStateChanged, now: float) -> bool:
+        """What a runner says about an adapter; True when a name moved, or failed to."""
+        adapter = self.by_name.get(event.ref.object)
+        if adapter is None or adapter.check is None or adapter.check.instance != event.instance:
+            return False
+        if event.answers is not Stage.CERTIFIED:
+            return False  # news of a load
+        check = adapter.check
+        if event.failure is None and event.stage < Stage.CERTIFIED:
+            check.since = now
+            return False
+        adapter.check = None
+        if check.key != adapter.spec.revision:
+            return False  # the bytes changed again meanwhile: the next check is about those
+        if event.failure is not None:
+            adapter.failure, adapter.failed = event.failure, check.key
+            adapter.retry_at = now + event.failure.retry_after if event.failure.retry_after > 0 else None
+            return True
+        replaced = adapter.serving
+        self._serving = None
+        adapter.serving = Revision(key=check.key, digest=event.digest, certificate=event.certificate, bytes=event.bytes)
+        adapter.failure = adapter.failed = adapter.retry_at = None
+        self.retired.pop(event.digest, None)
+        if replaced is not None and replaced.digest != event.digest:
+            self._retire_digest(adapter.spec.ref, replaced)
+        return True
+
+    def replicas(self, runners: Collection[Runner], now: float) -> Iterator[Ensure]:
+        """Keep `minReplicas` of an adapter on devices."""
+        for adapter in self.by_name.values():
+            spec, serving = adapter.spec, adapter.serving
+            if not spec.min_replicas or serving is None:
+                continue
+            able = [runner for runner in runners if runner.takes_work and runner.group == spec.group]
+            have = [r for r in able if r.tier_of(serving.digest) is Tier.DEVICE or self._ordered(r, serving, now)]
+            lacking = sorted((r for r in able if r not in have), key=lambda r: (len(r.resident), r.instance))
+            for runner in lacking[: max(0, spec.min_replicas - len(have))]:
+                runner.ordered[serving.digest] = now
+                yield ensure(runner, serving.digest, Source(spec.ref, serving.key.source))
+
+    # ---------------------------------------------------------------------------------------------- out of the way
+
+    def drops(self, in_use: Collection[Digest], runners: Collection[Runner]) -> Iterator[Drop]:
+        """Digests that no name points to and no request uses."""
+        for digest in [digest for digest in self.retired if digest not in in_use]:
+            source = self.retired.pop(digest)
+            for runner in runners:
+                if runner.attached:
+                    runner.ordered.pop(digest, None)
+                    yield Drop(runner.instance, digest, source.ref)
+
+    def strays(self, runner: Runner, in_use: Collection[Digest]) -> Iterator[Drop]:
+        """What lies in a runner's memory that nothing asks for: it was away when it was to be dropped."""
+        for digest, resident in runner.resident.items():
+            if (
+                resident.tier >= Tier.HOST
+                and digest != BASE
+                and digest not in in_use
+                and self.source_of(digest) is None
+            ):
+                yield Drop(runner.instance, digest, AdapterRef("", ""))
+
+    # ------------------------------------------------------------------------------------------------------- telling
+
+    def report(self, adapter: Adapter, runners: Collection[Runner]) -> TellAdapter:
+        digest = adapter.serving.digest if adapter.serving is not None else None
+        places = tuple(
+            (runner.instance, runner.resident[digest].tier, digest)
+            for runner in sorted(runners, key=lambda r: r.instance)
+            if digest is not None and runner.attached and digest in runner.resident
+        )
+        return TellAdapter(
+            ref=adapter.spec.ref,
+            serving=digest if digest is not None else BASE,
+            state=self._readiness(adapter, any(tier >= Tier.HOST for _, tier, _ in places)),
+            certificate=adapter.serving.certificate if adapter.serving is not None else None,
+            failure=adapter.failure,
+            places=places,
+        )
+
+    def entry(self, adapter: Adapter, runners: Collection[Runner]) -> CatalogAdapter:
+        """The adapter's line in the gateways' catalog."""
+        spec, serving = adapter.spec, adapter.serving
+        resident = serving is not None and any(
+            runner.attached and runner.tier_of(serving.digest) >= Tier.HOST for runner in runners
+        )
+        return CatalogAdapter(
+            ref=spec.ref,
+            group=spec.group,
+            model_name=spec.model_name,
+            state=self._readiness(adapter, resident),
+            digest=serving.digest if serving is not None else BASE,
+            source=serving.key.source if serving is not None else spec.revision.source,
+            rank=serving.certificate.rank if serving is not None and serving.certificate is not None else 0,
+            max_class=spec.max_class,
+            failure=adapter.failure,
+        )
+
+    # ------------------------------------------------------------------------------------------------------ internals
+
+    @staticmethod
+    def _readiness(adapter: Adapter, resident: bool) -> Readiness:
+        if adapter.serving is not None:
+            return Readiness.READY if resident else Readiness.COLD
+        return Readiness.FAILED if adapter.failure is not None else Readiness.LOADING
+
+    def _ordered(self, runner: Runner, serving: Revision, now: float) -> bool:
+        at = runner.ordered.get(serving.digest)
+        return at is not None and now - at <= self._policy.ensure_patience
+
+    def _retire(self, adapter: Adapter) -> None:
+        if adapter.serving is not None:
+            self._retire_digest(adapter.spec.ref, adapter.serving)
+
+    def _retire_digest(self, ref: AdapterRef, revision: Revision) -> None:
+        if self.source_of(revision.digest) is None:  # another name may serve the same bytes
+            self.retired[revision.digest] = Source(ref, revision.key.source, revision.bytes)
+
+
+def ensure(runner: Runner, digest: Digest, source: Source) -> Ensure:
+    """Bring an adapter to a runner's device."""
+    return Ensure(
+        instance=runner.instance,
+        ref=source.ref,
+        source=source.uri,
+        expected_digest=digest,
+        stage=Stage.DEVICE,
+    )

@@ -1,0 +1,97 @@
+"""Setting the scheduler's ledger right by what a runner says it holds.
+
+| in our ledger | in the runner's book | then                                                                  |
+|---------------|----------------------|-----------------------------------------------------------------------|
+| yes           | yes                  | the runner's promise stands                                           |
+| yes           | parked               | struck; it waits for its turn to come back                            |
+| yes           | no                   | struck after two reports and `unsubmitted` seconds: it never came     |
+| no            | yes                  | adopted, unless we heard of its end a moment ago                      |
+| another epoch | yes                  | adopted, for it takes room, and cancelled, for it has been superseded |
+"""
+
+from collections.abc import Mapping
+
+from motet.fleet import BookEntry
+from motet.model import RequestId
+from motet_scheduler.policy.effects import CancelAtRunner, Effect
+from motet_scheduler.policy.requests import Request
+from motet_scheduler.policy.runners import Key, Parked, Runner
+from motet_scheduler.policy.values import Policy, Promise
+
+REPORTS_BEFORE_RELEASE = 2
+REPORTS_BEFORE_ORPHAN = 3
+
+
+def reconcile(
+    runner: Runner,
+    live: tuple[BookEntry, ...],
+    *,
+    requests: Mapping[RequestId, Request],
+    gateways: frozenset[str] | set[str],
+    ended: Mapping[Key, float],
+    policy: Policy,
+    now: float,
+) -> list[Effect]:
+    effects: list[Effect] = []
+    listed: set[Key] = set()
+    parked: set[RequestId] = set()
+    for entry in live:
+        key = (entry.request, entry.epoch)
+        if key in ended:
+            continue
+        listed.add(key)
+        request = requests.get(entry.request)
+        if entry.parked:
+            if _stays_parked(runner, key, now, policy):
+                parked.add(entry.request)
+                _park(runner, entry, request, now)
+            continue
+        runner.parked.pop(entry.request, None)
+        runner.write(key, entry.pages, entry.digest, now)
+        line = runner.lines[key]
+        line.missed = 0
+        line.readmitted = False
+        effects += _superseded(runner, entry, request, gateways)
+    for key, line in list(runner.lines.items()):
+        if key not in listed:
+            line.missed += 1
+            if line.missed >= REPORTS_BEFORE_RELEASE and now - line.since > policy.unsubmitted:
+                runner.strike(key)
+    for name in runner.parked.keys() - parked:
+        del runner.parked[name]
+    return effects
+
+
+def _stays_parked(runner: Runner, key: Key, now: float, policy: Policy) -> bool:
+    """Whether a parked entry is still waiting; not so while it is on its way back in."""
+    line = runner.lines.get(key)
+    if line is None or not line.readmitted:
+        return True
+    line.missed = 0
+    return now - line.since > policy.unsubmitted
+
+
+def _park(runner: Runner, entry: BookEntry, request: Request | None, now: float) -> None:
+    known = runner.parked.get(entry.request)
+    if known is not None and known.epoch == entry.epoch:
+        return
+    pages = max(entry.pages, entry.pages_used, 1)
+    asked_at = request.asked_at if request is not None else now
+    wanted = Promise(pages, pages * runner.capacity.page_tokens)
+    runner.park(entry.request, Parked(entry.epoch, wanted, entry.digest, (int(entry.request_class), asked_at)))
+
+
+def _superseded(
+    runner: Runner, entry: BookEntry, request: Request | None, gateways: frozenset[str] | set[str]
+) -> list[Effect]:
+    """Work that nobody will read: an earlier placement of a request, or one that its gateway does not know."""
+    if request is None:
+        line = runner.lines[entry.request, entry.epoch]
+        line.orphaned = line.orphaned + 1 if entry.gateway in gateways else 0
+        if line.orphaned < REPORTS_BEFORE_ORPHAN:
+            return []
+        return [CancelAtRunner(runner.instance, entry.request, entry.epoch, "its gateway does not know it")]
+    current = request.placement.epoch if request.placement is not None else request.epoch + 1
+    if entry.epoch >= current:
+        return []
+    return [CancelAtRunner(runner.instance, entry.request, entry.epoch, "it was placed again")]

@@ -1,0 +1,155 @@
+"""What the scheduler wants done. Values; whoever carries them out adds the term."""
+
+from dataclasses import dataclass
+
+from motet.fleet import Capacity, Failure, RunnerIdentity, Tier
+from motet.model import Digest, RequestId
+from motet_scheduler.policy.values import (
+    AdapterRef,
+    Catalog,
+    Certificate,
+    Instance,
+    Promise,
+    Readiness,
+    Stage,
+)
+
+# --------------------------------------------------------------------------------------------------------- to gateways
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    gateway: str
+    request: RequestId
+    epoch: int
+    instance: Instance
+    incarnation: str
+    address: str
+    promise: Promise
+    moved_because: str = ""
+    """Set when the request runs elsewhere and goes on here (PU-17)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    gateway: str
+    request: RequestId
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class TellPosition:
+    gateway: str
+    request: RequestId
+    position: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """The catalog, to one gateway or, with an empty name, to all."""
+
+    catalog: Catalog
+    gateway: str = ""
+
+
+# ---------------------------------------------------------------------------------------------------------- to runners
+
+
+@dataclass(frozen=True, slots=True)
+class Expect:
+    instance: Instance
+    request: RequestId
+    epoch: int
+    promise: Promise
+    digest: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ensure:
+    instance: Instance
+    ref: AdapterRef
+    source: str
+    expected_digest: str
+    stage: Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    instance: Instance
+    digest: Digest
+    ref: AdapterRef
+
+
+@dataclass(frozen=True, slots=True)
+class CancelAtRunner:
+    instance: Instance
+    request: RequestId
+    epoch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DrainRunner:
+    instance: Instance
+    deadline: float
+
+
+# ------------------------------------------------------------------------------------------------- to operators, people
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TellAdapter:
+    ref: AdapterRef
+    serving: Digest
+    state: Readiness
+    certificate: Certificate | None
+    failure: Failure | None
+    places: tuple[tuple[Instance, Tier, Digest], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TellRunner:
+    identity: RunnerIdentity
+    address: str
+    attached: bool
+    capacity: Capacity
+    running: int
+    waiting: int
+    pages_free: int
+
+
+@dataclass(frozen=True, slots=True)
+class TellDesired:
+    pool: str
+    replicas: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TellDrained:
+    runner: RunnerIdentity
+
+
+# ------------------------------------------------------------------------------------------- to the supervisor, to disk
+
+
+@dataclass(frozen=True, slots=True)
+class Readmit:
+    """A parked request may come back: its promise is in the ledger again."""
+
+    instance: Instance
+    request: RequestId
+    epoch: int
+    promise: Promise
+
+
+@dataclass(frozen=True, slots=True)
+class Remember:
+    """What a successor must know before anybody has reconnected has changed; write it down."""
+
+
+GatewayEffect = Place | Refuse | TellPosition | Publish
+RunnerEffect = Expect | Ensure | Drop | CancelAtRunner | DrainRunner
+OperatorEffect = TellAdapter | TellRunner | TellDesired | TellDrained
+Effect = GatewayEffect | RunnerEffect | OperatorEffect | Readmit | Remember

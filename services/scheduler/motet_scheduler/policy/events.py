@@ -1,0 +1,267 @@
+"""What happens to a scheduler. Each is a fact; deciding what follows is `Scheduler.handle`'s."""
+
+from dataclasses import dataclass, field
+
+from motet.fleet import BookEntry, Capacity, Failure, RequestClass, Resident, RunnerIdentity
+from motet.model import Digest, RequestId, Tenant
+from motet_scheduler.policy.values import (
+    AdapterRef,
+    AdapterSpec,
+    BaseModel,
+    Certificate,
+    Estimate,
+    GroupName,
+    Instance,
+    Pool,
+    Promise,
+    Stage,
+)
+
+# ----------------------------------------------------------------------------------------------------------- gateways
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Enqueued:
+    gateway: str
+    request: RequestId
+    tenant: Tenant
+    group: GroupName
+    digest: Digest
+    request_class: RequestClass = RequestClass.STANDARD
+    prompt_tokens: int
+    max_tokens: int
+    delivered: int = 0
+    epoch: int = 0
+    estimate: Estimate = field(default_factory=Estimate)
+    deadline: float = 0.0
+    """Seconds from now; 0: none."""
+    age: float = 0.0
+    avoid: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveRequest:
+    """A request that a gateway says is running, when it connects."""
+
+    request: RequestId
+    epoch: int
+    instance: Instance
+    incarnation: str
+    promise: Promise
+    tenant: Tenant
+    group: GroupName
+    digest: Digest
+    request_class: RequestClass = RequestClass.STANDARD
+    prompt_tokens: int
+    max_tokens: int
+    delivered: int = 0
+    age: float = 0.0
+    deadline: float = 0.0
+    estimate: Estimate = field(default_factory=Estimate)
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayConnected:
+    gateway: str
+    live: tuple[LiveRequest, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayGone:
+    gateway: str
+
+
+@dataclass(frozen=True, slots=True)
+class CancelAsked:
+    """The client of a request that waits went away."""
+
+    request: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFinished:
+    request: RequestId
+    epoch: int
+    output_tokens: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLost:
+    gateway: str
+    request: RequestId
+    epoch: int
+    why: str = ""
+    delivered: int = 0
+
+
+# ------------------------------------------------------------------------------------------------------------ runners
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerAttached:
+    identity: RunnerIdentity
+    address: str
+    capacity: Capacity
+    base: BaseModel = field(default_factory=BaseModel)
+    resident: tuple[Resident, ...] = ()
+    live: tuple[BookEntry, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerDetached:
+    instance: Instance
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerReported:
+    instance: Instance
+    incarnation: str
+    pages_free: int = 0
+    running: int = 0
+    waiting: int = 0
+    steps: int = 0
+    resident: tuple[Resident, ...] = ()
+    live: tuple[BookEntry, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerDeclined:
+    instance: Instance
+    request: RequestId
+    epoch: int
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterStateChanged:
+    instance: Instance
+    ref: AdapterRef
+    digest: Digest
+    stage: Stage
+    certificate: Certificate | None = None
+    failure: Failure | None = None
+    bytes: int = 0
+    progress: float = 0.0
+    answers: Stage = Stage.NONE
+    """The stage that was ordered; NONE for news that nobody asked for."""
+
+
+# ----------------------------------------------------------------------------------------------------------- operator
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorConnected:
+    """Somebody new wants to hear the whole state."""
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogStated:
+    """All that should exist."""
+
+    pools: tuple[Pool, ...]
+    adapters: tuple[AdapterSpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogAmended:
+    """What changed of it."""
+
+    pools: tuple[Pool, ...] = ()
+    adapters: tuple[AdapterSpec, ...] = ()
+    removed_pools: tuple[str, ...] = ()
+    removed_adapters: tuple[AdapterRef, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DrainAsked:
+    runner: RunnerIdentity
+    deadline: float
+
+
+# --------------------------------------------------------------------------------------------------------- supervisor
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorConnected:
+    """From here on parked requests come back through our ledger."""
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorGone:
+    """Runners let their parked requests back in by themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromiseChanged:
+    instance: Instance
+    request: RequestId
+    epoch: int
+    promise: Promise
+
+
+@dataclass(frozen=True, slots=True)
+class RequestParked:
+    instance: Instance
+    request: RequestId
+    epoch: int
+    wanted: Promise
+
+
+@dataclass(frozen=True, slots=True)
+class RequestResumed:
+    instance: Instance
+    request: RequestId
+    epoch: int
+    promise: Promise
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerCondemned:
+    """The supervisor takes a runner for dead; a `hung` one may still hold its streams open."""
+
+    runner: RunnerIdentity
+    why: str
+    hung: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OvercommitSet:
+    pool: str
+    factor: float
+
+
+# --------------------------------------------------------------------------------------------------------------- time
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed: deadlines, settling, patience."""
+
+
+Event = (
+    Enqueued
+    | GatewayConnected
+    | GatewayGone
+    | CancelAsked
+    | RequestFinished
+    | RequestLost
+    | RunnerAttached
+    | RunnerDetached
+    | RunnerReported
+    | RunnerDeclined
+    | AdapterStateChanged
+    | OperatorConnected
+    | CatalogStated
+    | CatalogAmended
+    | DrainAsked
+    | SupervisorConnected
+    | SupervisorGone
+    | PromiseChanged
+    | RequestParked
+    | RequestResumed
+    | RunnerCondemned
+    | OvercommitSet
+    | Tick
+)

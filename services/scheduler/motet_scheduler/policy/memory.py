@@ -1,0 +1,28 @@
+"""What a successor must know before anybody has told it: enough to place a request at once."""
+
+from dataclasses import dataclass
+
+from motet_scheduler.policy.adapters import Revision
+from motet_scheduler.policy.values import AdapterSpec, BaseModel, GroupName, Instance, Pool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RememberedAdapter:
+    spec: AdapterSpec
+    serving: Revision | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RememberedGroup:
+    group: GroupName
+    base: BaseModel
+    max_model_length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remembered:
+    pools: tuple[Pool, ...] = ()
+    adapters: tuple[RememberedAdapter, ...] = ()
+    groups: tuple[RememberedGroup, ...] = ()
+    runners: tuple[Instance, ...] = ()
+    """Those that were attached: a successor waits a moment for them before it places anything."""

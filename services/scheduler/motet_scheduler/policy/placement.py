@@ -1,0 +1,114 @@
+"""Which runner takes a request (PU-12): of those where it fits, the fullest, so that whole runners become idle.
+
+| it fits when              | otherwise it waits because                    |
+|---------------------------|-----------------------------------------------|
+| the runner takes work     | no runner is up, or all of them drain         |
+| nothing parked waits there| parked requests go first                      |
+| batch cap not reached     | every batch is full                           |
+| an adapter slot is free   | all adapter slots are in use                  |
+| its promise fits          | so many pages are wanted, so many are free    |
+| it did not just decline   | the runner declined a moment ago              |
+
+Ties go to the runner that holds the adapter nearest to the model, then to the highest name.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from motet.fleet import Tier
+from motet_scheduler.policy.requests import Request
+from motet_scheduler.policy.runners import Runner
+from motet_scheduler.policy.values import Policy, Promise
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    runner: Runner
+    promise: Promise
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Never:
+    """No runner of the group could hold it even when empty (OR-09)."""
+
+    why: str
+
+
+def choose(request: Request, runners: Iterable[Runner], policy: Policy, now: float) -> Chosen | Wait | Never:
+    best: tuple[int, Tier, str] | None = None
+    chosen: Chosen | None = None
+    obstacles: list[str] = []
+    too_small: list[str] = []
+    could = False
+    for runner in runners:
+        why_never = never_fits(request, runner)
+        if why_never:
+            too_small.append(why_never)
+            continue
+        could = True
+        promise = request.promise_on(runner.capacity, policy)
+        obstacle = _obstacle(request, runner, promise, now)
+        if obstacle:
+            obstacles.append(obstacle)
+            continue
+        rank = (runner.sequences, runner.tier_of(request.digest), runner.instance)
+        if best is None or rank > best:
+            best, chosen = rank, Chosen(runner, promise)
+    if chosen is not None:
+        return chosen
+    if too_small and not could:
+        return Never(too_small[0])
+    return Wait(min(obstacles, key=_weight) if obstacles else NO_RUNNER)
+
+
+def never_fits(request: Request, runner: Runner) -> str:
+    """Why this runner could not take the request even when empty; empty when it could."""
+    capacity = runner.capacity
+    if request.prompt_tokens + max(request.delivered, 1) > capacity.max_model_length:
+        return (
+            f"the prompt has {request.prompt_tokens} tokens and the model's context is "
+            f"{capacity.max_model_length}; shorten the prompt"
+        )
+    life = capacity.pages_for(request.life_tokens(capacity))
+    if not runner.could_ever_hold(life):
+        return (
+            f"prompt and max_tokens may need {life} pages of {capacity.page_tokens} tokens and a runner holds "
+            f"{capacity.pages}; lower max_tokens or raise the pool's kvCacheMiB"
+        )
+    return ""
+
+
+NO_RUNNER = "no runner of this model is up"
+_DOWN = "its runners are down"
+_DRAINING = "its runners are draining"
+_PARKED = "parked requests go first"
+_FULL = "every batch is full"
+_SLOTS = "all adapter slots are in use"
+_DECLINED = "the runner declined a moment ago"
+_MORE_TELLING_FIRST = (_DECLINED, _PARKED, _SLOTS, _FULL, _DRAINING, _DOWN)
+
+
+def _weight(obstacle: str) -> int:
+    # Pages first: among several runners the one that is merely short of memory says most.
+    return _MORE_TELLING_FIRST.index(obstacle) + 1 if obstacle in _MORE_TELLING_FIRST else 0
+
+
+def _obstacle(request: Request, runner: Runner, promise: Promise, now: float) -> str:
+    if not runner.takes_work:
+        return _DRAINING if runner.attached and runner.drain is not None else _DOWN
+    if runner.parked:
+        return _PARKED
+    if runner.sequences >= runner.max_sequences:
+        return _FULL
+    if not runner.slot_for(request.digest):
+        return _SLOTS
+    if promise.pages > runner.ledger.free:
+        return f"{promise.pages} pages are wanted and {max(0, runner.ledger.free)} are free"
+    if request.avoids(runner.instance, now):
+        return _DECLINED
+    return ""

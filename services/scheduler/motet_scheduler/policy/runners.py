@@ -1,0 +1,158 @@
+"""One runner as the scheduler knows it: its ledger of promises, its adapters, and what is under way there."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from motet.fleet import BookEntry, Capacity, Resident, RunnerIdentity, Tier
+from motet.ledger import Ledger
+from motet.model import BASE, Digest, RequestId
+from motet_scheduler.policy.values import BaseModel, GroupName, Instance, Promise
+
+Key = tuple[RequestId, int]
+"""A request under one epoch: what a ledger's lines are about, so that an old placement never hides a new one."""
+
+
+@dataclass(slots=True)
+class Line:
+    """What the ledger's pages are for."""
+
+    digest: Digest
+    since: float
+    missed: int = 0
+    """Reports in a row that did not list it."""
+    orphaned: int = 0
+    """Reports in a row that listed it while nobody wanted it."""
+    readmitted: bool = False
+    """Parked at the runner, and told that it may come back."""
+
+
+@dataclass(slots=True)
+class Parked:
+    epoch: int
+    wanted: Promise
+    digest: Digest
+    order: tuple[int, float]
+    """Class, then age: who comes back first."""
+
+
+@dataclass(slots=True)
+class Drain:
+    deadline_at: float
+    done: bool = False
+
+
+class Runner:
+    """Keeps ledger, lines and adapter counts in step. Decisions are made elsewhere."""
+
+    def __init__(self, identity: RunnerIdentity, address: str, capacity: Capacity, overcommit: float) -> None:
+        self.identity = identity
+        self.address = address
+        self.capacity = capacity
+        self.base = BaseModel()
+        self.max_sequences = capacity.max_sequences
+        self.ledger: Ledger[Key] = Ledger(capacity.pages, overcommit=overcommit)
+        self.lines: dict[Key, Line] = {}
+        self.parked: dict[RequestId, Parked] = {}
+        self.resident: dict[Digest, Resident] = {}
+        self.ordered: dict[Digest, float] = {}
+        """Adapters told to go to the device, and when."""
+        self.attached = True
+        self.detached_at = 0.0
+        self.drain: Drain | None = None
+        self.condemned = ""
+        self.hung = False
+        self.steps = 0
+        self.running = 0
+        self.waiting = 0
+        self.pages_free = capacity.pages
+        self._live_digests: Counter[Digest] = Counter()
+
+    @property
+    def instance(self) -> Instance:
+        return Instance(self.identity.instance)
+
+    @property
+    def group(self) -> GroupName:
+        return GroupName(self.identity.group)
+
+    @property
+    def takes_work(self) -> bool:
+        return self.attached and self.drain is None and not self.condemned
+
+    @property
+    def sequences(self) -> int:
+        return len(self.lines)
+
+    @property
+    def empty(self) -> bool:
+        return not self.lines and not self.parked
+
+    @property
+    def has_room(self) -> bool:
+        """Whether anything new could go here at all; parked requests come first."""
+        return self.takes_work and not self.parked and self.ledger.free > 0 and self.sequences < self.max_sequences
+
+    def slot_for(self, digest: Digest) -> bool:
+        """Whether an adapter has, or can get, a slot without evicting one that is in use (PU-12)."""
+        if digest == BASE or digest in self._live_digests:
+            return True
+        return len(self._live_digests) < self.capacity.adapter_slots
+
+    def tier_of(self, digest: Digest) -> Tier:
+        if digest == BASE:
+            return Tier.DEVICE
+        found = self.resident.get(digest)
+        return found.tier if found is not None else Tier.NONE
+
+    def could_ever_hold(self, pages: int) -> bool:
+        return pages <= self.capacity.pages
+
+    # ------------------------------------------------------------------------------------------------- the ledger
+
+    def write(self, key: Key, pages: int, digest: Digest, now: float, *, readmitted: bool = False) -> None:
+        """Write a promise that was checked to fit, or that the runner already lives by."""
+        line = self.lines.get(key)
+        if line is None:
+            self.lines[key] = Line(digest, now, readmitted=readmitted)
+            if digest != BASE:
+                self._live_digests[digest] += 1
+        self.ledger.adopt(key, max(1, pages))
+
+    def strike(self, key: Key) -> bool:
+        """Release a promise; False when there was none."""
+        line = self.lines.pop(key, None)
+        if line is None:
+            return False
+        self.ledger.release(key)
+        if line.digest != BASE:
+            self._live_digests[line.digest] -= 1
+            if not self._live_digests[line.digest]:
+                del self._live_digests[line.digest]
+        return True
+
+    def park(self, entry: RequestId, parked: Parked) -> None:
+        self.strike((entry, parked.epoch))
+        self.parked[entry] = parked
+
+    def holds(self, request: RequestId, epoch: int) -> bool:
+        parked = self.parked.get(request)
+        return (request, epoch) in self.lines or (parked is not None and parked.epoch == epoch)
+
+    def next_parked(self) -> tuple[RequestId, Parked] | None:
+        return min(self.parked.items(), key=lambda item: item[1].order, default=None)
+
+    def live(self) -> set[Digest]:
+        """Digests of adapters that something here uses, or will when it comes back."""
+        return {*self._live_digests, *(parked.digest for parked in self.parked.values() if parked.digest != BASE)}
+
+    def book_is(self, live: tuple[BookEntry, ...]) -> bool:
+        """Whether our ledger says what the runner's book says."""
+        theirs = {(entry.request, entry.epoch): entry.pages for entry in live if not entry.parked}
+        return theirs == dict(self.ledger)
+
+    def check(self) -> None:
+        """Recount; raises AssertionError when the books disagree among themselves."""
+        self.ledger.check()
+        assert set(self.lines) == {key for key, _ in self.ledger}, "ledger and lines list different requests"
+        counted = Counter(line.digest for line in self.lines.values() if line.digest != BASE)
+        assert counted == self._live_digests, "adapters in use were miscounted"

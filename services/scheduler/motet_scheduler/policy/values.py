@@ -1,0 +1,177 @@
+"""Words that events and effects share."""
+
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from typing import NewType
+
+from motet.fleet import Failure, RequestClass
+from motet.model import Digest, ObjectName
+
+GroupName = NewType("GroupName", str)
+"""namespace/name of the pool group whose base model and adapters a runner serves."""
+
+Instance = NewType("Instance", str)
+
+
+class Stage(IntEnum):
+    """How far a runner has taken an adapter; the numbers are the messages' own."""
+
+    NONE = 0
+    FETCHED = 1
+    CERTIFIED = 2
+    HOST = 3
+    DEVICE = 4
+
+
+class Readiness(StrEnum):
+    COLD = "cold"  # checked and known; loads at its first request
+    READY = "ready"  # resident somewhere
+    LOADING = "loading"  # bytes or checks under way
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """Output length in tokens, as quantiles; zeros when nobody guessed."""
+
+    q50: int = 0
+    q80: int = 0
+    q90: int = 0
+    q95: int = 0
+    rank: float = 0.0
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What is set aside for a request; `pages` is what is compared."""
+
+    pages: int
+    tokens: int = 0
+    adapter_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class AdapterRef:
+    namespace: str
+    name: str
+    generation: int = 0
+
+    @property
+    def object(self) -> ObjectName:
+        return ObjectName(self.namespace, self.name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """One ServingPool as the operator states it."""
+
+    pool: str
+    group: GroupName
+    served_name: str = ""
+    model_uri: str = ""
+    replicas: int = 1
+    max_sequences: int = 0
+    """0: what each runner says it can take."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RevisionKey:
+    """What makes a revision of an adapter: other bytes, or another place to take them from."""
+
+    source: str
+    expected_digest: str = ""
+    content_stamp: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterSpec:
+    """One LoRAAdapter as the operator states it."""
+
+    ref: AdapterRef
+    group: GroupName
+    model_name: str
+    revision: RevisionKey
+    max_class: RequestClass = RequestClass.INTERACTIVE
+    min_replicas: int = 0
+    max_replicas: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """What checking an adapter found."""
+
+    digest: Digest
+    size_bytes: int = 0
+    rank: int = 0
+    alpha: float = 0.0
+    target_modules: tuple[str, ...] = ()
+    mapped: int = 0
+    unmapped: tuple[str, ...] = ()
+    base_digest: str = ""
+    method: str = ""
+    max_delta_to_base: float = 0.0
+    max_delta_to_reference: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaseModel:
+    digest: str = ""
+    asset_digest: str = ""
+    architecture: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """The numbers that decide. Times are seconds, already scaled by the process that hands them in."""
+
+    queue_limit: int = 10_000
+    max_passed_over: int = 64
+    tenants_examined: int = 32
+    """How many tenants' oldest requests are tried, per class, when the first does not fit."""
+    settle: float = 0.5
+    unsubmitted: float = 2.0
+    """A placement that its runner does not list is given up after this, and two reports."""
+    avoid: float = 0.1
+    """How long a runner that declined is not asked again by the same request; doubles with each decline."""
+    avoid_longest: float = 2.0
+    forget_runner: float = 30.0
+    ensure_patience: float = 10.0
+    """How long an order to load or check an adapter may go unanswered before it is given again."""
+    overcommit: float = 1.0
+    force_promise_pages: int = 0
+    timelines: int = 2_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogAdapter:
+    ref: AdapterRef
+    group: GroupName
+    model_name: str
+    state: Readiness
+    digest: Digest
+    source: str = ""
+    rank: int = 0
+    max_class: RequestClass = RequestClass.INTERACTIVE
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogGroup:
+    group: GroupName
+    served_name: str
+    model_uri: str
+    pools: tuple[str, ...]
+    base_digest: str = ""
+    asset_digest: str = ""
+    max_model_length: int = 0
+    runners: tuple[tuple[str, str], ...] = ()
+    """(instance, address) of those that take work."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Catalog:
+    """What gateways may offer: compared as a value, sent when it has changed."""
+
+    groups: tuple[CatalogGroup, ...] = ()
+    adapters: tuple[CatalogAdapter, ...] = field(default=())

@@ -1,0 +1,68 @@
+"""The scheduler's own settings, MOTET_SCHEDULER_<FIELD> in the environment."""
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from motet_scheduler.policy.values import Policy
+
+
+class Settings(BaseSettings):
+    """The numbers that decide. Seconds are multiplied by MOTET_TIME_SCALE."""
+
+    model_config = SettingsConfigDict(env_prefix="MOTET_SCHEDULER_", frozen=True, extra="ignore")
+
+    queue_limit: int = Field(10_000, ge=1)
+    """Requests that may wait for one base model. Past it new ones are refused at once (`pool_saturated`): a client that
+    would wait for minutes is better told to come back."""
+
+    max_passed_over: int = Field(64, ge=1)
+    """How many younger requests may go before one that does not fit yet. Then nothing else is placed until it has
+    gone. Small values waste room, large ones let long requests wait."""
+
+    tenants_examined: int = Field(32, ge=1)
+    """When the oldest request does not fit, how many other tenants' oldest ones are tried, per class. Bounds the work
+    of one decision."""
+
+    settle_seconds: float = Field(0.5, ge=0)
+    """After a start, how long to wait for the runners that were there before, so that nothing is placed on memory that
+    is in use. Ends as soon as all of them have attached."""
+
+    unsubmitted_seconds: float = Field(2.0, gt=0)
+    """A placement that its runner does not list is given up after two reports and this long: it never arrived."""
+
+    avoid_seconds: float = Field(0.1, gt=0)
+    """How long a runner that declined or lost a request is not asked again by it. Doubles each time, up to twenty times
+    this."""
+
+    forget_runner_seconds: float = Field(30.0, gt=0)
+    """A runner whose stream has been down for so long is taken off the books."""
+
+    ensure_seconds: float = Field(10.0, gt=0)
+    """An order to check or load an adapter that brought no word for so long is given again."""
+
+    overcommit: float = Field(1.0, ge=1.0, le=4.0)
+    """Promises may add up to a runner's pages times this. Above 1 more requests run at once and more are parked; the
+    supervisor may set another factor for a pool."""
+
+    force_promise_pages: int = Field(0, ge=0)
+    """For tests of overflow: a first promise covers the prompt and exactly so many pages more, whatever the estimate
+    says (never more than the request's whole life). 0: the estimate decides."""
+
+    timelines: int = Field(2_000, ge=1)
+    """How many requests' timelines are kept for `Explain`."""
+
+    def policy(self, time_scale: float) -> Policy:
+        return Policy(
+            queue_limit=self.queue_limit,
+            max_passed_over=self.max_passed_over,
+            tenants_examined=self.tenants_examined,
+            settle=self.settle_seconds * time_scale,
+            unsubmitted=self.unsubmitted_seconds * time_scale,
+            avoid=self.avoid_seconds * time_scale,
+            avoid_longest=20 * self.avoid_seconds * time_scale,
+            forget_runner=self.forget_runner_seconds * time_scale,
+            ensure_patience=self.ensure_seconds * time_scale,
+            overcommit=self.overcommit,
+            force_promise_pages=self.force_promise_pages,
+            timelines=self.timelines,
+        )
