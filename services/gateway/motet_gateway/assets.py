@@ -5,7 +5,6 @@ The gateway needs no model folder, and after a restart no runner either.
 
 import asyncio
 import contextlib
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable
@@ -92,7 +91,7 @@ class AssetStore:
                     call.cancel()
             # Another process with the same folder may have been faster; its bytes are the same.
             with contextlib.suppress(OSError):
-                os.replace(unfinished, folder)
+                unfinished.replace(folder)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
 

@@ -284,6 +284,7 @@ class Dispatcher:
         try:
             live.sink.deliver(tokens, logprobs)
         except Exception:
+            log.exception("tokens could not be turned into text", request=live.order.request)
             self._break_off(live)
 
     def _guarded(self, live: _Live, call: Callable[[], None]) -> None:
@@ -294,7 +295,6 @@ class Dispatcher:
 
     def _break_off(self, live: _Live) -> None:
         """One request's trouble must not end the stream that carries everybody's tokens."""
-        log.exception("tokens could not be turned into text", request=live.order.request)
         self._carry_out(live, live.generation.cancel("the gateway failed"))
         self._forget(live)
         self._guarded(live, lambda: live.sink.conclude(Internal("The gateway could not turn the tokens into text.")))

@@ -5,8 +5,9 @@ from typing import Any
 
 import grpc
 import orjson
-from motet.errors import MotetError, Row
 from starlette.responses import Response
+
+from motet.errors import MotetError, Row
 
 LONGEST_RETRY_HINT = 60
 """Clients disagree about hints above a minute: one gives up, one ignores it, one sleeps for all of it."""

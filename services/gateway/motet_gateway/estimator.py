@@ -1,7 +1,7 @@
 """How long an answer will be: the predictor's word within a budget, else what was seen here, else max_tokens.
 
-A predictor that is known to be away costs nothing: requests skip it at once while a probe looks for its return. Requests
-that arrive while one call is under way share the next one.
+A predictor that is known to be away costs nothing: requests skip it at once while a probe looks for its return.
+Requests that arrive while one call is under way share the next one.
 """
 
 import asyncio

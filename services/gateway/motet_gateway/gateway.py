@@ -1,8 +1,9 @@
 """The gateway's parts, put together: what the routes ask."""
 
 import asyncio
+import contextlib
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from motet.errors import EngineRestarted
@@ -18,8 +19,6 @@ from motet_gateway.tokens.text_model import TextModel
 if TYPE_CHECKING:
     from motet_gateway.answers.answer import Answer
 
-DRAIN_LOOK_SECONDS = 0.05
-
 
 class Gateway:
     def __init__(self, settings: Settings, process: ProcessSettings, addresses: Addresses, metrics: Metrics) -> None:
@@ -29,7 +28,9 @@ class Gateway:
         self.name = f"gateway-{secrets.token_hex(4)}"
         """New at every start: a restarted gateway has none of its predecessor's requests."""
         self.catalog = CatalogBook()
-        self.answers: set[Answer] = set()
+        self._answers: set[Answer] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
         self.draining = False
         self._listeners: set[Callable[[], None]] = set()
         self.assets = AssetStore(process.cache_dir / "assets", self._tell_listeners)
@@ -60,12 +61,23 @@ class Gateway:
     async def drain(self) -> None:
         """Let what runs come to its end; after `drain_seconds` end it with an error."""
         self.draining = True
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self.settings.drain_seconds
-        while self.answers and loop.time() < deadline:
-            await asyncio.sleep(DRAIN_LOOK_SECONDS)
-        for answer in list(self.answers):
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.settings.drain_seconds):
+                await self._idle.wait()
+        for answer in list(self._answers):
             answer.abort(EngineRestarted("The gateway is stopping; send the request again."))
+
+    @contextlib.contextmanager
+    def answering(self, answer: "Answer") -> Iterator[None]:
+        """Count `answer` as under way."""
+        self._answers.add(answer)
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._answers.discard(answer)
+            if not self._answers:
+                self._idle.set()
 
     @property
     def healthy(self) -> bool:

@@ -143,7 +143,7 @@ class Generation:
             if not finish:
                 return (Deliver(tokens, logprobs),)
         delivery: tuple[Effect, ...] = (Deliver(tokens, logprobs),) if tokens else _NOTHING
-        return delivery + self._finish(finish, step) if finish else delivery
+        return (*delivery, *self._finish(finish, step)) if finish else delivery
 
     def _finish(self, finish: "common_pb2.FinishReason.ValueType", step: runner_pb2.SequenceStep) -> tuple[Effect, ...]:
         if finish == common_pb2.FINISH_REASON_STOP:
@@ -179,7 +179,7 @@ class Generation:
         """A stop string has completed: the runner does not know, and need not go on."""
         if self.phase is Phase.ENDED:
             return _NOTHING
-        return self._leave("stop string", common_pb2.FINISH_REASON_STOP) + (Conclude(End.STOP),)
+        return (*self._leave("stop string", common_pb2.FINISH_REASON_STOP), Conclude(End.STOP))
 
     def cancel(self, why: str) -> tuple[Effect, ...]:
         """Nobody waits for it any more."""

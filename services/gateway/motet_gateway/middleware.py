@@ -1,4 +1,4 @@
-"""What surrounds every route. Pure ASGI only: decorator middleware would turn a crash in mid-stream into a clean end."""
+"""What surrounds every route. Pure ASGI only: decorator middleware turns a crash in mid-stream into a clean end."""
 
 import re
 import secrets
@@ -19,7 +19,7 @@ _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
 class RequestContext:
-    """Gives every request an id, in the logs and in the answer, and every crash an answer while there is time for one."""
+    """Gives every request an id, in logs and answer, and every crash an answer while there is time for one."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -283,7 +283,7 @@ def _part(part: Any, where: str) -> str:
     raise _unsupported(where, f"only text parts are supported, not {kind!r}")
 
 
-# ------------------------------------------------------------------------------------------------- to the runner's words
+# ------------------------------------------------------------------------------------------------ to the runner's words
 
 
 def sampling(body: Body, text: TextModel, *, max_tokens: int) -> runner_pb2.Sampling:
@@ -337,8 +337,7 @@ def _first(value: float | None, default: float) -> float:
     return default if value is None else value
 
 
-RequestClass = common_pb2.RequestClass.ValueType
-_TIERS: dict[str, "RequestClass"] = {
+_TIERS: dict[str, "common_pb2.RequestClass.ValueType"] = {
     "priority": common_pb2.REQUEST_CLASS_INTERACTIVE,
     "flex": common_pb2.REQUEST_CLASS_BATCH,
     "batch": common_pb2.REQUEST_CLASS_BATCH,
@@ -346,7 +345,7 @@ _TIERS: dict[str, "RequestClass"] = {
 _USUAL_TIERS = ("auto", "default", "scale")
 
 
-def request_class(body: Body, most_urgent: "RequestClass") -> "RequestClass":
+def request_class(body: Body, most_urgent: "common_pb2.RequestClass.ValueType") -> "common_pb2.RequestClass.ValueType":
     """The class of a request: what the client asks for, never above what the adapter grants.
 
     `priority` follows vLLM: lower goes first, 0 is as usual. Without either, the adapter's own class.

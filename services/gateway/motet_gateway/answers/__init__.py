@@ -1,1 +1,1 @@
-"""From tokens to what the client reads: the text of each choice, the two wire formats, and the answer that joins them."""
+"""From tokens to what the client reads: each choice as text, the two wire formats, the answer that joins them."""

@@ -78,13 +78,13 @@ class Answer(Response):
 
     # ------------------------------------------------------------------------------------------------------- the whole
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         listener = asyncio.create_task(self._listen(receive), name=f"listen {self._id}")
-        self._gateway.answers.add(self)
         self._arm(self._settings.hold_seconds)
         code = "200"
         try:
-            await self._answer(send)
+            with self._gateway.answering(self):
+                await self._answer(send)
         except ClientGone:
             code = "499"
             self._gateway.metrics.cancelled.inc()
@@ -101,7 +101,6 @@ class Answer(Response):
             listener.cancel()
             if self._timer is not None:
                 self._timer.cancel()
-            self._gateway.answers.discard(self)
             for request in self._requests:
                 self._gateway.dispatcher.cancel(request, "the client went away")
             self._account(code)
@@ -332,7 +331,7 @@ class Answer(Response):
                 answer = text.decode(self._prompts[choice.index // self._body.choices]) + answer
             choices.append(form.choice_whole(choice, answer, shown))
         content = orjson.dumps(form.whole(choices, self._usage()))
-        headers = [*_JSON, (b"content-length", str(len(content)).encode()), *self._headers()]
+        headers = [*_JSON, (b"content-length", str(len(content)).encode()), *self._own_headers()]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         self._opened = True
         await send({"type": "http.response.body", "body": content})
@@ -340,7 +339,7 @@ class Answer(Response):
     async def _open(self, send: Send) -> None:
         self._opened = True
         headers = [(name.encode(), value.encode()) for name, value in sse.HEADERS.items()]
-        await send({"type": "http.response.start", "status": 200, "headers": headers + self._headers()})
+        await send({"type": "http.response.start", "status": 200, "headers": headers + self._own_headers()})
 
     async def _comment(self, send: Send) -> None:
         await self._send(sse.comment(self._waits_for() or "working"), send)
@@ -354,7 +353,7 @@ class Answer(Response):
             raise error
         await self._send(sse.error_event(error) + sse.DONE, send, more=False)
 
-    def _headers(self) -> list[tuple[bytes, bytes]]:
+    def _own_headers(self) -> list[tuple[bytes, bytes]]:
         headers = [(b"x-motet-request", self._id.encode())]
         if self._estimate.source:
             headers.append((b"x-motet-length", self._estimate.source.encode()))
@@ -395,7 +394,7 @@ class Answer(Response):
         log.debug("answered", code=code, tenant=self._caller.tenant, adapter=adapter, output_tokens=tokens, id=self._id)
 
     def _report_lengths(self) -> None:
-        """What the predictor learns from. A length forced by ignore_eos says nothing about the model and is left out."""
+        """What the predictor learns from. A length forced by ignore_eos says nothing about the model: left out."""
         for choice, order in zip(self._choices, self._orders, strict=True):
             if choice.error is None and choice.tokens:
                 self._gateway.estimator.observe(

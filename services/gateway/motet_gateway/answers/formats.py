@@ -47,9 +47,9 @@ class Format(ABC):
     def usage_event(self, usage: Json) -> bytes:
         return sse.event(self.chunk([], usage))
 
-    def opening(self, index: int) -> bytes:
+    @abstractmethod
+    def opening(self, index: int, /) -> bytes:
         """What comes before a choice's first text, in the same write."""
-        return b""
 
     def whole(self, choices: Sequence[Json], usage: Json) -> Json:
         return {**self._frame, "object": self.object_whole, "choices": choices, **self._fingerprint, "usage": usage}
@@ -61,7 +61,7 @@ class Format(ABC):
     def choice_whole(self, choice: ChoiceText, text: str, logprobs: Json | None) -> Json: ...
 
     @abstractmethod
-    def logprobs(self, index: int, tokens: Sequence[TokenText], text: TextModel, top: int) -> Json: ...
+    def logprobs(self, index: int, /, tokens: Sequence[TokenText], text: TextModel, top: int) -> Json: ...
 
 
 class ChatFormat(Format):
@@ -69,7 +69,7 @@ class ChatFormat(Format):
     object_whole = "chat.completion"
     object_chunk = "chat.completion.chunk"
 
-    def opening(self, index: int) -> bytes:
+    def opening(self, index: int, /) -> bytes:
         delta = {"role": "assistant", "content": ""}
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
         return sse.event(self.chunk([choice]))
@@ -82,7 +82,7 @@ class ChatFormat(Format):
         message = {"role": "assistant", "content": text, "refusal": None}
         return {"index": choice.index, "message": message, "logprobs": logprobs, "finish_reason": choice.finish}
 
-    def logprobs(self, index: int, tokens: Sequence[TokenText], text: TextModel, top: int) -> Json:
+    def logprobs(self, _index: int, /, tokens: Sequence[TokenText], text: TextModel, top: int) -> Json:
         return {
             "content": [
                 _token(text, item.token, item.logprobs.logprob)
@@ -102,13 +102,16 @@ class CompletionFormat(Format):
         super().__init__(request, model, fingerprint, usage_in_chunks=usage_in_chunks)
         self._offsets: dict[int, int] = {}
 
+    def opening(self, _index: int, /) -> bytes:
+        return b""
+
     def choice_chunk(self, index: int, text: str | None, logprobs: Json | None, finish: str | None) -> Json:
         return {"index": index, "text": text or "", "logprobs": logprobs, "finish_reason": finish}
 
     def choice_whole(self, choice: ChoiceText, text: str, logprobs: Json | None) -> Json:
         return {"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": choice.finish}
 
-    def logprobs(self, index: int, tokens: Sequence[TokenText], text: TextModel, top: int) -> Json:
+    def logprobs(self, index: int, /, tokens: Sequence[TokenText], text: TextModel, top: int) -> Json:
         shown = [text.token_text(item.token) for item in tokens]
         offsets, offset = [], self._offsets.get(index, 0)
         for token in shown:
