@@ -25,7 +25,7 @@ PATIENCE = 10.0
 async def until(condition: Callable[[], Any], *, seconds: float = PATIENCE) -> Any:
     """What `condition` gives, as soon as that is something."""
     async with asyncio.timeout(seconds):
-        while not (value := condition()):
+        while not (value := condition()):  # noqa: ASYNC110 - what it waits for is another process's doing
             await asyncio.sleep(0.002)
     return value
 
@@ -182,11 +182,14 @@ class Gateway:
 
 
 @asynccontextmanager
-async def gateway_to(address: str, name: str = "g0", *, hello: bool = True) -> AsyncIterator[Gateway]:
+async def gateway_to(
+    address: str, name: str = "g0", *, hello: bool = True, deaf: bool = False
+) -> AsyncIterator[Gateway]:
+    """A gateway's stream; a deaf one never reads."""
     async with open_channel(address) as channel:
         call = runner_pb2_grpc.RunnerStub(channel).Generate()
         gateway = Gateway(call)
-        reader = asyncio.create_task(gateway.read())
+        reader = asyncio.create_task(asyncio.sleep(3600) if deaf else gateway.read())
         try:
             if hello:
                 await gateway.send(hello=runner_pb2.GenerateHello(gateway=name))

@@ -6,7 +6,7 @@ import functools
 import grpc
 import pytest
 
-from motet.api.v1 import common_pb2, runner_pb2, scheduler_pb2
+from motet.api.v1 import common_pb2, scheduler_pb2
 from motet.rpc import is_healthy
 from tests.runner_service.peers import gateway_to, scheduler_at, until
 from tests.support.fake_engine import FakeEngine, tokens_of
@@ -37,14 +37,17 @@ async def test_a_step_is_one_message_with_all_sequences_of_a_gateway(folder):
 
 
 async def test_two_gateways_get_only_their_own(folder):
-    async with fake_runner(folder) as runner:
-        async with gateway_to(runner.address, "g0") as one, gateway_to(runner.address, "g1") as two:
-            await one.submit("a", seed=1)
-            await two.submit("b", seed=2)
-            await one.finished("a")
-            await two.finished("b")
-            assert set(one.tokens) == {("a", 1)}
-            assert set(two.tokens) == {("b", 1)}
+    async with (
+        fake_runner(folder) as runner,
+        gateway_to(runner.address, "g0") as one,
+        gateway_to(runner.address, "g1") as two,
+    ):
+        await one.submit("a", seed=1)
+        await two.submit("b", seed=2)
+        await one.finished("a")
+        await two.finished("b")
+        assert set(one.tokens) == {("a", 1)}
+        assert set(two.tokens) == {("b", 1)}
 
 
 async def test_a_moved_request_goes_on_after_the_delivered_tokens(folder):
@@ -77,16 +80,18 @@ async def test_a_submit_has_exactly_one_choice(folder):
 
 async def test_what_the_engine_declines_reaches_gateway_and_scheduler(folder):
     address = f"unix:{folder}/s.sock"
-    async with scheduler_at(address) as scheduler:
-        async with fake_runner(folder, scheduler=address, engine=lambda: FakeEngine(pages=4)) as runner:
-            async with gateway_to(runner.address) as gateway:
-                await until(lambda: scheduler.of("hello"))
-                await gateway.submit("a", max_tokens=100)
-                declined = await gateway.refusal("a")
-                assert declined.failure.code == "declined"
-                (up,) = await until(lambda: scheduler.of("declined"))
-                assert (up.request, up.epoch, up.failure.code) == ("a", 1, "declined")
-                assert len(runner.service.book) == 0
+    async with (
+        scheduler_at(address) as scheduler,
+        fake_runner(folder, scheduler=address, engine=lambda: FakeEngine(pages=4)) as runner,
+        gateway_to(runner.address) as gateway,
+    ):
+        await until(lambda: scheduler.of("hello"))
+        await gateway.submit("a", max_tokens=100)
+        declined = await gateway.refusal("a")
+        assert declined.failure.code == "declined"
+        (up,) = await until(lambda: scheduler.of("declined"))
+        assert (up.request, up.epoch, up.failure.code) == ("a", 1, "declined")
+        assert len(runner.service.book) == 0
 
 
 async def test_a_lower_term_is_declined(folder):
@@ -145,51 +150,48 @@ async def test_the_first_message_must_be_a_hello(folder):
 
 async def test_a_draining_runner_takes_nothing_new_and_finishes_what_it_has(folder):
     address = f"unix:{folder}/s.sock"
-    async with scheduler_at(address) as scheduler, fake_runner(folder, scheduler=address, engine=SLOW) as runner:
-        async with gateway_to(runner.address) as gateway:
-            await gateway.submit("a", max_tokens=60)
-            await until(lambda: gateway.tokens.get(("a", 1)))
-            scheduler.send(scheduler_pb2.AttachDown(drain=scheduler_pb2.Drain(term=1)))
-            await until(lambda: runner.service.draining)
-            await gateway.submit("b")
-            assert "drained" in (await gateway.refusal("b")).failure.message
-            await gateway.finished("a")
-            assert await is_healthy(runner.address)
+    async with (
+        scheduler_at(address) as scheduler,
+        fake_runner(folder, scheduler=address, engine=SLOW) as runner,
+        gateway_to(runner.address) as gateway,
+    ):
+        await gateway.submit("a", max_tokens=60)
+        await until(lambda: gateway.tokens.get(("a", 1)) and scheduler.of("hello"))
+        scheduler.send(scheduler_pb2.AttachDown(drain=scheduler_pb2.Drain(term=1)))
+        await until(lambda: runner.service.draining)
+        await gateway.submit("b")
+        assert "drained" in (await gateway.refusal("b")).failure.message
+        await gateway.finished("a")
+        assert await is_healthy(runner.address)
 
 
 async def test_the_scheduler_can_cancel(folder):
     address = f"unix:{folder}/s.sock"
-    async with scheduler_at(address) as scheduler, fake_runner(folder, scheduler=address, engine=SLOW) as runner:
-        async with gateway_to(runner.address) as gateway:
-            await until(lambda: scheduler.of("hello"))
-            await gateway.submit("a", max_tokens=1000)
-            await until(lambda: gateway.tokens.get(("a", 1)))
-            for epoch in (2, 1):  # the first is about a placement that is not here
-                order = scheduler_pb2.CancelRequest(term=1, request="a", epoch=epoch)
-                scheduler.send(scheduler_pb2.AttachDown(cancel=order))
-            assert (await gateway.finished("a")).finish == common_pb2.FINISH_REASON_CANCELLED
+    async with (
+        scheduler_at(address) as scheduler,
+        fake_runner(folder, scheduler=address, engine=SLOW) as runner,
+        gateway_to(runner.address) as gateway,
+    ):
+        await gateway.submit("a", max_tokens=1000)
+        await until(lambda: gateway.tokens.get(("a", 1)) and scheduler.of("hello"))
+        for epoch in (2, 1):  # the first is about a placement that is not here
+            order = scheduler_pb2.CancelRequest(term=1, request="a", epoch=epoch)
+            scheduler.send(scheduler_pb2.AttachDown(cancel=order))
+        assert (await gateway.finished("a")).finish == common_pb2.FINISH_REASON_CANCELLED
 
 
 async def test_a_gateway_that_does_not_read_is_dropped_and_stops_nobody(folder):
-    engine = functools.partial(FakeEngine, pages=4096, max_model_length=100_000)
-    async with fake_runner(folder, engine=engine, outbox_mib=1) as runner:
-        async with gateway_to(runner.address) as good:
-            channel = grpc.aio.insecure_channel(runner.address)
-            from motet.api.v1 import runner_pb2_grpc
-
-            deaf = runner_pb2_grpc.RunnerStub(channel).Generate()
-            await deaf.write(runner_pb2.GenerateUp(hello=runner_pb2.GenerateHello(gateway="deaf")))
-            for n in range(16):
-                sampling = runner_pb2.Sampling(max_tokens=40_000, ignore_eos=True)
-                submit = runner_pb2.Submit(
-                    request=f"d{n}", epoch=1, promise={"pages": 64}, prompt_ids=[1], choices=[{}], sampling=sampling
-                )
-                await deaf.write(runner_pb2.GenerateUp(submit=submit))
-            await good.submit("a", max_tokens=50)
-            await good.finished("a")
-            await until(lambda: len(runner.service.book) == 0, seconds=60)
-            deaf.cancel()
-            await channel.close()
+    engine = functools.partial(FakeEngine, pages=1 << 20, max_model_length=1 << 20)
+    async with (
+        fake_runner(folder, engine=engine, outbox_kib=16) as runner,
+        gateway_to(runner.address, "good") as good,
+        gateway_to(runner.address, "deaf", deaf=True) as deaf,
+    ):
+        for n in range(16):
+            await deaf.submit(f"d{n}", max_tokens=1_000_000)
+        await good.submit("a", max_tokens=50)
+        await good.finished("a")
+        await until(lambda: len(runner.service.book) == 0, seconds=60)
 
 
 async def test_the_engines_death_ends_the_service(folder):

@@ -152,7 +152,7 @@ class RunnerService:
             model=self._folder.name,
             grace_seconds=settings.gateway_grace_seconds * scale,
             adapter_wait_seconds=settings.adapter_wait_seconds * scale,
-            outbox_bytes=settings.outbox_mib << 20,
+            outbox_bytes=settings.outbox_kib << 10,
             declined=lambda declined: scheduler.declined(declined),  # noqa: PLW0108 - made below
         )
         scheduler = SchedulerLink(

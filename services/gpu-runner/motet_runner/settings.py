@@ -97,11 +97,15 @@ class Settings(BaseSettings):
     adapter_wait_seconds: float = Field(5.0, gt=0)
     """How long a submitted request waits for an adapter that is still being fetched, before the time scale."""
 
+    protect_after_steps: int = Field(64, ge=0)
+    """Iterations a sequence at its promise waits for the supervisor's answer, while others run, until the engine
+    protects itself."""
+
     supervisor_answer_seconds: float = Field(1.0, gt=0)
     """How long an announced overflow may stay unanswered until the runner protects itself, before the time scale."""
 
-    outbox_mib: int = Field(16, ge=1)
-    """What may wait for a gateway that does not read. Beyond it its stream is broken: it is as good as dead."""
+    outbox_kib: int = Field(16 * 1024, ge=1)
+    """KiB that may wait for a gateway that does not read. Beyond it its stream is broken: it is as good as dead."""
 
     @property
     def served_group(self) -> str:
@@ -153,5 +157,6 @@ class Settings(BaseSettings):
             host_kv_mib=self.host_kv_mib,
             prefill_chunk_tokens=self.prefill_chunk_tokens,
             threads=self.threads,
+            protect_after_steps=self.protect_after_steps,
             step_trace=Path(trace) if trace else None,
         )

@@ -1,0 +1,320 @@
+"""The runner's streams to scheduler and supervisor: hellos, reports, orders, terms, self-protection."""
+
+import functools
+
+from motet.api.v1 import common_pb2, scheduler_pb2, supervisor_pb2
+from motet.digest import adapter_digest
+from motet_runner.adapters.fetch import CERTIFICATE
+from tests.runner_service.peers import gateway_to, scheduler_at, supervisor_at, until
+from tests.support.fake_engine import FakeEngine, tokens_of
+from tests.support.runners import fake_runner, write_adapter
+
+SLOW = functools.partial(FakeEngine, step_seconds=0.005)
+DEVICE = common_pb2.ADAPTER_STAGE_DEVICE
+
+
+def places(folder):
+    return f"unix:{folder}/s.sock", f"unix:{folder}/v.sock"
+
+
+async def test_the_hello_says_who_what_and_where(folder):
+    address, _ = places(folder)
+    async with scheduler_at(address) as scheduler, fake_runner(folder, scheduler=address) as runner:
+        (hello,) = await until(lambda: scheduler.of("hello"))
+        assert hello.identity.instance == "r0"
+        assert hello.identity.group == "default/demo"
+        assert len(hello.identity.incarnation) == 16
+        assert hello.address == runner.address
+        assert hello.capacity.pages == 256
+        assert hello.base.digest.startswith("sha256:")
+        assert hello.base.asset_digest.startswith("sha256:")
+        assert hello.base.digest != hello.base.asset_digest
+
+
+async def test_a_new_scheduler_hears_of_live_requests_and_the_highest_term(folder):
+    address, _ = places(folder)
+    async with fake_runner(folder, scheduler=address, engine=SLOW) as runner, gateway_to(runner.address) as gateway:
+        await gateway.submit("a", max_tokens=400, term=7)
+        await until(lambda: gateway.tokens.get(("a", 1)))
+        for _ in range(2):
+            async with scheduler_at(address) as scheduler:
+                (hello,) = await until(lambda s=scheduler: s.of("hello"))
+                assert hello.highest_term == 7
+                (live,) = hello.live
+                assert (live.request, live.epoch, live.gateway, live.tenant) == ("a", 1, "g0", "default")
+                assert live.promise.pages == 26
+
+
+async def test_reports_hold_the_whole_book(folder):
+    address, _ = places(folder)
+    async with (
+        scheduler_at(address) as scheduler,
+        fake_runner(folder, scheduler=address, engine=SLOW) as runner,
+        gateway_to(runner.address) as gateway,
+    ):
+        for n in range(3):
+            await gateway.submit(f"r{n}", max_tokens=300)
+        report = await until(
+            lambda: next((r for r in scheduler.of("report") if sum(x.pages_used > 0 for x in r.live) == 3), None)
+        )
+        assert {x.state for x in report.live} == {common_pb2.SEQUENCE_STATE_DECODE}
+        assert report.pages_promised == sum(x.promise.pages for x in report.live)
+        for n in range(3):
+            await gateway.cancel(f"r{n}")
+            await gateway.finished(f"r{n}")
+        seen = len(scheduler.of("report"))
+        await until(lambda: len(scheduler.of("report")) > seen + 1)
+        last = scheduler.of("report")[-1]
+        assert not last.live
+        assert last.pages_promised == 0
+        assert last.pages_free == 256
+        numbers = [r.sequence for r in scheduler.of("report")]
+        assert numbers == sorted(set(numbers))
+
+
+async def test_an_engine_that_hangs_is_reported_as_standing_still(folder):
+    _, address = places(folder)
+    async with (
+        supervisor_at(address) as supervisor,
+        fake_runner(folder, supervisor=address, engine=lambda: FakeEngine(step_seconds=0.6)) as runner,
+        gateway_to(runner.address) as gateway,
+    ):
+        await until(lambda: supervisor.of("memory"))
+        await gateway.submit("a")
+        stuck = await until(lambda: [m for m in supervisor.of("memory") if m.work_pending])
+        seen = len(supervisor.of("memory"))
+        await until(lambda: len(supervisor.of("memory")) > seen + 3, seconds=0.5)
+        assert supervisor.of("memory")[-1].steps == stuck[0].steps
+
+
+async def test_an_adapter_is_certified_then_served(folder):
+    address, _ = places(folder)
+    source = write_adapter(folder / "a0").as_uri()
+    async with (
+        scheduler_at(address) as scheduler,
+        fake_runner(folder, scheduler=address) as runner,
+        gateway_to(runner.address) as gateway,
+    ):
+        await until(lambda: scheduler.of("hello"))
+        scheduler.ensure("a0", source)
+        state = await scheduler.adapter("a0", stage=common_pb2.ADAPTER_STAGE_CERTIFIED)
+        assert state.certificate.rank == 4
+        assert state.certificate.mapped == 2
+        assert state.certificate.digest == state.digest
+        cached = folder / "data/cache/adapters" / state.digest.removeprefix("sha256:")
+        assert {path.name for path in cached.iterdir()} == {
+            "adapter_config.json",
+            "adapter_model.safetensors",
+            CERTIFICATE,
+        }
+        assert {path.stat().st_mode & 0o777 for path in cached.iterdir()} == {0o644}
+        await gateway.submit("x", adapter=state.digest)
+        await gateway.finished("x")
+        assert gateway.tokens["x", 1] == tokens_of((1, 2, 3), 7, 8, state.digest)
+        on_device = await scheduler.adapter("a0", stage=DEVICE)
+        assert on_device.digest == state.digest
+        report = await until(lambda: next((r for r in scheduler.of("report") if r.resident), None))
+        assert report.resident[0].digest == state.digest
+
+
+async def test_ensure_to_the_device_answers_when_it_is_there(folder):
+    address, _ = places(folder)
+    source = write_adapter(folder / "a0").as_uri()
+    async with scheduler_at(address) as scheduler, fake_runner(folder, scheduler=address):
+        await until(lambda: scheduler.of("hello"))
+        scheduler.ensure("a0", source, DEVICE)
+        await scheduler.adapter("a0", stage=DEVICE)
+        scheduler.received.clear()
+        scheduler.ensure("a0", source, DEVICE)  # again: at once, from what is known
+        await scheduler.adapter("a0", stage=DEVICE)
+
+
+async def test_a_broken_adapter_is_refused_with_its_reason(folder):
+    address, _ = places(folder)
+    broken = write_adapter(folder / "bad", use_dora=True).as_uri()
+    async with scheduler_at(address) as scheduler, fake_runner(folder, scheduler=address):
+        await until(lambda: scheduler.of("hello"))
+        scheduler.ensure("bad", broken)
+        state = await scheduler.adapter("bad", failed=True)
+        assert state.failure.code == "adapter_incompatible"
+        assert "use_dora" in state.failure.message
+        scheduler.ensure("none", (folder / "none").as_uri())
+        state = await scheduler.adapter("none", failed=True)
+        assert state.failure.code == "adapter_fetch_failed"
+        assert str(folder / "none") in state.failure.message
+
+
+async def test_a_request_waits_for_its_adapter_and_is_declined_if_it_does_not_come(folder):
+    address, _ = places(folder)
+    source = write_adapter(folder / "a0")
+    async with (
+        scheduler_at(address) as scheduler,
+        fake_runner(folder, scheduler=address, adapter_wait_seconds=20) as runner,
+        gateway_to(runner.address) as gateway,
+    ):
+        await until(lambda: scheduler.of("hello"))
+        digest = adapter_digest(source)
+        await gateway.submit("early", adapter=digest)
+        await gateway.submit("lost", adapter="sha256:" + "0" * 64)
+        await until(lambda: gateway.progress("early") == [common_pb2.SEQUENCE_STATE_LOADING])
+        assert {entry.state for entry in runner.service.book.entries(None)} == {common_pb2.SEQUENCE_STATE_LOADING}
+        scheduler.ensure("a0", source.as_uri(), DEVICE)
+        await gateway.finished("early")
+        declined = await gateway.refusal("lost")
+        assert declined.failure.code == "declined"
+        assert "did not come" in declined.failure.message
+        assert len(runner.service.book) == 0
+
+
+async def test_a_request_that_waits_for_its_adapter_can_be_cancelled(folder):
+    async with fake_runner(folder) as runner, gateway_to(runner.address) as gateway:
+        await gateway.submit("a", adapter="sha256:" + "0" * 64)
+        await gateway.cancel("a")
+        assert (await gateway.finished("a")).finish == common_pb2.FINISH_REASON_CANCELLED
+        assert len(runner.service.book) == 0
+
+
+async def test_expect_brings_a_known_adapter_to_the_device(folder):
+    address, _ = places(folder)
+    source = write_adapter(folder / "a0").as_uri()
+    async with scheduler_at(address) as scheduler, fake_runner(folder, scheduler=address) as runner:
+        await until(lambda: scheduler.of("hello"))
+        scheduler.ensure("a0", source)
+        state = await scheduler.adapter("a0")
+        expect = scheduler_pb2.Expect(term=1, request="a", epoch=4, adapter_digest=state.digest)
+        scheduler.send(scheduler_pb2.AttachDown(expect=expect))
+        await scheduler.adapter("a0", stage=DEVICE)
+        async with gateway_to(runner.address) as gateway:
+            await gateway.submit("a", epoch=3)  # what was announced is newer
+            await gateway.refusal("a", 3)
+
+
+async def test_a_dropped_adapter_is_forgotten_after_its_last_request(folder):
+    address, _ = places(folder)
+    source = write_adapter(folder / "a0").as_uri()
+    async with (
+        scheduler_at(address) as scheduler,
+        fake_runner(folder, scheduler=address, engine=SLOW) as runner,
+        gateway_to(runner.address) as gateway,
+    ):
+        await until(lambda: scheduler.of("hello"))
+        scheduler.ensure("a0", source, DEVICE)
+        digest = (await scheduler.adapter("a0", stage=DEVICE)).digest
+        await gateway.submit("x", adapter=digest, max_tokens=60)
+        await until(lambda: gateway.tokens.get(("x", 1)))
+        scheduler.send(scheduler_pb2.AttachDown(drop=scheduler_pb2.DropAdapter(term=1, digest=digest)))
+        await gateway.finished("x")
+        assert gateway.tokens["x", 1] == tokens_of((1, 2, 3), 7, 60, digest)
+        seen = len(scheduler.of("report"))
+        await until(lambda: len(scheduler.of("report")) > seen + 1)
+        assert not scheduler.of("report")[-1].resident
+
+
+async def test_orders_of_a_past_term_are_ignored(folder):
+    address, _ = places(folder)
+    source = write_adapter(folder / "a0").as_uri()
+    async with scheduler_at(address) as scheduler, fake_runner(folder, scheduler=address) as runner:
+        scheduler.term = 1
+        await until(lambda: scheduler.of("hello"))
+        scheduler.send(scheduler_pb2.AttachDown(welcome=common_pb2.Welcome(term=9)))
+        scheduler.send(scheduler_pb2.AttachDown(drain=scheduler_pb2.Drain(term=8)))
+        scheduler.term = 9
+        scheduler.ensure("a0", source)
+        await scheduler.adapter("a0")
+        assert not runner.service.draining
+        assert runner.service.book.highest_term == 9
+
+
+async def test_an_overflow_is_extended_by_the_supervisors_order(folder):
+    _, address = places(folder)
+    async with (
+        supervisor_at(address) as supervisor,
+        fake_runner(folder, supervisor=address, engine=SLOW, supervisor_answer_seconds=100) as runner,
+        gateway_to(runner.address) as gateway,
+    ):
+        await until(lambda: supervisor.of("memory"))
+        await gateway.submit("a", max_tokens=60, pages=1)
+        for promise, extended in ((1, 2), (2, 4)):
+            overflow = await until(
+                lambda p=promise: next((o for o in supervisor.of("overflow") if o.request.promise.pages == p), None)
+            )
+            assert overflow.request.request == "a"
+            assert overflow.pages_free > 250
+            for void in (promise + 5, promise):  # the first names a promise that is not the request's
+                order = supervisor_pb2.Extend(
+                    request="a", epoch=1, promise={"pages": void}, extended={"pages": extended}
+                )
+                supervisor.send(supervisor_pb2.WatchDown(extend=order))
+        await gateway.finished("a")
+        assert gateway.tokens["a", 1] == tokens_of((1, 2, 3), 7, 60)
+        (ended,) = await until(lambda: supervisor.of("ended"))
+        assert (ended.request, ended.output_tokens) == ("a", 60)
+        assert not supervisor.of("parked")
+
+
+async def test_park_and_resume_by_order_lose_no_token(folder):
+    _, address = places(folder)
+    async with (
+        supervisor_at(address) as supervisor,
+        fake_runner(folder, supervisor=address, engine=SLOW) as runner,
+        gateway_to(runner.address) as gateway,
+    ):
+        await until(lambda: supervisor.of("memory"))
+        await gateway.submit("a", max_tokens=60, pages=4)
+        await until(lambda: gateway.tokens.get(("a", 1)))
+        park = supervisor_pb2.Park(
+            request="a", epoch=1, promise={"pages": 4}, doubled={"pages": 8}, method=common_pb2.PARK_METHOD_SWAP
+        )
+        supervisor.send(supervisor_pb2.WatchDown(park=park))
+        (parked,) = await until(lambda: supervisor.of("parked"))
+        assert (parked.promise.pages, parked.method, parked.by_itself) == (8, common_pb2.PARK_METHOD_SWAP, False)
+        await until(lambda: common_pb2.SEQUENCE_STATE_PARKED in gateway.progress("a"))
+        resume = supervisor_pb2.Resume(request="a", epoch=1, promise={"pages": 8})
+        supervisor.send(supervisor_pb2.WatchDown(resume=resume))
+        await until(lambda: supervisor.of("resumed"))
+        await gateway.finished("a")
+        assert gateway.tokens["a", 1] == tokens_of((1, 2, 3), 7, 60)
+        assert runner.service.metrics.parks.labels("swap")._value.get() == 1
+        assert runner.service.metrics.resumes.labels("swap")._value.get() == 1
+
+
+async def test_without_a_supervisor_the_runner_protects_itself(folder):
+    async with (
+        fake_runner(folder, engine=lambda: FakeEngine(pages=8)) as runner,
+        gateway_to(runner.address) as gateway,
+    ):
+        for n in range(4):
+            await gateway.submit(f"r{n}", max_tokens=100, pages=1, seed=n)
+        for n in range(4):
+            await gateway.finished(f"r{n}")
+            assert gateway.tokens[f"r{n}", 1] == tokens_of((1, 2, 3), n, 100)
+        assert runner.service.metrics.self_parks._value.get() > 0
+
+
+async def test_a_muted_supervisor_makes_the_runner_protect_itself(folder):
+    _, address = places(folder)
+    async with (
+        supervisor_at(address) as supervisor,
+        fake_runner(folder, supervisor=address, engine=lambda: FakeEngine(pages=8)) as runner,
+        gateway_to(runner.address) as gateway,
+    ):
+        await until(lambda: supervisor.of("memory"))
+        for n in range(4):
+            await gateway.submit(f"r{n}", max_tokens=100, pages=1, seed=n)
+        for n in range(4):
+            await gateway.finished(f"r{n}")
+        assert supervisor.of("overflow")
+        assert any(parked.by_itself for parked in supervisor.of("parked"))
+
+
+async def test_a_supervisor_that_comes_back_is_told_all(folder):
+    _, address = places(folder)
+    async with (
+        fake_runner(folder, supervisor=address, engine=SLOW) as runner,
+        gateway_to(runner.address) as gateway,
+    ):
+        await gateway.submit("a", max_tokens=400)
+        for _ in range(2):
+            async with supervisor_at(address) as supervisor:
+                (hello,) = await until(lambda s=supervisor: s.of("hello"))
+                assert [live.request for live in hello.live] == ["a"]
