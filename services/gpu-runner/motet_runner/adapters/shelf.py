@@ -5,7 +5,6 @@ this base model) until it is dropped or, unused, has to make room. While it does
 """
 
 import asyncio
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from motet.api.v1 import common_pb2, scheduler_pb2
 from motet.clock import Clock, monotonic
 from motet.errors import AdapterFetchFailed, MotetError
 from motet.model import Digest
-from motet_runner.adapters.fetch import DiskCache, Fetched, Fetcher, Lease
+from motet_runner.adapters.fetch import DiskCache, Fetched, Fetcher, Lease, touch
 from motet_runner.interface import AdapterEntry, AdapterEvicted, AdapterFailed, AdapterLoaded
 from motet_runner.metrics import Metrics
 from motet_runner.protocol import Command, DropAdapter, LoadAdapter
@@ -94,7 +93,7 @@ class Shelf:
         if one is None or one.certificate is None:
             return None
         one.dropping = False
-        os.utime(one.folder)
+        touch(one.folder)
         if not one.on_device:
             self._post(LoadAdapter(digest, one.folder))
         return one

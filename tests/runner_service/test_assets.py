@@ -1,0 +1,94 @@
+"""Runner.Assets over real gRPC, and the digests that name them."""
+
+import grpc
+import pytest
+
+from motet.api.v1 import runner_pb2, runner_pb2_grpc
+from motet.digest import ContentDigest, adapter_digest, asset_digest, base_digest, digest_of, from_hex, hex_of
+from motet.rpc import is_healthy, open_channel
+from motet_runner.assets import CHUNK_BYTES
+from tests.support.runners import fake_runner, write_adapter, write_model
+
+
+async def fetched(address, digest):
+    files, done = {}, set()
+    async with open_channel(address) as channel:
+        async for chunk in runner_pb2_grpc.RunnerStub(channel).Assets(
+            runner_pb2.AssetsRequest(digest=digest), timeout=5
+        ):
+            assert len(chunk.data) <= CHUNK_BYTES
+            assert chunk.name not in done
+            files[chunk.name] = files.get(chunk.name, b"") + chunk.data
+            if chunk.last:
+                done.add(chunk.name)
+    assert done == set(files)
+    return files
+
+
+async def test_assets_come_whole_in_pieces(folder):
+    model = write_model(folder / "model")
+    (model / "tokenizer.json").write_bytes(b"x" * (2 * CHUNK_BYTES + 7))
+    (model / "special_tokens_map.json").write_bytes(b"")
+    async with fake_runner(folder) as runner:
+        files = await fetched(runner.address, asset_digest(model))
+        assert set(files) == {
+            "chat_template.jinja",
+            "config.json",
+            "special_tokens_map.json",
+            "tokenizer.json",
+            "tokenizer_config.json",
+        }
+        for name, data in files.items():
+            assert data == (model / name).read_bytes()
+
+
+async def test_an_unknown_digest_is_not_found(folder):
+    async with fake_runner(folder) as runner:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await fetched(runner.address, "sha256:" + "0" * 64)
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        assert "no assets" in caught.value.details()
+
+
+async def test_a_runner_is_healthy_once_it_is_loaded(folder):
+    async with fake_runner(folder) as runner:
+        assert await is_healthy(runner.address)
+    assert not await is_healthy(runner.address)
+    assert not (folder / "r0.sock").exists()
+
+
+def test_a_digest_depends_on_names_sizes_and_bytes(tmp_path):
+    (tmp_path / "a").write_bytes(b"12")
+    (tmp_path / "b").write_bytes(b"3")
+    whole = digest_of(tmp_path, ["a", "b"])
+    assert whole == digest_of(tmp_path, ["b", "a", "b"])
+    (tmp_path / "a").write_bytes(b"1")
+    (tmp_path / "b").write_bytes(b"23")
+    assert digest_of(tmp_path, ["a", "b"]) != whole
+    assert digest_of(tmp_path, ["a"]) != digest_of(tmp_path, ["b"])
+
+
+def test_the_parts_of_a_model_have_their_own_digests(tmp_path):
+    model = write_model(tmp_path / "model")
+    base, assets = base_digest(model), asset_digest(model)
+    (model / "chat_template.jinja").write_text("another")
+    assert base_digest(model) == base
+    assert asset_digest(model) != assets
+    one, two = write_adapter(tmp_path / "a", seed=1), write_adapter(tmp_path / "b", seed=1)
+    assert adapter_digest(one) == adapter_digest(two)
+    assert adapter_digest(write_adapter(tmp_path / "b", seed=2)) != adapter_digest(one)
+
+
+def test_files_are_digested_in_the_order_of_their_names():
+    content = ContentDigest()
+    content.begin("b", 0)
+    with pytest.raises(ValueError, match="order"):
+        content.begin("a", 0)
+
+
+def test_a_digest_as_a_folders_name_hides_no_path():
+    digest = "sha256:" + "0f" * 32
+    assert from_hex(hex_of(digest)) == digest
+    for wrong in ("", "sha256:", "sha256:../../x", "sha256:" + "G" * 64, "0" * 64):
+        with pytest.raises(ValueError, match="not a digest"):
+            hex_of(wrong)

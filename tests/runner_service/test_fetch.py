@@ -1,0 +1,175 @@
+"""Adapter bytes from a source into the shared disk cache."""
+
+import asyncio
+import errno
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from motet.digest import adapter_digest
+from motet.errors import AdapterFetchFailed, AdapterIncompatible
+from motet_runner.adapters import fetch
+from motet_runner.adapters.fetch import DiskCache, Fetcher, Lease
+from tests.support.runners import write_adapter
+
+
+@pytest.fixture
+def cache(tmp_path):
+    cache = DiskCache(tmp_path / "cache", max_adapter_bytes=1 << 20)
+    cache.prepare()
+    return cache
+
+
+def contents(cache):
+    return sorted(path.name for path in cache.folder.iterdir())
+
+
+async def test_a_fetched_adapter_lies_under_its_digest(tmp_path, cache):
+    source = write_adapter(tmp_path / "a")
+    fetched = await Fetcher(cache).fetch(source.as_uri())
+    assert fetched.digest == adapter_digest(source) == adapter_digest(fetched.folder)
+    assert contents(cache) == [fetched.digest.removeprefix("sha256:")]
+
+
+async def test_all_who_ask_at_once_share_one_copy(tmp_path, cache):
+    source = write_adapter(tmp_path / "a").as_uri()
+    fetcher = Fetcher(cache)
+    found = await asyncio.gather(*(fetcher.fetch(source) for _ in range(20)))
+    assert len({one.digest for one in found}) == 1
+    assert fetcher.copies == 1
+
+
+async def test_who_asks_after_the_bytes_changed_gets_the_new_ones(tmp_path, cache):
+    source = write_adapter(tmp_path / "a", seed=1)
+    fetcher = Fetcher(cache)
+    first = asyncio.create_task(fetcher.fetch(source.as_uri()))
+    await first
+    write_adapter(source, seed=2)
+    second = await fetcher.fetch(source.as_uri())
+    assert first.result().digest != second.digest
+    assert second.digest == adapter_digest(source)
+    assert len(contents(cache)) == 2
+
+
+async def test_a_waiter_that_gives_up_does_not_stop_the_fetch(tmp_path, cache):
+    source = write_adapter(tmp_path / "a").as_uri()
+    fetcher = Fetcher(cache)
+    impatient, patient = asyncio.create_task(fetcher.fetch(source)), asyncio.create_task(fetcher.fetch(source))
+    await asyncio.sleep(0)
+    impatient.cancel()
+    assert (await patient).folder.is_dir()
+
+
+async def test_an_expected_digest_is_found_without_reading_the_source(tmp_path, cache):
+    source = write_adapter(tmp_path / "a")
+    fetcher = Fetcher(cache)
+    fetched = await fetcher.fetch(source.as_uri())
+    shutil.rmtree(source)
+    assert (await fetcher.fetch(source.as_uri(), fetched.digest)).folder == fetched.folder
+
+
+async def test_another_digest_than_expected_is_refused_and_leaves_nothing(tmp_path, cache):
+    source = write_adapter(tmp_path / "a").as_uri()
+    with pytest.raises(AdapterFetchFailed, match="has the digest"):
+        await Fetcher(cache).fetch(source, "sha256:" + "1" * 64)
+    assert contents(cache) == []
+
+
+@pytest.mark.parametrize(
+    ("uri", "words"),
+    [
+        ("s3://bucket/a", "not yet: s3://"),
+        ("file://elsewhere/a", "names no folder of this machine"),
+        ("file:///nonexistent/a", "there is no folder /nonexistent/a"),
+    ],
+)
+async def test_a_source_that_cannot_be_read_says_why(cache, uri, words):
+    with pytest.raises(AdapterFetchFailed, match=words):
+        await Fetcher(cache).fetch(uri)
+
+
+async def test_a_pickled_adapter_is_refused_with_the_way_out(tmp_path, cache):
+    source = write_adapter(tmp_path / "a")
+    (source / "adapter_model.safetensors").rename(source / "adapter_model.bin")
+    with pytest.raises(AdapterFetchFailed, match=r"adapter_model\.bin.*only safetensors"):
+        await Fetcher(cache).fetch(source.as_uri())
+
+
+async def test_a_folder_without_config_is_refused(tmp_path, cache):
+    source = write_adapter(tmp_path / "a")
+    (source / "adapter_config.json").unlink()
+    with pytest.raises(AdapterFetchFailed, match=r"has no adapter_config\.json"):
+        await Fetcher(cache).fetch(source.as_uri())
+
+
+async def test_weights_beyond_the_bound_are_refused_unread(tmp_path, cache):
+    source = write_adapter(tmp_path / "a")
+    os.truncate(source / "adapter_model.safetensors", 2 << 20)
+    with pytest.raises(AdapterFetchFailed, match="at most 1048576"):
+        await Fetcher(cache).fetch(source.as_uri())
+
+
+async def test_weights_that_are_cut_short_leave_nothing(tmp_path, cache):
+    source = write_adapter(tmp_path / "a")
+    weights = source / "adapter_model.safetensors"
+    os.truncate(weights, weights.stat().st_size - 4)
+    with pytest.raises(AdapterIncompatible):
+        await Fetcher(cache).fetch(source.as_uri())
+    assert contents(cache) == []
+
+
+async def test_a_full_disk_is_said_clearly_and_leaves_nothing(tmp_path):
+    """A real full disk where one can be mounted; the write is refused by a size limit where it cannot."""
+    import resource
+
+    source = write_adapter(tmp_path / "a", rank=64)
+    cache = DiskCache(tmp_path / "cache", max_adapter_bytes=1 << 20)
+    cache.prepare()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, hard))
+    try:
+        with pytest.raises(AdapterFetchFailed, match="cannot be copied"):
+            await Fetcher(cache).fetch(source.as_uri())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert contents(cache) == []
+
+
+def test_no_space_names_the_cache_and_what_is_needed(tmp_path):
+    sentence = fetch._explain(OSError(errno.ENOSPC, "No space left on device"), tmp_path / "a", tmp_path, 12345)
+    assert "no space left" in sentence
+    assert "needs 12345 bytes" in sentence
+
+
+def test_what_a_dead_process_left_is_cleared_and_what_a_live_one_writes_is_not(tmp_path, cache):
+    left, live = cache.folder / ".fetch-1-1", cache.folder / ".fetch-2-1"
+    left.mkdir()
+    live.mkdir()
+    lease = Lease(live)
+    cache.prepare()
+    assert contents(cache) == [".fetch-2-1"]
+    lease.release()
+
+
+async def test_a_leased_folder_is_not_removed(tmp_path, cache):
+    fetched = await Fetcher(cache).fetch(write_adapter(tmp_path / "a").as_uri())
+    mine, theirs = Lease(fetched.folder), Lease(fetched.folder)
+    assert not mine.is_alone()
+    assert not cache.remove(fetched.digest)
+    theirs.release()
+    assert mine.is_alone()
+    assert not cache.remove(fetched.digest)
+    mine.release()
+    assert cache.remove(fetched.digest)
+    with pytest.raises(FileNotFoundError):
+        Lease(fetched.folder)
+
+
+async def test_two_runners_that_fetch_the_same_bytes_do_not_disturb_each_other(tmp_path, cache):
+    source = write_adapter(tmp_path / "a").as_uri()
+    other = DiskCache(cache.folder, max_adapter_bytes=1 << 20)
+    one, two = await asyncio.gather(Fetcher(cache).fetch(source), Fetcher(other).fetch(source))
+    assert one == two
+    assert contents(cache) == [Path(one.folder).name]
