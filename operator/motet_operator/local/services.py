@@ -1,11 +1,13 @@
 """How each process of the local stack is started and asked for its health."""
 
 import asyncio
+import os
 import sys
 from collections.abc import Mapping
 from importlib.metadata import version
 
 from motet.processes import ProcessSpec
+from motet.processes.keeper import KEPT_BY
 from motet.rpc import is_healthy
 from motet.settings import ProcessSettings
 from motet_operator.local.layout import Layout
@@ -110,7 +112,13 @@ class Services:
 
     def _common(self, name: str) -> dict[str, str]:
         layout, process = self._layout, self._process
-        return {
+        # What came from outside is named as well: a changed setting must not leave an adopted process as it was.
+        inherited = {
+            variable: value
+            for variable, value in os.environ.items()
+            if variable.startswith("MOTET_") and not variable.startswith(("MOTET_OPERATOR_", KEPT_BY))
+        }
+        return inherited | {
             "MOTET_DATA_DIR": str(layout.data),
             "MOTET_LOG_LEVEL": process.log_level,
             "MOTET_LOG_FORMAT": "json",

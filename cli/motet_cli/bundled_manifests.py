@@ -1,0 +1,25 @@
+"""The model that comes with Motet, for `motet up` without a folder."""
+
+import shutil
+from importlib.resources import as_file, files
+from pathlib import Path
+
+from motet.errors import StateDirectoryError
+
+
+def copy_to(folder: Path) -> None:
+    """Copy model, adapters and manifests, unless the folder is there: what its owner changed in it stays."""
+    if folder.is_dir():
+        return
+    temporary = folder.with_name(folder.name + ".copying")
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        with as_file(files("motet_cli") / "bundled") as bundled:
+            shutil.copytree(bundled, temporary, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+        temporary.rename(folder)  # in one step: half a model must never look like one
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise StateDirectoryError(
+            f"cannot copy the bundled model to {folder}: {error.strerror or error}. "
+            "Make room or give another --data-dir."
+        ) from error

@@ -1,0 +1,171 @@
+"""`motet chat`: a conversation over the same HTTP that everybody else uses."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import typer
+
+from motet.errors import SetupError
+from motet_cli.readiness import read_status
+from motet_operator.local.layout import Layout
+
+HELP = """/model NAME  talk to another model      /models  what there is
+/clear       forget the conversation    /quit    end (or ctrl-D)"""
+
+CONNECT_SECONDS = 5.0
+SILENCE_SECONDS = 120.0
+
+
+class Refused(Exception):
+    """The gateway said no; the message is the gateway's."""
+
+
+@dataclass
+class Talk:
+    model: str
+    max_tokens: int | None = None
+    temperature: float | None = None
+    messages: list[dict[str, str]] = field(default_factory=list)
+
+    def body(self) -> dict[str, Any]:
+        limits = {"max_tokens": self.max_tokens, "temperature": self.temperature}
+        given = {name: value for name, value in limits.items() if value is not None}
+        return {"model": self.model, "messages": self.messages, "stream": True, **given}
+
+
+def chat(data_dir: Path, *, url: str | None, message: str | None, talk: Talk) -> int:
+    base = (url or _url_of(data_dir)).rstrip("/").removesuffix("/v1")
+    timeout = httpx.Timeout(SILENCE_SECONDS, connect=CONNECT_SECONDS)
+    with httpx.Client(base_url=base, timeout=timeout, trust_env=False) as client:
+        try:
+            talk.model = talk.model or _first_model(client)
+            if message is not None:
+                _say(client, talk, message)
+                return 0
+            return _converse(client, talk)
+        except Refused as refusal:
+            typer.secho(str(refusal), fg="red", err=True)
+            return 1
+        except httpx.TransportError as error:
+            raise SetupError(f"no answer from {base} ({error}): is it up? See `motet status`.") from error
+
+
+def _url_of(data_dir: Path) -> str:
+    layout = Layout.of(data_dir)
+    url = read_status(layout).get("url")
+    if not isinstance(url, str) or not url:
+        raise SetupError(f"nothing runs with {layout.data}: start it with `motet up`, or give --url.")
+    return url
+
+
+def _converse(client: httpx.Client, talk: Talk) -> int:
+    asked_by_a_person = sys.stdin.isatty()
+    if asked_by_a_person:
+        typer.secho(f"Talking to {talk.model}. /help says what else there is.", dim=True)
+        _better_input()
+    while True:
+        try:
+            line = (input("> ") if asked_by_a_person else sys.stdin.readline()).strip()
+            if not line and not asked_by_a_person:
+                return 0
+        except EOFError:
+            typer.echo()
+            return 0
+        except KeyboardInterrupt:
+            typer.echo()
+            continue
+        if not line:
+            continue
+        if line.startswith("/"):
+            if _command(client, talk, line):
+                return 0
+            continue
+        try:
+            _say(client, talk, line)
+        except Refused as refusal:
+            typer.secho(str(refusal), fg="red", err=True)
+        except KeyboardInterrupt:
+            typer.echo(" …")  # hanging up ends the answer at the gateway, too
+
+
+def _command(client: httpx.Client, talk: Talk, line: str) -> bool:
+    """Whether the conversation is over."""
+    word, _, rest = line.partition(" ")
+    match word:
+        case "/quit" | "/exit":
+            return True
+        case "/clear":
+            talk.messages.clear()
+        case "/models":
+            typer.echo("\n".join(_models(client)))
+        case "/model" if rest.strip():
+            talk.model = rest.strip()
+            talk.messages.clear()  # another voice should not go on in the words of the one before
+        case _:
+            typer.echo(HELP)
+    return False
+
+
+def _say(client: httpx.Client, talk: Talk, text: str) -> None:
+    talk.messages.append({"role": "user", "content": text})
+    answer = ""
+    try:
+        for piece in _answer(client, talk.body()):
+            answer += piece
+            typer.echo(piece, nl=False)
+        typer.echo()
+    finally:
+        if answer:
+            talk.messages.append({"role": "assistant", "content": answer})
+        else:
+            talk.messages.pop()
+
+
+def _answer(client: httpx.Client, body: dict[str, Any]) -> Iterator[str]:
+    with client.stream("POST", "/v1/chat/completions", json=body) as response:
+        if response.status_code != httpx.codes.OK:
+            response.read()
+            raise Refused(_message_of(response))
+        for line in response.iter_lines():
+            if not line.startswith("data:"):
+                continue  # comments keep the line alive
+            data = line.removeprefix("data:").strip()
+            if data == "[DONE]":
+                return
+            event = json.loads(data)
+            if "error" in event:
+                raise Refused(event["error"].get("message", "the stream ended with an error"))
+            for choice in event.get("choices", []):
+                yield choice.get("delta", {}).get("content") or ""
+
+
+def _models(client: httpx.Client) -> list[str]:
+    response = client.get("/v1/models")
+    if response.status_code != httpx.codes.OK:
+        raise Refused(_message_of(response))
+    return [model["id"] for model in response.json()["data"]]
+
+
+def _first_model(client: httpx.Client) -> str:
+    models = _models(client)
+    if not models:
+        raise Refused("the gateway lists no models yet: see `motet status`")
+    return models[0]
+
+
+def _message_of(response: httpx.Response) -> str:
+    try:
+        return str(response.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"the gateway answered {response.status_code}"
+
+
+def _better_input() -> None:
+    with suppress(ImportError):
+        import readline  # noqa: F401 - gives input() its history and arrow keys

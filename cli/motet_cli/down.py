@@ -1,0 +1,19 @@
+"""`motet down`."""
+
+import asyncio
+from pathlib import Path
+
+import typer
+
+from motet_operator.local.layout import Layout
+from motet_operator.local.teardown import take_down
+
+
+def down(data_dir: Path) -> int:
+    layout = Layout.of(data_dir)
+    stopped = asyncio.run(take_down(layout))
+    if stopped:
+        typer.echo(f"stopped {', '.join(stopped)}")
+    else:
+        typer.echo(f"nothing runs with {layout.data}")
+    return 0

@@ -1,0 +1,133 @@
+"""`motet`: the command line. Each command is a module; this one names them and turns errors into sentences."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pydantic import ValidationError
+
+from motet.errors import MotetError, SetupError
+from motet.service import SETUP_FAILED
+from motet_operator.local.layout import default_data_dir
+
+app = typer.Typer(
+    name="motet",
+    help="One base language model for many tenants, each with their own LoRA adapters.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+DataDir = Annotated[
+    Path,
+    typer.Option(
+        "--data-dir",
+        envvar="MOTET_DATA_DIR",
+        help="The state directory. One stack lives in each.",
+        default_factory=default_data_dir,
+        show_default="$XDG_DATA_HOME/motet, else ~/.local/share/motet",
+    ),
+]
+
+
+@app.command()
+def up(  # noqa: PLR0917 - typer calls it by name
+    data_dir: DataDir,
+    manifests: Annotated[
+        Path | None,
+        typer.Option("--filename", "-f", help="Folder (or file) of manifests; watched. Without it: the bundled model."),
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Where the URL listens; 0 takes a free port.")] = 8000,
+    runners: Annotated[
+        int | None, typer.Option(min=0, help="Runners of every pool, whatever its manifest says.")
+    ] = None,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Return once it is ready, and leave it running.")
+    ] = False,
+    wait: Annotated[float, typer.Option(min=1, help="Seconds to wait for everything to be ready.")] = 300.0,
+) -> None:
+    """Bring up the whole system and say how to talk to it. Ctrl-C stops everything."""
+    from motet_cli.up import Options
+    from motet_cli.up import up as run
+
+    raise typer.Exit(
+        run(
+            Options(
+                data_dir=data_dir, manifests=manifests, port=port, runners=runners, detach=detach, wait_seconds=wait
+            )
+        )
+    )
+
+
+@app.command()
+def down(data_dir: DataDir) -> None:
+    """Stop everything that runs with a state directory, whatever is left of it."""
+    from motet_cli.down import down as run
+
+    raise typer.Exit(run(data_dir))
+
+
+@app.command()
+def status(data_dir: DataDir, as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False) -> None:
+    """Say what runs and how it is. Exit status 1 when nothing does."""
+    from motet_cli.status import status as run
+
+    raise typer.Exit(run(data_dir, as_json=as_json))
+
+
+@app.command()
+def chat(  # noqa: PLR0917
+    data_dir: DataDir,
+    model: Annotated[str | None, typer.Argument(help="An adapter or the base model; /model NAME switches.")] = None,
+    url: Annotated[str | None, typer.Option(help="Of a gateway; without it, the one of the state directory.")] = None,
+    message: Annotated[str | None, typer.Option("--message", "-m", help="Ask this, print the answer, and end.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0, max=2, help="0 always takes the likeliest token.")] = None,
+) -> None:
+    """Talk to a model."""
+    from motet_cli.chat import Talk
+    from motet_cli.chat import chat as run
+
+    raise typer.Exit(
+        run(data_dir, url=url, message=message, talk=Talk(model or "", max_tokens=max_tokens, temperature=temperature))
+    )
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    from importlib.metadata import version as version_of
+
+    typer.echo(f"motet {version_of('motet')}")
+
+
+def main() -> None:
+    try:
+        app(standalone_mode=True)
+    except SetupError as error:
+        _say(error.message)
+        sys.exit(SETUP_FAILED)
+    except MotetError as error:
+        _say(error.message)
+        sys.exit(1)
+    except ValidationError as error:  # settings from the environment
+        for detail in error.errors(include_url=False):
+            _say(f"{'.'.join(str(part) for part in detail['loc'])} in the environment: {detail['msg']}")
+        sys.exit(SETUP_FAILED)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads: nothing more to say
+        sys.exit(1)
+
+
+def _say(message: str) -> None:
+    typer.secho("motet: ", fg="red", bold=True, err=True, nl=False)
+    typer.echo(message, err=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""What `motet up` says: services as they become ready, the URL, three things to try, and later what goes wrong."""
+
+import asyncio
+import json
+import time
+from typing import Any
+
+from rich.console import Console
+
+from motet_cli.readiness import Failed, Ready, Watch, ready_of
+from motet_operator.local.layout import Layout
+
+
+class Progress:
+    """Lines for a file, a spinner above them for a terminal."""
+
+    def __init__(self, layout: Layout, url: str, question: str) -> None:
+        self._layout = layout
+        self._url = url
+        self._question = question
+        self._console = Console(highlight=False, soft_wrap=True)
+        self._errors = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._began = time.monotonic()
+        self._shown: set[str] = set()
+        self._spinner = self._console.status("starting") if self._console.is_terminal else None
+        if self._spinner is not None:
+            self._spinner.start()
+
+    def close(self) -> None:
+        if self._spinner is not None:
+            self._spinner.stop()
+
+    def say(self, text: str) -> None:
+        self._console.print(text, markup=False)
+
+    def show(self, watch: Watch) -> None:
+        for name, record in watch.records.items():
+            if record.ready and name not in self._shown:
+                self._shown.add(name)
+                self._console.print(f"  [green]✓[/] {name:<24} ready after {self._elapsed:.1f} s")
+        waiting = [name for name, record in watch.records.items() if not record.ready]
+        if self._spinner is not None:
+            self._spinner.update(f"waiting for {', '.join(waiting)}" if waiting else "waiting for the adapters")
+
+    def failed(self, failure: Failed) -> None:
+        self.close()
+        self._errors.print(f"[red bold]motet:[/] {failure.who} could not start", end=": ")
+        self._errors.print(failure.reason.removeprefix(f"{failure.who}: "), markup=False)
+        self._errors.print(f"Its log: {failure.log}", markup=False)
+
+    def ready(self, outcome: Ready, *, hint: str) -> None:
+        self.close()
+        console = self._console
+        for adapter in outcome.status["adapters"]:
+            ready = ready_of(adapter)
+            if ready.get("status") != "True":
+                console.print(f"  [yellow]![/] adapter {adapter['namespace']}/{adapter['name']} is not ready", end=": ")
+                self.say(f"{ready.get('reason', '')}: {ready.get('message', '')}")
+        console.print(f"\nMotet is up at [bold]{self._url}[/] after {self._elapsed:.1f} s. Try:\n")
+        for command in things_to_try(self._url, self._layout, outcome.status, self._question):
+            self.say(f"  {command}\n")
+        self.say(hint)
+
+    async def follow(self) -> None:
+        """Say what dies and what comes back, and what becomes wrong in the manifests."""
+        watch = Watch(self._layout)
+        watch.look()
+        restarts = {name: record.restarts for name, record in watch.records.items()}
+        problems: set[str] = set()
+        while True:
+            await asyncio.sleep(0.5)
+            watch.look()
+            for name, record in watch.records.items():
+                if record.restarts > restarts.get(name, 0):
+                    self.say(f"{time.strftime('%H:%M:%S')} {name} died ({record.reason}) and is started again")
+            restarts = {name: record.restarts for name, record in watch.records.items()}
+            found = set(watch.status.get("problems", []))
+            for problem in sorted(found - problems):
+                self.say(f"{time.strftime('%H:%M:%S')} {problem}")
+            problems = found
+
+    @property
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._began
+
+
+def things_to_try(url: str, layout: Layout, status: dict[str, Any], question: str) -> list[str]:
+    """A request, the same to another voice, and the chat."""
+    ready = [adapter for adapter in status["adapters"] if adapter["ready"]]
+    models = [adapter["model"] for adapter in ready] + [pool["model"] for pool in status["pools"]]
+    commands = [_curl(url, model, question) for model in models[:2]]
+    return [*commands, f"motet chat {models[0]} --data-dir {layout.data}"] if models else commands
+
+
+def _curl(url: str, model: str, question: str) -> str:
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": question}]}, ensure_ascii=False)
+    quoted = body.replace("'", "'\\''")
+    return f"curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{quoted}'"

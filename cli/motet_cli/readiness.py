@@ -1,0 +1,97 @@
+"""Is it up? Read from the records and the status file alone, so that it works whoever started what."""
+
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from motet.clock import Clock, monotonic
+from motet.processes import Record, Records
+from motet.processes.lifecycle import SETUP_FAILED
+from motet_operator.local.layout import Layout
+
+SERVICES = ("scheduler", "predictor", "supervisor", "gateway")
+PATIENCE_WITH_CRASHES = 3
+"""Deaths in a row after which a start has failed. Fewer may be a race with a service that is not there yet."""
+
+ADAPTER_SECONDS = 5.0
+"""How long adapters may take to be checked once all else is ready; a slow one loads while others serve."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ready:
+    status: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failed:
+    who: str
+    reason: str
+    log: Path
+    exit_status: int = 1
+
+
+@dataclass
+class Watch:
+    """Looks again and again; keeps what it saw for whoever shows progress."""
+
+    layout: Layout
+    clock: Clock = monotonic
+    records: dict[str, Record] = field(default_factory=dict)
+    status: dict[str, Any] = field(default_factory=dict)
+    _pools_since: float | None = None
+
+    def look(self) -> Ready | Failed | None:
+        operator = Records(self.layout.operator_records).read()
+        self.records = operator | Records(self.layout.service_records).read()
+        self.status = read_status(self.layout)
+        if operator and operator["operator"].alive and self.status.get("operator") != operator["operator"].pid:
+            self.status = {}  # written by the one before
+        for record in self.records.values():
+            if record.failures and not record.ready and not record.alive:
+                hopeless = record.exit_status == SETUP_FAILED
+                if hopeless or record.failures >= PATIENCE_WITH_CRASHES:
+                    return _failure(record)
+        return Ready(status=self.status) if self._is_ready() else None
+
+    def too_late(self, seconds: float) -> Failed:
+        waiting = [name for name, record in self.records.items() if not record.ready]
+        waiting += [
+            f"pool {pool['namespace']}/{pool['name']}"
+            for pool in self.status.get("pools", [])
+            if pool["ready"] < pool["replicas"]
+        ]
+        who = ", ".join(waiting) or "motet up"
+        log = Path(self.records[waiting[0]].log) if waiting and waiting[0] in self.records else self.layout.logs
+        return Failed(who=who, reason=f"not ready after {seconds:g} s", log=log)
+
+    def _is_ready(self) -> bool:
+        services = {service["name"]: service for service in self.status.get("services", [])}
+        if not services.keys() >= set(SERVICES) or not all(service["ready"] for service in services.values()):
+            return False
+        if not all(pool["ready"] >= pool["replicas"] for pool in self.status["pools"]):
+            return False
+        if self._pools_since is None:
+            self._pools_since = self.clock()
+        undecided = [adapter for adapter in self.status["adapters"] if ready_of(adapter).get("status") == "Unknown"]
+        return not undecided or self.clock() - self._pools_since > ADAPTER_SECONDS
+
+
+def _failure(record: Record) -> Failed:
+    status = SETUP_FAILED if record.exit_status == SETUP_FAILED else 1
+    return Failed(who=record.name, reason=record.reason, log=Path(record.log), exit_status=status)
+
+
+def read_status(layout: Layout) -> dict[str, Any]:
+    with suppress(OSError, ValueError):
+        content = orjson.loads(layout.status.read_bytes())
+        if isinstance(content, dict):
+            return content
+    return {}
+
+
+def ready_of(item: dict[str, Any]) -> dict[str, Any]:
+    """The Ready condition of a pool or adapter; empty when it has none yet."""
+    return next((condition for condition in item["conditions"] if condition["type"] == "Ready"), {})

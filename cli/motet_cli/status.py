@@ -1,0 +1,113 @@
+"""`motet status`: what the operator wrote, corrected by what the kernel says about each process."""
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from motet.processes import Record, Records
+from motet_cli.readiness import read_status, ready_of
+from motet_operator.local.layout import Layout
+from motet_operator.local.lock import is_held
+
+NOTHING_RUNS = 1
+
+
+def status(data_dir: Path, *, as_json: bool) -> int:
+    layout = Layout.of(data_dir)
+    operator = Records(layout.operator_records).read().get("operator")
+    services = Records(layout.service_records).read()
+    records = [*([operator] if operator is not None else []), *services.values()]
+    running = any(record.alive for record in records)
+    document = _document(layout, records)
+    notes = _notes(layout, operator, running=running)
+    if as_json:
+        typer.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
+        for note in notes:
+            typer.echo(note, err=True)
+    else:
+        _print(document, notes)
+    return 0 if running else NOTHING_RUNS
+
+
+def _document(layout: Layout, records: list[Record]) -> dict[str, Any]:
+    written = read_status(layout) if records else {}
+    return {
+        "services": [_service(record) for record in records],
+        "pools": written.get("pools", []),
+        "adapters": written.get("adapters", []),
+        "problems": written.get("problems", []),
+        "url": written.get("url", ""),
+    }
+
+
+def _service(record: Record) -> dict[str, Any]:
+    alive = record.alive
+    return {
+        "name": record.name,
+        "kind": record.kind,
+        "pid": record.pid if alive else None,
+        "ready": record.ready and alive,
+        "restarts": record.restarts,
+    }
+
+
+def _notes(layout: Layout, operator: Record | None, *, running: bool) -> list[str]:
+    if not running:
+        return [f"nothing runs with {layout.data}; `motet up --data-dir {layout.data}` starts it"]
+    notes = []
+    if not is_held(layout.lock):
+        notes.append(
+            f"`motet up` has died; the rest runs on. `motet up --data-dir {layout.data}` takes it over, "
+            f"`motet down --data-dir {layout.data}` stops it"
+        )
+    if operator is None or not operator.alive:
+        notes.append("the operator does not run: pools and adapters below are as it last saw them")
+    return notes
+
+
+def _print(document: dict[str, Any], notes: list[str]) -> None:
+    console = Console(highlight=False)
+    for note in [*notes, *document["problems"]]:
+        console.print(note, style="yellow", markup=False, soft_wrap=True)
+    if document["url"]:
+        console.print(f"{document['url']}\n", markup=False)
+    if document["services"]:
+        table = _table("service", "kind", "pid", "ready", "restarts")
+        for service in document["services"]:
+            pid = str(service["pid"]) if service["pid"] is not None else "-"
+            table.add_row(service["name"], service["kind"], pid, _mark(service["ready"]), str(service["restarts"]))
+        console.print(table)
+    if document["pools"]:
+        table = _table("pool", "model", "ready", "why")
+        for pool in document["pools"]:
+            count = f"{pool['ready']}/{pool['replicas']}"
+            table.add_row(f"{pool['namespace']}/{pool['name']}", pool["model"], count, _why(pool))
+        console.print(table)
+    if document["adapters"]:
+        table = _table("adapter", "model", "ready", "resident", "why")
+        for adapter in document["adapters"]:
+            places = ", ".join(f"{place['runner']} ({place['tier']})" for place in adapter["resident"])
+            name = f"{adapter['namespace']}/{adapter['name']}"
+            table.add_row(name, adapter["model"], _mark(adapter["ready"]), places or "-", _why(adapter))
+        console.print(table)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _mark(ready: bool) -> str:
+    return "[green]yes[/]" if ready else "[red]no[/]"
+
+
+def _why(item: dict[str, Any]) -> str:
+    ready = ready_of(item)
+    reason, message = str(ready.get("reason", "")), ready.get("message", "")
+    return reason if not message or ready.get("status") == "True" else f"{reason}: {message}"

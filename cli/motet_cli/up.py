@@ -1,0 +1,213 @@
+"""`motet up`: check what can be checked before, start the parent, watch until all is ready, say what to try."""
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+
+from motet.errors import ManifestError, SetupError
+from motet.processes import Records
+from motet.processes.launch import last_words
+from motet.resources import ServingPool, files_of, read_all
+from motet.settings import ProcessSettings
+from motet_cli import bundled_manifests
+from motet_cli.progress import Progress
+from motet_cli.readiness import Failed, Ready, Watch
+from motet_operator.local.layout import Layout
+from motet_operator.local.lock import StackLock, is_held
+from motet_operator.local.parent import Parent, own_environment
+from motet_operator.local.teardown import take_down
+
+INTERRUPTED = 130
+
+QUESTION_ANNOTATION = "motet.dev/example-question"
+"""On a pool: what the example commands shall ask its model."""
+
+QUESTION = "Hello! Who are you?"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    data_dir: Path
+    manifests: Path | None
+    port: int
+    runners: int | None
+    detach: bool
+    wait_seconds: float
+
+
+def up(options: Options) -> int:
+    """The command's exit status. Raises SetupError for what a person has to put right."""
+    process = ProcessSettings()
+    host = os.environ.get("MOTET_HOST") or "127.0.0.1"
+    layout = Layout.of(options.data_dir)
+    with StackLock(layout.lock):
+        # Held for the checks only; whoever runs the stack takes it again.
+        layout.prepare()
+        manifests, question = _manifests(options, layout)
+        port = _port(layout, host, options.port)
+    url = f"http://{_reachable(host)}:{port}"
+    os.environ |= {
+        "MOTET_DATA_DIR": str(layout.data),
+        "MOTET_OPERATOR_MANIFESTS": str(manifests),
+        "MOTET_OPERATOR_HOST": host,
+        "MOTET_OPERATOR_PORT": str(port),
+    }
+    os.environ.pop("MOTET_OPERATOR_RUNNERS", None)
+    if options.runners is not None:
+        os.environ["MOTET_OPERATOR_RUNNERS"] = str(options.runners)
+    if trace := os.environ.get("MOTET_STEP_TRACE"):
+        os.environ["MOTET_STEP_TRACE"] = str(Path(trace).absolute())
+    progress = Progress(layout, url, question)
+    try:
+        if options.detach:
+            return _detached(layout, progress, options.wait_seconds)
+        return asyncio.run(_in_front(layout, url, progress, options.wait_seconds, process.time_scale))
+    finally:
+        progress.close()
+
+
+def _manifests(options: Options, layout: Layout) -> tuple[Path, str]:
+    """The folder to watch, and a question that its model can answer. Raises ManifestError."""
+    if options.manifests is None:
+        bundled_manifests.copy_to(layout.manifests)
+        folder = layout.manifests
+    else:
+        folder = options.manifests.expanduser().absolute()
+        if not folder.exists():
+            raise ManifestError(f"there is no {folder}: give -f a folder of manifests.")
+    reading = read_all(files_of(folder))
+    if reading.problems:
+        for problem in reading.problems[:20]:
+            typer.echo(str(problem), err=True)
+        count = len(reading.problems)
+        raise ManifestError(f"{count} problem{'s' if count > 1 else ''} in {folder}; nothing was started.")
+    pools = [manifest.resource for manifest in reading.manifests if isinstance(manifest.resource, ServingPool)]
+    if not pools:
+        raise ManifestError(f"{folder} declares no ServingPool: there is nothing to serve.")
+    questions = [pool.metadata.annotations.get(QUESTION_ANNOTATION) for pool in pools]
+    return folder, next((question for question in questions if question), QUESTION)
+
+
+def _port(layout: Layout, host: str, port: int) -> int:
+    """Raises SetupError when somebody else listens there. A gateway of our own that is still running may."""
+    gateway = Records(layout.service_records).read().get("gateway")
+    if gateway is not None and gateway.alive:
+        return port
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except socket.gaierror as error:
+        raise SetupError(f"MOTET_HOST={host} is no address of this machine: {error.strerror}.") from error
+    with socket.socket(found[0], found[1]) as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind(found[4])
+            trial.listen()
+        except PermissionError as error:
+            raise SetupError(f"port {port} needs privileges: take one from 1024 up with --port.") from error
+        except OSError as error:
+            raise SetupError(
+                f"port {port} on {host} is in use ({error.strerror}): free it, or take another with --port."
+            ) from error
+        return int(trial.getsockname()[1])
+
+
+def _reachable(host: str) -> str:
+    return "127.0.0.1" if host in ("0.0.0.0", "::", "") else f"[{host}]" if ":" in host else host
+
+
+# ---------------------------------------------------------------------------------------------------- in front of us
+
+
+async def _in_front(layout: Layout, url: str, progress: Progress, wait_seconds: float, time_scale: float) -> int:
+    with StackLock(layout.lock, url=url):
+        parent = Parent(layout, own_environment(), time_scale=time_scale)
+        running = asyncio.create_task(parent.run(), name="parent")
+        watching = asyncio.create_task(_watch(layout, progress, wait_seconds), name="watch")
+        await asyncio.wait({running, watching}, return_when=asyncio.FIRST_COMPLETED)
+        status = 0
+        if running.done():  # ctrl-C while it was starting
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+            status = INTERRUPTED
+        elif isinstance(outcome := watching.result(), Failed):
+            progress.failed(outcome)
+            status = outcome.exit_status
+            parent.ask_to_stop()
+        else:
+            progress.ready(outcome, hint="Ctrl-C stops everything.")
+            following = asyncio.create_task(progress.follow(), name="follow")
+            await parent.stop.wait()
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+        if status == 0:
+            progress.say("stopping")
+        await running
+        return status
+
+
+async def _watch(layout: Layout, progress: Progress, wait_seconds: float) -> Ready | Failed:
+    watch = Watch(layout)
+    deadline = time.monotonic() + wait_seconds
+    while True:
+        outcome = watch.look()
+        progress.show(watch)
+        if outcome is not None:
+            return outcome
+        if time.monotonic() > deadline:
+            return watch.too_late(wait_seconds)
+        await asyncio.sleep(0.05)
+
+
+# ------------------------------------------------------------------------------------------------------- on its own
+
+
+def _detached(layout: Layout, progress: Progress, wait_seconds: float) -> int:
+    log = layout.log("up")
+    with log.open("ab") as output:
+        offset = output.tell()
+        parent = subprocess.Popen(
+            [sys.executable, "-P", "-m", "motet_operator.local.parent"],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=layout.data,
+            start_new_session=True,
+        )
+    try:
+        outcome = asyncio.run(_watch_detached(layout, progress, wait_seconds, parent))
+    except KeyboardInterrupt:
+        asyncio.run(take_down(layout))
+        return INTERRUPTED
+    if outcome is None:
+        raise SetupError(last_words(log, since=offset).removeprefix("motet up: ") or f"it ended at once: see {log}")
+    if isinstance(outcome, Failed):
+        progress.failed(outcome)
+        asyncio.run(take_down(layout))
+        parent.wait()
+        return outcome.exit_status
+    progress.ready(outcome, hint=f"motet down --data-dir {layout.data}   stops everything.")
+    parent.returncode = 0  # it lives on and is not ours to wait for
+    return 0
+
+
+async def _watch_detached(
+    layout: Layout, progress: Progress, wait_seconds: float, parent: "subprocess.Popen[bytes]"
+) -> Ready | Failed | None:
+    """None: the parent ended."""
+    watching = asyncio.create_task(_watch(layout, progress, wait_seconds), name="watch")
+    try:
+        while not watching.done():
+            await asyncio.wait({watching}, timeout=0.2)
+            if not watching.done() and parent.poll() is not None and not is_held(layout.lock):
+                return None
+        return watching.result()
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)

@@ -1,0 +1,109 @@
+"""Who runs the stack of a state directory: an flock that goes with its holder, and a word about that holder."""
+
+import fcntl
+import os
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import orjson
+
+from motet.errors import StateDirectoryError
+from motet.processes import Identity, identity_of, is_alive
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """What `motet up` writes into its lock file for others to read."""
+
+    pid: int = 0
+    start_ticks: int = 0
+    url: str = ""
+
+    @property
+    def identity(self) -> Identity:
+        return Identity(self.pid, self.start_ticks)
+
+
+class StackLock:
+    """Held while entered. Entering raises StateDirectoryError when a stack runs in this state directory."""
+
+    def __init__(self, path: Path, *, url: str = "") -> None:
+        self._path = path
+        self._url = url
+        self._file: int | None = None
+
+    def __enter__(self) -> Self:
+        self._file = _take(self._path)
+        for _ in range(10):
+            # Somebody who only looks (`is_held`) has it for an instant.
+            if self._file is not None or is_alive(read_holder(self._path).identity):
+                break
+            time.sleep(0.05)
+            self._file = _take(self._path)
+        if self._file is None:
+            holder = read_holder(self._path)
+            where = f" at {holder.url}" if holder.url else ""
+            raise StateDirectoryError(
+                f"a stack already runs{where} with this state directory (pid {holder.pid}). "
+                f"Stop it with `motet down --data-dir {self._path.parent}`, or use another --data-dir."
+            )
+        me = identity_of(os.getpid())
+        assert me is not None
+        self._say(Holder(pid=me.pid, start_ticks=me.start_ticks, url=self._url))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._file is not None:
+            with suppress(OSError):
+                os.ftruncate(self._file, 0)
+            os.close(self._file)
+            self._file = None
+
+    def _say(self, holder: Holder) -> None:
+        assert self._file is not None
+        try:
+            os.ftruncate(self._file, 0)
+            os.pwrite(self._file, orjson.dumps(asdict(holder)), 0)
+        except OSError as error:
+            raise StateDirectoryError(
+                f"cannot write to {self._path}: {error.strerror}. Make room or give another --data-dir."
+            ) from error
+
+
+def _take(path: Path) -> int | None:
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StateDirectoryError(
+            f"cannot use the state directory {path.parent}: {error.strerror}. Give another one with --data-dir."
+        ) from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(file)
+        return None
+    return file
+
+
+def is_held(path: Path) -> bool:
+    """Does a `motet up` live here? Looking takes the lock for a moment if nobody has it."""
+    if not path.exists():
+        return False
+    file = _take(path)
+    if file is None:
+        return True
+    os.close(file)
+    return False
+
+
+def read_holder(path: Path) -> Holder:
+    with suppress(OSError, ValueError, TypeError):
+        return Holder(**orjson.loads(path.read_bytes()))
+    return Holder()

@@ -1,0 +1,117 @@
+"""`motet up` once it has started: holds the lock, restarts the operator and nothing else, reaps orphans, and at the
+end stops everything. So little that nothing in it should ever go wrong; if it dies all the same, the rest runs on.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from importlib.metadata import version
+
+from pydantic import ValidationError
+
+from motet.errors import SetupError
+from motet.processes import Keeper, Policy, ProcessSpec, Records
+from motet.processes.keeper import KEPT_BY
+from motet.processes.linux import become_subreaper, reap_orphans
+from motet.service import SETUP_FAILED
+from motet.settings import ProcessSettings
+from motet.telemetry import configure_logging
+from motet_operator.local.layout import Layout
+from motet_operator.local.lock import StackLock
+from motet_operator.local.settings import Settings
+from motet_operator.local.teardown import STOP_SECONDS, finish
+
+REAP_SECONDS = 1.0
+
+
+def operator_spec(layout: Layout, env: Mapping[str, str]) -> ProcessSpec:
+    return ProcessSpec(
+        name="operator",
+        kind="operator",
+        command=(sys.executable, "-P", "-m", "motet_operator"),
+        log=layout.log("operator"),
+        env={**env, "OMP_WAIT_POLICY": "passive"},
+        cwd=layout.data,
+        version=version("motet"),
+    )
+
+
+def own_environment() -> dict[str, str]:
+    """All settings that came from outside: named in the operator's specification, so that a changed one restarts it."""
+    return {name: value for name, value in os.environ.items() if name.startswith("MOTET_") and name != KEPT_BY}
+
+
+class Parent:
+    """Runs until `stop` is set; a second `hurry` ends the patience."""
+
+    def __init__(self, layout: Layout, env: Mapping[str, str], *, time_scale: float = 1.0) -> None:
+        self.stop = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._layout = layout
+        policy = Policy(grace=STOP_SECONDS).scaled(time_scale)
+        self._keeper = Keeper(Records(layout.operator_records), policy=policy)
+        self._spec = operator_spec(layout, env)
+
+    def ask_to_stop(self) -> None:
+        """The first asks politely; the second means it."""
+        if self.stop.is_set():
+            self._hurry.set()
+        self.stop.set()
+
+    async def run(self) -> None:
+        """The caller holds the lock. On return nothing is left running."""
+        become_subreaper()
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGCHLD, self._reap)
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.add_signal_handler(signum, self.ask_to_stop)
+        reaping = asyncio.create_task(self._reap_now_and_then(), name="reap")
+        try:
+            self._keeper.apply([self._spec])
+            await self.stop.wait()
+            await self._end()
+        finally:
+            reaping.cancel()
+            await asyncio.gather(reaping, return_exceptions=True)
+
+    async def _end(self) -> None:
+        stopping = asyncio.create_task(self._keeper.stop_all(), name="stop the operator")
+        hurrying = asyncio.create_task(self._hurry.wait(), name="hurry")
+        await asyncio.wait({stopping, hurrying}, return_when=asyncio.FIRST_COMPLETED)
+        hurried = not stopping.done()
+        hurrying.cancel()
+        if hurried:
+            self._keeper.kill_all()
+        await stopping
+        await finish(self._layout, grace=0.0 if hurried else None)
+
+    def _reap(self) -> None:
+        reap_orphans(self._keeper.own_pids)
+
+    async def _reap_now_and_then(self) -> None:
+        while True:
+            await asyncio.sleep(REAP_SECONDS)
+            self._reap()
+
+
+def main() -> None:
+    """`motet up --detach` runs this in a session of its own, with everything in the environment."""
+    try:
+        process, settings = ProcessSettings(), Settings()
+        configure_logging("motet-up", process)
+        layout = Layout.of(process.data_dir)
+        with StackLock(layout.lock, url=f"http://{settings.host}:{settings.port}"):
+            asyncio.run(_run(layout, process.time_scale))
+    except (SetupError, ValidationError) as error:
+        print(f"motet up: {error}", file=sys.stderr)  # noqa: T201 - the last line a person sees
+        sys.exit(SETUP_FAILED)
+
+
+async def _run(layout: Layout, time_scale: float) -> None:
+    await Parent(layout, own_environment(), time_scale=time_scale).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""Ending a stack, whatever is left of it: `motet up` itself, only its operator, only some services, or only files."""
+
+import asyncio
+import signal
+from collections.abc import Callable
+
+from motet.clock import monotonic
+from motet.processes import Keeper, Policy, Records
+from motet.processes.keeper import kill_strays
+from motet.processes.linux import kill_session, send
+from motet_operator.local.layout import Layout
+from motet_operator.local.lock import StackLock, is_held, read_holder
+
+STOP_SECONDS = 60.0
+"""How long an orderly stop of everything may take before it is done the hard way."""
+
+
+def what_runs(layout: Layout) -> list[str]:
+    """Names of the living processes of this state directory, the operator among them."""
+    records = [*Records(layout.operator_records).read().values(), *Records(layout.service_records).read().values()]
+    return [record.name for record in records if record.alive]
+
+
+async def take_down(layout: Layout, *, seconds: float = STOP_SECONDS) -> list[str]:
+    """Stop the stack of a state directory and return when nothing of it is left. Names what was running.
+
+    Idempotent: of a stack that has ended it removes what it left behind.
+    """
+    if not layout.data.is_dir():
+        return []
+    running = what_runs(layout)
+    if is_held(layout.lock):
+        holder = read_holder(layout.lock).identity
+        send(holder, signal.SIGTERM)
+
+        def released() -> bool:
+            return not is_held(layout.lock)
+
+        if not await _within(seconds, released):
+            kill_session(holder)
+            await _within(5.0, released)
+        running.append("motet up")
+    with StackLock(layout.lock):  # nobody starts a new stack while the rest of the old one goes
+        await finish(layout, seconds=seconds)
+    return running
+
+
+async def finish(layout: Layout, *, seconds: float = STOP_SECONDS, grace: float | None = None) -> None:
+    """Stop what a dead or dying `motet up` left. The caller holds the lock."""
+    # The operator stops its services in their order; one that does not end is killed, and they are stopped below.
+    await _stop_recorded(Records(layout.operator_records), grace=seconds if grace is None else grace)
+    await _stop_recorded(Records(layout.service_records), grace=10.0 if grace is None else grace)
+    layout.clear_run()
+
+
+async def _stop_recorded(records: Records, *, grace: float) -> None:
+    keeper = Keeper(records, policy=Policy(grace=grace))
+    await keeper.stop_all()
+    kill_strays(records)
+
+
+async def _within(seconds: float, condition: Callable[[], bool]) -> bool:
+    deadline = monotonic() + seconds
+    while not condition():
+        if monotonic() > deadline:
+            return False
+        await asyncio.sleep(0.05)
+    return True
