@@ -97,8 +97,9 @@ class Link(Generic[Up, Down]):
     """The client's end of one long-lived bidirectional stream, opened again whenever it breaks.
 
     `greet` makes the first messages of each connection. `receive` is called with every message from the peer, in order,
-    and must not block. `opened` and `closed` are called when a connection comes and goes. `run` ends only by
-    cancellation; `send` says False, and drops the message, while there is no connection.
+    and must not block; an error of it ends the connection, not the link. `opened` and `closed` are called when a
+    connection comes and goes. `run` ends only by cancellation; `send` says False, and drops the message, while there is
+    no connection.
     """
 
     def __init__(
@@ -141,6 +142,12 @@ class Link(Generic[Up, Down]):
                 why = f"{error.code().name}: {error.details()}"
             except TimeoutError:
                 why = "no answer"
+            except Exception:
+                # A message that we cannot take: the next connection tells everything anew. Not in a hurry, since a
+                # peer that says it again would keep both sides busy.
+                log.exception("stream dropped by an error of ours", link=self.name, address=self.address)
+                await asyncio.sleep(LAST_RETRY_SECONDS)
+                continue
             log.debug("stream down", link=self.name, address=self.address, why=why)
             await asyncio.sleep(backoff.next())
 
@@ -204,6 +211,35 @@ async def converse(
     finally:
         writer.cancel()
         await asyncio.gather(writer, return_exceptions=True)
+
+
+class Sessions(Generic[Message]):
+    """Who is connected to a server, by name. What is sent to somebody who is not is dropped: its next hello asks again.
+
+    A peer that connects again takes its old session's place.
+    """
+
+    def __init__(self) -> None:
+        self._outboxes: dict[str, Outbox[Message]] = {}
+
+    def open(self, name: str, outbox: Outbox[Message]) -> None:
+        self._outboxes[name] = outbox
+
+    def close(self, name: str, outbox: Outbox[Message]) -> bool:
+        """False when the peer has connected again meanwhile: then nothing has ended."""
+        if self._outboxes.get(name) is not outbox:
+            return False
+        del self._outboxes[name]
+        return True
+
+    def send(self, name: str, message: Message) -> None:
+        outbox = self._outboxes.get(name)
+        if outbox is not None:
+            outbox.put(message)
+
+    def broadcast(self, message: Message) -> None:
+        for outbox in self._outboxes.values():
+            outbox.put(message)
 
 
 class AddServicer(Protocol):

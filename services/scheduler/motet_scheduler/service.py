@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import structlog
 
@@ -13,7 +13,7 @@ from motet.errors import InvalidRequest, NotFound
 from motet.fleet import RunnerIdentity
 from motet.leadership import LocalLeadership
 from motet.model import RequestId
-from motet.rpc import Link, Outbox, converse
+from motet.rpc import Link, Outbox, Sessions, converse
 from motet_scheduler import translate
 from motet_scheduler.catalog_file import CatalogFile
 from motet_scheduler.metrics import Metrics
@@ -25,34 +25,6 @@ from motet_scheduler.policy.values import Instance, Policy
 log = structlog.get_logger(__name__)
 
 SERVICE = "motet.api.v1.Scheduler"
-
-Down = TypeVar("Down")
-
-
-class Sessions(Generic[Down]):
-    """Who is connected, by name. A peer that connects again takes its old session's place."""
-
-    def __init__(self) -> None:
-        self._outboxes: dict[str, Outbox[Down]] = {}
-
-    def open(self, name: str, outbox: Outbox[Down]) -> None:
-        self._outboxes[name] = outbox
-
-    def close(self, name: str, outbox: Outbox[Down]) -> bool:
-        """False when the peer has connected again meanwhile: then nothing has ended."""
-        if self._outboxes.get(name) is not outbox:
-            return False
-        del self._outboxes[name]
-        return True
-
-    def send(self, name: str, message: Down) -> None:
-        outbox = self._outboxes.get(name)
-        if outbox is not None:
-            outbox.put(message)
-
-    def broadcast(self, message: Down) -> None:
-        for outbox in self._outboxes.values():
-            outbox.put(message)
 
 
 class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):

@@ -1,0 +1,39 @@
+"""`python -m motet_supervisor`: the supervisor's process."""
+
+import asyncio
+
+from prometheus_client import CollectorRegistry
+
+from motet.api.v1 import supervisor_pb2_grpc
+from motet.clock import every
+from motet.rpc import serving
+from motet.service import read, run, run_until
+from motet.settings import Addresses, ProcessSettings
+from motet_supervisor.metrics import Metrics
+from motet_supervisor.service import SERVICE, SupervisorService
+from motet_supervisor.settings import Settings
+
+TICK_SECONDS = 0.2
+"""How finely time is noticed, before the time scale."""
+
+SHORTEST_TICK = 0.02
+
+
+def main() -> None:
+    settings, process, addresses = read(Settings), read(ProcessSettings), read(Addresses)
+
+    async def supervise(stop: asyncio.Event, registry: CollectorRegistry) -> None:
+        service = SupervisorService(settings.policy(process.time_scale), metrics=Metrics(registry))
+        tick = max(TICK_SECONDS * process.time_scale, SHORTEST_TICK)
+        async with serving(
+            addresses.supervisor_address,
+            lambda server: supervisor_pb2_grpc.add_SupervisorServicer_to_server(service, server),
+            names=[SERVICE],
+        ):
+            await run_until(stop, every(tick, service.tick, name="tick"))
+
+    run("supervisor", process, supervise)
+
+
+if __name__ == "__main__":
+    main()

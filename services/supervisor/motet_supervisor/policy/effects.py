@@ -1,0 +1,83 @@
+"""What the supervisor wants done. Orders name the epoch and the promise they were decided on."""
+
+from dataclasses import dataclass
+
+from motet.fleet import RunnerIdentity
+from motet.model import RequestId
+from motet_supervisor.policy.values import Instance, Method
+
+# ---------------------------------------------------------------------------------------------------------- to runners
+
+
+@dataclass(frozen=True, slots=True)
+class Extend:
+    instance: Instance
+    request: RequestId
+    epoch: int
+    pages: int
+    extended: int
+
+
+@dataclass(frozen=True, slots=True)
+class Park:
+    instance: Instance
+    request: RequestId
+    epoch: int
+    pages: int
+    doubled: int
+    method: Method
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    instance: Instance
+    request: RequestId
+    epoch: int
+    pages: int
+
+
+# -------------------------------------------------------------------------------------------------------- to schedulers
+
+
+@dataclass(frozen=True, slots=True)
+class TellPromise:
+    instance: Instance
+    request: RequestId
+    epoch: int
+    pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class TellParked:
+    instance: Instance
+    request: RequestId
+    epoch: int
+    wanted: int
+    method: Method
+
+
+@dataclass(frozen=True, slots=True)
+class TellAllParked:
+    """All that is parked now: what a scheduler that has just connected needs."""
+
+    requests: tuple[TellParked, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TellResumed:
+    instance: Instance
+    request: RequestId
+    epoch: int
+    pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class TellLost:
+    identity: RunnerIdentity
+    why: str
+    hung: bool
+
+
+RunnerOrder = Extend | Park | Resume
+Advice = TellPromise | TellParked | TellAllParked | TellResumed | TellLost
+Effect = RunnerOrder | Advice

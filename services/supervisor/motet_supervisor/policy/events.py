@@ -1,0 +1,110 @@
+"""What happens to a supervisor. Each is a fact; deciding what follows is `Supervisor.handle`'s."""
+
+from dataclasses import dataclass
+
+from motet.fleet import BookEntry, Capacity, RunnerIdentity
+from motet.model import RequestId
+from motet_supervisor.policy.values import Instance, Method
+
+# ------------------------------------------------------------------------------------------------------------- runners
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerConnected:
+    identity: RunnerIdentity
+    capacity: Capacity
+    live: tuple[BookEntry, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerDisconnected:
+    instance: Instance
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryReported:
+    instance: Instance
+    pages_promised: int
+    host_bytes_free: int = 0
+    steps: int = 0
+    work_pending: bool = False
+    prefill_seconds_per_token: float = 0.0
+    swap_seconds_per_page: float = 0.0
+    live: tuple[BookEntry, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OverflowAhead:
+    """A sequence will reach its promise within a page (S3-10)."""
+
+    instance: Instance
+    entry: BookEntry
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    instance: Instance
+    request: RequestId
+    epoch: int
+    wanted: int
+    method: Method
+    by_itself: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    instance: Instance
+    request: RequestId
+    epoch: int
+    pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    instance: Instance
+    request: RequestId
+    epoch: int
+
+
+# ----------------------------------------------------------------------------------------------------------- scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConnected:
+    """From here on parked requests come back through its ledger only."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerGone:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Resumable:
+    """The scheduler's ledger has room for a parked request."""
+
+    instance: Instance
+    request: RequestId
+    epoch: int
+    pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed."""
+
+
+Event = (
+    RunnerConnected
+    | RunnerDisconnected
+    | MemoryReported
+    | OverflowAhead
+    | Parked
+    | Resumed
+    | Ended
+    | SchedulerConnected
+    | SchedulerGone
+    | Resumable
+    | Tick
+)

@@ -1,0 +1,71 @@
+"""What to do when a sequence reaches its promise (S3-10), as a table:
+
+| there are                                            | then                                                         |
+|------------------------------------------------------|--------------------------------------------------------------|
+| pages for twice its promise                          | extend to that, or to the most it can ever need (S3-13)      |
+| some pages                                           | extend by those                                              |
+| none, but a park under way will free some            | wait for it                                                  |
+| none                                                 | park the newest of the lowest class, not parked twice before |
+| none, and everybody was parked twice                 | park the one that overflows, to come back with all it can    |
+|                                                      | ever need: it is never parked again                          |
+"""
+
+from dataclasses import dataclass
+
+from motet.fleet import SequenceState
+from motet_supervisor.policy.runners import Runner, Sequence
+from motet_supervisor.policy.values import Method
+
+PARKED_AT_MOST = 2
+"""Times that a request may be chosen as a victim."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendTo:
+    pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class ParkVictim:
+    victim: Sequence
+    doubled: int
+
+
+@dataclass(frozen=True, slots=True)
+class WaitForRoom:
+    """Something is being parked already."""
+
+
+def decide(runner: Runner, overflowing: Sequence, now: float, answer: float) -> ExtendTo | ParkVictim | WaitForRoom:
+    entry = overflowing.entry
+    growth = min(runner.doubled(entry) - entry.pages, runner.free)
+    if growth > 0:
+        return ExtendTo(entry.pages + growth)
+    if runner.coming_free > 0:
+        return WaitForRoom()
+    candidates = [
+        one
+        for one in runner.sequences.values()
+        if not one.parked
+        and not one.busy(now, answer)
+        and one.entry.state is not SequenceState.LOADING
+        and one.entry.parked_times < PARKED_AT_MOST
+    ]
+    victim = max(candidates, key=lambda one: (one.entry.request_class, one.born), default=None)
+    if victim is None:
+        return ParkVictim(overflowing, runner.cap(entry))
+    return ParkVictim(victim, runner.doubled(victim.entry))
+
+
+def cheapest(runner: Runner, victim: Sequence, forced: Method | None) -> Method:
+    """Swap costs a copy out and one back, if the host has room; recompute costs a prefill of all its tokens."""
+    used = victim.entry.pages_used
+    # Forced or not, what does not fit in the host's memory can only be computed again.
+    if forced is Method.RECOMPUTE or used * runner.capacity.page_bytes > runner.host_bytes_free:
+        return Method.RECOMPUTE
+    if forced is not None:
+        return forced
+    swap = 2 * used * runner.swap_seconds_per_page
+    recompute = (victim.entry.prompt_tokens + victim.entry.output_tokens) * runner.prefill_seconds_per_token
+    # Before anything was measured both cost nothing; a copy is the safer guess.
+    return Method.SWAP if swap <= recompute or not recompute else Method.RECOMPUTE

@@ -1,0 +1,142 @@
+"""One runner as the supervisor knows it: who holds how many pages, who is parked, and whether its engine moves."""
+
+from dataclasses import dataclass, replace
+
+from motet.fleet import BookEntry, Capacity, RunnerIdentity, SequenceState
+from motet.model import RequestId
+from motet_supervisor.policy.values import Instance, Method
+
+
+@dataclass(slots=True)
+class Sequence:
+    """One request on its runner. `born` says which is newer; runners do not tell ages."""
+
+    entry: BookEntry
+    born: int
+    parked_at: float = 0.0
+    method: Method = Method.RECOMPUTE
+    overflowing_since: float | None = None
+    """It is about to need more than it is promised, and has had no answer that worked."""
+    ordered_at: float | None = None
+    """An order about it is on its way."""
+    reports: int = 0
+    """Heard since that order: the first may have left before the order arrived, the second has not."""
+    freeing: int = 0
+    """Pages that come free once the ordered park is done."""
+
+    @property
+    def parked(self) -> bool:
+        return self.entry.parked
+
+    def busy(self, now: float, answer: float) -> bool:
+        """Whether to wait for what was ordered before ordering anything else."""
+        return self.ordered_at is not None and self.reports < 2 and now - self.ordered_at < answer
+
+    def order(self, now: float, *, freeing: int = 0) -> None:
+        self.ordered_at, self.reports, self.freeing = now, 0, freeing
+
+    def settle(self) -> None:
+        """What was ordered has happened, or will not."""
+        self.ordered_at, self.freeing = None, 0
+
+
+@dataclass(slots=True)
+class Progress:
+    """Whether the engine moves: hung is not slow (DESIGN 11)."""
+
+    steps: int
+    moved_at: float
+    slowest_step: float = 0.0
+    """Seconds; the worst of late, forgotten by a tenth with each report that shows movement."""
+
+    def see(self, steps: int, pending: bool, now: float) -> None:
+        taken = steps - self.steps
+        if taken > 0:
+            self.slowest_step = max((now - self.moved_at) / taken, 0.9 * self.slowest_step)
+        if taken != 0 or not pending:
+            self.moved_at = now
+        self.steps = steps
+
+
+class Runner:
+    def __init__(self, identity: RunnerIdentity, capacity: Capacity, now: float) -> None:
+        self.identity = identity
+        self.capacity = capacity
+        self.connected = True
+        self.heard_at = now
+        self.sequences: dict[RequestId, Sequence] = {}
+        self.host_bytes_free = capacity.host_bytes
+        self.prefill_seconds_per_token = 0.0
+        self.swap_seconds_per_page = 0.0
+        self.progress = Progress(0, now)
+        self.condemned = False
+        self._orders = 0
+
+    @property
+    def instance(self) -> Instance:
+        return Instance(self.identity.instance)
+
+    @property
+    def promised(self) -> int:
+        return sum(one.entry.pages for one in self.sequences.values() if not one.parked)
+
+    @property
+    def free(self) -> int:
+        """Pages that may still be promised. Extensions on their way are in the book already."""
+        return self.capacity.pages - self.promised
+
+    @property
+    def coming_free(self) -> int:
+        return sum(one.freeing for one in self.sequences.values())
+
+    def hear(self, live: tuple[BookEntry, ...], now: float, answer: float) -> list[Sequence]:
+        """Take over the runner's book; returns those that were parked without our being told."""
+        news: list[Sequence] = []
+        listed = {entry.request for entry in live}
+        for name in self.sequences.keys() - listed:
+            del self.sequences[name]
+        for entry in live:
+            known = self.sequences.get(entry.request)
+            if known is None or known.entry.epoch != entry.epoch:
+                known = self.sequences[entry.request] = self.newest(entry)
+                known.parked_at = now
+                if entry.parked:
+                    news.append(known)
+                continue
+            known.reports += 1
+            if known.busy(now, answer):
+                # The report may have left before our order arrived: keep what was ordered, take what was counted.
+                known.entry = replace(
+                    entry, pages=known.entry.pages, state=known.entry.state, parked_times=known.entry.parked_times
+                )
+                continue
+            known.settle()
+            if entry.parked and known.parked:
+                known.entry = replace(entry, pages=known.entry.pages)  # what it wants was said when it was parked
+                continue
+            known.entry = entry
+            if entry.parked:
+                known.parked_at = now
+                news.append(known)
+        return news
+
+    def newest(self, entry: BookEntry) -> Sequence:
+        self._orders += 1
+        return Sequence(entry, self._orders)
+
+    def cap(self, entry: BookEntry) -> int:
+        """The most that a request can ever need (S3-13): what its client allows, what the model addresses."""
+        length = self.capacity.max_model_length
+        if entry.max_tokens:
+            length = min(length, entry.prompt_tokens + entry.max_tokens)
+        return max(1, min(self.capacity.pages_for(length), self.capacity.pages))
+
+    def doubled(self, entry: BookEntry) -> int:
+        return max(entry.pages, min(2 * entry.pages, self.cap(entry)))
+
+    def may_run_out(self, entry: BookEntry) -> bool:
+        """Whether a sequence stands within a page of its promise and could need more."""
+        if entry.state in (SequenceState.PARKED, SequenceState.LOADING) or entry.pages >= self.cap(entry):
+            return False
+        tokens = entry.prompt_tokens + entry.output_tokens
+        return tokens + self.capacity.page_tokens > entry.pages * self.capacity.page_tokens

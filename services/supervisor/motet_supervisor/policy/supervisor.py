@@ -1,0 +1,280 @@
+"""The supervisor's state, and what follows from each event.
+
+Everything is decided again from the runners' reports: an order that was lost, or came too late, costs time and never a
+stuck sequence.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+from motet.fleet import SequenceState
+from motet.model import RequestId
+from motet_supervisor.policy import effects as do
+from motet_supervisor.policy import events as on
+from motet_supervisor.policy.overflow import ExtendTo, ParkVictim, cheapest, decide
+from motet_supervisor.policy.runners import Runner, Sequence
+from motet_supervisor.policy.values import Instance, Policy
+
+
+class Supervisor:
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.runners: dict[Instance, Runner] = {}
+        self.schedulers = 0
+        self._alone_since: float | None = None
+        self._now = 0.0
+        self._effects: list[do.Effect] = []
+
+    def handle(self, event: on.Event, now: float) -> list[do.Effect]:
+        self._now = now
+        self._effects = []
+        _HANDLERS[type(event)](self, event)
+        return self._effects
+
+    # ------------------------------------------------------------------------------------------------------- runners
+
+    def _runner_connected(self, event: on.RunnerConnected) -> None:
+        instance = Instance(event.identity.instance)
+        runner = self.runners.get(instance)
+        if runner is None or runner.identity.incarnation != event.identity.incarnation:
+            runner = self.runners[instance] = Runner(event.identity, event.capacity, self._now)
+        runner.connected = True
+        runner.condemned = False
+        runner.heard_at = runner.progress.moved_at = self._now
+        for sequence in runner.sequences.values():
+            sequence.settle()  # what was on its way went down with the stream
+        self._tell_parked(runner, runner.hear(event.live, self._now, self.policy.answer))
+        self._relieve(runner)
+
+    def _runner_disconnected(self, event: on.RunnerDisconnected) -> None:
+        runner = self.runners.get(event.instance)
+        if runner is not None and runner.identity.incarnation == event.incarnation:
+            runner.connected = False
+
+    def _memory_reported(self, event: on.MemoryReported) -> None:
+        runner = self.runners.get(event.instance)
+        if runner is None:
+            return
+        self._heard_from(runner)
+        runner.host_bytes_free = event.host_bytes_free
+        runner.prefill_seconds_per_token = event.prefill_seconds_per_token
+        runner.swap_seconds_per_page = event.swap_seconds_per_page
+        runner.progress.see(event.steps, event.work_pending, self._now)
+        if runner.condemned and runner.progress.moved_at == self._now:
+            runner.condemned = False
+        self._tell_parked(runner, runner.hear(event.live, self._now, self.policy.answer))
+        for sequence in runner.sequences.values():
+            if not runner.may_run_out(sequence.entry):
+                sequence.overflowing_since = None
+            elif sequence.overflowing_since is None:
+                sequence.overflowing_since = self._now
+        self._relieve(runner)
+
+    def _overflow_ahead(self, event: on.OverflowAhead) -> None:
+        runner = self.runners.get(event.instance)
+        if runner is None:
+            return
+        self._heard_from(runner)
+        entry = event.entry
+        known = runner.sequences.get(entry.request)
+        if known is None or known.entry.epoch != entry.epoch:
+            known = runner.sequences[entry.request] = runner.newest(entry)
+        elif known.entry.pages > entry.pages and known.busy(self._now, self.policy.answer):
+            return  # it has been extended already; the announcement crossed the order
+        else:
+            known.settle()
+            known.entry = replace(entry, max_tokens=entry.max_tokens or known.entry.max_tokens)
+        known.overflowing_since = self._now
+        self._relieve(runner)
+
+    def _parked(self, event: on.Parked) -> None:
+        runner, sequence = self._find(event.instance, event.request, event.epoch)
+        if runner is None or sequence is None:
+            return
+        entry = sequence.entry
+        times = entry.parked_times if sequence.freeing else entry.parked_times + 1
+        sequence.entry = replace(
+            entry, pages=event.wanted, pages_used=0, state=SequenceState.PARKED, parked_times=times
+        )
+        sequence.parked_at = self._now
+        sequence.method = event.method
+        sequence.settle()
+        sequence.overflowing_since = None
+        self._tell_parked(runner, [sequence])
+        self._relieve(runner)
+
+    def _resumed(self, event: on.Resumed) -> None:
+        runner, sequence = self._find(event.instance, event.request, event.epoch)
+        if runner is None or sequence is None:
+            return
+        sequence.entry = replace(sequence.entry, pages=event.pages, state=SequenceState.WAITING)
+        sequence.settle()
+        self._effects.append(do.TellResumed(event.instance, event.request, event.epoch, event.pages))
+
+    def _ended(self, event: on.Ended) -> None:
+        runner, sequence = self._find(event.instance, event.request, event.epoch)
+        if runner is None or sequence is None:
+            return
+        del runner.sequences[event.request]
+        self._relieve(runner)
+
+    # ----------------------------------------------------------------------------------------------------- scheduler
+
+    def _scheduler_connected(self, _event: on.SchedulerConnected) -> None:
+        self.schedulers += 1
+        self._alone_since = None
+        parked = [
+            do.TellParked(runner.instance, one.entry.request, one.entry.epoch, one.entry.pages, one.method)
+            for runner in self.runners.values()
+            for one in runner.sequences.values()
+            if one.parked
+        ]
+        self._effects.append(do.TellAllParked(tuple(parked)))
+
+    def _scheduler_gone(self, _event: on.SchedulerGone) -> None:
+        self.schedulers -= 1
+        if not self.schedulers:
+            self._alone_since = self._now
+
+    def _resumable(self, event: on.Resumable) -> None:
+        runner, sequence = self._find(event.instance, event.request, event.epoch)
+        if runner is None or sequence is None:
+            return  # its runner's report will tell the scheduler
+        entry = sequence.entry
+        if not sequence.parked:
+            self._effects.append(do.TellResumed(event.instance, entry.request, entry.epoch, entry.pages))
+        elif event.pages != entry.pages:
+            # It asks for another promise than the scheduler wrote down: let it look again.
+            self._tell_parked(runner, [sequence])
+        else:
+            self._resume(runner, sequence)
+
+    # ---------------------------------------------------------------------------------------------------------- time
+
+    def _tick(self, _event: on.Tick) -> None:
+        if not self.schedulers and self._alone_since is None:
+            self._alone_since = self._now
+        for runner in list(self.runners.values()):
+            self._watch_health(runner)
+            if runner.connected:
+                self._relieve(runner)
+                self._resume_alone(runner)
+
+    def _watch_health(self, runner: Runner) -> None:
+        silent = self._now - runner.heard_at
+        if not runner.connected and silent > 10 * self.policy.heartbeat:
+            del self.runners[runner.instance]
+            return
+        if runner.condemned:
+            return
+        if silent > self.policy.heartbeat:
+            self._condemn(runner, f"no word for {silent:.1f} seconds", hung=False)
+            return
+        still = self._now - runner.progress.moved_at
+        patience = max(self.policy.hang, self.policy.hang_steps * runner.progress.slowest_step)
+        if still > patience:
+            self._condemn(runner, f"its engine has work and took no step for {still:.1f} seconds", hung=True)
+
+    def _condemn(self, runner: Runner, why: str, *, hung: bool) -> None:
+        runner.condemned = True
+        self._effects.append(do.TellLost(runner.identity, why, hung))
+
+    # ------------------------------------------------------------------------------------------------------- deciding
+
+    def _relieve(self, runner: Runner) -> None:
+        """Answer every sequence that is about to reach its promise, the longest waiting first."""
+        if not runner.connected or runner.condemned:
+            return
+        waiting = [
+            one
+            for one in runner.sequences.values()
+            if one.overflowing_since is not None and not one.parked and not one.busy(self._now, self.policy.answer)
+        ]
+        for one in sorted(waiting, key=lambda one: (one.overflowing_since, one.born)):
+            if one.parked or one.busy(self._now, self.policy.answer):
+                continue  # chosen as the victim of one before it
+            if one.entry.pages >= runner.cap(one.entry):
+                one.overflowing_since = None
+                continue
+            match decide(runner, one, self._now, self.policy.answer):
+                case ExtendTo(pages):
+                    self._extend(runner, one, pages)
+                case ParkVictim(victim, doubled):
+                    self._park(runner, victim, doubled)
+
+    def _extend(self, runner: Runner, sequence: Sequence, pages: int) -> None:
+        entry = sequence.entry
+        self._effects.append(do.Extend(runner.instance, entry.request, entry.epoch, entry.pages, pages))
+        self._effects.append(do.TellPromise(runner.instance, entry.request, entry.epoch, pages))
+        sequence.entry = replace(entry, pages=pages)
+        sequence.order(self._now)
+        sequence.overflowing_since = None
+
+    def _park(self, runner: Runner, sequence: Sequence, doubled: int) -> None:
+        entry = sequence.entry
+        method = cheapest(runner, sequence, self.policy.park_method)
+        self._effects.append(do.Park(runner.instance, entry.request, entry.epoch, entry.pages, doubled, method))
+        if method == "swap":
+            runner.host_bytes_free -= entry.pages_used * runner.capacity.page_bytes
+        sequence.entry = replace(entry, parked_times=entry.parked_times + 1)
+        sequence.order(self._now, freeing=entry.pages)
+
+    def _resume(self, runner: Runner, sequence: Sequence) -> None:
+        entry = sequence.entry
+        self._effects.append(do.Resume(runner.instance, entry.request, entry.epoch, entry.pages))
+        sequence.order(self._now)
+
+    def _resume_alone(self, runner: Runner) -> None:
+        """No scheduler: nothing may hang, so parked requests come back when there is room to spare."""
+        if self._alone_since is None or self._now - self._alone_since < self.policy.resume_alone:
+            return
+        parked = sorted(
+            (one for one in runner.sequences.values() if one.parked),
+            key=lambda one: (one.entry.request_class, one.born),
+        )
+        spare = runner.free - sum(one.entry.pages for one in parked if one.busy(self._now, self.policy.answer))
+        margin = max(1, int(self.policy.resume_margin * runner.capacity.pages))
+        for one in parked:
+            if one.busy(self._now, self.policy.answer):
+                continue
+            if self._now - one.parked_at < self.policy.resume_alone:
+                return
+            idle = runner.promised == 0
+            if one.entry.pages + (0 if idle else margin) > spare:
+                return  # the first in line goes first, however long that takes
+            spare -= one.entry.pages
+            self._resume(runner, one)
+
+    # ---------------------------------------------------------------------------------------------------- bookkeeping
+
+    def _heard_from(self, runner: Runner) -> None:
+        runner.heard_at = self._now
+
+    def _tell_parked(self, runner: Runner, sequences: Iterable[Sequence]) -> None:
+        self._effects += [
+            do.TellParked(runner.instance, one.entry.request, one.entry.epoch, one.entry.pages, one.method)
+            for one in sequences
+        ]
+
+    def _find(self, instance: Instance, request: RequestId, epoch: int) -> tuple[Runner | None, Sequence | None]:
+        runner = self.runners.get(instance)
+        if runner is None:
+            return None, None
+        sequence = runner.sequences.get(request)
+        return runner, sequence if sequence is not None and sequence.entry.epoch == epoch else None
+
+
+_HANDLERS: dict[type, Callable[[Supervisor, Any], None]] = {
+    on.RunnerConnected: Supervisor._runner_connected,
+    on.RunnerDisconnected: Supervisor._runner_disconnected,
+    on.MemoryReported: Supervisor._memory_reported,
+    on.OverflowAhead: Supervisor._overflow_ahead,
+    on.Parked: Supervisor._parked,
+    on.Resumed: Supervisor._resumed,
+    on.Ended: Supervisor._ended,
+    on.SchedulerConnected: Supervisor._scheduler_connected,
+    on.SchedulerGone: Supervisor._scheduler_gone,
+    on.Resumable: Supervisor._resumable,
+    on.Tick: Supervisor._tick,
+}

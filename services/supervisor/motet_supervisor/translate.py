@@ -1,0 +1,145 @@
+"""Messages into events, effects into messages. Every line of the protocol that the supervisor speaks is here."""
+
+from motet.api.v1 import common_pb2, supervisor_pb2
+from motet.fleet import BookEntry, Capacity, RunnerIdentity, read_book
+from motet.model import PAGE_TOKENS, RequestId
+from motet_supervisor.policy import effects as do
+from motet_supervisor.policy import events as on
+from motet_supervisor.policy.values import Instance, Method
+
+_METHODS = {
+    Method.SWAP: common_pb2.PARK_METHOD_SWAP,
+    Method.RECOMPUTE: common_pb2.PARK_METHOD_RECOMPUTE,
+}
+
+
+def _promise(pages: int) -> common_pb2.Promise:
+    return common_pb2.Promise(pages=pages, tokens=pages * PAGE_TOKENS)
+
+
+def _read_method(it: "common_pb2.ParkMethod.ValueType") -> Method:
+    return Method.SWAP if it == common_pb2.PARK_METHOD_SWAP else Method.RECOMPUTE
+
+
+# ------------------------------------------------------------------------------------------------------------- runners
+
+
+def runner_connected(hello: supervisor_pb2.WatchHello) -> on.RunnerConnected:
+    return on.RunnerConnected(
+        RunnerIdentity.from_proto(hello.identity), Capacity.from_proto(hello.capacity), read_book(hello.live)
+    )
+
+
+def watch_event(instance: Instance, up: supervisor_pb2.WatchUp) -> on.Event | None:
+    """What a runner says after its hello; None for words of a later version."""
+    match up.WhichOneof("message"):
+        case "memory":
+            it = up.memory
+            return on.MemoryReported(
+                instance=instance,
+                pages_promised=it.pages_promised,
+                host_bytes_free=it.host_bytes_free,
+                steps=it.steps,
+                work_pending=it.work_pending,
+                prefill_seconds_per_token=it.prefill_seconds_per_token,
+                swap_seconds_per_page=it.swap_seconds_per_page,
+                live=read_book(it.live),
+            )
+        case "overflow":
+            return on.OverflowAhead(instance, BookEntry.from_proto(up.overflow.request))
+        case "parked":
+            parked = up.parked
+            return on.Parked(
+                instance,
+                RequestId(parked.request),
+                parked.epoch,
+                parked.promise.pages,
+                _read_method(parked.method),
+                parked.by_itself,
+            )
+        case "resumed":
+            back = up.resumed
+            return on.Resumed(instance, RequestId(back.request), back.epoch, back.promise.pages)
+        case "ended":
+            return on.Ended(instance, RequestId(up.ended.request), up.ended.epoch)
+        case _:
+            return None
+
+
+def order(effect: do.RunnerOrder) -> supervisor_pb2.WatchDown:
+    match effect:
+        case do.Extend():
+            return supervisor_pb2.WatchDown(
+                extend=supervisor_pb2.Extend(
+                    request=effect.request,
+                    epoch=effect.epoch,
+                    promise=_promise(effect.pages),
+                    extended=_promise(effect.extended),
+                )
+            )
+        case do.Park():
+            return supervisor_pb2.WatchDown(
+                park=supervisor_pb2.Park(
+                    request=effect.request,
+                    epoch=effect.epoch,
+                    promise=_promise(effect.pages),
+                    doubled=_promise(effect.doubled),
+                    method=_METHODS[effect.method],
+                )
+            )
+        case do.Resume():
+            return supervisor_pb2.WatchDown(
+                resume=supervisor_pb2.Resume(request=effect.request, epoch=effect.epoch, promise=_promise(effect.pages))
+            )
+
+
+# ---------------------------------------------------------------------------------------------------------- scheduler
+
+
+def advise_event(up: supervisor_pb2.AdviseUp) -> on.Event | None:
+    """What a scheduler says after its hello; None for words of a later version."""
+    if up.WhichOneof("message") != "resumable":
+        return None
+    it = up.resumable
+    return on.Resumable(Instance(it.instance), RequestId(it.request), it.epoch, it.promise.pages)
+
+
+def _parked(effect: do.TellParked) -> supervisor_pb2.RequestParked:
+    return supervisor_pb2.RequestParked(
+        instance=effect.instance,
+        request=effect.request,
+        epoch=effect.epoch,
+        promise=_promise(effect.wanted),
+        method=_METHODS[effect.method],
+    )
+
+
+def advice(effect: do.Advice) -> supervisor_pb2.AdviseDown:
+    match effect:
+        case do.TellPromise():
+            return supervisor_pb2.AdviseDown(
+                promise=supervisor_pb2.PromiseChanged(
+                    instance=effect.instance,
+                    request=effect.request,
+                    epoch=effect.epoch,
+                    promise=_promise(effect.pages),
+                )
+            )
+        case do.TellParked():
+            return supervisor_pb2.AdviseDown(parked=_parked(effect))
+        case do.TellAllParked():
+            everyone = supervisor_pb2.ParkedRequests(requests=[_parked(one) for one in effect.requests])
+            return supervisor_pb2.AdviseDown(parked_now=everyone)
+        case do.TellResumed():
+            return supervisor_pb2.AdviseDown(
+                resumed=supervisor_pb2.RequestResumed(
+                    instance=effect.instance,
+                    request=effect.request,
+                    epoch=effect.epoch,
+                    promise=_promise(effect.pages),
+                )
+            )
+        case do.TellLost():
+            return supervisor_pb2.AdviseDown(
+                lost=supervisor_pb2.RunnerLost(runner=effect.identity.to_proto(), why=effect.why, hung=effect.hung)
+            )
