@@ -1,0 +1,186 @@
+"""The runner as it runs: a process of its own with the engine in a spawned child, on a small random Llama."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from motet.rpc import is_healthy
+from tests.runner.random_models import AdapterSpec, save_adapter, save_base
+from tests.runner_service.peers import gateway_to, scheduler_at, until
+from tests.support.runners import write_model
+
+PROMPT = tuple(range(10, 40))
+START_SECONDS = 60
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    base = save_base("llama", folder / "base")
+    for n in range(2):
+        save_adapter(base, "llama", AdapterSpec(4 + 4 * n, 16), folder / f"a{n}", seed=n)
+    return folder
+
+
+@contextmanager
+def process(folder: Path, model: str, scheduler: str = "unix:/nonexistent"):
+    environment = os.environ | {
+        "MOTET_DATA_DIR": str(folder / "data"),
+        "MOTET_METRICS_ADDRESS": f"unix:{folder}/m.sock",
+        "MOTET_SCHEDULER_ADDRESS": scheduler,
+        "MOTET_SUPERVISOR_ADDRESS": "unix:/nonexistent",
+        "MOTET_STEP_TRACE": str(folder / "trace-{instance}.jsonl"),
+        "MOTET_TIME_SCALE": "0.2",
+        "MOTET_RUNNER_MODEL_URI": model,
+        "MOTET_RUNNER_LISTEN": f"unix:{folder}/r.sock",
+        "MOTET_RUNNER_INSTANCE": "r7",
+        "MOTET_RUNNER_KV_CACHE_MIB": "8",
+    }
+    with (folder / "log").open("wb") as log:
+        running = subprocess.Popen([sys.executable, "-m", "motet_runner"], env=environment, stderr=log, stdout=log)
+        try:
+            yield running
+        finally:
+            if running.poll() is None:
+                running.kill()
+            running.wait()
+
+
+@asynccontextmanager
+async def loaded(folder: Path, models: Path, scheduler: str = "unix:/nonexistent"):
+    address = f"unix:{folder}/r.sock"
+    with process(folder, (models / "base").as_uri(), scheduler) as running:
+        deadline = time.monotonic() + START_SECONDS
+        while not await is_healthy(address):
+            assert running.poll() is None, (folder / "log").read_text()
+            assert time.monotonic() < deadline
+        yield running, address
+
+
+def child_of(running) -> psutil.Process:
+    (child,) = psutil.Process(running.pid).children()
+    return child
+
+
+async def gone(child: psutil.Process, *, seconds: float = 3.0) -> None:
+    await until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, seconds=seconds)
+
+
+async def test_two_adapters_stream_and_a_killed_engine_ends_the_runner(folder, models):
+    scheduler_address = f"unix:{folder}/s.sock"
+    async with (
+        scheduler_at(scheduler_address) as scheduler,
+        loaded(folder, models, scheduler_address) as (running, address),
+    ):
+        await until(lambda: scheduler.of("hello"))
+        for name in ("a0", "a1"):
+            scheduler.ensure(name, (models / name).as_uri())
+        digests = {"base": ""} | {name: (await scheduler.adapter(name)).digest for name in ("a0", "a1")}
+        async with gateway_to(address) as gateway:
+            for name, digest in digests.items():
+                await gateway.submit(name, prompt=PROMPT, max_tokens=40, adapter=digest)
+            for name in digests:
+                await gateway.finished(name)
+            alone = {}
+            for name, digest in digests.items():
+                await gateway.submit(f"{name}-alone", prompt=PROMPT, max_tokens=40, adapter=digest)
+                await gateway.finished(f"{name}-alone")
+                alone[name] = gateway.tokens[f"{name}-alone", 1]
+                assert gateway.tokens[name, 1] == alone[name]
+                assert len(alone[name]) == 40
+            assert len({tuple(tokens) for tokens in alone.values()}) == 3
+            trace = [json.loads(line) for line in (folder / "trace-r7.jsonl").read_text().splitlines()]
+            assert any(line["adapters"] >= 2 for line in trace)
+
+            await gateway.submit("long", prompt=PROMPT, max_tokens=400)
+            await until(lambda: gateway.tokens.get(("long", 1)))
+            child = child_of(running)
+            child.kill()
+            began = time.monotonic()
+            await until(lambda: running.poll() is not None, seconds=3)
+            assert running.returncode == 1
+            assert time.monotonic() - began < 2
+            await until(lambda: gateway.error)
+    log = (folder / "log").read_text()
+    assert "killed by signal 9" in log
+    assert "Traceback" not in log
+    assert not (folder / "r.sock").exists()
+
+
+async def test_a_stopped_runner_leaves_nothing_behind(folder, models):
+    async with loaded(folder, models) as (running, address), gateway_to(address) as gateway:
+        await gateway.submit("long", prompt=PROMPT, max_tokens=400)
+        await until(lambda: gateway.tokens.get(("long", 1)))
+        child = child_of(running)
+        began = time.monotonic()
+        running.send_signal(signal.SIGTERM)
+        await until(lambda: running.poll() is not None, seconds=5)
+        assert time.monotonic() - began < 2.5
+        assert running.returncode == 0
+        assert not child.is_running()
+    assert "Traceback" not in (folder / "log").read_text()
+    assert not (folder / "r.sock").exists()
+    assert not (folder / "m.sock").exists()
+
+
+async def test_the_engine_dies_with_a_killed_runner(folder, models):
+    async with loaded(folder, models) as (running, _):
+        child = child_of(running)
+        running.kill()
+        await gone(child)
+
+
+def broken_json(folder):
+    write_model(folder / "m")
+    (folder / "m" / "config.json").write_text('{"architectures": ["NobodyKnowsThis"], "model_type": "unheard_of"}')
+    return folder / "m"
+
+
+def without(name):
+    def make(folder):
+        write_model(folder / "m")
+        (folder / "m" / name).unlink()
+        return folder / "m"
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda folder: folder / "none", "there is no model folder"),
+        (without("config.json"), "has no config.json"),
+        (without("model.safetensors"), "holds no *.safetensors"),
+        (broken_json, ""),
+    ],
+)
+def test_a_model_that_cannot_be_served_ends_with_a_sentence(folder, make, words):
+    path = make(folder)
+    with process(folder, path.as_uri()) as running:
+        assert running.wait(60) == 2
+    log = (folder / "log").read_text()
+    assert str(path) in log
+    assert words in log
+    assert "Traceback" not in log.splitlines()[-1]
+
+
+def test_the_service_imports_without_torch():
+    code = """
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torch", "transformers"):
+            raise ImportError(f"{name} is blocked")
+sys.meta_path.insert(0, Blocked())
+import motet_runner.service, motet_runner.__main__
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
