@@ -15,7 +15,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from motet.errors import InvalidRequest
 
 MAX_TEMPLATE_BYTES = 1 << 20
-MAX_RENDERED_CHARACTERS = 1 << 25
+MAX_RENDERED_CHARACTERS = 1 << 24
 MAX_RENDER_SECONDS = 5.0
 """A template that runs longer is broken or hostile: the largest real ones need milliseconds."""
 

@@ -1,0 +1,172 @@
+"""One choice's life, with everything that can go wrong on the way, without a network."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from motet.api.v1 import common_pb2, runner_pb2
+from motet.errors import AdapterIncompatible, NoRunner
+from motet_gateway.generation import (
+    CancelAt,
+    Conclude,
+    Deliver,
+    Dropped,
+    End,
+    Generation,
+    Phase,
+    Placement,
+    Submit,
+    TellCancelled,
+    TellFinished,
+    TellLost,
+)
+
+ANSWER = [10, 11, 12, 13, 14, 15, 16, 17]
+
+
+def place(epoch: int, instance: str = "a") -> Placement:
+    return Placement(epoch, instance, f"{instance}-1", f"unix:/{instance}", term=1)
+
+
+def step(epoch: int, index: int, tokens: Sequence[int], finish: int = 0) -> runner_pb2.SequenceStep:
+    return runner_pb2.SequenceStep(request="r", epoch=epoch, index=index, tokens=tokens, finish=finish)
+
+
+def placed_once() -> Generation:
+    generation = Generation()
+    generation.placed(place(1))
+    return generation
+
+
+def kinds(effects: Sequence[object]) -> list[type]:
+    return [type(effect) for effect in effects]
+
+
+def test_a_placement_is_submitted_once() -> None:
+    generation = Generation()
+    assert kinds(generation.placed(place(1))) == [Submit]
+    assert kinds(generation.placed(place(1))) == [Dropped]
+
+
+def test_a_higher_epoch_moves_it_and_stops_the_old_runner_first() -> None:
+    generation = placed_once()
+    assert kinds(generation.placed(place(2, "b"))) == [CancelAt, Submit]
+    assert kinds(generation.step(step(1, 0, [10]))) == [Dropped]
+    assert kinds(generation.step(step(2, 0, [10]))) == [Deliver]
+
+
+def test_tokens_that_came_before_are_not_delivered_again() -> None:
+    generation = placed_once()
+    generation.step(step(1, 0, [10, 11]))
+    assert kinds(generation.step(step(1, 0, [10, 11]))) == [Dropped]
+    (delivery,) = generation.step(step(1, 1, [11, 12]))
+    assert isinstance(delivery, Deliver)
+    assert list(delivery.tokens) == [12]
+
+
+def test_a_gap_counts_as_a_loss_and_stops_the_runner() -> None:
+    generation = placed_once()
+    assert kinds(generation.step(step(1, 3, [13]))) == [CancelAt, TellLost]
+    assert generation.phase is Phase.WAITING
+
+
+def test_the_end_comes_with_the_last_tokens() -> None:
+    generation = placed_once()
+    effects = generation.step(step(1, 0, [10], common_pb2.FINISH_REASON_LENGTH))
+    assert kinds(effects) == [Deliver, TellFinished, Conclude]
+    assert effects[-1] == Conclude(End.LENGTH)
+    assert kinds(generation.step(step(1, 1, [11]))) == [Dropped]
+
+
+def test_a_decline_asks_for_another_place_unless_the_adapter_is_at_fault() -> None:
+    generation = placed_once()
+    lost = generation.declined(1, NoRunner("not here").to_proto())
+    assert kinds(lost) == [TellLost]
+    assert generation.avoid == "a"
+    generation.placed(place(2, "b"))
+    ended = generation.declined(2, AdapterIncompatible("wrong base").to_proto())
+    assert kinds(ended) == [TellFinished, Conclude]
+
+
+def test_leaving_the_queue_and_leaving_a_runner_are_told_to_different_ones() -> None:
+    assert kinds(Generation().cancel("gone")) == [TellCancelled]
+    assert kinds(placed_once().cancel("gone")) == [CancelAt, TellFinished]
+    assert kinds(placed_once().stop()) == [CancelAt, TellFinished, Conclude]
+
+
+def test_a_refusal_ends_what_waits_and_not_what_runs() -> None:
+    waiting = Generation()
+    assert kinds(waiting.refused(NoRunner("none"))) == [Conclude]
+    assert kinds(placed_once().refused(NoRunner("none"))) == [Dropped]
+
+
+def test_losing_the_runner_of_an_ended_choice_changes_nothing() -> None:
+    generation = placed_once()
+    generation.cancel("gone")
+    assert generation.runner_lost("broken") == ()
+    assert generation.cancel("gone") == ()
+
+
+events = st.lists(
+    st.one_of(
+        st.tuples(st.just("step"), st.integers(-1, 1), st.integers(0, 8), st.integers(0, 4)),
+        st.tuples(st.just("place"), st.integers(-1, 2)),
+        st.tuples(st.just("lose")),
+        st.tuples(st.just("decline"), st.integers(-1, 1)),
+        st.tuples(st.just("progress"), st.integers(1, 4)),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=300)
+@given(events)
+def test_every_index_is_delivered_once_in_order_and_then_there_is_one_end(script: list[tuple]) -> None:
+    generation = Generation()
+    delivered: list[int] = []
+    ends = 0
+
+    def see(effects: Sequence[object]) -> None:
+        nonlocal ends
+        for effect in effects:
+            # A scheduler that places it all the same is told so; nothing else comes after the end.
+            assert not ends or isinstance(effect, Dropped | TellFinished)
+            if isinstance(effect, Deliver):
+                delivered.extend(effect.tokens)
+            ends += isinstance(effect, Conclude)
+        assert delivered == ANSWER[: len(delivered)]
+        assert generation.delivered == delivered
+
+    def say(epoch: int, index: int, count: int) -> None:
+        tokens = ANSWER[index : index + count]
+        finish = common_pb2.FINISH_REASON_STOP if index + len(tokens) >= len(ANSWER) else 0
+        see(generation.step(step(epoch, index, tokens, finish)))
+
+    for event in script:
+        epoch = generation.epoch
+        match event:
+            case ("step", drift, index, count):
+                say(max(epoch + drift, 0), index, count)
+            case ("place", drift):
+                see(generation.placed(place(max(epoch + drift, 0))))
+            case ("lose",):
+                see(generation.runner_lost("broken"))
+            case ("decline", drift):
+                see(generation.declined(max(epoch + drift, 0), NoRunner("no").to_proto()))
+            case ("progress", count):
+                say(epoch, len(delivered), count)
+    # Whatever happened, a well-behaved runner brings it to its end.
+    if generation.phase is not Phase.ENDED:
+        see(generation.placed(place(generation.epoch + 1)))
+        while generation.phase is not Phase.ENDED:
+            say(generation.epoch, len(delivered), 3)
+    assert delivered == ANSWER
+    assert ends == 1
+
+
+@pytest.mark.parametrize("finish", [common_pb2.FINISH_REASON_CANCELLED, common_pb2.FINISH_REASON_FAILED])
+def test_a_runner_that_gives_up_is_left(finish: int) -> None:
+    generation = placed_once()
+    assert kinds(generation.step(step(1, 0, [], finish))) == [TellLost]

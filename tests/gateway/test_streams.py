@@ -1,0 +1,346 @@
+"""Streams while things go wrong: runners die, repeat themselves or fall silent, schedulers restart, clients leave."""
+
+import asyncio
+import json
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+from motet.api.v1 import common_pb2, runner_pb2, scheduler_pb2
+from motet.errors import AdapterFetchFailed, NoRunner, PoolSaturated
+from tests.gateway.conftest import Served, eventually, serve
+from tests.support.mini_cluster import MiniCluster, mini_cluster
+
+PROMPT = "The quick brown fox"
+
+
+def long_request(tokens: int = 60, **more: Any) -> dict[str, Any]:
+    return {"model": "tiny", "prompt": PROMPT, "max_tokens": tokens, "stream": True, "ignore_eos": True} | more
+
+
+def expected(cluster: MiniCluster, tokens: int) -> str:
+    prompt = cluster.tokenizer.encode(PROMPT).ids
+    return cluster.tokenizer.decode((prompt * tokens)[:tokens])
+
+
+class Read:
+    """A stream as it was read: comments and events, in order."""
+
+    def __init__(self) -> None:
+        self.comments: list[str] = []
+        self.events: list[dict[str, Any]] = []
+        self.done = False
+
+    @property
+    def text(self) -> str:
+        return "".join(c["text"] for event in self.events for c in event.get("choices", []))
+
+    @property
+    def finishes(self) -> list[str]:
+        return [c["finish_reason"] for e in self.events for c in e.get("choices", []) if c["finish_reason"]]
+
+    @property
+    def error(self) -> dict[str, Any] | None:
+        return self.events[-1].get("error") if self.events else None
+
+    def line(self, line: str) -> None:
+        assert not self.done or not line, "nothing comes after [DONE]"
+        if line.startswith(":"):
+            self.comments.append(line[1:].strip())
+        elif line == "data: [DONE]":
+            self.done = True
+        elif line:
+            assert line.startswith("data: ")
+            self.events.append(json.loads(line[6:]))
+
+
+async def read(served: Served, body: dict[str, Any], into: Read | None = None) -> Read:
+    result = Read() if into is None else into
+    async with served.http.stream("POST", "/v1/completions", json=body) as answer:
+        assert answer.status_code == 200, await answer.aread()
+        async for line in answer.aiter_lines():
+            result.line(line)
+    return result
+
+
+@pytest.fixture
+async def pair():
+    """Two runners; the first one gets everything at first."""
+    async with mini_cluster(runners=2) as cluster, serve(cluster) as served:
+        yield served
+
+
+async def test_a_stream_ends_with_one_finish_reason_and_done(served: Served) -> None:
+    stream = await read(served, long_request())
+    assert stream.text == expected(served.cluster, 60)
+    assert stream.finishes == ["length"]
+    assert stream.done
+
+
+async def test_a_dying_runner_is_a_pause_and_no_gap(pair: Served) -> None:
+    pair.cluster.runners[0].dies_after = 20
+    stream = await read(pair, long_request())
+    assert stream.text == expected(pair.cluster, 60)
+    assert stream.finishes == ["length"]
+    (second,) = pair.cluster.runners[1].submits
+    assert second.epoch == 2
+    assert len(second.choices[0].delivered_ids) == pair.cluster.scheduler.lost[0].delivered_tokens > 0
+
+
+async def test_sixteen_streams_survive_their_runner(pair: Served) -> None:
+    pair.cluster.runners[0].dies_after = 30
+    streams = await asyncio.gather(*(read(pair, long_request(50)) for _ in range(16)))
+    assert {stream.text for stream in streams} == {expected(pair.cluster, 50)}
+    assert all(stream.finishes == ["length"] for stream in streams)
+
+
+@pytest.mark.parametrize("fault", ["repeats_steps", "speaks_of_the_past"])
+async def test_what_comes_twice_or_too_late_is_dropped(served: Served, fault: str) -> None:
+    setattr(served.cluster.runners[0], fault, True)
+    stream = await read(served, long_request())
+    assert stream.text == expected(served.cluster, 60)
+    assert stream.finishes == ["length"]
+
+
+async def test_a_gap_is_never_shown(served: Served) -> None:
+    served.cluster.runners[0].skips_an_index_at = 10
+    stream = await read(served, long_request())
+    assert stream.text == expected(served.cluster, 60)
+    assert len(served.cluster.scheduler.lost) == 1
+
+
+async def test_a_decline_is_not_seen_by_the_client(pair: Served) -> None:
+    pair.cluster.runners[0].declines.append(NoRunner("full").to_proto())
+    stream = await read(pair, long_request())
+    assert stream.text == expected(pair.cluster, 60)
+    assert [lost.epoch for lost in pair.cluster.scheduler.lost] == [1]
+
+
+async def test_a_move_stops_the_old_runner_and_goes_on_at_the_new_one(pair: Served) -> None:
+    first, second = pair.cluster.runners
+    first.step_seconds = 0.002
+    result = Read()
+    task = asyncio.create_task(read(pair, long_request(), result))
+    await eventually(lambda: len(result.events) > 5)
+    scheduler = pair.cluster.scheduler
+    moved = scheduler_pb2.Moved(placement=scheduler.placed(first.submits[0].request, 2, second), reason="consolidation")
+    scheduler.say(scheduler_pb2.ServeDown(moved=moved))
+    await task
+    assert result.text == expected(pair.cluster, 60)
+    assert [cancel.epoch for cancel in first.cancels] == [1]
+    assert second.submits[0].epoch == 2
+
+
+async def test_a_placement_of_a_past_term_is_ignored(served: Served) -> None:
+    scheduler = served.cluster.scheduler
+    scheduler.term = 5
+    scheduler.holds = True
+    await scheduler.restart()
+    task = asyncio.create_task(read(served, long_request()))
+    await eventually(lambda: scheduler.enqueued)
+    request = scheduler.enqueued[0].request
+    old = scheduler.placed(request, 1, served.cluster.runners[0])
+    old.term = 2
+    scheduler.say(scheduler_pb2.ServeDown(placed=old))
+    scheduler.release()
+    assert (await task).finishes == ["length"]
+    assert len(served.cluster.runners[0].submits) == 1
+
+
+async def test_a_restarted_scheduler_is_told_what_runs_and_what_waits(served: Served) -> None:
+    scheduler, runner = served.cluster.scheduler, served.cluster.runners[0]
+    runner.step_seconds = 0.005
+    running = Read()
+    first = asyncio.create_task(read(served, long_request(), running))
+    await eventually(lambda: running.events)
+    scheduler.holds = True
+    second = asyncio.create_task(read(served, long_request()))
+    await eventually(lambda: len(scheduler.enqueued) == 2)
+    await scheduler.stop()
+    seen = len(running.events)
+    await eventually(lambda: len(running.events) > seen + 3)  # tokens come while it is away
+    third = asyncio.create_task(read(served, long_request()))
+    scheduler.holds = False
+    await scheduler.restart()
+    await asyncio.gather(first, second, third)
+    hello = scheduler.hellos[-1]
+    assert [live.epoch for live in hello.live] == [1]
+    assert hello.live[0].delivered_tokens > 0
+    assert hello.usage[0].tenant == "default"
+    assert len({enqueue.request for enqueue in scheduler.enqueued[2:]}) == 2
+    assert len(runner.submits) == 3, "nothing runs twice"
+
+
+async def test_a_client_that_leaves_frees_the_runner_and_the_promise(served: Served) -> None:
+    cluster = served.cluster
+    cluster.runners[0].step_seconds = 0.002
+    async with served.http.stream("POST", "/v1/completions", json=long_request(400)) as answer:
+        async for line in answer.aiter_lines():
+            if line:
+                break
+    await eventually(lambda: cluster.runners[0].cancels)
+    await eventually(lambda: cluster.scheduler.finished)
+    assert cluster.scheduler.finished[0].reason == common_pb2.FINISH_REASON_CANCELLED
+    assert served.gateway.dispatcher.live == 0
+    await eventually(lambda: cluster.predictor.outcomes == [] or cluster.predictor.outcomes[0].censored)
+
+
+async def test_a_client_that_leaves_before_its_whole_answer_frees_it_too(served: Served) -> None:
+    cluster = served.cluster
+    cluster.runners[0].step_seconds = 0.002
+    with pytest.raises(httpx2.TimeoutException):
+        await served.http.post("/v1/completions", json=long_request(400, stream=False), timeout=0.3)
+    await eventually(lambda: cluster.runners[0].cancels)
+    assert served.gateway.dispatcher.live == 0
+
+
+async def test_a_client_that_leaves_the_queue_is_taken_out_of_it(served: Served) -> None:
+    served.cluster.scheduler.holds = True
+    with pytest.raises(httpx2.TimeoutException):
+        await served.http.post("/v1/completions", json=long_request(), timeout=0.3)
+    await eventually(lambda: served.cluster.scheduler.cancelled)
+
+
+async def test_a_failure_in_mid_stream_is_an_error_and_then_done(served: Served) -> None:
+    failure = AdapterFetchFailed("the adapter's bytes are gone").to_proto()
+    served.cluster.runners[0].fails_after = (10, failure)
+    stream = await read(served, long_request())
+    assert stream.text == expected(served.cluster, 10)
+    assert stream.error == {
+        "message": "the adapter's bytes are gone",
+        "type": "adapter_error",
+        "param": None,
+        "code": "adapter_fetch_failed",
+    }
+    assert stream.finishes == []
+    assert stream.done
+
+
+async def test_the_client_library_raises_on_a_failure_in_mid_stream(served: Served) -> None:
+    served.cluster.runners[0].fails_after = (4, AdapterFetchFailed("gone").to_proto())
+    stream = await served.openai.completions.create(model="tiny", prompt=PROMPT, stream=True)
+    with pytest.raises(openai.APIError, match="gone"):
+        async for _ in stream:
+            pass
+
+
+async def test_a_failure_before_the_first_token_has_a_real_status(served: Served) -> None:
+    served.cluster.scheduler.refuses = PoolSaturated("the pool is full").to_proto()
+    with pytest.raises(openai.InternalServerError) as caught:
+        await served.openai.completions.create(model="tiny", prompt=PROMPT, stream=True)
+    assert caught.value.status_code == 503
+    assert caught.value.code == "pool_saturated"
+    assert caught.value.response.headers["retry-after"] == "2"
+    assert caught.value.response.headers["x-should-retry"] == "true"
+
+
+async def test_a_waiting_stream_starts_after_a_while_and_says_what_it_waits_for(cluster: MiniCluster) -> None:
+    cluster.scheduler.holds = True
+    async with serve(cluster, hold_seconds=0.1, keep_alive_seconds=0.1) as served:
+        result = Read()
+        task = asyncio.create_task(read(served, long_request(), result))
+        await eventually(lambda: len(result.comments) >= 2)
+        assert result.comments[:2] == ["queued position=3"] * 2
+        cluster.scheduler.release()
+        await task
+        assert result.finishes == ["length"]
+
+
+async def test_a_stream_says_that_its_adapter_is_loading(cluster: MiniCluster) -> None:
+    runner = cluster.runners[0]
+    runner.step_seconds = 0.05
+    async with serve(cluster, hold_seconds=0.02, keep_alive_seconds=0.1) as served:
+        runner.silent = True
+        result = Read()
+        task = asyncio.create_task(read(served, long_request(3, model="legal"), result))
+        await eventually(lambda: runner.submits)
+        progress = runner_pb2.Progress(
+            request=runner.submits[0].request, epoch=1, state=common_pb2.SEQUENCE_STATE_LOADING, percent=40
+        )
+        (running,) = runner._running.values()
+        running.outbox.put(runner_pb2.GenerateDown(step=runner_pb2.Step(progress=[progress])))
+        await eventually(lambda: "loading adapter default/legal 40%" in result.comments)
+        runner.silent = False
+        runner._work.set()
+        await task
+        assert result.finishes == ["length"]
+
+
+async def test_a_silent_runner_ends_in_a_clear_error(cluster: MiniCluster) -> None:
+    cluster.runners[0].silent = True
+    async with serve(cluster, deadline_seconds=0.3, hold_seconds=0.1) as served:
+        stream = await read(served, long_request())
+        assert stream.error is not None
+        assert stream.error["code"] == "deadline_exceeded"
+        assert stream.done
+        answer = await served.http.post("/v1/completions", json=long_request(stream=False))
+        assert answer.status_code == 504
+        assert len(cluster.runners[0].cancels) == 2
+
+
+async def test_requests_wait_for_the_first_runner_of_their_group() -> None:
+    async with mini_cluster() as cluster:
+        runners, cluster.scheduler.runners = cluster.scheduler.runners, []
+        async with serve(cluster, ready=False, hold_seconds=0.05) as served:
+            result = Read()
+            task = asyncio.create_task(read(served, long_request(), result))
+            await eventually(lambda: "waiting for a runner of tiny" in result.comments)
+            assert (await served.http.get("/health")).status_code == 503
+            cluster.scheduler.runners = runners
+            cluster.scheduler.publish()
+            await task
+            assert result.finishes == ["length"]
+            assert (await served.http.get("/health")).status_code == 200
+
+
+async def test_a_gateway_that_is_older_than_its_scheduler_holds_requests() -> None:
+    async with mini_cluster() as cluster:
+        await cluster.scheduler.stop()
+        async with serve(cluster, ready=False) as served:
+            task = asyncio.create_task(read(served, long_request()))
+            assert (await served.http.get("/v1/models")).status_code == 503
+            await cluster.scheduler.start()
+            assert (await task).finishes == ["length"]
+
+
+async def test_an_adapter_that_failed_its_checks_is_said_so(served: Served) -> None:
+    failure = AdapterFetchFailed("no adapter_config.json").to_proto()
+    served.cluster.add_adapter("bad", digest="", state=scheduler_pb2.ADAPTER_READINESS_FAILED, failure=failure)
+    served.cluster.scheduler.publish()
+    await eventually(lambda: len(served.gateway.catalog.current.adapters) == 3)
+    answer = await served.http.post("/v1/completions", json=long_request(model="bad"))
+    assert answer.status_code == 422
+    assert answer.json()["error"]["message"] == "no adapter_config.json"
+    assert answer.headers["x-should-retry"] == "false"
+
+
+async def test_an_unreachable_runner_is_given_up_soon(pair: Served) -> None:
+    first, second = pair.cluster.runners
+    await first.stop()
+    pair.cluster.scheduler.places_at = first
+    task = asyncio.create_task(read(pair, long_request()))
+    await eventually(lambda: pair.cluster.scheduler.enqueued)
+    pair.cluster.scheduler.places_at = second
+    assert (await task).finishes == ["length"]
+
+
+async def test_a_stopping_gateway_ends_its_streams_with_an_error(cluster: MiniCluster) -> None:
+    cluster.runners[0].step_seconds = 0.02
+    result = Read()
+    async with serve(cluster, drain_seconds=0.2) as served:
+        task = asyncio.create_task(read(served, long_request(400), result))
+        await eventually(lambda: result.events)
+        await served.gateway.drain()
+        await task
+    assert result.error is not None
+    assert result.error["code"] == "engine_restarted"
+    assert result.done
+
+
+async def test_assets_are_fetched_once_and_kept_on_disk(cluster: MiniCluster) -> None:
+    for _ in range(2):
+        async with serve(cluster) as served:
+            assert (await read(served, long_request())).finishes == ["length"]
+    assert cluster.runners[0].asset_requests == 1

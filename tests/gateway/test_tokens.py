@@ -1,0 +1,167 @@
+"""Text to tokens and back."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from motet.errors import Internal, InvalidRequest
+from motet_gateway.tokens.detokenizer import Detokenizer
+from motet_gateway.tokens.stops import StopStrings
+from motet_gateway.tokens.template import ChatTemplate
+from motet_gateway.tokens.text_model import TextModel
+from tests.support.mini_cluster import tiny_assets, tiny_tokenizer
+
+TOKENIZER = tiny_tokenizer()
+
+# Few letters, so that stop strings and texts meet often.
+words = st.text(alphabet="ab\n", max_size=24)
+stops = st.lists(st.text(alphabet="ab\n", min_size=1, max_size=4), min_size=1, max_size=4)
+
+
+def cut(text: str, borders: list[int]) -> list[str]:
+    edges = sorted({0, len(text), *(b % (len(text) + 1) for b in borders)})
+    return [text[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+
+
+def run(pieces: list[str], stops: list[str]) -> tuple[str, bool, list[str]]:
+    matcher = StopStrings(stops)
+    shown = []
+    for piece in pieces:
+        shown.append(matcher.feed(piece))
+        if matcher.stopped:
+            return "".join(shown), True, shown
+    shown.append(matcher.flush())
+    return "".join(shown), False, shown
+
+
+def expected(text: str, stops: list[str]) -> str:
+    """Letter by letter: the text before the first stop string to complete."""
+    for end in range(1, len(text) + 1):
+        ending = [stop for stop in stops if text[:end].endswith(stop)]
+        if ending:
+            return text[: end - max(map(len, ending))]
+    return text
+
+
+@given(words, stops, st.lists(st.integers(0, 30), max_size=10))
+def test_stop_strings_do_not_depend_on_where_tokens_end(text: str, stops: list[str], borders: list[int]) -> None:
+    shown, stopped, _ = run(cut(text, borders), stops)
+    assert shown == expected(text, stops)
+    assert stopped == any(stop in text for stop in stops)
+
+
+@given(words, stops, st.lists(st.integers(0, 30), max_size=10))
+def test_no_part_of_a_stop_string_is_ever_shown(text: str, stops: list[str], borders: list[int]) -> None:
+    final = expected(text, stops)
+    so_far = ""
+    for piece in run(cut(text, borders), stops)[2]:
+        so_far += piece
+        assert final.startswith(so_far)
+
+
+def test_a_stop_string_may_be_kept_in_the_text() -> None:
+    matcher = StopStrings(["END"], include=True)
+    assert matcher.feed("the E") + matcher.feed("ND of it") == "the END"
+
+
+@given(st.text(max_size=40))
+def test_text_comes_back_whole_and_never_in_half_characters(text: str) -> None:
+    tokens = TOKENIZER.encode(text, add_special_tokens=False).ids
+    detokenizer = Detokenizer(TOKENIZER, [])
+    pieces = [detokenizer.feed(token) for token in tokens]
+    assert "".join(pieces) + detokenizer.flush() == text
+    if "\ufffd" not in text:
+        assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_an_answer_that_ends_within_a_character_shows_a_replacement_mark() -> None:
+    detokenizer = Detokenizer(TOKENIZER, [])
+    tokens = TOKENIZER.encode("ok 🙃", add_special_tokens=False).ids[:-1]
+    text = "".join(detokenizer.feed(token) for token in tokens) + detokenizer.flush()
+    assert text.startswith("ok ")
+    assert text.endswith("\ufffd")
+
+
+def test_special_tokens_are_hidden_unless_asked_for() -> None:
+    assert Detokenizer(TOKENIZER, []).feed(0) == ""
+    assert Detokenizer(TOKENIZER, [], skip_special_tokens=False).feed(0) == "<|end|>"
+
+
+def template(text: str) -> ChatTemplate:
+    return ChatTemplate(text, {"bos_token": "<s>"})
+
+
+HELLO = [{"role": "user", "content": "Hello <b>"}]
+
+
+def test_templates_get_special_tokens_and_unescaped_json() -> None:
+    assert template("{{ bos_token }}{{ messages[0] | tojson }}").render(HELLO) == (
+        '<s>{"role": "user", "content": "Hello <b>"}'
+    )
+
+
+def test_templates_may_break_loops_and_mark_generations() -> None:
+    text = "{% for m in [1, 2, 3] %}{% if m == 2 %}{% break %}{% endif %}{{ m }}{% endfor %}"
+    assert template(text + "{% generation %}x{% endgeneration %}").render(HELLO) == "1x"
+
+
+def test_a_template_refuses_in_its_own_words() -> None:
+    with pytest.raises(InvalidRequest, match="roles must alternate") as caught:
+        template("{{ raise_exception('roles must alternate') }}").render(HELLO)
+    assert caught.value.param == "messages"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ messages.append(1) }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages[0].content.format.__globals__ }}",
+        "{% for i in range(999999999) %}x{% endfor %}",
+        "{{ missing.field.deeper }}",
+    ],
+)
+def test_a_template_cannot_leave_its_sandbox(text: str) -> None:
+    try:
+        assert template(text).render(HELLO) == ""
+    except InvalidRequest as refusal:
+        assert refusal.param == "messages"
+
+
+def test_a_template_cannot_write_without_end() -> None:
+    text = "{% for i in range(9999) %}{% for j in range(9999) %}{{ messages[0].content }}{% endfor %}{% endfor %}"
+    with pytest.raises(InvalidRequest, match="too much"):
+        template(text).render(HELLO)
+
+
+def test_the_answer_goes_on_within_the_final_message() -> None:
+    text = "{% for m in messages %}[{{ m.role }}]{{ m.content }}[end]\n{% endfor %}"
+    messages = [*HELLO, {"role": "assistant", "content": "I think "}]
+    rendered = template(text).render(messages, continue_final_message=True)
+    assert rendered.endswith("[assistant]I think ")
+
+
+def test_a_folder_without_template_says_what_to_call_instead(tmp_path: Path) -> None:
+    for name, data in tiny_assets(template=None).items():
+        (tmp_path / name).write_bytes(data)
+    with pytest.raises(InvalidRequest, match="/v1/completions"):
+        TextModel.from_folder(tmp_path).chat_template()
+
+
+def test_recommended_sampling_comes_from_the_models_folder(tmp_path: Path) -> None:
+    for name, data in tiny_assets().items():
+        (tmp_path / name).write_bytes(data)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": 0.6, "eos_token_id": [1, 2]}))
+    model = TextModel.from_folder(tmp_path)
+    assert model.defaults.temperature == 0.6
+    assert model.eos_ids == {1, 2}
+    assert model.context_length == 512
+
+
+def test_a_broken_tokenizer_is_said_so(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(Internal, match=r"tokenizer\.json"):
+        TextModel.from_folder(tmp_path)
