@@ -5,6 +5,7 @@ A term never repeats: the counter is on disk before anyone hears of it. In a clu
 
 import fcntl
 import os
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -54,11 +55,15 @@ class LocalLeadership:
     def _read(self) -> int:
         assert self._file is not None
         text = os.pread(self._file, 32, 0).strip()
-        return int(text) if text.isdigit() else 0
+        if not text or text.isdigit():
+            return int(text or 0)
+        # Damaged. The time is above any counter that restarts alone can have reached.
+        return int(time.time())
 
     def _advance_to(self, term: int) -> None:
         assert self._file is not None
-        # Zero-padded, so that a shorter number never leaves digits of a longer one behind.
-        os.pwrite(self._file, f"{term:020d}\n".encode(), 0)
+        # Zero-padded, so that every number is as long as the last: the write replaces it in one piece.
+        written = os.pwrite(self._file, f"{term:020d}\n".encode(), 0)
+        os.ftruncate(self._file, written)  # what a damaged file held beyond it
         os.fsync(self._file)
         self.term = term

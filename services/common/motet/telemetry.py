@@ -13,6 +13,7 @@ import structlog
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from motet.errors import SetupError
 from motet.rpc import socket_path
 from motet.settings import ProcessSettings
 
@@ -83,12 +84,17 @@ async def serving_metrics(address: str, registry: CollectorRegistry) -> AsyncIte
             writer.close()
 
     path = socket_path(address)
-    if path is not None:
-        path.unlink(missing_ok=True)
-        server = await asyncio.start_unix_server(answer, path)
-    else:
-        host, _, port = address.rpartition(":")
-        server = await asyncio.start_server(answer, host or "127.0.0.1", int(port))
+    try:
+        if path is not None:
+            path.unlink(missing_ok=True)
+            server = await asyncio.start_unix_server(answer, path)
+        else:
+            host, _, port = address.rpartition(":")
+            server = await asyncio.start_server(answer, host or "127.0.0.1", int(port))
+    except (OSError, ValueError, OverflowError) as error:
+        raise SetupError(
+            f"cannot serve metrics on {address}: {error}. Set MOTET_METRICS_ADDRESS to unix:/path or host:port."
+        ) from None
     try:
         yield
     finally:

@@ -1,0 +1,77 @@
+"""One tree, one table: every error is said the same way by everybody, and is explained in the docs."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from motet import errors
+from motet.api.v1 import common_pb2
+from motet.errors import TABLE, Internal, InvalidRequest, MotetError, from_proto
+
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "errors.md"
+
+
+def every_error(root: type[MotetError] = MotetError) -> list[type[MotetError]]:
+    return [root, *(found for child in root.__subclasses__() for found in every_error(child))]
+
+
+OURS = [kind for kind in every_error() if kind.__module__ == errors.__name__]
+
+
+def test_codes_are_unique() -> None:
+    # The root stands for what has no kind of its own, which is what Internal says.
+    codes = [kind.row.code for kind in OURS if kind is not MotetError]
+    assert len(codes) == len(set(codes))
+    assert set(TABLE) == set(codes)
+
+
+def test_the_table_finds_each_error_by_its_code() -> None:
+    assert {code: kind.row.code for code, kind in TABLE.items()} == {code: code for code in TABLE}
+    assert TABLE["internal_error"] is Internal
+
+
+@pytest.mark.parametrize("kind", OURS, ids=lambda kind: kind.__name__)
+def test_an_error_survives_the_way_to_a_peer(kind: type[MotetError]) -> None:
+    error = kind("what is wrong; what to do", retry_after=1.5, reason="RankTooLarge")
+    again = from_proto(common_pb2.Failure.FromString(error.to_proto().SerializeToString()))
+    assert type(again) is (Internal if kind is MotetError else kind)
+    assert (again.message, again.code, again.retry_after, again.reason) == (
+        "what is wrong; what to do",
+        kind.row.code,
+        1.5,
+        "RankTooLarge",
+    )
+
+
+def test_an_error_without_a_hint_has_its_kinds_hint() -> None:
+    for kind in OURS:
+        assert kind("x").retry_after == kind.row.retry_after
+
+
+def test_the_code_of_a_newer_peer_becomes_internal_with_its_sentence() -> None:
+    error = from_proto(common_pb2.Failure(code="from_the_future", message="new trouble", retry_after_seconds=3))
+    assert type(error) is Internal
+    assert (error.message, error.retry_after) == ("new trouble", 3)
+
+
+def test_trying_again_is_only_suggested_where_it_can_help() -> None:
+    for kind in OURS:
+        row = kind.row
+        assert row.retry_after == 0 or row.http in (429, 503, 504), kind
+        assert row.retry_after <= 60, "clients ignore longer hints"
+
+
+def test_the_fault_of_a_caller_is_a_four_hundred() -> None:
+    assert all(400 <= kind.row.http < 500 for kind in every_error(InvalidRequest))
+
+
+def test_the_picture_of_the_tree_shows_every_error() -> None:
+    assert errors.__doc__ is not None
+    picture = re.findall(r"^[│├└─ ]*([A-Z]\w+)", errors.__doc__, re.MULTILINE)
+    assert set(picture) >= {kind.__name__ for kind in OURS}
+
+
+@pytest.mark.parametrize("code", sorted(TABLE))
+def test_every_error_has_its_place_in_the_docs(code: str) -> None:
+    assert re.search(rf"^## {code}$", REFERENCE.read_text(), re.MULTILINE)

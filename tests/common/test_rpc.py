@@ -1,0 +1,268 @@
+"""Streams that break and come back, over real gRPC on real sockets."""
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from hypothesis import given
+from hypothesis import strategies as st
+
+from motet.errors import SetupError
+from motet.rpc import LAST_RETRY_SECONDS, Backoff, Link, Outbox, is_healthy, open_channel, serving, socket_path
+from tests.common.echo import Echo, open_talk
+from tests.common.waiting import until
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> str:
+    return f"unix:{tmp_path}/echo.sock"
+
+
+class Client:
+    """A running link and everything that happened to it."""
+
+    def __init__(self, address: str, greet: Callable[[], Iterable[bytes]], receive: Callable[[bytes], None]) -> None:
+        self.received: list[bytes] = []
+        self.events: list[str] = []
+        self.link: Link[bytes, bytes] = Link(
+            "test",
+            address,
+            open_talk,
+            greet=greet,
+            receive=self._receive,
+            opened=lambda: self.events.append("opened"),
+            closed=lambda why: self.events.append(f"closed: {why}"),
+        )
+        self._then = receive
+
+    def _receive(self, message: bytes) -> None:
+        self.received.append(message)
+        self._then(message)
+
+
+@asynccontextmanager
+async def linked(
+    address: str,
+    greet: Callable[[], Iterable[bytes]] = lambda: [b"hello"],
+    receive: Callable[[bytes], None] = lambda message: None,
+) -> AsyncIterator[Client]:
+    client = Client(address, greet, receive)
+    running = asyncio.create_task(client.link.run())
+    try:
+        yield client
+        assert not running.done(), "a link runs until it is cancelled"
+    finally:
+        running.cancel()
+        (outcome,) = await asyncio.gather(running, return_exceptions=True)
+        assert isinstance(outcome, asyncio.CancelledError)
+
+
+async def test_a_link_greets_and_then_talks_both_ways_in_order(address: str) -> None:
+    echo = Echo()
+    async with serving(address, echo.add), linked(address, lambda: [b"hello", b"again"]) as client:
+        await until(lambda: client.link.connected)
+        for number in range(100):
+            assert client.link.send(str(number).encode())
+        expected = [b"hello", b"again", *(str(number).encode() for number in range(100))]
+        await until(lambda: len(client.received) == len(expected))
+        assert client.received == echo.heard[0] == expected
+        assert client.events == ["opened"]
+
+
+async def test_a_link_waits_for_a_server_that_is_not_there_yet(address: str) -> None:
+    echo = Echo()
+    async with linked(address) as client:
+        await asyncio.sleep(0.2)
+        assert client.events == []
+        async with serving(address, echo.add):
+            await until(lambda: client.received == [b"hello"])
+
+
+async def test_after_a_restart_on_the_same_socket_a_link_is_back_soon_and_greets_anew(address: str) -> None:
+    echo = Echo()
+    state = [b"state 1"]
+    async with linked(address, lambda: state) as client:
+        for turn in range(3):
+            state[0] = f"state {turn}".encode()
+            async with serving(address, echo.add, grace=0):
+                started = time.monotonic()
+                await until(lambda: state[0] in client.received)
+                # One wait that had just begun, and a connection; generous for a busy machine.
+                assert time.monotonic() - started < LAST_RETRY_SECONDS * 1.25 + 1.0
+            await until(lambda: not client.link.connected)
+        assert [event.split(":")[0] for event in client.events] == ["opened", "closed"] * 3
+    assert echo.heard == [[b"state 0"], [b"state 1"], [b"state 2"]]
+
+
+async def test_what_is_said_while_the_stream_is_down_is_dropped(address: str) -> None:
+    echo = Echo()
+    async with linked(address) as client:
+        assert not client.link.send(b"too early")
+        async with serving(address, echo.add, grace=0):
+            await until(lambda: client.link.connected)
+        await until(lambda: not client.link.connected)
+        assert not client.link.send(b"into the void")
+        async with serving(address, echo.add, grace=0):
+            await until(lambda: len(echo.heard) == 2 and echo.heard[1])
+            await until(lambda: client.link.send(b"now"))
+            await until(lambda: client.received[-1] == b"now")
+    assert echo.heard == [[b"hello"], [b"hello", b"now"]]
+
+
+async def test_a_refused_message_ends_the_stream_with_the_errors_words(address: str) -> None:
+    echo = Echo()
+    async with serving(address, echo.add), linked(address) as client:
+        await until(lambda: client.link.send(b"nonsense"))
+        await until(lambda: len(client.events) >= 2)
+        assert client.events[1] == "closed: INVALID_ARGUMENT: this makes no sense; say something else"
+        await until(lambda: client.link.connected)
+
+
+async def test_a_defect_of_the_server_ends_the_stream_and_the_link_comes_back(address: str) -> None:
+    echo = Echo()
+    async with serving(address, echo.add), linked(address) as client:
+        await until(lambda: client.link.send(b"defect"))
+        await until(lambda: len(client.events) >= 3)
+        assert client.events[1].startswith("closed: UNKNOWN")
+        assert client.events[2] == "opened"
+
+
+async def test_a_message_that_cannot_be_taken_ends_the_connection_and_not_the_link(address: str) -> None:
+    echo = Echo()
+    failures = [ValueError("cannot take the first one")]
+
+    def receive(_message: bytes) -> None:
+        if failures:
+            raise failures.pop()
+
+    async with serving(address, echo.add), linked(address, receive=receive) as client:
+        await until(lambda: client.received == [b"hello", b"hello"])
+        assert [event.split(":")[0] for event in client.events] == ["opened", "closed", "opened"]
+
+
+async def test_cancelling_a_link_tells_the_server_at_once(address: str) -> None:
+    echo = Echo()
+    async with serving(address, echo.add):
+        async with linked(address) as client:
+            await until(lambda: client.received)
+        await until(lambda: echo.ended, seconds=2)
+        assert client.events[-1].startswith("closed")
+
+
+async def test_a_stopping_server_cancels_its_handlers_and_they_re_raise(address: str) -> None:
+    echo = Echo()
+    async with linked(address) as client:
+        async with serving(address, echo.add, grace=0.01):
+            await until(lambda: client.received)
+        await until(lambda: echo.ended)
+    assert echo.ended == ["CancelledError"]
+
+
+async def test_no_task_outlives_a_link(address: str) -> None:
+    before = asyncio.all_tasks()
+    echo = Echo()
+    async with serving(address, echo.add, grace=0):
+        async with linked(address) as client:
+            await until(lambda: client.received)
+        await until(lambda: echo.ended)
+    await until(lambda: {task for task in asyncio.all_tasks() - before if "Link" in repr(task)} == set())
+    assert [task for task in asyncio.all_tasks() - before if ": write" in task.get_name()] == []
+
+
+async def test_a_server_says_whether_it_is_ready(address: str) -> None:
+    assert not await is_healthy(address)
+    async with serving(address, Echo().add, ready=False) as server:
+        assert not await is_healthy(address)
+        await server.set_ready(True)
+        assert await is_healthy(address)
+        await server.set_ready(False)
+        assert not await is_healthy(address)
+    assert not await is_healthy(address)
+    assert not Path(address.removeprefix("unix:")).exists()
+
+
+async def test_a_server_that_never_answers_counts_as_unhealthy(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(tmp_path / "silent.sock"))
+        silent.listen()
+        started = time.monotonic()
+        assert not await is_healthy(f"unix:{tmp_path}/silent.sock", seconds=0.2)
+        assert time.monotonic() - started < 2
+
+
+async def test_a_server_lists_its_services(address: str) -> None:
+    def services() -> Iterable[str]:
+        with grpc.insecure_channel(address) as channel:
+            return list(ProtoReflectionDescriptorDatabase(channel).get_services())
+
+    async with serving(address, Echo().add, names=["motet.api.v1.Predictor"]):
+        found = await asyncio.to_thread(services)
+    assert set(found) == {
+        "motet.api.v1.Predictor",
+        "grpc.health.v1.Health",
+        "grpc.reflection.v1alpha.ServerReflection",
+    }
+
+
+async def test_a_port_in_use_is_named() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(SetupError, match=f"cannot listen on 127.0.0.1:{port}: it is in use"):
+            async with serving(f"127.0.0.1:{port}"):
+                pass
+
+
+async def test_a_socket_in_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match="folder cannot be written"):
+        async with serving(f"unix:{tmp_path}/nowhere/x.sock"):
+            pass
+
+
+async def test_a_dead_processes_socket_is_replaced(address: str, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(tmp_path / "echo.sock"))
+    async with serving(address, Echo().add):
+        assert await is_healthy(address)
+
+
+async def test_tcp_works_like_a_socket_file() -> None:
+    echo = Echo()
+    async with serving("127.0.0.1:0", echo.add) as server:
+        async with linked(f"127.0.0.1:{server.port}") as client:
+            await until(lambda: client.received == [b"hello"])
+        async with open_channel(f"127.0.0.1:{server.port}") as channel:
+            check: Any = health_pb2_grpc.HealthStub(channel).Check
+            answer = await check(health_pb2.HealthCheckRequest(), timeout=5)
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_only_unix_addresses_are_files() -> None:
+    assert socket_path("unix:/run/x.sock") == Path("/run/x.sock")
+    assert socket_path("localhost:1") is None
+
+
+@given(st.integers(min_value=1, max_value=30))
+def test_waits_double_up_to_a_bound_and_start_over_after_a_success(tries: int) -> None:
+    backoff = Backoff(0.05, 0.5)
+    waits = [backoff.next() for _ in range(tries)]
+    for n, wait in enumerate(waits):
+        assert 0.75 * min(0.05 * 2**n, 0.5) <= wait <= 1.25 * min(0.05 * 2**n, 0.5)
+    backoff.reset()
+    assert backoff.next() <= 0.05 * 1.25
+
+
+async def test_an_outbox_never_blocks_who_puts() -> None:
+    outbox: Outbox[int] = Outbox()
+    for number in range(1000):
+        outbox.put(number)
+    assert [await outbox.get() for _ in range(1000)] == list(range(1000))

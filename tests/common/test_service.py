@@ -1,0 +1,153 @@
+"""How a process begins and ends."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from motet.errors import SetupError
+from motet.service import run_until
+from motet.settings import Addresses, Database, ProcessSettings
+from tests.common.waiting import until
+
+SERVE = """
+import asyncio, sys
+from motet.errors import SetupError
+from motet.service import read, run
+from motet.settings import ProcessSettings
+
+async def main(stop, registry):
+    if sys.argv[1] == "fail":
+        raise SetupError("the moon is missing. Hang it up first.")
+    print("ready", flush=True)
+    await stop.wait()
+
+run("tester", read(ProcessSettings), main)
+"""
+
+
+def process(word: str, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", SERVE, word],
+        env={"PATH": "", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_process_in_order(signum: signal.Signals) -> None:
+    with process("serve") as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        child.send_signal(signum)
+        _, logged = child.communicate(timeout=20)
+        assert child.returncode == 0
+        assert "stopped" in logged
+
+
+def test_what_a_person_must_put_right_is_the_last_word_and_status_2() -> None:
+    with process("fail") as child:
+        _, logged = child.communicate(timeout=20)
+        assert child.returncode == 2
+        assert logged.splitlines()[-1] == "tester: the moon is missing. Hang it up first."
+        assert "Traceback" not in logged
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("MOTET_TIME_SCALE", "0", "MOTET_TIME_SCALE is '0': Input should be greater than 0."),
+        ("MOTET_TIME_SCALE", "fast", "MOTET_TIME_SCALE is 'fast': Input should be a valid number"),
+        ("MOTET_LOG_LEVEL", "loud", "MOTET_LOG_LEVEL is 'loud': Input should be 'debug', 'info'"),
+    ],
+)
+def test_a_wrong_variable_is_named_with_its_value(name: str, value: str, said: str) -> None:
+    with process("serve", **{name: value}) as child:
+        _, logged = child.communicate(timeout=20)
+        assert child.returncode == 2
+        assert said in logged
+        assert "Traceback" not in logged
+
+
+def test_an_address_for_metrics_that_cannot_be_served_is_a_setup_error() -> None:
+    with process("serve", MOTET_METRICS_ADDRESS="unix:/nowhere/m.sock") as child:
+        _, logged = child.communicate(timeout=20)
+        assert child.returncode == 2
+        assert "MOTET_METRICS_ADDRESS" in logged.splitlines()[-1]
+
+
+async def test_work_runs_until_stop_is_set_and_is_then_cancelled() -> None:
+    stop, cancelled = asyncio.Event(), []
+
+    async def work(name: str) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append(name)
+            raise
+
+    running = asyncio.create_task(run_until(stop, work("a"), work("b")))
+    await asyncio.sleep(0)
+    stop.set()
+    await asyncio.wait_for(running, 5)
+    assert sorted(cancelled) in ([], ["a", "b"])  # what had not begun needs no cancelling
+
+
+async def test_the_first_failure_cancels_the_rest_and_is_raised_as_itself() -> None:
+    cancelled = asyncio.Event()
+
+    async def wait() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    async def fail() -> None:
+        await asyncio.sleep(0.01)
+        raise SetupError("no")
+
+    with pytest.raises(SetupError, match="no"):
+        await run_until(asyncio.Event(), wait(), fail())
+    assert cancelled.is_set()
+
+
+async def test_cancelling_it_cancels_the_work() -> None:
+    begun, ended = [], []
+
+    async def work() -> None:
+        begun.append(1)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(1)
+
+    running = asyncio.create_task(run_until(asyncio.Event(), work()))
+    await until(lambda: begun)
+    running.cancel()
+    (outcome,) = await asyncio.gather(running, return_exceptions=True)
+    assert isinstance(outcome, asyncio.CancelledError)
+    assert ended == [1]
+
+
+def test_settings_come_from_the_environment_and_stay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MOTET_DATA_DIR", str(tmp_path))
+    monkeypatch.setenv("MOTET_SCHEDULER_ADDRESS", "unix:/run/s.sock")
+    process = ProcessSettings()
+    assert process.cache_dir == tmp_path / "cache"
+    assert Addresses().scheduler_address == "unix:/run/s.sock"
+    with pytest.raises(ValueError, match="frozen"):
+        process.data_dir = Path("elsewhere")  # type: ignore[misc]
+
+
+def test_without_a_database_url_it_is_a_file_in_the_state_directory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    process = ProcessSettings(data_dir=tmp_path)
+    assert Database().url(process) == f"sqlite+aiosqlite:///{tmp_path}/motet.db"
+    monkeypatch.setenv("MOTET_DATABASE_URL", "postgresql+asyncpg://db/motet")
+    assert Database().url(process) == "postgresql+asyncpg://db/motet"

@@ -1,0 +1,109 @@
+"""Figures on a socket, and log lines that machines and people can read."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from prometheus_client import Counter
+from prometheus_client.parser import text_string_to_metric_families
+
+from motet.errors import SetupError
+from motet.telemetry import new_registry, serving_metrics
+
+
+async def ask(path: Path, request: str) -> tuple[list[str], str]:
+    reader, writer = await asyncio.open_unix_connection(path)
+    writer.write(request.encode())
+    answer = (await reader.read()).decode()
+    writer.close()
+    await writer.wait_closed()
+    head, _, body = answer.partition("\r\n\r\n")
+    return head.split("\r\n"), body
+
+
+async def test_get_answers_with_the_figures_and_head_without(tmp_path: Path) -> None:
+    registry = new_registry()
+    Counter("motet_test", "A test.", registry=registry).inc(3)
+    path = tmp_path / "m.sock"
+    async with serving_metrics(f"unix:{path}", registry):
+        head, body = await ask(path, "GET /metrics HTTP/1.1\r\nhost: motet\r\n\r\n")
+        assert head[0] == "HTTP/1.1 200 OK"
+        assert f"content-length: {len(body.encode())}" in head
+        families = {family.name: family for family in text_string_to_metric_families(body)}
+        assert families["motet_test"].samples[0].value == 3
+        assert "process_resident_memory_bytes" in families
+
+        head, body = await ask(path, "HEAD /metrics HTTP/1.1\r\nhost: motet\r\n\r\n")
+        assert head[0] == "HTTP/1.1 200 OK"
+        assert body == ""
+    assert not path.exists()
+
+
+async def test_a_scraper_that_hangs_up_disturbs_nobody(tmp_path: Path) -> None:
+    path = tmp_path / "m.sock"
+    async with serving_metrics(f"unix:{path}", new_registry()):
+        for words in (b"", b"GET /met", b"x" * 200_000):
+            _, writer = await asyncio.open_unix_connection(path)
+            writer.write(words)
+            writer.close()
+        head, _ = await ask(path, "GET / HTTP/1.0\r\n\r\n")
+        assert head[0].endswith("200 OK")
+
+
+async def test_a_dead_processes_socket_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "m.sock"
+    path.touch()
+    async with serving_metrics(f"unix:{path}", new_registry()):
+        head, _ = await ask(path, "GET / HTTP/1.0\r\n\r\n")
+        assert head[0].endswith("200 OK")
+
+
+async def test_without_an_address_nothing_is_served() -> None:
+    async with serving_metrics("", new_registry()):
+        pass
+
+
+@pytest.mark.parametrize("address", ["unix:/nowhere/m.sock", "127.0.0.1:port", "127.0.0.1:70000000"])
+async def test_an_address_that_cannot_be_served_is_named(address: str) -> None:
+    with pytest.raises(SetupError, match="MOTET_METRICS_ADDRESS"):
+        async with serving_metrics(address, new_registry()):
+            pass
+
+
+SPEAK = """
+import logging, sys, structlog
+from motet.settings import ProcessSettings
+from motet.telemetry import configure_logging
+
+configure_logging("tester", ProcessSettings(log_level=sys.argv[1], log_format=sys.argv[2]))
+structlog.get_logger().info("hello", answer=42)
+structlog.get_logger().warning("careful")
+logging.getLogger("library").warning("from a library")
+logging.getLogger("library").info("chatter")
+"""
+
+
+def spoken(level: str, form: str) -> list[str]:
+    done = subprocess.run([sys.executable, "-c", SPEAK, level, form], capture_output=True, text=True, check=True)
+    assert done.stdout == ""
+    return done.stderr.splitlines()
+
+
+def test_machines_read_one_json_object_a_line() -> None:
+    hello, careful, library = map(json.loads, spoken("info", "json"))
+    assert (hello["event"], hello["answer"], hello["service"], hello["level"]) == ("hello", 42, "tester", "info")
+    assert careful["level"] == "warning"
+    assert library["event"] == "from a library"
+
+
+def test_the_level_silences_what_is_below_it() -> None:
+    assert len(spoken("warning", "json")) == 2
+
+
+def test_people_read_plain_lines() -> None:
+    lines = spoken("info", "console")
+    assert "hello" in lines[0]
+    assert "\x1b" not in lines[0], "no colours where nobody looks"
