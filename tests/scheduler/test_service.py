@@ -1,0 +1,190 @@
+"""The scheduler's service over real gRPC, with real runner services and a real supervisor beside it."""
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+
+from motet.api.v1 import scheduler_pb2, scheduler_pb2_grpc
+from motet.errors import ContextLengthExceeded, NoRunner
+from motet.rpc import open_channel
+from tests.support.control_plane import adapter_entry, control_plane, small_operator, until
+from tests.support.fake_engine import FakeEngine, tokens_of
+from tests.support.runners import fake_runner, write_adapter
+from tests.support.small_gateway import small_gateway
+
+PROMPT = (1, 2, 3)
+
+
+class House:
+    """Everything but HTTP: control plane, operator, gateway and any number of runners."""
+
+    def __init__(self, stack, folder, control, operator, gateway):
+        self.stack = stack
+        self.folder = folder
+        self.control = control
+        self.operator = operator
+        self.gateway = gateway
+
+    async def runner(self, instance, engine=FakeEngine, **settings):
+        runner = await self.stack.enter_async_context(
+            fake_runner(
+                self.folder,
+                instance=instance,
+                scheduler=self.control.scheduler_address,
+                supervisor=self.control.supervisor_address,
+                engine=engine,
+                **settings,
+            )
+        )
+        await until(lambda: instance in self.control.scheduler.runners, why=f"{instance} attaches")
+        return runner
+
+
+@pytest.fixture
+async def house(folder):
+    async with AsyncExitStack() as stack:
+        control = await stack.enter_async_context(control_plane(folder))
+        operator = await stack.enter_async_context(small_operator(control.scheduler_address))
+        gateway = await stack.enter_async_context(small_gateway("g0", scheduler=control.scheduler_address))
+        yield House(stack, folder, control, operator, gateway)
+
+
+async def test_a_request_is_placed_runs_and_leaves_no_promise_behind(house):
+    await house.runner("r0")
+    tokens = await house.gateway.ask("a", prompt=PROMPT, max_tokens=40)
+    assert tokens == tokens_of(PROMPT, 7, 40)
+    await until(lambda: not house.control.scheduler.requests)
+    assert house.control.scheduler.runners["r0"].ledger.promised == 0
+
+
+async def test_a_request_waits_for_the_first_runner_and_is_told_why(house):
+    answer = house.gateway.start("a", max_tokens=4)
+    await until(lambda: house.gateway.asked["a"].positions)
+    assert house.gateway.asked["a"].positions[0] == (1, "no runner of this model is up")
+    await house.runner("r0")
+    assert len(await answer) == 4
+
+
+async def test_without_a_runner_the_deadline_refuses_with_its_reason(house):
+    with pytest.raises(NoRunner, match="no runner of this model is up"):
+        await house.gateway.ask("a", deadline=0.2)
+
+
+async def test_what_can_never_fit_is_refused_at_once(house):
+    await house.runner("r0", lambda: FakeEngine(pages=4))
+    with pytest.raises(ContextLengthExceeded, match="lower max_tokens"):
+        await house.gateway.ask("a", max_tokens=200)
+
+
+async def test_an_adapter_is_checked_served_and_dropped_when_its_manifest_goes(house):
+    await house.runner("r0")
+    source = write_adapter(house.folder / "pirate")
+    house.operator.state(adapter_entry("pirate", source))
+    report = await until(lambda: (one := house.operator.adapter("pirate")) and one.serving_digest and one)
+    digest = report.serving_digest
+    assert report.certificate.rank == 4
+    assert await house.gateway.ask("a", adapter=digest, max_tokens=20) == tokens_of(PROMPT, 7, 20, digest)
+    await until(lambda: house.operator.adapter("pirate").state == scheduler_pb2.ADAPTER_READINESS_READY)
+    house.operator.state()
+    await until(lambda: digest not in house.control.scheduler.runners["r0"].resident, why="the runner drops it")
+    assert not house.gateway.catalogs[-1].adapters
+
+
+async def test_changed_bytes_move_the_name_once_they_are_certified(house):
+    await house.runner("r0")
+    source = write_adapter(house.folder / "pirate", seed=1)
+    house.operator.state(adapter_entry("pirate", source, stamp="1"))
+    old = await until(lambda: (one := house.operator.adapter("pirate")) and one.serving_digest)
+    write_adapter(house.folder / "pirate", seed=2)
+    house.operator.state(adapter_entry("pirate", source, stamp="2"))
+    await until(lambda: house.operator.adapter("pirate").serving_digest != old)
+    await until(
+        lambda: house.gateway.catalogs[-1].adapters[0].digest == house.operator.adapter("pirate").serving_digest
+    )
+
+
+async def test_a_broken_revision_is_reported_and_never_takes_over(house):
+    await house.runner("r0")
+    source = write_adapter(house.folder / "pirate", seed=1)
+    house.operator.state(adapter_entry("pirate", source, stamp="1"))
+    old = await until(lambda: (one := house.operator.adapter("pirate")) and one.serving_digest)
+    (house.folder / "pirate" / "adapter_config.json").write_text('{"peft_type": "IA3"}')
+    house.operator.state(adapter_entry("pirate", source, stamp="2"))
+    report = await until(lambda: (one := house.operator.adapter("pirate")).HasField("failure") and one)
+    assert report.serving_digest == old
+    assert await house.gateway.ask("a", adapter=old, max_tokens=4)
+
+
+async def test_a_runner_that_dies_loses_nothing_that_a_client_sees(house):
+    one = await house.runner("r0", lambda: FakeEngine(step_seconds=0.005))
+    answers = [house.gateway.start(f"a{n}", max_tokens=100, prompt=(n, 1)) for n in range(6)]
+    await until(lambda: all(len(asked.tokens) > 5 for asked in house.gateway.live()))
+    await house.runner("r1", lambda: FakeEngine(step_seconds=0.005))
+    one.crash()
+    for n, answer in enumerate(answers):
+        assert await answer == tokens_of((n, 1), 7, 100)
+    for asked in house.gateway.asked.values():
+        assert [epoch for epoch, _ in asked.placements] == list(range(1, len(asked.placements) + 1))
+        assert asked.placements[0] == (1, "r0")
+        assert asked.placements[-1][1] == "r1"
+
+
+async def test_a_drained_runner_finishes_its_work_and_says_so(house):
+    runner = await house.runner("r0", lambda: FakeEngine(step_seconds=0.005))
+    answer = house.gateway.start("a", max_tokens=60)
+    await until(lambda: house.gateway.asked["a"].tokens)
+    house.operator.drain(runner.service.identity, seconds=10)
+    await house.runner("r1")
+    assert await house.gateway.ask("b", max_tokens=4)
+    assert house.gateway.asked["b"].placements == [(1, "r1")]
+    assert not house.operator.of("drained")
+    await answer
+    drained = await until(lambda: house.operator.of("drained"))
+    assert drained[0].runner.instance == "r0"
+
+
+async def test_a_drain_that_takes_too_long_moves_what_is_left(house):
+    runner = await house.runner("r0", lambda: FakeEngine(step_seconds=0.01))
+    answer = house.gateway.start("a", max_tokens=150)
+    await until(lambda: house.gateway.asked["a"].tokens)
+    await house.runner("r1")
+    house.operator.drain(runner.service.identity, seconds=0.1)
+    assert await answer == tokens_of(PROMPT, 7, 150)
+    assert house.gateway.asked["a"].moves == 1
+
+
+async def test_explain_tells_the_whole_story(house):
+    await house.runner("r0")
+    await house.gateway.ask("a", max_tokens=4)
+    await until(lambda: not house.control.scheduler.requests)
+    async with open_channel(house.control.scheduler_address) as channel:
+        stub = scheduler_pb2_grpc.SchedulerStub(channel)
+        story = await stub.Explain(scheduler_pb2.ExplainRequest(request="a"), timeout=5)
+    assert [entry.event for entry in story.entries] == ["queued", "placed", "finished"]
+
+
+async def test_cancelling_a_waiting_request_takes_it_out_of_the_queue(house):
+    house.gateway.start("a")
+    await until(lambda: house.control.scheduler.queued() == 1)
+    house.gateway.cancel("a")
+    await until(lambda: house.control.scheduler.queued() == 0)
+    assert not house.control.scheduler.requests
+
+
+async def test_a_gateway_that_leaves_takes_its_waiting_requests_along(house):
+    async with small_gateway("g1", scheduler=house.control.scheduler_address) as other:
+        other.start("b")
+        await until(lambda: house.control.scheduler.queued() == 1)
+    await until(lambda: house.control.scheduler.queued() == 0)
+
+
+async def test_a_stream_that_does_not_say_hello_is_told_so(house):
+    async with open_channel(house.control.scheduler_address) as channel:
+        call = scheduler_pb2_grpc.SchedulerStub(channel).Serve()
+        await call.write(scheduler_pb2.ServeUp(finished=scheduler_pb2.Finished(request="a")))
+        with pytest.raises(Exception, match="must be its hello"):
+            async for _ in call:
+                pass
+        call.cancel()
+    await asyncio.sleep(0)

@@ -1,0 +1,198 @@
+"""The real scheduler and supervisor services in this process, on Unix sockets, and an operator to talk to them.
+
+async with control_plane(folder) as control:
+    ...  # control.scheduler_address; control.scheduler.runners; await control.restart_scheduler()
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from motet.api.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc, supervisor_pb2_grpc
+from motet.clock import every
+from motet.leadership import LocalLeadership
+from motet.rpc import Link, serving
+from motet_scheduler.catalog_file import CatalogFile
+from motet_scheduler.metrics import Metrics as SchedulerMetrics
+from motet_scheduler.policy.scheduler import Scheduler
+from motet_scheduler.service import SchedulerService
+from motet_scheduler.settings import Settings as SchedulerSettings
+from motet_supervisor.metrics import Metrics as SupervisorMetrics
+from motet_supervisor.service import SupervisorService
+from motet_supervisor.settings import Settings as SupervisorSettings
+
+SCALE = 0.05
+
+
+async def until(condition: Callable[[], Any], *, seconds: float = 10.0, why: str = "") -> Any:
+    """What `condition` gives, as soon as that is something."""
+    try:
+        async with asyncio.timeout(seconds):
+            while not (value := condition()):  # noqa: ASYNC110 - what it waits for is another process's doing
+                await asyncio.sleep(0.005)
+    except TimeoutError:
+        raise AssertionError(f"never came true: {why or condition}") from None
+    return value
+
+
+class Part:
+    """A service that can be killed and started again."""
+
+    def __init__(self, run: Callable[[asyncio.Event], Any]) -> None:
+        self._run = run
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        up = asyncio.Event()
+        self._task = asyncio.create_task(self._run(up))
+        waiting = asyncio.create_task(up.wait())
+        await asyncio.wait({waiting, self._task}, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if self._task.done():
+            await self._task
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+
+class ControlPlane:
+    def __init__(
+        self, folder: Path, scheduler: SchedulerSettings, supervisor: SupervisorSettings, time_scale: float
+    ) -> None:
+        self.folder = folder
+        self.scheduler_address = f"unix:{folder}/scheduler.sock"
+        self.supervisor_address = f"unix:{folder}/supervisor.sock"
+        self.scheduler_service: SchedulerService
+        self.supervisor_service: SupervisorService
+        self.supervisor_metrics = CollectorRegistry()
+        self._scheduler_settings = scheduler
+        self._supervisor_settings = supervisor
+        self._scale = time_scale
+        self.scheduler_part = Part(self._run_scheduler)
+        self.supervisor_part = Part(self._run_supervisor)
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return self.scheduler_service.scheduler
+
+    async def restart_scheduler(self) -> None:
+        await self.scheduler_part.stop()
+        await self.scheduler_part.start()
+
+    async def _run_scheduler(self, up: asyncio.Event) -> None:
+        with LocalLeadership(self.folder / "scheduler.term") as leadership:
+            service = SchedulerService(
+                self._scheduler_settings.policy(self._scale),
+                leadership=leadership,
+                metrics=SchedulerMetrics(CollectorRegistry()),
+                supervisor_address=self.supervisor_address,
+                catalog_file=CatalogFile(self.folder / "catalog.json"),
+            )
+            self.scheduler_service = service
+
+            def add(server: Any) -> None:
+                scheduler_pb2_grpc.add_SchedulerServicer_to_server(service, server)
+
+            async with serving(self.scheduler_address, add, grace=0):
+                up.set()
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(service.supervisor.run())
+                    tasks.create_task(every(0.02, service.tick, name="tick"))
+
+    async def _run_supervisor(self, up: asyncio.Event) -> None:
+        self.supervisor_metrics = CollectorRegistry()
+        service = SupervisorService(
+            self._supervisor_settings.policy(self._scale), metrics=SupervisorMetrics(self.supervisor_metrics)
+        )
+        self.supervisor_service = service
+
+        def add(server: Any) -> None:
+            supervisor_pb2_grpc.add_SupervisorServicer_to_server(service, server)
+
+        async with serving(self.supervisor_address, add, grace=0):
+            up.set()
+            await every(0.02, service.tick, name="tick")
+
+
+class SmallOperator:
+    """States a catalog and collects what comes down."""
+
+    def __init__(self, scheduler: str) -> None:
+        self.received: list[scheduler_pb2.SyncDown] = []
+        self._snapshot = scheduler_pb2.CatalogSnapshot()
+        self.link: Link[scheduler_pb2.SyncUp, scheduler_pb2.SyncDown] = Link(
+            "operator: scheduler",
+            scheduler,
+            lambda channel: scheduler_pb2_grpc.SchedulerStub(channel).Sync(),
+            greet=lambda: [scheduler_pb2.SyncUp(snapshot=self._snapshot)],
+            receive=self.received.append,
+        )
+
+    def state(self, *adapters: scheduler_pb2.AdapterEntry, replicas: int = 1) -> None:
+        pool = scheduler_pb2.PoolEntry(
+            pool="default/demo", group="default/demo", served_name="demo", model_uri="file:///demo", replicas=replicas
+        )
+        self._snapshot = scheduler_pb2.CatalogSnapshot(revision=1, pools=[pool], adapters=adapters)
+        self.link.send(scheduler_pb2.SyncUp(snapshot=self._snapshot))
+
+    def drain(self, runner: common_pb2.RunnerIdentity, seconds: float = 5.0) -> None:
+        self.link.send(scheduler_pb2.SyncUp(drain=scheduler_pb2.DrainRunner(runner=runner, deadline_seconds=seconds)))
+
+    def of(self, kind: str) -> list[Any]:
+        return [getattr(down, kind) for down in self.received if down.WhichOneof("message") == kind]
+
+    def adapter(self, name: str) -> scheduler_pb2.AdapterReport | None:
+        """The last report about an adapter."""
+        return next((one for one in reversed(self.of("adapter")) if one.ref.name == name), None)
+
+
+def adapter_entry(
+    name: str, folder: Path, *, stamp: str = "1", min_replicas: int = 0, namespace: str = "default"
+) -> scheduler_pb2.AdapterEntry:
+    return scheduler_pb2.AdapterEntry(
+        ref=common_pb2.AdapterRef(namespace=namespace, name=name, generation=1),
+        group="default/demo",
+        model_name=name,
+        source=folder.as_uri(),
+        content_stamp=stamp,
+        min_replicas=min_replicas,
+    )
+
+
+@asynccontextmanager
+async def control_plane(
+    folder: Path,
+    *,
+    scheduler: SchedulerSettings | None = None,
+    supervisor: SupervisorSettings | None = None,
+    time_scale: float = SCALE,
+    supervised: bool = True,
+) -> AsyncIterator[ControlPlane]:
+    control = ControlPlane(folder, scheduler or SchedulerSettings(), supervisor or SupervisorSettings(), time_scale)
+    async with AsyncExitStack() as stack:
+        if supervised:
+            await control.supervisor_part.start()
+        stack.push_async_callback(control.supervisor_part.stop)
+        await control.scheduler_part.start()
+        stack.push_async_callback(control.scheduler_part.stop)
+        yield control
+
+
+@asynccontextmanager
+async def small_operator(scheduler: str) -> AsyncIterator[SmallOperator]:
+    operator = SmallOperator(scheduler)
+    operator.state()
+    task = asyncio.create_task(operator.link.run())
+    try:
+        await until(lambda: operator.link.connected)
+        yield operator
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
