@@ -61,7 +61,7 @@ class Engine:
         loaded = self._loaded
         page_bytes = loaded.shape.bytes_per_page()
         pages = self._pages(page_bytes)
-        host_bytes = self._host_bytes(pages * page_bytes)
+        host_pages = self._host_bytes(pages * page_bytes) // page_bytes
         max_length = self._max_length(pages)
         with torch.inference_mode():
             self._store = PagedStore(pages, loaded.shape, loaded.dtype, loaded.device)
@@ -83,7 +83,7 @@ class Engine:
             max_length=max_length,
             vocabulary=loaded.vocabulary,
             eos_token_ids=frozenset(loaded.eos_token_ids),
-            host_pages=host_bytes // page_bytes,
+            host_pages=host_pages,
             protect_after_steps=config.protect_after_steps,
             on_device=self._slots.on_device,
             cheaper=self._cheaper,
@@ -101,7 +101,7 @@ class Engine:
             max_model_length=max_length,
             adapter_slots=config.max_resident_adapters,
             max_lora_rank=config.max_lora_rank,
-            host_bytes=host_bytes,
+            host_bytes=host_pages * page_bytes,
             architecture=loaded.architecture,
             vocabulary=loaded.vocabulary,
             dtype=str(loaded.dtype).removeprefix("torch."),
@@ -336,13 +336,13 @@ class _Trace:
     """One JSON line an iteration; promises, parks and resumes on the line of the iteration they came with."""
 
     def __init__(self, path: Path | None) -> None:
-        self._file = path.open("a", buffering=1) if path is not None else None
+        self._path = path
         self._promises: dict[RequestId, int] = {}
 
     def write(  # noqa: PLR0917
         self, step: int, seconds: float, iteration: Iteration, rows: Rows | None, events: list[Event], book: Book
     ) -> None:
-        if self._file is None:
+        if self._path is None:
             return
         promises = {s.request: s.promise for s in book if s.state is not State.PARKED}
         changed = {request: pages for request, pages in promises.items() if self._promises.get(request) != pages}
@@ -364,8 +364,9 @@ class _Trace:
             happened = [event for event in events if isinstance(event, kind)]
             if happened:
                 line[name] = [_told(event) for event in happened]
-        if rows or len(line) > 9:
-            self._file.write(json.dumps(line) + "\n")
+        if rows or line.keys() & {"promises", "overflows", "parks", "resumes"}:
+            with self._path.open("a") as file:
+                file.write(json.dumps(line) + "\n")
 
 
 def _told(event: OverflowAhead | ParkedNow | ResumedNow) -> dict[str, Any]:

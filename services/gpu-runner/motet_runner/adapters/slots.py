@@ -106,7 +106,11 @@ class SlotStore:
     @property
     def busy(self) -> bool:
         """Whether `advance` could do something now."""
-        return self._loading is not None or any(self._room_for(digest) for digest in self._wanted)
+        return (
+            self._loading is not None
+            or any(self._room_for(digest) for digest in self._wanted)
+            or any(not self._live(digest) for digest in self._dropped)
+        )
 
     def advance(self, *, hurry: bool) -> Progress:
         """A slice of the load in flight; all of it when there is nobody to keep waiting (`hurry`)."""

@@ -1,0 +1,16 @@
+from pathlib import Path
+
+import pytest
+
+from tests.runner.random_models import EIGHT, save_adapter, save_base
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_base("llama", tmp_path_factory.mktemp("llama") / "base")
+
+
+@pytest.fixture(scope="session")
+def adapters(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("adapters")
+    return [save_adapter(llama, "llama", spec, folder / str(i), seed=i) for i, spec in enumerate(EIGHT[:4])]

@@ -1,0 +1,71 @@
+"""Engines to test with, and the shortest way to run something through them."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from motet.model import BASE, Digest, RequestId, pages_for
+from motet_runner.engine import Engine
+from motet_runner.interface import EngineConfig, Event, NewSequence, Sampling, SequenceOutput
+
+
+def make_engine(base: Path, **settings) -> Engine:
+    return Engine(EngineConfig(model=base, **({"kv_cache_mib": 4} | settings)))
+
+
+def ask(
+    request: str,
+    *,
+    prompt: int | tuple[int, ...] = 20,
+    promise: int | None = None,
+    adapter: Digest = BASE,
+    epoch: int = 1,
+    delivered: tuple[int, ...] = (),
+    seed: int = 0,
+    choice: int = 0,
+    **sampling,
+) -> NewSequence:
+    sampling = {"max_tokens": 40, "ignore_eos": True} | sampling
+    if isinstance(prompt, int):
+        prompt = tuple(2 + (i * 7 + 3 * sum(map(ord, request))) % 500 for i in range(prompt))
+    return NewSequence(
+        request=RequestId(request),
+        epoch=epoch,
+        choice=choice,
+        prompt=prompt,
+        delivered=delivered,
+        adapter=adapter,
+        promise=promise or pages_for(len(prompt) + sampling["max_tokens"]),
+        sampling=Sampling(**sampling),
+        seed=seed,
+    )
+
+
+@dataclass
+class Ran:
+    tokens: dict[str, list[int]] = field(default_factory=dict)
+    last: dict[str, SequenceOutput] = field(default_factory=dict)
+    outputs: list[SequenceOutput] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+
+    def take(self, engine: Engine) -> None:
+        output = engine.step()
+        for one in output.sequences:
+            self.tokens.setdefault(one.request, []).extend(one.tokens)
+            self.last[one.request] = one
+        self.outputs += output.sequences
+        self.events += output.events
+        engine.check()
+
+    def of(self, kind: type) -> list:
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+def run(engine: Engine, *sequences: NewSequence, steps: int | None = None, ran: Ran | None = None) -> Ran:
+    """Everything to its end, or `steps` iterations of it."""
+    ran = ran or Ran()
+    for sequence in sequences:
+        engine.add(sequence)
+    while engine.has_work() and steps != 0:
+        ran.take(engine)
+        steps = None if steps is None else steps - 1
+    return ran

@@ -1,0 +1,106 @@
+"""A device that only pretends: it remembers which token's KV lies where, and notices when it is not what it should be."""
+
+from motet.model import PAGE_TOKENS, RequestId
+from motet_runner.interface import Finish, NewSequence, Sampling
+from motet_runner.plan import Book, Iteration, Sequence, SwapIn, SwapOut, Wipe, preset_named
+
+VOCABULARY = 50
+
+
+def make_book(*, pages: int = 32, preset: str = "paged-chunk", places: int = 8, chunk_tokens: int = 24, **more) -> Book:
+    return Book(
+        pages=pages,
+        preset=preset_named(preset),
+        places=places,
+        chunk_tokens=chunk_tokens,
+        max_length=more.pop("max_length", 10_000),
+        vocabulary=VOCABULARY,
+        **more,
+    )
+
+
+def new(request: str, *, prompt: int = 5, max_tokens: int = 10, promise: int | None = None, **more) -> NewSequence:
+    epoch, adapter, priority = more.pop("epoch", 1), more.pop("adapter", ""), more.pop("priority", 1)
+    delivered = more.pop("delivered", ())
+    ids = tuple((sum(map(ord, request)) * 7 + i * i) % VOCABULARY for i in range(prompt))
+    return NewSequence(
+        request=RequestId(request),
+        epoch=epoch,
+        prompt=ids,
+        delivered=delivered,
+        adapter=adapter,
+        promise=promise or -(-(prompt + max_tokens) // PAGE_TOKENS),
+        priority=priority,
+        sampling=Sampling(max_tokens=max_tokens, **more),
+    )
+
+
+def next_token(sequence: Sequence) -> int:
+    """A stand-in for the model: decided by who it is and where it stands, like greedy decoding."""
+    return (len(sequence.tokens) * 31 + sum(map(ord, sequence.request))) % VOCABULARY
+
+
+class PretendDevice:
+    def __init__(self, book: Book) -> None:
+        self.book = book
+        self.memory: dict[tuple[int, int], tuple[str, int, int]] = {}
+        self.host: dict[str, list[tuple[str, int, int] | None]] = {}
+        self.iterations: dict[str, int] = {}
+        self.finished: dict[str, tuple[list[int], Finish]] = {}
+        self.given_up: list[str] = []
+        self.steps = 0
+
+    def step(self) -> Iteration:
+        iteration, given_up = self.book.next_iteration()
+        self.given_up += [sequence.request for sequence, _ in given_up]
+        self._carry_out()
+        self.steps += bool(iteration)
+        for work in iteration.work:
+            self._compute(work.sequence, work.start, work.count)
+            self.iterations[work.sequence.request] = self.iterations.get(work.sequence.request, 0) + 1
+        for work in iteration.work:
+            self.book.computed(work)
+            if work.samples:
+                token = next_token(work.sequence)
+                finish = self.book.sampled(work.sequence, token)
+                if finish:
+                    output = work.sequence.tokens[work.sequence.prompt_tokens :]
+                    self.finished[work.sequence.request] = output, finish
+        self.book.check()
+        return iteration
+
+    def run(self, at_most: int = 10_000) -> None:
+        for _ in range(at_most):
+            if not self.book.has_work():
+                return
+            self.step()
+        raise AssertionError("there is still work after so many iterations")
+
+    def _carry_out(self) -> None:
+        for effect in self.book.effects:
+            match effect:
+                case SwapOut(sequence, pages):
+                    self.host[sequence.request] = [
+                        self.memory.get((page, i)) for page in pages for i in range(PAGE_TOKENS)
+                    ]
+                case SwapIn(sequence, pages):
+                    places = [(page, i) for page in pages for i in range(PAGE_TOKENS)]
+                    for place, held in zip(places, self.host[sequence.request], strict=True):
+                        if held is not None:
+                            self.memory[place] = held
+                case Wipe():
+                    pass
+                case _:
+                    del self.host[effect.sequence.request]
+        self.book.effects.clear()
+
+    def _compute(self, sequence: Sequence, start: int, count: int) -> None:
+        def place(position: int) -> tuple[int, int]:
+            return sequence.pages[position // PAGE_TOKENS], position % PAGE_TOKENS
+
+        assert start == sequence.computed
+        for position in range(start):
+            expected = sequence.request, position, sequence.tokens[position]
+            assert self.memory.get(place(position)) == expected, "the KV of an earlier token is not there"
+        for position in range(start, start + count):
+            self.memory[place(position)] = sequence.request, position, sequence.tokens[position]

@@ -1,0 +1,372 @@
+"""Promises, parking and self-protection: the runner's half of the ledger."""
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from motet.errors import ContextLengthExceeded, Declined, InvalidRequest, MotetError
+from motet.model import Digest, RequestId
+from motet_runner.interface import (
+    Finish,
+    OverflowAhead,
+    ParkedNow,
+    ParkMethod,
+    ResumedNow,
+    State,
+    StateChanged,
+)
+from motet_runner.plan.book import PAUSED_AT_MOST
+from tests.runner.plan.pretend import VOCABULARY, PretendDevice, make_book, new
+
+R = RequestId
+
+
+def happened(book, kind):
+    return [event for event in book.events if isinstance(event, kind)]
+
+
+def test_a_promise_that_does_not_fit_is_declined_and_leaves_no_trace() -> None:
+    book = make_book(pages=8)
+    book.add(new("a", promise=6))
+    with pytest.raises(Declined):
+        book.add(new("b", promise=3))
+    assert book.get(R("b")) is None
+    book.cancel(R("a"))
+    book.add(new("b", promise=3))
+    book.check()
+
+
+@pytest.mark.parametrize(
+    ("sequence", "error"),
+    [
+        (new("a", prompt=50, max_tokens=51), ContextLengthExceeded),
+        (new("a", promise=9), InvalidRequest),
+        (new("a", prompt=0, promise=1), InvalidRequest),
+        (new("a", max_tokens=0, promise=1), InvalidRequest),
+        (new("a", max_tokens=2, delivered=(1, 2)), InvalidRequest),
+        (new("a", max_tokens=9, delivered=(1, VOCABULARY)), InvalidRequest),
+    ],
+)
+def test_what_can_never_be_served_is_refused_for_good(sequence, error) -> None:
+    with pytest.raises(error):
+        make_book(pages=8, max_length=100).add(sequence)
+
+
+def test_the_context_is_never_longer_than_the_memory() -> None:
+    with pytest.raises(ContextLengthExceeded):
+        make_book(pages=2).add(new("a", prompt=20, max_tokens=13, promise=1))
+
+
+def test_a_higher_epoch_takes_the_place_of_a_lower_one() -> None:
+    book = make_book()
+    book.add(new("a", epoch=1))
+    book.add(new("a", epoch=2))
+    assert [sequence.new.epoch for sequence in book] == [2]
+    with pytest.raises(Declined):
+        book.add(new("a", epoch=2))
+    book.check()
+
+
+def test_delivered_tokens_count_as_generated() -> None:
+    book = make_book()
+    device = PretendDevice(book)
+    sequence = book.add(new("a", prompt=5, max_tokens=10, delivered=(1, 2, 3)))
+    iteration = device.step()
+    assert iteration.prefills[0].count == 8
+    device.run()
+    tokens, finish = device.finished["a"]
+    assert tokens[:3] == [1, 2, 3]
+    assert (len(tokens), finish) == (10, Finish.LENGTH)
+    assert sequence.output_tokens == 10
+
+
+def test_a_stop_token_ends_it_unless_ends_are_ignored() -> None:
+    book = make_book(eos_token_ids=frozenset(range(VOCABULARY)))
+    device = PretendDevice(book)
+    book.add(new("stops"))
+    book.add(new("goes on", ignore_eos=True))
+    book.add(new("its own", ignore_eos=True, stop_token_ids=frozenset(range(VOCABULARY))))
+    device.run()
+    assert {name: (len(tokens), finish) for name, (tokens, finish) in device.finished.items()} == {
+        "stops": (1, Finish.STOP),
+        "goes on": (10, Finish.LENGTH),
+        "its own": (1, Finish.STOP),
+    }
+
+
+def test_a_promise_is_announced_one_page_before_its_end_and_once() -> None:
+    book = make_book()
+    book.supervised = True
+    device = PretendDevice(book)
+    book.add(new("a", prompt=5, max_tokens=100, promise=2))
+    announced_at = None
+    while book.get(R("a")).room > 0:
+        device.step()
+        if happened(book, OverflowAhead) and announced_at is None:
+            announced_at = len(book.get(R("a")).tokens)
+    assert announced_at == 17  # the first token of the last promised page
+    assert happened(book, OverflowAhead) == [OverflowAhead(R("a"), 1, 2)]
+
+
+def test_a_promise_that_lasts_a_whole_life_is_never_announced() -> None:
+    book = make_book()
+    device = PretendDevice(book)
+    book.add(new("a", prompt=5, max_tokens=28, promise=2))  # 33 tokens, the last of which is never fed back
+    device.run()
+    assert not happened(book, OverflowAhead)
+
+
+def test_only_the_one_at_its_promise_stands_still_while_it_waits() -> None:
+    book = make_book(protect_after_steps=1000)
+    book.supervised = True
+    device = PretendDevice(book)
+    book.add(new("a", prompt=5, max_tokens=100, promise=1))
+    book.add(new("b", prompt=5, max_tokens=60))
+    for _ in range(40):
+        device.step()
+    assert (len(book.get(R("a")).tokens), len(book.get(R("b")).tokens)) == (17, 45)
+    assert book.extend(R("a"), 1, promise=1, extended=2)
+    device.step()
+    assert len(book.get(R("a")).tokens) == 18
+
+
+def test_promises_double_until_life_is_covered() -> None:
+    book = make_book(pages=64)
+    device = PretendDevice(book)
+    book.add(new("a", prompt=5, max_tokens=200, promise=1))
+    promises = []
+    while book.has_work():
+        device.step()
+        sequence = book.get(R("a"))
+        if sequence and sequence.promise not in promises:
+            promises.append(sequence.promise)
+    assert promises == [1, 2, 4, 8, 13]
+
+
+def test_orders_about_what_has_changed_are_void() -> None:
+    book = make_book()
+    book.supervised = True
+    book.add(new("a", prompt=5, max_tokens=100, promise=2))
+    assert not book.extend(R("a"), epoch=2, promise=2, extended=4)
+    assert not book.extend(R("a"), epoch=1, promise=1, extended=4)
+    assert not book.extend(R("b"), epoch=1, promise=2, extended=4)
+    assert not book.park(R("a"), 1, promise=1, wanted=2, method=ParkMethod.SWAP)
+    assert not book.resume(R("a"), 1, promise=2)
+    assert book.cancel(R("a"), epoch=2) is None
+    assert book.cancel(R("a"), epoch=1) is not None
+    assert book.cancel(R("a"), epoch=1) is None
+
+
+@pytest.mark.parametrize("method", ParkMethod)
+def test_a_parked_sequence_comes_back_with_its_tokens(method: ParkMethod) -> None:
+    book = make_book(host_pages=8)
+    book.supervised = True
+    device = PretendDevice(book)
+    book.add(new("a", prompt=30, max_tokens=40))
+    alone = PretendDevice(make_book())
+    alone.book.add(new("a", prompt=30, max_tokens=40))
+    alone.run()
+    for _ in range(10):
+        device.step()
+    promise = book.get(R("a")).promise
+    assert book.park(R("a"), 1, promise, wanted=5, method=method)
+    assert (book.pages.free, book.ledger.promised) == (32, 0)
+    assert not book.has_work()
+    book.add(new("b", prompt=30, max_tokens=40))  # writes over the pages that were a's
+    for _ in range(5):
+        device.step()
+    assert book.resume(R("a"), 1, promise=5)
+    device.run()
+    assert device.finished["a"] == alone.finished["a"]
+    assert [event.method for event in happened(book, ParkedNow)] == [method]
+    assert happened(book, ResumedNow) == [ResumedNow(R("a"), 1, 5, method)]
+    assert not device.host
+
+
+def test_swap_without_room_on_the_host_becomes_recompute() -> None:
+    book = make_book(host_pages=1)
+    book.supervised = True
+    device = PretendDevice(book)
+    book.add(new("a", prompt=30, max_tokens=40))
+    for _ in range(5):
+        device.step()
+    assert book.park(R("a"), 1, book.get(R("a")).promise, wanted=5, method=ParkMethod.SWAP)
+    assert happened(book, ParkedNow)[0].method is ParkMethod.RECOMPUTE
+
+
+def test_cancelling_the_parked_frees_the_host() -> None:
+    book = make_book(host_pages=8)
+    book.supervised = True
+    device = PretendDevice(book)
+    book.add(new("a", prompt=30, max_tokens=40))
+    for _ in range(5):
+        device.step()
+    book.park(R("a"), 1, book.get(R("a")).promise, wanted=5, method=ParkMethod.SWAP)
+    book.cancel(R("a"))
+    device.step()
+    assert not device.host
+    assert book.host_pages_free == 8
+
+
+def test_unsupervised_the_newest_of_the_lowest_class_is_parked_for_one_at_its_promise() -> None:
+    book = make_book(pages=8)
+    device = PretendDevice(book)
+    book.add(new("first", prompt=5, max_tokens=100, promise=2))
+    book.add(new("urgent", prompt=5, max_tokens=100, promise=2, priority=0))
+    book.add(new("second", prompt=5, max_tokens=100, promise=2))
+    book.add(new("last", prompt=5, max_tokens=100, promise=2, priority=0))
+    while not (parked := happened(book, ParkedNow)):
+        device.step()
+    assert (parked[0].request, parked[0].by_itself, parked[0].wanted) == ("second", True, 4)
+    device.run()
+    assert {len(tokens) for tokens, _ in device.finished.values()} == {100}
+
+
+def test_newcomers_leave_room_for_the_parked() -> None:
+    book = make_book(pages=8)
+    device = PretendDevice(book)
+    for name in "ab":
+        book.add(new(name, prompt=5, max_tokens=100, promise=4))
+    while not happened(book, ParkedNow):
+        device.step()
+    with pytest.raises(Declined):
+        book.add(new("c", promise=1))
+    device.run()
+    assert set(device.finished) == {"a", "b"}
+
+
+def test_those_who_wait_for_an_adapter_hold_nobody_up() -> None:
+    here: set[Digest] = set()
+    book = make_book(on_device=lambda digest: digest in here)
+    device = PretendDevice(book)
+    book.add(new("tuned", adapter="x"))
+    book.add(new("plain"))
+    device.run()
+    assert set(device.finished) == {"plain"}
+    assert book.get(R("tuned")).state is State.LOADING
+    here.add(Digest("x"))
+    book.adapter_arrived(Digest("x"))
+    device.run()
+    assert set(device.finished) == {"plain", "tuned"}
+
+
+def test_a_failed_load_fails_only_those_who_wait_for_it() -> None:
+    book = make_book(on_device=lambda _: False)
+    for name, adapter in (("a", "x"), ("b", "y"), ("c", "")):
+        book.add(new(name, adapter=adapter))
+    assert [sequence.request for sequence in book.fail_waiting_for(Digest("x"))] == ["a"]
+    assert [sequence.request for sequence in book] == ["b", "c"]
+    book.check()
+
+
+def test_states_are_told_as_they_change() -> None:
+    book = make_book(chunk_tokens=20)
+    device = PretendDevice(book)
+    book.add(new("a", prompt=50, max_tokens=3))
+    device.run()
+    told = [(event.state, event.percent) for event in happened(book, StateChanged)]
+    assert told == [(State.PREFILL, 0), (State.PREFILL, 40), (State.PREFILL, 80), (State.DECODE, 0)]
+
+
+def test_an_overcommitted_store_parks_when_pages_run_out_and_loses_nothing() -> None:
+    book = make_book(pages=8, host_pages=4, cheaper=lambda _: ParkMethod.SWAP)
+    book.set_overcommit(3.0)
+    device = PretendDevice(book)
+    for index in range(4):
+        book.add(new(f"r{index}", prompt=20, max_tokens=60))
+    device.run()
+    assert sorted(device.finished) == ["r0", "r1", "r2", "r3"]
+    assert {len(tokens) for tokens, _ in device.finished.values()} == {60}
+
+
+class Runner(RuleBasedStateMachine):
+    """Any order of commands and iterations: the books stay right and, left alone, everybody finishes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.here = {Digest(""), Digest("x")}
+        self.book = make_book(
+            pages=12, places=3, host_pages=5, protect_after_steps=2, on_device=lambda digest: digest in self.here,
+            cheaper=lambda sequence: ParkMethod.SWAP if sequence.arrival % 2 else ParkMethod.RECOMPUTE,
+        )  # fmt: skip
+        self.device = PretendDevice(self.book)
+        self.admitted: set[str] = set()
+        self.cancelled: set[str] = set()
+        self.count = 0
+
+    def _one(self, data: st.DataObject):
+        return data.draw(st.sampled_from(sorted(self.book, key=lambda sequence: sequence.arrival)))
+
+    @rule(
+        prompt=st.integers(1, 60), max_tokens=st.integers(1, 120), promise=st.integers(1, 13),
+        priority=st.integers(0, 2), adapter=st.sampled_from(["", "x", "y"]),
+    )  # fmt: skip
+    def add(self, prompt: int, max_tokens: int, promise: int, priority: int, adapter: str) -> None:
+        self.count += 1
+        name = f"r{self.count}"
+        try:
+            self.book.add(
+                new(name, prompt=prompt, max_tokens=max_tokens, promise=promise, priority=priority, adapter=adapter)
+            )
+        except MotetError:
+            return
+        self.admitted.add(name)
+
+    @precondition(lambda self: len(self.book))
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        sequence = self._one(data)
+        self.book.cancel(sequence.request)
+        self.cancelled.add(sequence.request)
+
+    @precondition(lambda self: len(self.book))
+    @rule(data=st.data(), extended=st.integers(1, 13))
+    def extend(self, data: st.DataObject, extended: int) -> None:
+        sequence = self._one(data)
+        self.book.extend(sequence.request, 1, sequence.promise, extended)
+
+    @precondition(lambda self: len(self.book))
+    @rule(data=st.data(), wanted=st.integers(1, 13), method=st.sampled_from(ParkMethod))
+    def park(self, data: st.DataObject, wanted: int, method: ParkMethod) -> None:
+        sequence = self._one(data)
+        self.book.park(sequence.request, 1, sequence.promise, wanted, method)
+
+    @precondition(lambda self: len(self.book))
+    @rule(data=st.data(), promise=st.integers(1, 13))
+    def resume(self, data: st.DataObject, promise: int) -> None:
+        self.book.resume(self._one(data).request, 1, promise)
+
+    @rule(supervised=st.booleans())
+    def supervise(self, supervised: bool) -> None:
+        self.book.supervised = supervised
+
+    @rule(factor=st.sampled_from([1.0, 1.0, 1.3, 2.0]))
+    def overcommit(self, factor: float) -> None:
+        self.book.set_overcommit(factor)
+
+    @rule(times=st.integers(1, 30))
+    def step(self, times: int) -> None:
+        for _ in range(times):
+            self.device.step()
+
+    @invariant()
+    def the_books_are_right(self) -> None:
+        self.book.check()
+        assert all(sequence.parked_times <= PAUSED_AT_MOST for sequence in self.book)
+
+    def teardown(self) -> None:
+        self.book.supervised = False
+        self.here.add(Digest("y"))
+        self.book.adapter_arrived(Digest("y"))
+        self.device.run()
+        assert not len(self.book), [(s.request, s.state, s.promise, s.parked_times) for s in self.book]
+        assert self.book.pages.free == 12
+        assert self.book.host_pages_free == 5
+        assert self.admitted == set(self.device.finished) | self.cancelled | set(self.device.given_up)
+
+
+Runner.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+TestRunner = Runner.TestCase

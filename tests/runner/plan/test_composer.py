@@ -1,0 +1,134 @@
+"""Who computes what in an iteration."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from motet.errors import SetupError
+from motet.model import RequestId
+from motet_runner.interface import Finish, State
+from motet_runner.plan import NOT_YET, PRESETS, preset_named
+from tests.runner.plan.pretend import PretendDevice, make_book, new
+
+
+def test_a_long_prompt_is_cut_while_others_go_on_decoding() -> None:
+    book = make_book(chunk_tokens=24)
+    device = PretendDevice(book)
+    book.add(new("short", prompt=4, max_tokens=20))
+    device.step()
+    book.add(new("long", prompt=100, max_tokens=5))
+    for start in (0, 24, 48, 72, 96):
+        iteration = device.step()
+        assert [work.sequence.request for work in iteration.decodes] == ["short"]
+        assert [(work.start, work.samples) for work in iteration.prefills] == [(start, start == 96)]
+
+
+def test_chunks_of_several_prompts_share_the_iteration_by_arrival() -> None:
+    book = make_book(chunk_tokens=24)
+    for name in "abc":
+        book.add(new(name, prompt=10))
+    iteration, _ = book.next_iteration()
+    assert [(work.sequence.request, work.count) for work in iteration.prefills] == [("a", 10), ("b", 10), ("c", 4)]
+
+
+def test_orca_takes_every_prompt_whole() -> None:
+    book = make_book(preset="orca")
+    for name in "ab":
+        book.add(new(name, prompt=60))
+    iteration, _ = book.next_iteration()
+    assert [work.count for work in iteration.prefills] == [60, 60]
+
+
+def test_punica_takes_one_whole_prompt_beside_all_decodes() -> None:
+    book = make_book(preset="punica")
+    device = PretendDevice(book)
+    for name in "abc":
+        book.add(new(name, prompt=40))
+    shapes = [(len(i.prefills), len(i.decodes)) for i in (device.step() for _ in range(3))]
+    assert shapes == [(1, 0), (1, 1), (1, 2)]
+
+
+def test_ft_max_lets_nobody_join_a_running_batch() -> None:
+    book = make_book(preset="ft-max", places=2)
+    device = PretendDevice(book)
+    book.add(new("a", max_tokens=3))
+    book.add(new("b", max_tokens=6))
+    device.step()
+    book.add(new("c", max_tokens=3))
+    while book.get(RequestId("b")):
+        assert "c" not in [work.sequence.request for work in device.step().work]
+    assert "c" in [work.sequence.request for work in device.step().work]
+
+
+def test_s3_starts_the_largest_promise_first() -> None:
+    book = make_book(preset="s3", places=1)
+    book.add(new("small", promise=1))
+    book.add(new("large", promise=4))
+    iteration, _ = book.next_iteration()
+    assert [work.sequence.request for work in iteration.work] == ["large"]
+
+
+def test_places_bound_how_many_have_started() -> None:
+    book = make_book(places=2)
+    device = PretendDevice(book)
+    for name in "abc":
+        book.add(new(name, max_tokens=4))
+    assert len(device.step().work) == 2
+    while len(device.finished) < 2:
+        assert len(device.step().work) <= 2
+    device.run()
+    assert len(device.finished) == 3
+
+
+@pytest.mark.parametrize("name", NOT_YET)
+def test_presets_to_come_are_refused_as_such(name: str) -> None:
+    with pytest.raises(SetupError, match="not yet"):
+        preset_named(name)
+
+
+def test_an_unknown_preset_is_told_the_known_ones() -> None:
+    with pytest.raises(SetupError, match="paged-chunk"):
+        preset_named("pagedchunk")
+
+
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 80), st.integers(1, 40)), min_size=2, max_size=8),
+    preset=st.sampled_from([name for name, preset in PRESETS.items() if preset.order == "arrival"]),
+    gaps=st.lists(st.integers(0, 4), min_size=8, max_size=8),
+)
+def test_the_earlier_of_two_never_has_fewer_iterations(
+    sizes: list[tuple[int, int]], preset: str, gaps: list[int]
+) -> None:
+    """OR-07, for sequences that were never parked and whose adapters are here; chunks count as iterations."""
+    book = make_book(pages=100, preset=preset, places=4)
+    device = PretendDevice(book)
+    names = [f"r{i:02}" for i in range(len(sizes))]
+    for name, (prompt, max_tokens), gap in zip(names, sizes, gaps, strict=False):
+        for _ in range(gap):
+            device.step()
+        book.add(new(name, prompt=prompt, max_tokens=max_tokens))
+    while book.has_work():
+        iteration = device.step()
+        running = {work.sequence.arrival for work in iteration.work}
+        started_later = max(running, default=0)
+        left_out = [s for s in book if s.arrival < started_later and s.arrival not in running]
+        assert not left_out, "an earlier sequence stood still while a later one ran"
+    assert all(finish is Finish.LENGTH for _, finish in device.finished.values())
+
+
+@given(
+    waiting=st.lists(st.tuples(st.integers(1, 200), st.integers(1, 5)), max_size=12),
+    chunk_tokens=st.integers(1, 64),
+    places=st.integers(1, 8),
+)
+def test_an_iteration_keeps_to_its_bounds(waiting: list[tuple[int, int]], chunk_tokens: int, places: int) -> None:
+    book = make_book(pages=400, places=places, chunk_tokens=chunk_tokens)
+    device = PretendDevice(book)
+    for index, (prompt, max_tokens) in enumerate(waiting):
+        book.add(new(f"r{index}", prompt=prompt, max_tokens=max_tokens))
+    while book.has_work():
+        iteration = device.step()
+        assert iteration.prefill_tokens <= chunk_tokens
+        assert len(iteration.work) <= places
+        assert all(work.count == 1 and work.sequence.state is not State.PARKED for work in iteration.decodes)
+    assert len(device.finished) == len(waiting)

@@ -1,0 +1,200 @@
+"""The engine against transformers + PEFT, one adapter at a time: the same tokens in DESIGN 6's sense.
+
+Fed the reference's tokens, every logit within 1e-4 in fp32, and the same greedy choice except where the reference's two
+best are within 1e-4 of each other.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from motet.model import BASE, Digest, RequestId, pages_for
+from motet_runner.engine import Engine
+from motet_runner.interface import EngineConfig, NewSequence, Sampling
+from tests.runner.random_models import EIGHT, VOCABULARY, save_adapter, save_base
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+
+SEQUENCES = 32
+DECODED = 36
+NEAR_TIE = 1e-4
+NEAR_TIES_AT_MOST = 0.005
+
+
+@dataclass
+class World:
+    family: str
+    base: Path
+    adapters: dict[Digest, Path]
+
+
+@dataclass
+class Served:
+    request: RequestId
+    adapter: Digest
+    prompt: tuple[int, ...]
+    tokens: list[int]
+    logits: list[torch.Tensor]
+
+
+@pytest.fixture(scope="module", params=["llama", "gpt2", "gpt_neox"])
+def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> World:
+    family = request.param
+    folder = tmp_path_factory.mktemp(family)
+    base = save_base(family, folder / "base")
+    adapters = {
+        Digest(f"sha256:{index}"): save_adapter(base, family, spec, folder / f"adapter-{index}", seed=index)
+        for index, spec in enumerate(EIGHT)
+    }
+    return World(family, base, adapters)
+
+
+def prompts() -> Iterator[tuple[int, ...]]:
+    """Of 3 to 90 tokens, so that prompts end anywhere in a page and some need several chunks."""
+    generator = torch.Generator().manual_seed(5)
+    for index in count():
+        length = 3 + (index * 37) % 88
+        yield tuple(torch.randint(2, VOCABULARY, (length,), generator=generator).tolist())
+
+
+def serve(world: World, config: EngineConfig) -> tuple[list[Served], Engine]:
+    """32 sequences over nine adapters and the base, a few more every other iteration; logits are kept as they come."""
+    engine = Engine(config)
+    for digest, folder in world.adapters.items():
+        engine.load_adapter(digest, folder)
+    voices = [BASE, *world.adapters]
+    waiting = [
+        Served(RequestId(f"r{i}"), voices[i % len(voices)], prompt, [], [])
+        for i, prompt in zip(range(SEQUENCES), prompts(), strict=False)
+    ]
+    by_request = {served.request: served for served in waiting}
+    seen: list[torch.Tensor] = []
+    forward = engine._loaded.forward
+
+    def listen(rows):
+        assert rows.input_ids.numel() == sum(work.count for work in engine_work), "a row that is nobody's token"
+        logits = forward(rows)
+        for work, row in zip(rows.sampled, logits, strict=True):
+            by_request[work.sequence.request].logits.append(row.clone())
+        seen.append(logits)
+        return logits
+
+    engine_work: list = []
+    next_iteration = engine._book.next_iteration
+
+    def note():
+        iteration, given_up = next_iteration()
+        engine_work[:] = iteration.work
+        return iteration, given_up
+
+    engine._loaded = _Listening(engine._loaded, listen)
+    engine._book.next_iteration = note
+    served = list(waiting)
+    while waiting or engine.has_work():
+        for _ in range(3):
+            if waiting:
+                new = waiting.pop(0)
+                engine.add(
+                    NewSequence(
+                        request=new.request,
+                        epoch=1,
+                        prompt=new.prompt,
+                        adapter=new.adapter,
+                        promise=pages_for(len(new.prompt) + DECODED),
+                        sampling=Sampling(max_tokens=DECODED, ignore_eos=True),
+                    )
+                )
+        for output in engine.step().sequences:
+            assert output.error is None
+            of_request = by_request[output.request]
+            assert output.index == len(of_request.tokens)
+            of_request.tokens += output.tokens
+        engine.check()
+    return served, engine
+
+
+class _Listening:
+    """The loaded model with an ear on its logits."""
+
+    def __init__(self, loaded, listen) -> None:
+        self._loaded = loaded
+        self.forward = listen
+
+    def __getattr__(self, name):
+        return getattr(self._loaded, name)
+
+
+def reference_logits(world: World, served: list[Served]) -> dict[RequestId, torch.Tensor]:
+    """What transformers and PEFT say, adapter by adapter, fed the very tokens that were served."""
+    from peft import PeftModel
+
+    logits = {}
+    for adapter in {one.adapter for one in served}:
+        model = AutoModelForCausalLM.from_pretrained(world.base, dtype=torch.float32)
+        if adapter != BASE:
+            model = PeftModel.from_pretrained(model, str(world.adapters[adapter]))
+        model.eval()
+        for one in served:
+            if one.adapter == adapter:
+                with torch.inference_mode():
+                    everything = model(torch.tensor([[*one.prompt, *one.tokens[:-1]]])).logits[0]
+                logits[one.request] = everything[len(one.prompt) - 1 :]
+    return logits
+
+
+def test_32_sequences_over_nine_adapters_and_the_base_say_what_peft_says(world: World, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    config = EngineConfig(model=world.base, kv_cache_mib=16, prefill_chunk_tokens=64, step_trace=trace)
+    served, engine = serve(world, config)
+    expected = reference_logits(world, served)
+
+    near_ties = positions = 0
+    worst = 0.0
+    for one in served:
+        assert len(one.tokens) == DECODED
+        assert pages_for(len(one.prompt) + DECODED) >= 3
+        ours, theirs = torch.stack(one.logits), expected[one.request]
+        worst = max(worst, float((ours - theirs).abs().max()))
+        best = theirs.topk(2, dim=-1)
+        for token, (first, second), (choice, _) in zip(one.tokens, best.values, best.indices, strict=True):
+            positions += 1
+            if first - second < NEAR_TIE:
+                near_ties += 1
+            else:
+                assert token == choice
+    print(f"{world.family}: largest |Δ logit| {worst:.1e}, near ties {near_ties} of {positions} positions")
+    assert worst <= 1e-4
+    assert near_ties / positions <= NEAR_TIES_AT_MOST
+
+    lines = [json.loads(line) for line in trace.read_text().splitlines()]
+    layers = engine._loaded.shape.layers
+    assert all(line["calls"] == 1 and line["attention"] == layers and line["padding"] == 0 for line in lines)
+    assert any(line["adapters"] >= 8 for line in lines)
+    assert any(line["adapters"] >= 8 and line["prefill"] and line["decode"] for line in lines)
+    assert engine.report().pages_free == engine.info.pages
+
+
+def test_adapters_act(world: World) -> None:
+    """The comparison above would also hold for adapters of zeros."""
+    from peft import PeftModel
+
+    tokens = torch.arange(2, 40)[None]
+    model = AutoModelForCausalLM.from_pretrained(world.base, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        base = model(tokens).logits
+    for folder in world.adapters.values():
+        adapted = PeftModel.from_pretrained(
+            AutoModelForCausalLM.from_pretrained(world.base, dtype=torch.float32), str(folder)
+        )
+        with torch.inference_mode():
+            assert float((adapted.eval()(tokens).logits - base).abs().max()) > 0.01
