@@ -198,6 +198,22 @@ async def test_a_database_that_comes_late_is_loaded_before_it_is_written(tmp_pat
         assert (await predictor.estimate(max_tokens=2000)).q50 >= 600
 
 
+async def test_a_database_that_was_replaced_by_an_empty_one_is_written_again(tmp_path: Path) -> None:
+    await migrate(database(tmp_path))
+    async with running(tmp_path) as predictor:
+        await observe(predictor.address, 25)
+        await predictor.keeper.flush()
+        with sqlite3.connect(tmp_path / "motet.db") as other:
+            other.execute("DELETE FROM predictor_state")
+            other.execute("DELETE FROM predictor_versions")
+        other.close()
+        await observe(predictor.address, *[25] * 20)
+        assert not await predictor.keeper.flush()
+        assert await predictor.keeper.flush()
+    async with running(tmp_path) as predictor:
+        assert (await predictor.estimate()).q95 <= 26
+
+
 @asynccontextmanager
 async def process(folder: Path, **settings: str) -> AsyncIterator[asyncio.subprocess.Process]:
     """`python -m motet_predictor`, as the operator starts it."""

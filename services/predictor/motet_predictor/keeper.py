@@ -33,6 +33,7 @@ class Keeper:
         self._keep_samples = keep_samples
         self._samples: deque[table.Sample] = deque(maxlen=queued_samples)
         self._loaded = False
+        self._active = False
         self._up = True
 
     def add(self, sample: table.Sample) -> None:
@@ -43,13 +44,16 @@ class Keeper:
     async def flush(self) -> bool:
         """Write what has changed. False, with a word in the log, while the database does not take it."""
         try:
+            if not self._active:
+                await table.activate_version(self._store, self._model.version)
+                self._active = True
             if not self._loaded:
                 await self._load()
             await self._save()
         except StoreUnavailable as error:
             if self._up:
                 log.warning("the database is away; serving goes on from memory", reason=error.message)
-            self._up = False
+            self._up = self._active = False  # it may come back as another, empty one
         else:
             if not self._up:
                 log.info("the database is back", waiting_samples=len(self._samples))
@@ -58,7 +62,6 @@ class Keeper:
         return self._up
 
     async def _load(self) -> None:
-        await table.activate_version(self._store, self._model.version)
         states = await table.load_states(self._store, self._model.version, limit=self._load_scopes)
         kept = ((Scope(state.level, state.tenant, state.adapter), state.statistics) for state in states)
         for scope, why in self._model.restore(kept):
