@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import httpx2
@@ -28,8 +29,12 @@ class Served:
     gateway: Gateway
     cluster: MiniCluster
     http: httpx2.AsyncClient
-    openai: AsyncOpenAI
     registry: CollectorRegistry
+
+
+    @cached_property
+    def openai(self) -> AsyncOpenAI:
+        return AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=10)
 
 
 async def eventually(holds: Callable[[], object], *, seconds: float = 5.0) -> None:
@@ -54,15 +59,16 @@ async def serve(cluster: MiniCluster, *, ready: bool = True, **settings: Any) ->
         url = f"http://127.0.0.1:{bound.getsockname()[1]}"
         running = asyncio.create_task(gateway.run())
         serving_http = asyncio.create_task(server.serve(sockets=[bound]))
-        async with httpx2.AsyncClient(base_url=url, timeout=10) as http:
-            client = AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=10)
+        async with httpx2.AsyncClient(base_url=url, timeout=10, verify=False) as http:
+            served = Served(url, gateway, cluster, http, registry)
             try:
                 await eventually(lambda: server.started)
                 if ready:
                     await eventually(lambda: _ready(gateway))
-                yield Served(url, gateway, cluster, http, client, registry)
+                yield served
             finally:
-                await client.close()
+                if "openai" in vars(served):
+                    await served.openai.close()
                 server.should_exit = True
                 await gateway.drain()
                 await serving_http

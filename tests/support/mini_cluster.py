@@ -4,6 +4,7 @@ Everything works for real; each part can be told to misbehave in one way. For te
 """
 
 import asyncio
+import functools
 import json
 import shutil
 import tempfile
@@ -45,6 +46,7 @@ CORPUS = [
 ]
 
 
+@functools.cache
 def tiny_tokenizer() -> Tokenizer:
     """Byte-level, so that any text survives, and with characters that need several tokens."""
     tokenizer = Tokenizer(models.BPE())

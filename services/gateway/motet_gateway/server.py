@@ -52,6 +52,7 @@ class HttpServer(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                proxy_headers=False,  # who asks is told by a credential, never by an address
                 timeout_graceful_shutdown=math.ceil(grace),
             )
         )

@@ -1,0 +1,274 @@
+"""Parameters of both endpoints, over a real socket."""
+
+from typing import Any
+
+import pytest
+
+from motet.api.v1 import common_pb2, runner_pb2
+from tests.gateway.conftest import Served, eventually, serve
+from tests.support.mini_cluster import mini_cluster, tiny_assets
+
+PROMPT = "The quick brown fox"
+
+
+async def complete(served: Served, **body: Any) -> dict[str, Any]:
+    answer = await served.http.post("/v1/completions", json={"model": "tiny", "prompt": PROMPT} | body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def chat(served: Served, content: Any = "Hello", **body: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": content}]
+    answer = await served.http.post("/v1/chat/completions", json={"model": "tiny", "messages": messages} | body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def submitted(served: Served) -> runner_pb2.Submit:
+    return served.cluster.runners[0].submits[-1]
+
+
+def count(served: Served, text: str) -> int:
+    return len(served.cluster.tokenizer.encode(text).ids)
+
+
+async def test_a_prompt_is_a_string_or_tokens_or_a_list_of_either(served: Served) -> None:
+    tokens = served.cluster.tokenizer.encode(PROMPT).ids
+    for prompt, answers in [(PROMPT, 1), (tokens, 1), ([PROMPT, PROMPT], 2), ([tokens, tokens, tokens], 3)]:
+        whole = await complete(served, prompt=prompt, max_tokens=100)
+        assert [choice["text"] for choice in whole["choices"]] == [PROMPT] * answers
+        assert [choice["index"] for choice in whole["choices"]] == list(range(answers))
+        assert whole["usage"]["prompt_tokens"] == len(tokens) * answers
+
+
+async def test_plain_completions_have_sixteen_tokens_unless_asked_otherwise(served: Served) -> None:
+    whole = await complete(served, ignore_eos=True)
+    assert whole["usage"]["completion_tokens"] == 16
+    assert whole["choices"][0]["finish_reason"] == "length"
+
+
+async def test_several_choices_share_the_seed_and_count_together(served: Served) -> None:
+    whole = await chat(served, n=3, seed=7, max_tokens=5, ignore_eos=True)
+    assert [choice["index"] for choice in whole["choices"]] == [0, 1, 2]
+    assert whole["usage"]["completion_tokens"] == 15
+    submits = served.cluster.runners[0].submits
+    assert [(s.seed, s.choices[0].choice) for s in submits] == [(7, 0), (7, 1), (7, 2)]
+    assert len({s.request for s in submits}) == 3
+
+
+async def test_several_choices_stream_side_by_side(served: Served) -> None:
+    stream = await served.openai.chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": PROMPT}],
+        n=2,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    texts, finishes, usage = {0: "", 1: ""}, [], None
+    async for chunk in stream:
+        usage = chunk.usage
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+            finishes += [choice.finish_reason] if choice.finish_reason else []
+    assert texts == {0: f"{PROMPT} ", 1: f"{PROMPT} "}
+    assert finishes == ["stop", "stop"]
+    assert usage is not None
+
+
+async def test_a_stop_string_across_tokens_ends_the_answer_and_the_runners_work(served: Served) -> None:
+    served.cluster.runners[0].step_seconds = 0.002
+    whole = await complete(served, stop=["ick br", "zebra"], max_tokens=200, ignore_eos=True)
+    assert whole["choices"][0] == {"index": 0, "text": "The qu", "logprobs": None, "finish_reason": "stop"}
+    assert whole["usage"]["completion_tokens"] < 20
+    await eventually(lambda: served.cluster.runners[0].cancels)
+    await eventually(lambda: served.cluster.scheduler.finished)
+    assert served.cluster.scheduler.finished[0].reason == common_pb2.FINISH_REASON_STOP
+
+
+async def test_what_looked_like_a_stop_string_is_shown_at_the_end(served: Served) -> None:
+    whole = await complete(served, stop="foxes", max_tokens=100)
+    assert whole["choices"][0]["text"] == PROMPT
+
+
+async def test_stop_strings_wait_for_the_fewest_tokens(served: Served) -> None:
+    short = await complete(served, stop="quick", max_tokens=60, ignore_eos=True)
+    long = await complete(served, stop="quick", max_tokens=60, min_tokens=count(served, PROMPT), ignore_eos=True)
+    assert short["choices"][0]["text"] == "The "
+    assert long["choices"][0]["text"].startswith(PROMPT)
+
+
+async def test_a_stop_token_is_no_part_of_the_text(served: Served) -> None:
+    token = served.cluster.tokenizer.encode("x").ids[-1]
+    prompt = [*served.cluster.tokenizer.encode("ab").ids, token]
+    whole = await complete(served, prompt=prompt, stop_token_ids=[token])
+    assert whole["choices"][0]["text"] == "ab"
+
+
+async def test_chat_logprobs_name_tokens_with_their_bytes(served: Served) -> None:
+    whole = await chat(served, logprobs=True, top_logprobs=2, max_tokens=3)
+    content = whole["choices"][0]["logprobs"]["content"]
+    assert len(content) == 3
+    assert bytes(content[0]["bytes"]).decode() == content[0]["token"]
+    assert content[0]["logprob"] == -0.5
+    assert len(content[0]["top_logprobs"]) == 2
+
+
+async def test_completion_logprobs_count_characters(served: Served) -> None:
+    whole = await complete(served, logprobs=1, max_tokens=4)
+    logprobs = whole["choices"][0]["logprobs"]
+    assert "".join(logprobs["tokens"]) == whole["choices"][0]["text"]
+    assert logprobs["text_offset"][1] == len(logprobs["tokens"][0])
+    assert len(logprobs["top_logprobs"][0]) == 1
+
+
+async def test_streamed_logprobs_cover_every_token(served: Served) -> None:
+    stream = await served.openai.completions.create(
+        model="tiny", prompt=PROMPT, stream=True, logprobs=1, max_tokens=100, extra_body={"ignore_eos": True}
+    )
+    tokens, offsets = [], []
+    async for chunk in stream:
+        if chunk.choices and chunk.choices[0].logprobs:
+            tokens += chunk.choices[0].logprobs.tokens
+            offsets += chunk.choices[0].logprobs.text_offset
+    assert len(tokens) == 100
+    assert offsets == sorted(offsets)
+
+
+async def test_usage_runs_along_when_asked(served: Served) -> None:
+    stream = await served.openai.completions.create(
+        model="tiny",
+        prompt=PROMPT,
+        stream=True,
+        max_tokens=5,
+        stream_options={"include_usage": True, "continuous_usage_stats": True},
+    )
+    counts = [chunk.usage.completion_tokens async for chunk in stream]
+    assert counts == sorted(counts)
+    assert counts[-1] == 5
+    assert counts[0] >= 1
+
+
+async def test_echo_puts_the_prompt_first(served: Served) -> None:
+    whole = await complete(served, echo=True, max_tokens=2)
+    assert whole["choices"][0]["text"].startswith(PROMPT + "The")
+
+
+async def test_content_may_be_a_list_of_text_parts(served: Served) -> None:
+    parts = [{"type": "text", "text": "The quick "}, {"type": "text", "text": "brown fox"}]
+    assert (await chat(served, parts))["choices"][0]["message"]["content"] == f"{PROMPT} "
+
+
+async def test_the_newer_name_of_the_limit_wins(served: Served) -> None:
+    await chat(served, max_tokens=50, max_completion_tokens=3)
+    assert submitted(served).sampling.max_tokens == 3
+
+
+async def test_chat_may_fill_the_context_unless_limited(served: Served) -> None:
+    await chat(served)
+    assert submitted(served).sampling.max_tokens == 512 - len(submitted(served).prompt_ids)
+
+
+async def test_every_sampling_parameter_reaches_the_runner(served: Served) -> None:
+    await complete(
+        served,
+        max_tokens=9,
+        min_tokens=2,
+        temperature=0.5,
+        top_p=0.75,
+        top_k=5,
+        min_p=0.25,
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        repetition_penalty=1.5,
+        logit_bias={"7": -100},
+        stop_token_ids=[3],
+        seed=-1,
+        ignore_eos=True,
+        logprobs=2,
+    )
+    assert submitted(served).seed == 2**64 - 1
+    sampling = submitted(served).sampling
+    assert sampling == runner_pb2.Sampling(
+        max_tokens=9,
+        min_tokens=2,
+        temperature=0.5,
+        top_p=0.75,
+        top_k=5,
+        min_p=0.25,
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        repetition_penalty=1.5,
+        logit_bias={7: -100},
+        stop_token_ids=[3],
+        ignore_eos=True,
+        logprobs=True,
+        top_logprobs=2,
+    )
+
+
+async def test_a_request_without_a_seed_gets_one(served: Served) -> None:
+    await complete(served)
+    await complete(served)
+    first, second = (submit.seed for submit in served.cluster.runners[0].submits)
+    assert first != second
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ({}, common_pb2.REQUEST_CLASS_STANDARD),
+        ({"service_tier": "priority"}, common_pb2.REQUEST_CLASS_INTERACTIVE),
+        ({"service_tier": "flex"}, common_pb2.REQUEST_CLASS_BATCH),
+        ({"priority": -1}, common_pb2.REQUEST_CLASS_INTERACTIVE),
+        ({"priority": 5}, common_pb2.REQUEST_CLASS_BATCH),
+    ],
+)
+async def test_priority_and_tier_become_a_class(served: Served, body: dict[str, Any], expected: int) -> None:
+    await complete(served, **body)
+    assert served.cluster.scheduler.enqueued[-1].request_class == expected
+
+
+async def test_a_request_cannot_be_more_urgent_than_its_adapter(served: Served) -> None:
+    served.cluster.add_adapter("slow", max_class=common_pb2.REQUEST_CLASS_BATCH)
+    served.cluster.scheduler.publish()
+    await eventually(lambda: len(served.gateway.catalog.current.adapters) == 3)
+    await complete(served, model="slow", priority=-5)
+    assert served.cluster.scheduler.enqueued[-1].request_class == common_pb2.REQUEST_CLASS_BATCH
+
+
+async def test_an_adapter_is_named_by_its_digest_and_its_tenant_by_the_caller(served: Served) -> None:
+    await complete(served, model="acme/sql")
+    assert submitted(served).adapter_digest == served.cluster.scheduler.adapters[1].digest
+    assert submitted(served).tenant == "default"
+
+
+async def test_a_long_prompt_is_tokenised_too(served: Served) -> None:
+    whole = await complete(served, prompt="fox " * 2000, truncate_prompt_tokens=50, max_tokens=1)
+    assert whole["usage"]["prompt_tokens"] == 50
+
+
+async def test_the_final_message_can_be_continued(served: Served) -> None:
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "The quick"}]
+    body = {"model": "tiny", "messages": messages, "continue_final_message": True, "add_generation_prompt": False}
+    answer = await served.http.post("/v1/chat/completions", json=body)
+    assert answer.json()["choices"][0]["message"]["content"] == "HiThe quick"
+
+
+async def test_a_model_without_template_points_to_plain_completions() -> None:
+    async with mini_cluster(assets=tiny_assets(template=None)) as cluster, serve(cluster) as served:
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
+        answer = await served.http.post("/v1/chat/completions", json=body)
+        assert answer.status_code == 400
+        assert "/v1/completions" in answer.json()["error"]["message"]
+
+
+async def test_tokens_can_be_counted_and_read_back(served: Served) -> None:
+    counted = (await served.http.post("/tokenize", json={"model": "tiny", "prompt": PROMPT})).json()
+    assert counted["count"] == count(served, PROMPT)
+    assert counted["max_model_len"] == 512
+    read = await served.http.post("/detokenize", json={"model": "tiny", "tokens": counted["tokens"]})
+    assert read.json() == {"prompt": PROMPT}
+    messages = [{"role": "user", "content": PROMPT}]
+    chat = await served.http.post("/tokenize", json={"messages": messages, "return_token_strs": True})
+    assert chat.json()["count"] == count(served, PROMPT + " ")
+    assert len(chat.json()["token_strs"]) == chat.json()["count"]

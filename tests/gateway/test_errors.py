@@ -1,0 +1,195 @@
+"""Every refusal has OpenAI's shape, names the field, and says what would be right."""
+
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+from tests.gateway.conftest import Served, serve
+from tests.support.mini_cluster import MiniCluster
+
+CHAT = "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+def error_of(answer: httpx2.Response) -> dict[str, Any]:
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert answer.headers["x-request-id"]
+    assert answer.headers["x-should-retry"] in ("true", "false")
+    return error
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "code", "says"),
+    [
+        ({"messages": None}, "messages", "invalid_value", "array"),
+        ({"messages": []}, "messages", "invalid_value", "at least 1"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content", "invalid_value", "required"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role", "invalid_value", "string"),
+        ({"messages": ["x"]}, "messages[0]", "invalid_value", "object"),
+        ({"messages": [{"role": "forbidden", "content": ""}]}, "messages", "invalid_value", "roles must be user"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "messages[0].content[0]",
+            "unsupported_parameter",
+            "text parts",
+        ),
+        ({"temperature": "hot"}, "temperature", "invalid_value", "number"),
+        ({"temperature": -1}, "temperature", "invalid_value", "greater than or equal to 0"),
+        ({"top_p": 0}, "top_p", "invalid_value", "greater than 0"),
+        ({"n": 9}, "n", "invalid_value", "8"),
+        ({"max_tokens": 0}, "max_tokens", "invalid_value", "1"),
+        ({"max_tokens": 4, "min_tokens": 5}, "min_tokens", "invalid_value", "more than the 4"),
+        ({"stop": 5}, "stop", "invalid_value", "string"),
+        ({"stop": ["a"] * 5}, "stop", "invalid_value", "at most 4"),
+        ({"stop": ""}, "stop", "invalid_value", "empty"),
+        ({"logit_bias": {"x": 1}}, "logit_bias", "invalid_value", "token id"),
+        ({"logit_bias": {"99999": 1}}, "logit_bias", "invalid_value", "token id"),
+        ({"stop_token_ids": [99999]}, "stop_token_ids", "invalid_value", "vocabulary"),
+        ({"top_logprobs": 2}, "top_logprobs", "invalid_value", "logprobs"),
+        ({"service_tier": "gold"}, "service_tier", "invalid_value", "priority"),
+        ({"tools": [{"type": "function"}]}, "tools", "unsupported_parameter", "not supported yet"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter", "text"),
+        ({"modalities": ["audio"]}, "modalities", "unsupported_parameter", "text"),
+        ({"stream_options": {"include_usage": "x"}}, "stream_options.include_usage", "invalid_value", "boolean"),
+        ({"model": ""}, "model", "invalid_value", "at least 1 character"),
+        ({"model": "nobody/nothing"}, "model", "model_not_found", "Nearest names"),
+        ({"max_tokens": 600}, "max_tokens", "context_length_exceeded", "512"),
+        (
+            {"continue_final_message": True},
+            "continue_final_message",
+            "invalid_value",
+            "assistant",
+        ),
+    ],
+)
+async def test_a_wrong_field_is_named(served: Served, body: dict[str, Any], param: str, code: str, says: str) -> None:
+    answer = await served.http.post(CHAT, json={"model": "tiny", "messages": HELLO} | body)
+    error = error_of(answer)
+    assert answer.status_code == (404 if code == "model_not_found" else 400)
+    assert (error["param"], error["code"]) == (param, code)
+    assert says in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"prompt": 5}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": ["a", [1]]}, "prompt"),
+        ({"prompt": [1, -2]}, "prompt"),
+        ({"prompt": [99999]}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": "x", "suffix": "y"}, "suffix"),
+        ({"prompt": "x", "best_of": 3}, "best_of"),
+        ({"prompt": "x", "echo": True, "logprobs": 1}, "echo"),
+        ({}, "prompt"),
+    ],
+)
+async def test_a_wrong_prompt_is_named(served: Served, body: dict[str, Any], param: str) -> None:
+    answer = await served.http.post("/v1/completions", json={"model": "tiny"} | body)
+    assert answer.status_code == 400
+    assert error_of(answer)["param"] == param
+
+
+async def test_a_prompt_beyond_the_context_says_both_numbers(served: Served) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        await served.openai.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": "fox " * 600}], stream=True
+        )
+    assert caught.value.code == "context_length_exceeded"
+    assert "prompt has 603 tokens" in caught.value.message
+    assert "512 tokens" in caught.value.message
+
+
+async def test_malformed_json_says_where(served: Served) -> None:
+    answer = await served.http.post(CHAT, content=b'{"model": "tiny",,}', headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert "line 1 column 18" in error_of(answer)["message"]
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"7", b'"x"', b"\xff"])
+async def test_a_body_that_is_no_object_is_refused(served: Served, content: bytes) -> None:
+    answer = await served.http.post(CHAT, content=content, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert error_of(answer)["type"] == "invalid_request_error"
+
+
+async def test_json_has_to_be_declared(served: Served) -> None:
+    answer = await served.http.post(CHAT, content=b"{}", headers={"content-type": "text/plain"})
+    assert answer.status_code == 415
+    assert "application/json" in error_of(answer)["message"]
+
+
+async def test_a_body_beyond_the_limit_is_refused(cluster: MiniCluster) -> None:
+    async def chunks():
+        for _ in range(20):
+            yield b"x" * 100
+
+    async with serve(cluster, max_body_bytes=1000) as served:
+        headers = {"content-type": "application/json"}
+        declared = await served.http.post(CHAT, content=b"x" * 2000, headers=headers)
+        streamed = await served.http.post(CHAT, content=chunks(), headers=headers)
+        assert (declared.status_code, streamed.status_code) == (413, 413)
+        assert error_of(declared)["code"] == "request_too_large"
+
+
+async def test_an_unknown_path_and_a_wrong_method_have_the_same_shape(served: Served) -> None:
+    missing = await served.http.get("/v1/nothing")
+    assert missing.status_code == 404
+    assert error_of(missing)["code"] == "not_found"
+    wrong = await served.http.get(CHAT)
+    assert wrong.status_code == 405
+    assert error_of(wrong)["code"] == "method_not_allowed"
+    assert "POST" in wrong.headers["allow"]
+
+
+async def test_only_this_machines_names_are_answered_on_loopback(served: Served) -> None:
+    for host in ("localhost", "127.0.0.1:8000", "[::1]:8000", "LOCALHOST:1"):
+        assert (await served.http.get("/version", headers={"host": host})).status_code == 200
+    rebound = await served.http.get("/version", headers={"host": "evil.example"})
+    assert rebound.status_code == 403
+    assert "localhost" in error_of(rebound)["message"]
+
+
+async def test_another_host_name_can_be_allowed(cluster: MiniCluster) -> None:
+    async with serve(cluster, allowed_hosts=("motet.test",)) as served:
+        assert (await served.http.get("/version", headers={"host": "motet.test:80"})).status_code == 200
+
+
+async def test_too_many_live_requests_are_refused_with_a_hint(cluster: MiniCluster) -> None:
+    async with serve(cluster, max_live_requests=2) as served:
+        answer = await served.http.post("/v1/completions", json={"model": "tiny", "prompt": "x", "n": 3})
+        assert answer.status_code == 503
+        assert answer.headers["retry-after"] == "1"
+        assert error_of(answer)["code"] == "overloaded"
+
+
+async def test_a_request_id_is_echoed_or_made(served: Served) -> None:
+    echoed = await served.http.get("/version", headers={"x-request-id": "mine-1"})
+    assert echoed.headers["x-request-id"] == "mine-1"
+    made = await served.http.get("/version", headers={"x-request-id": "two words"})
+    assert made.headers["x-request-id"].startswith("req-")
+
+
+async def test_unknown_fields_are_ignored_and_counted(served: Served) -> None:
+    body = {"model": "tiny", "prompt": "x", "no_such_field": 1, "another": 2, "user": "me"}
+    assert (await served.http.post("/v1/completions", json=body)).status_code == 200
+    assert served.registry.get_sample_value("motet_unknown_fields_total") == 2
+
+
+async def test_answers_say_how_their_time_was_spent(served: Served) -> None:
+    answer = await served.http.post("/v1/completions", json={"model": "tiny", "prompt": "x"})
+    assert answer.headers["x-motet-length"] == "model:v1"
+    assert {part.partition(";")[0].strip() for part in answer.headers["server-timing"].split(",")} == {
+        "prepare",
+        "queue",
+        "prefill",
+    }
+
+
+async def test_the_api_describes_itself(served: Served) -> None:
+    schema = (await served.http.get("/openapi.json")).json()
+    assert {CHAT, "/v1/completions", "/v1/models", "/tokenize"} <= set(schema["paths"])
