@@ -1,53 +1,25 @@
 """The scheduler's service over real gRPC, with real runner services and a real supervisor beside it."""
 
 import asyncio
-from contextlib import AsyncExitStack
 
 import pytest
 
 from motet.api.v1 import scheduler_pb2, scheduler_pb2_grpc
 from motet.errors import ContextLengthExceeded, NoRunner
 from motet.rpc import open_channel
-from tests.support.control_plane import adapter_entry, control_plane, small_operator, until
+from tests.support.control_plane import adapter_entry, until
 from tests.support.fake_engine import FakeEngine, tokens_of
-from tests.support.runners import fake_runner, write_adapter
+from tests.support.house import open_house
+from tests.support.runners import write_adapter
 from tests.support.small_gateway import small_gateway
 
 PROMPT = (1, 2, 3)
 
 
-class House:
-    """Everything but HTTP: control plane, operator, gateway and any number of runners."""
-
-    def __init__(self, stack, folder, control, operator, gateway):
-        self.stack = stack
-        self.folder = folder
-        self.control = control
-        self.operator = operator
-        self.gateway = gateway
-
-    async def runner(self, instance, engine=FakeEngine, **settings):
-        runner = await self.stack.enter_async_context(
-            fake_runner(
-                self.folder,
-                instance=instance,
-                scheduler=self.control.scheduler_address,
-                supervisor=self.control.supervisor_address,
-                engine=engine,
-                **settings,
-            )
-        )
-        await until(lambda: instance in self.control.scheduler.runners, why=f"{instance} attaches")
-        return runner
-
-
 @pytest.fixture
 async def house(folder):
-    async with AsyncExitStack() as stack:
-        control = await stack.enter_async_context(control_plane(folder))
-        operator = await stack.enter_async_context(small_operator(control.scheduler_address))
-        gateway = await stack.enter_async_context(small_gateway("g0", scheduler=control.scheduler_address))
-        yield House(stack, folder, control, operator, gateway)
+    async with open_house(folder) as one:
+        yield one
 
 
 async def test_a_request_is_placed_runs_and_leaves_no_promise_behind(house):

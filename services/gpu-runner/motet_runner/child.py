@@ -4,6 +4,7 @@ Between iterations it takes what commands have come; with nothing to do it sleep
 """
 
 import ctypes
+import gc
 import os
 import signal
 import socket
@@ -53,6 +54,13 @@ def load_engine(config: EngineConfig) -> Engine:
     return RealEngine(config)
 
 
+def _settled(engine: Engine) -> Engine:
+    # What is loaded stays: without this, each full collection would walk all of torch in the middle of an iteration.
+    gc.collect()
+    gc.freeze()
+    return engine
+
+
 def _die_with_parent(parent: int) -> None:
     # However the service dies, the kernel sees to it that no engine stays behind, even in the middle of an iteration.
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -60,7 +68,7 @@ def _die_with_parent(parent: int) -> None:
         sys.exit(1)  # it died before we could ask
 
 
-def main() -> None:
+def main(load: Callable[[EngineConfig], Engine] = load_engine) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C is the service's to hear
     with socket.socket(fileno=int(sys.argv[1])) as connection:
         pipe = Pipe(connection)
@@ -68,7 +76,7 @@ def main() -> None:
             start: Start = pipe.receive()
             _die_with_parent(start.parent)
             configure_logging("runner-engine", start.process)
-            drive(lambda: load_engine(start.config), pipe)
+            drive(lambda: _settled(load(start.config)), pipe)
         except EOFError:
             pass  # the service has gone; so do we
 

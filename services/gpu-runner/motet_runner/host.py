@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -28,6 +28,9 @@ STOP_SECONDS = 0.5
 """How long an engine gets to end by itself. It holds nothing that would need saving."""
 
 BUFFER_BYTES = 1 << 18
+
+ENGINE_COMMAND = (sys.executable, "-m", "motet_runner.child")
+"""Starts the engine's process; the number of its socket follows."""
 
 
 class EngineDied(MotetError):
@@ -113,9 +116,10 @@ class EngineHost(ABC):
 class ChildHost(EngineHost):
     """The engine in one spawned process: torch and its threads stay out of the service's."""
 
-    def __init__(self, config: EngineConfig, process: ProcessSettings) -> None:
+    def __init__(self, config: EngineConfig, process: ProcessSettings, command: Sequence[str] = ENGINE_COMMAND) -> None:
         super().__init__()
         self._start = Start(config, os.getpid(), process)
+        self._command = command
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -127,7 +131,7 @@ class ChildHost(EngineHost):
         # Threads that spin while they wait take the cores from everybody else; torch reads this when it is imported.
         environment = {"OMP_WAIT_POLICY": "passive", **os.environ}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "motet_runner.child", str(connection.fileno())],
+            [*self._command, str(connection.fileno())],
             pass_fds=[connection.fileno()],
             env=environment,
             stdin=subprocess.DEVNULL,

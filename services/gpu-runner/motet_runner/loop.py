@@ -19,6 +19,7 @@ from motet_runner.interface import (
     Engine,
     Event,
     Finish,
+    Logprobs,
     ParkedNow,
     ResumedNow,
     SequenceOutput,
@@ -114,8 +115,7 @@ class EngineLoop:
         if worked:
             output = self._engine.step()
             self._batch.number = output.number
-            for one in output.sequences:
-                self._tell(one)
+            self._tell(output.sequences)
             for event in output.events:
                 self._note(event)
             self._productive = bool(output.sequences or output.events)
@@ -168,28 +168,43 @@ class EngineLoop:
 
     # ---------------------------------------------------------------------------------------------------------- output
 
-    def _tell(self, output: SequenceOutput) -> None:
-        live = self._live.get(output.request)
-        if live is None or live.epoch != output.epoch:
-            return  # cancelled or placed again while its last iteration ran
-        message = self._step_for(live.stream).sequences.add()
-        message.request = output.request
-        message.choice = output.choice
-        message.epoch = output.epoch
-        message.index = output.index
-        message.tokens.extend(output.tokens)
-        for one in output.logprobs:
-            message.logprobs.add(
-                logprob=one.logprob, top_ids=[t for t, _ in one.top], top_logprobs=[p for _, p in one.top]
-            )
-        self._batch.generated += len(output.tokens)
-        live.next_index = output.index + len(output.tokens)
-        finish = Finish.FAILED if output.error is not None else output.finish
-        if finish is not None:
-            message.finish = FINISHES[finish]
-            if output.error is not None:
-                message.failure.CopyFrom(output.error.to_proto())
-            self._end(output.request, live, finish)
+    def _tell(self, outputs: list[SequenceOutput]) -> None:
+        """Encode what an iteration brought. Runs once per token between two iterations, so it is kept short."""
+        live_of = self._live
+        steps: dict[int, runner_pb2.Step] = {}
+        generated = 0
+        for output in outputs:
+            request, tokens = output.request, output.tokens
+            live = live_of.get(request)
+            if live is None or live.epoch != output.epoch:
+                continue  # cancelled or placed again while its last iteration ran
+            step = steps.get(live.stream)
+            if step is None:
+                step = steps[live.stream] = self._step_for(live.stream)
+            message = step.sequences.add()
+            message.request = request
+            message.epoch = live.epoch
+            message.index = index = output.index
+            message.tokens.extend(tokens)
+            if output.choice:
+                message.choice = output.choice
+            if output.logprobs:
+                _add_logprobs(message, output.logprobs)
+            count = len(tokens)
+            generated += count
+            live.next_index = index + count
+            if output.finish is not None or output.error is not None:
+                self._finish(output, live, message)
+        self._batch.generated += generated
+
+    def _finish(self, output: SequenceOutput, live: _Live, message: runner_pb2.SequenceStep) -> None:
+        finish = output.finish
+        if finish is None or output.error is not None:
+            finish = Finish.FAILED
+        message.finish = FINISHES[finish]
+        if output.error is not None:
+            message.failure.CopyFrom(output.error.to_proto())
+        self._end(output.request, live, finish)
 
     def _note(self, event: Event) -> None:
         self._batch.events.append(event)
@@ -245,3 +260,10 @@ class EngineLoop:
         self._down = {}
         self._batch = Batch()
         return batch
+
+
+def _add_logprobs(message: runner_pb2.SequenceStep, logprobs: list[Logprobs]) -> None:
+    for one in logprobs:
+        message.logprobs.add(
+            logprob=one.logprob, top_ids=[token for token, _ in one.top], top_logprobs=[value for _, value in one.top]
+        )

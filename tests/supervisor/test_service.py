@@ -1,0 +1,149 @@
+"""The supervisor's service over real gRPC, with real runner services and the real scheduler."""
+
+import time
+
+import pytest
+
+from motet_scheduler.settings import Settings as SchedulerSettings
+from motet_supervisor.settings import Settings as SupervisorSettings
+from tests.support.control_plane import until
+from tests.support.fake_engine import FakeEngine, tokens_of
+from tests.support.house import open_house
+
+STREAMS = 6
+LENGTH = 150
+PATIENT = 60.0
+"""Seconds (× 0.05) a runner waits for the supervisor: longer than this machine ever stalls."""
+
+
+def small_engine(**how):
+    return lambda: FakeEngine(**({"pages": 20, "step_seconds": 0.002} | how))
+
+
+async def ask_long_ones(house, streams=STREAMS, length=LENGTH):
+    """Each is expected to be short, so that all of them together outgrow the runner."""
+    return [house.gateway.start(f"{n}", prompt=(n,), max_tokens=length, q80=8) for n in range(streams)]
+
+
+async def all_right(answers, length=LENGTH):
+    for n, answer in enumerate(answers):
+        assert await answer == tokens_of((n,), 7, length)
+
+
+def count(house, name):
+    return house.control.supervisor_metrics.get_sample_value(f"motet_{name}_total") or 0
+
+
+def ordered_parks(house, method):
+    return house.control.supervisor_metrics.get_sample_value("motet_park_orders_total", {"method": method}) or 0
+
+
+async def test_sequences_that_outgrow_their_promises_are_extended_then_parked_and_all_finish(folder):
+    async with open_house(folder) as house:
+        runner = await house.runner("r0", small_engine(), supervisor_answer_seconds=PATIENT)
+        await until(lambda: "r0" in house.control.supervisor_service.supervisor.runners)
+        await all_right(await ask_long_ones(house))
+        assert count(house, "extensions") > 0
+        assert ordered_parks(house, "swap") + ordered_parks(house, "recompute") > 0
+        assert count(house, "resume_orders") > 0
+        assert runner.service.metrics.self_parks._value.get() == 0, "it was supervised, so it never had to help itself"
+        await house.books_agree()
+        assert not any(one.parked for one in house.control.scheduler.runners.values())
+
+
+@pytest.mark.parametrize("method", ["swap", "recompute"])
+async def test_the_method_of_parking_can_be_forced(folder, method):
+    async with open_house(folder, supervisor=SupervisorSettings(park_method=method)) as house:
+        runner = await house.runner("r0", small_engine())
+        await until(lambda: "r0" in house.control.supervisor_service.supervisor.runners)
+        await all_right(await ask_long_ones(house))
+        assert ordered_parks(house, method) > 0
+        assert runner.service.metrics.resumes.labels(method)._value.get() > 0
+
+
+async def test_a_promise_forced_to_one_page_doubles_at_each_overflow(folder):
+    settings = SchedulerSettings(force_promise_pages=1)
+    seen = []
+
+    class Recording(FakeEngine):
+        def add(self, sequence):
+            seen.append(sequence.promise)
+            super().add(sequence)
+
+        def extend(self, request, epoch, promise, extended):
+            done = super().extend(request, epoch, promise, extended)
+            if done:
+                seen.append(extended)
+            return done
+
+    async with open_house(folder, scheduler=settings) as house:
+        await house.runner("r0", lambda: Recording(step_seconds=0.002), supervisor_answer_seconds=PATIENT)
+        await until(lambda: "r0" in house.control.supervisor_service.supervisor.runners)
+        await house.gateway.ask("a", prompt=tuple(range(20)), max_tokens=160)
+    # 20 tokens of prompt lie in 2 pages; 180 in all need 12.
+    assert seen == [3, 6, 12]
+
+
+async def test_with_the_supervisor_away_runners_park_by_themselves(folder):
+    async with open_house(folder, supervised=False) as house:
+        runner = await house.runner("r0", small_engine())
+        await all_right(await ask_long_ones(house))
+        assert runner.service.metrics.self_parks._value.get() > 0
+        await house.books_agree()
+
+
+async def test_a_supervisor_that_dies_and_comes_back_loses_no_parked_request(folder):
+    async with open_house(folder) as house:
+        await house.runner("r0", small_engine(step_seconds=0.005))
+        await until(lambda: "r0" in house.control.supervisor_service.supervisor.runners)
+        answers = await ask_long_ones(house)
+        await until(lambda: count(house, "park_orders") or any(house.control.scheduler.runners["r0"].parked))
+        await house.control.supervisor_part.stop()
+        await house.control.supervisor_part.start()
+        await all_right(answers)
+        await house.books_agree()
+
+
+async def test_with_the_scheduler_away_parked_requests_come_back_all_the_same(folder):
+    async with open_house(folder) as house:
+        await house.runner("r0", small_engine(step_seconds=0.002))
+        await until(lambda: "r0" in house.control.supervisor_service.supervisor.runners)
+        answers = await ask_long_ones(house)
+        await until(lambda: any(house.control.scheduler.runners["r0"].parked))
+        await house.control.scheduler_part.stop()
+        placed = [one for one in house.gateway.live() if one.placed is not None]
+        assert placed
+        for one in placed:
+            await one.done
+        await house.control.scheduler_part.start()
+        await all_right(answers)
+        await house.books_agree()
+
+
+async def test_a_hung_engine_is_noticed_and_its_requests_go_on_elsewhere(folder):
+    engines = []
+
+    class Stubborn(FakeEngine):
+        def step(self):
+            while getattr(self, "hung", False):
+                time.sleep(0.01)
+            return super().step()
+
+    def stubborn():
+        engines.append(Stubborn(step_seconds=0.002))
+        return engines[-1]
+
+    settings = SupervisorSettings(hang_seconds=10)
+    async with open_house(folder, supervisor=settings) as house:
+        await house.runner("r0", stubborn)
+        await until(lambda: "r0" in house.control.supervisor_service.supervisor.runners)
+        answers = await ask_long_ones(house, streams=3)
+        await until(lambda: all(one.tokens for one in house.gateway.live()))
+        await house.runner("r1")
+        engines[0].hung = True
+        try:
+            await all_right(answers)
+        finally:
+            engines[0].hung = False
+        assert all(asked.moves == 1 for asked in house.gateway.asked.values())
+        assert house.control.supervisor_metrics.get_sample_value("motet_runners_condemned_total", {"seen": "hung"}) == 1
