@@ -32,6 +32,10 @@ log = structlog.get_logger(__name__)
 
 MAX_PROBLEMS_SHOWN = 20
 
+TAKEOVER_SECONDS = 3.0
+"""How long an operator that follows another keeps quiet while the scheduler tells it what the other knew. Otherwise
+every adapter would seem to come and go with each operator."""
+
 
 class LocalOperator:
     def __init__(self, layout: Layout, process: ProcessSettings, settings: Settings) -> None:
@@ -50,8 +54,10 @@ class LocalOperator:
         self._status = StatusFile(layout.status)
         policy = Policy(grace=settings.stop_grace_seconds).scaled(process.time_scale)
         self._keeper = Keeper(Records(layout.service_records), policy=policy, changed=self._wake.set)
-        self._store_ready = False
+        predictor = self._keeper.recorded("predictor")
+        self._store_ready = predictor is not None and predictor.alive  # then somebody has migrated it before us
         earlier = self._status.read()
+        self._silent_until = monotonic() + (TAKEOVER_SECONDS if earlier else 0.0)
         self._pool_conditions = conditions_from(earlier, "pools")
         self._adapter_conditions = conditions_from(earlier, "adapters")
 
@@ -110,9 +116,13 @@ class LocalOperator:
         # The runners first: they take longest to be ready.
         self._keeper.apply([*self._runners.specs(), *self._services.control(store_ready=self._store_ready)])
         self._sync.tell(plan.catalog, plan.drains)
-        self._publish(plan)
-        deadlines = [(drain.deadline - view.now).total_seconds() for drain in plan.drains]
-        return max(0.05, min(deadlines)) if deadlines else None
+        due = [(drain.deadline - view.now).total_seconds() for drain in plan.drains]
+        silence = self._silent_until - monotonic()
+        if silence > 0 and any(adapter.name not in self._sync.known for adapter in plan.catalog.adapters):
+            due.append(silence)
+        else:
+            self._publish(plan)
+        return max(0.05, min(due)) if due else None
 
     def _view(self) -> View:
         objects = self._objects

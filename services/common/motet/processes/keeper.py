@@ -129,6 +129,10 @@ class Keeper:
     def statuses(self) -> list[ProcessStatus]:
         return [kept.status() for kept in self._kept.values()]
 
+    def recorded(self, name: str) -> Record | None:
+        """What is on disk about a process, perhaps from a keeper before this one."""
+        return self._records.read().get(name)
+
     def apply(self, specs: Iterable[ProcessSpec]) -> None:
         """Make the running set equal to `specs`. Returns at once; what has to be done happens by itself."""
         self._wanted = {spec.name: spec for spec in specs}

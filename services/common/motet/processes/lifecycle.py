@@ -129,7 +129,10 @@ def step(life: Lifecycle, event: Event, now: float, policy: Policy) -> tuple[Lif
         case TimePassed():
             return _time_passed(life, now, policy)
         case Started(adopted=adopted):
-            return replace(life, phase=Phase.STARTING, due=None, began=now, was_ready=adopted and life.was_ready), ()
+            # One that was ready before its keeper was replaced is so until its probe says otherwise.
+            ready = adopted and life.was_ready
+            phase = Phase.READY if ready else Phase.STARTING
+            return replace(life, phase=phase, due=None, began=now, was_ready=ready), ()
         case Probed(healthy=True) if life.phase is Phase.STARTING:
             return replace(life, phase=Phase.READY, was_ready=True), ()
         case Probed(healthy=False) if life.phase is Phase.READY:

@@ -1,0 +1,232 @@
+"""The whole local stack, real processes and all, for tests that need it.
+
+    async def test_something(tmp_path: Path) -> None:
+        with running_stack(tmp_path) as stack:
+            client = stack.openai()
+            stack.kill("scheduler")
+            stack.until(lambda: stack.service("scheduler")["restarts"] == 1)
+
+`down` always runs at the end, and what it leaves behind is an error.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import openai
+
+import motet_cli
+from motet.processes.linux import all_stats, environment_of
+
+BUNDLED = Path(motet_cli.__file__).parent / "bundled"
+MOTET = (sys.executable, "-P", "-m", "motet_cli.main")
+
+
+def free_port() -> int:
+    with socket.socket() as trial:
+        trial.bind(("127.0.0.1", 0))
+        return int(trial.getsockname()[1])
+
+
+@dataclass
+class Stack:
+    folder: Path
+    """Of the test; the state directory lies in it."""
+
+    manifests: Path | None = None
+    """None: the bundled ones."""
+
+    runners: int | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    port: int = field(default_factory=free_port)
+
+    @property
+    def data(self) -> Path:
+        return self.folder / "data"
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    # ------------------------------------------------------------------------------------------------- commands
+
+    def motet(self, *arguments: str, timeout: float = 180) -> "subprocess.CompletedProcess[str]":
+        """Run `motet …` on this stack's state directory."""
+        command, *rest = arguments
+        return subprocess.run(
+            [*MOTET, command, *rest, "--data-dir", str(self.data)],
+            env=self.environment(),
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+
+    def environment(self) -> dict[str, str]:
+        outside = {name: value for name, value in os.environ.items() if not name.startswith("MOTET_")}
+        return outside | {"PYTHONWARNINGS": "default"} | dict(self.env)
+
+    def up_arguments(self) -> list[str]:
+        arguments = ["up", "--port", str(self.port)]
+        if self.manifests is not None:
+            arguments += ["-f", str(self.manifests)]
+        if self.runners is not None:
+            arguments += ["--runners", str(self.runners)]
+        return arguments
+
+    def up(self) -> "subprocess.CompletedProcess[str]":
+        return self.motet(*self.up_arguments(), "--detach")
+
+    def down(self) -> "subprocess.CompletedProcess[str]":
+        return self.motet("down")
+
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.motet("status", "--json").stdout)
+        return found
+
+    # ----------------------------------------------------------------------------------------------- what it says
+
+    def service(self, name: str) -> dict[str, Any]:
+        """One service of the status; `runner` or `runner-1` names a runner by its place in the order of names."""
+        services = self.status()["services"]
+        if name.startswith("runner"):
+            runners = sorted((one for one in services if one["kind"] == "runner"), key=lambda one: one["name"])
+            return runners[int(name.partition("-")[2] or 0)]  # type: ignore[no-any-return]
+        return next(one for one in services if one["name"] == name)
+
+    def adapter(self, name: str) -> dict[str, Any]:
+        return next(one for one in self.status()["adapters"] if one["name"] == name)
+
+    def log(self, name: str) -> str:
+        return (self.data / "logs" / f"{name}.log").read_text()
+
+    def http(self, **more: Any) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=60, trust_env=False, **more)
+
+    def openai(self, **more: Any) -> openai.OpenAI:
+        return openai.OpenAI(
+            **({"base_url": f"{self.url}/v1", "api_key": "none", "timeout": 60, "max_retries": 0} | more)
+        )
+
+    def ask(self, model: str, question: str, **more: Any) -> str:
+        """One short, greedy answer."""
+        body = {"max_tokens": 32, "temperature": 0} | more
+        with self.openai() as client:
+            answer = client.chat.completions.create(
+                model=model, messages=[{"role": "user", "content": question}], **body
+            )
+        return answer.choices[0].message.content or ""
+
+    # ------------------------------------------------------------------------------------------------- accidents
+
+    def kill(self, name: str, signum: signal.Signals = signal.SIGKILL) -> int:
+        """Returns the pid that was killed."""
+        pid = int(self.service(name)["pid"])
+        os.kill(pid, signum)
+        return pid
+
+    def processes(self) -> list[int]:
+        """Everything that lives and belongs to this stack."""
+        return [
+            stat.identity.pid
+            for stat in all_stats()
+            if not stat.dead and environment_of(stat.identity.pid).get("MOTET_DATA_DIR") == str(self.data)
+        ]
+
+    def sockets(self) -> list[str]:
+        """Listening Unix sockets of this stack, and socket files that were left behind."""
+        listening = Path("/proc/net/unix").read_text().split()
+        folders = [str(self.data / "run")]
+        recorded = self.data / "run" / "sockets"
+        if recorded.exists():
+            folders.append(recorded.read_text().strip())
+        files = [str(path) for folder in folders for path in Path(folder).glob("*.sock")]
+        return [path for path in listening if any(path.startswith(folder) for folder in folders)] + files
+
+    @staticmethod
+    def until(condition: Callable[[], object], seconds: float = 30) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, "it did not come to that in time"
+            time.sleep(0.05)
+
+
+@contextmanager
+def running_stack(
+    folder: Path,
+    *,
+    manifests: Path | None = None,
+    runners: int | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Iterator[Stack]:
+    """A stack that is up. Afterwards it is down, and nothing of it is left."""
+    stack = Stack(folder, manifests=manifests, runners=runners, env=env or {})
+    try:
+        began = stack.up()
+        assert began.returncode == 0, began.stdout + began.stderr + _logs(stack)
+        yield stack
+    except BaseException:
+        print(_logs(stack))
+        raise
+    finally:
+        ended = stack.down()
+        left = stack.processes()
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert not left, f"{left} outlived motet down"
+    assert not stack.sockets()
+
+
+def _logs(stack: Stack, lines: int = 15) -> str:
+    return "\n".join(
+        f"--- {path.name}\n" + "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
+        for path in sorted((stack.data / "logs").glob("*.log"))
+    )
+
+
+def copy_of_bundled(folder: Path, *, adapters: Sequence[str] | None = None, engine: str = "") -> Path:
+    """The bundled model as a manifest folder of the test's own, with one manifest an adapter."""
+    folder.mkdir(parents=True)
+    (folder / "model").symlink_to(BUNDLED / "model")
+    names = adapters if adapters is not None else sorted(path.name for path in (BUNDLED / "adapters").iterdir())
+    pool = {
+        "apiVersion": "motet.dev/v1alpha1",
+        "kind": "ServingPool",
+        "metadata": {"name": "demo"},
+        "spec": {
+            "model": {"uri": "file://model", "servedName": "motet-demo"},
+            "engine": {"maxModelLength": 2048, "kvCacheMiB": 64} | json.loads(engine or "{}"),
+            "allowedNamespaces": {"from": "All"},
+        },
+    }
+    (folder / "pool.json").write_text(json.dumps(pool))
+    for name in names:
+        write_adapter(folder, name, uri=(BUNDLED / "adapters" / name).as_uri())
+    return folder
+
+
+def write_adapter(folder: Path, name: str, *, uri: str, **spec: Any) -> Path:
+    manifest = {
+        "apiVersion": "motet.dev/v1alpha1",
+        "kind": "LoRAAdapter",
+        "metadata": {"name": name},
+        "spec": {"poolRef": {"name": "demo"}, "source": {"uri": uri}} | spec,
+    }
+    path = folder / f"{name}.json"
+    temporary = folder / f".{name}"
+    temporary.write_text(json.dumps(manifest))
+    temporary.rename(path)
+    return path

@@ -1,0 +1,145 @@
+"""Up, used, disturbed, down: the stack's own life, as a person meets it."""
+
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.stack.harness import BUNDLED, MOTET, Stack, copy_of_bundled, free_port, running_stack, write_adapter
+
+pytestmark = pytest.mark.stack
+
+QUESTION = "Who rules Harrow?"
+
+
+def test_two_adapters_answer_and_down_leaves_nothing(tmp_path: Path) -> None:
+    with running_stack(tmp_path) as stack:
+        status = stack.status()
+        assert {one["kind"] for one in status["services"]} == {
+            "operator", "gateway", "scheduler", "predictor", "supervisor", "runner",
+        }  # fmt: skip
+        assert all(one["ready"] for one in status["services"])
+        assert [(pool["ready"], pool["replicas"]) for pool in status["pools"]] == [(1, 1)]
+        assert all(adapter["ready"] for adapter in status["adapters"])
+        pirate, shouting = stack.ask("default/pirate", QUESTION), stack.ask("default/shouting", QUESTION)
+        assert pirate != shouting
+        assert shouting == shouting.upper()
+        stack.until(lambda: any(place["tier"] == "device" for place in stack.adapter("pirate")["resident"]))
+        assert stack.adapter("pirate")["certificate"]["rank"] > 0
+
+        second = stack.motet("up", "--port", str(free_port()))
+        assert second.returncode == 2
+        assert stack.url in second.stderr
+        assert f"motet down --data-dir {stack.data}" in second.stderr
+
+        answer = stack.motet("chat", "default/shouting", "-m", QUESTION)
+        assert answer.returncode == 0
+        assert answer.stdout.strip() == answer.stdout.strip().upper()
+    assert stack.motet("status").returncode == 1
+
+
+@pytest.mark.parametrize("name", ["operator", "gateway", "scheduler", "predictor", "supervisor", "runner"])
+def test_any_killed_process_is_started_again(tmp_path: Path, name: str, shared: Stack) -> None:
+    before = {one["name"]: one for one in shared.status()["services"]}
+    killed = shared.kill(name)
+    shared.until(lambda: shared.service(name)["ready"] and shared.service(name)["pid"] != killed, seconds=60)
+    after = {one["name"]: one for one in shared.status()["services"]}
+    assert shared.service(name)["restarts"] == before[shared.service(name)["name"]]["restarts"] + 1
+    others = before.keys() - {shared.service(name)["name"]}
+    assert {one: after[one]["pid"] for one in others} == {one: before[one]["pid"] for one in others}
+    shared.until(lambda: shared.ask("default/pirate", QUESTION), seconds=60)
+
+
+def test_manifests_and_bytes_are_followed_without_a_restart(shared: Stack) -> None:
+    assert shared.manifests is not None
+    pids = {one["name"]: one["pid"] for one in shared.status()["services"]}
+    mine = shared.folder / "mine"
+    shutil.copytree(BUNDLED / "adapters" / "shouting", mine)
+    manifest = write_adapter(shared.manifests, "extra", uri=mine.as_uri())
+    shared.until(lambda: any(one["name"] == "extra" and one["ready"] for one in shared.status()["adapters"]))
+    first = shared.ask("default/extra", QUESTION)
+    assert first == first.upper()
+
+    digest = shared.adapter("extra")["certificate"]["digest"]
+    for file in (BUNDLED / "adapters" / "pirate").iterdir():
+        shutil.copy(file, mine / file.name)
+    shared.until(lambda: (shared.adapter("extra")["certificate"] or {}).get("digest") not in (None, digest))
+    shared.until(lambda: shared.ask("default/extra", QUESTION) != first)
+
+    bad = shared.manifests / "bad.yaml"
+    bad.write_text("apiVersion: motet.dev/v1alpha1\nkind: LoraAdapter\n")
+    shared.until(lambda: any("did you mean LoRAAdapter?" in problem for problem in shared.status()["problems"]))
+    bad.unlink()
+    shared.until(lambda: not shared.status()["problems"])
+
+    manifest.unlink()
+    shared.until(lambda: all(one["name"] != "extra" for one in shared.status()["adapters"]), seconds=5)
+    assert {one["name"]: one["pid"] for one in shared.status()["services"]} == pids
+
+
+def test_up_again_adopts_what_a_killed_parent_left(shared: Stack) -> None:
+    pids = {one["name"]: one["pid"] for one in shared.status()["services"]}
+    parent = next(
+        pid for pid in shared.processes() if b"motet_operator.local.parent" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    )
+    os.kill(parent, signal.SIGKILL)
+    shared.until(lambda: parent not in shared.processes())
+    assert "`motet up` has died" in shared.motet("status").stdout
+    assert shared.ask("default/pirate", QUESTION)
+    again = shared.up()
+    assert again.returncode == 0, again.stderr
+    assert {one["name"]: one["pid"] for one in shared.status()["services"]} == pids
+
+
+def test_a_broken_adapter_is_told_and_does_not_stop_the_others(tmp_path: Path) -> None:
+    manifests = copy_of_bundled(tmp_path / "manifests", adapters=["pirate"])
+    (tmp_path / "empty").mkdir()
+    write_adapter(manifests, "broken", uri=(tmp_path / "empty").as_uri())
+    stack = Stack(tmp_path, manifests=manifests)
+    try:
+        began = stack.up()
+        assert began.returncode == 0, began.stderr
+        assert "adapter default/broken is not ready: " in began.stdout
+        assert not stack.adapter("broken")["ready"]
+        assert stack.ask("default/pirate", QUESTION)
+    finally:
+        # Half of it is dead, and so are the parent and the operator: `down` needs none of them.
+        for pid in stack.processes():
+            if any(part in Path(f"/proc/{pid}/cmdline").read_bytes() for part in (b"operator", b"scheduler")):
+                os.kill(pid, signal.SIGKILL)
+        assert stack.down().returncode == 0
+        assert not stack.processes()
+        assert not stack.sockets()
+
+
+def test_ctrl_c_stops_everything(tmp_path: Path) -> None:
+    stack = Stack(tmp_path)
+    front = subprocess.Popen(
+        [*MOTET, *stack.up_arguments(), "--data-dir", str(stack.data)],
+        env=stack.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert front.stdout is not None
+        said = ""
+        while "Ctrl-C stops everything" not in said:
+            line = front.stdout.readline()
+            assert line, said
+            said += line
+        assert said.count("curl ") == 2
+        os.killpg(front.pid, signal.SIGINT)
+        said += front.stdout.read()
+        assert front.wait(30) == 0, said
+        assert not stack.processes()
+        assert not stack.sockets()
+    finally:
+        front.kill()
+        front.wait()
+        front.stdout.close()  # type: ignore[union-attr]
+        stack.down()
