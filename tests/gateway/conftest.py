@@ -31,7 +31,6 @@ class Served:
     http: httpx2.AsyncClient
     registry: CollectorRegistry
 
-
     @cached_property
     def openai(self) -> AsyncOpenAI:
         return AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=10)

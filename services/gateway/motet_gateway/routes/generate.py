@@ -12,7 +12,6 @@ from motet_gateway.catalog import ANYBODY
 from motet_gateway.gateway import Gateway
 from motet_gateway.parameters import Body, ChatBody, CompletionBody, parse
 
-
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 

@@ -1,0 +1,91 @@
+"""One text for all processes of a machine, valid for every scraper."""
+
+import asyncio
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.parser import text_string_to_metric_families
+
+from motet.telemetry import serving_metrics
+from motet_gateway.exposition import exposition, scrape_all
+from motet_gateway.metrics import MOST_NAMES, OTHERS, Metrics
+from tests.gateway.conftest import Served, serve
+from tests.support.mini_cluster import MiniCluster
+
+
+def families(text: str) -> dict[str, dict[tuple, float]]:
+    parsed = list(text_string_to_metric_families(text))
+    names = [family.name for family in parsed]
+    assert len(names) == len(set(names)), "one HELP and TYPE for each family"
+    return {family.name: {(s.name, *sorted(s.labels.items())): s.value for s in family.samples} for family in parsed}
+
+
+def registry(steps: int) -> CollectorRegistry:
+    made = CollectorRegistry()
+    Counter("motet_steps", "Engine steps.", registry=made).inc(steps)
+    Gauge("motet_live", "Live.", ("kind",), registry=made).labels('odd "quoted"\nkind').set(steps)
+    Histogram("motet_seconds", "Time.", buckets=(0.1, 1), registry=made).observe(0.5)
+    return made
+
+
+async def test_families_of_several_processes_are_joined(tmp_path: Path) -> None:
+    async with (
+        serving_metrics(f"unix:{tmp_path}/runner-0.metrics.sock", registry(3)),
+        serving_metrics(f"unix:{tmp_path}/runner-1.metrics.sock", registry(5)),
+    ):
+        (tmp_path / "dead.metrics.sock").touch()
+        others = await scrape_all(tmp_path)
+    assert set(others) == {"runner-0", "runner-1"}
+    joined = families(exposition(registry(7), others).decode())
+    assert joined["motet_steps"][("motet_steps_total", ("service", "gateway"))] == 7
+    assert joined["motet_steps"][("motet_steps_total", ("service", "runner-1"))] == 5
+    assert joined["motet_live"][("motet_live", ("kind", 'odd "quoted"\nkind'), ("service", "runner-0"))] == 3
+    assert joined["motet_seconds"][("motet_seconds_bucket", ("le", "1.0"), ("service", "runner-0"))] == 1
+
+
+async def test_a_process_that_talks_nonsense_is_left_out(tmp_path: Path) -> None:
+    text = exposition(registry(1), {"broken": "motet_steps{ 7 7 7"}).decode()
+    assert all(("service", "gateway") in sample for samples in families(text).values() for sample in samples)
+
+
+async def test_two_types_under_one_name_do_not_break_the_text() -> None:
+    other = "# HELP motet_steps Steps.\n# TYPE motet_steps gauge\nmotet_steps 1\n"
+    assert families(exposition(registry(1), {"odd": other}).decode())
+
+
+async def test_the_gateway_shows_everybodys_figures(cluster: MiniCluster) -> None:
+    async with serve(cluster, metrics_dir=cluster.folder) as served:
+        async with serving_metrics(f"unix:{cluster.folder}/scheduler.metrics.sock", registry(2)):
+            await served.http.post("/v1/completions", json={"model": "legal", "prompt": "Hi", "max_tokens": 3})
+            answer = await served.http.get("/metrics")
+            head = await served.http.head("/metrics")
+    assert (head.status_code, head.content) == (200, b"")
+    joined = families(answer.text)
+    who = (("adapter", "default/legal"), ("code", "200"), ("service", "gateway"), ("tenant", "default"))
+    assert joined["motet_requests"][("motet_requests_total", *who)] == 1
+    assert joined["motet_steps"][("motet_steps_total", ("service", "scheduler"))] == 2
+    assert joined["motet_time_to_first_token_seconds"]
+
+
+async def test_probes_answer_get_and_head(served: Served) -> None:
+    for path in ("/health", "/ping", "/version"):
+        assert (await served.http.get(path)).status_code == 200
+        assert (await served.http.head(path)).status_code == 200
+    assert (await served.http.get("/health")).content == b""
+
+
+def test_labels_stay_bounded() -> None:
+    metrics = Metrics(CollectorRegistry())
+    names = {metrics.who("tenant", f"adapter-{i}") for i in range(MOST_NAMES + 50)}
+    assert len(names) == MOST_NAMES + 1
+    assert (OTHERS, OTHERS) in names
+
+
+async def test_a_scrape_that_hangs_does_not_hang_the_others(tmp_path: Path) -> None:
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_unix_server(hang, tmp_path / "hung.metrics.sock")
+    async with server, serving_metrics(f"unix:{tmp_path}/fine.metrics.sock", registry(1)):
+        assert set(await scrape_all(tmp_path)) == {"fine"}

@@ -1,0 +1,121 @@
+"""The gateway as a process: it starts, says why it cannot, and stops."""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from asyncio.subprocess import PIPE, Process
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tests.support.mini_cluster import MiniCluster
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@asynccontextmanager
+async def process(folder: Path, port: int, cluster: MiniCluster | None = None, **environment: str):
+    addresses = {}
+    if cluster is not None:
+        addresses = {
+            "MOTET_SCHEDULER_ADDRESS": cluster.scheduler.address,
+            "MOTET_PREDICTOR_ADDRESS": cluster.predictor.address,
+        }
+    started = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "motet_gateway",
+        env=os.environ | {"MOTET_DATA_DIR": str(folder), "MOTET_GATEWAY_PORT": str(port)} | addresses | environment,
+        stderr=PIPE,
+        stdout=PIPE,
+    )
+    try:
+        yield started
+    finally:
+        if started.returncode is None:
+            started.kill()
+        await started.communicate()
+
+
+async def answers(http: httpx2.AsyncClient, path: str, status: int = 200) -> None:
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                if (await http.get(path)).status_code == status:
+                    return
+            except httpx2.TransportError:
+                pass
+            await asyncio.sleep(0.05)
+
+
+async def end(started: Process) -> tuple[int, str]:
+    async with asyncio.timeout(20):
+        _, said = await started.communicate()
+    assert started.returncode is not None
+    return started.returncode, said.decode()
+
+
+async def test_it_serves_a_stream_to_its_end_after_sigterm(tmp_path: Path, cluster: MiniCluster) -> None:
+    port = free_port()
+    cluster.runners[0].step_seconds = 0.02
+    async with process(tmp_path, port, cluster) as started:
+        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as http:
+            await answers(http, "/health")
+            body = {"model": "legal", "prompt": "Hi", "max_tokens": 30, "ignore_eos": True, "stream": True}
+            lines = []
+            async with http.stream("POST", "/v1/completions", json=body) as answer:
+                async for line in answer.aiter_lines():
+                    if not lines:
+                        started.send_signal(signal.SIGTERM)
+                    lines.append(line)
+        assert "data: [DONE]" in lines
+        assert any('"finish_reason":"length"' in line for line in lines)
+        status, said = await end(started)
+        assert status == 0, said
+        assert "Traceback" not in said
+
+
+async def test_a_port_in_use_is_named_with_the_cure(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        async with process(tmp_path, port) as started:
+            status, said = await end(started)
+    assert status == 2
+    assert f"port {port}" in said
+    assert "--port" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(("name", "value"), [("MOTET_GATEWAY_HOLD_SECONDS", "soon"), ("MOTET_LOG_LEVEL", "loud")])
+async def test_a_wrong_setting_is_named(tmp_path: Path, name: str, value: str) -> None:
+    async with process(tmp_path, 0, **{name: value}) as started:
+        status, said = await end(started)
+    assert status == 2
+    assert name in said
+    assert value in said
+    assert "Traceback" not in said
+
+
+async def test_prompts_and_answers_never_reach_the_log(tmp_path: Path, cluster: MiniCluster) -> None:
+    port = free_port()
+    secret = "xylophone"
+    async with process(tmp_path, port, cluster, MOTET_LOG_LEVEL="debug") as started:
+        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as http:
+            await answers(http, "/health")
+            for body in ({"prompt": secret}, {"prompt": secret, "stream": True}, {"prompt": [secret, 7]}):
+                await http.post("/v1/completions", json={"model": "legal"} | body)
+        started.send_signal(signal.SIGTERM)
+        status, said = await end(started)
+    assert status == 0
+    assert "answered" in said
+    assert secret not in said
