@@ -1,0 +1,154 @@
+"""A scheduler dies; what ran goes on, what waits is placed, and nothing runs twice."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+
+import pytest
+
+from motet.rpc import is_healthy
+from motet_scheduler.settings import Settings
+from tests.support.control_plane import SmallOperator, adapter_entry, until
+from tests.support.fake_engine import FakeEngine, tokens_of
+from tests.support.house import open_house
+from tests.support.runners import fake_runner, write_adapter
+from tests.support.small_gateway import small_gateway
+
+
+def slow():
+    return FakeEngine(step_seconds=0.005)
+
+
+async def test_a_restarted_scheduler_adopts_what_runs_and_places_what_is_new(folder):
+    async with open_house(folder) as house:
+        await house.runner("r0", slow)
+        await house.runner("r1", slow)
+        answers = [house.gateway.start(f"{n}", prompt=(n,), max_tokens=150) for n in range(8)]
+        await until(lambda: all(one.tokens for one in house.gateway.live()))
+        before = {one.request: one.placements[:] for one in house.gateway.live()}
+        term = house.gateway.term
+        await house.control.restart_scheduler()
+        await until(lambda: house.gateway.term > term)
+        await until(lambda: len(house.control.scheduler.requests) == 8)
+        assert house.control.scheduler.queued() == 0
+        new = await house.gateway.ask("new", prompt=(99,), max_tokens=4)
+        assert new == tokens_of((99,), 7, 4)
+        await house.books_agree()
+        for n, answer in enumerate(answers):
+            assert await answer == tokens_of((n,), 7, 150)
+            assert house.gateway.asked[f"{n}"].placements == before[f"{n}"], "a running request was not touched"
+        await until(lambda: not house.control.scheduler.requests)
+        await house.books_agree()
+
+
+async def test_requests_that_waited_are_placed_after_the_restart(folder):
+    async with open_house(folder) as house:
+        await house.runner("r0", lambda: FakeEngine(step_seconds=0.005, max_sequences=1))
+        first = house.gateway.start("first", max_tokens=60)
+        await until(lambda: house.gateway.asked["first"].tokens)
+        second = house.gateway.start("second", max_tokens=4)
+        await until(lambda: house.control.scheduler.queued() == 1)
+        await house.control.restart_scheduler()
+        await until(lambda: house.control.scheduler.queued() == 1)
+        assert len(await first) == 60
+        assert len(await second) == 4
+
+
+async def test_a_runner_that_saw_a_later_term_makes_the_scheduler_lead_in_a_new_one(folder):
+    async with open_house(folder) as house:
+        runner = await house.runner("r0")
+        await house.control.scheduler_part.stop()
+        runner.service.book.accepts_term(40)
+        await house.control.scheduler_part.start()
+        await until(lambda: house.gateway.term == 41)
+        assert len(await house.gateway.ask("a", max_tokens=4)) == 4
+
+
+async def test_nothing_is_placed_until_the_runners_that_were_there_have_spoken(folder):
+    # Long enough to see it, and it ends as soon as both runners are back.
+    async with open_house(folder, scheduler=Settings(settle_seconds=40)) as house:
+        await house.runner("r0")
+        other = await house.runner("r1")
+        await until(lambda: (folder / "catalog.json").exists() and not house.control.scheduler_service._file_stale)
+        await house.control.scheduler_part.stop()
+        await other.stop()
+        await house.control.scheduler_part.start()
+        answer = house.gateway.start("a", max_tokens=4)
+        await until(lambda: "r0" in house.control.scheduler.runners and house.gateway.asked["a"].positions)
+        assert not house.control.scheduler.settled
+        assert not answer.done()
+        assert "just started" in house.gateway.asked["a"].positions[0][1]
+        await other.start()
+        assert len(await answer) == 4
+
+
+class SchedulerProcess:
+    """`python -m motet_scheduler` as the operator starts it."""
+
+    def __init__(self, folder):
+        self.address = f"unix:{folder}/scheduler.sock"
+        self._environment = os.environ | {
+            "MOTET_DATA_DIR": str(folder / "data"),
+            "MOTET_SCHEDULER_ADDRESS": self.address,
+            "MOTET_SUPERVISOR_ADDRESS": f"unix:{folder}/supervisor.sock",
+        }
+        self.process = None
+
+    async def start(self):
+        self.process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "motet_scheduler", env=self._environment, stderr=asyncio.subprocess.DEVNULL
+        )
+
+    async def kill(self):
+        self.process.send_signal(signal.SIGKILL)
+        await self.process.wait()
+
+
+@pytest.fixture
+async def scheduler_process(folder):
+    process = SchedulerProcess(folder)
+    await process.start()
+    try:
+        while not await is_healthy(process.address):  # noqa: ASYNC110 - another process's doing
+            await asyncio.sleep(0.05)
+        yield process
+    finally:
+        if process.process.returncode is None:
+            await process.kill()
+
+
+async def test_a_killed_scheduler_places_a_new_request_within_two_seconds_without_the_operator(
+    folder, scheduler_process, record_property
+):
+    operator = SmallOperator(scheduler_process.address)
+    source = write_adapter(folder / "pirate")
+    operator.state(adapter_entry("pirate", source))
+    operating = asyncio.create_task(operator.link.run())
+    how = {"scheduler": scheduler_process.address, "engine": slow, "time_scale": 1.0}
+    async with (
+        fake_runner(folder, instance="r0", **how),
+        fake_runner(folder, instance="r1", **how),
+        small_gateway("g0", scheduler=scheduler_process.address) as gateway,
+    ):
+        digest = (
+            await until(lambda: (one := operator.adapter("pirate")) and one.serving_digest and one)
+        ).serving_digest
+        answers = [gateway.start(f"{n}", prompt=(n,), max_tokens=600) for n in range(4)]
+        await until(lambda: all(one.tokens for one in gateway.live()))
+        await asyncio.sleep(0.3)  # the catalog is written at the next tick
+        operating.cancel()
+        await asyncio.gather(operating, return_exceptions=True)
+        await scheduler_process.kill()
+        killed = time.monotonic()
+        await scheduler_process.start()
+        new = await gateway.ask("new", prompt=(99,), max_tokens=2, adapter=digest)
+        assert new == tokens_of((99,), 7, 2, digest)
+        seconds = gateway.asked["new"].placed_at - killed
+        record_property("seconds_to_place", seconds)
+        print(f"placed {seconds:.2f} s after the kill")
+        assert seconds <= 2.0
+        for n, answer in enumerate(answers):
+            assert await answer == tokens_of((n,), 7, 600)
+            assert len(gateway.asked[f"{n}"].placements) == 1
