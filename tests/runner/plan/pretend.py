@@ -1,4 +1,4 @@
-"""A device that only pretends: it remembers which token's KV lies where, and notices when it is not what it should be."""
+"""A device that only pretends: it knows which token's KV lies where, and notices when it is not what it should be."""
 
 from motet.model import PAGE_TOKENS, RequestId
 from motet_runner.interface import Finish, NewSequence, Sampling

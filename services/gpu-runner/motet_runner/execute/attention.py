@@ -19,7 +19,8 @@ UNDERSTOOD = frozenset({"sliding_window", "softcap"})
 """What changes the result, and is honoured."""
 HARMLESS = frozenset(
     {"dropout", "is_causal", "position_ids", "use_cache", "output_attentions", "cache_position", "past_key_values",
-     "position_embeddings", "logits_to_keep", "return_dict", "output_hidden_states", "token_type_ids"}
+     "position_embeddings", "logits_to_keep", "return_dict", "output_hidden_states", "token_type_ids",
+     "output_router_logits"}
 )  # fmt: skip
 """What does not. Anything else that is not None makes a model unsupported at load (see `execute.model`)."""
 

@@ -75,7 +75,10 @@ def load(folder: Path, dtype: str, device: str) -> LoadedModel:
         raise ModelFolderError(f"{folder}: the model could not be loaded: {_first_line(error)}") from error
     model = model.to(torch_device).eval().requires_grad_(False)
     config = model.config.get_text_config()
-    shape = KVShape.from_config(config.to_dict() | _gpt_names(config), torch_dtype.itemsize)
+    try:
+        shape = KVShape.from_config(config.to_dict() | _gpt_names(config), torch_dtype.itemsize)
+    except (KeyError, TypeError) as error:
+        raise ModelFolderError(f"not yet: {type(model).__name__} has no attention heads in its config.") from error
     loaded = LoadedModel(
         model=model,
         config=config,

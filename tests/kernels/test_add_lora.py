@@ -1,0 +1,133 @@
+"""add_lora against its fp64 oracle, on traffic with names."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from motet_kernels import RANKS, Segment, Weights, add_lora, group_of, lay_out, reference
+
+TRAFFIC = {
+    "nobody": lambda rows: [None] * rows,
+    "one tenant": lambda rows: [0] * rows,
+    "every row its own": lambda rows: list(range(rows)),
+    "two in turns": lambda rows: [row % 2 for row in range(rows)],
+    "zipf": lambda rows: [int(40 / (1 + row)) % 7 for row in range(rows)],
+    "one giant, many tiny": lambda rows: [0] * max(0, rows - 5) + [1, 2, 3, 4, 5][:rows],
+    "every other one is the base": lambda rows: [row // 2 if row % 2 else None for row in range(rows)],
+}
+RANK_OF = [8, 3, 16, 64, 1, 12, 32, 100, 8, 5]
+
+
+class Bench:
+    """Adapters of mixed ranks on one projection, and rows that go through them."""
+
+    def __init__(self, inputs: int, outputs: int, adapters: int, dtype=torch.float32, *, seed: int = 0) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.random = lambda *shape: torch.randn(*shape, generator=generator)
+        self.weights = Weights(inputs, outputs, dtype, "cpu")
+        self.matrices = {}
+        self.places = []
+        used: dict[int, int] = {}
+        for index in range(adapters):
+            rank, scale = RANK_OF[index % len(RANK_OF)], 0.5 + index % 3
+            group = group_of(rank)
+            slot = used[group] = used.get(group, -1) + 1
+            a, b = self.random(rank, inputs) / inputs**0.5, self.random(outputs, rank)
+            self.weights.write(group, slot, a, b, scale)
+            self.matrices[group, slot] = a, b, scale
+            self.places.append((group, slot))
+
+    def segments(self, owners: list[int | None]) -> list[Segment]:
+        return [Segment(*self.places[owner], row, row + 1) for row, owner in enumerate(owners) if owner is not None]
+
+
+@pytest.mark.parametrize("rows", [1, 7, 64, 133])
+@pytest.mark.parametrize("traffic", TRAFFIC)
+@pytest.mark.parametrize("shape", [(48, 80), (64, 16)], ids=str)
+def test_matches_the_reference(traffic: str, rows: int, shape: tuple[int, int]) -> None:
+    bench = Bench(*shape, adapters=140 if traffic == "every row its own" else 70)
+    segments = bench.segments(TRAFFIC[traffic](rows))
+    x, y = bench.random(rows, shape[0]), bench.random(rows, shape[1])
+    expected = reference.add_lora(y, x, segments, bench.matrices)
+    add_lora(y, x, bench.weights, lay_out(segments))
+    torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+@given(
+    owners=st.lists(st.one_of(st.none(), st.integers(0, 9)), min_size=1, max_size=60),
+    inputs=st.integers(1, 33),
+    outputs=st.integers(1, 33),
+)
+@settings(deadline=None, max_examples=60)
+def test_matches_the_reference_in_any_order_and_size(owners: list[int | None], inputs: int, outputs: int) -> None:
+    bench = Bench(inputs, outputs, adapters=10)
+    segments = bench.segments(owners)
+    x, y = bench.random(len(owners), inputs), bench.random(len(owners), outputs)
+    expected = reference.add_lora(y, x, segments, bench.matrices)
+    add_lora(y, x, bench.weights, lay_out(segments))
+    torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_rows_without_an_adapter_are_not_touched_at_all() -> None:
+    bench = Bench(32, 32, adapters=4)
+    owners = [None, 0, None, 1, 1, None]
+    x, y = bench.random(6, 32), bench.random(6, 32)
+    x[[0, 2, 5]] = float("nan")
+    y[[0, 2, 5]] = float("nan")
+    before = y.clone()
+    add_lora(y, x, bench.weights, lay_out(bench.segments(owners)))
+    assert y[[0, 2, 5]].isnan().all()
+    assert not y[[1, 3, 4]].isnan().any()
+    assert (y[[1, 3, 4]] != before[[1, 3, 4]]).any()
+
+
+def test_a_row_that_is_not_finite_stays_alone() -> None:
+    """Blocks are padded; the padding of one adapter's block must not carry another's trouble."""
+    bench = Bench(32, 32, adapters=10)
+    owners = [0, 0, 0, 8, 8, 1]  # 0 and 8 share a rank class, with three rows and two
+    x, y = bench.random(6, 32), bench.random(6, 32)
+    x[0] = float("inf")
+    add_lora(y, x, bench.weights, lay_out(bench.segments(owners)))
+    assert y[1:].isfinite().all()
+
+
+def test_many_rows_of_one_adapter_are_one_product_and_few_share_one() -> None:
+    batch = lay_out([Segment(0, 0, 0, 512), Segment(0, 1, 512, 513), Segment(0, 3, 513, 514), Segment(1, 0, 514, 516)])
+    assert batch.long == [Segment(0, 0, 0, 512)]
+    assert [(short.group, short.slots, short.width) for short in batch.short] == [(0, (1, 3), 1), (1, (0,), 2)]
+
+
+def test_touching_segments_of_one_slot_are_joined() -> None:
+    assert lay_out([Segment(0, 0, i, i + 1) for i in range(40)]).long == [Segment(0, 0, 0, 40)]
+
+
+def test_an_adapter_that_leaves_a_projection_alone_adds_nothing_there() -> None:
+    bench = Bench(16, 16, adapters=1)
+    y, x = bench.random(2, 16), bench.random(2, 16)
+    before = y.clone()
+    add_lora(y, x, bench.weights, lay_out([Segment(0, 5, 0, 1), Segment(3, 0, 1, 2)]))
+    assert torch.equal(y, before)
+
+
+def test_a_slot_can_be_written_again_and_cleared() -> None:
+    weights = Weights(4, 4, torch.float32, "cpu")
+    x = torch.ones(1, 4)
+    batch = lay_out([Segment(0, 0, 0, 1)])
+    for a, b in ((torch.ones(8, 4), torch.ones(4, 8)), (torch.ones(2, 4), torch.ones(4, 2)), (None, None)):
+        weights.write(0, 0, a, b, 0.5)
+        y = torch.zeros(1, 4)
+        add_lora(y, x, weights, batch)
+        assert torch.equal(y, torch.full((1, 4), 0.0 if a is None else 0.5 * 4 * a.shape[0]))
+
+
+@pytest.mark.parametrize("rank", [1, 8, 9, 200, 256])
+def test_a_rank_has_the_smallest_class_that_holds_it(rank: int) -> None:
+    group = group_of(rank)
+    assert RANKS[group] >= rank
+    assert group == 0 or RANKS[group - 1] < rank
+
+
+def test_a_rank_beyond_the_largest_class_is_refused() -> None:
+    with pytest.raises(ValueError, match="256"):
+        group_of(257)

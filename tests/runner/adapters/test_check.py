@@ -1,0 +1,171 @@
+"""Every tensor has its place, or the adapter is refused with what stands in the way."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from motet.errors import AdapterIncompatible
+from motet_runner.adapters.check import Shapes, check
+from tests.runner.random_models import AdapterSpec, save_adapter, save_base
+
+WEIGHTS = "adapter_model.safetensors"
+CONFIG = "adapter_config.json"
+
+
+@pytest.fixture(scope="module")
+def shapes() -> Shapes:
+    of_layer = {
+        "self_attn.q_proj": (64, 64),
+        "self_attn.k_proj": (64, 32),
+        "self_attn.v_proj": (64, 32),
+        "self_attn.o_proj": (64, 64),
+        "mlp.gate_proj": (64, 128),
+        "mlp.up_proj": (64, 128),
+        "mlp.down_proj": (128, 64),
+    }
+    return {f"model.layers.{layer}.{path}": shape for layer in range(3) for path, shape in of_layer.items()}
+
+
+@pytest.fixture
+def folder(adapters: list[Path], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(adapters[0], tmp_path / "adapter"))
+
+
+def change(folder: Path, **fields: object) -> None:
+    config = json.loads((folder / CONFIG).read_text())
+    (folder / CONFIG).write_text(json.dumps(config | fields))
+
+
+def rename(folder: Path, old: str, new: str, *, only: str = "") -> None:
+    tensors = load_file(folder / WEIGHTS)
+    save_file({(n.replace(old, new) if only in n else n): t for n, t in tensors.items()}, folder / WEIGHTS)
+
+
+def test_the_certificate_says_what_was_found(folder: Path, shapes: Shapes) -> None:
+    certificate = check(folder, shapes, max_rank=64)
+    assert (certificate.mapped, certificate.tensors, certificate.unmapped) == (42, 42, ())
+    assert set(certificate.modules) == set(shapes)
+    assert (certificate.rank, certificate.alpha, certificate.method) == (4, 8, "lora")
+    assert certificate.bytes == sum(tensor.nbytes for tensor in load_file(folder / WEIGHTS).values())
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        AdapterSpec(4, 8, targets=r".*\.layers\.[02]\.self_attn\.(q|v)_proj"),
+        AdapterSpec(4, 8, targets="all-linear"),
+        AdapterSpec(4, 8, rank_pattern=(("q_proj", 6), (r"layers\.1\.mlp\.down_proj", 2))),
+    ],
+    ids=["regex", "all-linear", "rank pattern"],
+)
+def test_ways_to_name_modules_are_understood(spec: AdapterSpec, llama: Path, shapes: Shapes, tmp_path: Path) -> None:
+    folder = save_adapter(llama, "llama", spec, tmp_path / "adapter", seed=1)
+    certificate = check(folder, shapes, max_rank=64)
+    assert certificate.mapped == certificate.tensors == 2 * len(certificate.modules)
+
+
+def test_keys_without_the_prefix_find_their_place(folder: Path, shapes: Shapes) -> None:
+    rename(folder, "base_model.model.", "")
+    assert check(folder, shapes, max_rank=64).mapped == 42
+
+
+def test_a_tensor_without_a_place_is_named_with_the_nearest_module(folder: Path, shapes: Shapes) -> None:
+    rename(folder, "self_attn.q_proj", "self_attn.query_proj", only="layers.1.")
+    with pytest.raises(AdapterIncompatible, match=r"2 of 42 tensors.*\(40 have\).*query_proj.*layers\.1\.self_attn"):
+        check(folder, shapes, max_rank=64)
+
+
+def test_another_models_adapter_is_refused(shapes: Shapes, tmp_path: Path) -> None:
+    base = save_base("gpt2", tmp_path / "base")
+    folder = save_adapter(base, "gpt2", AdapterSpec(4, 8), tmp_path / "adapter", seed=1)
+    with pytest.raises(AdapterIncompatible, match="another model"):
+        check(folder, shapes, max_rank=64)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"r": 5}, "rank 5"),
+        ({"target_modules": ["k_proj"]}, "target_modules"),
+        ({"use_dora": True}, "use_dora"),
+    ],
+)
+def test_a_config_that_does_not_fit_its_tensors_is_refused(
+    folder: Path, shapes: Shapes, fields: dict[str, object], says: str
+) -> None:
+    change(folder, **fields)
+    with pytest.raises(AdapterIncompatible, match=says):
+        check(folder, shapes, max_rank=64)
+
+
+def test_a_rank_above_the_pools_is_refused(folder: Path, shapes: Shapes) -> None:
+    with pytest.raises(AdapterIncompatible, match="maxLoraRank"):
+        check(folder, shapes, max_rank=2)
+
+
+def test_an_a_without_its_b_is_refused(folder: Path, shapes: Shapes) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    tensors.pop(next(name for name in tensors if "lora_B" in name))
+    save_file(tensors, folder / WEIGHTS)
+    with pytest.raises(AdapterIncompatible, match="no lora_B"):
+        check(folder, shapes, max_rank=64)
+
+
+def test_a_whole_head_saved_beside_the_adapter_is_refused(folder: Path, shapes: Shapes) -> None:
+    import torch
+
+    tensors = load_file(folder / WEIGHTS)
+    save_file(tensors | {"base_model.model.lm_head.weight": torch.zeros(512, 64)}, folder / WEIGHTS)
+    with pytest.raises(AdapterIncompatible, match="lm_head"):
+        check(folder, shapes, max_rank=64)
+
+
+def break_nothing_there(folder: Path) -> None:
+    (folder / WEIGHTS).unlink()
+
+
+def break_no_config(folder: Path) -> None:
+    (folder / CONFIG).unlink()
+
+
+def break_config(folder: Path) -> None:
+    (folder / CONFIG).write_text("{")
+
+
+def break_only_a_pickle(folder: Path) -> None:
+    (folder / WEIGHTS).rename(folder / "adapter_model.bin")
+
+
+def break_cut_short(folder: Path) -> None:
+    whole = (folder / WEIGHTS).read_bytes()
+    (folder / WEIGHTS).write_bytes(whole[: len(whole) // 2])
+
+
+def break_cut_to_nothing(folder: Path) -> None:
+    (folder / WEIGHTS).write_bytes(b"12")
+
+
+def break_not_safetensors(folder: Path) -> None:
+    (folder / WEIGHTS).write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n")
+
+
+@pytest.mark.parametrize(
+    "break_it",
+    [break_nothing_there, break_no_config, break_config, break_only_a_pickle, break_cut_short, break_cut_to_nothing,
+     break_not_safetensors],
+)  # fmt: skip
+def test_broken_folders_are_refused_with_a_sentence(folder: Path, shapes: Shapes, break_it) -> None:
+    break_it(folder)
+    with pytest.raises(AdapterIncompatible) as caught:
+        check(folder, shapes, max_rank=64)
+    assert len(caught.value.message) > 20
+
+
+def test_the_check_needs_no_torch() -> None:
+    code = "import sys; sys.modules['torch'] = None; import motet_runner.adapters.check, motet_runner.plan"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,172 @@
+"""Which bases are served, and how the others are refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from transformers import AutoModelForCausalLM
+
+from motet.errors import ModelFolderError, SetupError
+from motet_runner.execute import model as execute
+from motet_runner.execute.rows import Assembler
+from motet_runner.interface import Finish
+from motet_runner.memory.paged import PagedStore
+from motet_runner.plan import Iteration, Work
+from tests.runner.engines import ask, make_engine, run
+from tests.runner.random_models import VOCABULARY, save_base
+
+SMALL = {
+    "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "max_position_embeddings": 256, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0,
+}  # fmt: skip
+GROUPED = SMALL | {"num_key_value_heads": 2}
+FAMILIES = {
+    "Qwen2": transformers.Qwen2Config(**GROUPED),
+    "Qwen3": transformers.Qwen3Config(**GROUPED, head_dim=16),
+    "Mistral, sliding window": transformers.MistralConfig(**GROUPED, sliding_window=24),
+    "Mixtral": transformers.MixtralConfig(**GROUPED, num_local_experts=4, sliding_window=None),
+    "Gemma": transformers.GemmaConfig(**GROUPED, head_dim=16),
+    "Gemma 2, soft caps and every other layer sliding": transformers.Gemma2Config(
+        **GROUPED, head_dim=16, sliding_window=24, query_pre_attn_scalar=16
+    ),
+    "Gemma 3": transformers.Gemma3TextConfig(**GROUPED, head_dim=16, sliding_window=24, query_pre_attn_scalar=16),
+    "OPT": transformers.OPTConfig(
+        vocab_size=VOCABULARY, hidden_size=32, ffn_dim=64, num_hidden_layers=2, num_attention_heads=4,
+        max_position_embeddings=256, word_embed_proj_dim=32, bos_token_id=0, eos_token_id=1, pad_token_id=0,
+    ),
+    "Phi": transformers.PhiConfig(**SMALL),
+    "Llama 3 rope": transformers.LlamaConfig(
+        **GROUPED,
+        rope_parameters={
+            "rope_type": "llama3", "rope_theta": 10000.0, "factor": 4.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
+        },
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_packed_chunked_and_decoded_it_says_what_transformers_says(family: str, tmp_path: Path) -> None:
+    """Two sequences at once; one in two chunks and then token by token, past any window."""
+    base = save_base(family, tmp_path / "base", config=FAMILIES[family])
+    loaded = execute.load(base, "float32", "cpu")
+    first = [(5 * i + 2) % VOCABULARY for i in range(60)]
+    second = [(3 * i + 9) % VOCABULARY for i in range(30)]
+    reference = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        expected = {id(tokens): reference(torch.tensor([tokens])).logits[0] for tokens in (first, second)}
+        store = PagedStore(8, loaded.shape, loaded.dtype, loaded.device)
+        assembler = Assembler(store, loaded.device)
+        a = execute.probe_sequence(first, [5, 1, 7, 0])
+        b = execute.probe_sequence(second, [2, 3])
+        plan = [
+            [Work(b, 0, 11, samples=True), Work(a, 0, 37, samples=True)],
+            [Work(a, 37, 13, samples=True), Work(b, 11, 1, samples=True)],
+            *([Work(a, 50 + i, 1, samples=True), Work(b, 12 + i, 1, samples=True)] for i in range(10)),
+        ]
+        for works in plan:
+            rows = assembler.assemble(Iteration([], works), lambda _: (0, 0))
+            for work, row in zip(rows.sampled, loaded.forward(rows), strict=True):
+                theirs = expected[id(work.sequence.tokens)][work.start + work.count - 1]
+                assert float((row - theirs).abs().max()) <= 1e-4
+            assert rows.calls == 2
+
+
+REFUSED = {
+    "dynamic rope": (
+        transformers.LlamaConfig(**GROUPED, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
+        "dynamic",
+    ),
+    "an encoder-decoder": (transformers.T5Config(vocab_size=64, d_model=16, num_layers=1, num_heads=2), "decoder"),
+    "Mamba": (transformers.MambaConfig(vocab_size=64, hidden_size=16, num_hidden_layers=2), "Mamba"),
+    "attention of its own": (
+        transformers.BloomConfig(vocab_size=64, hidden_size=32, n_layer=2, n_head=2),
+        "not yet: Bloom",
+    ),
+    "convolutions between attention": (
+        transformers.Lfm2Config(**GROUPED, layer_types=["conv", "full_attention"]),
+        "conv",
+    ),
+    "sinks": (
+        transformers.GptOssConfig(
+            **GROUPED, head_dim=16, num_local_experts=2, num_experts_per_tok=1,
+            rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+        ),
+        "s_aux",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_is_not_served_right_is_refused_by_name(kind: str, tmp_path: Path) -> None:
+    config, says = REFUSED[kind]
+    folder = tmp_path / "base"
+    kinds = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    kinds.from_config(config).save_pretrained(folder)
+    with pytest.raises(ModelFolderError, match=says):
+        execute.load(folder, "float32", "cpu")
+
+
+def test_a_quantised_base_is_refused(llama: Path, tmp_path: Path) -> None:
+    raw = json.loads((llama / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(raw | {"quantization_config": {"quant_method": "awq"}}))
+    with pytest.raises(ModelFolderError, match="awq"):
+        execute.load(tmp_path, "auto", "cpu")
+
+
+def test_a_folder_without_a_model_says_what_is_missing(llama: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelFolderError, match=r"config\.json"):
+        execute.load(tmp_path, "auto", "cpu")
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ModelFolderError, match="not JSON"):
+        execute.load(tmp_path, "auto", "cpu")
+    (tmp_path / "config.json").write_text((llama / "config.json").read_text())
+    with pytest.raises(ModelFolderError, match="could not be loaded"):
+        execute.load(tmp_path, "auto", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"kv_cache_mib": 0}, "kvCacheMiB"),
+        ({"max_model_length": 1024}, "maxModelLength"),
+        ({"dtype": "int4"}, "dtype"),
+        ({"preset": "splitwise"}, "not yet"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_with_their_name(llama: Path, settings: dict, says: str) -> None:
+    with pytest.raises(SetupError, match=says):
+        make_engine(llama, **settings)
+
+
+def test_numbers_that_are_not_finite_fail_their_own_sequence(llama: Path) -> None:
+    """One token's embedding is poisoned: who says it fails, its pages are wiped, the others never notice."""
+    engine = make_engine(llama)
+    expected = run(engine, ask("good")).tokens["good"]
+    poisoned = 499
+    assert poisoned not in expected
+    engine._loaded.model.get_input_embeddings().weight.data[poisoned] = float("nan")
+    ran = run(engine, ask("good"), ask("bad", prompt=(3, poisoned, 4)))
+    assert ran.last["bad"].finish is Finish.FAILED
+    assert ran.tokens == {"good": expected, "bad": []}
+    again = run(engine, *(ask(f"r{i}", prompt=ask("good").prompt) for i in range(8)))
+    assert all(tokens == expected for tokens in again.tokens.values())
+
+
+def test_bfloat16_runs(llama: Path) -> None:
+    engine = make_engine(llama, dtype="bfloat16")
+    assert len(run(engine, ask("a"), ask("b", prompt=50)).tokens["b"]) == 40
+
+
+def test_the_end_token_of_the_generation_config_counts(llama: Path, tmp_path: Path) -> None:
+    for file in llama.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    first = run(make_engine(llama), ask("a")).tokens["a"][0]
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [first, 3]}))
+    engine = make_engine(tmp_path)
+    assert engine.info.eos_token_ids == (first, 3)
+    ran = run(engine, ask("a", ignore_eos=False))
+    assert ran.tokens["a"] == [first]
+    assert ran.last["a"].finish is Finish.STOP
