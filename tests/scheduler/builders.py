@@ -1,0 +1,195 @@
+"""Events with good defaults, and a scheduler that is told things, so that a test shows only what it is about."""
+
+from typing import Any
+
+from motet.clock import FakeClock
+from motet.fleet import BookEntry, Capacity, RequestClass, Resident, RunnerIdentity, SequenceState, Tier
+from motet.model import BASE, Digest, RequestId, Tenant
+from motet_scheduler.policy import effects as do
+from motet_scheduler.policy import events as on
+from motet_scheduler.policy.memory import Remembered
+from motet_scheduler.policy.scheduler import Scheduler
+from motet_scheduler.policy.values import (
+    AdapterRef,
+    AdapterSpec,
+    BaseModel,
+    Certificate,
+    Estimate,
+    GroupName,
+    Instance,
+    Policy,
+    Pool,
+    Promise,
+    RevisionKey,
+    Stage,
+)
+
+GROUP = GroupName("default/demo")
+PIRATE = Digest("sha256:" + "a" * 64)
+POET = Digest("sha256:" + "b" * 64)
+
+
+def pool(**how: Any) -> Pool:
+    return Pool(**({"pool": "default/demo", "group": GROUP, "served_name": "demo"} | how))
+
+
+def adapter(name: str = "pirate", *, stamp: str = "1", namespace: str = "default", **how: Any) -> AdapterSpec:
+    revision = RevisionKey(source=f"file:///adapters/{name}", content_stamp=stamp)
+    ref = AdapterRef(namespace, name, 1)
+    return AdapterSpec(**({"ref": ref, "group": GROUP, "model_name": name, "revision": revision} | how))
+
+
+def entry(request: str, pages: int, *, epoch: int = 1, parked: bool = False, **how: Any) -> BookEntry:
+    state = SequenceState.PARKED if parked else SequenceState.DECODE
+    return BookEntry(
+        **({"request": RequestId(request), "epoch": epoch, "pages": pages, "state": state, "gateway": "g0"} | how)
+    )
+
+
+def resident(digest: Digest, tier: Tier = Tier.DEVICE) -> Resident:
+    return Resident(digest=digest, tier=tier)
+
+
+class Told:
+    """A scheduler on a fake clock. Each method says one thing and gives the effects."""
+
+    def __init__(self, *, remembered: Remembered | None = None, now: float = 1000.0, **policy: Any) -> None:
+        self.clock = FakeClock(now)
+        self.scheduler = Scheduler(Policy(**policy), now=self.clock(), remembered=remembered)
+        self.effects: list[do.Effect] = []
+
+    def tell(self, event: on.Event) -> list[do.Effect]:
+        self.effects = self.scheduler.handle(event, self.clock())
+        self.scheduler.check()
+        return self.effects
+
+    def of(self, kind: type) -> list[Any]:
+        return [effect for effect in self.effects if isinstance(effect, kind)]
+
+    def ledger(self, instance: str = "r0") -> dict[tuple[str, int], int]:
+        return dict(self.scheduler.runners[Instance(instance)].ledger)
+
+    def where(self, request: str) -> str:
+        placement = self.scheduler.requests[RequestId(request)].placement
+        return placement.instance if placement is not None else ""
+
+    # ----------------------------------------------------------------------------------------------------- gateways
+
+    def gateway(self, name: str = "g0", *live: on.LiveRequest) -> list[do.Effect]:
+        return self.tell(on.GatewayConnected(name, live))
+
+    def enqueue(
+        self,
+        request: str,
+        *,
+        prompt: int = 16,
+        max_tokens: int = 64,
+        q80: int = 0,
+        tenant: str = "acme",
+        digest: Digest = BASE,
+        **how: Any,
+    ) -> list[do.Effect]:
+        fields: dict[str, Any] = {
+            "gateway": "g0",
+            "request": RequestId(request),
+            "tenant": Tenant(tenant),
+            "group": GROUP,
+            "digest": digest,
+            "request_class": RequestClass.STANDARD,
+            "prompt_tokens": prompt,
+            "max_tokens": max_tokens,
+            "estimate": Estimate(q80=q80),
+        }
+        return self.tell(on.Enqueued(**(fields | how)))
+
+    def live(self, request: str, *, instance: str = "r0", epoch: int = 1, pages: int = 2, **how: Any) -> on.LiveRequest:
+        fields: dict[str, Any] = {
+            "request": RequestId(request),
+            "epoch": epoch,
+            "instance": Instance(instance),
+            "incarnation": "1",
+            "promise": Promise(pages),
+            "tenant": Tenant("acme"),
+            "group": GROUP,
+            "digest": BASE,
+            "prompt_tokens": 16,
+            "max_tokens": 64,
+        }
+        return on.LiveRequest(**(fields | how))
+
+    def finish(self, request: str, epoch: int = 1) -> list[do.Effect]:
+        return self.tell(on.RequestFinished(RequestId(request), epoch))
+
+    def lose(self, request: str, epoch: int = 1, delivered: int = 0) -> list[do.Effect]:
+        return self.tell(on.RequestLost("g0", RequestId(request), epoch, "stream broke", delivered))
+
+    # ------------------------------------------------------------------------------------------------------ runners
+
+    def attach(
+        self,
+        instance: str = "r0",
+        *,
+        pages: int = 100,
+        incarnation: str = "1",
+        live: tuple[BookEntry, ...] = (),
+        resident: tuple[Resident, ...] = (),
+        group: str = GROUP,
+        **capacity: Any,
+    ) -> list[do.Effect]:
+        return self.tell(
+            on.RunnerAttached(
+                identity=RunnerIdentity(instance=instance, incarnation=incarnation, pool="default/demo", group=group),
+                address=f"unix:/run/{instance}.sock",
+                capacity=Capacity(pages=pages, **capacity),
+                base=BaseModel(digest="sha256:base", asset_digest="sha256:assets"),
+                live=live,
+                resident=resident,
+            )
+        )
+
+    def detach(self, instance: str = "r0", incarnation: str = "1") -> list[do.Effect]:
+        return self.tell(on.RunnerDetached(Instance(instance), incarnation))
+
+    def report(
+        self,
+        instance: str = "r0",
+        *live: BookEntry,
+        incarnation: str = "1",
+        resident: tuple[Resident, ...] = (),
+        steps: int = 0,
+    ) -> list[do.Effect]:
+        return self.tell(
+            on.RunnerReported(
+                instance=Instance(instance), incarnation=incarnation, live=live, resident=resident, steps=steps
+            )
+        )
+
+    def certify(
+        self, name: str = "pirate", digest: Digest = PIRATE, *, instance: str = "r0", **how: Any
+    ) -> list[do.Effect]:
+        fields: dict[str, Any] = {
+            "instance": Instance(instance),
+            "ref": AdapterRef("default", name, 1),
+            "digest": digest,
+            "stage": Stage.CERTIFIED,
+            "certificate": Certificate(digest=digest, rank=8),
+            "answers": Stage.CERTIFIED,
+        }
+        return self.tell(on.AdapterStateChanged(**(fields | how)))
+
+    # -------------------------------------------------------------------------------------------- operator, time
+
+    def state(self, *adapters: AdapterSpec, pools: tuple[Pool, ...] = (pool(),)) -> list[do.Effect]:
+        return self.tell(on.CatalogStated(pools, adapters))
+
+    def wait(self, seconds: float) -> list[do.Effect]:
+        self.clock.advance(seconds)
+        return self.tell(on.Tick())
+
+
+def ready(**policy: Any) -> Told:
+    """A scheduler with one gateway and a catalog, and no runner yet."""
+    told = Told(**policy)
+    told.gateway()
+    told.state()
+    return told

@@ -1,0 +1,54 @@
+"""How many pages a request is promised."""
+
+import pytest
+
+from motet.fleet import Capacity, RequestClass
+from motet.model import BASE, RequestId, Tenant
+from motet_scheduler.policy.requests import Request
+from motet_scheduler.policy.values import Estimate, Policy
+from tests.scheduler.builders import GROUP
+
+CAPACITY = Capacity(pages=100, max_model_length=256)
+
+
+def pages(*, prompt=16, max_tokens=64, q80=0, delivered=0, policy=Policy()):  # noqa: B008 - frozen
+    request = Request(
+        id=RequestId("a"),
+        gateway="g0",
+        tenant=Tenant("acme"),
+        group=GROUP,
+        digest=BASE,
+        request_class=RequestClass.STANDARD,
+        prompt_tokens=prompt,
+        max_tokens=max_tokens,
+        delivered=delivered,
+        estimate=Estimate(q80=q80),
+        asked_at=0.0,
+        sequence=0,
+    )
+    return request.promise_on(CAPACITY, policy).pages
+
+
+@pytest.mark.parametrize(
+    ("case", "expected"),
+    [
+        ({"prompt": 16, "q80": 16}, 2),
+        ({"prompt": 16, "q80": 17}, 3),
+        ({"prompt": 16, "max_tokens": 64}, 5),  # nobody guessed: all that the client allows
+        ({"prompt": 16, "max_tokens": 8, "q80": 500}, 2),  # never more than it can use
+        ({"prompt": 250, "max_tokens": 500}, 16),  # nor than the model addresses
+        ({"prompt": 1, "max_tokens": 1}, 1),
+        ({"prompt": 16, "q80": 32, "delivered": 16}, 3),  # what is delivered is part of what was expected
+        ({"prompt": 16, "q80": 16, "delivered": 40}, 5),  # it has outlived its estimate: another page
+    ],
+)
+def test_a_promise_covers_prompt_delivered_and_expected_tokens(case, expected):
+    assert pages(**case) == expected
+
+
+def test_a_forced_promise_is_the_prompt_and_so_many_pages():
+    assert pages(prompt=20, max_tokens=200, q80=200, policy=Policy(force_promise_pages=1)) == 3
+
+
+def test_even_a_forced_promise_ends_with_the_requests_life():
+    assert pages(prompt=20, max_tokens=4, policy=Policy(force_promise_pages=9)) == 2

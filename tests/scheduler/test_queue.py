@@ -1,0 +1,133 @@
+from motet.fleet import RequestClass
+from motet.model import BASE, RequestId, Tenant
+from motet_scheduler.policy.queue import Queue
+from motet_scheduler.policy.requests import Request
+from tests.scheduler.builders import GROUP
+
+INTERACTIVE, STANDARD, BATCH = RequestClass
+
+
+class Line:
+    """A queue and the requests in it, by name."""
+
+    def __init__(self, max_passed_over=3):
+        self.queue = Queue(max_passed_over)
+        self.by_name = {}
+
+    def add(self, name, *, age=0.0, tenant="acme", request_class=STANDARD):
+        request = Request(
+            id=RequestId(name),
+            gateway="g0",
+            tenant=Tenant(tenant),
+            group=GROUP,
+            digest=BASE,
+            request_class=request_class,
+            prompt_tokens=1,
+            max_tokens=1,
+            asked_at=100.0 - age,
+            sequence=len(self.by_name),
+        )
+        self.by_name[name] = request
+        self.queue.add(request)
+
+    def names(self):
+        return [request.id for request in self.queue]
+
+    def heads(self):
+        found = []
+        for lane in self.queue.lanes():
+            turn = 0
+            while (head := lane.head(turn)) is not None:
+                found.append(head.id)
+                turn += 1
+        return found
+
+
+def test_the_more_urgent_class_comes_first_whatever_the_age():
+    line = Line()
+    line.add("old", age=60, request_class=BATCH)
+    line.add("normal", request_class=STANDARD)
+    line.add("urgent", request_class=INTERACTIVE)
+    assert line.names() == ["urgent", "normal", "old"]
+
+
+def test_inside_a_class_the_oldest_comes_first_even_when_it_is_heard_of_late():
+    line = Line()
+    line.add("young", age=1)
+    line.add("moved here with its age", age=9)
+    assert line.names() == ["moved here with its age", "young"]
+
+
+def test_equal_ages_go_in_the_order_they_came():
+    line = Line()
+    for name in "abc":
+        line.add(name)
+    assert line.names() == ["a", "b", "c"]
+
+
+def test_each_tenant_offers_only_its_oldest():
+    line = Line()
+    line.add("a1", age=9, tenant="a")
+    line.add("a2", age=8, tenant="a")
+    line.add("b1", age=7, tenant="b")
+    assert line.heads() == ["a1", "b1"]
+    assert not line.queue.has_turn(line.by_name["a2"])
+
+
+def test_when_a_tenants_oldest_goes_its_next_takes_the_turn_that_its_age_gives():
+    line = Line()
+    line.add("a1", age=9, tenant="a")
+    line.add("a2", age=5, tenant="a")
+    line.add("b1", age=7, tenant="b")
+    line.queue.went(line.by_name["a1"])
+    assert line.heads() == ["b1", "a2"]
+
+
+def test_removing_from_the_middle_keeps_the_others_in_order():
+    line = Line()
+    for name in "abcde":
+        line.add(name)
+    line.queue.remove(line.by_name["c"])
+    assert line.names() == ["a", "b", "d", "e"]
+    assert len(line.queue) == 4
+
+
+def test_one_that_was_passed_over_often_enough_is_the_only_one_that_may_go():
+    line = Line(max_passed_over=2)
+    line.add("patient", tenant="a")
+    for n in range(3):
+        line.add(f"quick{n}", tenant=f"b{n}")
+    line.queue.went(line.by_name["quick0"])
+    assert line.queue.overdue() is None
+    line.queue.went(line.by_name["quick1"])
+    assert line.queue.overdue() is line.by_name["patient"]
+    line.queue.went(line.by_name["patient"])
+    assert line.queue.overdue() is None
+
+
+def test_a_batch_request_cannot_be_passed_for_ever_by_interactive_ones():
+    line = Line(max_passed_over=3)
+    line.add("batch", request_class=BATCH)
+    for n in range(3):
+        line.add(f"chat{n}", request_class=INTERACTIVE)
+        line.queue.went(line.by_name[f"chat{n}"])
+    assert line.queue.overdue() is line.by_name["batch"]
+
+
+def test_going_in_order_passes_nobody_over():
+    line = Line(max_passed_over=1)
+    for name in "abcd":
+        line.add(name)
+    for name in "abc":
+        line.queue.went(line.by_name[name])
+        assert line.queue.overdue() is None
+
+
+def test_a_younger_one_is_not_charged_with_what_passed_before_it_came():
+    line = Line(max_passed_over=2)
+    line.add("first", age=9, tenant="a")
+    line.add("quick", age=5, tenant="b")
+    line.queue.went(line.by_name["quick"])
+    line.add("later", tenant="c")
+    assert line.queue.passed_over(line.by_name["first"]) == 1
+    assert line.queue.passed_over(line.by_name["later"]) == 0
