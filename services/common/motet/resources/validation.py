@@ -132,7 +132,7 @@ def read_text(text: str, *, file: str = "<text>") -> Reading:
     try:
         loader = _Loader(text)
     except yaml.YAMLError as error:
-        return Reading((), (_yaml_problem(file, error),))
+        return Reading((), (_yaml_problem(file, error, text),))
     try:
         while loader.check_node():
             node = loader.get_node()
@@ -144,7 +144,7 @@ def read_text(text: str, *, file: str = "<text>") -> Reading:
             else:
                 problems.extend(found)
     except yaml.YAMLError as error:
-        problems.append(_yaml_problem(file, error))
+        problems.append(_yaml_problem(file, error, text))
     except RecursionError:
         problems.append(Problem(Place(file, 1, 1), "is nested too deeply"))
     finally:
@@ -234,7 +234,7 @@ def _explain(
     path: Path_ = tuple(part for part in detail["loc"] if part != "[key]")
     if detail["type"] == "rule":
         path = (*path, context["field"])
-    node, exact = _find(root, path)
+    node, exact = _find(root, path, key=detail["type"] == "extra_forbidden")
     if detail["type"] == "missing":
         message = "is required"
     elif detail["type"] == "extra_forbidden":
@@ -359,8 +359,9 @@ def _place(file: str, node: yaml.Node) -> Place:
     return Place(file, node.start_mark.line + 1, node.start_mark.column + 1)
 
 
-def _find(node: yaml.Node, path: Path_) -> tuple[yaml.Node, bool]:
-    """The node that best stands for `path`: the key where it is wrong in itself, the deepest parent where it is absent.
+def _find(node: yaml.Node, path: Path_, *, key: bool = False) -> tuple[yaml.Node, bool]:
+    """The node that best stands for `path`, and whether it is its value: the key of a whole block or where `key` is
+    asked for, the deepest parent of what is absent.
 
     Walks only along the path: a document with aliases inside aliases is a tree of exponential size.
     """
@@ -370,7 +371,7 @@ def _find(node: yaml.Node, path: Path_) -> tuple[yaml.Node, bool]:
             pair = next((pair for pair in node.value if pair[0].value == part), None)
             if pair is None:
                 return node, False
-            if last and not isinstance(pair[1], yaml.ScalarNode):
+            if last and (key or not isinstance(pair[1], yaml.ScalarNode)):
                 return pair[0], False
             node = pair[1]
         elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
@@ -411,9 +412,10 @@ def _repeated_keys(file: str, root: yaml.Node) -> list[Problem]:
     return problems
 
 
-def _yaml_problem(file: str, error: yaml.YAMLError) -> Problem:
+def _yaml_problem(file: str, error: yaml.YAMLError, text: str) -> Problem:
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     place = Place(file, mark.line + 1, mark.column + 1) if mark is not None else Place(file, 1, 1)
     what = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
-    hint = "; YAML is indented with spaces, not tabs" if "\\t" in str(what) or "tab" in str(what) else ""
+    line = next(iter(text.splitlines()[place.line - 1 : place.line]), "")
+    hint = "; YAML is indented with spaces, not tabs" if "\t" in line[: place.column] else ""
     return Problem(place, f"is not YAML: {what}{hint}")

@@ -1,0 +1,127 @@
+"""The lifecycle alone: events in, effects out."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from motet.processes.lifecycle import (
+    SETUP_FAILED,
+    Died,
+    Effect,
+    Event,
+    Lifecycle,
+    Phase,
+    Policy,
+    Probed,
+    Started,
+    StopAsked,
+    TimePassed,
+    first,
+    step,
+)
+
+POLICY = Policy(grace=10, first_delay=1, last_delay=8, stable_after=20)
+
+
+def follow(*moments: tuple[float, Event], life: Lifecycle | None = None) -> tuple[Lifecycle, list[Effect]]:
+    life = life or first(0)
+    effects: list[Effect] = []
+    for now, event in moments:
+        life, more = step(life, event, now, POLICY)
+        effects += more
+    return life, effects
+
+
+UP: tuple[tuple[float, Event], ...] = ((0, TimePassed()), (0, Started()), (1, Probed(True)))
+
+
+def test_a_start_is_due_at_once_and_ready_when_the_probe_says_so() -> None:
+    life, effects = follow(*UP)
+    assert life.phase is Phase.READY
+    assert effects == [Effect.START]
+
+
+def test_the_first_restart_does_not_wait() -> None:
+    life, _ = follow(*UP, (5, Died(-9, "killed")))
+    assert (life.phase, life.due, life.restarts) == (Phase.WAITING, 5, 1)
+
+
+def test_the_next_ones_double_up_to_the_last() -> None:
+    waits = [POLICY.delay(failures, needs_a_person=False, jitter=0.5) for failures in range(1, 8)]
+    assert waits == [0, 1, 2, 4, 8, 8, 8]
+
+
+def test_what_needs_a_person_waits_from_the_first_time() -> None:
+    life, _ = follow((0, TimePassed()), (0, Started()), (1, Died(SETUP_FAILED, "no model")))
+    assert life.due == 2
+
+
+def test_a_stable_run_wipes_the_slate() -> None:
+    life, _ = follow(*UP, (2, Died(1, "")), (2, TimePassed()), (2, Started()), (3, Probed(True)), (30, Died(1, "")))
+    assert (life.failures, life.restarts, life.due) == (1, 2, 30)
+
+
+def test_a_long_start_that_never_got_ready_is_no_stable_run() -> None:
+    life, _ = follow(*UP, (2, Died(1, "")), (2, TimePassed()), (2, Started()), (99, Died(1, "")))
+    assert life.failures == 2
+
+
+def test_a_stop_asks_once_and_kills_when_the_grace_is_over() -> None:
+    life, effects = follow(*UP, (5, StopAsked()), (6, StopAsked()), (14.9, TimePassed()), (15, TimePassed()))
+    assert effects == [Effect.START, Effect.TERMINATE, Effect.KILL]
+    life, effects = follow((15.1, Died(-9, "")), life=life)
+    assert (life.phase, effects) == (Phase.GONE, [])
+
+
+def test_one_that_waits_for_its_restart_is_gone_when_it_shall_stop() -> None:
+    life, effects = follow(*UP, (5, Died(1, "")), (6, StopAsked()))
+    assert life.phase is Phase.GONE
+    assert effects == [Effect.START]
+
+
+def test_an_adopted_one_is_as_ready_as_it_was() -> None:
+    life, _ = follow((0, Started(adopted=True)), life=replace(first(0), was_ready=True))
+    assert life.phase is Phase.READY
+    life, _ = follow((0, Started(adopted=True)))
+    assert life.phase is Phase.STARTING
+
+
+def test_a_silent_probe_takes_readiness_back() -> None:
+    life, _ = follow(*UP, (2, Probed(False)))
+    assert life.phase is Phase.STARTING
+    assert follow((3, Probed(True)), life=life)[0].phase is Phase.READY
+
+
+events = st.one_of(
+    st.just(TimePassed()),
+    st.just(Started()),
+    st.builds(Probed, st.booleans()),
+    st.builds(Died, st.sampled_from([None, 0, 1, 2, -9]), st.just(""), st.floats(0, 1)),
+    st.just(StopAsked()),
+)
+
+
+@given(st.lists(st.tuples(st.floats(0, 10), events), max_size=40))
+def test_no_history_leaves_it_stuck_or_revives_the_gone(history: list[tuple[float, Event]]) -> None:
+    life, now = first(0), 0.0
+    for pause, event in history:
+        if isinstance(event, Started) and life.phase is not Phase.WAITING:
+            continue  # the keeper starts only what waits
+        now += pause
+        before = life
+        life, effects = step(life, event, now, POLICY)
+        if before.phase is Phase.GONE:
+            assert (life, effects) == (before, ())
+        if life.phase is Phase.STOPPING:
+            assert life.due is not None, "somebody must kill it one day"
+        if life.phase is Phase.WAITING and Effect.START not in effects and before.due is not None:
+            assert life.due is not None, "somebody must start it one day"
+        assert life.restarts >= before.restarts
+
+
+@pytest.mark.parametrize("failures", [1, 2, 50, 5000])
+def test_the_jitter_is_a_quarter_each_way(failures: int) -> None:
+    low, high = (POLICY.delay(failures, needs_a_person=True, jitter=jitter) for jitter in (0.0, 1.0))
+    assert high == pytest.approx(low / 0.75 * 1.25)

@@ -1,0 +1,344 @@
+"""Offline validation: one test a rule, with the exact words and the exact place."""
+
+from pathlib import Path
+
+import pytest
+
+import motet_cli
+from motet.resources import LoRAAdapter, Manifest, Place, ServingPool, changes, files_of, read_all, read_file, read_text
+from motet.resources.coming import COMING_FIELDS, COMING_SCHEMES, COMING_VALUES
+from motet.resources.validation import fields_at
+
+ADAPTER = """\
+apiVersion: motet.dev/v1alpha1
+kind: LoRAAdapter
+metadata: {name: legal, namespace: acme}
+spec:
+  poolRef: {name: demo}
+  source: {uri: "file://adapters/legal"}
+"""
+POOL = """\
+apiVersion: motet.dev/v1alpha1
+kind: ServingPool
+metadata: {name: demo}
+spec:
+  model: {uri: "file:///models/base"}
+"""
+LONG = "x" * 64
+A_LABEL = "must be a DNS label: lower-case letters, digits and '-', beginning and ending with a letter or digit"
+A_MODEL_NAME = (
+    "must be letters, digits, '-', '_' and '.', beginning and ending with a letter or digit; "
+    "'/' and ':' separate tenant and pool in what clients say"
+)
+PRESETS = "paged-chunk, orca, s3, oracle, punica, ft-max"
+KINDS = "LoRAAdapter, ServingPool, Namespace, Secret"
+
+
+def said(text: str) -> list[str]:
+    """All complaints, without the file's name."""
+    reading = read_text(text, file="f")
+    assert bool(reading.problems) != bool(reading.manifests) or not text.strip()
+    return [str(problem).removeprefix("f:") for problem in reading.problems]
+
+
+def one(text: str) -> Manifest:
+    reading = read_text(text, file="f")
+    assert reading.problems == ()
+    (manifest,) = reading.manifests
+    return manifest
+
+
+def pool(**spec: str) -> str:
+    return POOL + "".join(f"  {field}: {value}\n" for field, value in spec.items())
+
+
+def adapter(**spec: str) -> str:
+    return ADAPTER + "".join(f"  {field}: {value}\n" for field, value in spec.items())
+
+
+def test_a_small_adapter_gets_its_defaults() -> None:
+    resource = one(ADAPTER).resource
+    assert isinstance(resource, LoRAAdapter)
+    assert str(resource.object_name) == "acme/legal"
+    assert resource.model_name == "legal"
+    assert str(resource.group) == "acme/demo"
+    assert resource.spec.priority == "Standard"
+    assert (resource.spec.placement.min_replicas, resource.spec.placement.max_replicas) == (0, 1000)
+    assert not resource.spec.suspend
+
+
+def test_a_small_pool_gets_its_defaults() -> None:
+    resource = one(POOL).resource
+    assert isinstance(resource, ServingPool)
+    assert str(resource.object_name) == "default/demo"
+    assert str(resource.group) == "default/demo"
+    assert resource.served_name == "demo"
+    assert resource.spec.replicas == 1
+    assert resource.spec.role == "Mixed"
+    assert resource.spec.allowed_namespaces.from_ == "Same"
+    assert resource.spec.drain_timeout_seconds == 30
+    assert resource.spec.engine.model_dump(exclude_none=True) == {}
+
+
+def test_the_bundled_manifests_are_valid() -> None:
+    reading = read_all(files_of(Path(motet_cli.__file__).parent / "bundled"))
+    assert reading.problems == ()
+    assert {manifest.resource.kind for manifest in reading.manifests} == {"ServingPool", "LoRAAdapter"}
+
+
+@pytest.mark.parametrize(
+    ("field", "complaint"),
+    [
+        ("replicas: -1", "replicas: must be at least 0, not -1"),
+        ("replicas: 1001", "replicas: must be at most 1000, not 1001"),
+        ('replicas: "2"', "replicas: must be a whole number, not '2'"),
+        ("replicas: 1.5", "replicas: must be a whole number, not 1.5"),
+        ("replica: 2", "replica: is no field here; did you mean replicas?"),
+        ("role: mixed", "role: must be Mixed, not 'mixed'; did you mean Mixed?"),
+        ("role: Token", "role: not yet: Token (pools that only generate tokens) comes later"),
+        ("group: a/b", f"group: {A_LABEL}; not 'a/b'"),
+        (f"group: {LONG}", "group: must be 63 characters or fewer, not 64"),
+        ("drainTimeoutSeconds: 86401", "drainTimeoutSeconds: must be at most 86400, not 86401"),
+        ("engine: {maxLoraRank: 0}", "engine.maxLoraRank: must be at least 1, not 0"),
+        ("engine: {maxLoraRank: 513}", "engine.maxLoraRank: must be at most 512, not 513"),
+        ("engine: {kvCacheMib: 64}", "engine.kvCacheMib: is no field here; did you mean kvCacheMiB?"),
+        (
+            "engine: {preset: orka}",
+            f"engine.preset: must be one of {PRESETS}, not 'orka'; did you mean orca?",
+        ),
+        ("engine: {preset: flexgen}", "engine.preset: not yet: flexgen (models larger than their device) comes later"),
+        (
+            "engine: {dtype: fp16}",
+            "engine.dtype: must be one of auto, float32, bfloat16, float16, not 'fp16'",
+        ),
+        (
+            "engine: {memoryUtilizationPercent: 100}",
+            "engine.memoryUtilizationPercent: must be at most 99, not 100",
+        ),
+        (
+            "engine: {maxResidentAdapters: 9, maxCachedAdapters: 8}",
+            "engine.maxResidentAdapters: must be less than or equal to maxCachedAdapters",
+        ),
+        ("engine: 7", "engine: must be a mapping, not a number"),
+        ("allowedNamespaces: {from: Selector}", "allowedNamespaces.selector: must be set when from is Selector"),
+        (
+            "allowedNamespaces: {from: All, selector: {matchLabels: {a: b}}}",
+            "allowedNamespaces.selector: must not be set when from is All",
+        ),
+        ("allowedNamespaces: {from: Off}", "allowedNamespaces.from: must be one of Same, All, Selector, not Off"),
+        (
+            "autoscaling: {mode: Builtin}",
+            "autoscaling: not yet: runners that follow demand come later; remove this field for now",
+        ),
+    ],
+)
+def test_a_pool_that_breaks_a_rule_hears_which(field: str, complaint: str) -> None:
+    (found,) = said(POOL + f"  {field}\n")
+    assert found.partition(": ")[2] == f"ServingPool default/demo: spec.{complaint}"
+
+
+@pytest.mark.parametrize(
+    ("field", "complaint"),
+    [
+        ("suspend: yes please", "suspend: must be true or false, not 'yes please'"),
+        ("priority: High", "priority: must be one of Interactive, Standard, Batch, not 'High'"),
+        ("modelName: no", 'modelName: must be text, not no; write "no" in quotes'),
+        (
+            "modelName: a/b",
+            f"modelName: {A_MODEL_NAME}; not 'a/b'",
+        ),
+        (
+            "placement: {minReplicas: 3, maxReplicas: 2}",
+            "placement.minReplicas: must be less than or equal to maxReplicas",
+        ),
+        ("limits: {}", "limits: not yet: limits per adapter come later; remove this field for now"),
+        ("baseMode: x", "baseMode: is no field here; did you mean baseModel?"),
+    ],
+)
+def test_an_adapter_that_breaks_a_rule_hears_which(field: str, complaint: str) -> None:
+    (found,) = said(ADAPTER + f"  {field}\n")
+    assert found.partition(": ")[2] == f"LoRAAdapter acme/legal: spec.{complaint}"
+
+
+@pytest.mark.parametrize(
+    ("field", "place"),
+    [
+        ("replica: 2", "6:3"),  # a wrong name: the name
+        ("replicas: many", "6:13"),  # a wrong value: the value
+        ("engine: {maxLoraRank: 0}", "6:25"),
+        ("engine: 7", "6:11"),
+        ("allowedNamespaces: {from: Selector}", "6:22"),  # something missing: what it is missing from
+        ("autoscaling: {mode: Builtin}", "6:3"),
+    ],
+)
+def test_a_complaint_points_at_line_and_column(field: str, place: str) -> None:
+    (found,) = said(POOL + f"  {field}\n")
+    assert found.startswith(f"{place}: ")
+
+
+SOURCE_COMPLAINTS = {
+    '{uri: "file://a/../b"}': "must not contain '..'",
+    '{uri: "file://a?token=x"}': "must be a URI such as file:///models/base or file://adapters/legal, without spaces, "
+    "'@', '?' or '%'; not 'file://a?token=x'",
+    '{uri: "/models/a"}': "must be a URI such as file:///models/base or file://adapters/legal, without spaces, "
+    "'@', '?' or '%'; not '/models/a'",
+    '{uri: "ftp://host/a"}': "ftp:// is no scheme that Motet knows; use file://",
+    '{uri: "hf://org/repo"}': "not yet: hf:// (models from the Hugging Face Hub) comes later; use file://",
+}
+
+
+@pytest.mark.parametrize("source", SOURCE_COMPLAINTS)
+def test_a_source_that_cannot_be_read_is_refused(source: str) -> None:
+    text = ADAPTER.replace('{uri: "file://adapters/legal"}', source)
+    assert said(text) == [f"6:17: LoRAAdapter acme/legal: spec.source.uri: {SOURCE_COMPLAINTS[source]}"]
+
+
+def test_a_digest_is_sha256_in_hex() -> None:
+    text = ADAPTER.replace('legal"}', 'legal", digest: md5}')
+    assert said(text) == [
+        "6:50: LoRAAdapter acme/legal: spec.source.digest: must be 'sha256:' and 64 lower-case hex digits; not 'md5'"
+    ]
+    assert one(ADAPTER.replace('legal"}', f'legal", digest: "sha256:{"0" * 64}"}}'))
+
+
+def test_what_is_required_is_asked_for_where_it_should_stand() -> None:
+    assert said("apiVersion: motet.dev/v1alpha1\nkind: LoRAAdapter\nmetadata: {name: a}\nspec: {}\n") == [
+        "4:7: LoRAAdapter default/a: spec.poolRef: is required",
+        "4:7: LoRAAdapter default/a: spec.source: is required",
+    ]
+
+
+def test_all_that_is_wrong_is_said_at_once() -> None:
+    assert len(said(POOL + "  replicas: x\n  role: y\n  what: z\n")) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (
+            "kind: LoraAdapter",
+            f"1:7: kind: LoraAdapter is none of the kinds that Motet reads ({KINDS}); did you mean LoRAAdapter?",
+        ),
+        ("kind: Deployment", f"1:7: kind: Deployment is none of the kinds that Motet reads ({KINDS})"),
+        ("apiVersion: v1", f"1:1: kind: must be set to one of {KINDS}"),
+        ("kind: ServingPool", "1:1: apiVersion: must be motet.dev/v1alpha1 for a ServingPool"),
+        (
+            "kind: ServingPool\napiVersion: motet.dev/v1",
+            "2:13: apiVersion: this Motet reads motet.dev/v1alpha1 of ServingPool, not motet.dev/v1",
+        ),
+        ("- a\n- b", "1:1: must be an object with apiVersion, kind and metadata, not a list"),
+        ("a: [", "2:1: is not YAML: did not find expected node content"),
+        (
+            "a:\n\tb: c",
+            "2:1: is not YAML: found character that cannot start any token; YAML is indented with spaces, not tabs",
+        ),
+        ("a: &x [*x]", f"1:1: kind: must be set to one of {KINDS}"),
+        ("{? [a] : b}", "1:4: is not YAML: found unhashable key"),
+        ("spec: {a: 1, b: 2, a: 3}", "1:20: a: is set twice; first in line 1"),
+    ],
+)
+def test_what_is_no_object_of_ours_is_said_so(text: str, complaint: str) -> None:
+    assert said(text) == [complaint]
+
+
+def test_a_document_of_aliases_in_aliases_is_answered_at_once() -> None:
+    lines = ["a0: &a0 [x, x]"] + [f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]" for i in range(1, 40)]
+    assert said("\n".join([*lines, "kind: ServingPool"])) == [
+        "1:1: apiVersion: must be motet.dev/v1alpha1 for a ServingPool"
+    ]
+
+
+def test_nesting_has_an_end() -> None:
+    assert "is nested too deeply" in said("a: " + "[" * 500 + "]" * 500)[0]
+
+
+def test_empty_documents_are_nothing() -> None:
+    assert said("") == []
+    assert len(read_text(f"---\n# nothing\n---\n{ADAPTER}---\n").manifests) == 1
+
+
+def test_what_kubectl_adds_is_ignored() -> None:
+    text = ADAPTER.replace("namespace: acme", "namespace: acme, uid: u, resourceVersion: '7', generation: 3")
+    assert one(text + "status: {conditions: []}\n")
+
+
+def test_a_namespace_and_a_secret_are_accepted() -> None:
+    text = (
+        "apiVersion: v1\nkind: Namespace\nmetadata: {name: acme, labels: {team: law}}\n---\n"
+        "apiVersion: v1\nkind: Secret\nmetadata: {name: hub, namespace: acme}\nstringData: {token: hush}\n"
+    )
+    namespace, secret = read_text(text).manifests
+    assert namespace.key == ("Namespace", "/acme")
+    assert "hush" not in repr(secret.resource)
+
+
+def test_an_object_twice_names_both_places(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(ADAPTER)
+    (tmp_path / "b.yaml").write_text(f"{POOL}---\n{ADAPTER}")
+    (problem,) = read_all(files_of(tmp_path)).problems
+    assert str(problem) == (
+        f"{tmp_path}/b.yaml:7:1: LoRAAdapter acme/legal: is declared twice: first at {tmp_path}/a.yaml:1:1; remove one"
+    )
+
+
+def test_a_folder_means_the_manifests_directly_in_it(tmp_path: Path) -> None:
+    for name in ("a.yaml", "b.yml", "c.json", ".hidden.yaml", "readme.md"):
+        (tmp_path / name).write_text("")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "d.yaml").write_text("")
+    assert [path.name for path in files_of(tmp_path)] == ["a.yaml", "b.yml", "c.json"]
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_bytes(b"\xff\xfe\x00")
+    (problem,) = read_file(tmp_path / "a.yaml").problems
+    assert problem.message == "is not UTF-8 text: byte 0 cannot be read"
+
+
+def test_a_selector_reads_labels_as_kubernetes_does() -> None:
+    text = POOL + (
+        "  allowedNamespaces:\n    from: Selector\n    selector:\n      matchLabels: {team: law}\n"
+        "      matchExpressions: [{key: stage, operator: NotIn, values: [test]}]\n"
+    )
+    resource = one(text).resource
+    assert isinstance(resource, ServingPool)
+    allowed = resource.spec.allowed_namespaces
+    assert allowed.admits("a", own="default", labels={"team": "law", "stage": "live"})
+    assert allowed.admits("a", own="default", labels={"team": "law"})
+    assert not allowed.admits("a", own="default", labels={"team": "law", "stage": "test"})
+    assert not allowed.admits("default", own="default", labels={})
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "sentence"),
+    [
+        (ADAPTER, ADAPTER.replace("name: demo", "name: other"), "poolRef is immutable; create a new LoRAAdapter"),
+        (adapter(baseModel="a"), adapter(baseModel="b"), "baseModel is immutable; create a new LoRAAdapter"),
+        (adapter(modelName="a"), adapter(modelName="b"), "modelName may be set once"),
+        (POOL, POOL.replace("base", "best"), "create a new ServingPool to change the base model"),
+        (POOL, pool(group="g"), "group is immutable"),
+    ],
+)
+def test_what_may_not_change_is_said_in_the_words_of_the_crd(before: str, after: str, sentence: str) -> None:
+    assert [found for _, found in changes(one(before).resource, one(after).resource)] == [sentence]
+    assert changes(one(before).resource, one(before).resource) == []
+
+
+def test_a_name_may_be_set_once_and_a_source_may_change() -> None:
+    assert changes(one(ADAPTER).resource, one(adapter(modelName="a")).resource) == []
+    assert changes(one(ADAPTER).resource, one(ADAPTER.replace("adapters/legal", "other")).resource) == []
+
+
+def test_places_point_at_the_value() -> None:
+    assert one(ADAPTER).place_of(("spec", "source", "uri")) == Place("f", 6, 17)
+
+
+@pytest.mark.parametrize("kind", COMING_FIELDS)
+def test_nothing_is_both_here_and_to_come(kind: str) -> None:
+    model = {"LoRAAdapter": LoRAAdapter, "ServingPool": ServingPool}[kind]
+    for dotted in [*COMING_FIELDS[kind], *COMING_VALUES.get(kind, {})]:
+        *parents, last = dotted.split(".")
+        known = fields_at(model, tuple(parents))
+        assert known, f"{dotted} hangs in the air"
+        assert (last in known) == (dotted in COMING_VALUES.get(kind, {}))
+    assert "file" not in COMING_SCHEMES
