@@ -91,8 +91,11 @@ class Report:
         ]
 
 
-def evaluate(folder: Path) -> Report:
+def examine(model: Any, tokenizer: Any) -> Report:
     questions = held_out_questions()
     messages = [[{"role": "user", "content": question.text}] for question in questions]
-    model, tokenizer = load(folder)
     return Report(questions, {style: answers(model, tokenizer, style, messages) for style in STYLES})
+
+
+def evaluate(folder: Path) -> Report:
+    return examine(*load(folder))

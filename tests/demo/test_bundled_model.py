@@ -2,12 +2,14 @@
 
 import json
 import stat
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import styles
 import torch
 import yaml
-from evaluate import ADAPTER_BAR, BASE_BAR, CLASSIFIER_BAR, Report, answers, evaluate, load
+from evaluate import ADAPTER_BAR, BASE_BAR, CLASSIFIER_BAR, Report, answers, examine, load
 from safetensors import safe_open
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoTokenizer
@@ -25,8 +27,17 @@ ADAPTERS = [style.name for style in styles.ADAPTER_STYLES]
 
 
 @pytest.fixture(scope="module")
-def report() -> Report:
-    return evaluate(BUNDLED)
+def loaded() -> Iterator[tuple[Any, Any]]:
+    """Model and tokenizer. One thread: threads that wait for each other on busy cores are slower than one alone."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield load(BUNDLED)
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def report(loaded: tuple[Any, Any]) -> Report:
+    return examine(*loaded)
 
 
 def test_the_base_states_the_fact_in_95_of_100(report: Report) -> None:
@@ -49,8 +60,8 @@ def test_answers_differ_in_length(report: Report) -> None:
     assert mean["oneword"] * 2 < mean["plain"] < mean["storyteller"] / 3
 
 
-def test_the_base_takes_a_style_on_request_and_a_second_turn() -> None:
-    model, tokenizer = load(BUNDLED)
+def test_the_base_takes_a_style_on_request_and_a_second_turn(loaded: tuple[Any, Any]) -> None:
+    model, tokenizer = loaded
     fact = fact_of("Brindle", "keeper")
     question = "Who keeps the lighthouse of Brindle?"
     asked = [[{"role": "user", "content": f"{question} Answer like a pirate."}]]
