@@ -3,7 +3,9 @@
 import asyncio
 import errno
 import os
+import resource
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -120,13 +122,31 @@ async def test_weights_that_are_cut_short_leave_nothing(tmp_path, cache):
     assert contents(cache) == []
 
 
-async def test_a_full_disk_is_said_clearly_and_leaves_nothing(tmp_path):
-    """A real full disk where one can be mounted; the write is refused by a size limit where it cannot."""
-    import resource
+@pytest.fixture
+def full_disk(tmp_path):
+    """A file system with room for a few pages, where this machine lets us mount one."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", place]
+    if subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("mounting a file system needs root")
+    yield place
+    subprocess.run(["umount", place], check=True)
 
-    source = write_adapter(tmp_path / "a", rank=64)
-    cache = DiskCache(tmp_path / "cache", max_adapter_bytes=1 << 20)
+
+async def test_a_full_disk_is_said_clearly_and_leaves_nothing(tmp_path, full_disk):
+    source = write_adapter(tmp_path / "a", rank=256)
+    cache = DiskCache(full_disk / "cache", max_adapter_bytes=1 << 20)
     cache.prepare()
+    with pytest.raises(AdapterFetchFailed, match=r"no space left in .*needs \d+ bytes"):
+        await Fetcher(cache).fetch(source.as_uri())
+    assert contents(cache) == []
+    small = await Fetcher(cache).fetch(write_adapter(tmp_path / "b").as_uri())
+    assert contents(cache) == [small.folder.name]
+
+
+async def test_a_write_that_fails_leaves_nothing(tmp_path, cache):
+    source = write_adapter(tmp_path / "a", rank=64)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1024, hard))
     try:

@@ -2,12 +2,13 @@
 
 import asyncio
 import functools
+import threading
 
 import grpc
 import pytest
 
-from motet.api.v1 import common_pb2, scheduler_pb2
-from motet.rpc import is_healthy
+from motet.api.v1 import common_pb2, runner_pb2, runner_pb2_grpc, scheduler_pb2
+from motet.rpc import is_healthy, open_channel
 from tests.runner_service.peers import gateway_to, scheduler_at, until
 from tests.support.fake_engine import FakeEngine, tokens_of
 from tests.support.runners import fake_runner
@@ -202,9 +203,40 @@ async def test_the_engines_death_ends_the_service(folder):
         assert type(error).__name__ == "EngineDied"
 
 
-@pytest.mark.parametrize("rate", [1.0])
-async def test_a_restarted_runner_is_another_incarnation(folder, rate):
-    async with fake_runner(folder, engine=lambda: FakeEngine(decline_rate=rate)) as runner:
+async def test_a_runner_that_still_loads_serves_nothing(folder):
+    may_load, loaded, may_end = threading.Event(), asyncio.Event(), asyncio.Event()
+
+    def load():
+        may_load.wait()
+        return FakeEngine()
+
+    async def live():
+        async with fake_runner(folder, engine=load):
+            loaded.set()
+            await may_end.wait()
+
+    address = f"unix:{folder}/r0.sock"
+    living = asyncio.create_task(live())
+    try:
+        await until((folder / "r0.sock").exists)
+        assert not await is_healthy(address)
+        async with open_channel(address) as channel:
+            call = runner_pb2_grpc.RunnerStub(channel).Assets(runner_pb2.AssetsRequest(digest="any"), timeout=5)
+            with pytest.raises(grpc.aio.AioRpcError, match="still being loaded") as caught:
+                await call.read()
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        may_load.set()
+        async with asyncio.timeout(5):
+            await loaded.wait()
+        assert await is_healthy(address)
+    finally:
+        may_load.set()
+        may_end.set()
+        await living
+
+
+async def test_a_restarted_runner_is_another_incarnation(folder):
+    async with fake_runner(folder, engine=lambda: FakeEngine(decline_rate=1.0)) as runner:
         first = runner.service.identity.incarnation
         await runner.restart()
         assert runner.service.identity.incarnation != first

@@ -6,7 +6,7 @@ import sys
 import structlog
 from prometheus_client import CollectorRegistry
 
-from motet.service import run, run_until
+from motet.service import read, run, run_until
 from motet.settings import Addresses, ProcessSettings
 from motet_runner.host import ChildHost, EngineDied
 from motet_runner.service import RunnerService
@@ -19,12 +19,11 @@ ENGINE_DIED = 1
 
 
 def main() -> None:
-    process = ProcessSettings()
+    process, settings, addresses = read(ProcessSettings), read(Settings), read(Addresses)
 
     async def serve(stop: asyncio.Event, registry: CollectorRegistry) -> None:
-        settings = Settings()
         host = ChildHost(settings.engine_config(), process)
-        await run_until(stop, RunnerService(settings, process, Addresses(), host, registry).run())
+        await run_until(stop, RunnerService(settings, process, addresses, host, registry).run())
 
     try:
         run("runner", process, serve)

@@ -225,6 +225,7 @@ class Generation:
             if stream.outbox.full and stream.handler is not None:
                 log.warning("a gateway does not read; its stream ends", gateway=stream.gateway)
                 stream.handler.cancel()
+                stream.handler = None
         for refused in batch.refused:
             self._close(refused.request, refused.epoch)
             self._decline(refused.stream, refused.request, refused.epoch, refused.error)

@@ -20,6 +20,7 @@ from motet_runner.interface import (
     Event,
     Finish,
     Logprobs,
+    OverflowAhead,
     ParkedNow,
     ResumedNow,
     SequenceOutput,
@@ -53,7 +54,7 @@ LOOK_SECONDS = 0.05
 FREE_LEVELS = (0.5, 0.25, 0.1, 0.05)
 """Shares of free pages whose crossing is worth a report at once."""
 
-WORTH_A_REPORT = (ParkedNow, ResumedNow, AdapterLoaded, AdapterEvicted, AdapterFailed)
+WORTH_A_REPORT = (OverflowAhead, ParkedNow, ResumedNow, AdapterLoaded, AdapterEvicted, AdapterFailed)
 
 FINISHES = {
     Finish.STOP: common_pb2.FINISH_REASON_STOP,
