@@ -54,11 +54,13 @@ async def test_two_types_under_one_name_do_not_break_the_text() -> None:
 
 
 async def test_the_gateway_shows_everybodys_figures(cluster: MiniCluster) -> None:
-    async with serve(cluster, metrics_dir=cluster.folder) as served:
-        async with serving_metrics(f"unix:{cluster.folder}/scheduler.metrics.sock", registry(2)):
-            await served.http.post("/v1/completions", json={"model": "legal", "prompt": "Hi", "max_tokens": 3})
-            answer = await served.http.get("/metrics")
-            head = await served.http.head("/metrics")
+    async with (
+        serve(cluster, metrics_dir=cluster.folder) as served,
+        serving_metrics(f"unix:{cluster.folder}/scheduler.metrics.sock", registry(2)),
+    ):
+        await served.http.post("/v1/completions", json={"model": "legal", "prompt": "Hi", "max_tokens": 3})
+        answer = await served.http.get("/metrics")
+        head = await served.http.head("/metrics")
     assert (head.status_code, head.content) == (200, b"")
     joined = families(answer.text)
     who = (("adapter", "default/legal"), ("code", "200"), ("service", "gateway"), ("tenant", "default"))

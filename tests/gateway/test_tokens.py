@@ -1,5 +1,6 @@
 """Text to tokens and back."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -23,7 +24,7 @@ stops = st.lists(st.text(alphabet="ab\n", min_size=1, max_size=4), min_size=1, m
 
 def cut(text: str, borders: list[int]) -> list[str]:
     edges = sorted({0, len(text), *(b % (len(text) + 1) for b in borders)})
-    return [text[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    return [text[a:b] for a, b in itertools.pairwise(edges)]
 
 
 def run(pieces: list[str], stops: list[str]) -> tuple[str, bool, list[str]]:
@@ -119,16 +120,17 @@ def test_a_template_refuses_in_its_own_words() -> None:
     [
         "{{ messages.append(1) }}",
         "{{ ''.__class__.__mro__ }}",
-        "{{ messages[0].content.format.__globals__ }}",
         "{% for i in range(999999999) %}x{% endfor %}",
         "{{ missing.field.deeper }}",
     ],
 )
 def test_a_template_cannot_leave_its_sandbox(text: str) -> None:
-    try:
-        assert template(text).render(HELLO) == ""
-    except InvalidRequest as refusal:
-        assert refusal.param == "messages"
+    with pytest.raises(InvalidRequest, match="chat template"):
+        template(text).render(HELLO)
+
+
+def test_a_template_cannot_see_what_lies_under_python() -> None:
+    assert template("{{ messages[0].content.format.__globals__ }}").render(HELLO) == ""
 
 
 def test_a_template_cannot_write_without_end() -> None:

@@ -96,6 +96,7 @@ class MiniRunner(runner_pb2_grpc.RunnerServicer):
         self.submits: list[runner_pb2.Submit] = []
         self.cancels: list[runner_pb2.CancelGeneration] = []
         self.asset_requests = 0
+        self.keeps_record = True
         # Ways to misbehave.
         self.silent = False
         self.repeats_steps = False
@@ -164,7 +165,8 @@ class MiniRunner(runner_pb2_grpc.RunnerServicer):
                 self._running.pop(message.cancel.request, None)
 
     def _submit(self, submit: runner_pb2.Submit, outbox: Outbox[runner_pb2.GenerateDown]) -> None:
-        self.submits.append(submit)
+        if self.keeps_record:
+            self.submits.append(submit)
         if self.declines:
             declined = runner_pb2.SubmitDeclined(
                 request=submit.request, epoch=submit.epoch, failure=self.declines.pop(0)
@@ -258,6 +260,7 @@ class MiniScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self.cancelled: list[scheduler_pb2.CancelRequest] = []
         self.finished: list[scheduler_pb2.Finished] = []
         self.lost: list[scheduler_pb2.Lost] = []
+        self.keeps_record = True
         # Ways to misbehave.
         self.holds = False
         self.refuses: common_pb2.Failure | None = None
@@ -353,15 +356,18 @@ class MiniScheduler(scheduler_pb2_grpc.SchedulerServicer):
                 self._enqueue(message.enqueue, outbox)
             case "cancel":
                 self.cancelled.append(message.cancel)
-            case "finished":
+            case "finished" if self.keeps_record:
                 self.finished.append(message.finished)
+            case "finished":
+                self._epochs.pop(message.finished.request, None)
             case "lost":
                 self.lost.append(message.lost)
                 runner = next((r.instance for r in self.runners if r._stack is None), "")
                 self.place(message.lost.request, message.lost.epoch, outbox, avoid=[runner])
 
     def _enqueue(self, enqueue: scheduler_pb2.Enqueue, outbox: Outbox[scheduler_pb2.ServeDown]) -> None:
-        self.enqueued.append(enqueue)
+        if self.keeps_record:
+            self.enqueued.append(enqueue)
         if self.refuses is not None:
             refused = scheduler_pb2.Refused(request=enqueue.request, failure=self.refuses)
             outbox.put(scheduler_pb2.ServeDown(refused=refused))
@@ -378,6 +384,7 @@ class MiniPredictor(predictor_pb2_grpc.PredictorServicer):
         self.outcomes: list[predictor_pb2.Outcome] = []
         self.asked = 0
         self.slow_seconds = 0.0
+        self.keeps_record = True
         self._stack: AsyncExitStack | None = None
 
     async def start(self) -> None:
@@ -401,7 +408,8 @@ class MiniPredictor(predictor_pb2_grpc.PredictorServicer):
         return predictor_pb2.PredictResponse(estimates=estimates, model_version="v1")
 
     async def Observe(self, request, context):
-        self.outcomes.extend(request.outcomes)
+        if self.keeps_record:
+            self.outcomes.extend(request.outcomes)
         return predictor_pb2.ObserveResponse(accepted=len(request.outcomes))
 
 

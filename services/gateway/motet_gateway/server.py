@@ -13,6 +13,9 @@ from motet.errors import SetupError
 from motet_gateway.settings import Settings
 
 BACKLOG = 2048
+KEEP_ALIVE_SECONDS = 75
+"""How long an idle connection stays open. Clients' pools keep theirs longer than uvicorn's five seconds, and would send
+requests into connections that are just being closed."""
 LAST_SECONDS = 5
 """What an ended answer has for its last bytes before its connection is cut."""
 
@@ -52,6 +55,7 @@ class HttpServer(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 proxy_headers=False,  # who asks is told by a credential, never by an address
                 timeout_graceful_shutdown=math.ceil(grace),
             )

@@ -1,0 +1,274 @@
+"""What the gateway costs, against a bare ASGI application that echoes a body of the same size.
+
+The gateway is the real process; behind it a cluster in miniature over real gRPC, in a process of its own, answers with
+16 tokens in 16 steps that 16 requests share. The echo is a real uvicorn too. The load comes from this process, over
+kept-alive connections.
+
+    python -m benchmarks.gateway [--requests 400] [--pairs 8] [--json]
+"""
+
+import asyncio
+import json
+import os
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import psutil
+import uvloop
+
+from benchmarks.harness import Pairs, Result, alternate, arguments, cpu_seconds, percentile, report
+
+CONNECTIONS = 16
+TOKENS = 16
+STEP_SECONDS = 0.002
+PACED_REQUESTS_PER_SECOND = 200
+CPU_BUDGET_US = 800
+LATENCY_BUDGET_MS = 5
+READY_SECONDS = 60
+
+BODY = {
+    "model": "legal",
+    "messages": [{"role": "user", "content": "The quick brown fox jumps over the lazy dog, as ever."}],
+    "max_tokens": TOKENS,
+    "ignore_eos": True,
+    "temperature": 0,
+}
+
+
+# ----------------------------------------------------------------------------------------------- the processes measured
+
+
+async def serve_cluster() -> None:
+    """The cluster in miniature, until stdin ends."""
+    from tests.support.mini_cluster import mini_cluster
+
+    async with mini_cluster() as cluster:
+        cluster.add_adapter("legal")
+        cluster.scheduler.keeps_record = cluster.runners[0].keeps_record = cluster.predictor.keeps_record = False
+        cluster.runners[0].step_seconds = STEP_SECONDS
+        addresses = {"scheduler": cluster.scheduler.address, "predictor": cluster.predictor.address}
+        print(json.dumps(addresses), flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+
+
+async def serve_echo(port: int) -> None:
+    import uvicorn
+    from starlette.types import Receive, Scope, Send
+
+    async def echo(_: Scope, receive: Receive, send: Send) -> None:
+        body = b""
+        more = True
+        while more:
+            message = await receive()
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    config = uvicorn.Config(
+        echo, port=port, http="httptools", lifespan="off", log_config=None, access_log=False, proxy_headers=False,
+        timeout_keep_alive=75,
+    )
+    await uvicorn.Server(config).serve()
+
+
+@asynccontextmanager
+async def child(*arguments: str, **environment: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        *arguments,
+        env=os.environ | environment,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        await process.communicate()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+# -------------------------------------------------------------------------------------------------------------- the load
+
+
+class Connection:
+    """Just enough of HTTP/1.1 to cost nearly nothing beside what is measured."""
+
+    def __init__(self, port: int, body: dict[str, object]) -> None:
+        content = json.dumps(body).encode()
+        self._port = port
+        self._request = (
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+            b"content-length: " + str(len(content)).encode() + b"\r\n\r\n" + content
+        )
+
+    async def open(self) -> None:
+        self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
+
+    async def ask(self) -> bytes:
+        self._writer.write(self._request)
+        head = (await self._reader.readuntil(b"\r\n\r\n")).lower()
+        if not head.startswith(b"http/1.1 200"):
+            raise RuntimeError(f"the server answered {head[:60]!r}")
+        if b"transfer-encoding: chunked" in head:
+            return await self._reader.readuntil(b"\r\n0\r\n\r\n")
+        length = int(head.partition(b"content-length:")[2].partition(b"\r\n")[0])
+        return await self._reader.readexactly(length)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+@asynccontextmanager
+async def connections(port: int, body: dict[str, object]) -> AsyncIterator[list[Connection]]:
+    opened: list[Connection] = []
+    try:
+        for _ in range(CONNECTIONS):
+            connection = Connection(port, body)
+            await connection.open()
+            opened.append(connection)
+        yield opened
+    finally:
+        for connection in opened:
+            connection.close()
+
+
+async def flood(opened: list[Connection], requests: int) -> None:
+    """As fast as the connections go, one request after the other on each."""
+
+    async def one(connection: Connection) -> None:
+        for _ in range(requests // len(opened)):
+            await connection.ask()
+
+    await asyncio.gather(*(one(connection) for connection in opened))
+
+
+async def paced(port: int, seconds: float) -> list[float]:
+    """Latencies of single-token requests that arrive evenly, each on a free connection."""
+    body = BODY | {"max_tokens": 1}
+    latencies: list[float] = []
+    async with connections(port, body) as opened:
+        free: asyncio.Queue[Connection] = asyncio.Queue()
+        for connection in opened:
+            free.put_nowait(connection)
+
+        async def one(due: float) -> None:
+            connection = await free.get()
+            await connection.ask()
+            latencies.append(time.perf_counter() - due)
+            free.put_nowait(connection)
+
+        began = time.perf_counter()
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(int(seconds * PACED_REQUESTS_PER_SECOND)):
+                due = began + number / PACED_REQUESTS_PER_SECOND
+                await asyncio.sleep(max(0.0, due - time.perf_counter()))
+                tasks.create_task(one(due))
+    return latencies
+
+
+async def until_ready(port: int) -> None:
+    async with asyncio.timeout(READY_SECONDS):
+        while True:
+            try:
+                async with connections(port, BODY) as opened:
+                    await opened[0].ask()
+            except (OSError, RuntimeError, asyncio.IncompleteReadError):
+                await asyncio.sleep(0.1)
+            else:
+                return
+
+
+class CpuPerRequest:
+    """Measures microseconds of a process' own CPU time per request."""
+
+    def __init__(self, process: psutil.Process, opened: list[Connection], requests: int) -> None:
+        self._process = process
+        self._opened = opened
+        self._requests = requests // len(opened) * len(opened)
+
+    async def __call__(self) -> float:
+        before = cpu_seconds(self._process)
+        await flood(self._opened, self._requests)
+        return (cpu_seconds(self._process) - before) / self._requests * 1e6
+
+
+async def measure(requests: int, pairs: int) -> list[Result]:
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="motet-")))
+        cluster = await stack.enter_async_context(child("benchmarks.gateway", "--cluster"))
+        assert cluster.stdout is not None
+        addresses = json.loads(await cluster.stdout.readline())
+        port, echo_port = free_port(), free_port()
+        gateway = await stack.enter_async_context(
+            child(
+                "motet_gateway",
+                MOTET_DATA_DIR=str(folder),
+                MOTET_GATEWAY_PORT=str(port),
+                MOTET_SCHEDULER_ADDRESS=addresses["scheduler"],
+                MOTET_PREDICTOR_ADDRESS=addresses["predictor"],
+            )
+        )
+        echo = await stack.enter_async_context(child("benchmarks.gateway", "--echo", str(echo_port)))
+        await asyncio.gather(until_ready(port), until_ready(echo_port))
+        processes = [psutil.Process(process.pid) for process in (gateway, echo, cluster)]
+        whole = await stack.enter_async_context(connections(port, BODY))
+        streamed = await stack.enter_async_context(connections(port, BODY | {"stream": True}))
+        echoed = await stack.enter_async_context(connections(echo_port, BODY))
+        bare = CpuPerRequest(processes[1], echoed, requests)
+        for opened in (whole, streamed, echoed):
+            await flood(opened, 10 * CONNECTIONS)  # warm
+        plain = await alternate(CpuPerRequest(processes[0], whole, requests), bare, pairs=pairs, own=processes)
+        print(f"whole answers, {TOKENS} tokens, against echo: {plain}")
+        stream = await alternate(CpuPerRequest(processes[0], streamed, requests), bare, pairs=pairs, own=processes)
+        print(f"streams of {TOKENS} events, against echo: {stream}")
+        latencies = await paced(port, 5)
+        return results(plain, stream, latencies)
+
+
+def results(plain: Pairs, stream: Pairs, latencies: list[float]) -> list[Result]:
+    cpu = percentile(plain.a, 0.5)
+    placed = percentile(latencies, 0.5) * 1e3
+    budget = f"≤ {CPU_BUDGET_US}"
+    return [
+        Result("gateway_cpu_us", cpu, "µs", budget, cpu <= CPU_BUDGET_US),
+        Result("gateway_overhead_cpu_us", plain.difference, "µs", budget, plain.difference <= CPU_BUDGET_US),
+        Result("gateway_vs_echo", plain.ratio, "×"),
+        Result("gateway_stream_cpu_us", percentile(stream.a, 0.5), "µs"),
+        Result("echo_cpu_us", percentile(plain.b, 0.5), "µs"),
+        Result("gateway_placed_p50_ms", placed, "ms", f"≤ {LATENCY_BUDGET_MS}", placed <= LATENCY_BUDGET_MS),
+        Result("gateway_placed_p99_ms", percentile(latencies, 0.99) * 1e3, "ms"),
+    ]
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--requests", type=int, default=400, help="per side of a pair")
+    parser.add_argument("--pairs", type=int, default=8)
+    parser.add_argument("--cluster", action="store_true", help="be the cluster (used by the benchmark itself)")
+    parser.add_argument("--echo", type=int, metavar="PORT", help="be the echo (used by the benchmark itself)")
+    given = parser.parse_args()
+    if given.cluster:
+        uvloop.run(serve_cluster())
+    elif given.echo:
+        uvloop.run(serve_echo(given.echo))
+    else:
+        report("gateway", uvloop.run(measure(given.requests, given.pairs)), as_json=given.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""How all benchmarks measure, and how they say what they found.
+
+Two things are compared in one process, alternating A B B A, so that a machine that grows slower meets both alike. What
+counts is the median of the paired ratios, with its spread. While a pair runs, the CPU time that other processes take is
+watched; a disturbed pair is thrown away and measured again. On a machine that never is quiet the least disturbed pairs
+are kept, and the report says so.
+
+With `--json` the last line printed is one object: {"benchmark", "machine", "results": [{"name", "value", "unit",
+"target", "holds"}]}.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+
+QUIET_SHARE = 0.10
+"""Of all cores' time, what others may take in a pair. A background daemon stays below; a build or a second benchmark
+does not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One figure. `target` says in words what was promised; `holds` is None where nothing was."""
+
+    name: str
+    value: float
+    unit: str
+    target: str = ""
+    holds: bool | None = None
+
+
+@dataclass(slots=True)
+class Foreign:
+    """The share of all cores' time that went to processes which are not part of the measurement."""
+
+    share: float = 0.0
+
+
+@contextmanager
+def watching(own: Iterable[psutil.Process] = ()) -> Iterator[Foreign]:
+    """Fills in the share when the block ends. `own` are processes that belong to the measurement beside this one."""
+    processes = [psutil.Process(), *own]
+    foreign = Foreign()
+    busy, ours, began = _busy_seconds(), _seconds_of(processes), time.perf_counter()
+    try:
+        yield foreign
+    finally:
+        wall = (time.perf_counter() - began) * (psutil.cpu_count() or 1)
+        others = (_busy_seconds() - busy) - (_seconds_of(processes) - ours)
+        foreign.share = max(0.0, others / wall) if wall else 0.0
+
+
+def cpu_seconds(process: psutil.Process) -> float:
+    """User and system time of all its threads."""
+    if sys.platform == "linux":
+        # The process' own CPU clock, as clock_getcpuclockid(3) makes its number: nanoseconds, where /proc has ticks.
+        return time.clock_gettime((~process.pid << 3) | 2)
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def _busy_seconds() -> float:
+    times = psutil.cpu_times()
+    # Guests are counted in user time already; time stolen by other machines disturbs like any other.
+    return float(sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0))
+
+
+def _seconds_of(processes: Sequence[psutil.Process]) -> float:
+    return sum(cpu_seconds(process) for process in processes if process.is_running())
+
+
+@dataclass(slots=True)
+class Pairs:
+    """What alternating brought: one value of each side per pair."""
+
+    a: list[float] = field(default_factory=list)
+    b: list[float] = field(default_factory=list)
+    foreign: list[float] = field(default_factory=list)
+    discarded: int = 0
+    disturbed: bool = False
+
+    @property
+    def ratios(self) -> list[float]:
+        return [a / b for a, b in zip(self.a, self.b, strict=True)]
+
+    @property
+    def differences(self) -> list[float]:
+        return [a - b for a, b in zip(self.a, self.b, strict=True)]
+
+    @property
+    def ratio(self) -> float:
+        return statistics.median(self.ratios)
+
+    @property
+    def difference(self) -> float:
+        return statistics.median(self.differences)
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """The tenth and ninetieth percentile of the ratios."""
+        return percentile(self.ratios, 0.1), percentile(self.ratios, 0.9)
+
+    def __str__(self) -> str:
+        low, high = self.spread
+        quiet = f"foreign CPU {max(self.foreign):.0%} at most, {self.discarded} pairs discarded"
+        loud = " (never quiet: the least disturbed pairs)" if self.disturbed else ""
+        return f"ratio {self.ratio:.3f} [{low:.3f} … {high:.3f}] over {len(self.a)} pairs, {quiet}{loud}"
+
+
+Measure = Callable[[], Awaitable[float]]
+
+
+async def alternate(
+    a: Measure, b: Measure, *, pairs: int = 10, attempts: int | None = None, own: Sequence[psutil.Process] = ()
+) -> Pairs:
+    """Measure A B, B A, A B … until enough quiet pairs are there, at most `attempts` (three times as many)."""
+    tried: list[tuple[float, float, float]] = []
+    quiet = 0
+    most = attempts or 3 * pairs
+    while quiet < pairs and len(tried) < most:
+        with watching(own) as foreign:
+            if len(tried) % 2:
+                second, first = await b(), await a()
+            else:
+                first, second = await a(), await b()
+        tried.append((foreign.share, first, second))
+        quiet += foreign.share <= QUIET_SHARE
+    disturbed = quiet < pairs
+    kept = sorted(tried)[:pairs] if disturbed else [pair for pair in tried if pair[0] <= QUIET_SHARE]
+    return Pairs(
+        [first for _, first, _ in kept],
+        [second for _, _, second in kept],
+        [share for share, _, _ in kept],
+        discarded=len(tried) - len(kept),
+        disturbed=disturbed,
+    )
+
+
+def percentile(values: Sequence[float], q: float) -> float:
+    """By the nearest rank."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
+
+
+def arguments(description: str | None) -> argparse.ArgumentParser:
+    """A parser with what every benchmark understands."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print the results as one JSON object, last")
+    return parser
+
+
+def machine() -> dict[str, Any]:
+    return {
+        "system": platform.platform(),
+        "processor": _processor(),
+        "cores": psutil.cpu_count(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "python": platform.python_version(),
+        "load": round(psutil.getloadavg()[0], 2),
+    }
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo") as lines:  # noqa: PTH123
+            return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor()
+
+
+def report(benchmark: str, results: Sequence[Result], *, as_json: bool) -> None:
+    """Say the results: as a table for people, and as JSON in the last line when asked."""
+    width = max(len(result.name) for result in results)
+    for result in results:
+        verdict = {True: "holds", False: "MISSED", None: ""}[result.holds]
+        print(f"{result.name:<{width}}  {result.value:>12.4g} {result.unit:<8} {result.target:<24} {verdict}".rstrip())
+    if as_json:
+        rows = [
+            {"name": r.name, "value": r.value, "unit": r.unit, "target": r.target, "holds": r.holds} for r in results
+        ]
+        print(json.dumps({"benchmark": benchmark, "machine": machine(), "results": rows}))
