@@ -7,9 +7,10 @@ STAMP   := $(VENV)/.up-to-date
 TORCH   := $(shell sed -n 's/^ *"\(torch>=[^"]*\)",*$$/\1/p' pyproject.toml)
 PYTHON  ?= $(shell for name in python3.11 python3.12 python3.13 python3 python; do \
              "$$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$name" && break; done)
-# Rules without a process, a model or a socket to wait for: what `make check` can afford.
-FAST    := tests/repo tests/common/test_quantiles.py tests/common/test_ledger.py tests/common/test_errors.py \
-           tests/predictor/test_model.py
+# What `make check` can afford: the repository's own tests, the shared core, and policies without a process or a socket.
+FAST    := tests/repo tests/common tests/store tests/resources tests/kernels \
+           $(filter-out tests/common/%, $(wildcard \
+             tests/*/plan tests/*/policy tests/*/reconcile tests/*/test_policy*.py tests/*/test_model.py))
 
 .DEFAULT_GOAL := help
 .PHONY: help venv up down status test check format bench soak compat kube generate train clean
