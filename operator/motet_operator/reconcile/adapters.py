@@ -125,8 +125,10 @@ def _accepted(view: View, adapter: AdapterObject, around: Surroundings) -> Condi
 def _artifact(known: AdapterKnowledge, *, accepted: Condition, has_runner: bool) -> Condition:
     if known.failure_code:
         reason = known.failure_reason or _FAILURE_REASONS.get(known.failure_code, "FetchFailed")
-        still = " The version before it keeps serving." if known.serving_digest else ""
-        return no("ArtifactReady", reason, known.failure_message + still)
+        message = known.failure_message
+        if known.serving_digest:
+            message = f"{message.rstrip('.')}. The version before it keeps serving."
+        return no("ArtifactReady", reason, message)
     if known.serving_digest:
         return yes("ArtifactReady", "Verified", known.serving_digest)
     if not accepted.holds:

@@ -1,0 +1,157 @@
+"""The real command in a process of its own, where nothing has to be up."""
+
+import json
+import os
+import socket
+import subprocess
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from tests.stack.harness import MOTET, copy_of_bundled, write_adapter
+
+
+def motet(*arguments: str, env: dict[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
+    outside = {name: value for name, value in os.environ.items() if not name.startswith("MOTET_")}
+    done = subprocess.run(
+        [*MOTET, *arguments],
+        env=outside | (env or {}),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def refused(*arguments: str, env: dict[str, str] | None = None) -> str:
+    """What `motet up` says when it starts nothing."""
+    done = motet("up", *arguments, env=env)
+    assert done.returncode == 2, done.stderr
+    return done.stderr
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        yield int(holder.getsockname()[1])
+
+
+def test_version() -> None:
+    assert motet("version").stdout == f"motet {version('motet')}\n"
+
+
+def test_no_command_is_a_question_for_help() -> None:
+    said = motet().stdout
+    assert all(command in said for command in ("up", "down", "status", "chat", "version"))
+
+
+def test_a_port_in_use_is_named_with_the_way_out(tmp_path: Path, taken: int) -> None:
+    said = refused("--data-dir", str(tmp_path), "--port", str(taken))
+    assert f"port {taken} on 127.0.0.1 is in use (Address already in use): free it, or take another with --port" in said
+
+
+def test_a_host_that_is_not_here_is_named(tmp_path: Path) -> None:
+    assert "MOTET_HOST=no.such.host is no address" in refused(
+        "--data-dir", str(tmp_path), env={"MOTET_HOST": "no.such.host"}
+    )
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    assert f"there is no {tmp_path}/none: give -f a folder of manifests." in refused(
+        "--data-dir", str(tmp_path / "d"), "-f", str(tmp_path / "none")
+    )
+
+
+def test_wrong_yaml_is_shown_with_its_places(tmp_path: Path) -> None:
+    folder = copy_of_bundled(tmp_path / "m", adapters=[])
+    (folder / "wrong.yaml").write_text("apiVersion: motet.dev/v1alpha1\nkind: LoraAdapter\n---\na: [\n")
+    said = refused("--data-dir", str(tmp_path / "d"), "-f", str(folder))
+    assert f"{folder}/wrong.yaml:2:7: kind: LoraAdapter is none of the kinds" in said
+    assert f"{folder}/wrong.yaml:5:1: is not YAML: did not find expected node content" in said
+    assert f"2 problems in {folder}; nothing was started." in said
+
+
+def test_a_folder_without_a_pool_has_nothing_to_serve(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    folder.mkdir()
+    write_adapter(folder, "legal", uri="file://legal")
+    assert f"{folder} declares no ServingPool" in refused("--data-dir", str(tmp_path / "d"), "-f", str(folder))
+
+
+def test_a_missing_model_folder_is_named_with_its_line(tmp_path: Path) -> None:
+    folder = copy_of_bundled(tmp_path / "m", adapters=[])
+    (folder / "model").unlink()
+    said = refused("--data-dir", str(tmp_path / "d"), "-f", str(folder), "--port", "0", "--detach")
+    assert f"ServingPool default/demo: the model folder {folder}/model does not exist." in said
+    assert not (tmp_path / "d" / "run").exists(), "what was started has been cleared away"
+
+
+def test_a_state_directory_below_a_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    said = refused("--data-dir", str(tmp_path / "file" / "d"))
+    assert f"cannot use the state directory {tmp_path}/file/d: Not a directory." in said
+    assert "--data-dir" in said
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=32k", "tmpfs", str(disk)], capture_output=True, check=False
+    )
+    if mounted.returncode != 0:
+        pytest.skip("needs the right to mount a tiny file system")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_full_disk_is_told_before_anything_starts(tiny_disk: Path) -> None:
+    said = refused("--data-dir", str(tiny_disk / "d"), "--port", "0")
+    assert f"cannot write to the state directory {tiny_disk}/d: No space left on device." in said
+
+
+def test_a_setting_out_of_bounds_is_named(tmp_path: Path) -> None:
+    said = refused("--data-dir", str(tmp_path), env={"MOTET_TIME_SCALE": "7"})
+    assert "time_scale in the environment" in said
+
+
+def test_without_a_stack_status_says_so(tmp_path: Path) -> None:
+    done = motet("status", "--data-dir", str(tmp_path), "--json")
+    assert done.returncode == 1
+    assert json.loads(done.stdout) == {"services": [], "pools": [], "adapters": [], "problems": [], "url": ""}
+    assert f"nothing runs with {tmp_path}" in done.stderr
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_down_without_a_stack_is_no_error(tmp_path: Path, exists: bool) -> None:
+    folder = tmp_path if exists else tmp_path / "none"
+    done = motet("down", "--data-dir", str(folder))
+    assert (done.returncode, done.stdout) == (0, f"nothing runs with {folder}\n")
+    assert folder.exists() == exists
+
+
+def test_chat_without_a_stack_says_how_to_start_one(tmp_path: Path, taken: int) -> None:
+    done = motet("chat", "--data-dir", str(tmp_path), "-m", "hello")
+    assert done.returncode == 2
+    assert f"nothing runs with {tmp_path}: start it with `motet up`" in done.stderr
+
+
+def test_chat_with_a_url_where_nobody_listens_says_so() -> None:
+    done = motet("chat", "--url", "http://127.0.0.1:1", "-m", "hello")
+    assert done.returncode == 2
+    assert "no answer from http://127.0.0.1:1" in done.stderr
+
+
+def test_the_data_dir_follows_the_desktops_rules(tmp_path: Path) -> None:
+    done = motet("down", env={"XDG_DATA_HOME": str(tmp_path)})
+    assert done.stdout == f"nothing runs with {tmp_path}/motet\n"
+    done = motet("down", env={"MOTET_DATA_DIR": str(tmp_path / "mine")})
+    assert done.stdout == f"nothing runs with {tmp_path}/mine\n"

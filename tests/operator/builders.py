@@ -1,0 +1,73 @@
+"""Views with good defaults: a test says only what it is about."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from motet.model import ObjectName
+from motet.resources import LoRAAdapter, ServingPool
+from motet_operator.reconcile import AdapterObject, Condition, Instance, Plan, PoolObject, RunnerSet, View
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+DIGEST = "sha256:" + "0" * 64
+
+
+def later(seconds: float) -> datetime:
+    return NOW + timedelta(seconds=seconds)
+
+
+def name(text: str) -> ObjectName:
+    return ObjectName.parse(text)
+
+
+def pool(text: str = "demo", *, uri: str = "file:///models/base", **spec: Any) -> PoolObject:
+    full = name(text)
+    conditions: tuple[Condition, ...] = spec.pop("conditions", ())
+    generation: int = spec.pop("generation", 1)
+    return PoolObject(
+        resource=ServingPool.model_validate(
+            {
+                "metadata": {"name": full.name, "namespace": full.namespace},
+                "spec": {"model": {"uri": uri, **spec.pop("model", {})}, **spec},
+            }
+        ),
+        model_uri=uri,
+        conditions=conditions,
+        generation=generation,
+    )
+
+
+def adapter(text: str = "legal", *, age: int = 0, **spec: Any) -> AdapterObject:
+    full = name(text)
+    conditions: tuple[Condition, ...] = spec.pop("conditions", ())
+    return AdapterObject(
+        resource=LoRAAdapter.model_validate(
+            {
+                "metadata": {"name": full.name, "namespace": full.namespace},
+                "spec": {"poolRef": {"name": "demo"}, "source": {"uri": f"file:///adapters/{full.name}"}, **spec},
+            }
+        ),
+        source=f"file:///adapters/{full.name}",
+        content_stamp="stamp",
+        age=age,
+        conditions=conditions,
+    )
+
+
+def instance(text: str, revision: str, *, ordinal: int = 1, pool: str = "demo", **more: Any) -> Instance:
+    return Instance(
+        **({"name": text, "pool": name(pool), "revision": revision, "ordinal": ordinal, "ready": True} | more)
+    )
+
+
+def view(**parts: Any) -> View:
+    return View(**({"now": NOW} | {key: tuple(v) if isinstance(v, list) else v for key, v in parts.items()}))
+
+
+def sets(plan: Plan) -> dict[str, RunnerSet]:
+    """By revision; for plans of one pool."""
+    return {each.revision: each for each in plan.runner_sets}
+
+
+def condition(conditions: tuple[Condition, ...], type_: str) -> Condition:
+    (found,) = [one for one in conditions if one.type == type_]
+    return found

@@ -1,0 +1,169 @@
+"""What an adapter's conditions say, and when it reaches the catalog."""
+
+from dataclasses import replace
+
+import pytest
+
+from motet_operator.reconcile import (
+    AdapterKnowledge,
+    AdapterObject,
+    AdapterStatus,
+    Condition,
+    Plan,
+    Residence,
+    View,
+    reconcile,
+)
+from motet_operator.reconcile.conditions import MAX_MESSAGE
+from motet_operator.reconcile.pools import revision_of, template_of
+from tests.operator.builders import DIGEST, NOW, adapter, condition, instance, later, name, pool, view
+
+
+def world(*adapters: AdapterObject, known: dict[str, AdapterKnowledge] | None = None, runner: bool = True) -> View:
+    one = pool("demo", model={"servedName": "base"}, allowedNamespaces={"from": "Same"})
+    runners = [instance("r", revision_of(one.resource.object_name, template_of(one)))] if runner else []
+    return view(
+        pools=[one],
+        adapters=list(adapters),
+        instances=runners,
+        known={name(key): value for key, value in (known or {}).items()},
+    )
+
+
+def only(plan: Plan) -> AdapterStatus:
+    (status,) = plan.adapters
+    return status
+
+
+def says(status: AdapterStatus, type_: str) -> tuple[str, str]:
+    found = condition(status.conditions, type_)
+    return found.status, found.reason
+
+
+SERVING = AdapterKnowledge(serving_digest=DIGEST)
+
+
+def test_a_checked_adapter_is_ready_and_loads_on_demand() -> None:
+    plan = reconcile(world(adapter(), known={"legal": SERVING}))
+    status = only(plan)
+    assert [says(status, each) for each in ("Accepted", "ArtifactReady", "Loaded", "Ready")] == [
+        ("True", "Valid"),
+        ("True", "Verified"),
+        ("True", "OnDemand"),
+        ("True", "Serving"),
+    ]
+    assert status.ready
+    assert status.model == "default/legal"
+    (entry,) = plan.catalog.adapters
+    assert (entry.model_name, entry.source, entry.content_stamp) == ("legal", "file:///adapters/legal", "stamp")
+
+
+@pytest.mark.parametrize(
+    ("one", "reason"),
+    [
+        (adapter(poolRef={"name": "nowhere"}), "PoolNotFound"),
+        (adapter("acme/legal", poolRef={"name": "demo", "namespace": "default"}), "NamespaceNotAllowed"),
+        (adapter(baseModel="other"), "BaseModelMismatch"),
+    ],
+)
+def test_one_that_is_not_accepted_says_why_and_stays_out_of_the_catalog(one: AdapterObject, reason: str) -> None:
+    plan = reconcile(world(one))
+    assert says(only(plan), "Accepted") == ("False", reason)
+    assert says(only(plan), "Ready") == ("False", reason)
+    assert says(only(plan), "Loaded") == ("False", reason)
+    assert plan.catalog.adapters == ()
+
+
+def test_of_two_with_one_name_the_older_keeps_it() -> None:
+    plan = reconcile(world(adapter("b", age=1, modelName="law"), adapter("a", age=2, modelName="law")))
+    first, second = plan.adapters
+    assert says(first, "Accepted") == ("True", "Valid")
+    assert says(second, "Accepted") == ("False", "NameConflict")
+    assert "default/b already has the model name law" in condition(second.conditions, "Accepted").message
+    assert [entry.name for entry in plan.catalog.adapters] == [name("b")]
+
+
+def test_two_tenants_may_use_one_name() -> None:
+    one = pool("demo", allowedNamespaces={"from": "All"})
+    reference = {"name": "demo", "namespace": "default"}
+    two = [adapter("acme/legal", poolRef=reference), adapter("zeta/legal", poolRef=reference)]
+    assert len(reconcile(view(pools=[one], adapters=two)).catalog.adapters) == 2
+
+
+def test_without_a_runner_nobody_knows() -> None:
+    status = only(reconcile(world(adapter(), runner=False)))
+    assert [says(status, each) for each in ("ArtifactReady", "Loaded", "Ready")] == [
+        ("Unknown", "WaitingForRunner")
+    ] * 3
+    status = only(reconcile(world(adapter(), known={"legal": SERVING}, runner=False)))
+    assert says(status, "ArtifactReady") == ("True", "Verified")
+    assert says(status, "Ready") == ("Unknown", "WaitingForRunner")
+
+
+def test_one_that_is_being_checked_is_on_its_way() -> None:
+    assert says(only(reconcile(world(adapter()))), "Ready") == ("Unknown", "Checking")
+
+
+@pytest.mark.parametrize(
+    ("code", "given", "reason"),
+    [
+        ("adapter_fetch_failed", "", "FetchFailed"),
+        ("adapter_incompatible", "", "FormatRejected"),
+        ("adapter_incompatible", "RankTooLarge", "RankTooLarge"),
+        ("adapter_incompatible", "ShapeMismatch", "ShapeMismatch"),
+    ],
+)
+def test_a_failed_check_is_the_owners_to_read(code: str, given: str, reason: str) -> None:
+    failed = AdapterKnowledge(failure_code=code, failure_reason=given, failure_message="rank 64 is above 16")
+    plan = reconcile(world(adapter(), known={"legal": failed}))
+    for each in ("ArtifactReady", "Ready"):
+        found = condition(only(plan).conditions, each)
+        assert (found.status, found.reason, found.message) == ("False", reason, "rank 64 is above 16")
+    assert plan.catalog.adapters, "it stays known, so that corrected bytes are looked at"
+    assert [(event.type, event.reason) for event in plan.events if event.kind == "LoRAAdapter"] == [("Warning", reason)]
+
+
+def test_a_failed_new_revision_leaves_the_old_one_serving() -> None:
+    both = AdapterKnowledge(
+        serving_digest=DIGEST, failure_code="adapter_fetch_failed", failure_message="no such folder"
+    )
+    status = only(reconcile(world(adapter(), known={"legal": both})))
+    assert status.ready
+    found = condition(status.conditions, "ArtifactReady")
+    assert (found.status, found.message) == ("False", "no such folder. The version before it keeps serving.")
+
+
+def test_loaded_counts_the_runners_that_hold_it() -> None:
+    wanted = adapter(placement={"minReplicas": 2})
+    held = AdapterKnowledge(serving_digest=DIGEST, places=(Residence(runner="r", tier="device", digest=DIGEST),))
+    assert says(only(reconcile(world(wanted, known={"legal": held}))), "Loaded") == ("False", "Loading")
+    assert says(only(reconcile(world(adapter(), known={"legal": held}))), "Loaded") == ("True", "Resident")
+
+
+def test_a_suspended_one_is_unloaded_and_kept() -> None:
+    plan = reconcile(world(adapter(suspend=True), known={"legal": SERVING}))
+    assert says(only(plan), "Ready") == ("False", "Suspended")
+    assert says(only(plan), "Loaded") == ("False", "Suspended")
+    assert plan.catalog.adapters == ()
+
+
+def test_a_condition_keeps_its_time_until_its_answer_changes() -> None:
+    first = only(reconcile(world(adapter())))
+    same = world(adapter(conditions=first.conditions))
+    same = replace(same, now=later(60))
+    assert condition(only(reconcile(same)).conditions, "Ready").last_transition_time == NOW
+    after = replace(same, known={name("legal"): SERVING})
+    assert condition(only(reconcile(after)).conditions, "Ready").last_transition_time == later(60)
+    assert condition(only(reconcile(after)).conditions, "Accepted").last_transition_time == NOW
+
+
+def test_nothing_new_makes_no_event() -> None:
+    first = only(reconcile(world(adapter(), known={"legal": SERVING})))
+    plan = reconcile(world(adapter(conditions=first.conditions), known={"legal": SERVING}))
+    assert [event for event in plan.events if event.kind == "LoRAAdapter"] == []
+
+
+def test_a_message_has_an_end() -> None:
+    failed = AdapterKnowledge(failure_code="adapter_fetch_failed", failure_message="x" * 5000)
+    conditions: tuple[Condition, ...] = only(reconcile(world(adapter(), known={"legal": failed}))).conditions
+    assert all(len(each.message) <= MAX_MESSAGE for each in conditions)

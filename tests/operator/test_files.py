@@ -1,0 +1,146 @@
+"""The folder as objects: what was right stays until something right replaces it."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from motet_operator.local.files import MISSING, ManifestFolder, Settled, absolute_uri, folder_of, stamp_of
+from motet_operator.local.memory import ObjectMemory
+
+ADAPTER = """\
+apiVersion: motet.dev/v1alpha1
+kind: LoRAAdapter
+metadata: {name: %s}
+spec:
+  poolRef: {name: demo}
+  source: {uri: "file://adapters/%s"}
+"""
+
+
+def write(folder: Path, name: str) -> Path:
+    path = folder / f"{name}.yaml"
+    path.write_text(ADAPTER % (name, name))
+    return path
+
+
+def names(folder: ManifestFolder) -> list[str]:
+    return [manifest.resource.metadata.name for manifest in folder.read().adapters]
+
+
+def test_files_come_and_go(tmp_path: Path) -> None:
+    folder = ManifestFolder(tmp_path)
+    assert names(folder) == []
+    write(tmp_path, "a")
+    path = write(tmp_path, "b")
+    assert names(folder) == ["a", "b"]
+    path.unlink()
+    assert names(folder) == ["a"]
+
+
+def test_a_file_that_becomes_wrong_keeps_what_it_said(tmp_path: Path) -> None:
+    folder = ManifestFolder(tmp_path)
+    path = write(tmp_path, "a")
+    folder.read()
+    path.write_text("kind: [")
+    objects = folder.read()
+    assert [manifest.resource.metadata.name for manifest in objects.adapters] == ["a"]
+    assert "is not YAML" in str(objects.problems[0])
+    write(tmp_path, "a")
+    assert folder.read().problems == ()
+
+
+def test_an_immutable_field_keeps_its_value_and_is_told(tmp_path: Path) -> None:
+    folder = ManifestFolder(tmp_path)
+    path = write(tmp_path, "a")
+    folder.read()
+    path.write_text(path.read_text().replace("name: demo", "name: other"))
+    objects = folder.read()
+    assert objects.adapters[0].resource.spec.pool_ref.name == "demo"  # type: ignore[union-attr]
+    assert str(objects.problems[0]) == (
+        f"{path}:5:3: LoRAAdapter default/a: spec.poolRef: poolRef is immutable; create a new LoRAAdapter"
+    )
+
+
+def test_the_first_of_two_equal_names_stays(tmp_path: Path) -> None:
+    write(tmp_path, "a")
+    (tmp_path / "b.yaml").write_text(ADAPTER % ("a", "other"))
+    objects = ManifestFolder(tmp_path).read()
+    assert [manifest.place.file for manifest in objects.adapters] == [f"{tmp_path}/a.yaml"]
+    assert "is declared twice" in str(objects.problems[0])
+
+
+def test_a_folder_that_vanishes_takes_nothing_with_it(tmp_path: Path) -> None:
+    place = tmp_path / "m"
+    place.mkdir()
+    write(place, "a")
+    folder = ManifestFolder(place)
+    folder.read()
+    place.rename(tmp_path / "elsewhere")
+    objects = folder.read()
+    assert len(objects.adapters) == 1
+    assert "cannot be read: No such file or directory" in str(objects.problems[0])
+
+
+@pytest.mark.parametrize(
+    ("uri", "absolute"),
+    [
+        ("file://model", "file:///m/model"),
+        ("file://./model", "file:///m/model"),
+        ("file:///models/base", "file:///models/base"),
+        ("file://my model", "file:///m/my model"),
+    ],
+)
+def test_a_relative_uri_counts_from_the_manifest(uri: str, absolute: str) -> None:
+    assert absolute_uri(uri, manifest="/m/pool.yaml") == absolute
+    assert folder_of(absolute) == Path(absolute.removeprefix("file://"))
+
+
+def test_a_stamp_changes_with_any_file(tmp_path: Path) -> None:
+    assert stamp_of(tmp_path / "none") == MISSING
+    seen = {stamp_of(tmp_path)}
+    weights = tmp_path / "weights"
+    weights.write_text("a")
+    seen.add(stamp_of(tmp_path))
+    assert stamp_of(tmp_path) in seen
+    os.utime(weights, ns=(1, 1))
+    seen.add(stamp_of(tmp_path))
+    other = tmp_path / "copy"
+    other.write_text("a")
+    os.utime(other, ns=(1, 1))
+    other.rename(weights)  # the same name, size and time, and yet another file
+    seen.add(stamp_of(tmp_path))
+    assert len(seen) == 4
+
+
+def test_a_value_passes_once_it_is_quiet() -> None:
+    settled = Settled(0.3)
+    assert settled("a", "1", 0.0) == "1"
+    assert settled("a", "2", 1.0) == "1"
+    assert settled.waiting
+    assert settled("a", "3", 1.2) == "1"
+    assert settled("a", "3", 1.4) == "1"
+    assert settled("a", "3", 1.6) == "3"
+    assert not settled.waiting
+    assert settled("a", "4", 2.0) == "3"
+    assert settled("a", "3", 2.1) == "3", "it came back to what it was"
+    assert not settled.waiting
+    settled.forget({"b"})
+    assert settled("a", "9", 3.0) == "9"
+
+
+def test_generations_count_changes_and_survive_a_restart(tmp_path: Path) -> None:
+    folder = ManifestFolder(tmp_path)
+    write(tmp_path, "a")
+    path = write(tmp_path, "b")
+    memory = tmp_path / "memory"
+    first = ObjectMemory(memory).remember(list(folder.read().adapters))
+    assert [(one.generation, one.age) for one in first.values()] == [(1, 1), (1, 2)]
+    path.write_text(path.read_text() + "  suspend: true\n")
+    second = ObjectMemory(memory).remember(list(folder.read().adapters))
+    assert [(one.generation, one.age) for one in second.values()] == [(1, 1), (2, 2)]
+    path.unlink()
+    ObjectMemory(memory).remember(list(folder.read().adapters))
+    write(tmp_path, "b")
+    third = ObjectMemory(memory).remember(list(folder.read().adapters))
+    assert [(one.generation, one.age) for one in third.values()] == [(1, 1), (1, 3)], "a new object is the youngest"

@@ -1,0 +1,270 @@
+"""How runners come and go."""
+
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from motet_operator.reconcile import Instance, Plan, PoolObject, RunnerSet, View, reconcile
+from motet_operator.reconcile.pools import SURGE, revision_of, template_of
+from tests.operator.builders import NOW, adapter, condition, instance, later, name, pool, sets, view
+
+
+def revision(of: PoolObject) -> str:
+    return revision_of(of.resource.object_name, template_of(of))
+
+
+def runner_set(of: PoolObject, replicas: int = 1) -> RunnerSet:
+    return RunnerSet(
+        pool=of.resource.object_name,
+        revision=revision(of),
+        template=template_of(of),
+        replicas=replicas,
+        drain_seconds=30,
+    )
+
+
+def test_a_new_pool_gets_its_runners() -> None:
+    (only,) = reconcile(view(pools=[pool(replicas=2)])).runner_sets
+    assert (only.replicas, only.leaving) == (2, ())
+
+
+def test_the_same_template_is_the_same_revision() -> None:
+    assert revision(pool(replicas=1)) == revision(pool(replicas=5, drainTimeoutSeconds=1))
+    assert revision(pool()) == revision(pool(engine={}))
+    assert revision(pool()) != revision(pool(engine={"maxLoraRank": 8}))
+    assert revision(pool("a")) != revision(pool("b"))
+
+
+def test_the_command_line_overrides_every_pools_replicas() -> None:
+    plan = reconcile(view(pools=[pool("a", replicas=1), pool("b", replicas=5)], runners_override=2))
+    assert [each.replicas for each in plan.runner_sets] == [2, 2]
+    assert [each.replicas for each in plan.pools] == [2, 2]
+
+
+def test_more_replicas_are_added_beside_the_others() -> None:
+    one = pool(replicas=3)
+    plan = reconcile(view(pools=[one], instances=[instance("a", revision(one))]))
+    assert plan.runner_sets[0].replicas == 3
+    assert plan.drains == ()
+
+
+def test_fewer_replicas_drain_the_newest_and_keep_it_until_it_is_empty() -> None:
+    one = pool(replicas=1, drainTimeoutSeconds=30)
+    two = [instance("old", revision(one), ordinal=1), instance("new", revision(one), ordinal=2)]
+    plan = reconcile(view(pools=[one], instances=two))
+    (drain,) = plan.drains
+    assert (drain.instance, drain.deadline) == ("new", later(30))
+    assert (plan.runner_sets[0].replicas, plan.runner_sets[0].leaving) == (2, ())
+
+    two[1] = replace(two[1], draining_until=later(30))
+    assert reconcile(view(pools=[one], instances=two)).runner_sets[0].leaving == ()
+    for gone in (replace(two[1], drained=True), replace(two[1], draining_until=NOW), replace(two[1], ready=False)):
+        plan = reconcile(view(pools=[one], instances=[two[0], gone]))
+        assert (plan.runner_sets[0].replicas, plan.runner_sets[0].leaving) == (1, ("new",))
+
+
+def test_one_that_serves_nobody_goes_first_and_at_once() -> None:
+    one = pool(replicas=1)
+    two = [instance("old", revision(one), ordinal=1, ready=False), instance("new", revision(one), ordinal=2)]
+    plan = reconcile(view(pools=[one], instances=two))
+    assert plan.runner_sets[0].leaving == ("old",)
+    assert [drain.instance for drain in plan.drains] == ["old"]
+
+
+def test_a_changed_template_surges_then_drains_then_stops() -> None:
+    before, after = pool(replicas=1), pool(replicas=1, engine={"maxLoraRank": 8})
+    old = instance("old", revision(before))
+    known = [runner_set(before)]
+
+    plan = reconcile(view(pools=[after], instances=[old], runner_sets=known))
+    assert sets(plan)[revision(after)].replicas == 1
+    assert sets(plan)[revision(before)].replicas == 1
+    assert plan.drains == ()
+
+    new = instance("new", revision(after), ordinal=2, ready=False)
+    assert reconcile(view(pools=[after], instances=[old, new], runner_sets=known)).drains == ()
+
+    new = replace(new, ready=True)
+    plan = reconcile(view(pools=[after], instances=[old, new], runner_sets=known))
+    assert [drain.instance for drain in plan.drains] == ["old"]
+
+    old = replace(old, draining_until=later(30), drained=True)
+    plan = reconcile(view(pools=[after], instances=[old, new], runner_sets=known))
+    assert sets(plan)[revision(before)].leaving == ("old",)
+
+
+def test_a_new_revision_that_never_gets_ready_costs_no_old_runner() -> None:
+    before, after = pool(replicas=2), pool(replicas=2, engine={"maxLoraRank": 8})
+    members = [
+        instance("a", revision(before), ordinal=1),
+        instance("b", revision(before), ordinal=2),
+        instance("c", revision(after), ordinal=3, ready=False, failures=5, reason="no such rank"),
+    ]
+    plan = reconcile(view(pools=[after], instances=members, runner_sets=[runner_set(before, 2)]))
+    assert plan.drains == ()
+    assert sets(plan)[revision(after)].replicas == 1
+    (status,) = plan.pools
+    assert status.ready == 2
+    assert condition(status.conditions, "Available").holds
+    assert condition(status.conditions, "Progressing").reason == "RunnerFailing"
+    assert condition(status.conditions, "Ready").message == "c: no such rank"
+
+
+def test_a_pool_that_is_no_more_drains_and_goes() -> None:
+    gone = pool(drainTimeoutSeconds=30)
+    members = [instance("a", revision(gone))]
+    plan = reconcile(view(instances=members, runner_sets=[runner_set(gone)]))
+    assert [drain.deadline for drain in plan.drains] == [later(30)]
+    members = [replace(members[0], draining_until=later(30), drained=True)]
+    plan = reconcile(view(instances=members, runner_sets=[runner_set(gone)]))
+    assert plan.runner_sets[0].leaving == ("a",)
+
+
+def test_pools_of_one_group_must_serve_one_model() -> None:
+    plan = reconcile(view(pools=[pool("a", group="g"), pool("b", group="g", uri="file:///models/other")]))
+    assert [each.pool for each in plan.runner_sets] == [name("a")]
+    assert [each.pool for each in plan.catalog.pools] == [name("a")]
+    accepted = condition(plan.pools[1].conditions, "Accepted")
+    assert (accepted.status, accepted.reason) == ("False", "ModelMismatch")
+
+
+def test_pools_of_one_group_share_their_adapters() -> None:
+    two = [pool("a", group="g", model={"servedName": "m"}), pool("b", group="g", model={"servedName": "m"})]
+    members = [instance("x", revision(two[1]), pool="b")]
+    plan = reconcile(view(pools=two, adapters=[adapter(poolRef={"name": "g"})], instances=members))
+    assert condition(plan.adapters[0].conditions, "Accepted").holds
+    assert condition(plan.adapters[0].conditions, "Loaded").reason == "OnDemand"
+
+
+def test_a_pool_tells_its_life_in_conditions() -> None:
+    one = pool(replicas=1)
+
+    def ready(*members: Instance) -> tuple[str, str]:
+        (status,) = reconcile(view(pools=[one], instances=list(members))).pools
+        found = condition(status.conditions, "Ready")
+        return found.status, found.reason
+
+    assert ready() == ("False", "RunnersStarting")
+    assert ready(instance("a", revision(one), ready=False, failures=1)) == ("False", "RunnersStarting")
+    assert ready(instance("a", revision(one), ready=False, failures=2)) == ("False", "RunnerFailing")
+    assert ready(instance("a", revision(one))) == ("True", "AllRunnersReady")
+    (status,) = reconcile(view(pools=[pool(replicas=0)])).pools
+    assert condition(status.conditions, "Ready").reason == "ScaledToZero"
+
+
+# ------------------------------------------------------------------------------------------------------- properties
+
+
+@dataclass
+class World:
+    """Carries plans out like an executor, and lets accidents happen."""
+
+    pool: PoolObject | None
+    now: datetime = NOW
+    members: dict[str, Instance] = field(default_factory=dict)
+    known: dict[str, RunnerSet] = field(default_factory=dict)
+    made: int = 0
+
+    def view(self) -> View:
+        pools = [self.pool] if self.pool is not None else []
+        return view(
+            now=self.now,
+            pools=pools,
+            instances=list(self.members.values()),
+            runner_sets=list(self.known.values()),
+        )
+
+    def carry_out(self, plan: Plan) -> bool:
+        """Whether anything changed."""
+        before = dict(self.members)
+        for drain in plan.drains:
+            one = self.members[drain.instance]
+            if one.draining_until is None:
+                self.members[one.name] = replace(one, draining_until=drain.deadline)
+        for each in plan.runner_sets:
+            self.known[each.revision] = each
+            for leaving in each.leaving:
+                del self.members[leaving]
+            count = sum(one.revision == each.revision for one in self.members.values())
+            assert count <= each.replicas
+            for _ in range(each.replicas - count):
+                self.made += 1
+                fresh = instance(f"r{self.made}", each.revision, ordinal=self.made, ready=False)
+                self.members[fresh.name] = fresh
+        return self.members != before
+
+    def settle(self) -> None:
+        """Everything good that can happen happens."""
+        self.members = {
+            key: replace(one, ready=True, drained=one.draining_until is not None) for key, one in self.members.items()
+        }
+
+
+def serving(world: World) -> int:
+    return sum(one.ready and one.draining_until is None for one in world.members.values())
+
+
+pools = st.builds(
+    lambda replicas, rank, drain: pool(
+        replicas=replicas, drainTimeoutSeconds=drain, engine={"maxLoraRank": rank} if rank else {}
+    ),
+    st.integers(0, 4),
+    st.sampled_from([0, 8, 16]),
+    st.sampled_from([1, 30]),
+)
+accidents = st.one_of(
+    st.tuples(st.just("declare"), pools),
+    st.tuples(st.just("ready"), st.integers(0, 9)),
+    st.tuples(st.just("dies"), st.integers(0, 9)),
+    st.tuples(st.just("drained"), st.integers(0, 9)),
+    st.tuples(st.just("time"), st.integers(1, 40)),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(pools, st.lists(accidents, max_size=30))
+def test_whatever_happens_it_serves_as_it_can_and_arrives(
+    first: PoolObject, history: list[tuple[str, PoolObject | int]]
+) -> None:
+    world = World(first)
+    for what, value in history:
+        chosen = None
+        if isinstance(value, PoolObject):
+            world.pool = value
+        elif what == "time":
+            world.now += timedelta(seconds=value)
+        elif world.members:
+            chosen = sorted(world.members)[value % len(world.members)]
+        if chosen is not None:
+            one = world.members[chosen]
+            change = {"ready": {"ready": True}, "dies": {"ready": False}, "drained": {"drained": True}}[what]
+            if what != "drained" or one.draining_until is not None:
+                world.members[chosen] = replace(one, **change)
+        one_round(world)
+    arrives(world)
+
+
+def one_round(world: World) -> None:
+    assert world.pool is not None
+    wanted = world.pool.resource.spec.replicas
+    could, existed = serving(world), len(world.members)
+    world.carry_out(reconcile(world.view()))
+    assert serving(world) >= min(wanted, could), "it drained one that was needed"
+    staying = sum(one.draining_until is None for one in world.members.values())
+    if len(world.members) > existed:
+        assert staying <= wanted + SURGE, "it added more than one beyond what is wanted"
+    assert not world.carry_out(reconcile(world.view())), "a second look at the same moment changed something"
+
+
+def arrives(world: World) -> None:
+    assert world.pool is not None
+    for _ in range(30):
+        world.settle()
+        world.now += timedelta(seconds=1)
+        changed = world.carry_out(reconcile(world.view()))
+        if not changed and all(one.ready for one in world.members.values()):
+            break
+    assert {one.revision for one in world.members.values()} <= {revision(world.pool)}
+    assert len(world.members) == serving(world) == world.pool.resource.spec.replicas
