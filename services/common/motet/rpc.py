@@ -31,6 +31,8 @@ Message = TypeVar("Message")
 FIRST_RETRY_SECONDS = 0.05
 LAST_RETRY_SECONDS = 0.5
 CONNECT_SECONDS = 5.0
+MOST_IN_A_PACK = 64
+LARGEST_PACK_BYTES = 1024 * 1024  # before its last message
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
 _CHANNEL_OPTIONS: list[tuple[str, Any]] = [
@@ -77,6 +79,10 @@ class Outbox(Generic[Message]):
 
     async def get(self) -> Message:
         return await self._queue.get()
+
+    def take(self) -> Message | None:
+        """The next one if it is here already."""
+        return None if self._queue.empty() else self._queue.get_nowait()
 
 
 class Backoff:
@@ -171,7 +177,8 @@ class Link(Generic[Up, Down]):
                 if self._opened is not None:
                     self._opened()
                 async for message in call:
-                    self._receive(message)
+                    for one in _unpacked(message):
+                        self._receive(one)
             except grpc.aio.AioRpcError as error:
                 why = f"{error.code().name}: {error.details()}"
                 raise
@@ -191,7 +198,21 @@ async def _write_all(outbox: Outbox[Any], write: Callable[[Any], Any]) -> None:
     # A broken stream is the reader's to report: it sees the status, a failed write does not. So this only stops.
     with suppress(grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
         while True:
-            await write(await outbox.get())
+            message = await outbox.get()
+            await write(_packed(message, outbox) if hasattr(message, "more") else message)
+
+
+def _packed(first: Any, outbox: Outbox[Any]) -> Any:
+    """All that waits by now, as one message: under load, a write costs more than what it carries."""
+    waiting, size = [first], first.ByteSize()
+    while len(waiting) < MOST_IN_A_PACK and size < LARGEST_PACK_BYTES and (following := outbox.take()) is not None:
+        waiting.append(following)
+        size += following.ByteSize()
+    return first if len(waiting) == 1 else type(first)(more=waiting)
+
+
+def _unpacked(message: Any) -> Any:
+    return getattr(message, "more", None) or (message,)
 
 
 async def converse(
@@ -205,7 +226,8 @@ async def converse(
     writer = asyncio.create_task(_write_all(outbox, context.write), name="stream: write")
     try:
         async for message in requests:
-            receive(message)
+            for one in _unpacked(message):
+                receive(one)
     except MotetError as error:
         await context.abort(error.row.grpc, error.message)
     finally:

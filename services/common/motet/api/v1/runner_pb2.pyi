@@ -26,22 +26,28 @@ class GenerateUp(_message.Message):
     HELLO_FIELD_NUMBER: _builtins.int
     SUBMIT_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___GenerateHello: ...
     @_builtins.property
     def submit(self) -> Global___Submit: ...
     @_builtins.property
     def cancel(self) -> Global___CancelGeneration: ...
+    @_builtins.property
+    def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___GenerateUp]:
+        """Instead of one message, several that were waiting to be written: motet.rpc packs and unpacks them."""
+
     def __init__(
         self,
         *,
         hello: Global___GenerateHello | None = ...,
         submit: Global___Submit | None = ...,
         cancel: Global___CancelGeneration | None = ...,
+        more: _abc.Iterable[Global___GenerateUp] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "hello", b"hello", "message", b"message", "submit", b"submit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "hello", b"hello", "message", b"message", "submit", b"submit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "hello", b"hello", "message", b"message", "more", b"more", "submit", b"submit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "submit", "cancel"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015

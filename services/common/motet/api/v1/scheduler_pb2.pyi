@@ -58,6 +58,7 @@ class ServeUp(_message.Message):
     CANCEL_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
     LOST_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___GatewayHello: ...
     @_builtins.property
@@ -68,6 +69,10 @@ class ServeUp(_message.Message):
     def finished(self) -> Global___Finished: ...
     @_builtins.property
     def lost(self) -> Global___Lost: ...
+    @_builtins.property
+    def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServeUp]:
+        """Instead of one message, several that were waiting to be written: motet.rpc packs and unpacks them."""
+
     def __init__(
         self,
         *,
@@ -76,10 +81,11 @@ class ServeUp(_message.Message):
         cancel: Global___CancelRequest | None = ...,
         finished: Global___Finished | None = ...,
         lost: Global___Lost | None = ...,
+        more: _abc.Iterable[Global___ServeUp] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "enqueue", b"enqueue", "finished", b"finished", "hello", b"hello", "lost", b"lost", "message", b"message"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "enqueue", b"enqueue", "finished", b"finished", "hello", b"hello", "lost", b"lost", "message", b"message"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "enqueue", b"enqueue", "finished", b"finished", "hello", b"hello", "lost", b"lost", "message", b"message", "more", b"more"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "enqueue", "cancel", "finished", "lost"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
@@ -98,6 +104,7 @@ class ServeDown(_message.Message):
     POSITION_FIELD_NUMBER: _builtins.int
     CATALOG_FIELD_NUMBER: _builtins.int
     NOT_LEADER_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> _common_pb2.Welcome: ...
     @_builtins.property
@@ -112,6 +119,8 @@ class ServeDown(_message.Message):
     def catalog(self) -> Global___Catalog: ...
     @_builtins.property
     def not_leader(self) -> _common_pb2.NotLeader: ...
+    @_builtins.property
+    def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServeDown]: ...
     def __init__(
         self,
         *,
@@ -122,10 +131,11 @@ class ServeDown(_message.Message):
         position: Global___Position | None = ...,
         catalog: Global___Catalog | None = ...,
         not_leader: _common_pb2.NotLeader | None = ...,
+        more: _abc.Iterable[Global___ServeDown] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "message", b"message", "moved", b"moved", "not_leader", b"not_leader", "placed", b"placed", "position", b"position", "refused", b"refused", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "message", b"message", "moved", b"moved", "not_leader", b"not_leader", "placed", b"placed", "position", b"position", "refused", b"refused", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["catalog", b"catalog", "message", b"message", "more", b"more", "moved", b"moved", "not_leader", b"not_leader", "placed", b"placed", "position", b"position", "refused", b"refused", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "placed", "moved", "refused", "position", "catalog", "not_leader"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015

@@ -1,0 +1,74 @@
+"""Messages that wait to be written travel together, and nobody notices."""
+
+import asyncio
+
+from motet.api.v1 import runner_pb2, scheduler_pb2, scheduler_pb2_grpc
+from motet.rpc import LARGEST_PACK_BYTES, Link, Outbox, _packed, _unpacked, converse, serving
+
+
+def submit(number: int, tokens: int = 1) -> runner_pb2.GenerateUp:
+    return runner_pb2.GenerateUp(submit=runner_pb2.Submit(request=str(number), prompt_ids=[7] * tokens))
+
+
+def outbox_with(*messages: runner_pb2.GenerateUp) -> Outbox[runner_pb2.GenerateUp]:
+    outbox: Outbox[runner_pb2.GenerateUp] = Outbox()
+    for message in messages:
+        outbox.put(message)
+    return outbox
+
+
+def test_one_message_travels_as_it_is() -> None:
+    alone = submit(0)
+    assert _packed(alone, outbox_with()) is alone
+    assert list(_unpacked(alone)) == [alone]
+
+
+def test_what_waits_travels_in_order_and_unchanged() -> None:
+    messages = [submit(number) for number in range(5)]
+    pack = _packed(messages[0], outbox_with(*messages[1:]))
+    assert list(_unpacked(pack)) == messages
+    assert not messages[0].more
+
+
+def test_a_pack_stays_small_enough_to_be_received() -> None:
+    messages = [submit(number, tokens=LARGEST_PACK_BYTES // 2 + 1) for number in range(4)]
+    outbox = outbox_with(*messages[1:])
+    assert len(_unpacked(_packed(messages[0], outbox))) == 2
+    assert outbox.take() is not None
+
+
+async def test_order_survives_a_stream_in_both_directions(tmp_path) -> None:
+    class Echo(scheduler_pb2_grpc.SchedulerServicer):
+        async def Serve(self, request_iterator, context) -> None:
+            outbox: Outbox[scheduler_pb2.ServeDown] = Outbox()
+
+            def receive(message: scheduler_pb2.ServeUp) -> None:
+                outbox.put(scheduler_pb2.ServeDown(placed=scheduler_pb2.Placed(request=message.enqueue.request)))
+
+            await converse(context, request_iterator, outbox, receive)
+
+    heard: list[str] = []
+    done = asyncio.Event()
+
+    def hear(message: scheduler_pb2.ServeDown) -> None:
+        heard.append(message.placed.request)
+        if len(heard) == 500:
+            done.set()
+
+    address = f"unix:{tmp_path}/s.sock"
+    async with serving(address, lambda server: scheduler_pb2_grpc.add_SchedulerServicer_to_server(Echo(), server)):
+        link: Link[scheduler_pb2.ServeUp, scheduler_pb2.ServeDown] = Link(
+            "echo",
+            address,
+            lambda channel: scheduler_pb2_grpc.SchedulerStub(channel).Serve(),
+            greet=lambda: [
+                scheduler_pb2.ServeUp(enqueue=scheduler_pb2.Enqueue(request=str(number))) for number in range(500)
+            ],
+            receive=hear,
+        )
+        running = asyncio.create_task(link.run())
+        async with asyncio.timeout(10):
+            await done.wait()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    assert heard == [str(number) for number in range(500)]
