@@ -15,7 +15,7 @@ from motet.errors import InvalidRequest, MotetError, NotFound
 from motet_gateway.errors import MethodNotAllowed, error_response
 from motet_gateway.gateway import Gateway
 from motet_gateway.middleware import LocalHostsOnly, RequestContext
-from motet_gateway.routes.generate import describe, generate_routes
+from motet_gateway.routes.generate import Answers, describe
 from motet_gateway.routes.models import model_routes
 from motet_gateway.routes.probes import probe_routes
 from motet_gateway.routes.tokens import token_routes
@@ -27,13 +27,12 @@ def build_app(gateway: Gateway, registry: CollectorRegistry) -> ASGIApp:
     app.include_router(token_routes(gateway))
     app.include_router(probe_routes(gateway, registry))
     app.openapi = lambda: describe(FastAPI.openapi(app))  # type: ignore[method-assign]
-    app.router.routes.extend(generate_routes(gateway).routes)
     app.add_exception_handler(MotetError, _motet_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
-    guarded: ASGIApp = app
+    guarded: ASGIApp = Answers(app, gateway)
     if is_loopback(gateway.settings.host):
-        guarded = LocalHostsOnly(app, allowed=gateway.settings.allowed_hosts)
+        guarded = LocalHostsOnly(guarded, allowed=gateway.settings.allowed_hosts)
     return RequestContext(guarded)
 
 

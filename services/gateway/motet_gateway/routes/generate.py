@@ -2,24 +2,47 @@
 
 from typing import Any
 
-from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from motet.errors import MotetError
 from motet_gateway.answers.answer import Answer
 from motet_gateway.bodies import read_json
 from motet_gateway.catalog import ANYBODY
+from motet_gateway.errors import MethodNotAllowed, error_response
 from motet_gateway.gateway import Gateway
 from motet_gateway.parameters import Body, ChatBody, CompletionBody, parse
 
-CHAT = "/v1/chat/completions"
-COMPLETIONS = "/v1/completions"
+_BODIES: dict[str, type[Body]] = {"/v1/chat/completions": ChatBody, "/v1/completions": CompletionBody}
 
 
-def generate_routes(gateway: Gateway) -> APIRouter:
-    router = APIRouter()
+class Answers:
+    """Serves the two endpoints that make tokens, and hands everything else on.
 
-    async def answer(request: Request, kind: type[Body]) -> Response:
+    They stand before FastAPI and not in it: nothing of what it does for a request is needed here, and its layers would
+    take a good part of our budget, once per request and again for every piece of a stream.
+    """
+
+    def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
+        self._app = app
+        self._gateway = gateway
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        kind = _BODIES.get(scope["path"]) if scope["type"] == "http" else None
+        if kind is None:
+            await self._app(scope, receive, send)
+            return
+        try:
+            if scope["method"] != "POST":
+                raise MethodNotAllowed(f"{scope['method']} {scope['path']} is not allowed. Use POST.")
+            await (await self._answer(Request(scope, receive), kind))(scope, receive, send)
+        except MotetError as error:
+            # An answer that has begun says its errors itself, so there is still time for a status.
+            allow = {"allow": "POST"} if isinstance(error, MethodNotAllowed) else None
+            await error_response(error, allow)(scope, receive, send)
+
+    async def _answer(self, request: Request, kind: type[Body]) -> Answer:
+        gateway = self._gateway
         content = await read_json(request, limit=gateway.settings.max_body_bytes)
         body = parse(kind, content)
         body.refuse_what_is_not_there_yet()
@@ -28,29 +51,17 @@ def generate_routes(gateway: Gateway) -> APIRouter:
             gateway.metrics.client_retries.inc()
         return Answer(gateway, ANYBODY, body, body_bytes=len(content))
 
-    async def chat(request: Request) -> Response:
-        return await answer(request, ChatBody)
-
-    async def completions(request: Request) -> Response:
-        return await answer(request, CompletionBody)
-
-    # Plain routes: nothing is injected, and what FastAPI would do for each request is a good part of our budget.
-    router.add_route(CHAT, chat, methods=["POST"])
-    router.add_route(COMPLETIONS, completions, methods=["POST"])
-    return router
-
 
 def describe(schema: dict[str, Any]) -> dict[str, Any]:
     """Put both endpoints into an OpenAPI schema, which knows only what FastAPI validates by itself."""
     schemas = schema.setdefault("components", {}).setdefault("schemas", {})
-    for path, kind, summary in ((CHAT, ChatBody, "Chat"), (COMPLETIONS, CompletionBody, "Plain completions")):
+    for path, kind in _BODIES.items():
         body = kind.model_json_schema(ref_template="#/components/schemas/{model}")
         schemas.update(body.pop("$defs", {}))
         schemas[kind.__name__] = body
         schema["paths"][path] = {
             "post": {
                 "tags": ["answers"],
-                "summary": summary,
                 "operationId": kind.__name__.removesuffix("Body").lower(),
                 "requestBody": {
                     "required": True,
