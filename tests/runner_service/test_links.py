@@ -9,6 +9,9 @@ from tests.runner_service.peers import gateway_to, scheduler_at, supervisor_at, 
 from tests.support.fake_engine import FakeEngine, tokens_of
 from tests.support.runners import fake_runner, write_adapter
 
+TIGHT = functools.partial(FakeEngine, pages=8, step_seconds=0.004)
+"""Too small for what is promised, and slow enough that all are taken in before it is full."""
+
 SLOW = functools.partial(FakeEngine, step_seconds=0.005)
 DEVICE = common_pb2.ADAPTER_STAGE_DEVICE
 
@@ -280,14 +283,14 @@ async def test_park_and_resume_by_order_lose_no_token(folder):
 
 async def test_without_a_supervisor_the_runner_protects_itself(folder):
     async with (
-        fake_runner(folder, engine=lambda: FakeEngine(pages=8)) as runner,
+        fake_runner(folder, engine=TIGHT) as runner,
         gateway_to(runner.address) as gateway,
     ):
         for n in range(4):
-            await gateway.submit(f"r{n}", max_tokens=100, pages=1, seed=n)
+            await gateway.submit(f"r{n}", max_tokens=70, pages=1, seed=n)
         for n in range(4):
             await gateway.finished(f"r{n}")
-            assert gateway.tokens[f"r{n}", 1] == tokens_of((1, 2, 3), n, 100)
+            assert gateway.tokens[f"r{n}", 1] == tokens_of((1, 2, 3), n, 70)
         assert runner.service.metrics.self_parks._value.get() > 0
 
 
@@ -295,12 +298,12 @@ async def test_a_muted_supervisor_makes_the_runner_protect_itself(folder):
     _, address = places(folder)
     async with (
         supervisor_at(address) as supervisor,
-        fake_runner(folder, supervisor=address, engine=lambda: FakeEngine(pages=8)) as runner,
+        fake_runner(folder, supervisor=address, engine=TIGHT) as runner,
         gateway_to(runner.address) as gateway,
     ):
         await until(lambda: supervisor.of("memory"))
         for n in range(4):
-            await gateway.submit(f"r{n}", max_tokens=100, pages=1, seed=n)
+            await gateway.submit(f"r{n}", max_tokens=70, pages=1, seed=n)
         for n in range(4):
             await gateway.finished(f"r{n}")
         assert supervisor.of("overflow")

@@ -1,0 +1,152 @@
+"""The loop around an engine, and the pipe it hangs on, without processes."""
+
+import socket
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from motet.api.v1 import common_pb2, runner_pb2
+from motet.model import pages_for
+from motet_runner.interface import Finish, NewSequence, Sampling
+from motet_runner.loop import EngineLoop
+from motet_runner.pipe import Pipe
+from motet_runner.protocol import Add, Cancel, ReportNow
+from tests.support.fake_engine import FakeEngine, tokens_of
+
+PROMPT = (1, 2, 3)
+
+
+def add(request, *, epoch=1, stream=1, max_tokens=6, delivered=()):
+    return Add(
+        NewSequence(
+            request=request,
+            epoch=epoch,
+            prompt=PROMPT,
+            delivered=tuple(delivered),
+            promise=pages_for(len(PROMPT) + max_tokens),
+            sampling=Sampling(max_tokens=max_tokens),
+        ),
+        stream,
+    )
+
+
+def sequences(batch, stream=1):
+    return list(runner_pb2.GenerateDown.FromString(batch.steps[stream]).step.sequences)
+
+
+def test_an_idle_loop_says_nothing_and_waits_for_ever():
+    loop = EngineLoop(FakeEngine())
+    assert loop.turn() is None
+    assert loop.patience() is None
+
+
+def test_a_report_comes_when_it_is_asked_for():
+    loop = EngineLoop(FakeEngine())
+    loop.apply([ReportNow()])
+    assert loop.turn().report.pages_free == 256
+    assert loop.turn() is None
+
+
+def test_each_stream_gets_one_message_a_turn():
+    loop = EngineLoop(FakeEngine())
+    loop.apply([add("a", stream=1), add("b", stream=1), add("c", stream=2)])
+    batch = loop.turn()
+    assert [one.request for one in sequences(batch, 1)] == ["a", "b"]
+    assert [one.request for one in sequences(batch, 2)] == ["c"]
+    assert batch.generated == 3
+
+
+def test_a_cancel_takes_effect_before_the_next_iteration():
+    engine = FakeEngine()
+    loop = EngineLoop(engine)
+    loop.apply([add("a", max_tokens=50)])
+    loop.turn()
+    loop.apply([Cancel("a", 1, time.monotonic())])
+    assert engine.report().pages_free == 256
+    batch = loop.turn()
+    (last,) = sequences(batch)
+    assert (last.finish, last.index, list(last.tokens)) == (common_pb2.FINISH_REASON_CANCELLED, 1, [])
+    assert [(one.finish, one.output_tokens) for one in batch.ended] == [(Finish.CANCELLED, 1)]
+    assert len(batch.freed_after) == 1
+
+
+def test_a_cancel_of_another_epoch_does_nothing():
+    loop = EngineLoop(FakeEngine())
+    loop.apply([add("a", epoch=2), Cancel("a", 1, 0.0)])
+    assert not loop.turn().ended
+
+
+def test_an_epoch_that_was_overtaken_is_refused():
+    loop = EngineLoop(FakeEngine())
+    loop.apply([add("a", epoch=2), add("a", epoch=1)])
+    (refused,) = loop.turn().refused
+    assert (refused.epoch, refused.error.code) == (1, "declined")
+
+
+COMMANDS = st.lists(
+    st.tuples(st.sampled_from(["add", "cancel", "turn", "turn"]), st.sampled_from("abcd"), st.integers(1, 4)),
+    max_size=60,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(COMMANDS)
+def test_whatever_comes_every_placement_ends_once_and_misses_no_token(commands):
+    engine = FakeEngine(pages=12, max_sequences=3)
+    loop = EngineLoop(engine)
+    tokens, added, closed = {}, 0, 0
+
+    def take(batch):
+        nonlocal closed
+        if batch is None:
+            return
+        for one in sequences(batch) if batch.steps else ():
+            key = (one.request, one.epoch)
+            got = tokens.setdefault(key, [])
+            assert one.index == len(got)
+            got.extend(one.tokens)
+            if one.finish:
+                assert got == tokens_of(PROMPT, 0, len(got))
+                del tokens[key]  # its gateway may bring it again
+        closed += len(batch.refused) + len(batch.ended)
+
+    for what, request, epoch in commands:
+        match what:
+            case "add":
+                added += 1
+                tokens.pop((request, epoch), None)  # brought again: it starts over
+                loop.apply([add(request, epoch=epoch)])
+            case "cancel":
+                loop.apply([Cancel(request, epoch, 0.0)])
+            case _:
+                take(loop.turn())
+    while (batch := loop.turn()) is not None:
+        take(batch)
+    assert closed == added
+    assert engine.report().pages_free == 12
+    assert not engine.report().book
+    assert engine.ledger.promised == 0
+
+
+def test_a_pipe_never_blocks_and_loses_nothing():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        one, two = Pipe(ours), Pipe(theirs)
+        messages = [b"x" * (300_000 + n) for n in range(5)]
+        for message in messages:
+            one.send(message)  # far more than the socket holds, and nobody reads
+        got = []
+        while len(got) < len(messages):
+            one.exchange(0)
+            got += two.exchange(0)
+        assert got == messages
+
+
+def test_a_pipe_says_when_the_other_end_has_gone():
+    ours, theirs = socket.socketpair()
+    with ours:
+        theirs.close()
+        with pytest.raises(EOFError):
+            Pipe(ours).exchange(None)
