@@ -1,5 +1,6 @@
 """Up, used, disturbed, down: the stack's own life, as a person meets it."""
 
+import json
 import os
 import shutil
 import signal
@@ -143,3 +144,35 @@ def test_ctrl_c_stops_everything(tmp_path: Path) -> None:
         front.wait()
         front.stdout.close()  # type: ignore[union-attr]
         stack.down()
+
+
+def test_runners_are_added_replaced_and_taken_away_while_it_serves(tmp_path: Path) -> None:
+    manifests = copy_of_bundled(tmp_path / "manifests", adapters=["pirate"])
+    pool = manifests / "pool.json"
+    with running_stack(tmp_path, manifests=manifests) as stack:
+
+        def declare(replicas: int, **engine: int) -> None:
+            content = json.loads(pool.read_text())
+            content["spec"]["replicas"] = replicas
+            content["spec"]["engine"] |= engine
+            temporary = manifests / ".pool"
+            temporary.write_text(json.dumps(content))
+            temporary.rename(pool)
+
+        def runners() -> list[str]:
+            return [one["name"] for one in stack.status()["services"] if one["kind"] == "runner" and one["ready"]]
+
+        (first,) = runners()
+        declare(2)
+        stack.until(lambda: len(runners()) == 2, seconds=120)
+        assert first in runners()
+
+        declare(1)
+        stack.until(lambda: runners() == [first], seconds=60)
+        assert stack.ask("default/pirate", QUESTION)
+
+        declare(1, maxConcurrentSequences=8)
+        while runners() == [first] or len(runners()) > 1:
+            assert stack.ask("default/pirate", QUESTION)  # surge before drain: there is always one
+        assert first not in runners()
+        stack.until(lambda: [one["ready"] for one in stack.status()["pools"]] == [1])

@@ -1,0 +1,89 @@
+"""Runner sets as a table of processes."""
+
+from pathlib import Path
+
+from motet.processes import Phase, ProcessStatus
+from motet.settings import ProcessSettings
+from motet_operator.local.layout import MAX_INSTANCE_NAME, Layout
+from motet_operator.local.runners import Runners
+from motet_operator.local.services import Services
+from motet_operator.local.settings import Settings
+from motet_operator.reconcile import PoolObject, reconcile
+from tests.operator.builders import later, name, pool, view
+
+
+def runners(folder: Path) -> Runners:
+    services = Services(Layout(folder), ProcessSettings(data_dir=folder), Settings(manifests=folder))
+    return Runners(folder / "runners.json", services)
+
+
+def carry_out(table: Runners, *pools: PoolObject, ready: bool = True, seconds: float = 0) -> None:
+    statuses = {
+        runner.name: ProcessStatus(
+            name=runner.name,
+            kind="runner",
+            pid=1,
+            phase=Phase.READY if ready else Phase.STARTING,
+            restarts=0,
+            failures=0,
+            exit_status=None,
+            reason="",
+            log=Path(),
+        )
+        for runner in table
+    }
+    instances = table.instances(statuses, drained=())
+    table.carry_out(
+        reconcile(
+            view(now=later(seconds), pools=list(pools), runner_sets=list(table.sets()), instances=list(instances))
+        )
+    )
+
+
+def test_a_pool_becomes_processes_that_know_who_they_are(tmp_path: Path) -> None:
+    table = runners(tmp_path)
+    carry_out(table, pool("acme/demo", replicas=2, group="g", engine={"kvCacheMiB": 64, "preset": "orca"}))
+    first, second = table.specs()
+    assert first.name != second.name
+    assert first.kind == "runner"
+    env = dict(first.env)
+    assert env["MOTET_RUNNER_POOL"] == "acme/demo"
+    assert env["MOTET_RUNNER_GROUP"] == "acme/g"
+    assert env["MOTET_RUNNER_INSTANCE"] == first.name
+    assert env["MOTET_RUNNER_LISTEN"].startswith("unix:/")
+    assert env["MOTET_RUNNER_LISTEN"].endswith(f"/{first.name}.sock")
+    assert (env["MOTET_RUNNER_KV_CACHE_MIB"], env["MOTET_RUNNER_PRESET"]) == ("64", "orca")
+    assert "MOTET_RUNNER_MAX_LORA_RANK" not in env, "what the pool leaves open is the runner's to decide"
+    assert env["OMP_WAIT_POLICY"] == "passive"
+
+
+def test_the_longest_names_still_fit_a_socket(tmp_path: Path) -> None:
+    table = runners(tmp_path)
+    carry_out(table, pool(f"{'n' * 63}/{'p' * 63}", replicas=1000))
+    assert max(len(runner.name) for runner in table) <= MAX_INSTANCE_NAME
+
+
+def test_the_table_survives_its_operator(tmp_path: Path) -> None:
+    before, after = pool(replicas=1), pool(replicas=1, engine={"maxLoraRank": 8})
+    table = runners(tmp_path)
+    carry_out(table, before)
+    carry_out(table, after)
+    carry_out(table, after)  # both are ready now, so the old one drains
+    again = runners(tmp_path)
+    assert list(again) == list(table)
+    assert [runner.draining_until for runner in again] == [later(30), None]
+    assert {each.template.engine.max_lora_rank for each in again.sets()} == {None, 8}
+    carry_out(again, after, seconds=31)
+    assert [runner.template.engine.max_lora_rank for runner in again] == [8]
+
+
+def test_two_pools_of_one_name_are_kept_apart(tmp_path: Path) -> None:
+    table = runners(tmp_path)
+    carry_out(table, pool("a/demo"), pool("b/demo"))
+    assert {runner.pool for runner in table} == {name("a/demo"), name("b/demo")}
+    assert len({runner.name for runner in table}) == 2
+
+
+def test_a_table_that_cannot_be_read_is_an_empty_one(tmp_path: Path) -> None:
+    (tmp_path / "runners.json").write_text('[{"name": "x"}]')
+    assert list(runners(tmp_path)) == []

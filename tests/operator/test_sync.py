@@ -1,0 +1,131 @@
+"""The operator's stream, against a small scheduler over real gRPC."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from motet.api.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
+from motet.rpc import Outbox, converse, serving
+from motet_operator.local.sync import SchedulerSync
+from motet_operator.reconcile import Catalog, Drain, reconcile
+from tests.operator.builders import DIGEST, adapter, later, name, pool, view
+
+
+class SmallScheduler(scheduler_pb2_grpc.SchedulerServicer):
+    def __init__(self) -> None:
+        self.heard: list[scheduler_pb2.SyncUp] = []
+        self.outbox: Outbox[scheduler_pb2.SyncDown] = Outbox()
+
+    async def Sync(self, requests: AsyncIterator[scheduler_pb2.SyncUp], context: Any) -> None:  # type: ignore[override]
+        self.outbox = Outbox()
+        await converse(context, requests, self.outbox, self.heard.append)
+
+    def snapshots(self) -> list[list[str]]:
+        """Names of adapters, snapshot by snapshot."""
+        return [
+            [entry.ref.name for entry in message.snapshot.adapters]
+            for message in self.heard
+            if message.HasField("snapshot")
+        ]
+
+
+@asynccontextmanager
+async def small_scheduler(address: str) -> AsyncIterator[SmallScheduler]:
+    scheduler = SmallScheduler()
+    async with serving(address, lambda server: scheduler_pb2_grpc.add_SchedulerServicer_to_server(scheduler, server)):
+        yield scheduler
+
+
+@asynccontextmanager
+async def syncing(address: str) -> AsyncIterator[SchedulerSync]:
+    sync = SchedulerSync(address, lambda: None)
+    task = asyncio.create_task(sync.run())
+    try:
+        yield sync
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - what is waited for happens at the other end of a stream
+            await asyncio.sleep(0.01)
+
+
+def catalog(*names: str) -> Catalog:
+    return reconcile(view(pools=[pool()], adapters=[adapter(each) for each in names])).catalog
+
+
+async def test_the_catalog_goes_up_whole_whenever_it_changes_and_after_each_reconnection(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/s.sock"
+    async with syncing(address) as sync:
+        async with small_scheduler(address) as scheduler:
+            await until(lambda: sync.connected)
+            assert scheduler.snapshots() == [], "before the folder has been read there is nothing to say"
+            sync.tell(catalog("a"), [])
+            sync.tell(catalog("a"), [])
+            sync.tell(catalog("a", "b"), [])
+            await until(lambda: len(scheduler.snapshots()) == 2)
+            assert scheduler.snapshots() == [["a"], ["a", "b"]]
+            entry = scheduler.heard[-1].snapshot.adapters[0]
+            assert (entry.group, entry.source, entry.content_stamp) == ("default/demo", "file:///adapters/a", "stamp")
+            assert entry.max_class == common_pb2.REQUEST_CLASS_STANDARD
+        await until(lambda: not sync.connected)
+        sync.tell(catalog("b"), [])
+        async with small_scheduler(address) as scheduler:
+            await until(lambda: scheduler.snapshots() == [["b"]])
+
+
+async def test_reports_become_knowledge_until_the_adapter_goes(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/s.sock"
+    async with small_scheduler(address) as scheduler, syncing(address) as sync:
+        await until(lambda: sync.connected)
+        sync.tell(catalog("a"), [])
+        scheduler.outbox.put(
+            scheduler_pb2.SyncDown(
+                adapter=scheduler_pb2.AdapterReport(
+                    ref=common_pb2.AdapterRef(namespace="default", name="a", generation=3),
+                    serving_digest=DIGEST,
+                    certificate=scheduler_pb2.Certificate(digest=DIGEST, rank=8, target_modules=["q_proj"]),
+                    failure=common_pb2.Failure(code="adapter_incompatible", message="no", reason="RankTooLarge"),
+                    places=[
+                        scheduler_pb2.AdapterPlace(instance="r1", tier=common_pb2.MEMORY_TIER_HOST, digest=DIGEST),
+                        scheduler_pb2.AdapterPlace(instance="r0", tier=common_pb2.MEMORY_TIER_DEVICE, digest=DIGEST),
+                    ],
+                )
+            )
+        )
+        await until(lambda: name("a") in sync.known)
+        known = sync.known[name("a")]
+        assert (known.serving_digest, known.generation, known.failure_reason) == (DIGEST, 3, "RankTooLarge")
+        assert known.certificate is not None
+        assert (known.certificate.rank, known.certificate.target_modules) == (8, ("q_proj",))
+        assert [(place.runner, place.tier) for place in known.places] == [("r0", "device"), ("r1", "host")]
+        sync.tell(catalog(), [])
+        assert sync.known == {}
+
+
+async def test_a_drain_is_said_once_and_again_to_a_new_scheduler(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/s.sock"
+    drain = Drain(instance="r0", pool=name("demo"), revision="abc", deadline=later(10**9))
+    async with syncing(address) as sync:
+        async with small_scheduler(address) as scheduler:
+            await until(lambda: sync.connected)
+            sync.tell(catalog(), [drain])
+            sync.tell(catalog(), [drain])
+            sync.tell(catalog("a"), [drain])
+            await until(lambda: len(scheduler.snapshots()) == 2)
+            (said,) = [message.drain for message in scheduler.heard if message.HasField("drain")]
+            assert (said.runner.instance, said.runner.pool) == ("r0", "default/demo")
+            scheduler.outbox.put(
+                scheduler_pb2.SyncDown(drained=scheduler_pb2.Drained(runner=common_pb2.RunnerIdentity(instance="r0")))
+            )
+            await until(lambda: sync.drained == {"r0"})
+        async with small_scheduler(address) as scheduler:
+            await until(lambda: any(message.HasField("drain") for message in scheduler.heard))
+        sync.tell(catalog(), [])
+        assert sync.drained == set()
