@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from motet.api.v1 import common_pb2, runner_pb2
 from motet.clock import every
 from motet.digest import asset_digest, base_digest
-from motet.errors import MotetError, Overloaded
+from motet.errors import ModelFolderError, MotetError, Overloaded
 from motet.model import Digest
 from motet.rpc import Server, serving
 from motet.settings import Addresses, ProcessSettings
@@ -107,6 +107,12 @@ class RunnerService:
         try:
             info = await self._host.loaded()
             base, assets = await digests
+            expected = self._settings.model_digest
+            if expected and base != expected:
+                raise ModelFolderError(
+                    f"the model in {self._folder} has the digest {base}, but the pool {self._settings.pool} asks for "
+                    f"{expected}: put the right files there, or correct model.digest."
+                )
         finally:
             digests.cancel()
         parts = await self._assemble(info, base, assets)

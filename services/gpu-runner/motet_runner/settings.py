@@ -37,6 +37,9 @@ class Settings(BaseSettings):
     model_uri: str = ""
     """Where the base model lies: an absolute file:// URI of a folder with config.json and safetensors."""
 
+    model_digest: str = ""
+    """What the base model's bytes must add up to (`spec.model.digest` of the pool). Empty: whatever is there."""
+
     listen: str = "localhost:7110"
     """Where this runner listens: `unix:/path` or `host:port`."""
 
