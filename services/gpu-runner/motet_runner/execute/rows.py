@@ -4,7 +4,7 @@ Everything that does not depend on the layer is worked out here, once an iterati
 rows of the base last, so that an adapter's rows lie together and the base's cost LoRA nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -147,7 +147,7 @@ class Assembler:
             keep=self._tensor(keep),
             sampled=sampled,
             writes=self._store.rows_of(pages, offsets),
-            decodes=[self._decodes(group) for group in _of_similar_length(decoding)],
+            decodes=[self._decodes(group) for group in self._groups(decoding)],
             chunks=[self._chunk(first, work) for first, work in chunks],
             lora=self._layout(tuple(segments)),
             adapters=frozenset(work.sequence.adapter for work in iteration.work) - {BASE},
@@ -160,6 +160,19 @@ class Assembler:
         if self._laid_out is None or self._laid_out[0] != segments:
             self._laid_out = segments, lay_out(segments, self._device)
         return self._laid_out[1]
+
+    def _groups(self, decoding: list[tuple[int, Work]]) -> Iterator[list[tuple[int, Work]]]:
+        """Decodes that are attended together: as many as are well read at once, none twice as long as another."""
+        pages = {row: pages_for(work.start + 1) for row, work in decoding}
+        left = decoding
+        if len(set(pages.values())) > 1:
+            left = sorted(decoding, key=lambda member: -pages[member[0]])
+        while left:
+            longest = pages[left[0][0]]
+            most = self._store.sequences_a_read(longest)
+            count = next((i for i, (row, _) in enumerate(left) if i >= most or 2 * pages[row] + 2 < longest), len(left))
+            yield left[:count]
+            left = left[count:]
 
     def _decodes(self, members: list[tuple[int, Work]]) -> Decodes:
         tables = [work.sequence.pages[: pages_for(work.start + 1)] for _, work in members]
@@ -207,16 +220,3 @@ def _addresses(
         positions[there] = np.arange(work.start, work.start + work.count)
         pages[there] = np.asarray(work.sequence.pages, dtype=np.int64)[positions[there] // PAGE_TOKENS]
     return positions, pages, positions % PAGE_TOKENS
-
-
-def _of_similar_length(decoding: list[tuple[int, Work]]) -> list[list[tuple[int, Work]]]:
-    """Cut decodes into groups by length when one group would read more than twice what there is."""
-    if not decoding:
-        return []
-    pages = [pages_for(work.start + 1) for _, work in decoding]
-    if len(pages) * max(pages) <= 2 * sum(pages) + 16:
-        return [decoding]
-    classes: dict[int, list[tuple[int, Work]]] = {}
-    for count, member in zip(pages, decoding, strict=True):
-        classes.setdefault((count - 1).bit_length(), []).append(member)
-    return list(classes.values())

@@ -12,6 +12,11 @@ import torch
 from motet.model import PAGE_TOKENS, KVShape
 
 
+READ_BYTES = {"cpu": 1024 * 1024, "cuda": 256 * 1024 * 1024}
+"""How much of one layer is brought together at a time. On a CPU it must still be in the core's cache when attention
+reads it; on a GPU fewer and larger reads win."""
+
+
 class PagedStore:
     def __init__(self, pages: int, shape: KVShape, dtype: Any, device: Any) -> None:
         self.pages = pages
@@ -24,6 +29,7 @@ class PagedStore:
         self._tokens = self.data.view(-1, shape.head_dim)
         self._blocks = self.data.view(-1, PAGE_TOKENS * shape.head_dim)
         self._layer = torch.arange(shape.layers, device=device).view(-1, 1) * (2 * shape.kv_heads)
+        self._scratch: Any = None
         halves = np.arange(2 * shape.kv_heads, dtype=np.int64)
         self._halves = halves.reshape(2, shape.kv_heads, 1)
 
@@ -48,9 +54,17 @@ class PagedStore:
         """Put [1, kv_heads, tokens, head_dim] keys and values into one layer's `rows`."""
         self._tokens[rows] = torch.cat((keys, values)).view(-1, self.shape.head_dim)
 
-    def read(self, blocks: Any, sequences: int, out: Any = None) -> Any:
-        """Keys and values of one layer's `blocks`: [2, sequences, kv_heads, tokens, head_dim]"""
-        gathered = torch.index_select(self._blocks, 0, blocks, out=out)
+    def sequences_a_read(self, pages: int) -> int:
+        """How many sequences of so many pages are best read at once."""
+        of_one = self.shape.bytes_per_page() // self.shape.layers * pages
+        return max(1, READ_BYTES.get(self.device.type, READ_BYTES["cuda"]) // of_one)
+
+    def read(self, blocks: Any, sequences: int) -> Any:
+        """Keys and values of one layer's `blocks`: [2, sequences, kv_heads, tokens, head_dim]; good until the next read"""
+        count = len(blocks)
+        if self._scratch is None or len(self._scratch) < count:
+            self._scratch = self._blocks.new_empty((count, self._blocks.shape[1]))
+        gathered = torch.index_select(self._blocks, 0, blocks, out=self._scratch[:count])
         return gathered.view(2, sequences, self.shape.kv_heads, -1, self.shape.head_dim)
 
     def copy_out(self, pages: Sequence[int]) -> Any:
