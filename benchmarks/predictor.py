@@ -4,21 +4,22 @@ The budget is 2 ms for a prompt alone and 0.2 ms a prompt in a batch of 32 (docs
 learned 50,000 answers of 1,000 adapters, and before each call it learns one more answer per prompt, so that nothing it
 could have kept from the call before is up to date.
 
-    python -m benchmarks.predictor [--calls 300] [--json]
+    python -m benchmarks.predictor [--calls 50] [--pairs 8] [--json]
 """
 
-import argparse
 import asyncio
-import json
 import os
-import platform
 import random
-import statistics
 import sys
 import tempfile
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+import psutil
+
+from benchmarks.harness import Result, alternate, arguments, percentile, report
 from motet.api.v1 import predictor_pb2, predictor_pb2_grpc
 from motet.rpc import is_healthy, open_channel
 from motet.store import migrate
@@ -45,24 +46,23 @@ def prompt(adapter: int) -> predictor_pb2.Prompt:
     return predictor_pb2.Prompt(tenant=tenant, adapter=name, prompt_tokens=100, max_tokens=2048)
 
 
-async def measure(address: str, batch: int, calls: int) -> list[float]:
-    """Milliseconds a prompt, one figure per call."""
+async def ms_a_prompt(stub: "predictor_pb2_grpc.PredictorAsyncStub", batch: int, calls: int) -> float:
+    """The median over `calls` calls of `batch` prompts each."""
     chance = random.Random(batch)
     figures = []
-    async with open_channel(address) as channel:
-        stub: predictor_pb2_grpc.PredictorAsyncStub = predictor_pb2_grpc.PredictorStub(channel)
-        for _ in range(calls):
-            adapters = [chance.randrange(ADAPTERS) for _ in range(batch)]
-            news = predictor_pb2.ObserveRequest(outcomes=[outcome(chance, adapter) for adapter in adapters])
-            await stub.Observe(news, timeout=10)
-            request = predictor_pb2.PredictRequest(prompts=[prompt(adapter) for adapter in adapters])
-            started = time.perf_counter()
-            await stub.Predict(request, timeout=10)
-            figures.append((time.perf_counter() - started) * 1000 / batch)
-    return figures
+    for _ in range(calls):
+        adapters = [chance.randrange(ADAPTERS) for _ in range(batch)]
+        news = predictor_pb2.ObserveRequest(outcomes=[outcome(chance, adapter) for adapter in adapters])
+        await stub.Observe(news, timeout=10)
+        request = predictor_pb2.PredictRequest(prompts=[prompt(adapter) for adapter in adapters])
+        started = time.perf_counter()
+        await stub.Predict(request, timeout=10)
+        figures.append((time.perf_counter() - started) * 1000 / batch)
+    return percentile(figures, 0.5)
 
 
-async def run(calls: int) -> dict[int, list[float]]:
+@asynccontextmanager
+async def predictor() -> AsyncIterator[tuple[psutil.Process, "predictor_pb2_grpc.PredictorAsyncStub"]]:
     with tempfile.TemporaryDirectory(prefix="motet-bench-") as folder:
         address = f"unix:{folder}/p.sock"
         await migrate(f"sqlite+aiosqlite:///{folder}/motet.db")
@@ -75,41 +75,36 @@ async def run(calls: int) -> dict[int, list[float]]:
             async with asyncio.timeout(30):
                 while not await is_healthy(address):  # noqa: ASYNC110 - it says so to nobody
                     await asyncio.sleep(0.05)
-            chance = random.Random(1)
             async with open_channel(address) as channel:
-                stub: predictor_pb2_grpc.PredictorAsyncStub = predictor_pb2_grpc.PredictorStub(channel)
-                for _ in range(LEARNED // 1000):
-                    learned = [outcome(chance, chance.randrange(ADAPTERS)) for _ in range(1000)]
-                    await stub.Observe(predictor_pb2.ObserveRequest(outcomes=learned), timeout=30)
-            await measure(address, 1, 20)
-            return {batch: await measure(address, batch, calls) for batch in BUDGETS}
+                yield psutil.Process(child.pid), predictor_pb2_grpc.PredictorStub(channel)
         finally:
             child.terminate()
             await child.wait()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--calls", type=int, default=300)
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
-    arguments = parser.parse_args()
-    results = []
-    for batch, figures in asyncio.run(run(arguments.calls)).items():
-        median, p95 = statistics.median(figures), statistics.quantiles(figures, n=20)[-1]
-        budget = BUDGETS[batch]
-        print(f"{batch:3} prompts a call: {median:.3f} ms a prompt (p95 {p95:.3f}), budget {budget} ms")
-        results.append(
-            {
-                "name": f"predict_batch_{batch}",
-                "value": round(median, 4),
-                "unit": "ms/prompt",
-                "target": budget,
-                "holds": median <= budget,
-            }
+async def measure(calls: int, pairs: int) -> list[Result]:
+    async with predictor() as (process, stub):
+        chance = random.Random(1)
+        for _ in range(LEARNED // 1000):
+            learned = [outcome(chance, chance.randrange(ADAPTERS)) for _ in range(1000)]
+            await stub.Observe(predictor_pb2.ObserveRequest(outcomes=learned), timeout=30)
+        await ms_a_prompt(stub, 1, 20)
+        both = await alternate(
+            lambda: ms_a_prompt(stub, 1, calls), lambda: ms_a_prompt(stub, 32, calls), pairs=pairs, own=[process]
         )
-    if arguments.json:
-        machine = f"{platform.machine()}, {os.cpu_count()} cores"
-        print(json.dumps({"benchmark": "predictor", "machine": machine, "results": results}))
+    print(f"alone against in a batch of 32: {both}")
+    return [
+        Result(f"predict_batch_{batch}", figure, "ms", f"<= {BUDGETS[batch]} ms a prompt", figure <= BUDGETS[batch])
+        for batch, figure in ((1, percentile(both.a, 0.5)), (32, percentile(both.b, 0.5)))
+    ]
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--calls", type=int, default=50, help="calls behind each figure")
+    parser.add_argument("--pairs", type=int, default=8, help="quiet pairs to find")
+    given = parser.parse_args()
+    report("predictor", asyncio.run(measure(given.calls, given.pairs)), as_json=given.json)
 
 
 if __name__ == "__main__":

@@ -95,6 +95,8 @@ class LengthStatistics:
             total += weight
         if total <= 0:
             return None
+        if not any(self._censored):  # the usual case, several times faster
+            return [died / total for died in ended]
         masses = [0.0] * len(EDGES)
         surviving, at_risk, last = 1.0, total, 0
         for i, (died, left) in enumerate(zip(ended, self._censored, strict=True)):
