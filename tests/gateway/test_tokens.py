@@ -72,7 +72,7 @@ def test_a_stop_string_may_be_kept_in_the_text() -> None:
 def test_text_comes_back_whole_and_never_in_half_characters(text: str) -> None:
     tokens = TOKENIZER.encode(text, add_special_tokens=False).ids
     detokenizer = Detokenizer(TOKENIZER, [])
-    pieces = [detokenizer.feed(token) for token in tokens]
+    pieces = [detokenizer.feed([token]) for token in tokens]
     assert "".join(pieces) + detokenizer.flush() == text
     if "\ufffd" not in text:
         assert not any("\ufffd" in piece for piece in pieces)
@@ -81,14 +81,14 @@ def test_text_comes_back_whole_and_never_in_half_characters(text: str) -> None:
 def test_an_answer_that_ends_within_a_character_shows_a_replacement_mark() -> None:
     detokenizer = Detokenizer(TOKENIZER, [])
     tokens = TOKENIZER.encode("ok 🙃", add_special_tokens=False).ids[:-1]
-    text = "".join(detokenizer.feed(token) for token in tokens) + detokenizer.flush()
+    text = "".join(detokenizer.feed([token]) for token in tokens) + detokenizer.flush()
     assert text.startswith("ok ")
     assert text.endswith("\ufffd")
 
 
 def test_special_tokens_are_hidden_unless_asked_for() -> None:
-    assert Detokenizer(TOKENIZER, []).feed(0) == ""
-    assert Detokenizer(TOKENIZER, [], skip_special_tokens=False).feed(0) == "<|end|>"
+    assert Detokenizer(TOKENIZER, []).feed([0]) == ""
+    assert Detokenizer(TOKENIZER, [], skip_special_tokens=False).feed([0]) == "<|end|>"
 
 
 def template(text: str) -> ChatTemplate:

@@ -1,6 +1,7 @@
 """`python -m motet_gateway`: the gateway as a process."""
 
 import asyncio
+import gc
 
 import structlog
 import uvloop
@@ -27,6 +28,9 @@ def main() -> None:
             async with asyncio.TaskGroup() as tasks:
                 links = tasks.create_task(gateway.run(), name="gateway")
                 http = tasks.create_task(server.serve(sockets=[bound]), name="http")
+                # What start-up has made stays; the collector need not look at it again and again.
+                gc.collect()
+                gc.freeze()
                 host, port = bound.getsockname()[:2]
                 log.info("listening", host=host, port=port, gateway=gateway.name)
                 await stop.wait()

@@ -133,7 +133,6 @@ class Dispatcher:
         live = _Live(order, sink, self._clock())
         self._live[order.request] = live
         self._metrics.live_requests.set(len(self._live))
-        self._usage.add(order.tenant, prompt=len(order.prompt_ids))
         # With the scheduler away nothing is said now: the next greeting enqueues everything that waits.
         if not self._scheduler.send(scheduler_pb2.ServeUp(enqueue=self._enqueue(live))):
             sink.waits("waiting for the scheduler")
@@ -151,7 +150,8 @@ class Dispatcher:
     # ------------------------------------------------------------------------------------------ said by the scheduler
 
     def _greet(self) -> Iterator[scheduler_pb2.ServeUp]:
-        hello = scheduler_pb2.GatewayHello(gateway=self._gateway, highest_term=self._term, usage=self._usage.report())
+        usage = self._usage.report(_tokens_of(live) for live in self._live.values())
+        hello = scheduler_pb2.GatewayHello(gateway=self._gateway, highest_term=self._term, usage=usage)
         waiting = []
         for live in self._live.values():
             if live.generation.phase is Phase.PLACED:
@@ -280,7 +280,6 @@ class Dispatcher:
                     self._report_lost(live, epoch, instance, why)
 
     def _deliver(self, live: _Live, tokens: Sequence[int], logprobs: Sequence[runner_pb2.TokenLogprobs]) -> None:
-        self._usage.add(live.order.tenant, output=len(tokens))
         try:
             live.sink.deliver(tokens, logprobs)
         except Exception:
@@ -320,6 +319,7 @@ class Dispatcher:
     def _forget(self, live: _Live) -> None:
         if self._live.pop(live.order.request, None) is not None:
             self._metrics.live_requests.set(len(self._live))
+            self._usage.add(*_tokens_of(live))
 
     # -------------------------------------------------------------------------------------------------------- messages
 
@@ -388,6 +388,10 @@ class Dispatcher:
             output_tokens=len(live.generation.delivered),
             reason=reason,
         )
+
+
+def _tokens_of(live: _Live) -> tuple[str, int, int]:
+    return live.order.tenant, len(live.order.prompt_ids), len(live.generation.delivered)
 
 
 def _waiting_for(progress: runner_pb2.Progress, order: Order) -> str:

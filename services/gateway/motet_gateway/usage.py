@@ -1,6 +1,7 @@
 """Tokens per tenant of the last two minutes: what keeps shares fair across a scheduler's restart. Pure."""
 
 from collections import deque
+from collections.abc import Iterable
 
 from motet.api.v1 import scheduler_pb2
 from motet.clock import Clock
@@ -10,29 +11,28 @@ SLICE_SECONDS = 10.0
 
 
 class RecentUsage:
-    """Counted in slices of ten seconds, so that forgetting costs nothing per token."""
+    """Counted in slices of ten seconds, when choices end, so that nothing is paid per token."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._slices: deque[tuple[float, dict[str, list[int]]]] = deque()
 
-    def add(self, tenant: str, *, prompt: int = 0, output: int = 0) -> None:
+    def add(self, tenant: str, prompt: int, output: int) -> None:
+        """A choice has ended."""
         counts = self._now().setdefault(tenant, [0, 0])
         counts[0] += prompt
         counts[1] += output
 
-    def report(self) -> list[scheduler_pb2.TenantUsage]:
+    def report(self, running: Iterable[tuple[str, int, int]]) -> list[scheduler_pb2.TenantUsage]:
+        """Per tenant; `running` are choices that have not ended: tenant, tokens of prompt and of output so far."""
         self._now()
-        sums: dict[str, list[int]] = {}
-        for _, counts in self._slices:
-            for tenant, (prompt, output) in counts.items():
-                total = sums.setdefault(tenant, [0, 0])
-                total[0] += prompt
-                total[1] += output
-        return [
-            scheduler_pb2.TenantUsage(tenant=tenant, prompt_tokens=prompt, output_tokens=output)
-            for tenant, (prompt, output) in sums.items()
-        ]
+        ended = [(tenant, prompt, output) for _, counts in self._slices for tenant, (prompt, output) in counts.items()]
+        sums: dict[str, scheduler_pb2.TenantUsage] = {}
+        for tenant, prompt, output in (*ended, *running):
+            total = sums.setdefault(tenant, scheduler_pb2.TenantUsage(tenant=tenant))
+            total.prompt_tokens += prompt
+            total.output_tokens += output
+        return list(sums.values())
 
     def _now(self) -> dict[str, list[int]]:
         now = self._clock()

@@ -257,7 +257,7 @@ class Answer(Response):
                 Detokenizer(
                     text.tokenizer, self._prompts[at], skip_special_tokens=body.skip_special_tokens is not False
                 ),
-                StopStrings(stops, include=bool(body.include_stop_str_in_output)),
+                StopStrings(stops, include=bool(body.include_stop_str_in_output)) if stops else None,
                 silent_ids=silent,
                 min_tokens=body.min_tokens or 0,
                 want_logprobs=body.top_logprobs_wanted is not None,

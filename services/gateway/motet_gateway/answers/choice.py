@@ -19,18 +19,21 @@ class TokenText:
 
 
 class ChoiceText:
-    """A sink for one generation. `pending` is what the client has not been sent yet."""
+    """A sink for one generation.
+
+    Text is made when it is asked for, from all tokens that have come by then; only stop strings need it at once.
+    """
 
     __slots__ = (
-        "_detokenizer", "_min_tokens", "_silent_ids", "_stopped", "_stops", "_want_logprobs", "changed", "error",
-        "finish", "index", "logprobs", "on_placed", "pending", "stop_here", "tokens", "waiting_for",
+        "_detokenizer", "_min_tokens", "_ready", "_silent_ids", "_stops", "_unread", "_want_logprobs", "changed",
+        "error", "finish", "index", "logprobs", "on_placed", "stop_here", "tokens", "waiting_for",
     )  # fmt: skip
 
     def __init__(
         self,
         index: int,
         detokenizer: Detokenizer,
-        stops: StopStrings,
+        stops: StopStrings | None,
         *,
         silent_ids: frozenset[int],
         min_tokens: int,
@@ -48,13 +51,13 @@ class ChoiceText:
         self.on_placed = on_placed
         self.changed = changed
         self.stop_here = stop_here
-        self.pending = ""
+        self._unread: list[int] = []
+        self._ready = ""
         self.tokens = 0
         self.logprobs: list[TokenText] = []
         self.finish: End | None = None
         self.error: MotetError | None = None
         self.waiting_for = ""
-        self._stopped = False
 
     @property
     def over(self) -> bool:
@@ -68,39 +71,63 @@ class ChoiceText:
         self.waiting_for = for_what
 
     def deliver(self, tokens: Sequence[int], logprobs: Sequence[runner_pb2.TokenLogprobs]) -> None:
-        if self._stopped:
-            return
         self.waiting_for = ""
-        for position, token in enumerate(tokens):
+        if self._stops is None:
+            self.tokens += len(tokens)
+            self._unread.extend(tokens)
+        elif self._stops.stopped:
+            return
+        else:
+            tokens = self._read_until_stop(tokens, self._stops)
+        if self._want_logprobs:
+            self.logprobs.extend(TokenText(*pair) for pair in zip(tokens, logprobs, strict=False))
+        if self._stops is not None and self._stops.stopped:
+            self.stop_here()
+        else:
+            self.changed(self)
+
+    def _read_until_stop(self, tokens: Sequence[int], stops: StopStrings) -> Sequence[int]:
+        """Turn tokens into text one by one; those up to the first stop string are part of the answer."""
+        for position, token in enumerate(tokens, start=1):
             self.tokens += 1
-            if self._want_logprobs and position < len(logprobs):
-                self.logprobs.append(TokenText(token, logprobs[position]))
-            if token in self._silent_ids:
-                continue
-            text = self._detokenizer.feed(token)
+            text = self._text([token])
             if self.tokens > self._min_tokens:
-                text = self._stops.feed(text)
-                if self._stops.stopped:
-                    self.pending += text
-                    self._stopped = True
-                    self.stop_here()
-                    return
-            self.pending += text
-        self.changed(self)
+                text = stops.feed(text)
+            self._ready += text
+            if stops.stopped:
+                return tokens[:position]
+        return tokens
+
+    def _text(self, tokens: list[int]) -> str:
+        loud = [token for token in tokens if token not in self._silent_ids] if self._silent_ids else tokens
+        return self._detokenizer.feed(loud) if loud else ""
 
     def conclude(self, how: End | MotetError) -> None:
         if isinstance(how, MotetError):
             self.error = how
         else:
-            if not self._stopped:
-                # The end may free what was held back, and even complete a stop string.
-                tail = self._stops.feed(self._detokenizer.flush())
-                self.pending += tail if self._stops.stopped else tail + self._stops.flush()
-            self.finish = End.STOP if self._stops.stopped else how
+            self.finish = self._last_words(how)
         self.changed(self)
 
+    def _last_words(self, how: End) -> End:
+        """The end frees what was held back, and may even complete a stop string with it."""
+        if self._stops is None:
+            self._ready += self._text(self._unread) + self._detokenizer.flush()
+            self._unread = []
+            return how
+        if not self._stops.stopped:
+            self._ready += self._stops.feed(self._detokenizer.flush())
+            if not self._stops.stopped:
+                self._ready += self._stops.flush()
+                return how
+        return End.STOP
+
     def take(self) -> str:
-        text, self.pending = self.pending, ""
+        """The text that has not been taken yet."""
+        text, self._ready = self._ready, ""
+        if self._unread:
+            unread, self._unread = self._unread, []
+            text += self._text(unread)
         return text
 
     def take_logprobs(self) -> list[TokenText]:

@@ -21,16 +21,17 @@ class Detokenizer:
         self._stream = DecodeStream(list(prompt_ids[-CONTEXT_TOKENS:]), skip_special_tokens)
         self._pending: list[int] = []
 
-    def feed(self, token: int) -> str:
+    def feed(self, tokens: list[int]) -> str:
+        """The text that these tokens complete."""
         try:
-            text: str | None = self._stream.step(self._tokenizer, token)
+            text: str | None = self._stream.step(self._tokenizer, tokens)
         except Exception:
             # Some decoders rewrite earlier text when a token follows (the stream calls that an invalid prefix). What
-            # the client has cannot be taken back, so decoding starts afresh from this token.
+            # the client has cannot be taken back, so decoding starts afresh from these tokens.
             self._stream = DecodeStream([], self._skip)
-            text = self._stream.step(self._tokenizer, token)
+            text = self._stream.step(self._tokenizer, tokens)
         if text is None:
-            self._pending.append(token)
+            self._pending.extend(tokens)
             return ""
         if self._pending:
             self._pending.clear()

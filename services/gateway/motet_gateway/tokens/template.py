@@ -73,6 +73,8 @@ class ChatTemplate:
             self._template = _environment().from_string(text)
         except jinja2.TemplateError as error:
             raise ValueError(f"the chat template cannot be parsed: {error}") from error
+        # As a plain dict: jinja2 copies the globals at every rendering, and its chain of maps is slow to copy.
+        self._template.globals = dict(self._template.globals)
         self._special_tokens = dict(special_tokens)
 
     def render(
