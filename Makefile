@@ -26,7 +26,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@"$(PYTHON)" -c 'import venv, ensurepip' 2>/dev/null || { echo "$(PYTHON) cannot make virtual environments. On Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 	@test -x $(BIN)/python || { echo "Setting up $(VENV) with $$($(PYTHON) --version)."; "$(PYTHON)" -m venv $(VENV); }
 	@echo "Downloading from the Python package index, into $(VENV) only:"
-	@echo "  torch        runs the model. $(if $(TORCH_INDEX),From $(TORCH_INDEX).,With its GPU libraries it is 2 to 3 GB; without a GPU, TORCH_INDEX=URL of a CPU-only index saves most.)"
+	@echo "  torch        runs the model. $(if $(TORCH_INDEX),From $(TORCH_INDEX).,With its GPU libraries it is about 3 GB; without a GPU, TORCH_INDEX=URL of a CPU-only index saves most of that.)"
 	@echo "  the rest     servers (grpcio, fastapi), model code (transformers, tokenizers), database (sqlalchemy), and what"
 	@echo "               the tests need (pytest, peft, openai, ruff, mypy): about 200 MB."
 	@echo "What is there already is kept. This runs again only when pyproject.toml or constraints.txt change."
