@@ -1,6 +1,7 @@
 """The runner's streams to scheduler and supervisor: hellos, reports, orders, terms, self-protection."""
 
 import functools
+import threading
 
 from motet.api.v1 import common_pb2, scheduler_pb2, supervisor_pb2
 from motet.digest import adapter_digest
@@ -77,17 +78,27 @@ async def test_reports_hold_the_whole_book(folder):
 
 async def test_an_engine_that_hangs_is_reported_as_standing_still(folder):
     _, address = places(folder)
+    may_go_on = threading.Event()
+
+    class Hanging(FakeEngine):
+        def step(self):
+            may_go_on.wait()
+            return super().step()
+
     async with (
         supervisor_at(address) as supervisor,
-        fake_runner(folder, supervisor=address, engine=lambda: FakeEngine(step_seconds=0.6)) as runner,
+        fake_runner(folder, supervisor=address, engine=Hanging) as runner,
         gateway_to(runner.address) as gateway,
     ):
-        await until(lambda: supervisor.of("memory"))
-        await gateway.submit("a")
-        stuck = await until(lambda: [m for m in supervisor.of("memory") if m.work_pending])
-        seen = len(supervisor.of("memory"))
-        await until(lambda: len(supervisor.of("memory")) > seen + 3, seconds=0.5)
-        assert supervisor.of("memory")[-1].steps == stuck[0].steps
+        try:
+            await until(lambda: supervisor.of("memory"))
+            await gateway.submit("a")
+            stuck = await until(lambda: [m for m in supervisor.of("memory") if m.work_pending])
+            seen = len(supervisor.of("memory"))
+            await until(lambda: len(supervisor.of("memory")) > seen + 3)
+            assert supervisor.of("memory")[-1].steps == stuck[0].steps
+        finally:
+            may_go_on.set()
 
 
 async def test_an_adapter_is_certified_then_served(folder):
