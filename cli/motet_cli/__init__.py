@@ -1,0 +1,1 @@
+"""`motet up`, `down`, `status`, `chat`; and the model that comes with it."""
