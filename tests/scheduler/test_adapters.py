@@ -1,0 +1,225 @@
+"""Revisions of adapters: checked before they serve, dropped when nothing needs them, kept where they are wanted."""
+
+from motet.fleet import Failure, Tier
+from motet_scheduler.policy import effects as do
+from motet_scheduler.policy import events as on
+from motet_scheduler.policy.values import Readiness, Stage
+from tests.scheduler.builders import PIRATE, POET, adapter, ready, resident
+
+
+def published(told):
+    return {one.model_name: one for one in told.scheduler.catalog.adapters}
+
+
+def checks(told):
+    return [effect for effect in told.of(do.Ensure) if effect.stage is Stage.CERTIFIED]
+
+
+def with_pirate(**how):
+    told = ready()
+    told.attach()
+    told.state(adapter(**how))
+    told.certify()
+    return told
+
+
+def test_a_new_adapter_is_checked_by_one_runner_and_then_serves():
+    told = ready()
+    told.attach("r0")
+    told.attach("r1")
+    told.state(adapter())
+    (order,) = checks(told)
+    assert order.source == "file:///adapters/pirate"
+    assert published(told)["pirate"].state is Readiness.LOADING
+    told.certify(instance=order.instance)
+    assert published(told)["pirate"].digest == PIRATE
+    assert published(told)["pirate"].state is Readiness.COLD
+    assert published(told)["pirate"].rank == 8
+
+
+def test_with_no_runner_up_the_check_waits_for_one():
+    told = ready()
+    told.state(adapter())
+    assert not checks(told)
+    told.attach()
+    assert checks(told)
+
+
+def test_checks_are_spread_over_runners_and_few_at_a_time():
+    told = ready()
+    told.attach("r0")
+    told.attach("r1")
+    told.state(*(adapter(f"a{n}") for n in range(20)))
+    orders = checks(told)
+    assert len(orders) == 8
+    assert {order.instance for order in orders} == {"r0", "r1"}
+
+
+def test_a_check_whose_runner_goes_is_given_to_another():
+    told = ready()
+    told.attach("r0")
+    told.state(adapter())
+    told.detach("r0")
+    told.attach("r1")
+    assert [order.instance for order in checks(told)] == ["r1"]
+
+
+def test_a_check_that_brings_no_word_is_ordered_again():
+    told = ready(ensure_patience=10.0)
+    told.attach()
+    told.state(adapter())
+    told.wait(11)
+    assert checks(told)
+
+
+def test_changed_bytes_serve_only_once_they_are_certified():
+    told = with_pirate()
+    told.state(adapter(stamp="2"))
+    assert checks(told)
+    assert published(told)["pirate"].digest == PIRATE
+    told.certify(digest=POET)
+    assert published(told)["pirate"].digest == POET
+
+
+def test_a_failed_revision_never_takes_over_and_is_reported():
+    told = with_pirate()
+    told.state(adapter(stamp="2"))
+    told.certify(digest="", stage=Stage.NONE, certificate=None, failure=Failure("adapter_incompatible", "no config"))
+    report = told.of(do.TellAdapter)[-1]
+    assert (report.serving, report.failure.code) == (PIRATE, "adapter_incompatible")
+    assert published(told)["pirate"].digest == PIRATE
+    told.wait(60)
+    assert not checks(told), "the same bytes would fail again"
+
+
+def test_a_failure_that_may_pass_is_tried_again_after_its_own_delay():
+    told = ready()
+    told.attach()
+    told.state(adapter())
+    told.certify(digest="", stage=Stage.NONE, certificate=None, failure=Failure("adapter_fetch_failed", "away", 5.0))
+    assert published(told)["pirate"].state is Readiness.FAILED
+    told.wait(4)
+    assert not checks(told)
+    told.wait(2)
+    assert checks(told)
+
+
+def test_bytes_that_change_during_their_check_are_checked_again():
+    told = ready()
+    told.attach()
+    told.state(adapter(stamp="1"))
+    told.state(adapter(stamp="2"))
+    assert not checks(told), "one at a time"
+    told.certify()
+    assert published(told)["pirate"].digest == ""
+    assert checks(told)
+    told.certify(digest=POET)
+    assert published(told)["pirate"].digest == POET
+
+
+def test_news_of_a_load_is_not_taken_for_the_answer_of_a_check():
+    told = with_pirate()
+    told.state(adapter(stamp="2"))
+    told.certify(digest=PIRATE, stage=Stage.DEVICE, answers=Stage.NONE)
+    told.certify(digest=PIRATE, stage=Stage.DEVICE, answers=Stage.DEVICE)
+    told.certify(digest=POET)
+    assert published(told)["pirate"].digest == POET
+
+
+def test_a_removed_adapter_is_dropped_at_once_when_nothing_uses_it():
+    told = with_pirate()
+    told.state()
+    assert [(effect.instance, effect.digest) for effect in told.of(do.Drop)] == [("r0", PIRATE)]
+    assert not published(told)
+
+
+def test_a_removed_adapter_in_use_is_dropped_when_its_last_request_ends():
+    told = with_pirate()
+    told.enqueue("a", digest=PIRATE)
+    told.state()
+    assert not told.of(do.Drop)
+    told.finish("a")
+    assert told.of(do.Drop)
+
+
+def test_a_request_that_waits_keeps_its_revision_too():
+    told = with_pirate()
+    told.detach()
+    told.enqueue("a", digest=PIRATE)
+    told.state(adapter(stamp="2"))
+    told.attach(incarnation="2")
+    assert told.where("a") == "r0"
+    assert told.of(do.Ensure)[0].source
+
+
+def test_the_old_revision_is_dropped_once_the_new_one_serves():
+    told = with_pirate()
+    told.state(adapter(stamp="2"))
+    told.certify(digest=POET)
+    assert [effect.digest for effect in told.of(do.Drop)] == [PIRATE]
+
+
+def test_two_names_for_the_same_bytes_keep_them_until_both_are_gone():
+    told = ready()
+    told.attach()
+    told.state(adapter(), adapter("twin"))
+    told.certify()
+    told.certify("twin", PIRATE)
+    told.state(adapter("twin"))
+    assert not told.of(do.Drop)
+    told.state()
+    assert told.of(do.Drop)
+
+
+def test_what_lies_in_memory_and_nobody_asks_for_is_dropped():
+    told = ready()
+    told.attach(resident=(resident(PIRATE),))
+    assert [effect.digest for effect in told.of(do.Drop)] == [PIRATE]
+
+
+def test_before_the_operator_has_spoken_nothing_is_dropped():
+    told = ready()
+    told.scheduler._stated = False
+    told.attach(resident=(resident(PIRATE),))
+    assert not told.of(do.Drop)
+
+
+def test_min_replicas_are_kept_on_devices():
+    told = ready()
+    for name in ("r0", "r1", "r2"):
+        told.attach(name)
+    told.state(adapter(min_replicas=2))
+    told.certify()
+    loads = [effect for effect in told.of(do.Ensure) if effect.stage is Stage.DEVICE]
+    assert [effect.instance for effect in loads] == ["r0", "r1"]
+    for name in ("r0", "r1"):
+        told.report(name, resident=(resident(PIRATE),))
+    assert not told.of(do.Ensure)
+    told.detach("r1")
+    told.wait(0.1)
+    assert [effect.instance for effect in told.of(do.Ensure)] == ["r2"]
+
+
+def test_where_an_adapter_lies_is_reported_when_it_changes():
+    told = with_pirate()
+    told.report("r0", resident=(resident(PIRATE, Tier.DEVICE),))
+    (report,) = told.of(do.TellAdapter)
+    assert report.places == (("r0", Tier.DEVICE, PIRATE),)
+    assert report.state is Readiness.READY
+    told.report("r0", resident=(resident(PIRATE, Tier.DEVICE),))
+    assert not told.of(do.TellAdapter)
+
+
+def test_an_operator_that_connects_is_told_everything():
+    told = with_pirate()
+    told.tell(on.OperatorConnected())
+    assert [type(effect) for effect in told.effects] == [do.TellAdapter, do.TellDesired, do.TellRunner]
+    assert told.of(do.TellDesired)[0].replicas == 1
+
+
+def test_a_delta_changes_only_what_it_names():
+    told = with_pirate()
+    told.tell(on.CatalogAmended(adapters=(adapter("poet"),)))
+    assert set(published(told)) == {"pirate", "poet"}
+    told.tell(on.CatalogAmended(removed_adapters=(adapter().ref,)))
+    assert set(published(told)) == {"poet"}

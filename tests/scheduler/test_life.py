@@ -1,0 +1,326 @@
+"""A request's life: lost, declined, moved, cancelled, finished; gateways and runners that come and go."""
+
+import pytest
+
+from motet.fleet import Failure, RunnerIdentity
+from motet.model import BASE, RequestId
+from motet_scheduler.policy import effects as do
+from motet_scheduler.policy import events as on
+from motet_scheduler.policy.values import Instance
+from tests.scheduler.builders import entry, ready
+
+
+def decline(told, request, *, epoch=1, code="declined", instance="r0"):
+    return told.tell(
+        on.RunnerDeclined(Instance(instance), RequestId(request), epoch, Failure(code, "no room after all"))
+    )
+
+
+def test_a_finished_request_leaves_nothing_behind():
+    told = ready()
+    told.attach()
+    told.enqueue("a")
+    told.finish("a")
+    assert not told.ledger()
+    assert not told.scheduler.requests
+
+
+def test_a_lost_request_is_placed_again_under_the_next_epoch_with_its_age():
+    told = ready()
+    told.attach("r0")
+    told.enqueue("a", age=7.0)
+    told.attach("r1")
+    told.lose("a", delivered=5)
+    (place,) = told.of(do.Place)
+    assert (place.instance, place.epoch) == ("r1", 2)
+    request = told.scheduler.requests[RequestId("a")]
+    assert told.clock() - request.asked_at == 7.0
+    assert request.delivered == 5
+    assert told.ledger("r0") == {}
+
+
+def test_losing_the_same_placement_twice_changes_nothing():
+    told = ready()
+    told.attach("r0")
+    told.attach("r1")
+    told.enqueue("a")
+    told.lose("a", epoch=1)
+    first = told.scheduler.requests[RequestId("a")].epoch
+    assert not told.lose("a", epoch=1)
+    assert told.scheduler.requests[RequestId("a")].epoch == first
+
+
+def test_losing_what_nobody_knows_is_answered_so_that_no_client_hangs():
+    told = ready()
+    told.lose("ghost")
+    assert told.of(do.Refuse)[0].failure.code == "engine_restarted"
+
+
+def test_the_runner_that_declined_is_not_asked_again_at_once():
+    told = ready(avoid=1.0)
+    told.attach()
+    told.enqueue("a")
+    decline(told, "a")
+    told.lose("a")
+    assert told.where("a") == ""
+    assert told.scheduler.requests[RequestId("a")].why == "the runner declined a moment ago"
+    told.wait(1.1)
+    assert told.where("a") == ""  # declined and lost: twice as long
+    told.wait(1.0)
+    assert told.where("a") == "r0"
+
+
+def test_a_decline_frees_the_promise_before_the_gateway_has_spoken():
+    told = ready()
+    told.attach()
+    told.enqueue("a")
+    decline(told, "a")
+    assert not told.ledger()
+
+
+@pytest.mark.parametrize("first", ["the runner", "the gateway"])
+def test_a_decline_for_good_is_a_refusal_whoever_tells_first(first):
+    told = ready()
+    told.attach()
+    told.enqueue("a")
+    if first == "the runner":
+        decline(told, "a", code="adapter_incompatible")
+        told.lose("a")
+    else:
+        told.lose("a")
+        decline(told, "a", code="adapter_incompatible")
+    assert told.of(do.Refuse)[0].failure.code == "adapter_incompatible"
+    assert not told.scheduler.requests
+
+
+def test_finishing_under_an_earlier_epoch_cancels_the_later_placement():
+    told = ready()
+    told.attach("r0")
+    told.attach("r1")
+    told.enqueue("a")
+    told.lose("a")
+    told.finish("a", epoch=1)
+    assert [(effect.request, effect.epoch) for effect in told.of(do.CancelAtRunner)] == [("a", 2)]
+    assert not told.scheduler.requests
+
+
+def test_finishing_twice_is_nothing_the_second_time():
+    told = ready()
+    told.attach()
+    told.enqueue("a")
+    told.finish("a")
+    assert not told.finish("a")
+
+
+def test_a_cancellation_that_crosses_the_placement_frees_it():
+    told = ready()
+    told.attach()
+    told.enqueue("a")
+    told.tell(on.CancelAsked(RequestId("a")))
+    assert not told.ledger()
+    assert told.of(do.CancelAtRunner)
+
+
+def test_cancelling_what_nobody_knows_is_nothing():
+    assert not ready().tell(on.CancelAsked(RequestId("ghost")))
+
+
+def test_a_lost_request_has_its_whole_patience_again():
+    told = ready()
+    told.attach()
+    told.enqueue("a", deadline=5.0)
+    told.wait(60)
+    told.detach()
+    told.lose("a")
+    told.wait(4)
+    assert not told.of(do.Refuse)
+    told.wait(2)
+    assert told.of(do.Refuse)
+
+
+def test_enqueueing_again_takes_the_place_of_what_was_there():
+    told = ready()
+    told.attach()
+    told.enqueue("a", max_tokens=16)
+    told.enqueue("a", max_tokens=16, epoch=0, delivered=3)
+    assert told.of(do.Place)[0].epoch == 2
+    assert list(told.ledger()) == [("a", 2)]
+
+
+def test_a_gateway_that_goes_takes_its_waiting_requests_along_and_leaves_the_running_ones():
+    told = ready()
+    told.attach(max_sequences=1)
+    told.enqueue("runs")
+    told.enqueue("waits")
+    told.tell(on.GatewayGone("g0"))
+    assert set(told.scheduler.requests) == {"runs"}
+    assert told.ledger()
+
+
+def test_what_a_departed_gateway_left_is_released_when_its_runner_no_longer_lists_it():
+    told = ready()
+    told.attach()
+    told.enqueue("a", max_tokens=16)
+    told.report("r0", entry("a", 2))
+    told.tell(on.GatewayGone("g0"))
+    told.wait(1)
+    assert told.ledger()
+    for _ in range(2):
+        told.clock.advance(1.5)
+        told.report("r0")
+    told.wait(0.1)
+    assert not told.ledger()
+    assert not told.scheduler.requests
+
+
+def test_a_gateway_that_comes_back_keeps_what_it_runs_and_drops_what_it_does_not():
+    told = ready()
+    told.attach()
+    told.enqueue("runs")
+    told.enqueue("ended meanwhile")
+    told.tell(on.GatewayGone("g0"))
+    told.gateway("g0", told.live("runs", pages=5))
+    assert set(told.scheduler.requests) == {"runs"}
+    assert list(told.ledger()) == [("runs", 1)]
+
+
+def test_a_gateways_live_requests_are_adopted_by_a_scheduler_that_never_saw_them():
+    told = ready()
+    told.attach()
+    told.gateway("g0", told.live("a", epoch=3, pages=7))
+    assert told.ledger() == {("a", 3): 7}
+    told.lose("a", epoch=3)
+    told.wait(10)
+    assert told.scheduler.requests[RequestId("a")].epoch == 4
+
+
+def test_runner_first_or_gateway_first_the_promise_is_counted_once():
+    for order in ("runner", "gateway"):
+        told = ready()
+        if order == "runner":
+            told.attach(live=(entry("a", 7),))
+            told.gateway("g0", told.live("a", pages=7))
+        else:
+            told.gateway("g0", told.live("a", pages=7))
+            told.attach(live=(entry("a", 7),))
+        assert told.ledger() == {("a", 1): 7}
+
+
+def test_a_restarted_runner_is_not_taken_for_the_one_that_died():
+    told = ready()
+    told.attach(incarnation="1")
+    told.enqueue("a")
+    told.attach(incarnation="2")
+    assert told.ledger() == {}
+    told.detach(incarnation="1")
+    assert told.scheduler.runners[Instance("r0")].attached, "the old stream's end says nothing about the new one"
+    told.lose("a")
+    told.wait(1)
+    assert told.ledger() == {("a", 2): 5}
+
+
+def test_a_runner_that_comes_back_keeps_its_ledger():
+    told = ready()
+    told.attach()
+    told.enqueue("a")
+    told.detach()
+    told.enqueue("b")
+    assert told.where("b") == ""
+    told.attach(live=(entry("a", 5),))
+    assert told.where("b") == "r0"
+    assert told.ledger() == {("a", 1): 5, ("b", 1): 5}
+
+
+def test_a_runner_that_stays_away_is_forgotten():
+    told = ready(forget_runner=30.0)
+    told.attach()
+    told.detach()
+    told.wait(31)
+    assert not told.scheduler.runners
+
+
+def condemn(told, *, hung):
+    return told.tell(on.RunnerCondemned(RunnerIdentity(instance="r0", incarnation="1"), "it does not move", hung))
+
+
+def test_the_requests_of_a_hung_runner_move():
+    told = ready()
+    told.attach("r0")
+    told.enqueue("a")
+    told.attach("r1")
+    condemn(told, hung=True)
+    assert [(effect.instance, effect.epoch) for effect in told.of(do.CancelAtRunner)] == [("r0", 1)]
+    (place,) = told.of(do.Place)
+    assert (place.instance, place.epoch, place.moved_because) == ("r1", 2, "it does not move")
+
+
+def test_what_moves_and_finds_no_room_waits_and_moves_later():
+    told = ready()
+    told.attach("r0")
+    told.enqueue("a")
+    condemn(told, hung=True)
+    assert not told.of(do.Place)
+    told.attach("r1")
+    assert told.of(do.Place)[0].moved_because
+
+
+def test_when_the_gateway_gives_the_old_place_up_first_it_is_an_ordinary_placement():
+    told = ready()
+    told.attach("r0")
+    told.enqueue("a")
+    condemn(told, hung=True)
+    told.lose("a", epoch=1, delivered=9)
+    told.attach("r1")
+    (place,) = told.of(do.Place)
+    assert (place.epoch, place.moved_because) == (2, "")
+
+
+def test_a_silent_runner_gets_no_new_work_until_it_speaks_but_keeps_its_own():
+    told = ready()
+    told.attach()
+    told.enqueue("a")
+    condemn(told, hung=False)
+    told.enqueue("b")
+    assert (told.where("a"), told.where("b")) == ("r0", "")
+    told.report("r0", entry("a", 5))
+    assert told.where("b") == "r0"
+
+
+def test_a_hung_runner_that_moves_again_is_used_again():
+    told = ready()
+    told.attach("r0")
+    told.report("r0", entry("x", 5), steps=10)
+    condemn(told, hung=True)
+    told.report("r0", entry("x", 5), steps=10)
+    told.enqueue("a")
+    assert told.where("a") == ""
+    told.report("r0", entry("x", 5), steps=11)
+    assert told.where("a") == "r0"
+
+
+def test_a_new_gateway_is_told_the_catalog_at_once():
+    told = ready()
+    told.attach()
+    told.gateway("g1")
+    (publish,) = told.of(do.Publish)
+    assert publish.gateway == "g1"
+    assert publish.catalog.groups[0].runners == (("r0", "unix:/run/r0.sock"),)
+
+
+def test_the_timeline_of_a_request_names_each_step():
+    told = ready()
+    told.attach("r0")
+    told.enqueue("a")
+    told.attach("r1")
+    told.lose("a")
+    told.finish("a", epoch=2)
+    story = told.scheduler.timelines.of(RequestId("a"))
+    assert [event for _, event, _ in story] == ["queued", "placed", "lost", "placed", "finished"]
+
+
+def test_timelines_are_bounded():
+    told = ready(timelines=3)
+    for n in range(9):
+        told.enqueue(f"{n}", digest=BASE)
+    assert told.scheduler.timelines.of(RequestId("0")) is None
+    assert told.scheduler.timelines.of(RequestId("8")) is not None
