@@ -1,0 +1,76 @@
+"""32 streams over nine adapters and the base through the OpenAI client, against transformers + PEFT one at a time."""
+
+import asyncio
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI
+
+from motet.model import pages_for
+from tests.stack.harness import Stack, running_stack
+from tests.stack.voices import Answer, Voice, add_pool, assert_right, prompt_of, stream
+
+pytestmark = [
+    pytest.mark.stack,
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+
+STREAMS = 32
+DECODED = 40
+FAMILIES = ["llama", "gpt2", "gpt_neox"]
+
+
+@dataclass
+class Served:
+    base: Path
+    answers: list[Answer]
+    trace: list[dict[str, Any]]
+
+
+async def ask_all(stack: Stack, voices: list[Voice]) -> list[Answer]:
+    async with AsyncOpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0, timeout=120) as client:
+        return await asyncio.gather(
+            *(stream(client, voices[index % len(voices)], prompt_of(index), DECODED) for index in range(STREAMS))
+        )
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Served]:
+    """Three pools of three families in one stack, each asked by 32 clients at once."""
+    folder = tmp_path_factory.mktemp("voices")
+    manifests = folder / "manifests"
+    engine = {"kvCacheMiB": 32, "maxConcurrentSequences": 32, "prefillChunkTokens": 64}
+    pools = {family: add_pool(manifests, family, engine=engine) for family in FAMILIES}
+    found = {}
+    with running_stack(
+        folder, manifests=manifests, env={"MOTET_STEP_TRACE": str(folder / "trace.{instance}")}
+    ) as stack:
+        for family, (base, voices) in pools.items():
+            asyncio.run(ask_all(stack, voices))  # brings every adapter to the device
+            answers = asyncio.run(ask_all(stack, voices))
+            [written] = folder.glob(f"trace.{family.replace('_', '-')}-*")
+            found[family] = Served(base, answers, [json.loads(line) for line in written.read_text().splitlines()])
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_32_streams_of_ten_voices_say_what_peft_says(family: str, served: dict[str, Served]) -> None:
+    answers = served[family].answers
+    assert all(len(answer.tokens) == DECODED and answer.reasons == ["length"] for answer in answers)
+    assert all(pages_for(len(answer.prompt) + DECODED) >= 3 for answer in answers)
+    assert_right(served[family].base, answers)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_iteration_is_one_model_call_over_many_adapters_without_padding(
+    family: str, served: dict[str, Served]
+) -> None:
+    lines = served[family].trace
+    layers = max(line["attention"] for line in lines)
+    assert all(line["calls"] == 1 and line["attention"] == layers and line["padding"] == 0 for line in lines)
+    assert any(line["adapters"] >= 8 for line in lines)
+    assert any(line["prefill"] and line["decode"] for line in lines)

@@ -1,0 +1,140 @@
+"""Random bases and adapters behind the whole stack, and transformers + PEFT as the judge of what they said.
+
+Through HTTP only tokens are seen: a stream must equal the reference up to the first position at which the reference's
+own two best logits are within 1e-4 (DESIGN 6). The tokenizer writes every id as a word, so that the text of an answer
+gives its tokens back exactly.
+"""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from openai import AsyncOpenAI
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+
+from tests.runner.random_models import EIGHT, VOCABULARY, AdapterSpec, save_adapter, save_base
+from tests.stack.harness import write_adapter
+
+NEAR_TIE = 1e-4
+
+
+@dataclass(frozen=True)
+class Voice:
+    model: str
+    """As a client says it."""
+    adapter: Path | None
+
+
+@dataclass
+class Answer:
+    voice: Voice
+    prompt: list[int]
+    tokens: list[int] = field(default_factory=list)
+    arrivals: list[float] = field(default_factory=list)
+    """When each chunk came, on the monotonic clock."""
+    reasons: list[str] = field(default_factory=list)
+
+
+def save_tokenizer(folder: Path) -> None:
+    """Token 17 is the word `w17`."""
+    tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("w", " w"), decoders.Fuse()])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+
+
+def add_pool(
+    manifests: Path,
+    family: str,
+    *,
+    engine: dict[str, Any],
+    specs: Sequence[AdapterSpec] = EIGHT,
+    config: PreTrainedConfig | None = None,
+    replicas: int = 1,
+) -> tuple[Path, list[Voice]]:
+    """Write a base, its adapters and the manifests of a pool; returns the base and its voices, the base's own first."""
+    pool = family.replace("_", "-")
+    base = save_base(family, manifests / family, config=config)
+    save_tokenizer(base)
+    spec = {"model": {"uri": f"file://{family}", "servedName": f"base-{pool}"}, "engine": engine, "replicas": replicas}
+    manifest = {"apiVersion": "motet.dev/v1alpha1", "kind": "ServingPool", "metadata": {"name": pool}, "spec": spec}
+    (manifests / f"{pool}.json").write_text(json.dumps(manifest))
+    voices = [Voice(f"base-{pool}", None)]
+    for index, adapter_spec in enumerate(specs):
+        name = f"{pool}-{index}"
+        adapter = save_adapter(base, family, adapter_spec, manifests / "adapters" / name, seed=index)
+        write_adapter(manifests, name, uri=adapter.as_uri(), poolRef={"name": pool})
+        voices.append(Voice(name, adapter))
+    return base, voices
+
+
+def prompt_of(index: int, *, shortest: int = 5, spread: int = 90) -> list[int]:
+    generator = torch.Generator().manual_seed(index)
+    length = shortest + (index * 37) % spread
+    return [int(token) for token in torch.randint(2, VOCABULARY, (length,), generator=generator)]
+
+
+async def stream(
+    client: AsyncOpenAI,
+    voice: Voice,
+    prompt: list[int],
+    tokens: int,
+    *,
+    heard: Callable[[Answer], None] | None = None,
+) -> Answer:
+    """One greedy answer of exactly `tokens` tokens; `heard` is called after each chunk."""
+    answer = Answer(voice, prompt)
+    chunks = await client.completions.create(
+        model=voice.model,
+        prompt=prompt,
+        max_tokens=tokens,
+        temperature=0,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    async for chunk in chunks:
+        for choice in chunk.choices:
+            if choice.text:
+                answer.arrivals.append(time.monotonic())
+                answer.tokens += [int(word[1:]) for word in choice.text.split()]
+            if choice.finish_reason:
+                answer.reasons.append(choice.finish_reason)
+        if heard is not None:
+            heard(answer)
+    return answer
+
+
+def first_differences(base: Path, answers: Sequence[Answer]) -> list[tuple[int, float]]:
+    """Of each answer that leaves the reference's greedy path: where, and how far apart the reference's two best are."""
+    from peft import PeftModel
+
+    found = []
+    for voice in {answer.voice for answer in answers}:
+        model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+        if voice.adapter is not None:
+            model = PeftModel.from_pretrained(model, str(voice.adapter))
+        model.eval()
+        for answer in answers:
+            if answer.voice != voice:
+                continue
+            with torch.inference_mode():
+                logits = model(torch.tensor([[*answer.prompt, *answer.tokens[:-1]]])).logits[0]
+            best = logits[len(answer.prompt) - 1 :].topk(2, dim=-1)
+            for position, token in enumerate(answer.tokens):
+                if token != int(best.indices[position, 0]):
+                    found.append((position, float(best.values[position, 0] - best.values[position, 1])))
+                    break
+    return found
+
+
+def assert_right(base: Path, answers: Sequence[Answer]) -> None:
+    """Every answer equals the reference up to its first near tie; says how many got so far as to meet one."""
+    differences = first_differences(base, answers)
+    print(f"{len(differences)} of {len(answers)} streams left the reference at a near tie: {differences}")
+    assert all(gap < NEAR_TIE for _, gap in differences), differences
