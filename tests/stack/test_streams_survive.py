@@ -88,7 +88,7 @@ async def disturbed(house: House, victim: str, *, at: int) -> Disturbance:
 
         tasks = [on.create_task(one(index)) for index in range(STREAMS)]
         while len(progress) < STREAMS or min(len(one.tokens) for one in progress.values()) < at:
-            await asyncio.sleep(0.005)  # noqa: ASYNC110 - what is waited for happens in another process
+            await asyncio.sleep(0.005)
         furthest = max(len(one.tokens) for one in progress.values())
         assert furthest <= LATEST, f"a stream is at token {furthest} already: too late to disturb it"
         os.kill(pid, signal.SIGKILL)
