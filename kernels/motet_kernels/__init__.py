@@ -2,7 +2,7 @@
 
     add_lora(y, x, weights, batch):   y[i] += x[i] · A[slot(i)] · B[slot(i)]   for every row i that has an adapter
 
-    y  [rows, out]  changed in place      A  [slots, in, rank]   per rank class, padded with zeros
+    y  [rows, out]  changed in place      Aᵀ [slots, rank, in]   per rank class, padded with zeros
     x  [rows, in]                         B  [slots, rank, out]  carries the adapter's scale
 
 The semantics of SGMV (PU-01 to PU-04) for mixed ranks; rows without an adapter cost nothing. Knows nothing of serving.

@@ -36,6 +36,8 @@ class Short:
     """[rows] the places that are rows, in the order of `rows`; None when that is all of them in order"""
     rows: Any
     """[rows] where they are added, or a slice when the rows lie together"""
+    whole: slice | None
+    """The rows, when they lie together in full blocks: then neither `source` nor `take` is needed"""
 
 
 @dataclass(slots=True)
@@ -58,7 +60,11 @@ def lay_out(segments: Sequence[Segment], device: Any = "cpu") -> Batch:
             of_slot = by_group.setdefault(segment.group, {}).setdefault(segment.slot, [])
             of_slot.append(range(segment.start, segment.stop))
     for group, of_slots in sorted(by_group.items()):
-        batch.short.append(_blocks(group, of_slots, device))
+        ((slot, ranges), *others) = of_slots.items()
+        if not others and len(ranges) == 1:  # alone in its class: nothing to share a product with
+            batch.long.append(Segment(group, slot, ranges[0].start, ranges[0].stop))
+        else:
+            batch.short.append(_blocks(group, of_slots, device))
     return batch
 
 
@@ -86,13 +92,15 @@ def _blocks(group: int, of_slots: dict[int, list[range]], device: Any) -> Short:
         mask = torch.zeros((len(rows_of), width, 1), device=device)
         for block, of_slot in enumerate(rows_of.values()):
             mask[block, : len(of_slot)] = 1
-    together = rows == list(range(rows[0], rows[0] + len(rows)))
+    span = slice(rows[0], rows[0] + len(rows))
+    together = rows == list(range(span.start, span.stop))
     return Short(
         group=group,
         slots=tuple(rows_of),
         width=width,
-        source=slice(rows[0], rows[0] + len(rows)) if together and full else torch.tensor(source, device=device),
+        source=torch.tensor(source, device=device),
         mask=mask,
         take=None if full else torch.tensor(take, device=device),
-        rows=slice(rows[0], rows[0] + len(rows)) if together else torch.tensor(rows, device=device),
+        rows=span if together else torch.tensor(rows, device=device),
+        whole=span if together and full else None,
     )

@@ -1,38 +1,46 @@
 """add_lora in plain torch: slot-sorted batched products, no loop over adapters. Right everywhere, quick when small.
 
-The only loop over rows is over *long* segments (`batch.LONG` rows and more: prompts, or many rows of one adapter), each
-of which is a matrix product of its own.
+The only loop is over *long* segments (`batch.LONG` rows and more: prompts, or many rows of one adapter), each of which
+is a matrix product of its own.
 """
 
 from typing import Any
 
 import torch
 
-from motet_kernels.batch import Batch
-from motet_kernels.weights import Weights
+from motet_kernels.batch import Batch, Short
+from motet_kernels.weights import Stack, Weights
 
 
 def add_lora(y: Any, x: Any, weights: Weights, batch: Batch) -> None:
     for segment in batch.long:
         stack = weights.stacks[segment.group]
-        if stack is not None and segment.slot < len(stack.a):
-            v = x[segment.start : segment.stop] @ stack.a[segment.slot]
+        if stack is not None and segment.slot < stack.slots:
+            v = x[segment.start : segment.stop] @ stack.a[segment.slot].t()
             y[segment.start : segment.stop].addmm_(v, stack.b[segment.slot])
     for short in batch.short:
         stack = weights.stacks[short.group]
         if stack is None:
             continue
-        if short.slots[-1] >= len(stack.a):
+        if short.slots[-1] >= stack.slots:
             stack.write(short.slots[-1], None, None)  # an adapter that does not touch this projection: zeros
-        a, b = stack.select(short.slots)
-        taken = x[short.source] if isinstance(short.source, slice) else x.index_select(0, short.source)
-        v = torch.bmm(taken.view(len(short.slots), short.width, -1), a)
-        if short.mask is not None:
-            v.mul_(short.mask)
-        added = torch.bmm(v, b).view(-1, y.shape[1])
-        if short.take is not None:
-            added = added.index_select(0, short.take)
-        if isinstance(short.rows, slice):
-            y[short.rows] += added
-        else:
-            y.index_add_(0, short.rows, added)
+        _short(y, x, stack, short)
+
+
+def _short(y: Any, x: Any, stack: Stack, short: Short) -> None:
+    a, b = stack.select(short.slots)
+    blocks = (len(short.slots), short.width, -1)
+    if short.whole is not None:  # the rows are the blocks, in place
+        v = torch.bmm(x[short.whole].view(blocks), a.transpose(1, 2))
+        y[short.whole].view(blocks).baddbmm_(v, b)
+        return
+    v = torch.bmm(x.index_select(0, short.source).view(blocks), a.transpose(1, 2))
+    if short.mask is not None:
+        v.mul_(short.mask)
+    added = torch.bmm(v, b).view(-1, y.shape[1])
+    if short.take is not None:
+        added = added.index_select(0, short.take)
+    if isinstance(short.rows, slice):
+        y[short.rows] += added
+    else:
+        y.index_add_(0, short.rows, added)

@@ -21,24 +21,29 @@ def group_of(rank: int) -> int:
 
 
 class Stack:
-    """a [slots, in, rank] and b [slots, rank, out] of one class; b carries the scale (PU-08)."""
+    """a [slots, rank, in] and b [slots, rank, out] of one class; b carries the scale (PU-08).
+
+    Both with their long side last: measured on a CPU, rows of one or two go through them up to three times as fast.
+    """
 
     def __init__(self, inputs: int, outputs: int, rank: int, dtype: Any, device: Any) -> None:
-        self.a = torch.zeros((0, inputs, rank), dtype=dtype, device=device)
+        self.a = torch.zeros((0, rank, inputs), dtype=dtype, device=device)
         self.b = torch.zeros((0, rank, outputs), dtype=dtype, device=device)
+        self.slots = 0
         self._selection: tuple[tuple[int, ...], Any, Any] | None = None
 
     def write(self, slot: int, a: Any | None, b: Any | None, scale: float = 1.0) -> None:
         """Put lora_A [rank, in] and lora_B [out, rank] into a slot; None clears it."""
         self._selection = None
-        if slot >= len(self.a):
-            self.a = _grown(self.a, slot + 1)
-            self.b = _grown(self.b, slot + 1)
+        if slot >= self.slots:
+            self.slots = slot + 1
+            self.a = _grown(self.a, self.slots)
+            self.b = _grown(self.b, self.slots)
         self.a[slot] = 0
         self.b[slot] = 0
         if a is not None and b is not None:
             rank = a.shape[0]
-            self.a[slot, :, :rank] = a.t().to(self.a.dtype)
+            self.a[slot, :rank, :] = a.to(self.a.dtype)
             self.b[slot, :rank, :] = (b.t().float() * scale).to(self.b.dtype)
 
     def select(self, slots: tuple[int, ...]) -> tuple[Any, Any]:
@@ -66,7 +71,7 @@ class Weights:
             if a is None:
                 return
             stack = self.stacks[group] = Stack(self.inputs, self.outputs, RANKS[group], *self._make)
-        if a is None and slot >= len(stack.a):
+        if a is None and slot >= stack.slots:
             return
         stack.write(slot, a, b, scale)
 

@@ -80,7 +80,10 @@ class Logprobs:
 
 @dataclass(slots=True)
 class SequenceOutput:
-    """What one iteration brought one sequence. `index` is that of `tokens[0]` in the output."""
+    """What one iteration brought one sequence. `index` is that of `tokens[0]` in the output.
+
+    A stop token is among the tokens of the output that ends with `Finish.STOP`: it was generated and counts.
+    """
 
     request: RequestId
     epoch: int
@@ -260,6 +263,9 @@ class Engine(Protocol):
 
     def set_supervised(self, supervised: bool) -> None:
         """Without a supervisor the engine extends, parks and resumes by itself (DESIGN 15)."""
+
+    def set_overcommit(self, factor: float) -> None:
+        """Let promises add up to `factor` × the pages. When pages run out all the same, the newest is parked."""
 
     def load_adapter(self, digest: Digest, folder: Path) -> None:
         """Say where an adapter's checked bytes lie and bring them to the device when there is room. Idempotent."""

@@ -13,6 +13,9 @@ import torch
 from motet_runner.interface import Logprobs
 from motet_runner.plan import Sequence
 
+COLDEST = 1e-4
+"""Below this a temperature is as good as greedy, and dividing by it would leave the numbers."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
@@ -88,7 +91,7 @@ def _draw(logits: Any, sequences: list[Sequence]) -> Any:
     """Temperature, then top-k, top-p and min-p, then the place of a uniform number in what is left."""
     device = logits.device
     asked = [sequence.new.sampling for sequence in sequences]
-    temperature = torch.tensor([s.temperature for s in asked], device=device)[:, None]
+    temperature = torch.tensor([max(s.temperature, COLDEST) for s in asked], device=device)[:, None]
     # From fp64 on: with a large vocabulary a float's cumulative sum runs out of digits before it reaches one.
     logits = logits.double() / temperature
     top_k = torch.tensor([s.top_k if s.top_k > 0 else logits.shape[1] for s in asked], device=device)[:, None]

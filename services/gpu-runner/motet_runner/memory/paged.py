@@ -11,7 +11,6 @@ import torch
 
 from motet.model import PAGE_TOKENS, KVShape
 
-
 READ_BYTES = {"cpu": 1024 * 1024, "cuda": 256 * 1024 * 1024}
 """How much of one layer is brought together at a time. On a CPU it must still be in the core's cache when attention
 reads it; on a GPU fewer and larger reads win."""
@@ -60,7 +59,7 @@ class PagedStore:
         return max(1, READ_BYTES.get(self.device.type, READ_BYTES["cuda"]) // of_one)
 
     def read(self, blocks: Any, sequences: int) -> Any:
-        """Keys and values of one layer's `blocks`: [2, sequences, kv_heads, tokens, head_dim]; good until the next read"""
+        """Keys and values of one layer: [2, sequences, kv_heads, tokens, head_dim]; good until the next read."""
         count = len(blocks)
         if self._scratch is None or len(self._scratch) < count:
             self._scratch = self._blocks.new_empty((count, self._blocks.shape[1]))
