@@ -38,6 +38,9 @@ class Watch:
     """Looks again and again; keeps what it saw for whoever shows progress."""
 
     layout: Layout
+    fingerprint: str = ""
+    """Of the operator that counts; another one is on its way out. Empty: whichever runs."""
+
     clock: Clock = monotonic
     records: dict[str, Record] = field(default_factory=dict)
     status: dict[str, Any] = field(default_factory=dict)
@@ -47,7 +50,7 @@ class Watch:
         operator = Records(self.layout.operator_records).read()
         self.records = operator | Records(self.layout.service_records).read()
         self.status = read_status(self.layout)
-        if operator and operator["operator"].alive and self.status.get("operator") != operator["operator"].pid:
+        if not self._counts(operator.get("operator")):
             self.status = {}  # written by the one before
         for record in self.records.values():
             if record.failures and not record.ready and not record.alive:
@@ -55,6 +58,11 @@ class Watch:
                 if hopeless or record.failures >= PATIENCE_WITH_CRASHES:
                     return _failure(record)
         return Ready(status=self.status) if self._is_ready() else None
+
+    def _counts(self, operator: Record | None) -> bool:
+        if operator is None or (self.fingerprint and operator.fingerprint != self.fingerprint):
+            return False
+        return self.status.get("operator") == operator.pid
 
     def too_late(self, seconds: float) -> Failed:
         waiting = [name for name, record in self.records.items() if not record.ready]

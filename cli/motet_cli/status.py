@@ -71,6 +71,8 @@ def _notes(layout: Layout, operator: Record | None, *, running: bool) -> list[st
 
 def _print(document: dict[str, Any], notes: list[str]) -> None:
     console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 200  # a pipe has no width; do not fold for it
     for note in [*notes, *document["problems"]]:
         console.print(note, style="yellow", markup=False, soft_wrap=True)
     if document["url"]:

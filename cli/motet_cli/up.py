@@ -13,15 +13,16 @@ import typer
 
 from motet.errors import ManifestError, SetupError
 from motet.processes import Records
-from motet.processes.launch import last_words
+from motet.processes.launch import last_words, rotate
 from motet.resources import ServingPool, files_of, read_all
 from motet.settings import ProcessSettings
 from motet_cli import bundled_manifests
+from motet_cli.logs import log_to
 from motet_cli.progress import Progress
-from motet_cli.readiness import Failed, Ready, Watch
+from motet_cli.readiness import Failed, Ready, Watch, read_status
 from motet_operator.local.layout import Layout
 from motet_operator.local.lock import StackLock, is_held
-from motet_operator.local.parent import Parent, own_environment
+from motet_operator.local.parent import Parent, operator_spec, own_environment
 from motet_operator.local.teardown import take_down
 
 INTERRUPTED = 130
@@ -52,6 +53,7 @@ def up(options: Options) -> int:
         layout.prepare()
         manifests, question = _manifests(options, layout)
         port = _port(layout, host, options.port)
+        rotate(layout.log("up"))
     url = f"http://{_reachable(host)}:{port}"
     os.environ |= {
         "MOTET_DATA_DIR": str(layout.data),
@@ -64,6 +66,7 @@ def up(options: Options) -> int:
         os.environ["MOTET_OPERATOR_RUNNERS"] = str(options.runners)
     if trace := os.environ.get("MOTET_STEP_TRACE"):
         os.environ["MOTET_STEP_TRACE"] = str(Path(trace).absolute())
+    log_to(layout.log("up"))
     progress = Progress(layout, url, question)
     try:
         if options.detach:
@@ -98,7 +101,7 @@ def _manifests(options: Options, layout: Layout) -> tuple[Path, str]:
 def _port(layout: Layout, host: str, port: int) -> int:
     """Raises SetupError when somebody else listens there. A gateway of our own that is still running may."""
     gateway = Records(layout.service_records).read().get("gateway")
-    if gateway is not None and gateway.alive:
+    if gateway is not None and gateway.alive and str(read_status(layout).get("url", "")).endswith(f":{port}"):
         return port
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
@@ -153,7 +156,7 @@ async def _in_front(layout: Layout, url: str, progress: Progress, wait_seconds: 
 
 
 async def _watch(layout: Layout, progress: Progress, wait_seconds: float) -> Ready | Failed:
-    watch = Watch(layout)
+    watch = Watch(layout, fingerprint=operator_spec(layout, own_environment()).fingerprint)
     deadline = time.monotonic() + wait_seconds
     while True:
         outcome = watch.look()

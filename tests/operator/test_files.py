@@ -88,12 +88,13 @@ def test_a_folder_that_vanishes_takes_nothing_with_it(tmp_path: Path) -> None:
         ("file://model", "file:///m/model"),
         ("file://./model", "file:///m/model"),
         ("file:///models/base", "file:///models/base"),
-        ("file://my model", "file:///m/my model"),
+        ("file://my model", "file:///m/my%20model"),
+        ("file://modèle", "file:///m/mod%C3%A8le"),
     ],
 )
 def test_a_relative_uri_counts_from_the_manifest(uri: str, absolute: str) -> None:
     assert absolute_uri(uri, manifest="/m/pool.yaml") == absolute
-    assert folder_of(absolute) == Path(absolute.removeprefix("file://"))
+    assert folder_of(absolute) == Path("/m", uri.removeprefix("file://"))
 
 
 def test_a_stamp_changes_with_any_file(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from motet.processes.linux import all_stats
 from tests.stack.harness import BUNDLED, MOTET, Stack, copy_of_bundled, free_port, running_stack, write_adapter
 
 pytestmark = pytest.mark.stack
@@ -81,18 +82,32 @@ def test_manifests_and_bytes_are_followed_without_a_restart(shared: Stack) -> No
     assert {one["name"]: one["pid"] for one in shared.status()["services"]} == pids
 
 
-def test_up_again_adopts_what_a_killed_parent_left(shared: Stack) -> None:
-    pids = {one["name"]: one["pid"] for one in shared.status()["services"]}
+def kill_parent(stack: Stack) -> None:
     parent = next(
-        pid for pid in shared.processes() if b"motet_operator.local.parent" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        pid for pid in stack.processes() if b"motet_operator.local.parent" in Path(f"/proc/{pid}/cmdline").read_bytes()
     )
     os.kill(parent, signal.SIGKILL)
-    shared.until(lambda: parent not in shared.processes())
+    stack.until(lambda: parent not in stack.processes())
+
+
+def test_up_again_adopts_what_a_killed_parent_left(shared: Stack) -> None:
+    pids = {one["name"]: one["pid"] for one in shared.status()["services"]}
+    kill_parent(shared)
     assert "`motet up` has died" in shared.motet("status").stdout
     assert shared.ask("default/pirate", QUESTION)
     again = shared.up()
     assert again.returncode == 0, again.stderr
     assert {one["name"]: one["pid"] for one in shared.status()["services"]} == pids
+
+    kill_parent(shared)
+    differently = shared.motet(*shared.up_arguments(), "--detach", "--runners", "2")
+    assert differently.returncode == 0, differently.stderr
+    after = {one["name"]: one["pid"] for one in shared.status()["services"]}
+    assert len(after) == len(pids) + 1
+    assert {name for name in pids if after[name] != pids[name]} == {"operator"}
+    kill_parent(shared)
+    assert shared.up().returncode == 0
+    shared.until(lambda: len(shared.status()["services"]) == len(pids))
 
 
 def test_a_broken_adapter_is_told_and_does_not_stop_the_others(tmp_path: Path) -> None:
@@ -176,3 +191,38 @@ def test_runners_are_added_replaced_and_taken_away_while_it_serves(tmp_path: Pat
             assert stack.ask("default/pirate", QUESTION)  # surge before drain: there is always one
         assert first not in runners()
         stack.until(lambda: [one["ready"] for one in stack.status()["pools"]] == [1])
+
+
+def test_a_killed_engine_takes_its_runner_along_and_both_come_back(shared: Stack) -> None:
+    runner = shared.service("runner")
+    children = [stat for stat in all_stats() if stat.parent == runner["pid"] and not stat.dead]
+    engine = max(children, key=lambda stat: stat.identity.pid)  # the other one is the resource tracker
+    os.kill(engine.identity.pid, signal.SIGKILL)
+    shared.until(lambda: shared.service("runner")["restarts"] == runner["restarts"] + 1)
+    shared.until(lambda: shared.service("runner")["ready"], seconds=60)
+    shared.until(lambda: shared.ask("default/pirate", QUESTION), seconds=60)
+
+
+def test_no_zombie_is_left_of_all_these_deaths(shared: Stack) -> None:
+    """After the ones above, in whatever order they ran: `motet up` and the operator collect what dies below them."""
+    ours = set(shared.processes())
+    shared.until(lambda: not [stat for stat in all_stats() if stat.dead and stat.parent in ours], seconds=5)
+
+
+def test_a_model_that_is_not_what_the_pool_asks_for_stops_the_start(tmp_path: Path) -> None:
+    manifests = copy_of_bundled(tmp_path / "manifests", adapters=[])
+    pool = json.loads((manifests / "pool.json").read_text())
+    pool["spec"]["model"]["digest"] = "sha256:" + "0" * 64
+    (manifests / "pool.json").write_text(json.dumps(pool))
+    stack = Stack(tmp_path, manifests=manifests)
+    try:
+        for how in (["--detach"], []):
+            failed = stack.motet(*stack.up_arguments(), *how)
+            assert failed.returncode == 2, failed.stdout
+            assert "asks for sha256:000" in failed.stderr
+            assert "Its log: " in failed.stderr
+            assert "Traceback" not in failed.stderr
+            assert not stack.processes()
+            assert not stack.sockets()
+    finally:
+        stack.down()

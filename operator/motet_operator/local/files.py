@@ -8,8 +8,9 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import unquote
 
-from motet.resources import LoRAAdapter, Manifest, Namespace, Place, Problem, Resource, ServingPool, changes, files_of
+from motet.resources import LoRAAdapter, Manifest, Namespace, Place, Problem, ServingPool, changes, files_of
 from motet.resources.validation import read_file
 
 Key = tuple[str, str]
@@ -98,11 +99,12 @@ def _sorted_out(manifests: Iterable[Manifest], problems: Iterable[Problem]) -> O
 def absolute_uri(uri: str, *, manifest: str) -> str:
     """`file://` with a relative path counts from the manifest's folder; `file:///` is absolute already."""
     path = uri.removeprefix("file://")
-    return (Path(manifest).parent.absolute() / path).as_uri().replace("%20", " ")
+    return (Path(manifest).parent.absolute() / path).as_uri()
 
 
 def folder_of(uri: str) -> Path:
-    return Path(uri.removeprefix("file://"))
+    """The folder behind an absolute URI."""
+    return Path(unquote(uri.removeprefix("file://")))
 
 
 def stamp_of(folder: Path) -> str:
@@ -150,7 +152,3 @@ class Settled:
         for key in self._value.keys() - keep:
             del self._value[key]
             self._coming.pop(key, None)
-
-
-def resource_of(manifest: Manifest) -> Resource:
-    return manifest.resource

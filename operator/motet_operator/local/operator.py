@@ -26,6 +26,7 @@ from motet_operator.local.services import Services
 from motet_operator.local.settings import Settings
 from motet_operator.local.status import StatusFile, conditions_from, status_document
 from motet_operator.local.sync import SchedulerSync
+from motet_operator.metrics import Metrics
 from motet_operator.reconcile import AdapterObject, Plan, PoolObject, View, reconcile
 
 log = structlog.get_logger(__name__)
@@ -55,14 +56,16 @@ class LocalOperator:
         policy = Policy(grace=settings.stop_grace_seconds).scaled(process.time_scale)
         self._keeper = Keeper(Records(layout.service_records), policy=policy, changed=self._wake.set)
         predictor = self._keeper.recorded("predictor")
+        self._metrics = Metrics(CollectorRegistry())  # until `run` brings the one that is served
         self._store_ready = predictor is not None and predictor.alive  # then somebody has migrated it before us
         earlier = self._status.read()
         self._silent_until = monotonic() + (TAKEOVER_SECONDS if earlier else 0.0)
         self._pool_conditions = conditions_from(earlier, "pools")
         self._adapter_conditions = conditions_from(earlier, "adapters")
 
-    async def run(self, stop: asyncio.Event, _registry: CollectorRegistry) -> None:
+    async def run(self, stop: asyncio.Event, registry: CollectorRegistry) -> None:
         """Raises SetupError for what a person has to put right before anything can start."""
+        self._metrics = Metrics(registry)
         self._objects = self._folder.read()
         self._refuse_what_cannot_start()
         self._look_at_adapters()
@@ -110,12 +113,14 @@ class LocalOperator:
 
     def _reconcile(self) -> float | None:
         """One round. Returns the seconds after which something happens by itself."""
+        began = monotonic()
         view = self._view()
         plan = reconcile(view)
         self._runners.carry_out(plan)
         # The runners first: they take longest to be ready.
         self._keeper.apply([*self._runners.specs(), *self._services.control(store_ready=self._store_ready)])
         self._sync.tell(plan.catalog, plan.drains)
+        self._count(plan, monotonic() - began)
         due = [(drain.deadline - view.now).total_seconds() for drain in plan.drains]
         silence = self._silent_until - monotonic()
         if silence > 0 and any(adapter.name not in self._sync.known for adapter in plan.catalog.adapters):
@@ -187,11 +192,25 @@ class LocalOperator:
         except OSError as error:
             log.warning("cannot write the status", path=str(self._layout.status), error=str(error))
 
+    def _count(self, plan: Plan, seconds: float) -> None:
+        metrics = self._metrics
+        metrics.reconciles.inc()
+        metrics.reconcile_seconds.observe(seconds)
+        for kind, statuses in (("ServingPool", plan.pools), ("LoRAAdapter", plan.adapters)):
+            metrics.objects.labels(kind).set(len(statuses))
+            ready = sum(one.type == "Ready" and one.holds for status in statuses for one in status.conditions)
+            metrics.ready_objects.labels(kind).set(ready)
+        metrics.manifest_problems.set(len(self._objects.problems))
+        metrics.process_restarts.clear()  # of runners that are no more
+        for status in self._keeper.statuses():
+            metrics.process_restarts.labels(status.name).set(status.restarts)
+
     # ------------------------------------------------------------------------------------------------- the store
 
     async def _migrate(self) -> None:
         url = os.environ.get("MOTET_DATABASE_URL") or self._layout.database_url
         await migrate(url)
+        self._metrics = Metrics(CollectorRegistry())  # until `run` brings the one that is served
         self._store_ready = True
         self._wake.set()
 

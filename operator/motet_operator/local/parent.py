@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from motet.errors import SetupError
 from motet.processes import Keeper, Policy, ProcessSpec, Records
 from motet.processes.keeper import KEPT_BY
-from motet.processes.linux import become_subreaper, reap_orphans
+from motet.processes.linux import become_subreaper, reap_orphans, send
 from motet.service import SETUP_FAILED
 from motet.settings import ProcessSettings
 from motet.telemetry import configure_logging
@@ -32,7 +32,7 @@ def operator_spec(layout: Layout, env: Mapping[str, str]) -> ProcessSpec:
         kind="operator",
         command=(sys.executable, "-P", "-m", "motet_operator"),
         log=layout.log("operator"),
-        env={**env, "OMP_WAIT_POLICY": "passive"},
+        env={**env, "OMP_WAIT_POLICY": "passive", "MOTET_METRICS_ADDRESS": layout.metrics_address("operator")},
         cwd=layout.data,
         version=version("motet"),
     )
@@ -69,12 +69,20 @@ class Parent:
             loop.add_signal_handler(signum, self.ask_to_stop)
         reaping = asyncio.create_task(self._reap_now_and_then(), name="reap")
         try:
+            self._replace_operator()
             self._keeper.apply([self._spec])
             await self.stop.wait()
             await self._end()
         finally:
             reaping.cancel()
             await asyncio.gather(reaping, return_exceptions=True)
+
+    def _replace_operator(self) -> None:
+        """An operator that a dead `motet up` left with other settings. Asked politely it would stop everything; killed,
+        it leaves all to the next one, which adopts what still suits."""
+        found = self._keeper.recorded(self._spec.name)
+        if found is not None and found.alive and found.fingerprint != self._spec.fingerprint:
+            send(found.identity, signal.SIGKILL)
 
     async def _end(self) -> None:
         stopping = asyncio.create_task(self._keeper.stop_all(), name="stop the operator")

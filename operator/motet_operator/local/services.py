@@ -124,6 +124,7 @@ class Services:
             "MOTET_LOG_FORMAT": "json",
             "MOTET_METRICS_ADDRESS": layout.metrics_address(name),
             "MOTET_TIME_SCALE": str(process.time_scale),
+            "MOTET_DATABASE_URL": inherited.get("MOTET_DATABASE_URL") or layout.database_url,
             "MOTET_SCHEDULER_ADDRESS": layout.address("scheduler"),
             "MOTET_PREDICTOR_ADDRESS": layout.address("predictor"),
             "MOTET_SUPERVISOR_ADDRESS": layout.address("supervisor"),

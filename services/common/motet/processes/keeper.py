@@ -45,8 +45,8 @@ because the keeper died in between, can still be found."""
 PROBE_SECONDS = 0.05
 """Between two questions to a process that is starting: a start takes seconds, its last wait should be short."""
 
-PROBE_READY_SECONDS = 1.0
-"""The same once it is ready."""
+PROBE_READY_SECONDS = 2.0
+"""The same once it is ready; a death is seen without asking."""
 
 Probe = Callable[[], Awaitable[bool]]
 
