@@ -175,7 +175,6 @@ async def test_an_unusable_url_is_refused_with_the_right_form(url: str) -> None:
 
 
 async def test_a_postgresql_server_that_is_away_is_named_without_its_password() -> None:
-    pytest.importorskip("asyncpg")
     url = "postgresql+asyncpg://motet:secret@127.0.0.1:1/motet"
     with pytest.raises(StateDirectoryError, match=r"127\.0\.0\.1:1/motet cannot be used") as caught:
         await migrate(url)

@@ -57,8 +57,11 @@ async def open_store(url: str, *, busy_seconds: float = BUSY_SECONDS) -> AsyncIt
 def _create_engine(url: str, busy_seconds: float) -> AsyncEngine:
     parsed = parse(url)
     if parsed.get_backend_name() != "sqlite":
-        # A pooled connection may have died with a restart of the server: ask before use, it costs one round trip.
-        return create_async_engine(parsed, pool_pre_ping=True, pool_size=4, max_overflow=4)
+        try:
+            # A pooled connection may have died with a restart of the server: ask before use, it costs a round trip.
+            return create_async_engine(parsed, pool_pre_ping=True, pool_size=4, max_overflow=4)
+        except ModuleNotFoundError as error:
+            raise SetupError(f"PostgreSQL needs {error.name}: pip install 'motet[postgres]'.") from None
     engine = create_async_engine(parsed, connect_args={"timeout": busy_seconds})
     event.listen(engine.sync_engine, "connect", _prepare_sqlite)
     event.listen(engine.sync_engine, "begin", _begin_sqlite)
