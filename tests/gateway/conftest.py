@@ -38,7 +38,7 @@ class Served:
 
 async def eventually(holds: Callable[[], object], *, seconds: float = 5.0) -> None:
     async with asyncio.timeout(seconds):
-        while not holds():  # noqa: ASYNC110 - what is waited for has no event
+        while not holds():
             await asyncio.sleep(0.005)
 
 

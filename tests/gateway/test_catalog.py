@@ -30,6 +30,8 @@ CATALOG = Catalog(
         adapter("default", "polite-large", "large", model_name="polite"),
         adapter("acme", "legal"),
         adapter("acme", "sql"),
+        adapter("acme", "twice"),
+        adapter("acme", "twice-large", "large", model_name="twice"),
     ),
 )
 
@@ -51,6 +53,8 @@ def meaning(name: str, caller: Caller = ANYBODY) -> str:
         ("small:legal", ANYBODY, "sha256:default-legal-small"),
         ("platform/small:sql", ACME, "sha256:acme-sql-small"),
         ("tiny-1b:sql", ACME, "sha256:acme-sql-small"),
+        ("large:acme/twice", ANYBODY, "sha256:acme-twice-large-large"),
+        ("large:twice", ACME, "sha256:acme-twice-large-large"),
         ("small:polite", ANYBODY, "sha256:default-polite-small"),
         ("large:polite", ANYBODY, "sha256:default-polite-large-large"),
     ],

@@ -102,16 +102,13 @@ class Catalog:
         for (tenant, name), targets in self._adapters.items():
             if tenant != caller.tenant and not caller.sees_all:
                 continue
+            said = name if tenant == caller.tenant else f"{tenant}/{name}"
             for target in targets:
-                if tenant != caller.tenant:
-                    yield f"{tenant}/{name}", target
-                elif len(targets) > 1 or name in self._bases:
-                    yield f"{_short_pool_names(target.group)[0]}:{name}", target
-                else:
-                    yield name, target
+                ambiguous = len(targets) > 1 or said in self._bases
+                yield f"{_short_pool_names(target.group)[0]}:{said}" if ambiguous else said, target
 
     def resolve(self, name: str, caller: Caller) -> Target:
-        """`name` of the caller's own tenant, `tenant/name`, `pool:name`, or a base by its served name."""
+        """`name` of the caller's own tenant or `tenant/name`, either after `pool:`; or a base by its served name."""
         if (base := self._bases.get(name)) is not None:
             return base
         if targets := self._candidates(name, caller):
@@ -122,15 +119,16 @@ class Catalog:
         raise self._not_found(name, caller)
 
     def _candidates(self, name: str, caller: Caller) -> list[Target]:
+        if found := self._named(name, caller):
+            return found
+        pool, _, rest = name.rpartition(":")
+        return [target for target in self._named(rest, caller) if _is_pool_of(pool, target.group)]
+
+    def _named(self, name: str, caller: Caller) -> list[Target]:
         if own := self._adapters.get((caller.tenant, name)):
             return own
-        tenant, slash, rest = name.partition("/")
-        if slash and (caller.sees_all or tenant == caller.tenant) and (found := self._adapters.get((tenant, rest))):
-            return found
-        pool, colon, rest = name.rpartition(":")
-        if colon:
-            return [t for t in self._adapters.get((caller.tenant, rest), ()) if _is_pool_of(pool, t.group)]
-        return []
+        tenant, _, rest = name.partition("/")
+        return self._adapters.get((tenant, rest), []) if caller.sees_all or tenant == caller.tenant else []
 
     def _not_found(self, name: str, caller: Caller) -> ModelNotFound:
         names = [visible for visible, _ in self.visible(caller)]

@@ -81,6 +81,35 @@ class Metrics:
         self.client_retries = Counter(
             "motet_client_retries", "Requests that a client's library sent again.", registry=registry
         )
+        # What dashboards made for vLLM look for and only a gateway knows; runners have the rest.
+        model = ("model_name",)
+        self.vllm_time_to_first_token = Histogram(
+            "vllm:time_to_first_token_seconds",
+            "As motet_time_to_first_token_seconds, by base model.",
+            model,
+            buckets=FIRST_TOKEN_BUCKETS,
+            registry=registry,
+        )
+        self.vllm_time_per_output_token = Histogram(
+            "vllm:request_time_per_output_token_seconds",
+            "As motet_time_per_output_token_seconds, by base model.",
+            model,
+            buckets=TOKEN_BUCKETS,
+            registry=registry,
+        )
+        self.vllm_request_duration = Histogram(
+            "vllm:e2e_request_latency_seconds",
+            "As motet_request_duration_seconds, by base model.",
+            model,
+            buckets=DURATION_BUCKETS,
+            registry=registry,
+        )
+        self.vllm_success = Counter(
+            "vllm:request_success",
+            "Choices that ended well, by why.",
+            (*model, "finished_reason"),
+            registry=registry,
+        )
         self._names: set[tuple[str, str]] = set()
 
     def who(self, tenant: str, adapter: str) -> tuple[str, str]:

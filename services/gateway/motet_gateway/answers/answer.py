@@ -376,19 +376,27 @@ class Answer(Response):
         metrics, timeline, target = self._gateway.metrics, self._timeline, self._target
         adapter = target.adapter_name if target is not None else ""
         who = metrics.who(self._caller.tenant, adapter)
+        duration = self._clock() - timeline.arrived
+        tokens = sum(choice.tokens for choice in self._choices)
         metrics.requests.labels(*who, code).inc()
-        metrics.request_duration.labels(*who).observe(self._clock() - timeline.arrived)
+        metrics.request_duration.labels(*who).observe(duration)
         if timeline.placed:
             metrics.queue_duration.observe(timeline.placed - timeline.enqueued)
-        tokens = sum(choice.tokens for choice in self._choices)
-        if tokens:
+        if target is not None and tokens:
+            base = target.group.served_name
             metrics.tokens.labels(*who, "input").inc(sum(len(prompt) for prompt in self._prompts))
             metrics.tokens.labels(*who, "output").inc(tokens)
-            metrics.time_to_first_token.labels(*who).observe(timeline.first_token - timeline.arrived)
-            most = max(choice.tokens for choice in self._choices)
-            if most > 1:
-                spread = timeline.last_token - timeline.first_token
-                metrics.time_per_output_token.labels(*who).observe(spread / (most - 1))
+            first = timeline.first_token - timeline.arrived
+            metrics.time_to_first_token.labels(*who).observe(first)
+            metrics.vllm_time_to_first_token.labels(base).observe(first)
+            metrics.vllm_request_duration.labels(base).observe(duration)
+            if (most := max(choice.tokens for choice in self._choices)) > 1:
+                between = (timeline.last_token - timeline.first_token) / (most - 1)
+                metrics.time_per_output_token.labels(*who).observe(between)
+                metrics.vllm_time_per_output_token.labels(base).observe(between)
+            for choice in self._choices:
+                if choice.finish is not None:
+                    metrics.vllm_success.labels(base, choice.finish).inc()
         if not self._body.ignore_eos:
             self._report_lengths()
         log.debug("answered", code=code, tenant=self._caller.tenant, adapter=adapter, output_tokens=tokens, id=self._id)

@@ -43,9 +43,13 @@ class Answers:
 
     async def _answer(self, request: Request, kind: type[Body]) -> Answer:
         gateway = self._gateway
-        content = await read_json(request, limit=gateway.settings.max_body_bytes)
-        body = parse(kind, content)
-        body.refuse_what_is_not_there_yet()
+        try:
+            content = await read_json(request, limit=gateway.settings.max_body_bytes)
+            body = parse(kind, content)
+            body.refuse_what_is_not_there_yet()
+        except MotetError as error:
+            gateway.metrics.requests.labels(*gateway.metrics.who(ANYBODY.tenant, ""), str(error.row.http)).inc()
+            raise
         gateway.metrics.unknown_fields.inc(body.unknown_fields())
         if request.headers.get("x-stainless-retry-count", "0") != "0":
             gateway.metrics.client_retries.inc()
