@@ -1,0 +1,150 @@
+"""Too little memory for what was promised: sequences outgrow their promises, are extended or parked, and come back."""
+
+import asyncio
+import json
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx2 as httpx
+import pytest
+from openai import AsyncOpenAI
+from prometheus_client.parser import text_string_to_metric_families
+from transformers import LlamaConfig
+
+from tests.runner.random_models import EIGHT, VOCABULARY
+from tests.stack.harness import Stack, running_stack
+from tests.stack.voices import Answer, Voice, add_pool, assert_right, prompt_of, stream
+
+pytestmark = [
+    pytest.mark.stack,
+    pytest.mark.timeout(600),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+
+STREAMS = 16
+TOKENS = 1000
+ENOUGH_MIB = 16  # 16 streams of 1,000 tokens at 768 bytes a token
+
+
+def config() -> LlamaConfig:
+    return LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=2048,
+        tie_word_embeddings=False,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=0,
+    )
+
+
+@dataclass
+class House:
+    stack: Stack
+    base: Path
+    voices: list[Voice]
+    trace: Path
+
+    def lines(self) -> list[dict[str, object]]:
+        return [json.loads(line) for line in self.trace.read_text().splitlines()]
+
+
+def settled(stack: Stack, metric: str) -> dict[str, float]:
+    """A counter of the runner by its `method`, as the gateway's /metrics shows it."""
+    families = text_string_to_metric_families(httpx.get(f"{stack.url}/metrics", timeout=10).text)
+    return {
+        sample.labels["method"]: sample.value
+        for family in families
+        for sample in family.samples
+        if sample.name == metric
+    }
+
+
+async def learn_short_answers(house: House) -> None:
+    """20 answers a voice that end by a stop string after a token or two: true, short lengths."""
+    async with AsyncOpenAI(base_url=f"{house.stack.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        for turn in range(20):
+            await asyncio.gather(
+                *(
+                    client.completions.create(
+                        model=voice.model, prompt=prompt_of(turn * 10 + n), max_tokens=TOKENS, stop=["w"], temperature=0
+                    )
+                    for n, voice in enumerate(house.voices)
+                )
+            )
+
+
+async def long_streams(house: House) -> list[Answer]:
+    async with AsyncOpenAI(base_url=f"{house.stack.url}/v1", api_key="none", max_retries=0, timeout=300) as client:
+        return await asyncio.gather(
+            *(
+                stream(client, house.voices[index % len(house.voices)], prompt_of(index, spread=40), TOKENS)
+                for index in range(STREAMS)
+            )
+        )
+
+
+class TestAQuarterOfTheMemory:
+    @pytest.fixture(scope="class")
+    def house(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+        folder = tmp_path_factory.mktemp("quarter")
+        engine = {"kvCacheMiB": ENOUGH_MIB // 4, "maxConcurrentSequences": 32}
+        base, voices = add_pool(folder / "manifests", "llama", engine=engine, specs=EIGHT[:3], config=config())
+        trace = folder / "trace.jsonl"
+        with running_stack(folder, manifests=folder / "manifests", env={"MOTET_STEP_TRACE": str(trace)}) as stack:
+            yield House(stack, base, voices, trace)
+
+    async def test_16_long_streams_come_out_right_with_parks_of_both_methods(self, house: House) -> None:
+        await learn_short_answers(house)
+        answers = await long_streams(house)
+        assert all(len(answer.tokens) == TOKENS and answer.reasons == ["length"] for answer in answers)
+        assert_right(house.base, answers)
+        parks, resumes = settled(house.stack, "motet_parks_total"), settled(house.stack, "motet_resumes_total")
+        print(f"parks {parks}, resumes {resumes}")
+        for method in ("swap", "recompute"):
+            assert parks[method] > 0
+            assert resumes[method] > 0
+
+    def test_the_length_header_says_who_estimated(self, house: House) -> None:
+        def source() -> str:
+            body = {"model": house.voices[1].model, "prompt": [5, 6, 7], "max_tokens": 50, "stop": ["w"]}
+            answer = httpx.post(f"{house.stack.url}/v1/completions", json=body, timeout=30)
+            assert answer.status_code == 200, answer.text
+            return answer.headers["x-motet-length"]
+
+        for _ in range(20):
+            source()
+        house.stack.until(lambda: source().startswith("model:"))
+        stopped = house.stack.kill("predictor", signal.SIGSTOP)
+        house.stack.until(lambda: source() == "tenant")
+        house.stack.kill("predictor", signal.SIGKILL)
+        house.stack.until(lambda: source().startswith("model:"))
+        assert house.stack.service("predictor")["pid"] != stopped
+
+
+class TestPromisesForcedToOnePage:
+    @pytest.fixture(scope="class")
+    def house(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+        folder = tmp_path_factory.mktemp("forced")
+        engine = {"kvCacheMiB": ENOUGH_MIB, "maxConcurrentSequences": 32}
+        base, voices = add_pool(folder / "manifests", "llama", engine=engine, specs=EIGHT[:1], config=config())
+        trace = folder / "trace.jsonl"
+        env = {"MOTET_STEP_TRACE": str(trace), "MOTET_SCHEDULER_FORCE_PROMISE_PAGES": "1"}
+        with running_stack(folder, manifests=folder / "manifests", env=env) as stack:
+            yield House(stack, base, voices, trace)
+
+    async def test_a_promise_doubles_each_time_it_is_outgrown(self, house: House) -> None:
+        async with AsyncOpenAI(base_url=f"{house.stack.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+            answer = await stream(client, house.voices[0], prompt_of(1, shortest=6, spread=1), 100)
+        assert_right(house.base, [answer])
+        promises = [pages for line in house.lines() for pages in line.get("promises", {}).values()]  # type: ignore[attr-defined]
+        # 106 tokens fit in seven pages: the last doubling is capped by the request's whole life.
+        assert promises == [1, 2, 4, 7]
