@@ -25,12 +25,13 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Motet needs Python 3.11 or newer; none was found. Say where it is: make PYTHON=/path/to/python3.11 venv" >&2; exit 1; }
 	@"$(PYTHON)" -c 'import venv, ensurepip' 2>/dev/null || { echo "$(PYTHON) cannot make virtual environments. On Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 	@test -x $(BIN)/python || { echo "Setting up $(VENV) with $$($(PYTHON) --version)."; "$(PYTHON)" -m venv $(VENV); }
-	@echo "Downloading from the Python package index, into $(VENV) only:"
+	@echo "Downloading from the Python package index what $(VENV) lacks:"
 	@echo "  torch        runs the model. $(if $(TORCH_INDEX),From $(TORCH_INDEX).,With its GPU libraries it is about 3 GB; without a GPU, TORCH_INDEX=URL of a CPU-only index saves most of that.)"
 	@echo "  the rest     servers (grpcio, fastapi), model code (transformers, tokenizers), database (sqlalchemy), and what"
 	@echo "               the tests need (pytest, peft, openai, ruff, mypy): about 200 MB."
-	@echo "What is there already is kept. This runs again only when pyproject.toml or constraints.txt change."
-	@$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt \
+	@echo "Nothing is installed elsewhere. This runs again only when pyproject.toml or constraints.txt change."
+	@$(BIN)/python -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)' || \
+	  $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt \
 	  $(if $(TORCH_INDEX),--index-url "$(TORCH_INDEX)") "$(TORCH)"
 	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $(STAMP)
