@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from pydantic import ValidationError
 
 from motet.errors import MotetError, SetupError
-from motet.service import SETUP_FAILED
+from motet.service import SETUP_FAILED, read
+from motet_cli.settings import Settings
 from motet_operator.local.layout import default_data_dir
 
 app = typer.Typer(
@@ -21,14 +21,18 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+
+def _data_dir() -> Path:
+    return read(Settings).data_dir or default_data_dir()
+
+
 DataDir = Annotated[
     Path,
     typer.Option(
         "--data-dir",
-        envvar="MOTET_DATA_DIR",
         help="The state directory. One stack lives in each.",
-        default_factory=default_data_dir,
-        show_default="$XDG_DATA_HOME/motet, else ~/.local/share/motet",
+        default_factory=_data_dir,
+        show_default="MOTET_DATA_DIR, else $XDG_DATA_HOME/motet, else ~/.local/share/motet",
     ),
 ]
 
@@ -113,10 +117,6 @@ def main() -> None:
     except MotetError as error:
         _say(error.message)
         sys.exit(1)
-    except ValidationError as error:  # settings from the environment
-        for detail in error.errors(include_url=False):
-            _say(f"{'.'.join(str(part) for part in detail['loc'])} in the environment: {detail['msg']}")
-        sys.exit(SETUP_FAILED)
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:

@@ -15,11 +15,13 @@ from motet.errors import ManifestError, SetupError
 from motet.processes import Records
 from motet.processes.launch import last_words, rotate
 from motet.resources import ServingPool, files_of, read_all
+from motet.service import read
 from motet.settings import ProcessSettings
 from motet_cli import bundled_manifests
 from motet_cli.logs import log_to
 from motet_cli.progress import Progress
 from motet_cli.readiness import Failed, Ready, Watch, read_status
+from motet_cli.settings import Settings
 from motet_operator.local.layout import Layout
 from motet_operator.local.lock import StackLock, is_held
 from motet_operator.local.parent import Parent, operator_spec, own_environment
@@ -45,8 +47,7 @@ class Options:
 
 def up(options: Options) -> int:
     """The command's exit status. Raises SetupError for what a person has to put right."""
-    process = ProcessSettings()
-    host = os.environ.get("MOTET_HOST") or "127.0.0.1"
+    process, host = read(ProcessSettings), read(Settings).host
     layout = Layout.of(options.data_dir)
     with StackLock(layout.lock):
         # Held for the checks only; whoever runs the stack takes it again.

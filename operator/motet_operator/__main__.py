@@ -1,15 +1,15 @@
 """`python -m motet_operator`: the local operator, as `motet up` starts it."""
 
-from motet.service import run
+from motet.service import read, run
 from motet.settings import ProcessSettings
 from motet_operator.local.layout import Layout
 from motet_operator.local.operator import LocalOperator
-from motet_operator.local.settings import Settings
+from motet_operator.settings import Settings
 
 
 def main() -> None:
-    process = ProcessSettings()
-    operator = LocalOperator(Layout.of(process.data_dir), process, Settings())
+    process = read(ProcessSettings)
+    operator = LocalOperator(Layout.of(process.data_dir), process, read(Settings))
     run("motet-operator", process, operator.run)
 
 

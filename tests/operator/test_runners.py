@@ -7,8 +7,8 @@ from motet.settings import ProcessSettings
 from motet_operator.local.layout import MAX_INSTANCE_NAME, Layout
 from motet_operator.local.runners import Runners
 from motet_operator.local.services import Services
-from motet_operator.local.settings import Settings
 from motet_operator.reconcile import PoolObject, reconcile
+from motet_operator.settings import Settings
 from tests.operator.builders import later, name, pool, view
 
 

@@ -52,7 +52,7 @@ async def syncing(address: str) -> AsyncIterator[SchedulerSync]:
 
 async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - what is waited for happens at the other end of a stream
+        while not condition():
             await asyncio.sleep(0.01)
 
 

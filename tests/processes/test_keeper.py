@@ -53,7 +53,7 @@ async def keeper(folder: Path, policy: Policy = POLICY) -> AsyncIterator[Keeper]
 
 async def until(condition: Callable[[], object], seconds: float = 10) -> None:
     async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 - what is waited for happens in other processes
+        while not condition():
             await asyncio.sleep(0.01)
 
 

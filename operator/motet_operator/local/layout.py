@@ -71,10 +71,6 @@ class Layout:
         """Kept by the operator."""
         return self.run / "services"
 
-    @property
-    def database_url(self) -> str:
-        return f"sqlite+aiosqlite:///{self.data}/motet.db"
-
     @cached_property
     def sockets(self) -> Path:
         """The folder of the sockets: `run`, or one with a short path when `run` lies too deep for the kernel."""

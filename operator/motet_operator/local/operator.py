@@ -17,17 +17,17 @@ from motet.errors import ManifestError, ModelFolderError
 from motet.processes import Keeper, Policy, Records
 from motet.resources import LoRAAdapter, Manifest, ServingPool
 from motet.service import run_until
-from motet.settings import ProcessSettings
+from motet.settings import Database, ProcessSettings
 from motet_operator.local.files import ManifestFolder, Objects, Settled, absolute_uri, folder_of, stamp_of
 from motet_operator.local.layout import Layout
 from motet_operator.local.memory import ObjectMemory
 from motet_operator.local.runners import Runners
 from motet_operator.local.services import Services
-from motet_operator.local.settings import Settings
 from motet_operator.local.status import StatusFile, conditions_from, status_document
 from motet_operator.local.sync import SchedulerSync
 from motet_operator.metrics import Metrics
 from motet_operator.reconcile import AdapterObject, Plan, PoolObject, View, reconcile
+from motet_operator.settings import Settings
 
 log = structlog.get_logger(__name__)
 
@@ -208,8 +208,7 @@ class LocalOperator:
     # ------------------------------------------------------------------------------------------------- the store
 
     async def _migrate(self) -> None:
-        url = os.environ.get("MOTET_DATABASE_URL") or self._layout.database_url
-        await migrate(url)
+        await migrate(Database().url(self._process))
         self._metrics = Metrics(CollectorRegistry())  # until `run` brings the one that is served
         self._store_ready = True
         self._wake.set()

@@ -9,24 +9,27 @@ import sys
 from collections.abc import Mapping
 from importlib.metadata import version
 
-from pydantic import ValidationError
-
 from motet.errors import SetupError
 from motet.processes import Keeper, Policy, ProcessSpec, Records
 from motet.processes.keeper import KEPT_BY
 from motet.processes.linux import become_subreaper, reap_orphans, send
-from motet.service import SETUP_FAILED
+from motet.service import SETUP_FAILED, read
 from motet.settings import ProcessSettings
 from motet.telemetry import configure_logging
 from motet_operator.local.layout import Layout
 from motet_operator.local.lock import StackLock
-from motet_operator.local.settings import Settings
+from motet_operator.local.status import StatusFile
 from motet_operator.local.teardown import STOP_SECONDS, finish
+from motet_operator.settings import Settings
 
 REAP_SECONDS = 1.0
 
 
 def operator_spec(layout: Layout, env: Mapping[str, str]) -> ProcessSpec:
+    async def has_spoken() -> bool:
+        record = Records(layout.operator_records).read().get("operator")
+        return record is not None and StatusFile(layout.status).read().get("operator") == record.pid
+
     return ProcessSpec(
         name="operator",
         kind="operator",
@@ -34,6 +37,7 @@ def operator_spec(layout: Layout, env: Mapping[str, str]) -> ProcessSpec:
         log=layout.log("operator"),
         env={**env, "OMP_WAIT_POLICY": "passive", "MOTET_METRICS_ADDRESS": layout.metrics_address("operator")},
         cwd=layout.data,
+        probe=has_spoken,
         version=version("motet"),
     )
 
@@ -107,12 +111,12 @@ class Parent:
 def main() -> None:
     """`motet up --detach` runs this in a session of its own, with everything in the environment."""
     try:
-        process, settings = ProcessSettings(), Settings()
+        process, settings = read(ProcessSettings), read(Settings)
         configure_logging("motet-up", process)
         layout = Layout.of(process.data_dir)
         with StackLock(layout.lock, url=f"http://{settings.host}:{settings.port}"):
             asyncio.run(_run(layout, process.time_scale))
-    except (SetupError, ValidationError) as error:
+    except SetupError as error:
         print(f"motet up: {error}", file=sys.stderr)  # noqa: T201 - the last line a person sees
         sys.exit(SETUP_FAILED)
 

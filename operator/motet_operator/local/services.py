@@ -9,10 +9,10 @@ from importlib.metadata import version
 from motet.processes import ProcessSpec
 from motet.processes.keeper import KEPT_BY
 from motet.rpc import is_healthy
-from motet.settings import ProcessSettings
+from motet.settings import Database, ProcessSettings
 from motet_operator.local.layout import Layout
-from motet_operator.local.settings import Settings
 from motet_operator.reconcile import RunnerTemplate
+from motet_operator.settings import Settings
 
 STOP_ORDER = {"gateway": 0, "runner": 1, "supervisor": 2, "predictor": 2, "scheduler": 3}
 """The gateway first, so that nobody is let in any more; the scheduler last, because all the others talk to it."""
@@ -124,7 +124,7 @@ class Services:
             "MOTET_LOG_FORMAT": "json",
             "MOTET_METRICS_ADDRESS": layout.metrics_address(name),
             "MOTET_TIME_SCALE": str(process.time_scale),
-            "MOTET_DATABASE_URL": inherited.get("MOTET_DATABASE_URL") or layout.database_url,
+            "MOTET_DATABASE_URL": Database().url(process),
             "MOTET_SCHEDULER_ADDRESS": layout.address("scheduler"),
             "MOTET_PREDICTOR_ADDRESS": layout.address("predictor"),
             "MOTET_SUPERVISOR_ADDRESS": layout.address("supervisor"),

@@ -73,4 +73,4 @@ class ObjectMeta(Shape):
     """Yours; a Namespace's are what `allowedNamespaces.selector` looks at."""
 
     annotations: Annotated[dict[str, str], Field(max_length=64)] = Field(default_factory=dict)
-    """Yours; Motet reads none."""
+    """Yours. Of a pool `motet up` reads one: `motet.dev/example-question` is what its example commands ask."""
