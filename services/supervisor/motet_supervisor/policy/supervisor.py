@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from motet.fleet import SequenceState
+from motet.fleet import BookEntry, SequenceState
 from motet.model import RequestId
 from motet_supervisor.policy import effects as do
 from motet_supervisor.policy import events as on
@@ -44,8 +44,7 @@ class Supervisor:
         runner.heard_at = runner.progress.moved_at = self._now
         for sequence in runner.sequences.values():
             sequence.settle()  # what was on its way went down with the stream
-        self._tell_parked(runner, runner.hear(event.live, self._now, self.policy.answer))
-        self._relieve(runner)
+        self._hear_book(runner, event.live)
 
     def _runner_disconnected(self, event: on.RunnerDisconnected) -> None:
         runner = self.runners.get(event.instance)
@@ -63,7 +62,11 @@ class Supervisor:
         runner.progress.see(event.steps, event.work_pending, self._now)
         if runner.condemned and runner.progress.moved_at == self._now:
             runner.condemned = False
-        self._tell_parked(runner, runner.hear(event.live, self._now, self.policy.answer))
+        self._hear_book(runner, event.live)
+
+    def _hear_book(self, runner: Runner, live: tuple[BookEntry, ...]) -> None:
+        """Besides what is announced, the book itself shows who is about to run out: an announcement may be lost."""
+        self._tell_parked(runner, runner.hear(live, self._now, self.policy.answer))
         for sequence in runner.sequences.values():
             if not runner.may_run_out(sequence.entry):
                 sequence.overflowing_since = None

@@ -1,0 +1,75 @@
+"""Events with good defaults, and a supervisor that is told things."""
+
+from typing import Any
+
+from motet.clock import FakeClock
+from motet.fleet import BookEntry, Capacity, RunnerIdentity, SequenceState
+from motet.model import RequestId
+from motet_supervisor.policy import effects as do
+from motet_supervisor.policy import events as on
+from motet_supervisor.policy.supervisor import Supervisor
+from motet_supervisor.policy.values import Instance, Method, Policy
+
+R0 = Instance("r0")
+
+
+def entry(request: str, pages: int, *, used: int | None = None, parked: bool = False, **how: Any) -> BookEntry:
+    """A sequence in the middle of its promise, unless `used` pages say otherwise."""
+    used = max(1, pages // 2) if used is None else used
+    fields = {
+        "request": RequestId(request),
+        "epoch": 1,
+        "pages": pages,
+        "pages_used": 0 if parked else used,
+        "state": SequenceState.PARKED if parked else SequenceState.DECODE,
+        "prompt_tokens": 8,
+        "output_tokens": max(0, 16 * used - 8),
+        "max_tokens": 1000,
+    }
+    return BookEntry(**(fields | how))
+
+
+class Told:
+    def __init__(self, **policy: Any) -> None:
+        self.clock = FakeClock()
+        self.supervisor = Supervisor(Policy(**policy))
+        self.effects: list[do.Effect] = []
+
+    def tell(self, event: on.Event) -> list[do.Effect]:
+        self.effects = self.supervisor.handle(event, self.clock())
+        return self.effects
+
+    def of(self, kind: type) -> list[Any]:
+        return [effect for effect in self.effects if isinstance(effect, kind)]
+
+    def connect(
+        self, *live: BookEntry, instance: str = "r0", incarnation: str = "1", pages: int = 100, **capacity: Any
+    ) -> list[do.Effect]:
+        fields = {"pages": pages, "page_bytes": 1024, "host_bytes": 1 << 20, "max_model_length": 4096}
+        identity = RunnerIdentity(instance=instance, incarnation=incarnation, pool="default/demo")
+        return self.tell(on.RunnerConnected(identity, Capacity(**(fields | capacity)), live))
+
+    def report(self, *live: BookEntry, instance: str = "r0", **how: Any) -> list[do.Effect]:
+        fields: dict[str, Any] = {
+            "instance": Instance(instance),
+            "pages_promised": sum(one.pages for one in live if not one.parked),
+            "host_bytes_free": 1 << 20,
+            "live": live,
+        }
+        return self.tell(on.MemoryReported(**(fields | how)))
+
+    def overflow(self, one: BookEntry, instance: str = "r0") -> list[do.Effect]:
+        return self.tell(on.OverflowAhead(Instance(instance), one))
+
+    def parked(self, request: str, wanted: int, *, by_itself: bool = False) -> list[do.Effect]:
+        return self.tell(on.Parked(R0, RequestId(request), 1, wanted, Method.RECOMPUTE, by_itself))
+
+    def resumed(self, request: str, pages: int) -> list[do.Effect]:
+        return self.tell(on.Resumed(R0, RequestId(request), 1, pages))
+
+    def resumable(self, request: str, pages: int, epoch: int = 1) -> list[do.Effect]:
+        return self.tell(on.Resumable(R0, RequestId(request), epoch, pages))
+
+    def wait(self, seconds: float) -> list[do.Effect]:
+        self.clock.advance(seconds)
+        return self.tell(on.Tick())

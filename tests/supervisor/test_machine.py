@@ -1,0 +1,210 @@
+"""A supervisor among runners that lose its orders and report late, and a scheduler that comes and goes.
+
+The model's engine obeys orders only when epoch and promise are still the ones they name and the pages are there; a
+sequence at its promise stands still. Whatever happens: nothing outgrows the runner, nobody is parked more than three
+times, and once messages arrive again everybody finishes.
+"""
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from motet.fleet import BookEntry, RequestClass, SequenceState
+from motet.model import RequestId, pages_for
+from motet_supervisor.policy import effects as do
+from motet_supervisor.policy import events as on
+from tests.supervisor.builders import R0, Told
+
+PAGES = 24
+PAGE = 16
+
+
+class Sequence:
+    def __init__(self, prompt, max_tokens, promise, request_class):
+        self.prompt = prompt
+        self.max_tokens = max_tokens
+        self.made = 0
+        self.promise = promise
+        self.request_class = request_class
+        self.parked = False
+        self.parked_times = 0
+
+    @property
+    def limit(self):
+        return pages_for(self.prompt + self.max_tokens)
+
+    @property
+    def stuck(self):
+        return pages_for(self.prompt + self.made + 1) > self.promise
+
+
+class World(RuleBasedStateMachine):
+    def __init__(self):
+        super().__init__()
+        self.told = Told()
+        self.sequences = {}
+        self.count = 0
+        self.steps = 0
+        self.deaf = False
+        """Orders to the runner get lost."""
+        self.scheduler = True
+        self.readmissible = {}
+        self.say(on.SchedulerConnected())
+        self.carry_out_all(self.told.connect(pages=PAGES, page_bytes=1, host_bytes=8))
+
+    # ------------------------------------------------------------------------------------------------------- carrying
+
+    def say(self, event):
+        self.carry_out_all(self.told.tell(event))
+
+    def carry_out_all(self, effects):
+        for effect in list(effects):
+            self.carry_out(effect)
+
+    def carry_out(self, effect):
+        one = self.sequences.get(getattr(effect, "request", None))
+        match effect:
+            case do.Extend():
+                assert effect.extended > effect.pages
+                if one is not None:
+                    assert effect.extended <= max(one.limit, one.promise), "more than it can ever need"
+                obeyed = not self.deaf and one is not None and not one.parked and one.promise == effect.pages
+                if obeyed and effect.extended - one.promise <= self.free:
+                    one.promise = effect.extended
+            case do.Park():
+                if not self.deaf and one is not None and not one.parked and one.promise == effect.pages:
+                    self.park(effect.request, one, effect.doubled)
+            case do.Resume():
+                if not self.deaf and one is not None and one.parked and one.promise == effect.pages:
+                    self.resume(effect.request, one)
+            case do.TellParked():
+                self.readmissible[effect.request] = effect.wanted
+            case do.TellAllParked():
+                self.readmissible = {parked.request: parked.wanted for parked in effect.requests}
+            case do.TellResumed():
+                self.readmissible.pop(effect.request, None)
+
+    @property
+    def free(self):
+        return PAGES - sum(one.promise for one in self.sequences.values() if not one.parked)
+
+    def park(self, name, one, wanted):
+        assert one.promise <= wanted <= PAGES, "it could never come back"
+        one.parked, one.promise = True, wanted
+        one.parked_times += 1
+        self.say(on.Parked(R0, RequestId(name), 1, wanted, "recompute"))
+
+    def resume(self, name, one):
+        if one.promise <= self.free:
+            one.parked = False
+            self.say(on.Resumed(R0, RequestId(name), 1, one.promise))
+
+    def entry(self, name):
+        one = self.sequences[name]
+        return BookEntry(
+            request=RequestId(name),
+            epoch=1,
+            pages=one.promise,
+            pages_used=0 if one.parked else pages_for(one.prompt + one.made),
+            state=SequenceState.PARKED if one.parked else SequenceState.DECODE,
+            prompt_tokens=one.prompt,
+            output_tokens=one.made,
+            max_tokens=one.max_tokens,
+            request_class=one.request_class,
+            parked_times=one.parked_times,
+        )
+
+    # ---------------------------------------------------------------------------------------------------------- rules
+
+    @rule(
+        prompt=st.integers(1, 40),
+        max_tokens=st.integers(1, 200),
+        guess=st.integers(1, 4),
+        request_class=st.sampled_from(RequestClass),
+    )
+    def submit(self, prompt, max_tokens, guess, request_class):
+        promise = min(pages_for(prompt) + guess, pages_for(prompt + max_tokens))
+        if promise <= self.free and pages_for(prompt + max_tokens) <= PAGES:
+            self.count += 1
+            self.sequences[f"s{self.count:03}"] = Sequence(prompt, max_tokens, promise, request_class)
+
+    @rule(steps=st.sampled_from((1, 8, 40)))
+    def decode(self, steps):
+        for _ in range(steps):
+            self.steps += 1
+            for name, one in list(self.sequences.items()):
+                if name not in self.sequences or one.parked or one.stuck:
+                    continue
+                one.made += 1
+                if one.made >= one.max_tokens:
+                    del self.sequences[name]
+                    self.say(on.Ended(R0, RequestId(name), 1))
+                elif one.prompt + one.made + PAGE > one.promise * PAGE and one.promise < one.limit and not self.deaf:
+                    self.say(on.OverflowAhead(R0, self.entry(name)))
+
+    @rule()
+    def report(self):
+        book = tuple(self.entry(name) for name in self.sequences)
+        self.carry_out_all(
+            self.told.report(
+                *book,
+                steps=self.steps,
+                host_bytes_free=8,
+                prefill_seconds_per_token=0.001,
+                swap_seconds_per_page=0.001,
+            )
+        )
+
+    @rule(seconds=st.sampled_from((0.1, 1.0, 3.0)))
+    def wait(self, seconds):
+        self.carry_out_all(self.told.wait(seconds))
+
+    @rule(deaf=st.booleans())
+    def lose_orders(self, deaf):
+        self.deaf = deaf
+
+    @rule()
+    def runner_reconnects(self):
+        self.say(on.RunnerDisconnected(R0, "1"))
+        book = tuple(self.entry(name) for name in self.sequences)
+        self.carry_out_all(self.told.connect(*book, pages=PAGES, page_bytes=1, host_bytes=8))
+
+    @rule()
+    def scheduler_comes_or_goes(self):
+        self.scheduler = not self.scheduler
+        self.say(on.SchedulerConnected() if self.scheduler else on.SchedulerGone())
+
+    @rule()
+    def scheduler_readmits(self):
+        if self.scheduler:
+            for name, wanted in list(self.readmissible.items()):
+                if wanted <= self.free:
+                    self.carry_out_all(self.told.resumable(name, wanted))
+
+    # ----------------------------------------------------------------------------------------------------- invariants
+
+    @invariant()
+    def promises_fit_the_runner(self):
+        assert self.free >= 0
+
+    @invariant()
+    def nobody_is_parked_again_and_again(self):
+        assert all(one.parked_times <= 3 for one in self.sequences.values())
+
+    def teardown(self):
+        """Once orders arrive again, everybody finishes."""
+        self.deaf = False
+        for _ in range(600):
+            if not self.sequences:
+                break
+            self.decode(8)
+            self.report()
+            self.wait(1.0)
+            self.scheduler_readmits()
+        assert not self.sequences, "these never finish"
+
+
+World.TestCase.settings = settings(
+    max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+TestWorld = World.TestCase

@@ -1,0 +1,114 @@
+"""How parked requests come back: through the scheduler's ledger, or without it when it is away."""
+
+from motet_supervisor.policy import effects as do
+from motet_supervisor.policy import events as on
+from motet_supervisor.policy.values import Method
+from tests.supervisor.builders import R0, Told, entry
+
+
+def with_scheduler(**policy):
+    told = Told(**policy)
+    told.tell(on.SchedulerConnected())
+    return told
+
+
+def test_the_schedulers_word_lets_a_parked_request_back_in():
+    told = with_scheduler()
+    told.connect(entry("a", 8))
+    told.parked("a", 16)
+    told.resumable("a", 16)
+    assert told.effects == [do.Resume(R0, "a", 1, 16)]
+    told.resumed("a", 16)
+    assert told.effects == [do.TellResumed(R0, "a", 1, 16)]
+
+
+def test_a_word_for_another_promise_is_answered_with_the_right_one():
+    told = with_scheduler()
+    told.connect(entry("a", 8))
+    told.parked("a", 16)
+    told.resumable("a", 8)
+    assert told.effects == [do.TellParked(R0, "a", 1, 16, Method.RECOMPUTE)]
+
+
+def test_a_word_for_one_that_runs_already_says_so():
+    told = with_scheduler()
+    told.connect(entry("a", 8))
+    assert told.resumable("a", 8) == [do.TellResumed(R0, "a", 1, 8)]
+
+
+def test_a_word_for_an_earlier_epoch_is_ignored():
+    told = with_scheduler()
+    told.connect(entry("a", 8, parked=True, epoch=2))
+    assert not told.resumable("a", 8, epoch=1)
+
+
+def test_a_scheduler_that_connects_is_told_all_that_is_parked():
+    told = Told()
+    told.connect(entry("a", 8, parked=True), entry("b", 4))
+    told.tell(on.SchedulerConnected())
+    (everyone,) = told.of(do.TellAllParked)
+    assert [one.request for one in everyone.requests] == ["a"]
+
+
+def test_what_a_runner_parked_by_itself_is_told_too():
+    told = with_scheduler()
+    told.connect(entry("a", 8))
+    told.parked("a", 16, by_itself=True)
+    assert told.of(do.TellParked)
+    told = with_scheduler()
+    told.connect(entry("a", 8))
+    told.report(entry("a", 16, parked=True))
+    assert told.of(do.TellParked) == [do.TellParked(R0, "a", 1, 16, Method.RECOMPUTE)]
+
+
+def test_a_supervisor_that_comes_back_learns_from_the_runner_who_is_parked():
+    told = with_scheduler()
+    told.connect(entry("a", 16, parked=True))
+    assert told.of(do.TellParked)[0].wanted == 16
+
+
+def test_with_the_scheduler_away_they_come_back_after_a_while_when_there_is_room_to_spare():
+    told = with_scheduler(resume_alone=2.0, resume_margin=0.1)
+    told.connect(entry("a", 30), entry("b", 60), pages=100)
+    told.parked("a", 35)
+    told.tell(on.SchedulerGone())
+    told.wait(2.1)
+    assert not told.of(do.Resume), "40 are free, and 35 and a margin of 10 are wanted"
+    told.report(entry("a", 35, parked=True), entry("b", 50))
+    told.wait(0.1)
+    assert told.of(do.Resume) == [do.Resume(R0, "a", 1, 35)]
+
+
+def test_while_the_scheduler_is_there_they_wait_for_its_word():
+    told = with_scheduler()
+    told.connect(entry("a", 10, parked=True))
+    told.wait(4)
+    assert not told.of(do.Resume)
+
+
+def test_an_idle_runner_needs_no_margin():
+    told = Told(resume_alone=2.0, resume_margin=0.5)
+    told.connect(entry("a", 100, parked=True), pages=100)
+    told.wait(0.1)
+    told.wait(2.1)
+    assert told.of(do.Resume)
+
+
+def test_the_first_in_line_is_not_overtaken_by_a_smaller_one():
+    told = Told(resume_alone=2.0)
+    told.connect(entry("a", 60, parked=True), entry("b", 5, parked=True), entry("c", 80), pages=100)
+    told.wait(0.1)
+    told.wait(3)
+    assert not told.of(do.Resume)
+
+
+def test_a_resume_that_had_no_effect_is_ordered_again():
+    told = Told(resume_alone=2.0, answer=2.0)
+    told.connect(entry("a", 10, parked=True))
+    told.wait(0.1)
+    told.wait(2.1)
+    assert told.of(do.Resume)
+    told.wait(1)
+    assert not told.of(do.Resume)
+    told.wait(2)
+    assert told.of(do.Resume)
