@@ -255,9 +255,10 @@ class Dispatcher:
 
     def _carry_out(self, live: _Live, effects: Iterable[Effect]) -> None:
         for effect in effects:
+            if type(effect) is Deliver:  # nearly always, and a match is slower
+                self._deliver(live, effect)
+                continue
             match effect:
-                case Deliver(tokens, logprobs):
-                    self._deliver(live, tokens, logprobs)
                 case Dropped(why):
                     self._metrics.dropped.labels(why).inc()
                 case Submit(placement):
@@ -279,9 +280,9 @@ class Dispatcher:
                 case TellLost(epoch, instance, why):
                     self._report_lost(live, epoch, instance, why)
 
-    def _deliver(self, live: _Live, tokens: Sequence[int], logprobs: Sequence[runner_pb2.TokenLogprobs]) -> None:
+    def _deliver(self, live: _Live, delivery: Deliver) -> None:
         try:
-            live.sink.deliver(tokens, logprobs)
+            live.sink.deliver(delivery.tokens, delivery.logprobs)
         except Exception:
             log.exception("tokens could not be turned into text", request=live.order.request)
             self._break_off(live)

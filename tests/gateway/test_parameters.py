@@ -1,0 +1,67 @@
+"""Whatever a client sends is either understood or refused in words."""
+
+import orjson
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from motet.errors import MotetError
+from motet_gateway.answers.prompts import chat_prompt, completion_prompts, room_for_answer
+from motet_gateway.parameters import ChatBody, CompletionBody, parse, request_class, sampling
+from motet_gateway.tokens.template import ChatTemplate
+from motet_gateway.tokens.text_model import TextModel
+from tests.support.mini_cluster import TEMPLATE, tiny_tokenizer
+
+MODEL = TextModel(tiny_tokenizer(), ChatTemplate(TEMPLATE, {}), vocabulary=400, context_length=512)
+
+json = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+FIELDS = [*ChatBody.model_fields, "prompt", "echo", "suffix", "best_of", "guided_json", "role", "content"]
+values = json | st.sampled_from([1, 0, 0.5, 2**40, -(2**40), "user", "text", ["a"], {"1": 2}, [{"role": "user", "content": "x"}]])
+bodies = st.dictionaries(st.sampled_from(FIELDS), values, max_size=2)
+messages = st.lists(st.fixed_dictionaries({"role": values, "content": values}), min_size=1, max_size=2)
+
+
+def check(refusal: MotetError) -> None:
+    assert refusal.row.http == 400
+    assert refusal.message
+
+
+@settings(max_examples=400)
+@given(bodies, messages | values)
+def test_any_chat_is_understood_or_refused(body: dict, said: object) -> None:
+    content = orjson.dumps({"model": "m", "messages": said} | body, option=orjson.OPT_NON_STR_KEYS)
+    try:
+        parsed = parse(ChatBody, content)
+        parsed.refuse_what_is_not_there_yet()
+        parsed.stops()
+        prompt = chat_prompt(parsed, MODEL)
+        made = sampling(parsed, MODEL, max_tokens=room_for_answer(parsed, prompt, 512))
+        assert request_class(parsed, 0) in (1, 2, 3)
+    except MotetError as error:
+        check(error)
+    else:
+        assert 1 <= made.max_tokens <= 512
+
+
+@given(bodies, values)
+def test_any_completion_is_understood_or_refused(body: dict, prompt: object) -> None:
+    content = orjson.dumps({"model": "m", "prompt": prompt} | body, option=orjson.OPT_NON_STR_KEYS)
+    try:
+        parsed = parse(CompletionBody, content)
+        parsed.refuse_what_is_not_there_yet()
+        parsed.stops()
+        for tokens in completion_prompts(parsed, MODEL):
+            sampling(parsed, MODEL, max_tokens=room_for_answer(parsed, tokens, 512))
+    except MotetError as error:
+        check(error)
+
+
+@given(st.binary(max_size=40))
+def test_any_bytes_are_understood_or_refused(content: bytes) -> None:
+    try:
+        parse(ChatBody, content)
+    except MotetError as error:
+        check(error)
