@@ -6,5 +6,5 @@ from collections.abc import Callable
 
 async def until(true: Callable[[], object], seconds: float = 10.0) -> None:
     async with asyncio.timeout(seconds):
-        while not true():  # noqa: ASYNC110 - what is waited for has no event
+        while not true():
             await asyncio.sleep(0.005)

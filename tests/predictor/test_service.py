@@ -236,7 +236,7 @@ async def process(folder: Path, **settings: str) -> AsyncIterator[asyncio.subpro
 
 async def until(true: Callable[[], Awaitable[bool]], seconds: float = 20.0) -> None:
     async with asyncio.timeout(seconds):
-        while not await true():  # noqa: ASYNC110 - another process makes it true
+        while not await true():
             await asyncio.sleep(0.02)
 
 
