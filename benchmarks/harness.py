@@ -120,7 +120,13 @@ Measure = Callable[[], Awaitable[float]]
 
 
 async def alternate(
-    a: Measure, b: Measure, *, pairs: int = 10, attempts: int | None = None, own: Sequence[psutil.Process] = ()
+    a: Measure,
+    b: Measure,
+    *,
+    pairs: int = 10,
+    attempts: int | None = None,
+    own: Sequence[psutil.Process] = (),
+    quiet_share: float = QUIET_SHARE,
 ) -> Pairs:
     """Measure A B, B A, A B … until enough quiet pairs are there, at most `attempts` (three times as many)."""
     tried: list[tuple[float, float, float]] = []
@@ -133,9 +139,9 @@ async def alternate(
             else:
                 first, second = await a(), await b()
         tried.append((foreign.share, first, second))
-        quiet += foreign.share <= QUIET_SHARE
+        quiet += foreign.share <= quiet_share
     disturbed = quiet < pairs
-    kept = sorted(tried)[:pairs] if disturbed else [pair for pair in tried if pair[0] <= QUIET_SHARE]
+    kept = sorted(tried)[:pairs] if disturbed else [pair for pair in tried if pair[0] <= quiet_share]
     return Pairs(
         [first for _, first, _ in kept],
         [second for _, _, second in kept],

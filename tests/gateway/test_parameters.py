@@ -19,7 +19,9 @@ json = st.recursive(
     max_leaves=8,
 )
 FIELDS = [*ChatBody.model_fields, "prompt", "echo", "suffix", "best_of", "guided_json", "role", "content"]
-values = json | st.sampled_from([1, 0, 0.5, 2**40, -(2**40), "user", "text", ["a"], {"1": 2}, [{"role": "user", "content": "x"}]])
+values = json | st.sampled_from(
+    [1, 0, 0.5, 2**40, -(2**40), "user", "text", ["a"], {"1": 2}, [{"role": "user", "content": "x"}]]
+)
 bodies = st.dictionaries(st.sampled_from(FIELDS), values, max_size=2)
 messages = st.lists(st.fixed_dictionaries({"role": values, "content": values}), min_size=1, max_size=2)
 

@@ -11,10 +11,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from motet.errors import InvalidRequest, MotetError, NotFound
+from motet.errors import Internal, InvalidRequest, MotetError, NotFound
 from motet_gateway.errors import MethodNotAllowed, error_response
 from motet_gateway.gateway import Gateway
-from motet_gateway.middleware import LocalHostsOnly, RequestContext
+from motet_gateway.middleware import CRASHED, LocalHostsOnly, RequestContext
 from motet_gateway.routes.generate import Answers, describe
 from motet_gateway.routes.models import model_routes
 from motet_gateway.routes.probes import probe_routes
@@ -27,13 +27,18 @@ def build_app(gateway: Gateway, registry: CollectorRegistry) -> ASGIApp:
     app.include_router(token_routes(gateway))
     app.include_router(probe_routes(gateway, registry))
     app.openapi = lambda: describe(FastAPI.openapi(app))  # type: ignore[method-assign]
-    app.add_exception_handler(MotetError, _motet_error)
-    app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(RequestValidationError, _validation_error)
+    add_error_handlers(app)
     guarded: ASGIApp = Answers(app, gateway)
     if is_loopback(gateway.settings.host):
         guarded = LocalHostsOnly(guarded, allowed=gateway.settings.allowed_hosts)
     return RequestContext(guarded)
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    app.add_exception_handler(MotetError, _motet_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(Exception, _crash)
 
 
 def is_loopback(host: str) -> bool:
@@ -46,6 +51,10 @@ def is_loopback(host: str) -> bool:
 async def _motet_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, MotetError)
     return error_response(error)
+
+
+async def _crash(_request: Request, _error: Exception) -> Response:
+    return error_response(Internal(CRASHED))  # it is raised again and logged, around everything
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

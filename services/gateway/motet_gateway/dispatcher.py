@@ -39,6 +39,10 @@ from motet_gateway.usage import RecentUsage
 log = structlog.get_logger(__name__)
 
 
+SHORTEST_DEADLINE = 1.0
+"""0 would mean none at all; the answer itself ends at its deadline anyway."""
+
+
 class Sink(Protocol):
     """Who waits for a choice. None of these may wait in turn."""
 
@@ -327,6 +331,7 @@ class Dispatcher:
     def _enqueue(self, live: _Live) -> scheduler_pb2.Enqueue:
         order, generation = live.order, live.generation
         age = self._clock() - live.asked_at
+        left = order.deadline_seconds if generation.delivered else max(order.deadline_seconds - age, SHORTEST_DEADLINE)
         return scheduler_pb2.Enqueue(
             request=order.request,
             epoch=generation.epoch,
@@ -338,7 +343,7 @@ class Dispatcher:
             max_tokens=order.sampling.max_tokens,
             delivered_tokens=len(generation.delivered),
             estimate=order.estimate,
-            deadline_seconds=order.deadline_seconds,
+            deadline_seconds=left,
             age_seconds=age,
             avoid=[generation.avoid] if generation.avoid else [],
         )

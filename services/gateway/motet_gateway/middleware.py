@@ -15,6 +15,7 @@ log = structlog.get_logger(__name__)
 
 REQUEST_ID = b"x-request-id"
 _ACCEPTABLE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+CRASHED = "The gateway failed on this request; its log says why, under the id in x-request-id."
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
@@ -29,13 +30,15 @@ class RequestContext:
             await self._app(scope, receive, send)
             return
         request_id = _request_id(scope)
-        started = False
+        started = ended = False
 
         async def send_with_id(message: Message) -> None:
-            nonlocal started
+            nonlocal started, ended
             if message["type"] == "http.response.start":
                 started = True
                 message["headers"] = [*message.get("headers", ()), (REQUEST_ID, request_id)]
+            else:
+                ended = not message.get("more_body", False)
             await send(message)
 
         structlog.contextvars.bind_contextvars(request=request_id.decode(), path=scope["path"])
@@ -43,9 +46,10 @@ class RequestContext:
             await self._app(scope, receive, send_with_id)
         except Exception:
             log.exception("a request crashed")
-            if started:
+            if started and not ended:
                 raise  # the server breaks the connection off: the client must not take this for an end
-            await error_response(Internal("The gateway failed on this request."))(scope, receive, send_with_id)
+            if not started:
+                await error_response(Internal(CRASHED))(scope, receive, send_with_id)
         finally:
             structlog.contextvars.unbind_contextvars("request", "path")
 

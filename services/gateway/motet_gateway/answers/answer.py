@@ -81,12 +81,12 @@ class Answer(Response):
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         listener = asyncio.create_task(self._listen(receive), name=f"listen {self._id}")
         self._arm(self._settings.hold_seconds)
-        code = "200"
+        code = "499"  # also when the server cancels us
         try:
             with self._gateway.answering(self):
                 await self._answer(send)
+            code = "200"
         except ClientGone:
-            code = "499"
             self._gateway.metrics.cancelled.inc()
         except MotetError as error:
             code = str(error.row.http)
