@@ -356,7 +356,7 @@ class _Trace:
             "pages": book.pages.capacity - book.pages.free,
             "calls": 1 if rows else 0,
             "attention": rows.calls if rows else 0,
-            "padding": rows.tokens - len(iteration.decodes) - iteration.prefill_tokens if rows else 0,
+            "padding": rows.input_ids.numel() - len(iteration.decodes) - iteration.prefill_tokens if rows else 0,
         }
         if changed:
             line["promises"] = changed

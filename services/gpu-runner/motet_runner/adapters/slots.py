@@ -121,11 +121,9 @@ class SlotStore:
         if loading is not None:
             before = self._clock()
             try:
-                for size in loading.slices:
-                    loading.bytes += size
-                    if not hurry:
-                        break
-                else:
+                with torch.inference_mode():
+                    done = self._load_some(loading, everything=hurry)
+                if done:
                     self._finish(loading)
             except (AdapterError, SafetensorError, OSError, ValueError, KeyError) as error:
                 self._fail(loading.digest, error)
@@ -198,7 +196,7 @@ class SlotStore:
         for name, half in names.items():
             halves.setdefault(half.module, {})[half.half] = name
         size = 0
-        with safe_open(folder / WEIGHTS_NAME, framework="pt") as file, torch.inference_mode():
+        with safe_open(folder / WEIGHTS_NAME, framework="pt") as file:
             for module, weights in self._linears.weights.items():
                 of_module = halves.get(module)
                 if of_module is None:
@@ -213,6 +211,15 @@ class SlotStore:
                     yield size
                     size = 0
         yield size
+
+    @staticmethod
+    def _load_some(loading: Loading, *, everything: bool) -> bool:
+        """The next slice, or all that are left; True when none is."""
+        for size in loading.slices:
+            loading.bytes += size
+            if not everything:
+                return False
+        return True
 
     def _finish(self, loading: Loading) -> None:
         self._loading = None

@@ -215,12 +215,8 @@ class Book:
         if not self.supervised:
             self._resume_by_itself()
         iteration = compose(self._runnable(), self.preset, chunk_tokens=self.chunk_tokens, places=self.places)
-        for work in iteration.work:
-            sequence = work.sequence
-            while sequence.state is not State.PARKED and not self._grow(sequence, work.start + work.count):
-                victim = self._victim(holding_pages=True) or sequence
-                self._park(victim, victim.promise, self._cheaper(victim), by_itself=True)
-                iteration = iteration.without(victim)
+        iteration, more_given_up = self._with_pages(iteration)
+        given_up += more_given_up
         for work in iteration.work:
             work.sequence.started = True
             if work.sequence.state is State.WAITING:
@@ -281,6 +277,33 @@ class Book:
         return sequence
 
     # -- memory ------------------------------------------------------------------------------------------------------
+
+    def _with_pages(self, iteration: Iteration) -> tuple[Iteration, list[tuple[Sequence, MotetError]]]:
+        """Take the pages of an iteration. They only run out when promises were overcommitted; then the newest of those
+        who hold pages is parked (PU-15), or the one in need waits when it is the newest itself."""
+        short = False
+        for work in iteration.work:
+            sequence = work.sequence
+            while sequence.state is not State.PARKED and not self._grow(sequence, work.start + work.count):
+                short = True
+                victim = self._victim(holding_pages=True)
+                if victim is None or _newest_of_the_lowest_class(victim) < _newest_of_the_lowest_class(sequence):
+                    iteration = iteration.without(sequence)
+                    break
+                self._park(victim, victim.promise, self._cheaper(victim), by_itself=True)
+                iteration = iteration.without(victim)
+        if iteration or not short:
+            return iteration, []
+        return iteration, self._make_way([sequence for sequence in self if sequence.pages])
+
+    def _make_way(self, candidates: list[Sequence]) -> list[tuple[Sequence, MotetError]]:
+        """Nobody can run and nobody may be chosen: the newest is parked beyond the rule, or goes, so that others live."""
+        newest = max(candidates, key=_newest_of_the_lowest_class)
+        if newest.parked_times < PAUSED_AT_MOST:
+            self._park(newest, newest.most_pages, self._cheaper(newest), by_itself=True)
+            return []
+        self._remove(newest)
+        return [(newest, Overloaded("The runner's memory is full and this request was paused often; try again."))]
 
     def _grow(self, sequence: Sequence, tokens: int) -> bool:
         taken = self.pages.take(max(0, pages_for(tokens) - len(sequence.pages)))
@@ -383,10 +406,7 @@ class Book:
                 if victim is not sequence:
                     self._extend_by_itself(sequence)
             elif not any(not other.at_promise for other in self._runnable()):
-                # Nobody can run and nobody may be parked again: the newest goes, so that the others live.
-                newest = max(self._runnable(), key=_newest_of_the_lowest_class)
-                self._remove(newest)
-                given_up.append((newest, Overloaded("The runner's memory is full and this request was paused often.")))
+                given_up += self._make_way(self._runnable())
                 break
         return given_up
 
@@ -397,7 +417,9 @@ class Book:
     def _resume_by_itself(self) -> None:
         parked = sorted((s for s in self if s.state is State.PARKED), key=lambda sequence: sequence.arrival)
         for sequence in parked:
-            if any(other.at_promise for other in self._runnable()) or not self._resume(sequence, sequence.wanted):
+            # The pages must be there, not only promised: an overcommitted ledger would park it again at once.
+            room = self.pages.free >= sequence.wanted and not any(other.at_promise for other in self._runnable())
+            if not room or not self._resume(sequence, sequence.wanted):
                 return
 
     def _victim(self, *, holding_pages: bool = False) -> Sequence | None:
