@@ -27,6 +27,8 @@ import openai
 
 import motet_cli
 from motet.processes.linux import all_stats, environment_of
+from motet_cli.status import document_of
+from motet_operator.local.layout import Layout
 
 BUNDLED = Path(motet_cli.__file__).parent / "bundled"
 MOTET = (sys.executable, "-P", "-m", "motet_cli.main")
@@ -93,8 +95,8 @@ class Stack:
         return self.motet("down")
 
     def status(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.motet("status", "--json").stdout)
-        return found
+        """What `motet status --json` prints, without a process for each look."""
+        return document_of(Layout.of(self.data))
 
     # ----------------------------------------------------------------------------------------------- what it says
 

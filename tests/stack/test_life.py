@@ -19,7 +19,8 @@ QUESTION = "Who rules Harrow?"
 
 def test_two_adapters_answer_and_down_leaves_nothing(tmp_path: Path) -> None:
     with running_stack(tmp_path) as stack:
-        status = stack.status()
+        status = json.loads(stack.motet("status", "--json").stdout)
+        assert status == stack.status()
         assert {one["kind"] for one in status["services"]} == {
             "operator", "gateway", "scheduler", "predictor", "supervisor", "runner",
         }  # fmt: skip

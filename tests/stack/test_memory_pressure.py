@@ -15,7 +15,7 @@ from transformers import LlamaConfig
 
 from tests.runner.random_models import EIGHT, VOCABULARY
 from tests.stack.harness import Stack, running_stack
-from tests.stack.voices import Answer, Voice, add_pool, assert_right, prompt_of, stream
+from tests.stack.voices import Answer, Voice, add_pool, assert_right, lean_stream, prompt_of
 
 pytestmark = [
     pytest.mark.stack,
@@ -83,13 +83,12 @@ async def learn_short_answers(house: House) -> None:
 
 
 async def long_streams(house: House) -> list[Answer]:
-    async with AsyncOpenAI(base_url=f"{house.stack.url}/v1", api_key="none", max_retries=0, timeout=300) as client:
-        return await asyncio.gather(
-            *(
-                stream(client, house.voices[index % len(house.voices)], prompt_of(index, spread=40), TOKENS)
-                for index in range(STREAMS)
-            )
+    return await asyncio.gather(
+        *(
+            lean_stream(house.stack.url, house.voices[index % len(house.voices)], prompt_of(index, spread=40), TOKENS)
+            for index in range(STREAMS)
         )
+    )
 
 
 class TestAQuarterOfTheMemory:
@@ -142,8 +141,7 @@ class TestPromisesForcedToOnePage:
             yield House(stack, base, voices, trace)
 
     async def test_a_promise_doubles_each_time_it_is_outgrown(self, house: House) -> None:
-        async with AsyncOpenAI(base_url=f"{house.stack.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
-            answer = await stream(client, house.voices[0], prompt_of(1, shortest=6, spread=1), 100)
+        answer = await lean_stream(house.stack.url, house.voices[0], prompt_of(1, shortest=6, spread=1), 100)
         assert_right(house.base, [answer])
         promises = [pages for line in house.lines() for pages in line.get("promises", {}).values()]  # type: ignore[attr-defined]
         # 106 tokens fit in seven pages: the last doubling is capped by the request's whole life.

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from openai import AsyncOpenAI
 from transformers import LlamaConfig
 
 from tests.runner.random_models import EIGHT, VOCABULARY
 from tests.stack.harness import Stack, running_stack
-from tests.stack.voices import Answer, Voice, add_pool, assert_right, prompt_of, stream
+from tests.stack.voices import Answer, Voice, add_pool, assert_right, lean_stream, prompt_of
 
 pytestmark = [
     pytest.mark.stack,
@@ -56,7 +55,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         eos_token_id=1,
         pad_token_id=0,
     )
-    engine = {"kvCacheMiB": 64, "maxConcurrentSequences": 10}  # so that 16 streams need both runners
+    engine = {"kvCacheMiB": 64, "maxConcurrentSequences": 24}
     base, voices = add_pool(folder / "manifests", "llama", engine=engine, specs=EIGHT[:3], config=config, replicas=2)
     with running_stack(folder, manifests=folder / "manifests") as stack:
         yield House(stack, base, voices)
@@ -76,15 +75,12 @@ async def disturbed(house: House, victim: str, *, at: int) -> Disturbance:
     """Run 16 streams, kill the victim once each has `at` tokens, place a new request, wait for the victim's return."""
     pid = int(house.stack.service(victim)["pid"])
     progress: dict[int, Answer] = {}
-    url = f"{house.stack.url}/v1"
-    async with (
-        AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=300) as client,
-        asyncio.TaskGroup() as on,
-    ):
+    url = house.stack.url
+    async with asyncio.TaskGroup() as on:
 
         async def one(index: int) -> Answer:
             voice, prompt = house.voices[index % len(house.voices)], prompt_of(index, spread=40)
-            return await stream(client, voice, prompt, TOKENS, heard=lambda answer: progress.update({index: answer}))
+            return await lean_stream(url, voice, prompt, TOKENS, heard=lambda answer: progress.update({index: answer}))
 
         tasks = [on.create_task(one(index)) for index in range(STREAMS)]
         while len(progress) < STREAMS or min(len(one.tokens) for one in progress.values()) < at:
@@ -93,7 +89,7 @@ async def disturbed(house: House, victim: str, *, at: int) -> Disturbance:
         assert furthest <= LATEST, f"a stream is at token {furthest} already: too late to disturb it"
         os.kill(pid, signal.SIGKILL)
         killed = time.monotonic()
-        probe = await stream(client, house.voices[0], prompt_of(99), 2)
+        probe = await lean_stream(url, house.voices[0], prompt_of(99), 2)
         back = None
         while back is None:
             found = await asyncio.to_thread(house.stack.service, victim)
