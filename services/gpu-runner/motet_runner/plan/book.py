@@ -297,7 +297,7 @@ class Book:
         return iteration, self._make_way([sequence for sequence in self if sequence.pages])
 
     def _make_way(self, candidates: list[Sequence]) -> list[tuple[Sequence, MotetError]]:
-        """Nobody can run and nobody may be chosen: the newest is parked beyond the rule, or goes, so that others live."""
+        """Nobody can run and nobody may be chosen: the newest is parked beyond the rule, or goes, so the rest live."""
         newest = max(candidates, key=_newest_of_the_lowest_class)
         if newest.parked_times < PAUSED_AT_MOST:
             self._park(newest, newest.most_pages, self._cheaper(newest), by_itself=True)
