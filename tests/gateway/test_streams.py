@@ -1,6 +1,8 @@
 """Streams while things go wrong: runners die, repeat themselves or fall silent, schedulers restart, clients leave."""
 
 import asyncio
+import contextlib
+import dataclasses
 import json
 from typing import Any
 
@@ -248,6 +250,20 @@ async def test_a_waiting_stream_starts_after_a_while_and_says_what_it_waits_for(
         assert result.finishes == ["length"]
 
 
+async def test_a_waiting_stream_says_that_the_scheduler_is_away(cluster: MiniCluster) -> None:
+    cluster.scheduler.holds = True
+    async with serve(cluster, hold_seconds=0.05, keep_alive_seconds=0.05) as served:
+        result = Read()
+        task = asyncio.create_task(read(served, long_request(), result))
+        await eventually(lambda: "queued position=3" in result.comments)
+        await cluster.scheduler.stop()
+        await eventually(lambda: "waiting for the scheduler" in result.comments)
+        cluster.scheduler.holds = False
+        await cluster.scheduler.start()
+        await task
+        assert result.finishes == ["length"]
+
+
 async def test_a_stream_says_that_its_adapter_is_loading(cluster: MiniCluster) -> None:
     runner = cluster.runners[0]
     runner.step_seconds = 0.05
@@ -344,3 +360,30 @@ async def test_assets_are_fetched_once_and_kept_on_disk(cluster: MiniCluster) ->
         async with serve(cluster) as served:
             assert (await read(served, long_request())).finishes == ["length"]
     assert cluster.runners[0].asset_requests == 1
+
+
+async def test_nothing_stays_behind_whatever_became_of_the_requests(served: Served) -> None:
+    runner, gateway = served.cluster.runners[0], served.gateway
+    runner.step_seconds = 0.001
+    await read(served, long_request(2))
+
+    async def leave() -> None:
+        with contextlib.suppress(httpx2.TimeoutException):
+            await served.http.post("/v1/completions", json=long_request(300), timeout=0.05)
+
+    async def refused() -> None:
+        await served.http.post("/v1/completions", json=long_request(model="nobody"))
+
+    tasks = len(asyncio.all_tasks())
+    async with httpx2.AsyncClient(base_url=served.url, timeout=20, verify=False) as client:
+        elsewhere = dataclasses.replace(served, http=client)
+        await asyncio.gather(
+            *(read(elsewhere, long_request(20)) for _ in range(40)),
+            *(leave() for _ in range(20)),
+            *(refused() for _ in range(20)),
+        )
+    await eventually(lambda: gateway.dispatcher.live == 0)
+    await eventually(lambda: runner.running == 0)
+    assert not gateway._answers
+    assert not gateway._listeners
+    await eventually(lambda: len(asyncio.all_tasks()) <= tasks + 5)

@@ -39,6 +39,7 @@ from motet_gateway.usage import RecentUsage
 log = structlog.get_logger(__name__)
 
 
+NO_SCHEDULER = "waiting for the scheduler"
 SHORTEST_DEADLINE = 1.0
 """0 would mean none at all; the answer itself ends at its deadline anyway."""
 
@@ -111,7 +112,12 @@ class Dispatcher:
             connect_seconds=connect_seconds,
         )
         self._scheduler: Link[scheduler_pb2.ServeUp, scheduler_pb2.ServeDown] = Link(
-            "scheduler", scheduler_address, _open, greet=self._greet, receive=self._from_scheduler
+            "scheduler",
+            scheduler_address,
+            _open,
+            greet=self._greet,
+            receive=self._from_scheduler,
+            closed=self._scheduler_lost,
         )
 
     async def run(self) -> None:
@@ -139,7 +145,7 @@ class Dispatcher:
         self._metrics.live_requests.set(len(self._live))
         # With the scheduler away nothing is said now: the next greeting enqueues everything that waits.
         if not self._scheduler.send(scheduler_pb2.ServeUp(enqueue=self._enqueue(live))):
-            sink.waits("waiting for the scheduler")
+            sink.waits(NO_SCHEDULER)
 
     def stop(self, request: str) -> None:
         """The text is complete, by a stop string."""
@@ -165,6 +171,11 @@ class Dispatcher:
         yield scheduler_pb2.ServeUp(hello=hello)
         for live in waiting:
             yield scheduler_pb2.ServeUp(enqueue=self._enqueue(live))
+
+    def _scheduler_lost(self, _why: str) -> None:
+        for live in self._live.values():
+            if live.generation.phase is Phase.WAITING:
+                live.sink.waits(NO_SCHEDULER)
 
     def _from_scheduler(self, message: scheduler_pb2.ServeDown) -> None:
         match message.WhichOneof("message"):
