@@ -18,11 +18,9 @@ NOTHING_RUNS = 1
 
 def status(data_dir: Path, *, as_json: bool) -> int:
     layout = Layout.of(data_dir)
-    operator = Records(layout.operator_records).read().get("operator")
-    services = Records(layout.service_records).read()
-    records = [*([operator] if operator is not None else []), *services.values()]
+    operator, records = _records(layout)
     running = any(record.alive for record in records)
-    document = _document(layout, records)
+    document = document_of(layout)
     notes = _notes(layout, operator, running=running)
     if as_json:
         typer.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
@@ -33,7 +31,9 @@ def status(data_dir: Path, *, as_json: bool) -> int:
     return 0 if running else NOTHING_RUNS
 
 
-def _document(layout: Layout, records: list[Record]) -> dict[str, Any]:
+def document_of(layout: Layout) -> dict[str, Any]:
+    """What `--json` prints."""
+    _, records = _records(layout)
     written = read_status(layout) if records else {}
     return {
         "services": [_service(record) for record in records],
@@ -42,6 +42,12 @@ def _document(layout: Layout, records: list[Record]) -> dict[str, Any]:
         "problems": written.get("problems", []),
         "url": written.get("url", ""),
     }
+
+
+def _records(layout: Layout) -> tuple[Record | None, list[Record]]:
+    operator = Records(layout.operator_records).read().get("operator")
+    services = Records(layout.service_records).read()
+    return operator, [*([operator] if operator is not None else []), *services.values()]
 
 
 def _service(record: Record) -> dict[str, Any]:
