@@ -25,7 +25,7 @@ from motet_cli.settings import Settings
 from motet_operator.local.layout import Layout
 from motet_operator.local.lock import StackLock, is_held
 from motet_operator.local.parent import Parent, operator_spec, own_environment
-from motet_operator.local.teardown import take_down
+from motet_operator.local.teardown import take_down, what_runs
 
 INTERRUPTED = 130
 
@@ -51,9 +51,14 @@ def up(options: Options) -> int:
     layout = Layout.of(options.data_dir)
     with StackLock(layout.lock):
         # Held for the checks only; whoever runs the stack takes it again.
-        layout.prepare()
-        manifests, question = _manifests(options, layout)
-        port = _port(layout, host, options.port)
+        try:
+            layout.prepare()
+            manifests, question = _manifests(options, layout)
+            port = _port(layout, host, options.port)
+        except SetupError:
+            if not what_runs(layout):
+                layout.clear_run()  # nothing was started, so nothing stays
+            raise
         rotate(layout.log("up"))
     url = f"http://{_reachable(host)}:{port}"
     os.environ |= {

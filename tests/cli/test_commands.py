@@ -1,5 +1,6 @@
 """The real command in a process of its own, where nothing has to be up."""
 
+import hashlib
 import json
 import os
 import socket
@@ -55,6 +56,15 @@ def test_no_command_is_a_question_for_help() -> None:
 def test_a_port_in_use_is_named_with_the_way_out(tmp_path: Path, taken: int) -> None:
     said = refused("--data-dir", str(tmp_path), "--port", str(taken))
     assert f"port {taken} on 127.0.0.1 is in use (Address already in use): free it, or take another with --port" in said
+
+
+def test_a_start_that_did_not_happen_leaves_no_run_folder_and_no_socket_folder(tmp_path: Path, taken: int) -> None:
+    before = set(Path("/tmp").glob("motet-*"))
+    deep = tmp_path / ("d" * 60)
+    refused("--data-dir", str(deep), "--port", str(taken), env={"XDG_RUNTIME_DIR": ""})
+    assert not (deep / "run").exists()
+    key = hashlib.sha256(os.fsencode(deep)).hexdigest()[:12]
+    assert not [path for path in set(Path("/tmp").glob("motet-*")) - before if path.name.endswith(key)]
 
 
 def test_a_host_that_is_not_here_is_named(tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ def test_the_run_folder_is_private(tmp_path: Path) -> None:
     layout.prepare()
     assert stat.S_IMODE(layout.run.stat().st_mode) == 0o700
     assert list(layout.data.glob(".trial*")) == []
+    layout.clear_run()
 
 
 def test_one_stack_a_directory(tmp_path: Path) -> None:
