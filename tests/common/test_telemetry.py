@@ -107,3 +107,9 @@ def test_people_read_plain_lines() -> None:
     lines = spoken("info", "console")
     assert "hello" in lines[0]
     assert "\x1b" not in lines[0], "no colours where nobody looks"
+
+
+def test_a_full_disk_costs_lines_and_not_the_process() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([sys.executable, "-c", SPEAK, "info", "json"], stderr=full, check=False)
+    assert done.returncode == 0

@@ -94,7 +94,7 @@ def test_bytes_that_changed_after_the_check_are_noticed(llama: Path, adapters: l
     (changed / "adapter_config.json").write_text(json.dumps(config | {"r": 5}))
     engine = make_engine(llama)
     engine.load_adapter(A, changed)
-    assert [event.error.param for event in run(engine).of(AdapterFailed)] == ["ShapeMismatch"]
+    assert [event.error.reason for event in run(engine).of(AdapterFailed)] == ["ShapeMismatch"]
 
 
 def test_a_dropped_adapter_stays_until_its_last_sequence_has_finished(llama: Path, adapters: list[Path]) -> None:

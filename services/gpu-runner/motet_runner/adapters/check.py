@@ -99,10 +99,10 @@ def place(tensors: dict[str, Tensor], shapes: Shapes) -> dict[str, Half]:
         raise AdapterIncompatible(
             f"{len(unmapped)} of {len(tensors)} tensors have no place in this base ({len(places)} have), "
             f"for example {unmapped[0]}.{hint} Was it trained on another model?",
-            param="UnmappedTensors",
+            reason="UnmappedTensors",
         )
     if not places:
-        raise AdapterIncompatible(f"{WEIGHTS_NAME} holds no LoRA tensors at all.", param="NoEffect")
+        raise AdapterIncompatible(f"{WEIGHTS_NAME} holds no LoRA tensors at all.", reason="NoEffect")
     return places
 
 
@@ -124,30 +124,30 @@ def _fit(places: dict[str, Half], config: LoraConfig, shapes: Shapes, max_rank: 
     for half in places.values():
         of_module = halves.setdefault(half.module, {})
         if half.half in of_module:
-            raise AdapterIncompatible(f"{half.module} has two lora_{half.half} tensors.", param="ShapeMismatch")
+            raise AdapterIncompatible(f"{half.module} has two lora_{half.half} tensors.", reason="ShapeMismatch")
         of_module[half.half] = half.tensor
     ranks = {}
     for module, found in halves.items():
         if found.keys() != {"A", "B"}:
             missing = "B" if "A" in found else "A"
-            raise AdapterIncompatible(f"{module} has no lora_{missing}.", param="UnmappedTensors")
+            raise AdapterIncompatible(f"{module} has no lora_{missing}.", reason="UnmappedTensors")
         inputs, outputs = shapes[module]
         rank = config.rank_of(module)
         if found["A"].shape != (rank, inputs) or found["B"].shape != (outputs, rank):
             raise AdapterIncompatible(
                 f"{module}: lora_A is {found['A'].shape} and lora_B {found['B'].shape}; with rank {rank} from "
                 f"{CONFIG_NAME} and this base they must be {(rank, inputs)} and {(outputs, rank)}.",
-                param="ShapeMismatch",
+                reason="ShapeMismatch",
             )
         if not config.targets(module):
             raise AdapterIncompatible(
-                f"{module} has tensors and target_modules in {CONFIG_NAME} does not name it.", param="target_modules"
+                f"{module} has tensors and target_modules in {CONFIG_NAME} does not name it.", reason="UnmappedTensors"
             )
         ranks[module] = rank
     largest = max(ranks.values())
     if largest > min(max_rank, LARGEST_RANK):
         raise AdapterIncompatible(
             f"Its rank is {largest} and this pool serves up to {min(max_rank, LARGEST_RANK)} (engine.maxLoraRank).",
-            param="r",
+            reason="RankTooLarge",
         )
     return ranks

@@ -176,4 +176,6 @@ def _positive(name: str, value: Any) -> int:
 
 
 def _refused(name: str, value: Any, recipe: str) -> AdapterIncompatible:
-    return AdapterIncompatible(f"{CONFIG_NAME}: {name} is {json.dumps(value, default=str)[:80]}. {recipe}", param=name)
+    return AdapterIncompatible(
+        f"{CONFIG_NAME}: {name} is {json.dumps(value, default=str)[:80]}. {recipe}", param=name, reason="UnknownField"
+    )
