@@ -81,7 +81,7 @@ class Sequence:
         return BookEntry(
             request=self.request,
             epoch=self.new.epoch,
-            promise=self.promise,
+            promise=self.wanted if self.state is State.PARKED else self.promise,
             pages_used=len(self.pages),
             state=self.state,
             prompt_tokens=self.prompt_tokens,
