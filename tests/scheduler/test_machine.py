@@ -71,6 +71,7 @@ class World(RuleBasedStateMachine):
                 assert runner.drain is None, "placed on a runner that drains"
                 self.epochs[effect.request] = effect.epoch
                 self.count_passes(effect.request)
+                self.passes.pop(effect.request, None)  # its turn came; if it is lost, it waits anew
                 self.waiting.discard(effect.request)
                 self.placed[effect.request] = effect
             case do.Refuse():
