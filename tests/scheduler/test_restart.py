@@ -111,7 +111,7 @@ async def scheduler_process(folder):
     process = SchedulerProcess(folder)
     await process.start()
     try:
-        while not await is_healthy(process.address):  # noqa: ASYNC110 - another process's doing
+        while not await is_healthy(process.address):
             await asyncio.sleep(0.05)
         yield process
     finally:

@@ -32,7 +32,7 @@ async def until(condition: Callable[[], Any], *, seconds: float = 10.0, why: str
     """What `condition` gives, as soon as that is something."""
     try:
         async with asyncio.timeout(seconds):
-            while not (value := condition()):  # noqa: ASYNC110 - what it waits for is another process's doing
+            while not (value := condition()):
                 await asyncio.sleep(0.005)
     except TimeoutError:
         raise AssertionError(f"never came true: {why or condition}") from None

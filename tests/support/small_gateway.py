@@ -286,7 +286,7 @@ async def small_gateway(name: str, *, scheduler: str) -> AsyncIterator[SmallGate
     task = asyncio.create_task(gateway.run())
     try:
         async with asyncio.timeout(5):
-            while not gateway.catalogs:  # noqa: ASYNC110 - the scheduler's doing
+            while not gateway.catalogs:
                 await asyncio.sleep(0.005)
         yield gateway
     finally:

@@ -211,15 +211,32 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self._metrics.placements.inc()
         if effect.moved_because:
             self._metrics.moves.inc()
-            log.info("moved", request=effect.request, runner=effect.instance, why=effect.moved_because)
+            log.info(
+                "moved",
+                request=effect.request,
+                tenant=effect.tenant,
+                runner=effect.instance,
+                why=effect.moved_because,
+            )
         log.debug(
-            "placed", request=effect.request, epoch=effect.epoch, runner=effect.instance, pages=effect.promise.pages
+            "placed",
+            request=effect.request,
+            tenant=effect.tenant,
+            epoch=effect.epoch,
+            runner=effect.instance,
+            pages=effect.promise.pages,
         )
         self._gateways.send(effect.gateway, translate.place(effect, self.term))
 
     def _refuse(self, effect: do.Refuse) -> None:
         self._metrics.refusals.labels(effect.failure.code).inc()
-        log.info("refused", request=effect.request, code=effect.failure.code, why=effect.failure.message)
+        log.info(
+            "refused",
+            request=effect.request,
+            tenant=effect.tenant,
+            code=effect.failure.code,
+            why=effect.failure.message,
+        )
         self._gateways.send(effect.gateway, translate.refuse(effect))
 
     def _tell_position(self, effect: do.TellPosition) -> None:

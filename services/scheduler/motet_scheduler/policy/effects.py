@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from motet.fleet import Capacity, Failure, RunnerIdentity, Tier
-from motet.model import Digest, RequestId
+from motet.fleet import NOBODY, Capacity, Failure, RunnerIdentity, Tier
+from motet.model import Digest, RequestId, Tenant
 from motet_scheduler.policy.values import (
     AdapterRef,
     Catalog,
@@ -21,6 +21,7 @@ from motet_scheduler.policy.values import (
 class Place:
     gateway: str
     request: RequestId
+    tenant: Tenant
     epoch: int
     instance: Instance
     incarnation: str
@@ -35,6 +36,7 @@ class Refuse:
     gateway: str
     request: RequestId
     failure: Failure
+    tenant: Tenant = NOBODY
 
 
 @dataclass(frozen=True, slots=True)

@@ -189,7 +189,7 @@ class Scheduler:
         refusal = self._refusal(event, queue)
         if refusal is not None:
             self._note(event.request, "refused", refusal.message)
-            self._do(do.Refuse(event.gateway, event.request, Failure.of(refusal)))
+            self._do(do.Refuse(event.gateway, event.request, Failure.of(refusal), event.tenant))
             return
         request = self._new_request(
             event.request,
@@ -607,6 +607,7 @@ class Scheduler:
             do.Place(
                 gateway=request.gateway,
                 request=request.id,
+                tenant=request.tenant,
                 epoch=request.epoch,
                 instance=runner.instance,
                 incarnation=runner.identity.incarnation,
@@ -680,7 +681,7 @@ class Scheduler:
 
     def _refuse(self, request: Request, failure: Failure) -> None:
         self._note(request.id, "refused", failure.message)
-        self._do(do.Refuse(request.gateway, request.id, failure))
+        self._do(do.Refuse(request.gateway, request.id, failure, request.tenant))
         self._end(request)
 
     def _avoid(self, request: Request, instance: str) -> None:
