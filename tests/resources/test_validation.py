@@ -252,6 +252,11 @@ def test_nesting_has_an_end() -> None:
     assert "is nested too deeply" in said("a: " + "[" * 500 + "]" * 500)[0]
 
 
+@pytest.mark.parametrize("text", ["[" * 100_000, "{a: " * 100_000, "- " * 100_000])
+def test_not_even_a_hundred_thousand_brackets_end_the_process(text: str) -> None:
+    assert "is nested too deeply" in said(text)[0]
+
+
 def test_empty_documents_are_nothing() -> None:
     assert said("") == []
     assert len(read_text(f"---\n# nothing\n---\n{ADAPTER}---\n").manifests) == 1

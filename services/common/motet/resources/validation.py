@@ -23,6 +23,7 @@ Resource = LoRAAdapter | ServingPool | Namespace | Secret
 
 MAX_MANIFEST_BYTES = 4 * 1024 * 1024
 MAX_DEPTH = 64
+_TOO_DEEP = f"is nested too deeply: more than {MAX_DEPTH} levels"
 SUFFIXES = (".yaml", ".yml", ".json")
 
 _KINDS: dict[str, tuple[str, type[Resource]]] = {
@@ -130,6 +131,8 @@ def read_text(text: str, *, file: str = "<text>") -> Reading:
     manifests: list[Manifest] = []
     problems: list[Problem] = []
     try:
+        if (deep := _too_deep(file, text)) is not None:
+            return Reading((), (deep,))
         loader = _Loader(text)
     except yaml.YAMLError as error:
         return Reading((), (_yaml_problem(file, error, text),))
@@ -146,7 +149,7 @@ def read_text(text: str, *, file: str = "<text>") -> Reading:
     except yaml.YAMLError as error:
         problems.append(_yaml_problem(file, error, text))
     except RecursionError:
-        problems.append(Problem(Place(file, 1, 1), "is nested too deeply"))
+        problems.append(Problem(Place(file, 1, 1), _TOO_DEEP))
     finally:
         loader.dispose()
     return Reading(tuple(manifests), tuple(problems))
@@ -392,7 +395,7 @@ def _repeated_keys(file: str, root: yaml.Node) -> list[Problem]:
             continue
         seen.add(id(node))
         if depth > MAX_DEPTH:
-            return [Problem(_place(file, node), "is nested too deeply")]
+            return [Problem(_place(file, node), _TOO_DEEP)]
         if isinstance(node, yaml.SequenceNode):
             waiting += [(child, depth + 1) for child in node.value]
         elif isinstance(node, yaml.MappingNode):
@@ -410,6 +413,26 @@ def _repeated_keys(file: str, root: yaml.Node) -> list[Problem]:
                             )
                         )
     return problems
+
+
+def _too_deep(file: str, text: str) -> Problem | None:
+    """Asked of the events, before anything recurses: libyaml's composer ends the process where its stack does."""
+    loader = _Loader(text)
+    depth = 0
+    try:
+        while loader.check_event():
+            event = loader.get_event()
+            if isinstance(event, yaml.CollectionStartEvent):
+                depth += 1
+                if depth > MAX_DEPTH:
+                    return Problem(Place(file, event.start_mark.line + 1, event.start_mark.column + 1), _TOO_DEEP)
+            elif isinstance(event, yaml.CollectionEndEvent):
+                depth -= 1
+    except yaml.YAMLError:
+        return None  # the reading itself says so, after what stands before it
+    finally:
+        loader.dispose()
+    return None
 
 
 def _yaml_problem(file: str, error: yaml.YAMLError, text: str) -> Problem:
