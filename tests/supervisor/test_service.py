@@ -79,9 +79,9 @@ async def test_a_promise_forced_to_one_page_doubles_at_each_overflow(folder):
     async with open_house(folder, scheduler=settings) as house:
         await house.runner("r0", lambda: Recording(step_seconds=0.002), supervisor_answer_seconds=PATIENT)
         await until(lambda: "r0" in house.control.supervisor_service.supervisor.runners)
-        await house.gateway.ask("a", prompt=tuple(range(20)), max_tokens=160)
-    # 20 tokens of prompt lie in 2 pages; 180 in all need 12.
-    assert seen == [3, 6, 12]
+        await house.gateway.ask("a", prompt=tuple(range(6)), max_tokens=160)
+    # 166 tokens in all need 11 pages: the last doubling is capped by the request's whole life.
+    assert seen == [1, 2, 4, 8, 11]
 
 
 async def test_with_the_supervisor_away_runners_park_by_themselves(folder):

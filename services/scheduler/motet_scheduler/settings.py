@@ -45,8 +45,8 @@ class Settings(BaseSettings):
     supervisor may set another factor for a pool."""
 
     force_promise_pages: int = Field(0, ge=0)
-    """For tests of overflow: a first promise covers the prompt and exactly so many pages more, whatever the estimate
-    says (never more than the request's whole life). 0: the estimate decides."""
+    """For tests of overflow: a first promise is exactly so many pages, whatever the estimate says, unless prompt and
+    first token need more or the request's whole life needs fewer. 0: the estimate decides."""
 
     timelines: int = Field(2_000, ge=1)
     """How many requests' timelines are kept for `Explain`."""

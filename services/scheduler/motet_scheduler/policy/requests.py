@@ -65,12 +65,12 @@ class Request:
         """Prompt, what is delivered, and what is still expected (q80), in pages; never more than its whole life.
 
         A request that has outlived its estimate is expected to go on for another page, and the supervisor doubles
-        from there. `force_promise_pages` (tests) replaces the expectation: the prompt and so many pages.
+        from there. `force_promise_pages` (tests) replaces the expectation: so many pages, or what the prompt needs.
         """
         life = self.life_tokens(capacity)
         known = self.prompt_tokens + self.delivered
         if policy.force_promise_pages:
-            pages = capacity.pages_for(known) + policy.force_promise_pages
+            pages = max(policy.force_promise_pages, capacity.pages_for(known + 1))
         else:
             expected = self.estimate.q80 or self.max_tokens
             remaining = max(expected - self.delivered, capacity.page_tokens)
