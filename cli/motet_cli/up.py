@@ -1,6 +1,7 @@
 """`motet up`: check what can be checked before, start the parent, watch until all is ready, say what to try."""
 
 import asyncio
+import errno
 import os
 import socket
 import subprocess
@@ -121,6 +122,8 @@ def _port(layout: Layout, host: str, port: int) -> int:
         except PermissionError as error:
             raise SetupError(f"port {port} needs privileges: take one from 1024 up with --port.") from error
         except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:
+                raise SetupError(f"MOTET_HOST={host} is no address of this machine: {error.strerror}.") from error
             raise SetupError(
                 f"port {port} on {host} is in use ({error.strerror}): free it, or take another with --port."
             ) from error

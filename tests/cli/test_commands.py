@@ -73,6 +73,11 @@ def test_a_host_that_is_not_here_is_named(tmp_path: Path) -> None:
     )
 
 
+def test_a_host_that_is_another_machines_is_no_port_in_use(tmp_path: Path) -> None:
+    said = refused("--data-dir", str(tmp_path), env={"MOTET_HOST": "192.0.2.1"})
+    assert "MOTET_HOST=192.0.2.1 is no address of this machine" in said
+
+
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert f"there is no {tmp_path}/none: give -f a folder of manifests." in refused(
         "--data-dir", str(tmp_path / "d"), "-f", str(tmp_path / "none")

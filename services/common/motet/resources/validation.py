@@ -425,6 +425,7 @@ def _too_deep(file: str, text: str) -> Problem | None:
             if isinstance(event, yaml.CollectionStartEvent):
                 depth += 1
                 if depth > MAX_DEPTH:
+                    assert event.start_mark is not None
                     return Problem(Place(file, event.start_mark.line + 1, event.start_mark.column + 1), _TOO_DEEP)
             elif isinstance(event, yaml.CollectionEndEvent):
                 depth -= 1
