@@ -4,9 +4,9 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from motet.errors import EngineRestarted
+from motet.errors import EngineRestarted, MotetError
 from motet.settings import Addresses, ProcessSettings
 from motet_gateway.assets import AssetStore
 from motet_gateway.catalog import Caller, CatalogBook, Target
@@ -16,8 +16,11 @@ from motet_gateway.metrics import Metrics
 from motet_gateway.settings import Settings
 from motet_gateway.tokens.text_model import TextModel
 
-if TYPE_CHECKING:
-    from motet_gateway.answers.answer import Answer
+
+class UnderWay(Protocol):
+    """An answer that is being given."""
+
+    def abort(self, error: MotetError) -> None: ...
 
 
 class Gateway:
@@ -28,7 +31,7 @@ class Gateway:
         self.name = f"gateway-{secrets.token_hex(4)}"
         """New at every start: a restarted gateway has none of its predecessor's requests."""
         self.catalog = CatalogBook()
-        self._answers: set[Answer] = set()
+        self._answers: set[UnderWay] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         self.draining = False
@@ -68,7 +71,7 @@ class Gateway:
             answer.abort(EngineRestarted("The gateway is stopping; send the request again."))
 
     @contextlib.contextmanager
-    def answering(self, answer: "Answer") -> Iterator[None]:
+    def answering(self, answer: UnderWay) -> Iterator[None]:
         """Count `answer` as under way."""
         self._answers.add(answer)
         self._idle.clear()
