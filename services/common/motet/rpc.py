@@ -2,7 +2,8 @@
 
 Rules, each learnt from a failure seen in practice:
 - a handler that is cancelled re-raises, a client call lives in a context that cancels it: grpc.aio leaks otherwise;
-- reconnecting starts after 50 ms and never waits longer than 500 ms: gRPC's own back-off costs over a second;
+- reconnecting starts after 50 ms and never waits longer than 500 ms (gRPC's own back-off costs over a second), nor
+  longer than a Unix socket takes to be served again;
 - what is said while a stream is down is dropped: the greeting of the next connection tells the whole truth again;
 - channels are made after the process has started, never before a fork;
 - `asyncio.timeout`, never `wait_for`.
@@ -10,6 +11,7 @@ Rules, each learnt from a failure seen in practice:
 
 import asyncio
 import random
+import socket
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -30,6 +32,7 @@ Message = TypeVar("Message")
 
 FIRST_RETRY_SECONDS = 0.05
 LAST_RETRY_SECONDS = 0.5
+LOOK_SECONDS = 0.025
 CONNECT_SECONDS = 5.0
 MOST_IN_A_PACK = 64
 LARGEST_PACK_BYTES = 1024 * 1024  # before its last message
@@ -99,6 +102,29 @@ class Backoff:
         return wait * random.uniform(0.75, 1.25)  # noqa: S311 - spreads load, guards nothing
 
 
+async def _pause(address: str, seconds: float) -> None:
+    """Wait before the next attempt; beside a Unix socket that nobody serves, only until somebody does."""
+    path = socket_path(address)
+    if path is None or _is_served(path):
+        await asyncio.sleep(seconds)
+        return
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+    while (left := end - loop.time()) > 0 and not _is_served(path):  # noqa: ASYNC110 - another process's doing
+        await asyncio.sleep(min(left, LOOK_SECONDS))
+
+
+def _is_served(path: Path) -> bool:
+    """Whether somebody listens on a Unix socket. Asking costs microseconds, an attempt of gRPC's milliseconds."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+        return True
+
+
 class Link(Generic[Up, Down]):
     """The client's end of one long-lived bidirectional stream, opened again whenever it breaks.
 
@@ -155,7 +181,7 @@ class Link(Generic[Up, Down]):
                 await asyncio.sleep(LAST_RETRY_SECONDS)
                 continue
             log.debug("stream down", link=self.name, address=self.address, why=why)
-            await asyncio.sleep(backoff.next())
+            await _pause(self.address, backoff.next())
 
     async def _converse(self, backoff: Backoff) -> None:
         async with open_channel(self.address) as channel:
