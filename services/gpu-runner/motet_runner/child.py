@@ -66,7 +66,7 @@ def _give_way() -> None:
         # Where the kernel shares time out between sessions first, niceness counts only within one. A session that is
         # not its runner's alone is left as it is.
         with suppress(OSError):
-            Path("/proc/self/autogroup").write_text("10")
+            Path("/proc/self/autogroup").write_text("5")
 
 
 def _settled(engine: Engine) -> Engine:
