@@ -2,7 +2,10 @@
 
 import asyncio
 import json
+import shutil
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -89,7 +92,16 @@ def things_to_try(url: str, layout: Layout, status: dict[str, Any], question: st
     ready = [adapter for adapter in status["adapters"] if adapter["ready"]]
     models = [adapter["model"] for adapter in ready] + [pool["model"] for pool in status["pools"]]
     commands = [_curl(url, model, question) for model in models[:2]]
-    return [*commands, f"motet chat {models[0]} --data-dir {layout.data}"] if models else commands
+    return [*commands, f"{program()} chat {models[0]} --data-dir {layout.data}"] if models else commands
+
+
+def program() -> str:
+    """How to call this command again: `motet` if the PATH leads here, else the path that it was called by."""
+    own = Path(sys.argv[0])
+    on_path = shutil.which("motet")
+    if own.name != "motet" or (on_path is not None and own.exists() and Path(on_path).samefile(own)):
+        return "motet"
+    return sys.argv[0]
 
 
 def _curl(url: str, model: str, question: str) -> str:

@@ -20,7 +20,7 @@ from motet.service import read
 from motet.settings import ProcessSettings
 from motet_cli import bundled_manifests
 from motet_cli.logs import log_to
-from motet_cli.progress import Progress
+from motet_cli.progress import Progress, program
 from motet_cli.readiness import Failed, Ready, Watch, read_status
 from motet_cli.settings import Settings
 from motet_operator.local.layout import Layout
@@ -204,7 +204,7 @@ def _detached(layout: Layout, progress: Progress, wait_seconds: float) -> int:
         asyncio.run(take_down(layout))
         parent.wait()
         return outcome.exit_status
-    progress.ready(outcome, hint=f"motet down --data-dir {layout.data}   stops everything.")
+    progress.ready(outcome, hint=f"{program()} down --data-dir {layout.data}   stops everything.")
     parent.returncode = 0  # it lives on and is not ours to wait for
     return 0
 
