@@ -108,6 +108,19 @@ def test_a_missing_model_folder_is_named_with_its_line(tmp_path: Path) -> None:
     assert not (tmp_path / "d" / "run").exists(), "what was started has been cleared away"
 
 
+@pytest.mark.parametrize("missing", ["config.json", "tokenizer.json"])
+def test_what_a_model_folder_lacks_is_named(tmp_path: Path, missing: str) -> None:
+    folder = copy_of_bundled(tmp_path / "m", adapters=[])
+    model = (folder / "model").readlink()
+    (folder / "model").unlink()
+    (folder / "model").mkdir()
+    for file in model.iterdir():
+        if file.name != missing:
+            (folder / "model" / file.name).symlink_to(file)
+    said = refused("--data-dir", str(tmp_path / "d"), "-f", str(folder), "--port", "0", "--detach")
+    assert f"ServingPool default/demo: the model folder {folder}/model has no {missing}." in said
+
+
 def test_a_state_directory_below_a_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     said = refused("--data-dir", str(tmp_path / "file" / "d"))

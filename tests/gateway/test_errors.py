@@ -6,8 +6,8 @@ import httpx2
 import openai
 import pytest
 
-from tests.gateway.conftest import Served, serve
-from tests.support.mini_cluster import MiniCluster
+from tests.gateway.conftest import Served, eventually, serve
+from tests.support.mini_cluster import MiniCluster, mini_cluster, tiny_assets
 
 CHAT = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -165,6 +165,16 @@ async def test_too_many_live_requests_are_refused_with_a_hint(cluster: MiniClust
         assert answer.status_code == 503
         assert answer.headers["retry-after"] == "1"
         assert error_of(answer)["code"] == "overloaded"
+
+
+async def test_a_model_without_a_tokenizer_holds_no_request() -> None:
+    assets = tiny_assets()
+    del assets["tokenizer.json"]
+    async with mini_cluster(assets=assets) as cluster, serve(cluster, ready=False) as served:
+        await eventually(lambda: served.gateway.catalog.known)
+        answer = await served.http.post(CHAT, json={"model": "tiny", "messages": HELLO})
+        assert answer.status_code == 500
+        assert "has no tokenizer.json" in error_of(answer)["message"]
 
 
 async def test_a_request_id_is_echoed_or_made(served: Served) -> None:

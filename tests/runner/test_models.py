@@ -127,6 +127,23 @@ def test_a_folder_without_a_model_says_what_is_missing(llama: Path, tmp_path: Pa
         execute.load(tmp_path, "auto", "cpu")
 
 
+def test_weights_that_end_too_early_are_named(llama: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text((llama / "config.json").read_text())
+    whole = (llama / "model.safetensors").read_bytes()
+    for part in (whole[: len(whole) // 2], b""):
+        (tmp_path / "model.safetensors").write_bytes(part)
+        with pytest.raises(ModelFolderError, match=rf"{tmp_path}: model\.safetensors is damaged"):
+            execute.load(tmp_path, "auto", "cpu")
+
+
+def test_weights_of_another_model_are_told_from_damaged_ones(llama: Path, tmp_path: Path) -> None:
+    raw = json.loads((llama / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(raw | {"intermediate_size": raw["intermediate_size"] * 2}))
+    (tmp_path / "model.safetensors").write_bytes((llama / "model.safetensors").read_bytes())
+    with pytest.raises(ModelFolderError, match=r"other shapes than config\.json says"):
+        execute.load(tmp_path, "auto", "cpu")
+
+
 @pytest.mark.parametrize(
     ("settings", "says"),
     [

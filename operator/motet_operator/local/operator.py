@@ -33,6 +33,9 @@ log = structlog.get_logger(__name__)
 
 MAX_PROBLEMS_SHOWN = 20
 
+NEEDED_OF_A_MODEL = ("config.json", "tokenizer.json")
+"""Without the one no runner starts, without the other no request can be read."""
+
 TAKEOVER_SECONDS = 3.0
 """How long an operator that follows another keeps quiet while the scheduler tells it what the other knew. Otherwise
 every adapter would seem to come and go with each operator."""
@@ -91,8 +94,9 @@ class LocalOperator:
             pool = manifest.resource
             assert isinstance(pool, ServingPool)
             folder = folder_of(absolute_uri(pool.spec.model.uri, manifest=manifest.place.file))
-            if not (folder / "config.json").is_file():
-                what = "has no config.json" if folder.is_dir() else "does not exist"
+            missing = next((name for name in NEEDED_OF_A_MODEL if not (folder / name).is_file()), None)
+            if missing is not None:
+                what = f"has no {missing}" if folder.is_dir() else "does not exist"
                 place = manifest.place_of(("spec", "model", "uri"))
                 raise ModelFolderError(f"{place}: ServingPool {pool.object_name}: the model folder {folder} {what}.")
 

@@ -14,7 +14,7 @@ import grpc
 import structlog
 
 from motet.api.v1 import runner_pb2, runner_pb2_grpc
-from motet.errors import MotetError
+from motet.errors import Internal, MotetError
 from motet.rpc import Backoff, open_channel
 from motet_gateway.tokens.text_model import ASSET_FILES, TextModel
 
@@ -109,4 +109,5 @@ async def _write_files(
             with (folder / chunk.name).open("ab") as file:
                 file.write(chunk.data)
     if not (folder / "tokenizer.json").exists():
-        raise ValueError("the runner sent no tokenizer.json")
+        # The digest covers which files there are, so no other runner has more: asking again would only hold requests.
+        raise Internal("the model's folder has no tokenizer.json; save the tokenizer there with save_pretrained()")

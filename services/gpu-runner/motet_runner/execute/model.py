@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError, safe_open
 
 from motet.errors import ModelFolderError, SetupError
 from motet.model import BASE, KVShape, RequestId, pages_for
@@ -71,7 +72,13 @@ def load(folder: Path, dtype: str, device: str) -> LoadedModel:
         model = transformers.AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch_dtype, attn_implementation=attention.NAME, local_files_only=True, use_safetensors=True
         )
+    except SafetensorError as error:
+        raise ModelFolderError(f"{folder}: {_damaged(folder)}: {error}. Copy it there again.") from error
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        if "ignore_mismatched_sizes" in str(error):  # what the library says of shapes
+            raise ModelFolderError(
+                f"{folder}: the weights have other shapes than config.json says: they are of two models."
+            ) from error
         raise ModelFolderError(f"{folder}: the model could not be loaded: {_first_line(error)}") from error
     model = model.to(torch_device).eval().requires_grad_(False)
     config = model.config.get_text_config()
@@ -181,6 +188,16 @@ def _eos(folder: Path, config: Any) -> tuple[int, ...]:
     if eos is None:
         return ()
     return tuple(eos) if isinstance(eos, list) else (eos,)
+
+
+def _damaged(folder: Path) -> str:
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="pt"):
+                pass
+        except SafetensorError:
+            return f"{path.name} is damaged"
+    return "a weights file is damaged"
 
 
 def _first_line(error: Exception) -> str:
