@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from motet.errors import AdapterIncompatible
@@ -100,6 +101,15 @@ def test_a_config_that_does_not_fit_its_tensors_is_refused(
 ) -> None:
     change(folder, **fields)
     with pytest.raises(AdapterIncompatible, match=says):
+        check(folder, shapes, max_rank=64)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.float8_e4m3fn])
+def test_weights_that_are_no_common_floats_are_refused(folder: Path, shapes: Shapes, dtype: torch.dtype) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    odd = sorted(tensors)[3]
+    save_file(tensors | {odd: tensors[odd].to(dtype)}, folder / WEIGHTS)
+    with pytest.raises(AdapterIncompatible, match=rf"{odd} is of type (I32|F8_E4M3); served are F32"):
         check(folder, shapes, max_rank=64)
 
 

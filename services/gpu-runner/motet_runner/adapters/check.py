@@ -21,6 +21,9 @@ PREFIXES = ("base_model.model.", "base_model.", "")
 
 LARGEST_RANK = 256
 
+FLOATS = ("F32", "BF16", "F16", "F64")
+"""Rounded to whole numbers a LoRA is all zeros, and would answer as the base."""
+
 _NAME = re.compile(r"^(?P<module>.+)\.lora_(?P<half>[AB])(?:\.default)?\.weight$")
 
 
@@ -100,6 +103,11 @@ def place(tensors: dict[str, Tensor], shapes: Shapes) -> dict[str, Half]:
             f"{len(unmapped)} of {len(tensors)} tensors have no place in this base ({len(places)} have), "
             f"for example {unmapped[0]}.{hint} Was it trained on another model?",
             reason="UnmappedTensors",
+        )
+    strange = next((name for name in places if tensors[name].dtype not in FLOATS), None)
+    if strange is not None:
+        raise AdapterIncompatible(
+            f"{strange} is of type {tensors[strange].dtype}; served are {', '.join(FLOATS)}. Save the adapter again."
         )
     if not places:
         raise AdapterIncompatible(f"{WEIGHTS_NAME} holds no LoRA tensors at all.", reason="NoEffect")
