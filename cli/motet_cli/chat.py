@@ -103,7 +103,7 @@ def _command(client: httpx.Client, talk: Talk, line: str) -> bool:
         case "/clear":
             talk.messages.clear()
         case "/models":
-            typer.echo("\n".join(_models(client)))
+            typer.echo("\n".join(model["id"] for model in _models(client)))
         case "/model" if rest.strip():
             talk.model = rest.strip()
             talk.messages.clear()  # another voice should not go on in the words of the one before
@@ -145,18 +145,20 @@ def _answer(client: httpx.Client, body: dict[str, Any]) -> Iterator[str]:
                 yield choice.get("delta", {}).get("content") or ""
 
 
-def _models(client: httpx.Client) -> list[str]:
+def _models(client: httpx.Client) -> list[dict[str, Any]]:
     response = client.get("/v1/models")
     if response.status_code != httpx.codes.OK:
         raise Refused(_message_of(response))
-    return [model["id"] for model in response.json()["data"]]
+    models: list[dict[str, Any]] = response.json()["data"]
+    return models
 
 
 def _first_model(client: httpx.Client) -> str:
     models = _models(client)
     if not models:
         raise Refused("the gateway lists no models yet: see `motet status`")
-    return models[0]
+    answering = [model for model in models if model.get("state") != "failed"] or models
+    return str(answering[0]["id"])
 
 
 def _message_of(response: httpx.Response) -> str:

@@ -5,7 +5,9 @@ import json
 import os
 import socket
 import subprocess
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
 from pathlib import Path
 
@@ -176,6 +178,38 @@ def test_chat_with_a_url_where_nobody_listens_says_so() -> None:
     done = motet("chat", "--url", "http://127.0.0.1:1", "-m", "hello")
     assert done.returncode == 2
     assert "no answer from http://127.0.0.1:1" in done.stderr
+
+
+class Listing(BaseHTTPRequestHandler):
+    """A gateway that lists a broken adapter first, and says who is asked."""
+
+    def do_GET(self) -> None:
+        models = [{"id": "broken", "state": "failed"}, {"id": "working", "state": "cold"}]
+        self._answer("application/json", json.dumps({"data": models}))
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        event = json.dumps({"choices": [{"delta": {"content": f"this is {body['model']}"}}]})
+        self._answer("text/event-stream", f"data: {event}\n\ndata: [DONE]\n\n")
+
+    def _answer(self, kind: str, text: str) -> None:
+        self.send_response(200)
+        self.send_header("content-type", kind)
+        self.send_header("content-length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_: object) -> None: ...
+
+
+def test_chat_without_a_model_takes_one_that_answers() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Listing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            done = motet("chat", "--url", f"http://127.0.0.1:{server.server_port}", "-m", "hello")
+        finally:
+            server.shutdown()
+    assert (done.returncode, done.stdout) == (0, "this is working\n")
 
 
 def test_the_data_dir_follows_the_desktops_rules(tmp_path: Path) -> None:
