@@ -316,7 +316,8 @@ class World(RuleBasedStateMachine):
                 self.told.attach(name, pages=PAGES[name], max_sequences=6, incarnation=str(self.incarnations[name]))
             )
         for _ in range(2 * self.count + 10):
-            for request, place in sorted(self.placed.items()):
+            for request in sorted(self.placed):
+                place = self.placed[request]  # it may have moved since
                 if place.incarnation == str(self.incarnations[place.instance]):
                     del self.placed[request]
                     self.answered.add(request)
