@@ -72,7 +72,13 @@ async def serve_echo(port: int) -> None:
         await send({"type": "http.response.body", "body": body})
 
     config = uvicorn.Config(
-        echo, port=port, http="httptools", lifespan="off", log_config=None, access_log=False, proxy_headers=False,
+        echo,
+        port=port,
+        http="httptools",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
         timeout_keep_alive=75,
     )
     await uvicorn.Server(config).serve()
