@@ -92,7 +92,7 @@ def things_to_try(url: str, layout: Layout, status: dict[str, Any], question: st
     ready = [adapter for adapter in status["adapters"] if adapter["ready"]]
     models = [adapter["model"] for adapter in ready] + [pool["model"] for pool in status["pools"]]
     commands = [_curl(url, model, question) for model in models[:2]]
-    return [*commands, f"{program()} chat {models[0]} --data-dir {layout.data}"] if models else commands
+    return [*commands, f"{program()} chat {models[0]} --data-dir {layout.typed}"] if models else commands
 
 
 def program() -> str:

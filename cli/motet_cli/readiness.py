@@ -60,7 +60,7 @@ class Watch:
         return Ready(status=self.status) if self._is_ready() else None
 
     def _counts(self, operator: Record | None) -> bool:
-        if operator is None or (self.fingerprint and operator.fingerprint != self.fingerprint):
+        if operator is None or not operator.alive or (self.fingerprint and operator.fingerprint != self.fingerprint):
             return False
         return self.status.get("operator") == operator.pid
 

@@ -34,7 +34,7 @@ def status(data_dir: Path, *, as_json: bool) -> int:
 def document_of(layout: Layout) -> dict[str, Any]:
     """What `--json` prints."""
     _, records = _records(layout)
-    written = read_status(layout) if records else {}
+    written = read_status(layout) if any(record.alive for record in records) else {}
     return {
         "services": [_service(record) for record in records],
         "pools": written.get("pools", []),
@@ -63,12 +63,12 @@ def _service(record: Record) -> dict[str, Any]:
 
 def _notes(layout: Layout, operator: Record | None, *, running: bool) -> list[str]:
     if not running:
-        return [f"nothing runs with {layout.data}; `motet up --data-dir {layout.data}` starts it"]
+        return [f"nothing runs with {layout.data}; `motet up --data-dir {layout.typed}` starts it"]
     notes = []
     if not is_held(layout.lock):
         notes.append(
-            f"`motet up` has died; the rest runs on. `motet up --data-dir {layout.data}` takes it over, "
-            f"`motet down --data-dir {layout.data}` stops it"
+            f"`motet up` has died; the rest runs on. `motet up --data-dir {layout.typed}` takes it over, "
+            f"`motet down --data-dir {layout.typed}` stops it"
         )
     if operator is None or not operator.alive:
         notes.append("the operator does not run: pools and adapters below are as it last saw them")

@@ -52,6 +52,8 @@ def up(options: Options) -> int:
     layout = Layout.of(options.data_dir)
     with StackLock(layout.lock):
         # Held for the checks only; whoever runs the stack takes it again.
+        if not what_runs(layout):
+            layout.clear_run()  # a stack that was killed whole still says that it is ready
         try:
             layout.prepare()
             manifests, question = _manifests(options, layout)
@@ -204,7 +206,7 @@ def _detached(layout: Layout, progress: Progress, wait_seconds: float) -> int:
         asyncio.run(take_down(layout))
         parent.wait()
         return outcome.exit_status
-    progress.ready(outcome, hint=f"{program()} down --data-dir {layout.data}   stops everything.")
+    progress.ready(outcome, hint=f"{program()} down --data-dir {layout.typed}   stops everything.")
     parent.returncode = 0  # it lives on and is not ours to wait for
     return 0
 

@@ -111,6 +111,21 @@ def test_up_again_adopts_what_a_killed_parent_left(shared: Stack) -> None:
     shared.until(lambda: len(shared.status()["services"]) == len(pids))
 
 
+def test_up_after_everything_was_killed_waits_until_it_is_ready_again(tmp_path: Path) -> None:
+    (folder := tmp_path / "a b").mkdir()
+    with running_stack(folder, manifests=copy_of_bundled(tmp_path / "m", adapters=["pirate"])) as stack:
+        for pid in stack.processes():
+            os.kill(pid, signal.SIGKILL)
+        stack.until(lambda: not stack.processes())
+        dead = stack.status()
+        assert not any(one["ready"] for one in dead["services"] + dead["pools"] + dead["adapters"])
+        assert f"`motet up --data-dir '{stack.data}'` starts it" in stack.motet("status").stdout
+        again = stack.up()
+        assert again.returncode == 0, again.stderr
+        assert f"motet chat default/pirate --data-dir '{stack.data}'" in again.stdout
+        assert stack.ask("default/pirate", QUESTION)
+
+
 def test_a_broken_adapter_is_told_and_does_not_stop_the_others(tmp_path: Path) -> None:
     manifests = copy_of_bundled(tmp_path / "manifests", adapters=["pirate"])
     (tmp_path / "empty").mkdir()

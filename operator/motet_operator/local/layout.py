@@ -11,6 +11,7 @@ DATA/run/             records of processes, and the sockets where their paths ar
 
 import hashlib
 import os
+import shlex
 import shutil
 import stat
 from contextlib import suppress
@@ -40,6 +41,11 @@ class Layout:
     @classmethod
     def of(cls, data: Path) -> "Layout":
         return cls(data.expanduser().absolute())
+
+    @property
+    def typed(self) -> str:
+        """The state directory as a person types it into a shell."""
+        return shlex.quote(str(self.data))
 
     @property
     def run(self) -> Path:

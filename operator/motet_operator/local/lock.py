@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import shlex
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -47,9 +48,10 @@ class StackLock:
         if self._file is None:
             holder = read_holder(self._path)
             where = f" at {holder.url}" if holder.url else ""
+            folder = shlex.quote(str(self._path.parent))
             raise StateDirectoryError(
                 f"a stack already runs{where} with this state directory (pid {holder.pid}). "
-                f"Stop it with `motet down --data-dir {self._path.parent}`, or use another --data-dir."
+                f"Stop it with `motet down --data-dir {folder}`, or use another --data-dir."
             )
         me = identity_of(os.getpid())
         assert me is not None
