@@ -183,6 +183,9 @@ class FakeEngine:
     def set_supervised(self, supervised: bool) -> None:
         self._supervised = supervised
 
+    def set_overcommit(self, factor: float) -> None:
+        self.ledger.overcommit = factor
+
     def load_adapter(self, digest: Digest, folder: Path) -> None:
         self._dropping.discard(digest)
         slot = self._slots.setdefault(digest, _Slot(folder))
@@ -221,7 +224,7 @@ class FakeEngine:
         needed = pages_for(one.tokens + 1)
         if needed > one.promise and not self._supervised and not self._protect(one, needed):
             return None
-        if needed > one.promise or needed - one.held > self._free():
+        if needed > one.promise or not self._find_pages(one, needed - one.held):
             return None  # waits for an order, or for a page; the others go on
         one.held = needed
         self._turn(one, State.DECODE)
@@ -255,6 +258,15 @@ class FakeEngine:
         doubled = min(2 * newest.promise, max(newest.limit, newest.promise), self.pages)
         self._park(newest, doubled, ParkMethod.RECOMPUTE, by_itself=True)
         return False
+
+    def _find_pages(self, one: _Sequence, count: int) -> bool:
+        """Pages only run out when more were promised than there are: then the newest who hold some give way."""
+        for newest in reversed(list(self._sequences.values())):
+            if count <= self._free() or newest is one:
+                break
+            if newest.held:
+                self._park(newest, newest.promise, ParkMethod.RECOMPUTE, by_itself=True)
+        return count <= self._free()
 
     def _resume_by_myself(self) -> None:
         for one in self._sequences.values():
@@ -346,7 +358,7 @@ class FakeEngine:
     def check(self) -> None:
         """Recount the books."""
         self.ledger.check()
-        assert self.ledger.promised <= self.pages
+        assert self.ledger.promised <= self.ledger.limit
         assert self._free() >= 0
 
     def _swapped(self) -> int:

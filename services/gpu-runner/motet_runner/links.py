@@ -27,7 +27,7 @@ from motet_runner.interface import (
     ResumedNow,
 )
 from motet_runner.loop import FINISHES
-from motet_runner.protocol import Command, Ended, Extend, Park, Resume, SetSupervised
+from motet_runner.protocol import Command, Ended, Extend, Park, Resume, SetOvercommit, SetSupervised
 
 log = structlog.get_logger(__name__)
 
@@ -351,8 +351,11 @@ class SupervisorLink:
             case "resume":
                 resume = down.resume
                 self._post(Resume(RequestId(resume.request), resume.epoch, resume.promise.pages))
+            case "overcommit":
+                # Kept while the supervisor is away: the scheduler keeps it too, so both books go on by one limit.
+                self._post(SetOvercommit(down.overcommit.factor))
             case _:
-                return  # nothing to compact, and the overcommit factor is the scheduler's
+                return  # nothing to compact
         self._set_supervised(True)
 
     def _closed(self, why: str) -> None:

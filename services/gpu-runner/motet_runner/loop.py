@@ -40,6 +40,7 @@ from motet_runner.protocol import (
     Refused,
     ReportNow,
     Resume,
+    SetOvercommit,
     SetSupervised,
 )
 
@@ -100,6 +101,7 @@ class EngineLoop:
             Park: lambda c: engine.park(c.request, c.epoch, c.promise, c.wanted, c.method),
             Resume: lambda c: engine.resume(c.request, c.epoch, c.promise),
             SetSupervised: lambda c: engine.set_supervised(c.supervised),
+            SetOvercommit: lambda c: engine.set_overcommit(c.factor),
             LoadAdapter: lambda c: engine.load_adapter(c.digest, c.folder),
             DropAdapter: lambda c: engine.drop_adapter(c.digest),
             ReportNow: self._want_report,

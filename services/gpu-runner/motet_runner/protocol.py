@@ -68,6 +68,11 @@ class SetSupervised:
 
 
 @dataclass(frozen=True, slots=True)
+class SetOvercommit:
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
 class LoadAdapter:
     digest: Digest
     folder: Path
@@ -83,7 +88,7 @@ class ReportNow:
     """The next batch shall carry a report."""
 
 
-Command = Add | Cancel | Extend | Park | Resume | SetSupervised | LoadAdapter | DropAdapter | ReportNow
+Command = Add | Cancel | Extend | Park | Resume | SetSupervised | SetOvercommit | LoadAdapter | DropAdapter | ReportNow
 
 # ------------------------------------------------------------------------------------------------------------ answers
 

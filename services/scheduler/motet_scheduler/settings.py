@@ -40,10 +40,6 @@ class Settings(BaseSettings):
     ensure_seconds: float = Field(10.0, gt=0)
     """An order to check or load an adapter that brought no word for so long is given again."""
 
-    overcommit: float = Field(1.0, ge=1.0, le=4.0)
-    """Promises may add up to a runner's pages times this. Above 1 more requests run at once and more are parked; the
-    supervisor may set another factor for a pool."""
-
     force_promise_pages: int = Field(0, ge=0)
     """For tests of overflow: a first promise is exactly so many pages, whatever the estimate says, unless prompt and
     first token need more or the request's whole life needs fewer. 0: the estimate decides."""
@@ -62,7 +58,6 @@ class Settings(BaseSettings):
             avoid_longest=20 * self.avoid_seconds * time_scale,
             forget_runner=self.forget_runner_seconds * time_scale,
             ensure_patience=self.ensure_seconds * time_scale,
-            overcommit=self.overcommit,
             force_promise_pages=self.force_promise_pages,
             timelines=self.timelines,
         )

@@ -103,6 +103,8 @@ class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
                         pages=effect.pages,
                     )
                     self._runners.send(effect.instance, translate.order(effect))
+                case do.SetOvercommit():
+                    self._runners.send(effect.instance, translate.order(effect))
                 case _:
                     self._schedulers.broadcast(translate.advice(effect))
 

@@ -29,6 +29,10 @@ class Settings(BaseSettings):
     resume_margin: float = Field(0.05, ge=0, lt=1)
     """The share of a runner's pages that must stay free when a request comes back without the scheduler."""
 
+    overcommit: float = Field(1.0, ge=1.0, le=4.0)
+    """Promises on a runner may add up to its pages times this; runners and schedulers are told. Above 1 more requests
+    run at once, and some are parked when their predictions prove too short for all of them."""
+
     park_method: Literal["auto", "swap", "recompute"] = "auto"
     """How a parked request's KV is kept: copied to host memory, or dropped and computed again. `auto` takes the cheaper
     one by the runner's own measurements. What does not fit in host memory is computed again in any case."""
@@ -40,5 +44,6 @@ class Settings(BaseSettings):
             answer=self.answer_seconds * time_scale,
             resume_alone=self.resume_alone_seconds * time_scale,
             resume_margin=self.resume_margin,
+            overcommit=self.overcommit,
             park_method=None if self.park_method == "auto" else Method(self.park_method),
         )

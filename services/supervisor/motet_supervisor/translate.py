@@ -66,6 +66,10 @@ def watch_event(instance: Instance, up: supervisor_pb2.WatchUp) -> on.Event | No
             return None
 
 
+def _overcommit(effect: do.SetOvercommit | do.TellOvercommit) -> supervisor_pb2.Overcommit:
+    return supervisor_pb2.Overcommit(pool=effect.pool, factor=effect.factor)
+
+
 def order(effect: do.RunnerOrder) -> supervisor_pb2.WatchDown:
     match effect:
         case do.Extend():
@@ -91,6 +95,8 @@ def order(effect: do.RunnerOrder) -> supervisor_pb2.WatchDown:
             return supervisor_pb2.WatchDown(
                 resume=supervisor_pb2.Resume(request=effect.request, epoch=effect.epoch, promise=_promise(effect.pages))
             )
+        case do.SetOvercommit():
+            return supervisor_pb2.WatchDown(overcommit=_overcommit(effect))
 
 
 # ---------------------------------------------------------------------------------------------------------- scheduler
@@ -143,3 +149,5 @@ def advice(effect: do.Advice) -> supervisor_pb2.AdviseDown:
             return supervisor_pb2.AdviseDown(
                 lost=supervisor_pb2.RunnerLost(runner=effect.identity.to_proto(), why=effect.why, hung=effect.hung)
             )
+        case do.TellOvercommit():
+            return supervisor_pb2.AdviseDown(overcommit=_overcommit(effect))

@@ -274,7 +274,8 @@ class Scheduler:
         instance = Instance(event.identity.instance)
         runner = self.runners.get(instance)
         if runner is None or runner.identity.incarnation != event.identity.incarnation:
-            overcommit = self._overcommit.get(event.identity.pool, self.policy.overcommit)
+            # A runner begins with the factor 1 and hears of another from the supervisor, as we do.
+            overcommit = self._overcommit.get(event.identity.pool, 1.0) if self._supervised else 1.0
             if runner is not None:
                 self._by_group[runner.group].remove(runner)
             runner = Runner(event.identity, event.address, event.capacity, overcommit)

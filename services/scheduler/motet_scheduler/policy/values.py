@@ -138,7 +138,6 @@ class Policy:
     forget_runner: float = 30.0
     ensure_patience: float = 10.0
     """How long an order to load or check an adapter may go unanswered before it is given again."""
-    overcommit: float = 1.0
     force_promise_pages: int = 0
     timelines: int = 2_000
 

@@ -36,6 +36,15 @@ class Resume:
     pages: int
 
 
+@dataclass(frozen=True, slots=True)
+class SetOvercommit:
+    """Admit promises up to the runner's pages times `factor`."""
+
+    instance: Instance
+    pool: str
+    factor: float
+
+
 # -------------------------------------------------------------------------------------------------------- to schedulers
 
 
@@ -78,6 +87,12 @@ class TellLost:
     hung: bool
 
 
-RunnerOrder = Extend | Park | Resume
-Advice = TellPromise | TellParked | TellAllParked | TellResumed | TellLost
+@dataclass(frozen=True, slots=True)
+class TellOvercommit:
+    pool: str
+    factor: float
+
+
+RunnerOrder = Extend | Park | Resume | SetOvercommit
+Advice = TellPromise | TellParked | TellAllParked | TellResumed | TellLost | TellOvercommit
 Effect = RunnerOrder | Advice

@@ -59,9 +59,10 @@ class Progress:
 
 
 class Runner:
-    def __init__(self, identity: RunnerIdentity, capacity: Capacity, now: float) -> None:
+    def __init__(self, identity: RunnerIdentity, capacity: Capacity, now: float, *, overcommit: float = 1.0) -> None:
         self.identity = identity
         self.capacity = capacity
+        self.overcommit = overcommit
         self.connected = True
         self.heard_at = now
         self.sequences: dict[RequestId, Sequence] = {}
@@ -83,7 +84,7 @@ class Runner:
     @property
     def free(self) -> int:
         """Pages that may still be promised. Extensions on their way are in the book already."""
-        return self.capacity.pages - self.promised
+        return int(self.capacity.pages * self.overcommit) - self.promised
 
     @property
     def coming_free(self) -> int:

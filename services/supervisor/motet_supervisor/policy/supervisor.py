@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from motet.fleet import BookEntry, SequenceState
+from motet.fleet import BookEntry, RunnerIdentity, SequenceState
 from motet.model import RequestId
 from motet_supervisor.policy import effects as do
 from motet_supervisor.policy import events as on
@@ -38,13 +38,22 @@ class Supervisor:
         instance = Instance(event.identity.instance)
         runner = self.runners.get(instance)
         if runner is None or runner.identity.incarnation != event.identity.incarnation:
-            runner = self.runners[instance] = Runner(event.identity, event.capacity, self._now)
+            runner = self.runners[instance] = Runner(
+                event.identity, event.capacity, self._now, overcommit=self.policy.overcommit
+            )
         runner.connected = True
         runner.condemned = False
         runner.heard_at = runner.progress.moved_at = self._now
         for sequence in runner.sequences.values():
             sequence.settle()  # what was on its way went down with the stream
+        self._tell_overcommit(event.identity)
         self._hear_book(runner, event.live)
+
+    def _tell_overcommit(self, runner: RunnerIdentity) -> None:
+        """The runner first: a scheduler that knows a larger factor before it does would be declined."""
+        factor = self.policy.overcommit
+        self._effects.append(do.SetOvercommit(Instance(runner.instance), runner.pool, factor))
+        self._effects.append(do.TellOvercommit(runner.pool, factor))
 
     def _runner_disconnected(self, event: on.RunnerDisconnected) -> None:
         runner = self.runners.get(event.instance)
@@ -133,6 +142,8 @@ class Supervisor:
             for one in runner.sequences.values()
             if one.parked
         ]
+        pools = sorted({runner.identity.pool for runner in self.runners.values()})
+        self._effects += [do.TellOvercommit(pool, self.policy.overcommit) for pool in pools]
         self._effects.append(do.TellAllParked(tuple(parked)))
 
     def _scheduler_gone(self, _event: on.SchedulerGone) -> None:

@@ -30,5 +30,7 @@ class Policy:
     """Without a scheduler, parked requests come back when they have waited so long and there is room."""
     resume_margin: float = 0.05
     """Share of a runner's pages that stays free when requests come back without the scheduler."""
+    overcommit: float = 1.0
+    """Promises on a runner may add up to its pages times this."""
     park_method: Method | None = None
     """None: the cheaper one."""

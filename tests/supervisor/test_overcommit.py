@@ -1,0 +1,98 @@
+"""How far promises may exceed the pages: said by the supervisor, followed by runners and schedulers alike."""
+
+import pytest
+from pydantic import ValidationError
+
+from motet_supervisor.policy import effects as do
+from motet_supervisor.policy import events as on
+from motet_supervisor.settings import Settings
+from tests.supervisor.builders import R0, Told, entry
+from tests.support.control_plane import until
+from tests.support.fake_engine import FakeEngine, tokens_of
+from tests.support.house import open_house
+
+LENGTH = 159
+"""With its prompt of one token, exactly ten pages."""
+
+
+def test_a_runner_is_told_when_it_connects_and_the_scheduler_after_it():
+    told = Told(overcommit=1.5)
+    told.connect()
+    assert told.effects[:2] == [do.SetOvercommit(R0, "default/demo", 1.5), do.TellOvercommit("default/demo", 1.5)]
+
+
+def test_a_scheduler_that_connects_is_told_of_every_pool():
+    told = Told(overcommit=1.5)
+    told.connect(instance="r0")
+    told.connect(instance="r1")
+    told.tell(on.SchedulerConnected())
+    assert told.of(do.TellOvercommit) == [do.TellOvercommit("default/demo", 1.5)]
+
+
+def test_promises_are_extended_up_to_the_larger_limit():
+    told = Told(overcommit=1.5)
+    told.connect(entry("a", 4), entry("b", 8), pages=10)
+    told.overflow(entry("a", 4, used=4))
+    assert [one.extended for one in told.of(do.Extend)] == [7]
+
+
+@pytest.mark.parametrize("factor", ["0.9", "4.1"])
+def test_a_factor_out_of_bounds_is_refused(factor):
+    with pytest.raises(ValidationError, match="overcommit"):
+        Settings(overcommit=factor)
+
+
+async def test_what_the_scheduler_promises_the_runner_accepts(folder):
+    engines = []
+
+    def small_engine():
+        engines.append(FakeEngine(pages=20, step_seconds=0.002))
+        return engines[-1]
+
+    async with open_house(folder, supervisor=Settings(overcommit=1.5)) as house:
+        runner = await house.runner("r0", small_engine)
+        known = house.control.scheduler.runners["r0"]
+        await until(lambda: engines[0].ledger.limit == known.ledger.limit == 30)
+        answers = [house.gateway.start(f"{n}", prompt=(n,), max_tokens=LENGTH, q80=LENGTH) for n in range(6)]
+        await until(lambda: known.ledger.promised == 30, why="three requests of ten pages on twenty")
+        for n, answer in enumerate(answers):
+            assert await answer == tokens_of((n,), 7, LENGTH)
+        assert runner.service.metrics.self_parks._value.get() > 0, "the pages did run out"
+        assert all(len(asked.placements) == 1 for asked in house.gateway.asked.values()), "nothing was declined"
+        await house.books_agree()
+
+
+async def test_a_new_incarnation_and_a_new_scheduler_hear_the_factor_again(folder):
+    engines = []
+
+    def engine():
+        engines.append(FakeEngine())
+        return engines[-1]
+
+    async with open_house(folder, supervisor=Settings(overcommit=2.0)) as house:
+        runner = await house.runner("r0", engine)
+        await until(lambda: engines[0].ledger.overcommit == 2.0)
+        await runner.restart()
+        await until(lambda: engines[1].ledger.overcommit == 2.0)
+        await house.control.restart_scheduler()
+        await until(lambda: (one := house.control.scheduler.runners.get("r0")) and one.ledger.overcommit == 2.0)
+
+
+async def test_with_the_supervisor_away_both_books_keep_the_last_factor(folder):
+    engines = []
+
+    def engine():
+        engines.append(FakeEngine())
+        return engines[-1]
+
+    async with open_house(folder, supervisor=Settings(overcommit=2.0)) as house:
+        runner = await house.runner("r0", engine)
+        known = house.control.scheduler.runners["r0"]
+        await until(lambda: engines[0].ledger.overcommit == known.ledger.overcommit == 2.0)
+        await house.control.supervisor_part.stop()
+        await until(lambda: not house.control.scheduler_service.supervisor.connected)
+        assert await house.gateway.ask("a", max_tokens=20)
+        assert engines[0].ledger.overcommit == known.ledger.overcommit == 2.0
+        await runner.restart()
+        await until(lambda: house.control.scheduler.runners["r0"] is not known)
+        assert house.control.scheduler.runners["r0"].ledger.overcommit == engines[1].ledger.overcommit == 1.0
