@@ -72,9 +72,9 @@ compat: venv  ## Run the tests against other versions of models, clients and lib
 	@test -d tests/compat || { echo "There are no compatibility tests yet." >&2; exit 1; }
 	@$(BIN)/python -m pytest --timeout 7200 tests/compat $(TEST_ARGS)
 
-kube:  ## Build the Kubernetes tools for the cluster tests (not yet).
-	@echo "Not yet: the Kubernetes tier comes with its own capability. Until then 'make up' runs the same services as processes." >&2
-	@exit 1
+kube:  ## Build the Kubernetes tools of the cluster tests into your cache; needs Go, takes minutes once.
+	@test -n "$(PYTHON)" || { echo "This needs Python 3.11 or newer: make PYTHON=/path/to/python3.11 kube" >&2; exit 1; }
+	@"$(PYTHON)" -m tools.kube.build $(KUBE_ARGS)
 
 generate: venv  ## Write the generated files again: gRPC modules and reference pages.
 	@PATH="$$PWD/$(BIN):$$PATH" $(BIN)/python tools/generate_api.py

@@ -1,0 +1,35 @@
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.kube.control_plane import NEEDED, Cluster, control_plane
+from tools.kube.locate import find, uses_existing_cluster
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One control plane for the whole run. Tests share it: each works in a namespace, or with names, of its own."""
+    folder = tmp_path_factory.mktemp("cluster")
+    if uses_existing_cluster():
+        kubectl = find("kubectl") or shutil.which("kubectl")
+        if kubectl is None:
+            pytest.skip("USE_EXISTING_CLUSTER is set, and there is no kubectl: run make kube")
+        kubeconfig = os.environ.get("KUBECONFIG") or Path.home() / ".kube" / "config"
+        yield Cluster(Path(kubeconfig), folder, Path(kubectl))
+        return
+    if missing := [tool for tool in NEEDED if find(tool) is None]:
+        pytest.skip(f"run make kube ({', '.join(missing)} not built)")
+    with control_plane(folder) as started:
+        yield started
+
+
+@pytest.fixture
+def namespace(cluster: Cluster) -> Iterator[str]:
+    name = f"test-{uuid.uuid4().hex[:8]}"
+    cluster.kubectl("create", "namespace", name)
+    yield name
+    cluster.kubectl("delete", "namespace", name, "--wait=false", "--ignore-not-found")

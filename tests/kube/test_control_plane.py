@@ -1,0 +1,68 @@
+"""The control plane that the other tests here trust is a real one."""
+
+import json
+
+import pytest
+
+from tests.kube.control_plane import Cluster, Refused
+from tools.kube.locate import KUBERNETES, uses_existing_cluster
+
+pytestmark = pytest.mark.kube
+
+own = pytest.mark.skipif(uses_existing_cluster(), reason="says something of the control plane that make kube builds")
+
+
+@own
+def test_server_and_client_say_the_version_they_were_built_from(cluster: Cluster) -> None:
+    said = json.loads(cluster.kubectl("get", "--raw=/version"))
+    assert said["gitVersion"] == KUBERNETES.version
+    assert (said["major"], said["minor"]) == ("1", KUBERNETES.version.split(".")[1])
+    assert f"Client Version: {KUBERNETES.version}" in cluster.kubectl("version")
+
+
+def test_pods_of_a_new_namespace_have_an_account_and_a_root_certificate(cluster: Cluster, namespace: str) -> None:
+    cluster.kubectl("wait", "--for=create", "serviceaccount/default", f"--namespace={namespace}", "--timeout=20s")
+    cluster.kubectl("wait", "--for=create", "configmap/kube-root-ca.crt", f"--namespace={namespace}", "--timeout=20s")
+    token = cluster.kubectl("create", "token", "default", f"--namespace={namespace}")
+    assert token.count(".") == 2
+
+
+def test_a_deployment_becomes_pods(cluster: Cluster, namespace: str) -> None:
+    container = {"name": "main", "image": "example.invalid/nothing"}
+    labels = {"app": "sample"}
+    cluster.apply(
+        {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": {"name": "sample", "namespace": namespace},
+            "spec": {
+                "replicas": 2,
+                "selector": {"matchLabels": labels},
+                "template": {"metadata": {"labels": labels}, "spec": {"containers": [container]}},
+            },
+        }
+    )
+    cluster.kubectl(
+        "wait", "--for=jsonpath={.status.replicas}=2", "deployment/sample", f"--namespace={namespace}", "--timeout=20s"
+    )
+    assert len(cluster.get("pods", f"--namespace={namespace}", "--selector=app=sample")["items"]) == 2
+
+
+def test_a_namespace_goes_with_all_that_is_in_it(cluster: Cluster, namespace: str) -> None:
+    cluster.kubectl("create", "configmap", "sample", f"--namespace={namespace}")
+    cluster.kubectl("delete", "namespace", namespace, "--timeout=30s")
+    with pytest.raises(Refused, match=rf'configmaps "sample" not found|namespaces "{namespace}" not found'):
+        cluster.get("configmap", "sample", f"--namespace={namespace}")
+
+
+def test_pod_security_is_enforced(cluster: Cluster, namespace: str) -> None:
+    cluster.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
+    with pytest.raises(Refused, match='violates PodSecurity "restricted'):
+        cluster.kubectl("run", "sample", "--image=example.invalid/nothing", f"--namespace={namespace}")
+
+
+@own
+def test_every_request_is_in_the_audit_log(cluster: Cluster, namespace: str) -> None:
+    assert cluster.audit_log is not None
+    cluster.kubectl("create", "configmap", "seen", f"--namespace={namespace}")
+    assert f"/api/v1/namespaces/{namespace}/configmaps" in cluster.audit_log.read_text()

@@ -1,0 +1,123 @@
+"""The Kubernetes tools of the cluster tests: what they are, which Go module builds each, and where they lie.
+
+Looked for in the order that users of envtest know: `TEST_ASSET_KUBE_APISERVER` and its like name one file,
+`KUBEBUILDER_ASSETS` a folder, and else it is our own build (`make kube`) in the user's cache.
+"""
+
+import hashlib
+import os
+import platform
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True)
+class Module:
+    """A Go module beside this file. Each has its own dependency graph: they were tested with different versions."""
+
+    name: str
+    release: str
+    """The module path whose version is the version of these tools."""
+    packages: tuple[tuple[str, str], ...]
+    """The tools: file name, and Go package of its main."""
+    stamped: tuple[str, ...] = ()
+    """Linker variables, with {version}, {major} and {minor}, of tools whose source does not know its version."""
+
+    @property
+    def folder(self) -> Path:
+        return HERE / self.name
+
+    @cached_property
+    def version(self) -> str:
+        found = re.search(rf"^\s*(?:require )?{re.escape(self.release)} (v\S+)", self._text("go.mod"), re.MULTILINE)
+        if found is None:
+            raise LookupError(f"{self.folder / 'go.mod'} does not require {self.release}")
+        return found[1]
+
+    @cached_property
+    def flags(self) -> tuple[str, ...]:
+        """The same source gives the same bytes wherever it is built: no paths, no symbols, no version control."""
+        major, minor, _ = self.version.removeprefix("v").split(".", 2)
+        values = {"version": self.version, "major": major, "minor": minor}
+        linker = ["-s", "-w", *(f"-X={variable.format(**values)}" for variable in self.stamped)]
+        return ("-trimpath", "-buildvcs=false", "-mod=readonly", f"-ldflags={' '.join(linker)}")
+
+    @cached_property
+    def built(self) -> Path:
+        """The folder of what is built from exactly these files; another state of them has another folder."""
+        state = "\0".join((self._text("go.mod"), self._text("go.sum"), *self.flags, platform.machine()))
+        return cache() / f"{self.name}-{self.version}-{hashlib.sha256(state.encode()).hexdigest()[:12]}"
+
+    def _text(self, name: str) -> str:
+        return (self.folder / name).read_text()
+
+
+def _kubernetes_version(package: str) -> tuple[str, ...]:
+    values = {
+        "gitVersion": "{version}",
+        "gitMajor": "{major}",
+        "gitMinor": "{minor}",
+        "gitTreeState": "clean",
+        "buildDate": "1970-01-01T00:00:00Z",
+    }
+    return tuple(f"{package}.{name}={value}" for name, value in values.items())
+
+
+KUBERNETES = Module(
+    name="kubernetes",
+    release="k8s.io/kubernetes",
+    packages=(
+        ("etcd", "go.etcd.io/etcd/server/v3"),
+        ("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver"),
+        ("kube-controller-manager", "k8s.io/kubernetes/cmd/kube-controller-manager"),
+        ("kubectl", "k8s.io/kubernetes/cmd/kubectl"),
+    ),
+    # Both: servers read the first, clients (their user agent, kubectl's own version) the second.
+    stamped=_kubernetes_version("k8s.io/component-base/version") + _kubernetes_version("k8s.io/client-go/pkg/version"),
+)
+HELM = Module(
+    name="helm",
+    release="helm.sh/helm/v4",
+    packages=(("helm", "helm.sh/helm/v4/cmd/helm"),),
+    stamped=("helm.sh/helm/v4/internal/version.version={version}",),
+)
+KWOK = Module(
+    name="kwok",
+    release="sigs.k8s.io/kwok",
+    packages=(("kwok", "sigs.k8s.io/kwok/cmd/kwok"),),
+)
+MODULES = (KUBERNETES, HELM, KWOK)
+NOT_NEEDED_BESIDE_A_CLUSTER = frozenset({"etcd", "kube-apiserver", "kube-controller-manager"})
+
+
+def cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "motet" / "kube"
+
+
+def uses_existing_cluster() -> bool:
+    """Whether the tests shall run against the cluster of the caller's own kubeconfig."""
+    return os.environ.get("USE_EXISTING_CLUSTER", "").lower() in {"1", "true", "yes"}
+
+
+def given(tool: str) -> Path | None:
+    """What the environment says this tool is. Raises FileNotFoundError for a file that is named and is not there."""
+    variable = f"TEST_ASSET_{tool.upper().replace('-', '_')}"
+    if named := os.environ.get(variable):
+        if not os.access(named, os.X_OK):
+            raise FileNotFoundError(f"{variable} names {named}, which is not there or cannot be executed")
+        return Path(named)
+    if folder := os.environ.get("KUBEBUILDER_ASSETS"):
+        # envtest's folders hold an API server, etcd and kubectl; what they lack is built.
+        inside = Path(folder) / tool
+        return inside if os.access(inside, os.X_OK) else None
+    return None
+
+
+def find(tool: str) -> Path | None:
+    """Where this tool lies, or None when it must be built first. Raises FileNotFoundError like `given`."""
+    (built,) = (module.built / tool for module in MODULES if tool in dict(module.packages))
+    return given(tool) or (built if built.exists() else None)
