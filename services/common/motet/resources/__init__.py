@@ -7,8 +7,7 @@ A field is here when something enforces it; `coming` lists those that wait for t
 from motet.resources.adapter import AdapterSource, LoRAAdapter, LoRAAdapterSpec, Placement, PoolRef
 from motet.resources.core import Namespace, Secret
 from motet.resources.pool import AllowedNamespaces, Engine, PoolModel, ServingPool, ServingPoolSpec
-from motet.resources.rules import changes
-from motet.resources.shapes import API_VERSION, CATEGORY, GROUP, VERSION, ObjectMeta
+from motet.resources.shapes import API_VERSION, CATEGORY, GROUP, VERSION, ObjectMeta, changes
 from motet.resources.validation import (
     Manifest,
     Place,

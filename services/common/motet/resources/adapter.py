@@ -1,11 +1,11 @@
 """`LoRAAdapter`: one tenant's variation of a pool's base model."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field
 
 from motet.model import ObjectName
-from motet.resources.rules import broken, check_uri
+from motet.resources.rules import Rule, Transition
 from motet.resources.shapes import (
     API_VERSION,
     MAX_REPLICAS,
@@ -28,6 +28,11 @@ class PoolRef(Shape):
     namespace: DnsLabel | None = None
     """Absent: the adapter's own."""
 
+    model_config = ConfigDict(json_schema_extra={"x-kubernetes-map-type": "atomic"})
+    transitions: ClassVar = (
+        Transition(cel="self == oldSelf", message="poolRef is immutable", holds=lambda old, new: new == old),
+    )
+
 
 class AdapterSource(Shape):
     uri: Uri
@@ -36,10 +41,14 @@ class AdapterSource(Shape):
     digest: Digest | None = None
     """What the bytes must add up to. Absent: whatever is there, and its digest is reported."""
 
-    @model_validator(mode="after")
-    def _uri(self) -> "AdapterSource":
-        check_uri(self.uri)
-        return self
+    transitions: ClassVar = (
+        Transition(
+            field="digest",
+            cel="!has(oldSelf.digest) || has(self.digest)",
+            message="digest may be changed but not removed",
+            holds=lambda old, new: old.digest is None or new.digest is not None,
+        ),
+    )
 
 
 class Placement(Shape):
@@ -49,11 +58,14 @@ class Placement(Shape):
     max_replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] = MAX_REPLICAS
     """Runners that may hold it at most."""
 
-    @model_validator(mode="after")
-    def _order(self) -> "Placement":
-        if self.min_replicas > self.max_replicas:
-            raise broken("minReplicas", "must be less than or equal to maxReplicas")
-        return self
+    rules: ClassVar = (
+        Rule(
+            field="minReplicas",
+            cel="self.minReplicas <= self.maxReplicas",
+            message="minReplicas must be less than or equal to maxReplicas",
+            holds=lambda placement: placement.min_replicas <= placement.max_replicas,
+        ),
+    )
 
 
 class LoRAAdapterSpec(Shape):
@@ -71,6 +83,22 @@ class LoRAAdapterSpec(Shape):
 
     suspend: bool = False
     """Unload it everywhere and keep the object."""
+
+    transitions: ClassVar = (
+        # Comparing two optionals as such would cost more than the API server allows.
+        Transition(
+            field="modelName",
+            cel="!has(oldSelf.modelName) || (has(self.modelName) && self.modelName == oldSelf.modelName)",
+            message="modelName may be set once",
+            holds=lambda old, new: old.model_name is None or new.model_name == old.model_name,
+        ),
+        Transition(
+            field="baseModel",
+            cel="!has(oldSelf.baseModel) || (has(self.baseModel) && self.baseModel == oldSelf.baseModel)",
+            message="baseModel is immutable; create a new LoRAAdapter",
+            holds=lambda old, new: old.base_model is None or new.base_model == old.base_model,
+        ),
+    )
 
 
 class LoRAAdapter(Shape):

@@ -1,11 +1,11 @@
 """`ServingPool`: runners that share one base model, one configuration and one size."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field
 
 from motet.model import ObjectName
-from motet.resources.rules import broken, check_uri
+from motet.resources.rules import Rule, Transition
 from motet.resources.shapes import (
     API_VERSION,
     MAX_REPLICAS,
@@ -33,10 +33,14 @@ class PoolModel(Shape):
     digest: Digest | None = None
     """What the model's bytes must add up to."""
 
-    @model_validator(mode="after")
-    def _uri(self) -> "PoolModel":
-        check_uri(self.uri)
-        return self
+    transitions: ClassVar = (
+        Transition(
+            field="uri",
+            cel="self.uri == oldSelf.uri",
+            message="create a new ServingPool to change the base model",
+            holds=lambda old, new: new.uri == old.uri,
+        ),
+    )
 
 
 class Engine(Shape):
@@ -75,12 +79,19 @@ class Engine(Shape):
     prefill_chunk_tokens: Annotated[int, Field(ge=16, le=65536)] | None = None
     """Prompt tokens taken into one iteration at most."""
 
-    @model_validator(mode="after")
-    def _order(self) -> "Engine":
-        resident, cached = self.max_resident_adapters, self.max_cached_adapters
-        if resident is not None and cached is not None and resident > cached:
-            raise broken("maxResidentAdapters", "must be less than or equal to maxCachedAdapters")
-        return self
+    rules: ClassVar = (
+        Rule(
+            field="maxResidentAdapters",
+            cel="!has(self.maxResidentAdapters) || !has(self.maxCachedAdapters) "
+            "|| self.maxResidentAdapters <= self.maxCachedAdapters",
+            message="maxResidentAdapters must be less than or equal to maxCachedAdapters",
+            holds=lambda engine: (
+                engine.max_resident_adapters is None
+                or engine.max_cached_adapters is None
+                or engine.max_resident_adapters <= engine.max_cached_adapters
+            ),
+        ),
+    )
 
 
 class LabelRequirement(Shape):
@@ -93,13 +104,22 @@ class LabelRequirement(Shape):
     values: Annotated[list[LabelValue], Field(max_length=64)] = Field(default_factory=list)
     """For `In` and `NotIn`: the values compared with."""
 
-    @model_validator(mode="after")
-    def _values(self) -> "LabelRequirement":
-        if self.operator in ("In", "NotIn") and not self.values:
-            raise broken("values", f"must be set when operator is {self.operator}")
-        if self.operator in ("Exists", "DoesNotExist") and self.values:
-            raise broken("values", f"must not be set when operator is {self.operator}")
-        return self
+    rules: ClassVar = (
+        Rule(
+            field="values",
+            cel="self.operator in ['Exists', 'DoesNotExist'] || (has(self.values) && self.values.size() > 0)",
+            message="values must be set when operator is In or NotIn",
+            reason="FieldValueRequired",
+            holds=lambda asked: asked.operator in ("Exists", "DoesNotExist") or bool(asked.values),
+        ),
+        Rule(
+            field="values",
+            cel="self.operator in ['In', 'NotIn'] || !has(self.values) || self.values.size() == 0",
+            message="values must not be set when operator is Exists or DoesNotExist",
+            reason="FieldValueForbidden",
+            holds=lambda asked: asked.operator in ("In", "NotIn") or not asked.values,
+        ),
+    )
 
     def matches(self, labels: dict[str, str]) -> bool:
         match self.operator:
@@ -120,6 +140,8 @@ class LabelSelector(Shape):
     match_expressions: Annotated[list[LabelRequirement], Field(max_length=16)] = Field(default_factory=list)
     """Requirements that must all hold."""
 
+    model_config = ConfigDict(json_schema_extra={"x-kubernetes-map-type": "atomic"})
+
     def matches(self, labels: dict[str, str]) -> bool:
         return self.match_labels.items() <= labels.items() and all(
             requirement.matches(labels) for requirement in self.match_expressions
@@ -132,13 +154,22 @@ class AllowedNamespaces(Shape):
 
     selector: LabelSelector | None = None
 
-    @model_validator(mode="after")
-    def _selector(self) -> "AllowedNamespaces":
-        if self.from_ == "Selector" and self.selector is None:
-            raise broken("selector", "must be set when from is Selector")
-        if self.from_ != "Selector" and self.selector is not None:
-            raise broken("selector", f"must not be set when from is {self.from_}")
-        return self
+    rules: ClassVar = (
+        Rule(
+            field="selector",
+            cel="self.from != 'Selector' || has(self.selector)",
+            message="selector must be set when from is Selector",
+            reason="FieldValueRequired",
+            holds=lambda allowed: allowed.from_ != "Selector" or allowed.selector is not None,
+        ),
+        Rule(
+            field="selector",
+            cel="self.from == 'Selector' || !has(self.selector)",
+            message="selector must not be set unless from is Selector",
+            reason="FieldValueForbidden",
+            holds=lambda allowed: allowed.from_ == "Selector" or allowed.selector is None,
+        ),
+    )
 
     def admits(self, namespace: str, *, own: str, labels: dict[str, str]) -> bool:
         match self.from_:
@@ -169,6 +200,15 @@ class ServingPoolSpec(Shape):
 
     drain_timeout_seconds: Annotated[int, Field(ge=0, le=86_400)] = 30
     """How long a runner that must go may finish what it has; what is left then is moved."""
+
+    transitions: ClassVar = (
+        Transition(
+            field="group",
+            cel="has(self.group) == has(oldSelf.group) && (!has(self.group) || self.group == oldSelf.group)",
+            message="group is immutable",
+            holds=lambda old, new: new.group == old.group,
+        ),
+    )
 
 
 class ServingPool(Shape):

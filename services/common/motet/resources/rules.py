@@ -1,48 +1,125 @@
-"""Rules that a schema cannot say: between fields, and between an object and what it was before.
+"""Rules that a type and a bound cannot say: on a text, between fields, and between an object and what it was before.
 
-Their sentences are those of the CEL rules in the CRDs, so that a person reads the same words offline and in a cluster.
+Each is written once and holds twice: `cel` in the API server, `holds` wherever Motet itself reads an object. Both say
+`message`, so that a person reads the same words offline and in a cluster.
 """
 
-from typing import Any
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from pydantic_core import PydanticCustomError
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from motet.resources.coming import COMING_SCHEMES
+VALIDATIONS = "x-kubernetes-validations"
 
-SCHEMES = ("file",)
-
-
-def broken(field: str, sentence: str) -> PydanticCustomError:
-    """An error at `field` of the object that is being validated."""
-    return PydanticCustomError("rule", "{sentence}", {"field": field, "sentence": sentence})
-
-
-def check_uri(uri: str) -> None:
-    scheme, _, rest = uri.partition("://")
-    if scheme in COMING_SCHEMES:
-        raise broken("uri", f"not yet: {scheme}:// ({COMING_SCHEMES[scheme]}) comes later; use file://")
-    if scheme not in SCHEMES:
-        raise broken("uri", f"{scheme}:// is no scheme that Motet knows; use file://")
-    if ".." in rest.split("/"):
-        raise broken("uri", "must not contain '..'")
+Reason = Literal["FieldValueInvalid", "FieldValueForbidden", "FieldValueRequired"]
 
 
-def changes(before: Any, after: Any) -> list[tuple[tuple[str, ...], str]]:
-    """What may not change between two versions of one object: (field, sentence) for each rule that is broken."""
-    found: list[tuple[tuple[str, ...], str]] = []
-    old, new = before.spec, after.spec
-    if before.kind == "LoRAAdapter":
-        if new.pool_ref != old.pool_ref:
-            found.append((("spec", "poolRef"), "poolRef is immutable; create a new LoRAAdapter"))
-        if old.base_model is not None and new.base_model != old.base_model:
-            found.append((("spec", "baseModel"), "baseModel is immutable; create a new LoRAAdapter"))
-        if old.model_name is not None and new.model_name != old.model_name:
-            found.append((("spec", "modelName"), "modelName may be set once"))
-        if old.source.digest is not None and new.source.digest is None:
-            found.append((("spec", "source"), "digest may be changed but not removed"))
-    if before.kind == "ServingPool":
-        if new.model.uri != old.model.uri:
-            found.append((("spec", "model", "uri"), "create a new ServingPool to change the base model"))
-        if new.group != old.group:
-            found.append((("spec", "group"), "group is immutable"))
-    return found
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """What every version of a value must keep to."""
+
+    cel: str
+    message: str
+    holds: Callable[[Any], bool] | None
+    """Absent: only a cluster can tell."""
+
+    field: str = ""
+    """The field that the complaint points at; absent: the value itself."""
+
+    reason: Reason = "FieldValueInvalid"
+
+    def check(self, value: Any) -> None:
+        if self.holds is not None and not self.holds(value):
+            raise PydanticCustomError("rule", "{sentence}", {"field": self.field, "sentence": self.message})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transition:
+    """What a change of a value must keep to."""
+
+    cel: str
+    message: str
+    holds: Callable[[Any, Any], bool]
+    """Of the value before and the value after."""
+
+    field: str = ""
+    reason: Reason = "FieldValueForbidden"
+
+
+class Checked:
+    """`Annotated[str, Checked(rule, …)]`: a type with rules of its own."""
+
+    def __init__(self, *rules: Rule) -> None:
+        self.rules = rules
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return handler(core) | {VALIDATIONS: validations(self.rules)}
+
+    def _check(self, value: Any) -> Any:
+        for rule in self.rules:
+            rule.check(value)
+        return value
+
+
+def validations(rules: Iterable[Rule | Transition]) -> list[dict[str, str]]:
+    """The rules as a CRD's schema has them."""
+    return [
+        {
+            "rule": rule.cel,
+            "message": rule.message,
+            "reason": rule.reason,
+            **({"fieldPath": f".{rule.field}"} if rule.field else {}),
+        }
+        for rule in rules
+    ]
+
+
+def quoted(text: str) -> str:
+    """A text as a literal of CEL."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def at_most(size: int, message: str) -> Rule:
+    """A bound with its own words, where those of a schema's `maxLength` would not explain it."""
+    return Rule(cel=f"self.size() <= {size}", message=message, holds=lambda text: len(text) <= size)
+
+
+def uri_rules(known: Iterable[str], coming: Mapping[str, str]) -> tuple[Rule, ...]:
+    """Of a source, given the schemes that are read today and those to come."""
+    use = " or ".join(f"{scheme}://" for scheme in known)
+    unsafe = "[@?%]|/[.][.](/|$)"
+    schemes = f"^({'|'.join([*known, *coming])})://"
+    return (
+        Rule(
+            cel=f"!self.matches({quoted(unsafe)})",
+            message="must not contain '..', '@', '?' or '%' (no traversal, no inline credentials, no signed URLs)",
+            holds=lambda uri: re.search(unsafe, uri) is None,
+        ),
+        *(_not_yet(scheme, what, use) for scheme, what in coming.items()),
+        Rule(
+            cel=f"self.matches({quoted(schemes)})",
+            message=f"must not have a scheme that Motet does not know; use {use}",
+            holds=lambda uri: re.search(schemes, uri) is not None,
+        ),
+        Rule(
+            cel="!self.startsWith('file://') || self.startsWith('file:///')",
+            message="must be absolute (file:///…) in a cluster; only motet up knows the manifest's folder",
+            holds=None,
+        ),
+    )
+
+
+def _not_yet(scheme: str, what: str, use: str) -> Rule:
+    start = f"{scheme}://"
+    return Rule(
+        cel=f"!self.startsWith({quoted(start)})",
+        message=f"not yet: {start} ({what}) comes later; use {use}",
+        holds=lambda uri: not uri.startswith(start),
+    )

@@ -235,7 +235,7 @@ def _explain(
 ) -> Problem:
     context: dict[str, Any] = detail.get("ctx") or {}
     path: Path_ = tuple(part for part in detail["loc"] if part != "[key]")
-    if detail["type"] == "rule":
+    if detail["type"] == "rule" and context["field"]:
         path = (*path, context["field"])
     node, exact = _find(root, path, key=detail["type"] == "extra_forbidden")
     if detail["type"] == "missing":
