@@ -24,6 +24,9 @@ from motet.errors import StateDirectoryError
 MAX_SOCKET_PATH = 100
 """Bytes. The kernel's limit is 107; gRPC and the shells of people need some room."""
 
+ROOM_TO_START = 2 * 1024 * 1024
+"""Bytes for store, records and first log lines: with less a start would only wait for what cannot be written."""
+
 MAX_INSTANCE_NAME = 31
 _LONGEST_SOCKET = "x" * MAX_INSTANCE_NAME + ".metrics.sock"
 
@@ -109,7 +112,7 @@ class Layout:
             self._prepare_sockets()
             trial = self.data / f".trial.{os.getpid()}"
             try:
-                trial.write_bytes(bytes(64 * 1024))
+                trial.write_bytes(bytes(ROOM_TO_START))
             finally:
                 trial.unlink(missing_ok=True)
         except OSError as error:
