@@ -34,6 +34,13 @@ def test_the_api_modules_equal_their_protos(tmp_path: Path) -> None:
     assert [name for name in written if written[name] != committed[name]] == [], "run `make generate`"
 
 
+def test_the_crds_equal_their_models(tmp_path: Path) -> None:
+    generate("generate_crds.py", tmp_path)
+    written, committed = contents(tmp_path, "*.yaml"), contents(ROOT / "crds", "*")
+    assert written.keys() == committed.keys()
+    assert [name for name in written if written[name] != committed[name]] == [], "run `make generate`"
+
+
 def test_the_reference_pages_equal_the_code(tmp_path: Path) -> None:
     """So every setting, metric, error and manifest field is in the docs; without an explanation none is written."""
     generate("generate_docs.py", tmp_path)

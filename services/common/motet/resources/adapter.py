@@ -22,6 +22,8 @@ Priority = Literal["Interactive", "Standard", "Batch"]
 
 
 class PoolRef(Shape):
+    """Who serves the adapter. Immutable."""
+
     name: DnsLabel
     """The group of pools that serves the adapter; a pool that names no group is its own."""
 
@@ -35,6 +37,8 @@ class PoolRef(Shape):
 
 
 class AdapterSource(Shape):
+    """Where the adapter's bytes are. A change makes a new revision; the old one serves until the new one can."""
+
     uri: Uri
     """Where the PEFT folder lies. `file://` today; a relative path counts from the manifest's folder."""
 
@@ -52,6 +56,8 @@ class AdapterSource(Shape):
 
 
 class Placement(Shape):
+    """How many runners hold the adapter."""
+
     min_replicas: Annotated[int, Field(ge=0, le=MAX_REPLICAS)] = 0
     """Runners that keep it resident even when nobody asks; 0 loads it at the first request."""
 
@@ -69,6 +75,8 @@ class Placement(Shape):
 
 
 class LoRAAdapterSpec(Shape):
+    """What the tenant wants."""
+
     pool_ref: PoolRef
     model_name: ModelName | None = None
     """What clients say; absent: the object's name."""

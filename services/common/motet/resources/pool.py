@@ -24,6 +24,8 @@ Preset = Literal["paged-chunk", "orca", "s3", "oracle", "punica", "ft-max"]
 
 
 class PoolModel(Shape):
+    """The base model."""
+
     uri: Uri
     """The base model's folder. `file://` today; a relative path counts from the manifest's folder. Immutable."""
 
@@ -95,6 +97,8 @@ class Engine(Shape):
 
 
 class LabelRequirement(Shape):
+    """One thing asked of the labels."""
+
     key: LabelKey
     """Which label."""
 
@@ -134,6 +138,8 @@ class LabelRequirement(Shape):
 
 
 class LabelSelector(Shape):
+    """Which namespaces, by their labels."""
+
     match_labels: Labels = Field(default_factory=dict)
     """Labels that must all be there with these values."""
 
@@ -149,6 +155,8 @@ class LabelSelector(Shape):
 
 
 class AllowedNamespaces(Shape):
+    """Whose adapters may refer to the pool."""
+
     from_: Literal["Same", "All", "Selector"] = Field(default="Same", alias="from")
     """The pool's own namespace, every one, or those the selector picks by their labels."""
 
@@ -184,6 +192,8 @@ class AllowedNamespaces(Shape):
 
 
 class ServingPoolSpec(Shape):
+    """What the platform wants."""
+
     model: PoolModel
     group: DnsLabel | None = None
     """Pools of one group share base model, adapters and ledger; absent: the pool's own name. Immutable."""

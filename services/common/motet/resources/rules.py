@@ -110,7 +110,7 @@ def uri_rules(known: Iterable[str], coming: Mapping[str, str]) -> tuple[Rule, ..
         ),
         Rule(
             cel="!self.startsWith('file://') || self.startsWith('file:///')",
-            message="must be absolute (file:///…) in a cluster; only motet up knows the manifest's folder",
+            message="must be absolute in a cluster (file:///models/base); only motet up knows the manifest's folder",
             holds=None,
         ),
     )

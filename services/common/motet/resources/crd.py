@@ -1,0 +1,267 @@
+"""The CustomResourceDefinitions, built from the models and from nothing else.
+
+Pydantic's JSON schema becomes a *structural* one: nothing is referred to, every property is written out, and what a
+structural schema has no word for is said in CEL (keys of maps) or refused here. What is absent from a model is
+pruned by the API server, or refused under `kubectl --validate=strict`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from motet.resources.adapter import LoRAAdapter
+from motet.resources.pool import ServingPool
+from motet.resources.rules import VALIDATIONS, Rule, quoted, validations
+from motet.resources.shapes import CATEGORY, GROUP, PATTERN_SENTENCES, VERSION, Shape
+from motet.resources.status import LoRAAdapterStatus, ServingPoolStatus
+
+Schema = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One of `kubectl get`."""
+
+    name: str
+    path: str
+    meaning: str
+    type: str = "string"
+    wide: bool = False
+    """Only with `-o wide`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    resource: type[Shape]
+    status: type[Shape]
+    plural: str
+    short: str
+    meaning: str
+    columns: tuple[Column, ...]
+    scale: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.resource.__name__
+
+    @property
+    def crd_name(self) -> str:
+        return f"{self.plural}.{GROUP}"
+
+    @property
+    def file_name(self) -> str:
+        return f"{GROUP}_{self.plural}.yaml"
+
+
+READY = Column("Ready", '.status.conditions[?(@.type=="Ready")].status', "whether it serves")
+REASON = Column("Reason", '.status.conditions[?(@.type=="Ready")].reason', "why, or why not")
+AGE = Column("Age", ".metadata.creationTimestamp", "since when it exists", "date")
+
+ADAPTER = Kind(
+    resource=LoRAAdapter,
+    status=LoRAAdapterStatus,
+    plural="loraadapters",
+    short="lora",
+    meaning="One tenant's variation of a pool's base model. The namespace is the tenant.",
+    columns=(
+        READY,
+        REASON,
+        Column("Pool", ".spec.poolRef.name", "the group of pools that serves it"),
+        Column("Base Model", ".status.baseModel", "what the pool serves"),
+        Column("Rank", ".status.artifact.rank", "of its largest matrix", "integer"),
+        Column("Loaded", ".status.placementSummary", "runners that hold it, of those that should"),
+        Column("Model", ".status.modelName", "what clients call it"),
+        AGE,
+        Column("Digest", ".status.artifact.shortDigest", "of the bytes that serve", wide=True),
+        Column("Size", ".status.artifact.sizeBytes", "in bytes", "integer", wide=True),
+        Column("Suspended", ".spec.suspend", "whether it is set aside", "boolean", wide=True),
+    ),
+)
+POOL = Kind(
+    resource=ServingPool,
+    status=ServingPoolStatus,
+    plural="servingpools",
+    short="spool",
+    meaning="Runners that share one base model, one configuration and one size.",
+    columns=(
+        READY,
+        Column("Replicas", ".status.replicaSummary", "runners that serve, of those wanted"),
+        Column("Desired", ".spec.replicas", "runners asked for", "integer"),
+        Column("Adapters", ".status.adapters.summary", "adapters loaded, of those accepted"),
+        Column("Base Model", ".status.servedName", "what clients call it"),
+        AGE,
+        Column("Reason", REASON.path, REASON.meaning, wide=True),
+        Column("Revision", ".status.currentRevision", "the configuration that serves", wide=True),
+    ),
+    scale=True,
+)
+KINDS = (ADAPTER, POOL)
+
+
+def custom_resource_definition(kind: Kind) -> Schema:
+    subresources: Schema = {"status": {}}
+    if kind.scale:
+        subresources["scale"] = {
+            "specReplicasPath": ".spec.replicas",
+            "statusReplicasPath": ".status.replicas",
+            "labelSelectorPath": ".status.selector",
+        }
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": kind.crd_name},
+        "spec": {
+            "group": GROUP,
+            "names": {
+                "kind": kind.name,
+                "listKind": f"{kind.name}List",
+                "plural": kind.plural,
+                "singular": kind.name.lower(),
+                "shortNames": [kind.short],
+                "categories": [CATEGORY],
+            },
+            "scope": "Namespaced",
+            "versions": [
+                {
+                    "name": VERSION,
+                    "served": True,
+                    "storage": True,
+                    "schema": {"openAPIV3Schema": object_schema(kind)},
+                    "subresources": subresources,
+                    "additionalPrinterColumns": [_column(column) for column in kind.columns],
+                }
+            ],
+        },
+    }
+
+
+def _column(column: Column) -> Schema:
+    said: Schema = {"name": column.name, "type": column.type, "jsonPath": column.path, "description": column.meaning}
+    return said | ({"priority": 1} if column.wide else {})
+
+
+def object_schema(kind: Kind) -> Schema:
+    whole = structural(kind.resource.model_json_schema())
+    properties = whole["properties"]
+    return {
+        "description": kind.meaning,
+        "type": "object",
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": _only(properties["apiVersion"], "type", "enum"),
+            "kind": _only(properties["kind"], "type", "enum"),
+            # Metadata is Kubernetes' own: a schema may only speak of the name. The length is that of any object's name.
+            "metadata": {"type": "object", "properties": {"name": {"type": "string", "maxLength": 253}}},
+            "spec": properties["spec"],
+            "status": without_rules(structural(kind.status.model_json_schema(mode="serialization"))),
+        },
+        VALIDATIONS: [_of_the_name(rule) for rule in properties["metadata"]["properties"]["name"][VALIDATIONS]],
+    }
+
+
+def _only(schema: Schema, *keys: str) -> Schema:
+    return {key: schema[key] for key in keys}
+
+
+def _of_the_name(rule: Schema) -> Schema:
+    """Rules inside metadata are not evaluated; the root may look at the name."""
+    return rule | {"rule": rule["rule"].replace("self", "self.metadata.name"), "fieldPath": ".metadata.name"}
+
+
+# ------------------------------------------------------------------------------------------------- structural schemas
+
+_BOUNDS = ("enum", "pattern", "format", "minLength", "maxLength", "minimum", "maximum", "minItems", "maxItems")
+_EXTENSIONS = ("x-kubernetes-list-type", "x-kubernetes-list-map-keys", "x-kubernetes-map-type")
+_RULE = ("rule", "message", "reason", "fieldPath")
+_GONE = frozenset(("title", "$defs", "additionalProperties"))
+"""Said differently in a structural schema, or not at all."""
+
+
+def structural(schema: Schema, definitions: Mapping[str, Schema] | None = None) -> Schema:
+    """A schema of pydantic's as the API server wants it."""
+    definitions = schema.get("$defs", {}) if definitions is None else definitions
+    given = _inlined(schema, definitions)
+    made: Schema = {}
+    if "description" in given:
+        made["description"] = " ".join(given.pop("description").split())
+    made["type"] = given.pop("type")
+    if "const" in given:
+        given["enum"] = [given.pop("const")]
+    if (default := given.pop("default", None)) is not None:
+        made["default"] = _without_nulls(default)
+    rules: list[Schema] = given.pop(VALIDATIONS, [])
+    match made["type"]:
+        case "object" if "properties" in given:
+            made |= {"required": given.pop("required")} if "required" in given else {}
+            made["properties"] = {
+                name: structural(inner, definitions) for name, inner in given.pop("properties").items()
+            }
+        case "object":
+            keys = given.pop("propertyNames", {})
+            values = given.pop("patternProperties", None)
+            value = next(iter(values.values())) if values else given["additionalProperties"]
+            made |= {
+                "maxProperties": given.pop("maxProperties"),
+                "additionalProperties": structural(value, definitions),
+            }
+            if "maxLength" in keys:
+                rules = [*rules, _keys_at_most(keys["maxLength"])]
+        case "array":
+            made["items"] = structural(given.pop("items"), definitions)
+            given.setdefault("x-kubernetes-list-type", "atomic")
+        case "integer":
+            given["format"] = "int32" if given["maximum"] < 2**31 else "int64"
+        case "string":
+            rules = [*_in_words(given), *rules]
+    made |= {key: given.pop(key) for key in (*_BOUNDS, *_EXTENSIONS) if key in given}
+    if rules:
+        # Pydantic sorts the keys; people read the rule first.
+        made[VALIDATIONS] = [_only(rule, *(key for key in _RULE if key in rule)) for rule in rules]
+    if left := given.keys() - _GONE:
+        raise ValueError(f"a structural schema has no word for {', '.join(sorted(left))}")
+    return made
+
+
+def _inlined(schema: Schema, definitions: Mapping[str, Schema]) -> Schema:
+    """Without `$ref` and without the null that stands for absent: the API server drops nulls by itself."""
+    given = dict(schema)
+    choices = [choice for choice in given.pop("anyOf", []) if choice.get("type") != "null"]
+    if len(choices) > 1:
+        raise ValueError("a field of several types cannot be said in a structural schema")
+    for choice in choices:
+        given = _inlined(choice, definitions) | given
+    if "$ref" in given:
+        referred = definitions[given.pop("$ref").rsplit("/", 1)[1]]
+        given = _inlined(referred, definitions) | given
+    return given
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
+    return value
+
+
+def _in_words(schema: Schema) -> list[Schema]:
+    """Beside the pattern, which tools can read, the sentence for people."""
+    sentence = PATTERN_SENTENCES.get(schema.get("pattern", ""))
+    if sentence is None:
+        return []
+    return validations([Rule(cel=f"self.matches({quoted(schema['pattern'])})", message=sentence, holds=None)])
+
+
+def _keys_at_most(size: int) -> Schema:
+    rule = Rule(
+        cel=f"self.all(key, key.size() <= {size})", message=f"keys must be {size} characters or fewer", holds=None
+    )
+    return validations([rule])[0]
+
+
+def without_rules(schema: Schema) -> Schema:
+    """Of a status, which only the operator writes: its rules would cost the API server time and help nobody."""
+    made = {key: value for key, value in schema.items() if key not in (VALIDATIONS, "default")}
+    if "properties" in made:
+        made["properties"] = {name: without_rules(inner) for name, inner in made["properties"].items()}
+    if "items" in made:
+        made["items"] = without_rules(made["items"])
+    return made

@@ -1,0 +1,204 @@
+"""One object, or one change of an object, for every rule of the CRDs. The API server is asked the same ones."""
+
+from dataclasses import dataclass
+from typing import Any
+
+ADAPTER: dict[str, Any] = {
+    "apiVersion": "motet.dev/v1alpha1",
+    "kind": "LoRAAdapter",
+    "metadata": {"name": "legal", "namespace": "default"},
+    "spec": {
+        "poolRef": {"name": "demo"},
+        "source": {"uri": "file:///adapters/legal", "digest": f"sha256:{'0' * 64}"},
+        "modelName": "legal",
+        "baseModel": "base",
+        "placement": {"minReplicas": 1, "maxReplicas": 2},
+    },
+}
+POOL: dict[str, Any] = {
+    "apiVersion": "motet.dev/v1alpha1",
+    "kind": "ServingPool",
+    "metadata": {"name": "demo", "namespace": "default"},
+    "spec": {"model": {"uri": "file:///models/base"}, "group": "demo"},
+}
+GOOD = {"LoRAAdapter": ADAPTER, "ServingPool": POOL}
+
+NAME_LENGTH = "name must be 63 characters or fewer (it becomes a label value)"
+UNSAFE = "must not contain '..', '@', '?' or '%' (no traversal, no inline credentials, no signed URLs)"
+SCHEME = "must not have a scheme that Motet does not know; use file://"
+A_URI = "must be a URI such as file:///models/base or file://adapters/legal, without spaces"
+A_LABEL = "must be a DNS label: lower-case letters, digits and '-', beginning and ending with a letter or digit"
+A_MODEL_NAME = (
+    "must be letters, digits, '-', '_' and '.', beginning and ending with a letter or digit; "
+    "'/' and ':' separate tenant and pool in what clients say"
+)
+A_SERVED_NAME = "must be letters, digits, '-', '_' and '.', with at most one '/' inside"
+A_DIGEST = "must be 'sha256:' and 64 lower-case hex digits"
+A_LABEL_KEY = "must be a label key: letters, digits, '-', '_' and '.', optionally after a DNS prefix and '/'"
+A_LABEL_VALUE = "must be a label value: letters, digits, '-', '_' and '.', or empty"
+ABSOLUTE = "must be absolute in a cluster (file:///models/base); only motet up knows the manifest's folder"
+NOT_YET = {
+    "hf": "not yet: hf:// (models from the Hugging Face Hub) comes later; use file://",
+    "https": "not yet: https:// (downloads) comes later; use file://",
+    "s3": "not yet: s3:// (object stores) comes later; use file://",
+    "oci": "not yet: oci:// (OCI registries) comes later; use file://",
+}
+REMOVED = object()
+
+
+@dataclass(frozen=True)
+class Broken:
+    kind: str
+    field: str
+    """Where the complaint is."""
+
+    value: Any
+    """What is put at `at`, and breaks the rule."""
+
+    message: str
+    at: str = ""
+    """Where the value goes, if not at `field`."""
+
+    change: bool = False
+    """Only wrong where there was something else before."""
+
+    only_in_a_cluster: bool = False
+
+    @property
+    def before(self) -> dict[str, Any]:
+        return GOOD[self.kind]
+
+    @property
+    def object(self) -> dict[str, Any]:
+        return with_value(self.before, self.at or self.field, self.value)
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.field}: {self.message}"
+
+
+def with_value(good: dict[str, Any], dotted: str, value: Any) -> dict[str, Any]:
+    name, _, rest = dotted.partition(".")
+    if rest:
+        return good | {name: with_value(good.get(name, {}), rest, value)}
+    return {key: inner for key, inner in good.items() if key != name} | ({} if value is REMOVED else {name: value})
+
+
+def of_a_uri(kind: str, field: str) -> list[Broken]:
+    return [
+        Broken(kind, field, "file:///a b", A_URI),
+        Broken(kind, field, "file:///a/../b", UNSAFE),
+        Broken(kind, field, "file:///a?token=x", UNSAFE),
+        *(Broken(kind, field, f"{scheme}://host/a", message) for scheme, message in NOT_YET.items()),
+        Broken(kind, field, "ftp://host/a", SCHEME),
+        Broken(kind, field, "file://adapters/legal", ABSOLUTE, only_in_a_cluster=True),
+    ]
+
+
+def selecting(**requirement: Any) -> dict[str, Any]:
+    return {"from": "Selector", "selector": {"matchExpressions": [{"key": "team", "operator": "In"} | requirement]}}
+
+
+_EXPRESSION = "spec.allowedNamespaces.selector.matchExpressions[0]"
+_LABELS = "spec.allowedNamespaces.selector.matchLabels"
+
+BROKEN = [
+    Broken("LoRAAdapter", "metadata.name", "x" * 64, NAME_LENGTH),
+    Broken("LoRAAdapter", "metadata.name", "a.b", A_LABEL),
+    Broken("LoRAAdapter", "spec.poolRef", {"name": "other"}, "poolRef is immutable", change=True),
+    Broken("LoRAAdapter", "spec.poolRef.name", "a/b", A_LABEL),
+    Broken("LoRAAdapter", "spec.poolRef.namespace", "A", A_LABEL),
+    Broken("LoRAAdapter", "spec.modelName", "a/b", A_MODEL_NAME),
+    Broken("LoRAAdapter", "spec.modelName", "other", "modelName may be set once", change=True),
+    Broken("LoRAAdapter", "spec.modelName", REMOVED, "modelName may be set once", change=True),
+    Broken("LoRAAdapter", "spec.baseModel", "a/b/c", A_SERVED_NAME),
+    Broken("LoRAAdapter", "spec.baseModel", "other", "baseModel is immutable; create a new LoRAAdapter", change=True),
+    *of_a_uri("LoRAAdapter", "spec.source.uri"),
+    Broken("LoRAAdapter", "spec.source.digest", "md5", A_DIGEST),
+    Broken("LoRAAdapter", "spec.source.digest", REMOVED, "digest may be changed but not removed", change=True),
+    Broken(
+        "LoRAAdapter",
+        "spec.placement.minReplicas",
+        {"minReplicas": 3, "maxReplicas": 2},
+        "minReplicas must be less than or equal to maxReplicas",
+        at="spec.placement",
+    ),
+    Broken("ServingPool", "metadata.name", "x" * 64, NAME_LENGTH),
+    Broken("ServingPool", "metadata.name", "a.b", A_LABEL),
+    *of_a_uri("ServingPool", "spec.model.uri"),
+    Broken(
+        "ServingPool",
+        "spec.model.uri",
+        "file:///models/other",
+        "create a new ServingPool to change the base model",
+        change=True,
+    ),
+    Broken("ServingPool", "spec.model.servedName", "a/b/c", A_SERVED_NAME),
+    Broken("ServingPool", "spec.model.digest", "md5", A_DIGEST),
+    Broken("ServingPool", "spec.group", "a/b", A_LABEL),
+    Broken("ServingPool", "spec.group", "other", "group is immutable", change=True),
+    Broken("ServingPool", "spec.group", REMOVED, "group is immutable", change=True),
+    Broken(
+        "ServingPool",
+        "spec.engine.maxResidentAdapters",
+        {"maxResidentAdapters": 9, "maxCachedAdapters": 8},
+        "maxResidentAdapters must be less than or equal to maxCachedAdapters",
+        at="spec.engine",
+    ),
+    Broken(
+        "ServingPool",
+        "spec.allowedNamespaces.selector",
+        {"from": "Selector"},
+        "selector must be set when from is Selector",
+        at="spec.allowedNamespaces",
+    ),
+    Broken(
+        "ServingPool",
+        "spec.allowedNamespaces.selector",
+        {"from": "All", "selector": {}},
+        "selector must not be set unless from is Selector",
+        at="spec.allowedNamespaces",
+    ),
+    Broken(
+        "ServingPool",
+        f"{_EXPRESSION}.values",
+        selecting(operator="In"),
+        "values must be set when operator is In or NotIn",
+        at="spec.allowedNamespaces",
+    ),
+    Broken(
+        "ServingPool",
+        f"{_EXPRESSION}.values",
+        selecting(operator="Exists", values=["a"]),
+        "values must not be set when operator is Exists or DoesNotExist",
+        at="spec.allowedNamespaces",
+    ),
+    Broken(
+        "ServingPool",
+        f"{_EXPRESSION}.key",
+        selecting(key="a b", values=["a"]),
+        A_LABEL_KEY,
+        at="spec.allowedNamespaces",
+    ),
+    Broken(
+        "ServingPool",
+        f"{_EXPRESSION}.values[0]",
+        selecting(values=["a b"]),
+        A_LABEL_VALUE,
+        at="spec.allowedNamespaces",
+    ),
+    Broken(
+        "ServingPool",
+        f"{_LABELS}.team",
+        {"from": "Selector", "selector": {"matchLabels": {"team": "a b"}}},
+        A_LABEL_VALUE,
+        at="spec.allowedNamespaces",
+    ),
+    Broken(
+        "ServingPool",
+        _LABELS,
+        {"from": "Selector", "selector": {"matchLabels": {"x" * 318: "a"}}},
+        "keys must be 317 characters or fewer",
+        at="spec.allowedNamespaces",
+        only_in_a_cluster=True,  # offline says the same of the key itself, with its length
+    ),
+]
