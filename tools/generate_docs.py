@@ -1,4 +1,4 @@
-"""Write docs/reference from the code (`make generate`): settings, metrics, errors, manifest fields.
+"""Write docs/reference from the code (`make generate`): settings, metrics, errors, manifest fields, CRDs.
 
 What has no explanation where it is defined is refused here, so nothing stays unexplained. The result is committed;
 tests/repo writes it again and compares. `--out DIR` writes elsewhere.
@@ -262,11 +262,71 @@ def manifests_page() -> str:
     return "\n".join(parts)
 
 
+# CRDs ----------------------------------------------------------------------------------------------------------------
+
+
+def described(schema: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every field below a structural schema, with its path."""
+    for name, inner in schema.get("properties", {}).items():
+        where = f"{path}.{name}" if path else name
+        yield where, inner
+        yield from described(inner, where)
+        yield from described(inner.get("items", {}), f"{where}[]")
+
+
+def rules_of(schema: dict[str, Any]) -> list[list[str]]:
+    """What the API server asks, once for each sentence and field."""
+    rows = []
+    for path, inner in [("", schema), *described(schema, "")]:
+        for rule in inner.get("x-kubernetes-validations", []):
+            where = f"{path}{rule.get('fieldPath', '')}".removeprefix(".")
+            rows.append([code(where), flat(rule["message"]), code(rule["rule"])])
+    return rows
+
+
+def crds_page() -> str:
+    from motet.resources.crd import ADAPTER, KINDS, POOL, object_schema
+    from motet.resources.status import ADAPTER_CONDITIONS, POOL_CONDITIONS
+
+    conditions = {ADAPTER.name: ADAPTER_CONDITIONS, POOL.name: POOL_CONDITIONS}
+    parts = [
+        NOTE,
+        "# Custom resources in a cluster\n",
+        flat("""The fields of `spec` are those of [manifests](manifests.md), with the same bounds. This page has what a
+        cluster adds: short names, columns, rules with their sentences, and what the operator reports. The definitions
+        lie in `crds/`; `kubectl get motet -A` shows both kinds.""")
+        + "\n",
+    ]
+    for kind in KINDS:
+        schema = object_schema(kind)
+        status = [
+            [code(path), "" if "properties" in inner else bounds(inner), flat(inner["description"])]
+            for path, inner in described(schema["properties"]["status"], "")
+        ]
+        columns = [
+            [column.name, code(column.path), "wide" if column.wide else "", column.meaning] for column in kind.columns
+        ]
+        parts += [
+            f"## {kind.name}\n",
+            f"{kind.meaning} `kubectl get {kind.short}`.\n",
+            "Columns:\n",
+            table(["column", "from", "shown", "meaning"], columns),
+            "Conditions; what is absent is unknown:\n",
+            table(["type", "True when"], [[code(name), what] for name, what in conditions[kind.name].items()]),
+            "Status:\n",
+            table(["field", "value", "meaning"], status),
+            "Rules. The same sentences come from offline validation; a few only a cluster can tell:\n",
+            table(["field", "sentence", "CEL"], rules_of(schema)),
+        ]
+    return "\n".join(parts)
+
+
 PAGES = {
     "settings.md": settings_page,
     "metrics.md": metrics_page,
     "errors.md": errors_page,
     "manifests.md": manifests_page,
+    "crds.md": crds_page,
 }
 
 
