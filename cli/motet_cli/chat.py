@@ -120,6 +120,10 @@ def _say(client: httpx.Client, talk: Talk, text: str) -> None:
             answer += piece
             typer.echo(piece, nl=False)
         typer.echo()
+    except (httpx.HTTPError, Refused):
+        if answer:
+            typer.echo()  # what is said about it begins a line
+        raise
     finally:
         if answer:
             talk.messages.append({"role": "assistant", "content": answer})

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
 from pathlib import Path
@@ -148,6 +149,13 @@ def test_a_full_disk_is_told_before_anything_starts(tiny_disk: Path) -> None:
     assert f"cannot write to the state directory {tiny_disk}/d: No space left on device." in said
 
 
+def test_a_full_disk_does_not_hinder_down(tiny_disk: Path) -> None:
+    with suppress(OSError), (tiny_disk / "fill").open("wb", buffering=0) as fill:
+        while True:
+            fill.write(bytes(4096))
+    assert motet("down", "--data-dir", str(tiny_disk)).returncode == 0
+
+
 def test_a_setting_out_of_bounds_is_named(tmp_path: Path) -> None:
     said = refused("--data-dir", str(tmp_path), env={"MOTET_TIME_SCALE": "7"})
     assert "MOTET_TIME_SCALE is '7': Input should be less than or equal to 1." in said
@@ -210,6 +218,27 @@ def test_chat_without_a_model_takes_one_that_answers() -> None:
         finally:
             server.shutdown()
     assert (done.returncode, done.stdout) == (0, "this is working\n")
+
+
+class BreakingOff(Listing):
+    def do_POST(self) -> None:
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.send_header("content-length", "100000")
+        self.end_headers()
+        self.wfile.write(b'data: {"choices": [{"delta": {"content": "half an"}}]}\n\n')
+        self.close_connection = True
+
+
+def test_chat_says_on_a_line_of_its_own_that_an_answer_broke_off() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), BreakingOff) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            done = motet("chat", "any", "--url", f"http://127.0.0.1:{server.server_port}", "-m", "hello")
+        finally:
+            server.shutdown()
+    assert (done.returncode, done.stdout) == (2, "half an\n")
+    assert "is it up?" in done.stderr
 
 
 def test_the_data_dir_follows_the_desktops_rules(tmp_path: Path) -> None:

@@ -32,9 +32,12 @@ class Holder:
 class StackLock:
     """Held while entered. Entering raises StateDirectoryError when a stack runs in this state directory."""
 
-    def __init__(self, path: Path, *, url: str = "") -> None:
+    def __init__(self, path: Path, *, url: str = "", to_stop: bool = False) -> None:
         self._path = path
         self._url = url
+        self._to_stop = to_stop
+        """Held only to take a stack down, which a full disk must not hinder: nobody has to find this holder."""
+
         self._file: int | None = None
 
     def __enter__(self) -> Self:
@@ -73,6 +76,8 @@ class StackLock:
             os.ftruncate(self._file, 0)
             os.pwrite(self._file, orjson.dumps(asdict(holder)), 0)
         except OSError as error:
+            if self._to_stop:
+                return
             raise StateDirectoryError(
                 f"cannot write to {self._path}: {error.strerror}. Make room or give another --data-dir."
             ) from error

@@ -40,7 +40,7 @@ async def take_down(layout: Layout, *, seconds: float = STOP_SECONDS) -> list[st
             kill_session(holder)
             await _within(5.0, released)
         running.append("motet up")
-    with StackLock(layout.lock):  # nobody starts a new stack while the rest of the old one goes
+    with StackLock(layout.lock, to_stop=True):  # nobody starts a new stack while the rest of the old one goes
         await finish(layout, seconds=seconds)
     return running
 
