@@ -54,11 +54,12 @@ class Progress:
     def ready(self, outcome: Ready, *, hint: str) -> None:
         self.close()
         console = self._console
-        for adapter in outcome.status["adapters"]:
-            ready = ready_of(adapter)
-            if ready.get("status") != "True":
-                console.print(f"  [yellow]![/] adapter {adapter['namespace']}/{adapter['name']} is not ready", end=": ")
-                self.say(f"{ready.get('reason', '')}: {ready.get('message', '')}")
+        for kind in ("pool", "adapter"):
+            for item in outcome.status[f"{kind}s"]:
+                ready = ready_of(item)
+                if ready.get("status") != "True":
+                    console.print(f"  [yellow]![/] {kind} {item['namespace']}/{item['name']} is not ready", end=": ")
+                    self.say(f"{ready.get('reason', '')}: {ready.get('message', '')}")
         console.print(f"\nMotet is up at [bold]{self._url}[/] after {self._elapsed:.1f} s. Try:\n")
         for command in things_to_try(self._url, self._layout, outcome.status, self._question):
             self.say(f"  {command}\n")

@@ -1,0 +1,39 @@
+"""What `motet up` says once it is up."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from motet_cli.progress import Progress
+from motet_cli.readiness import Ready
+from motet_operator.local.layout import Layout
+
+
+def item(name: str, *, ready: str, reason: str, message: str = "") -> dict[str, Any]:
+    condition = {"type": "Ready", "status": ready, "reason": reason, "message": message}
+    return {"namespace": "default", "name": name, "model": name, "ready": ready == "True", "conditions": [condition]}
+
+
+def test_what_does_not_serve_is_named_with_its_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status = {
+        "pools": [item("demo", ready="False", reason="ScaledToZero", message="replicas is 0; raise it to serve")],
+        "adapters": [
+            item("good", ready="True", reason="Serving"),
+            item("bad", ready="False", reason="FetchFailed", message="there is no folder /x."),
+        ],
+    }
+    Progress(Layout.of(tmp_path), "http://127.0.0.1:8000", "Who?").ready(Ready(status=status), hint="")
+    said = capsys.readouterr().out
+    assert "! pool default/demo is not ready: ScaledToZero: replicas is 0; raise it to serve" in said
+    assert "! adapter default/bad is not ready: FetchFailed: there is no folder /x." in said
+    assert "default/good is not ready" not in said
+
+
+def test_what_it_says_to_type_can_be_typed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status = {"pools": [item("demo", ready="True", reason="AllRunnersReady")], "adapters": []}
+    layout = Layout.of(tmp_path / "a b")
+    Progress(layout, "http://127.0.0.1:8000", "What's this?").ready(Ready(status=status), hint="")
+    said = capsys.readouterr().out
+    assert f"chat demo --data-dir '{tmp_path}/a b'" in said
+    assert "What'\\''s this?" in said
