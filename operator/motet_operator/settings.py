@@ -29,6 +29,10 @@ class Settings(BaseSettings):
     poll_seconds: float = Field(1.0, gt=0)
     """How often files are looked at without being told of a change: notifications do not work everywhere."""
 
+    condemned_seconds: float = Field(5.0, ge=0)
+    """A runner that hangs or is silent may come back by itself for so long; then its process is killed and started
+    again. Multiplied by MOTET_TIME_SCALE."""
+
     stop_grace_seconds: float = Field(10.0, ge=0)
     """How long a process may take to end before it is killed."""
 

@@ -1,5 +1,6 @@
 """Runner sets as a table of processes."""
 
+from datetime import timedelta
 from pathlib import Path
 
 from motet.processes import Phase, ProcessStatus
@@ -7,6 +8,7 @@ from motet.settings import ProcessSettings
 from motet_operator.local.layout import MAX_INSTANCE_NAME, Layout
 from motet_operator.local.runners import Runners
 from motet_operator.local.services import Services
+from motet_operator.local.sync import Condemned
 from motet_operator.reconcile import PoolObject, reconcile
 from motet_operator.settings import Settings
 from tests.operator.builders import later, name, pool, view
@@ -87,3 +89,18 @@ def test_two_pools_of_one_name_are_kept_apart(tmp_path: Path) -> None:
 def test_a_table_that_cannot_be_read_is_an_empty_one(tmp_path: Path) -> None:
     (tmp_path / "runners.json").write_text('[{"name": "x"}]')
     assert list(runners(tmp_path)) == []
+
+
+def test_old_news_of_a_killed_runner_does_not_kill_its_successor(tmp_path: Path) -> None:
+    table = runners(tmp_path)
+    carry_out(table, pool())
+    (runner,) = table
+    news = {runner.name: Condemned("first", "its engine hangs", later(0))}
+    (hung,) = table.instances({}, (), news, timedelta(seconds=5))
+    assert (hung.condemned, hung.replace_at) == ("its engine hangs", later(5))
+    table.replaced(runner.name, "first")
+    (fresh,) = runners(tmp_path).instances({}, (), news, timedelta(seconds=5))
+    assert (fresh.condemned, fresh.replace_at) == ("", None)
+    again = {runner.name: Condemned("second", "it hangs again", later(9))}
+    (hung,) = table.instances({}, (), again)
+    assert hung.condemned == "it hangs again"

@@ -129,3 +129,28 @@ async def test_a_drain_is_said_once_and_again_to_a_new_scheduler(tmp_path: Path)
             await until(lambda: any(message.HasField("drain") for message in scheduler.heard))
         sync.tell(catalog(), [])
         assert sync.drained == set()
+
+
+async def test_a_runner_is_condemned_until_the_scheduler_pardons_it_or_its_streams_break(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/s.sock"
+    async with syncing(address) as sync, small_scheduler(address) as scheduler:
+        await until(lambda: sync.connected)
+
+        def say(incarnation: str, why: str = "", *, attached: bool = True) -> None:
+            identity = common_pb2.RunnerIdentity(instance="r0", incarnation=incarnation)
+            report = scheduler_pb2.RunnerReport(runner=identity, attached=attached, condemned=why)
+            scheduler.outbox.put(scheduler_pb2.SyncDown(runner=report))
+
+        say("first", "it hangs")
+        await until(lambda: "r0" in sync.condemned)
+        since = sync.condemned["r0"].since
+        say("first", "it hangs")
+        say("second", "it is silent")
+        await until(lambda: sync.condemned["r0"].incarnation == "second")
+        assert sync.condemned["r0"].since > since, "each incarnation has its own chance"
+        say("second")
+        await until(lambda: not sync.condemned)
+        say("second", "it is silent")
+        await until(lambda: sync.condemned)
+        say("second", "it is silent", attached=False)
+        await until(lambda: not sync.condemned)

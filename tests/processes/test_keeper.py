@@ -243,3 +243,16 @@ async def test_a_zombie_counts_as_dead() -> None:
 def test_a_record_that_cannot_be_read_describes_nobody(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.json").write_bytes(content)
     assert Records(tmp_path).read() == {}
+
+
+async def test_a_process_that_is_killed_for_a_reason_comes_back_and_tells_it(tmp_path: Path) -> None:
+    async with keeper(tmp_path) as one:
+        one.apply([script(tmp_path, "a", FAMILY)])
+        await until(lambda: only(one).ready and len(session_members(identity(only(one)))) == 2)
+        first = identity(only(one))
+        os.kill(first.pid, signal.SIGSTOP)
+        one.kill("a", "it hangs")
+        await until(lambda: only(one).ready and only(one).pid != first.pid)
+        assert (only(one).restarts, only(one).reason) == (1, "it hangs")
+        assert session_members(first) == []
+        one.kill("nobody", "there is none")

@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import structlog
@@ -62,6 +62,7 @@ class LocalOperator:
         self._metrics = Metrics(CollectorRegistry())  # until `run` brings the one that is served
         self._store_ready = predictor is not None and predictor.alive  # then somebody has migrated it before us
         earlier = self._status.read()
+        self._condemned_patience = timedelta(seconds=settings.condemned_seconds * process.time_scale)
         self._silent_until = monotonic() + (TAKEOVER_SECONDS if earlier else 0.0)
         self._pool_conditions = conditions_from(earlier, "pools")
         self._adapter_conditions = conditions_from(earlier, "adapters")
@@ -120,12 +121,16 @@ class LocalOperator:
         began = monotonic()
         view = self._view()
         plan = reconcile(view)
+        for replacement in plan.replacements:
+            self._keeper.kill(replacement.instance, replacement.why)
+            self._runners.replaced(replacement.instance, self._sync.condemned[replacement.instance].incarnation)
         self._runners.carry_out(plan)
         # The runners first: they take longest to be ready.
         self._keeper.apply([*self._runners.specs(), *self._services.control(store_ready=self._store_ready)])
         self._sync.tell(plan.catalog, plan.drains)
         self._count(plan, monotonic() - began)
         due = [(drain.deadline - view.now).total_seconds() for drain in plan.drains]
+        due += [(at - view.now).total_seconds() for one in view.instances if (at := one.replace_at) and at > view.now]
         silence = self._silent_until - monotonic()
         if silence > 0 and any(adapter.name not in self._sync.known for adapter in plan.catalog.adapters):
             due.append(silence)
@@ -172,7 +177,9 @@ class LocalOperator:
             adapters=tuple(adapters),
             namespaces=objects.namespaces,
             runner_sets=self._runners.sets(),
-            instances=self._runners.instances(statuses, self._sync.drained),
+            instances=self._runners.instances(
+                statuses, self._sync.drained, self._sync.condemned, self._condemned_patience
+            ),
             known=self._sync.known,
             runners_override=self._settings.runners,
         )
@@ -213,7 +220,6 @@ class LocalOperator:
 
     async def _migrate(self) -> None:
         await migrate(Database().url(self._process))
-        self._metrics = Metrics(CollectorRegistry())  # until `run` brings the one that is served
         self._store_ready = True
         self._wake.set()
 

@@ -6,7 +6,7 @@ The table is on disk, so that an operator that takes over knows what the instanc
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import orjson
@@ -17,6 +17,7 @@ from motet.processes import ProcessSpec, ProcessStatus
 from motet.processes.records import write_atomically
 from motet.resources import Engine
 from motet_operator.local.services import Services
+from motet_operator.local.sync import Condemned
 from motet_operator.reconcile import Instance, Plan, RunnerSet, RunnerTemplate
 
 log = structlog.get_logger(__name__)
@@ -33,6 +34,8 @@ class Runner:
     template: RunnerTemplate
     drain_seconds: float
     draining_until: datetime | None = None
+    replaced: str = ""
+    """The incarnation that was killed because it hung or was silent: old news about it must not kill its successor."""
 
 
 class Runners:
@@ -68,7 +71,19 @@ class Runners:
             for (pool, revision), runners in members.items()
         )
 
-    def instances(self, statuses: Mapping[str, ProcessStatus], drained: Collection[str]) -> tuple[Instance, ...]:
+    def instances(
+        self,
+        statuses: Mapping[str, ProcessStatus],
+        drained: Collection[str],
+        condemned: Mapping[str, Condemned] | None = None,
+        patience: timedelta = timedelta(0),
+    ) -> tuple[Instance, ...]:
+        """`patience` is how long a condemned one may try to come back by itself."""
+        dead = {
+            name: one
+            for name, one in (condemned or {}).items()
+            if name in self._table and one.incarnation != self._table[name].replaced
+        }
         return tuple(
             Instance(
                 name=runner.name,
@@ -78,6 +93,8 @@ class Runners:
                 ready=runner.name in statuses and statuses[runner.name].ready,
                 draining_until=runner.draining_until,
                 drained=runner.name in drained,
+                condemned=dead[runner.name].why if runner.name in dead else "",
+                replace_at=dead[runner.name].since + patience if runner.name in dead else None,
                 failures=statuses[runner.name].failures if runner.name in statuses else 0,
                 reason=statuses[runner.name].reason if runner.name in statuses else "",
             )
@@ -100,6 +117,11 @@ class Runners:
                 self._add(each)
         if self._table != before:
             self._write()
+
+    def replaced(self, instance: str, incarnation: str) -> None:
+        """Remember that this incarnation has been killed, also for an operator that follows."""
+        self._table[instance] = replace(self._table[instance], replaced=incarnation)
+        self._write()
 
     def _add(self, each: RunnerSet) -> None:
         stem = f"{each.pool.name[:20].rstrip('-')}-{each.revision[:6]}"
@@ -131,6 +153,7 @@ def _to_json(runner: Runner) -> dict[str, object]:
         "engine": runner.template.engine.model_dump(by_alias=True, exclude_none=True),
         "drainSeconds": runner.drain_seconds,
         "drainingUntil": runner.draining_until.isoformat() if runner.draining_until else None,
+        "replaced": runner.replaced,
     }
 
 
@@ -150,6 +173,7 @@ def _read(path: Path) -> dict[str, Runner]:
                 ),
                 drain_seconds=each["drainSeconds"],
                 draining_until=datetime.fromisoformat(each["drainingUntil"]) if each["drainingUntil"] else None,
+                replaced=each.get("replaced", ""),
             )
             for each in orjson.loads(path.read_bytes())
         }

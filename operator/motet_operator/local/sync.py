@@ -1,6 +1,7 @@
 """The operator's stream to the scheduler: the whole catalog up, what became of it down."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from motet.api.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
@@ -20,12 +21,22 @@ _TIERS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Condemned:
+    """A runner that the scheduler takes for dead."""
+
+    incarnation: str
+    why: str
+    since: datetime
+
+
 class SchedulerSync:
     """Keeps the scheduler told, and remembers what it last said. Snapshots only: they are small and cannot drift."""
 
     def __init__(self, address: str, changed: Callable[[], None]) -> None:
         self.known: dict[ObjectName, AdapterKnowledge] = {}
         self.drained: set[str] = set()
+        self.condemned: dict[str, Condemned] = {}
         self._identities: dict[str, common_pb2.RunnerIdentity] = {}
         self._drains: dict[str, Drain] = {}
         self._catalog: Catalog | None = None
@@ -120,11 +131,26 @@ class SchedulerSync:
             case "drained":
                 self.drained.add(message.drained.runner.instance)
             case "runner":
-                self._identities[message.runner.runner.instance] = message.runner.runner
-                return
+                if not self._hear_runner(message.runner):
+                    return
             case _:
                 return
         self._changed()
+
+    def _hear_runner(self, report: scheduler_pb2.RunnerReport) -> bool:
+        """Whether a runner has been condemned or pardoned."""
+        identity = report.runner
+        self._identities[identity.instance] = identity
+        before = self.condemned.pop(identity.instance, None)
+        # One whose streams are down has died, as far as can be seen, and its successor may be loading: the keeper's.
+        if not report.condemned or not report.attached:
+            return before is not None
+        if before is None or before.incarnation != identity.incarnation:
+            now = datetime.now(UTC)
+            self.condemned[identity.instance] = Condemned(identity.incarnation, report.condemned, now)
+            return True
+        self.condemned[identity.instance] = before
+        return False
 
 
 def _knowledge(report: scheduler_pb2.AdapterReport) -> AdapterKnowledge:

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from motet.model import ObjectName
 from motet_operator.reconcile.adapters import adapter_status, catalog_adapter, in_catalog, look_around
 from motet_operator.reconcile.conditions import Condition
-from motet_operator.reconcile.plan import AdapterStatus, Catalog, Drain, Event, Plan, PoolStatus
-from motet_operator.reconcile.pools import catalog_pools, conflicts, pool_status, retire, roll_out
+from motet_operator.reconcile.plan import AdapterStatus, Catalog, Drain, Event, Plan, PoolStatus, Replacement
+from motet_operator.reconcile.pools import catalog_pools, conflicts, pool_status, replacements, retire, roll_out
 from motet_operator.reconcile.view import (
     AdapterKnowledge,
     AdapterObject,
@@ -36,6 +36,7 @@ __all__ = [
     "Plan",
     "PoolObject",
     "PoolStatus",
+    "Replacement",
     "Residence",
     "RunnerSet",
     "RunnerTemplate",
@@ -55,9 +56,11 @@ def reconcile(view: View) -> Plan:
     around = look_around(view, refused)
     adapters = tuple(adapter_status(view, adapter, around) for adapter in view.adapters)
     accepted = [adapter for adapter, status in zip(view.adapters, adapters, strict=True) if in_catalog(status, adapter)]
+    drains = tuple(drain for rollout in rollouts for drain in rollout.drains)
     return Plan(
         runner_sets=tuple(each for rollout in rollouts for each in rollout.runner_sets),
-        drains=tuple(drain for rollout in rollouts for drain in rollout.drains),
+        drains=drains,
+        replacements=tuple(replacements(view, leaving={drain.instance for drain in drains})),
         pools=pools,
         adapters=adapters,
         events=(

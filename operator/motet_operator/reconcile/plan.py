@@ -20,6 +20,14 @@ class Drain:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Replacement:
+    """This runner hangs or is silent and will not come back by itself: end its process, and start it again."""
+
+    instance: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PoolStatus:
     name: ObjectName
     model: str
@@ -93,6 +101,7 @@ class Catalog:
 class Plan:
     runner_sets: tuple[RunnerSet, ...] = ()
     drains: tuple[Drain, ...] = ()
+    replacements: tuple[Replacement, ...] = ()
     pools: tuple[PoolStatus, ...] = ()
     adapters: tuple[AdapterStatus, ...] = ()
     events: tuple[Event, ...] = ()

@@ -5,13 +5,13 @@ once a new one is ready, so that the pool never serves with fewer than it should
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
 from motet.model import ObjectName
 from motet_operator.reconcile.conditions import Condition, no, settle, unknown, yes
-from motet_operator.reconcile.plan import CatalogPool, Drain, PoolStatus
+from motet_operator.reconcile.plan import CatalogPool, Drain, PoolStatus, Replacement
 from motet_operator.reconcile.view import Instance, PoolObject, RunnerSet, RunnerTemplate, View
 
 SURGE = 1
@@ -172,6 +172,14 @@ def _drains(
             continue
         deadline = instance.draining_until or view.now + timedelta(seconds=drain_seconds)
         yield Drain(instance=instance.name, pool=instance.pool, revision=instance.revision, deadline=deadline)
+
+
+def replacements(view: View, *, leaving: Collection[str]) -> Iterable[Replacement]:
+    """Condemned runners that had their chance. One that drains goes at its deadline anyway."""
+    for instance in view.instances:
+        due = instance.condemned and instance.replace_at is not None and view.now >= instance.replace_at
+        if due and instance.name not in leaving:
+            yield Replacement(instance=instance.name, why=instance.condemned)
 
 
 # ------------------------------------------------------------------------------------------------------------ status

@@ -74,6 +74,12 @@ class Instance:
     drained: bool = False
     """The scheduler has nothing left on it."""
 
+    condemned: str = ""
+    """Why the scheduler takes it for dead although its process lives; empty: it does not."""
+
+    replace_at: datetime | None = None
+    """When a condemned one has had its chance to come back by itself."""
+
     failures: int = 0
     """Deaths in a row."""
 

@@ -389,6 +389,7 @@ def operator_word(effect: do.OperatorEffect) -> scheduler_pb2.SyncDown:
                     running=effect.running,
                     waiting=effect.waiting,
                     pages_free=effect.pages_free,
+                    condemned=effect.condemned,
                 )
             )
         case do.TellDesired():

@@ -268,3 +268,29 @@ def arrives(world: World) -> None:
             break
     assert {one.revision for one in world.members.values()} <= {revision(world.pool)}
     assert len(world.members) == serving(world) == world.pool.resource.spec.replicas
+
+
+def condemned(**more: object) -> Instance:
+    return instance("demo-0", revision(pool()), condemned="its engine hangs", replace_at=later(5), **more)
+
+
+def replaced(plan: Plan) -> list[tuple[str, str]]:
+    return [(one.instance, one.why) for one in plan.replacements]
+
+
+def test_a_condemned_runner_is_replaced_once_it_had_its_chance() -> None:
+    parts = {"pools": [pool()], "runner_sets": [runner_set(pool())], "instances": [condemned()]}
+    assert replaced(reconcile(view(now=later(4), **parts))) == []
+    plan = reconcile(view(now=later(5), **parts))
+    assert replaced(plan) == [("demo-0", "its engine hangs")]
+    assert [(each.replicas, each.leaving) for each in plan.runner_sets] == [(1, ())], "it keeps its place"
+
+
+def test_a_condemned_runner_that_drains_is_left_to_its_deadline() -> None:
+    leaving = condemned(draining_until=later(30))
+    plan = reconcile(view(now=later(9), pools=[pool(replicas=0)], instances=[leaving]))
+    assert not replaced(plan)
+    assert plan.drains
+    shrinking = reconcile(view(now=later(9), pools=[pool(replicas=0)], instances=[condemned()]))
+    assert not replaced(shrinking)
+    assert shrinking.drains

@@ -163,6 +163,14 @@ class Keeper:
             if any(kept.spec.stop_order == order for kept in self._kept.values()):
                 await self._gone.wait()
 
+    def kill(self, name: str, why: str) -> None:
+        """End one process and all that it started, without grace. It counts as a death: it is started again."""
+        kept = self._kept.get(name)
+        if kept is not None and kept.identity is not None and kept.life.phase is not Phase.STOPPING:
+            log.warning("process is killed", process=name, pid=kept.identity.pid, why=why)
+            kept.killed_because = why
+            kept.kill()
+
     def kill_all(self) -> None:
         """Stop everything now, without grace. `stop_all` still has to be awaited."""
         for kept in list(self._kept.values()):
@@ -244,6 +252,7 @@ class _Kept:
         """Of what runs now, which for an adopted process need not be what the specification says."""
         self.child: subprocess.Popen[bytes] | None = None
         self.identity: Identity | None = None
+        self.killed_because = ""
         self._last = Identity(0, 0)
         self._keeper = keeper
         self._policy = policy
@@ -375,6 +384,9 @@ class _Kept:
         self.handle(Died(status, reason, random.random()))  # noqa: S311 - spreads restarts, guards nothing
 
     def _why(self, status: int | None) -> str:
+        if self.killed_because:
+            why, self.killed_because = self.killed_because, ""
+            return why
         if status is not None and status < 0:
             with suppress(ValueError):
                 return f"killed by {signal.Signals(-status).name}"

@@ -119,6 +119,7 @@ class TellRunner:
     running: int
     waiting: int
     pages_free: int
+    condemned: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1546,11 +1546,14 @@ class RunnerReport(_message.Message):
     RUNNING_FIELD_NUMBER: _builtins.int
     WAITING_FIELD_NUMBER: _builtins.int
     PAGES_FREE_FIELD_NUMBER: _builtins.int
+    CONDEMNED_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     attached: _builtins.bool
     running: _builtins.int
     waiting: _builtins.int
     pages_free: _builtins.int
+    condemned: _builtins.str
+    """why it is taken for dead; empty: it is not"""
     @_builtins.property
     def runner(self) -> _common_pb2.RunnerIdentity: ...
     @_builtins.property
@@ -1565,10 +1568,11 @@ class RunnerReport(_message.Message):
         running: _builtins.int = ...,
         waiting: _builtins.int = ...,
         pages_free: _builtins.int = ...,
+        condemned: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "runner", b"runner"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "attached", b"attached", "capacity", b"capacity", "pages_free", b"pages_free", "runner", b"runner", "running", b"running", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "attached", b"attached", "capacity", b"capacity", "condemned", b"condemned", "pages_free", b"pages_free", "runner", b"runner", "running", b"running", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,99 @@
+"""A runner that hangs, or falls silent, under running streams: they go on elsewhere, and it comes back."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from transformers import LlamaConfig
+
+from motet.processes.linux import all_stats
+from tests.runner.random_models import EIGHT, VOCABULARY
+from tests.stack.harness import Stack, running_stack
+from tests.stack.voices import Answer, Voice, add_pool, assert_right, lean_stream, prompt_of
+
+pytestmark = [
+    pytest.mark.stack,
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+
+STREAMS = 8
+TOKENS = 800
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stack, Path, list[Voice]]]:
+    folder = tmp_path_factory.mktemp("hung")
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=2048,
+        tie_word_embeddings=False,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=0,
+    )
+    engine = {"kvCacheMiB": 64, "maxConcurrentSequences": STREAMS}
+    base, voices = add_pool(folder / "manifests", "llama", engine=engine, specs=EIGHT[:2], config=config, replicas=2)
+    patience = {
+        "MOTET_SUPERVISOR_HANG_SECONDS": "2",
+        "MOTET_SUPERVISOR_HEARTBEAT_SECONDS": "3",
+        "MOTET_OPERATOR_CONDEMNED_SECONDS": "1",
+    }
+    with running_stack(folder, manifests=folder / "manifests", env=patience) as stack:
+        yield stack, base, voices
+
+
+def engine_of(runner: int) -> int:
+    """The runner's child that holds the model: of all it started, the one with the most threads to its name."""
+    children = [stat.identity.pid for stat in all_stats() if stat.parent == runner and not stat.dead]
+    return max(children, key=lambda pid: sum(1 for _ in Path(f"/proc/{pid}/task").iterdir()))
+
+
+@pytest.mark.parametrize("part", ["engine", "service"])
+async def test_a_runner_that_stands_still_is_replaced_and_its_streams_go_on_elsewhere(
+    house: tuple[Stack, Path, list[Voice]], part: str
+) -> None:
+    stack, base, voices = house
+    await asyncio.to_thread(stack.until, lambda: all(one["ready"] for one in stack.status()["services"]))
+    progress: dict[int, Answer] = {}
+    async with asyncio.TaskGroup() as on:
+
+        async def one(index: int) -> Answer:
+            voice = voices[index % len(voices)]
+            return await lean_stream(
+                stack.url, voice, prompt_of(index), TOKENS, heard=lambda answer: progress.update({index: answer})
+            )
+
+        tasks = [on.create_task(one(index)) for index in range(STREAMS)]
+        while len(progress) < STREAMS or min(len(one.tokens) for one in progress.values()) < 20:
+            await asyncio.sleep(0.005)
+        # The fullest runner gets everything that fits, so the last by name has the streams.
+        victim = stack.service("runner-1")
+        runner = int(victim["pid"])
+        os.kill(engine_of(runner) if part == "engine" else runner, signal.SIGSTOP)
+        counts = {index: len(one.tokens) for index, one in progress.items()}
+        await asyncio.sleep(1)
+        stood = [index for index, one in progress.items() if len(one.tokens) - counts[index] < 100]
+        assert stood, "the runner that was stopped served nobody"
+    answers = [task.result() for task in tasks]
+    assert [len(answer.tokens) for answer in answers] == [TOKENS] * STREAMS
+    assert [answer.reasons for answer in answers] == [["length"]] * STREAMS
+    assert_right(base, answers)
+
+    def replaced() -> bool:
+        found = stack.service("runner-1")
+        return bool(found["ready"] and found["pid"] != runner and found["restarts"] == victim["restarts"] + 1)
+
+    await asyncio.to_thread(stack.until, replaced)
+    assert stack.service("runner-0")["restarts"] == 0
+    assert len((await lean_stream(stack.url, voices[0], prompt_of(99), 4)).tokens) == 4
