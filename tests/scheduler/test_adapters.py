@@ -4,7 +4,7 @@ from motet.fleet import Failure, Tier
 from motet_scheduler.policy import effects as do
 from motet_scheduler.policy import events as on
 from motet_scheduler.policy.values import Readiness, Stage
-from tests.scheduler.builders import PIRATE, POET, adapter, ready, resident
+from tests.scheduler.builders import PIRATE, POET, Told, adapter, ready, resident
 
 
 def published(told):
@@ -178,8 +178,7 @@ def test_what_lies_in_memory_and_nobody_asks_for_is_dropped():
 
 
 def test_before_the_operator_has_spoken_nothing_is_dropped():
-    told = ready()
-    told.scheduler._stated = False
+    told = Told()
     told.attach(resident=(resident(PIRATE),))
     assert not told.of(do.Drop)
 

@@ -83,6 +83,7 @@ def never_fits(request: Request, runner: Runner) -> str:
     return ""
 
 
+SETTLING = "the scheduler has just started and waits for its runners"
 NO_RUNNER = "no runner of this model is up"
 _DOWN = "its runners are down"
 _DRAINING = "its runners are draining"

@@ -1,0 +1,71 @@
+"""What the supervisor says: promises that grew, requests that were parked or came back, runners taken for dead."""
+
+from motet_scheduler.policy import events as on
+from motet_scheduler.policy.lives import Lives
+from motet_scheduler.policy.room import room_at
+from motet_scheduler.policy.runners import Parked
+from motet_scheduler.policy.state import State
+from motet_scheduler.policy.telling import report_of
+from motet_scheduler.policy.values import Instance
+
+
+class Advice:
+    def __init__(self, state: State, lives: Lives) -> None:
+        self._state = state
+        self._lives = lives
+
+    def connected(self, _event: on.SupervisorConnected) -> None:
+        self._state.supervised = True
+        for runner in self._state.runners.values():
+            room_at(self._state, runner)
+
+    def gone(self, _event: on.SupervisorGone) -> None:
+        self._state.supervised = False
+
+    def promise_changed(self, event: on.PromiseChanged) -> None:
+        runner = self._state.runners.get(event.instance)
+        key = (event.request, event.epoch)
+        if runner is None or key not in runner.lines:
+            return
+        runner.write(key, event.promise.pages, runner.lines[key].digest, self._state.now)
+        self._state.note(event.request, "extended", f"to {event.promise.pages} pages")
+
+    def parked(self, event: on.RequestParked) -> None:
+        runner = self._state.runners.get(event.instance)
+        request = self._state.requests.get(event.request)
+        if runner is None:
+            return
+        key = (event.request, event.epoch)
+        line = runner.lines.get(key)
+        if line is None and event.request not in runner.parked:
+            return  # ended, or never heard of: the runner's next report tells
+        digest = line.digest if line is not None else runner.parked[event.request].digest
+        order = (int(request.request_class), request.asked_at) if request is not None else (0, self._state.now)
+        runner.park(event.request, Parked(event.epoch, event.wanted, digest, order))
+        self._state.note(event.request, "parked", f"comes back with {event.wanted.pages} pages")
+        room_at(self._state, runner)
+
+    def resumed(self, event: on.RequestResumed) -> None:
+        runner = self._state.runners.get(event.instance)
+        if runner is None:
+            return
+        parked = runner.parked.pop(event.request, None)
+        key = (event.request, event.epoch)
+        if parked is not None:
+            runner.write(key, event.promise.pages, parked.digest, self._state.now)
+        elif key in runner.lines:
+            runner.write(key, event.promise.pages, runner.lines[key].digest, self._state.now)
+            runner.lines[key].readmitted = False
+        self._state.note(event.request, "resumed", f"with {event.promise.pages} pages")
+        room_at(self._state, runner)
+
+    def condemned(self, event: on.RunnerCondemned) -> None:
+        runner = self._state.current(Instance(event.runner.instance), event.runner.incarnation)
+        if runner is None:
+            return
+        runner.condemned = event.why
+        runner.hung = event.hung
+        self._state.catalog_changed = True
+        self._state.do(report_of(runner))
+        if event.hung:
+            self._lives.move_everything(runner, event.why)

@@ -1,0 +1,179 @@
+"""What gateways say: requests come, are given up, get lost, and end."""
+
+from motet.errors import EngineRestarted, ModelNotFound, MotetError, PoolSaturated
+from motet.fleet import Failure
+from motet.model import BASE
+from motet_scheduler.policy import effects as do
+from motet_scheduler.policy import events as on
+from motet_scheduler.policy.lives import Lives
+from motet_scheduler.policy.placement import SETTLING
+from motet_scheduler.policy.placing import Placing
+from motet_scheduler.policy.queue import Queue
+from motet_scheduler.policy.requests import Placement
+from motet_scheduler.policy.state import State
+from motet_scheduler.policy.telling import OTHERS_FIRST, Positions
+
+
+class Gateways:
+    def __init__(self, state: State, lives: Lives, placing: Placing, positions: Positions) -> None:
+        self._state = state
+        self._lives = lives
+        self._placing = placing
+        self._positions = positions
+        self._departed: set[str] = set()
+        """Those that left work behind: forgotten once their runners no longer list it."""
+
+    def connected(self, event: on.GatewayConnected) -> None:
+        self._state.gateways.add(event.gateway)
+        self._departed.discard(event.gateway)
+        running = {live.request for live in event.live}
+        for request in [r for r in self._state.requests.values() if r.gateway == event.gateway and r.id not in running]:
+            # It ended while the stream was down, or its placement never arrived: the gateway enqueues that one again.
+            self._lives.end(request)
+        for live in event.live:
+            self._adopt(event.gateway, live)
+        if self._state.settled and self._state.catalog is not None:
+            self._state.do(do.Publish(self._state.catalog, event.gateway))
+
+    def _adopt(self, gateway: str, live: on.LiveRequest) -> None:
+        """Take over what already runs, as its gateway knows it."""
+        request = self._state.requests.get(live.request)
+        if request is None:
+            request = self._lives.begin(
+                live.request,
+                gateway=gateway,
+                tenant=live.tenant,
+                group=live.group,
+                digest=live.digest,
+                request_class=live.request_class,
+                prompt_tokens=live.prompt_tokens,
+                max_tokens=live.max_tokens,
+                estimate=live.estimate,
+                asked_at=self._state.now - live.age,
+                patience=live.deadline,
+            )
+        elif request.waiting:
+            self._state.queues[request.group].remove(request)
+        elif request.placement is not None and request.placement.epoch != live.epoch:
+            self._lives.strike(request)
+        request.gateway = gateway
+        request.delivered = live.delivered
+        request.epoch = max(request.epoch, live.epoch)
+        request.moved_because = ""
+        request.placement = Placement(live.instance, live.incarnation, live.epoch, self._state.now)
+        runner = self._state.runner_of(request.placement)
+        if runner is None:
+            return
+        key = (request.id, live.epoch)
+        if key not in runner.lines and request.id not in runner.parked:
+            runner.write(key, live.promise.pages, live.digest, self._state.now)
+        if runner.condemned:
+            self._lives.move(request, runner, runner.condemned)
+
+    def gone(self, event: on.GatewayGone) -> None:
+        self._state.gateways.discard(event.gateway)
+        self._departed.add(event.gateway)
+        for request in [r for r in self._state.requests.values() if r.gateway == event.gateway and r.waiting]:
+            self._lives.end(request)
+
+    def enqueued(self, event: on.Enqueued) -> None:
+        epoch = event.epoch
+        known = self._state.requests.get(event.request)
+        if known is not None:
+            epoch = max(epoch, known.epoch)
+            self._lives.end(known)
+        queue = self._state.queue(event.group)
+        refusal = self._refusal(event, queue)
+        if refusal is not None:
+            self._state.note(event.request, "refused", refusal.message)
+            self._state.do(do.Refuse(event.gateway, event.request, Failure.of(refusal), event.tenant))
+            return
+        request = self._lives.begin(
+            event.request,
+            gateway=event.gateway,
+            tenant=event.tenant,
+            group=event.group,
+            digest=event.digest,
+            request_class=event.request_class,
+            prompt_tokens=event.prompt_tokens,
+            max_tokens=event.max_tokens,
+            estimate=event.estimate,
+            asked_at=self._state.now - event.age,
+            patience=event.deadline,
+        )
+        request.delivered = event.delivered
+        request.epoch = epoch
+        request.avoid = dict.fromkeys(event.avoid, self._state.now + self._state.policy.avoid)
+        self._state.note(request.id, "queued", f"class {request.request_class.name.lower()}, epoch {epoch}")
+        self._lives.wait(request)
+        if queue.stuck and queue.overdue() is None and queue.has_turn(request):
+            # The rest has been tried; only this one is new.
+            self._placing.place(queue, request)
+        elif not queue.stuck:
+            self._placing.fill(event.group, queue)
+        if request.id in self._state.requests and request.waiting:
+            request.why = request.why or (OTHERS_FIRST if self._state.settled else SETTLING)
+            self._positions.tell(request, len(queue))
+
+    def _refusal(self, event: on.Enqueued, queue: Queue) -> MotetError | None:
+        if len(queue) >= self._state.policy.queue_limit:
+            return PoolSaturated(f"{len(queue)} requests wait for this model already; come back in a moment")
+        if event.digest != BASE and self._state.stated and self._state.adapters.source_of(event.digest) is None:
+            return ModelNotFound("this revision of the adapter is no longer served; ask again to use the current one")
+        return None
+
+    def cancel_asked(self, event: on.CancelAsked) -> None:
+        request = self._state.requests.get(event.request)
+        if request is None:
+            return
+        placement = request.placement
+        self._state.note(request.id, "cancelled")
+        self._lives.end(request)
+        if placement is not None:
+            # The cancellation crossed the placement: nothing was submitted, and nothing will be.
+            self._lives.cancel_at_runner(placement, request.id, "cancelled by its client")
+
+    def finished(self, event: on.RequestFinished) -> None:
+        request = self._state.requests.get(event.request)
+        if request is None:
+            return
+        self._state.note(request.id, "finished", f"{event.output_tokens} tokens, {event.reason}")
+        placement = request.placement
+        self._lives.end(request)
+        if placement is not None and placement.epoch != event.epoch:
+            self._lives.cancel_at_runner(placement, request.id, "finished under an earlier placement")
+
+    def lost(self, event: on.RequestLost) -> None:
+        request = self._state.requests.get(event.request)
+        if request is None:
+            error = EngineRestarted("the scheduler no longer knows this request; send it again")
+            self._state.do(do.Refuse(event.gateway, event.request, Failure.of(error)))
+            return
+        if request.epoch != event.epoch:
+            return  # an old story: it has been placed again since
+        request.delivered = max(request.delivered, event.delivered)
+        placement = request.placement
+        if placement is None:
+            request.moved_because = ""  # its gateway gave the old place up before we found a new one
+            return
+        self._state.note(request.id, "lost", event.why)
+        self._lives.strike(request)
+        self._lives.avoid(request, placement.instance)
+        request.placement = None
+        self._lives.wait(request)
+        self._state.queue(request.group).stuck = False
+        if isinstance(request.fatal, Failure):
+            self._lives.refuse(request, request.fatal)
+
+    def tick(self) -> None:
+        """Forget those that left, with what they left behind, once nothing of it runs any more."""
+        if not self._departed:
+            return
+        left = [request for request in self._state.requests.values() if request.gateway in self._departed]
+        self._departed = set()
+        for request in left:
+            runner = self._state.runner_of(request.placement) if request.placement is not None else None
+            if runner is not None and runner.holds(request.id, request.epoch):
+                self._departed.add(request.gateway)
+            else:
+                self._lives.end(request)

@@ -1,0 +1,131 @@
+"""What is on offer: pools and adapters as the operator states them, and the catalog that gateways get."""
+
+from collections.abc import Iterator
+
+from motet_scheduler.policy import effects as do
+from motet_scheduler.policy import events as on
+from motet_scheduler.policy.memory import Remembered, RememberedAdapter, RememberedGroup
+from motet_scheduler.policy.runners import Runner
+from motet_scheduler.policy.state import State
+from motet_scheduler.policy.telling import report_of
+from motet_scheduler.policy.values import BaseModel, Catalog, CatalogGroup, GroupName, Pool
+
+
+class Offering:
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def operator_connected(self, _event: on.OperatorConnected) -> None:
+        for adapter in self._state.adapters:
+            adapter.told = None
+        self.tell_adapters()
+        self.tell_desired()
+        for runner in self._state.runners.values():
+            self._state.do(report_of(runner))
+
+    def stated(self, event: on.CatalogStated) -> None:
+        self._state.stated = True
+        pools = {pool.pool: pool for pool in event.pools}
+        changed = self._state.adapters.state(event.adapters) or pools != self._state.pools
+        self._state.pools = pools
+        if changed:
+            self._state.do(do.Remember())
+            self._state.catalog_changed = True
+        for runner in self._state.runners.values():
+            self.apply_pool(runner)
+        self.tell_desired()
+        self.look_after_adapters()
+        self.tell_adapters()
+
+    def amended(self, event: on.CatalogAmended) -> None:
+        gone = {ref.object for ref in event.removed_adapters}
+        pools = self._state.pools | {pool.pool: pool for pool in event.pools}
+        specs = {adapter.spec.ref.object: adapter.spec for adapter in self._state.adapters}
+        specs |= {spec.ref.object: spec for spec in event.adapters}
+        self.stated(
+            on.CatalogStated(
+                tuple(pool for name, pool in pools.items() if name not in event.removed_pools),
+                tuple(spec for name, spec in specs.items() if name not in gone),
+            )
+        )
+
+    def apply_pool(self, runner: Runner) -> None:
+        pool = self._state.pools.get(runner.identity.pool)
+        own = runner.capacity.max_sequences
+        runner.max_sequences = min(own, pool.max_sequences) if pool is not None and pool.max_sequences else own
+
+    def look_after_adapters(self) -> None:
+        if not self._state.settled:
+            return
+        runners = self._state.runners.values()
+        self._state.effects += self._state.adapters.checks(runners, self._state.now)
+        self._state.effects += self._state.adapters.replicas(runners, self._state.now)
+
+    def let_go_of_unused(self) -> None:
+        if self._state.adapters.retired:
+            self._state.effects += self._state.adapters.drops(
+                self._state.digests_in_use(), self._state.runners.values()
+            )
+
+    def tell_adapters(self) -> None:
+        for adapter in self._state.adapters:
+            report = self._state.adapters.report(adapter, self._state.runners.values())
+            if report != adapter.told:
+                adapter.told = report
+                self._state.do(report)
+
+    def tell_desired(self) -> None:
+        for pool in self._state.pools.values():
+            self._state.do(do.TellDesired(pool.pool, pool.replicas, "as configured"))
+
+    def publish(self) -> None:
+        self._state.catalog_changed = False
+        catalog = Catalog(
+            groups=tuple(self._groups()),
+            adapters=tuple(
+                self._state.adapters.entry(adapter, self._state.runners.values()) for adapter in self._state.adapters
+            ),
+        )
+        if catalog != self._state.catalog:
+            self._state.catalog = catalog
+            self._state.do(do.Publish(catalog))
+
+    def _groups(self) -> Iterator[CatalogGroup]:
+        names: dict[GroupName, list[Pool]] = {}
+        for pool in self._state.pools.values():
+            names.setdefault(pool.group, []).append(pool)
+        for group, pools in sorted(names.items()):
+            base, length = self._state.bases.get(group, (BaseModel(), 0))
+            yield CatalogGroup(
+                group=group,
+                served_name=pools[0].served_name,
+                model_uri=pools[0].model_uri,
+                pools=tuple(sorted(pool.pool for pool in pools)),
+                base_digest=base.digest,
+                asset_digest=base.asset_digest,
+                max_model_length=length,
+                runners=tuple(
+                    sorted(
+                        (runner.instance, runner.address)
+                        for runner in self._state.runners_of(group)
+                        if runner.attached and not runner.condemned
+                    )
+                ),
+            )
+
+    def recall(self, remembered: Remembered) -> None:
+        self._state.pools = {pool.pool: pool for pool in remembered.pools}
+        for adapter in remembered.adapters:
+            self._state.adapters.restore(adapter.spec, adapter.serving)
+        self._state.bases = {one.group: (one.base, one.max_model_length) for one in remembered.groups}
+
+    def remembered(self) -> Remembered:
+        return Remembered(
+            pools=tuple(self._state.pools.values()),
+            adapters=tuple(RememberedAdapter(spec=one.spec, serving=one.serving) for one in self._state.adapters),
+            groups=tuple(
+                RememberedGroup(group=group, base=base, max_model_length=length)
+                for group, (base, length) in self._state.bases.items()
+            ),
+            runners=tuple(sorted(runner.instance for runner in self._state.runners.values() if runner.attached)),
+        )

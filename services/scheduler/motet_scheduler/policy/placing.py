@@ -1,0 +1,105 @@
+"""Giving queued requests their places: who is tried, in which order, and what is written when one goes."""
+
+from motet.errors import ContextLengthExceeded
+from motet.fleet import Failure, Tier
+from motet_scheduler.policy import effects as do
+from motet_scheduler.policy.adapters import ensure
+from motet_scheduler.policy.lives import Lives
+from motet_scheduler.policy.placement import SETTLING, Chosen, Never, choose
+from motet_scheduler.policy.queue import Queue
+from motet_scheduler.policy.requests import Placement, Request
+from motet_scheduler.policy.runners import Runner
+from motet_scheduler.policy.state import State
+from motet_scheduler.policy.values import GroupName, Promise
+
+
+class Placing:
+    def __init__(self, state: State, lives: Lives) -> None:
+        self._state = state
+        self._lives = lives
+
+    def where_there_is_room(self) -> None:
+        if not self._state.settled:
+            return
+        for group, queue in self._state.queues.items():
+            if len(queue) and not queue.stuck:
+                self.fill(group, queue)
+
+    def fill(self, group: GroupName, queue: Queue) -> None:
+        """Place all that fits, then call the queue stuck until room comes up somewhere."""
+        if not self._state.settled:
+            return None
+        while (overdue := queue.overdue()) is not None:
+            if not self.place(queue, overdue):
+                queue.stuck = True
+                return None
+        for lane in queue.lanes():
+            turn = 0
+            while turn < self._state.policy.tenants_examined and (head := lane.head(turn)) is not None:
+                if not self.place(queue, head):
+                    turn += 1
+                elif queue.overdue() is not None:
+                    return self.fill(group, queue)
+                if not self._any_room(group):
+                    self._explain(queue, group)
+                    queue.stuck = True
+                    return None
+        queue.stuck = True
+        return None
+
+    def _any_room(self, group: GroupName) -> bool:
+        return any(runner.has_room for runner in self._state.runners_of(group))
+
+    def _explain(self, queue: Queue, group: GroupName) -> None:
+        """Say why the first in line waits, when a look at the runners was enough to know that nobody can go."""
+        oldest = queue.oldest()
+        if oldest is not None:
+            outcome = choose(oldest, self._state.runners_of(group), self._state.policy, self._state.now)
+            if not isinstance(outcome, Chosen):
+                oldest.why = outcome.why
+
+    def place(self, queue: Queue, request: Request) -> bool:
+        """Place a request, or refuse it, or note why it waits; False when it still waits."""
+        if not self._state.settled:
+            request.why = SETTLING
+            return False
+        outcome = choose(request, self._state.runners_of(request.group), self._state.policy, self._state.now)
+        if isinstance(outcome, Chosen):
+            queue.went(request)
+            self._put(request, outcome.runner, outcome.promise)
+            return True
+        if isinstance(outcome, Never):
+            self._lives.refuse(request, Failure.of(ContextLengthExceeded(outcome.why)))
+            return True
+        request.why = outcome.why
+        return False
+
+    def _put(self, request: Request, runner: Runner, promise: Promise) -> None:
+        source = self._state.adapters.source_of(request.digest)
+        if source is not None and runner.tier_of(request.digest) is not Tier.DEVICE:
+            promise = Promise(promise.pages, promise.tokens, source.bytes)
+            ordered = runner.ordered.get(request.digest)
+            if ordered is None or self._state.now - ordered > self._state.policy.ensure_patience:
+                runner.ordered[request.digest] = self._state.now
+                self._state.do(ensure(runner, request.digest, source))
+        request.epoch += 1
+        request.placement = Placement(runner.instance, runner.identity.incarnation, request.epoch, self._state.now)
+        request.deadline_at = None
+        request.why, request.told = "", (0, "")
+        runner.write((request.id, request.epoch), promise.pages, request.digest, self._state.now)
+        self._state.do(do.Expect(runner.instance, request.id, request.epoch, promise, request.digest))
+        self._state.do(
+            do.Place(
+                gateway=request.gateway,
+                request=request.id,
+                tenant=request.tenant,
+                epoch=request.epoch,
+                instance=runner.instance,
+                incarnation=runner.identity.incarnation,
+                address=runner.address,
+                promise=promise,
+                moved_because=request.moved_because,
+            )
+        )
+        request.moved_because = ""
+        self._state.note(request.id, "placed", f"{runner.instance}, epoch {request.epoch}, {promise.pages} pages")
