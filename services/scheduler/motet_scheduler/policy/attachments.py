@@ -32,7 +32,9 @@ class Attachments:
             overcommit = self._overcommit.get(event.identity.pool, 1.0) if self._state.supervised else 1.0
             if runner is not None:
                 self._state.by_group[runner.group].remove(runner)
-            runner = Runner(event.identity, event.address, event.capacity, overcommit)
+            # One object for all that are alike: what a request needs of them is then computed once.
+            alike = (one.capacity for one in self._state.runners.values() if one.capacity == event.capacity)
+            runner = Runner(event.identity, event.address, next(alike, event.capacity), overcommit)
             self._state.runners[instance] = runner
             self._state.by_group.setdefault(runner.group, []).append(runner)
             self._state.do(do.Remember())

@@ -42,49 +42,37 @@ class Never:
 def choose(request: Request, runners: Iterable[Runner], policy: Policy, now: float) -> Chosen | Wait | Never:
     best: tuple[int, Tier, str] | None = None
     chosen: Chosen | None = None
-    obstacles: list[str] = []
-    too_small: list[str] = []
+    obstacles: set[str] = set()
+    short = ""
+    too_small = ""
     could = False
     for runner in runners:
-        why_never = never_fits(request, runner)
-        if why_never:
-            too_small.append(why_never)
+        need = request.need_on(runner.capacity, policy)
+        if need.never:
+            too_small = too_small or need.never
             continue
         could = True
-        promise = request.promise_on(runner.capacity, policy)
-        obstacle = _obstacle(request, runner, promise, now)
+        obstacle = _obstacle(request, runner, need.promise.pages, now)
         if obstacle:
-            obstacles.append(obstacle)
+            if obstacle is _SHORT:
+                short = short or f"{need.promise.pages} pages are wanted and {max(0, runner.ledger.free)} are free"
+            else:
+                obstacles.add(obstacle)
             continue
         rank = (runner.sequences, runner.tier_of(request.digest), runner.instance)
         if best is None or rank > best:
-            best, chosen = rank, Chosen(runner, promise)
+            best, chosen = rank, Chosen(runner, need.promise)
     if chosen is not None:
         return chosen
     if too_small and not could:
-        return Never(too_small[0])
-    return Wait(min(obstacles, key=_weight) if obstacles else NO_RUNNER)
-
-
-def never_fits(request: Request, runner: Runner) -> str:
-    """Why this runner could not take the request even when empty; empty when it could."""
-    capacity = runner.capacity
-    if request.prompt_tokens + max(request.delivered, 1) > capacity.max_model_length:
-        return (
-            f"the prompt has {request.prompt_tokens} tokens and the model's context is "
-            f"{capacity.max_model_length}; shorten the prompt"
-        )
-    life = capacity.pages_for(request.life_tokens(capacity))
-    if not runner.could_ever_hold(life):
-        return (
-            f"prompt and max_tokens may need {life} pages of {capacity.page_tokens} tokens and a runner holds "
-            f"{capacity.pages}; lower max_tokens or raise the pool's kvCacheMiB"
-        )
-    return ""
+        return Never(too_small)
+    # Pages first: among several runners the one that is merely short of memory says most.
+    return Wait(short or min(obstacles, key=_MORE_TELLING_FIRST.index, default=NO_RUNNER))
 
 
 SETTLING = "the scheduler has just started and waits for its runners"
 NO_RUNNER = "no runner of this model is up"
+_SHORT = "too few pages are free"
 _DOWN = "its runners are down"
 _DRAINING = "its runners are draining"
 _PARKED = "parked requests go first"
@@ -94,12 +82,7 @@ _DECLINED = "the runner declined a moment ago"
 _MORE_TELLING_FIRST = (_DECLINED, _PARKED, _SLOTS, _FULL, _DRAINING, _DOWN)
 
 
-def _weight(obstacle: str) -> int:
-    # Pages first: among several runners the one that is merely short of memory says most.
-    return _MORE_TELLING_FIRST.index(obstacle) + 1 if obstacle in _MORE_TELLING_FIRST else 0
-
-
-def _obstacle(request: Request, runner: Runner, promise: Promise, now: float) -> str:
+def _obstacle(request: Request, runner: Runner, pages: int, now: float) -> str:
     if not runner.takes_work:
         return _DRAINING if runner.attached and runner.drain is not None else _DOWN
     if runner.parked:
@@ -108,8 +91,8 @@ def _obstacle(request: Request, runner: Runner, promise: Promise, now: float) ->
         return _FULL
     if not runner.slot_for(request.digest):
         return _SLOTS
-    if promise.pages > runner.ledger.free:
-        return f"{promise.pages} pages are wanted and {max(0, runner.ledger.free)} are free"
+    if pages > runner.ledger.free:
+        return _SHORT
     if request.avoids(runner.instance, now):
         return _DECLINED
     return ""

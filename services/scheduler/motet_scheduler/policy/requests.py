@@ -20,6 +20,17 @@ class Placement:
     at: float
 
 
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a request would take on a runner of this capacity, once so many tokens have been delivered."""
+
+    capacity: Capacity
+    delivered: int
+    never: str
+    """Why no such runner could hold it even when empty (OR-09); empty when it could."""
+    promise: Promise
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class Request:
     id: RequestId
@@ -48,6 +59,8 @@ class Request:
     """The failure with which a runner said that no runner will take it."""
     why: str = ""
     told: tuple[int, str] = (0, "")
+    _need: Need | None = None
+    """As computed last: a request is tried many times before it goes."""
 
     @property
     def key(self) -> QueueKey:
@@ -60,6 +73,27 @@ class Request:
     def life_tokens(self, capacity: Capacity) -> int:
         """Tokens at its very end: what the client allows, within what the model can address."""
         return min(self.prompt_tokens + self.max_tokens, capacity.max_model_length)
+
+    def need_on(self, capacity: Capacity, policy: Policy) -> Need:
+        need = self._need
+        if need is None or need.capacity is not capacity or need.delivered != self.delivered:
+            promise = self.promise_on(capacity, policy)
+            need = self._need = Need(capacity, self.delivered, self._never_fits(capacity), promise)
+        return need
+
+    def _never_fits(self, capacity: Capacity) -> str:
+        if self.prompt_tokens + max(self.delivered, 1) > capacity.max_model_length:
+            return (
+                f"the prompt has {self.prompt_tokens} tokens and the model's context is "
+                f"{capacity.max_model_length}; shorten the prompt"
+            )
+        life = capacity.pages_for(self.life_tokens(capacity))
+        if life > capacity.pages:
+            return (
+                f"prompt and max_tokens may need {life} pages of {capacity.page_tokens} tokens and a runner holds "
+                f"{capacity.pages}; lower max_tokens or raise the pool's kvCacheMiB"
+            )
+        return ""
 
     def promise_on(self, capacity: Capacity, policy: Policy) -> Promise:
         """Prompt, what is delivered, and what is still expected (q80), in pages; never more than its whole life.

@@ -104,9 +104,6 @@ class Runner:
         found = self.resident.get(digest)
         return found.tier if found is not None else Tier.NONE
 
-    def could_ever_hold(self, pages: int) -> bool:
-        return pages <= self.capacity.pages
-
     # ------------------------------------------------------------------------------------------------- the ledger
 
     def write(self, key: Key, pages: int, digest: Digest, now: float, *, readmitted: bool = False) -> None:
