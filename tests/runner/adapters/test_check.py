@@ -1,7 +1,6 @@
 """Every tensor has its place, or the adapter is refused with what stands in the way."""
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,25 +15,6 @@ from tests.runner.random_models import AdapterSpec, save_adapter, save_base
 
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
-
-
-@pytest.fixture(scope="module")
-def shapes() -> Shapes:
-    of_layer = {
-        "self_attn.q_proj": (64, 64),
-        "self_attn.k_proj": (64, 32),
-        "self_attn.v_proj": (64, 32),
-        "self_attn.o_proj": (64, 64),
-        "mlp.gate_proj": (64, 128),
-        "mlp.up_proj": (64, 128),
-        "mlp.down_proj": (128, 64),
-    }
-    return {f"model.layers.{layer}.{path}": shape for layer in range(3) for path, shape in of_layer.items()}
-
-
-@pytest.fixture
-def folder(adapters: list[Path], tmp_path: Path) -> Path:
-    return Path(shutil.copytree(adapters[0], tmp_path / "adapter"))
 
 
 def change(folder: Path, **fields: object) -> None:

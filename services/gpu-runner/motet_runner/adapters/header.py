@@ -14,6 +14,8 @@ class Tensor:
     shape: tuple[int, ...]
     dtype: str
     bytes: int
+    start: int = 0
+    """Of its bytes in the file."""
 
 
 def read_header(path: Path) -> dict[str, Tensor]:
@@ -27,9 +29,10 @@ def read_header(path: Path) -> dict[str, Tensor]:
     try:
         entries = json.loads(raw)
         tensors = {
-            name: Tensor(tuple(entry["shape"]), entry["dtype"], entry["data_offsets"][1] - entry["data_offsets"][0])
+            name: Tensor(tuple(entry["shape"]), entry["dtype"], end - start, 8 + length + start)
             for name, entry in entries.items()
             if name != "__metadata__"
+            for start, end in [entry["data_offsets"]]
         }
         end = max((entry["data_offsets"][1] for name, entry in entries.items() if name != "__metadata__"), default=0)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
