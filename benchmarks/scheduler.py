@@ -1,0 +1,297 @@
+"""Time of one scheduling decision with 10,000 requests waiting for 1,000 adapters of 100 tenants.
+
+A decision is what follows from one request's end: its promise is struck, and whoever fits best goes next. Each end is
+drawn by lot from what runs, and a new request joins the line after it (not timed), so that 10,000 always wait. Nothing
+but the policy is measured: no sockets, no messages.
+
+The baseline does the same with the same requests, runners and rules of fitting, and a plain scan: the whole queue, in
+its order, is tried at each decision. It alternates with the scheduler in one process.
+
+    python -m benchmarks.scheduler [--decisions 2000] [--scans 5] [--pairs 6] [--json]
+"""
+
+import asyncio
+import gc
+import random
+import time
+from bisect import insort
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from statistics import fmean
+
+from benchmarks.harness import Pairs, Result, alternate, arguments, percentile, report
+from motet.fleet import Capacity, RequestClass, RunnerIdentity
+from motet.model import Digest, RequestId, Tenant
+from motet_scheduler.policy import effects as do
+from motet_scheduler.policy import events as on
+from motet_scheduler.policy.adapters import Revision
+from motet_scheduler.policy.memory import Remembered, RememberedAdapter
+from motet_scheduler.policy.placement import Chosen, choose
+from motet_scheduler.policy.requests import Placement, QueueKey, Request
+from motet_scheduler.policy.runners import Runner
+from motet_scheduler.policy.scheduler import Scheduler
+from motet_scheduler.policy.values import (
+    AdapterRef,
+    AdapterSpec,
+    Estimate,
+    GroupName,
+    Instance,
+    Policy,
+    Pool,
+    RevisionKey,
+)
+
+QUEUED, ADAPTERS, TENANTS = 10_000, 1_000, 100
+FLEETS = (3, 16)
+TARGET_US = 100
+GROUP = GroupName("default/demo")
+CAPACITY = Capacity(pages=1024, max_sequences=64, adapter_slots=32)
+POLICY = Policy(queue_limit=2 * QUEUED)
+
+
+def digest_of(adapter: int) -> Digest:
+    return Digest(f"sha256:{adapter:064}")
+
+
+def remembered(adapter: int) -> RememberedAdapter:
+    key = RevisionKey(source=f"file:///adapters/{adapter}")
+    ref = AdapterRef(f"tenant-{adapter % TENANTS}", f"adapter-{adapter}", 1)
+    spec = AdapterSpec(ref=ref, group=GROUP, model_name=ref.name, revision=key)
+    return RememberedAdapter(spec=spec, serving=Revision(key=key, digest=digest_of(adapter)))
+
+
+CATALOG = Remembered(
+    pools=(Pool(pool="default/demo", group=GROUP, served_name="demo"),),
+    adapters=tuple(remembered(adapter) for adapter in range(ADAPTERS)),
+)
+
+
+def identity(index: int) -> RunnerIdentity:
+    return RunnerIdentity(instance=f"r{index}", incarnation="1", pool="default/demo", group=GROUP)
+
+
+class Arrivals:
+    """The same stream of requests for both sides: adapters by Zipf's law, a tenant for each tenth adapter."""
+
+    def __init__(self) -> None:
+        self._chance = random.Random(1)
+        self._numbers = count()
+        self._weights = [1 / (rank + 1) for rank in range(ADAPTERS)]
+
+    def __iter__(self) -> Iterator[on.Enqueued]:
+        while True:
+            for adapter in self._chance.choices(range(ADAPTERS), self._weights, k=1000):
+                yield on.Enqueued(
+                    gateway="g0",
+                    request=RequestId(f"request-{next(self._numbers)}"),
+                    tenant=Tenant(f"tenant-{adapter % TENANTS}"),
+                    group=GROUP,
+                    digest=digest_of(adapter),
+                    request_class=self._chance.choice(list(RequestClass)),
+                    prompt_tokens=self._chance.randrange(16, 512),
+                    max_tokens=512,
+                    estimate=Estimate(q80=self._chance.randrange(16, 256)),
+                )
+
+
+class Ours:
+    """The production scheduler."""
+
+    def __init__(self, runners: int) -> None:
+        self.placed = 0
+        self._now = 1000.0
+        self._chance = random.Random(2)
+        self._arrivals = iter(Arrivals())
+        self._running: list[tuple[RequestId, int]] = []
+        self._scheduler = Scheduler(POLICY, now=self._now, remembered=CATALOG)
+        for index in range(runners):
+            self._tell(on.RunnerAttached(identity=identity(index), address=f"unix:r{index}", capacity=CAPACITY))
+        self._fill()
+
+    def decide(self) -> float:
+        """Seconds that one decision took."""
+        running = self._running
+        index = self._chance.randrange(len(running))
+        running[index], running[-1] = running[-1], running[index]
+        request, epoch = running.pop()
+        seconds = self._tell(on.RequestFinished(request, epoch))
+        self._fill()
+        return seconds
+
+    def _fill(self) -> None:
+        while self._scheduler.queued() < QUEUED:
+            self._tell(next(self._arrivals))
+
+    def _tell(self, event: on.Event) -> float:
+        self._now += 0.001
+        began = time.perf_counter()
+        effects = self._scheduler.handle(event, self._now)
+        seconds = time.perf_counter() - began
+        for effect in effects:
+            if isinstance(effect, do.Place):
+                self.placed += 1
+                self._running.append((effect.request, effect.epoch))
+        return seconds
+
+
+class PlainScan:
+    """The baseline: a sorted list, tried from its beginning to its end at each decision."""
+
+    def __init__(self, runners: int) -> None:
+        self._now = 1000.0
+        self._chance = random.Random(2)
+        self._arrivals = iter(Arrivals())
+        self._sequence = count()
+        self._runners = {
+            Instance(f"r{index}"): Runner(identity(index), f"unix:r{index}", CAPACITY, 1.0) for index in range(runners)
+        }
+        self._waiting: list[tuple[RequestClass, QueueKey, Request]] = []
+        self._running: list[Request] = []
+        self._fill()
+        self._scan()
+        self._fill()
+
+    def decide(self) -> float:
+        running = self._running
+        index = self._chance.randrange(len(running))
+        running[index], running[-1] = running[-1], running[index]
+        ended = running.pop()
+        began = time.perf_counter()
+        assert ended.placement is not None
+        self._runners[ended.placement.instance].strike((ended.id, ended.epoch))
+        self._scan()
+        seconds = time.perf_counter() - began
+        self._fill()
+        return seconds
+
+    def _scan(self) -> None:
+        left = []
+        for entry in self._waiting:
+            request = entry[2]
+            outcome = choose(request, self._runners.values(), POLICY, self._now)
+            if not isinstance(outcome, Chosen):
+                left.append(entry)
+                continue
+            runner = outcome.runner
+            request.epoch += 1
+            request.placement = Placement(runner.instance, "1", request.epoch, self._now)
+            runner.write((request.id, request.epoch), outcome.promise.pages, request.digest, self._now)
+            self._running.append(request)
+        self._waiting = left
+
+    def _fill(self) -> None:
+        while len(self._waiting) < QUEUED:
+            self._now += 0.001
+            event = next(self._arrivals)
+            request = Request(
+                id=event.request,
+                gateway=event.gateway,
+                tenant=event.tenant,
+                group=event.group,
+                digest=event.digest,
+                request_class=event.request_class,
+                prompt_tokens=event.prompt_tokens,
+                max_tokens=event.max_tokens,
+                estimate=event.estimate,
+                asked_at=self._now,
+                sequence=next(self._sequence),
+            )
+            insort(self._waiting, (request.request_class, request.key, request), key=lambda entry: entry[:2])
+
+
+@contextmanager
+def frozen() -> Iterator[None]:
+    """What is alive now is not looked at by the garbage collector."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+class Collections:
+    """Counts the decisions that the garbage collector interrupted."""
+
+    def __init__(self) -> None:
+        self.happened = False
+
+    def __call__(self, _phase: str, _info: dict[str, int]) -> None:
+        self.happened = True
+
+
+def microseconds(side: Ours | PlainScan, decisions: int) -> list[tuple[float, bool]]:
+    """Of each decision, and whether the garbage collector ran in it."""
+    collections = Collections()
+    gc.callbacks.append(collections)
+    try:
+        figures = []
+        for _ in range(decisions):
+            collections.happened = False
+            figures.append((side.decide() * 1e6, collections.happened))
+        return figures
+    finally:
+        gc.callbacks.remove(collections)
+
+
+def p99(figures: list[tuple[float, bool]]) -> float:
+    return percentile([value for value, _ in figures], 0.99)
+
+
+async def against_the_scan(ours: Ours, scan: PlainScan, decisions: int, scans: int, pairs: int) -> Pairs:
+    async def a() -> float:
+        return percentile([value for value, _ in microseconds(ours, decisions)], 0.5)
+
+    async def b() -> float:
+        return percentile([value for value, _ in microseconds(scan, scans)], 0.5)
+
+    return await alternate(b, a, pairs=pairs)
+
+
+async def measure(decisions: int, scans: int, pairs: int) -> list[Result]:
+    results = []
+    for runners in FLEETS:
+        ours, scan = Ours(runners), PlainScan(runners)
+        microseconds(ours, decisions)
+        both = await against_the_scan(ours, scan, decisions, scans, pairs)
+        figure, baseline = percentile(both.b, 0.5), percentile(both.a, 0.5)
+        before = ours.placed
+        plain = microseconds(ours, decisions)
+        placed = (ours.placed - before) / decisions
+        with frozen():
+            cold = microseconds(ours, decisions)
+        tail = p99(plain)
+        slow = [collected for value, collected in plain if value >= tail]
+        values = [value for value, _ in plain]
+        print(f"{runners} runners: a plain scan of the whole queue against the scheduler: {both}")
+        print(
+            f"{runners} runners: {placed:.2f} requests placed a decision, in {fmean(values):.0f} us on average, "
+            f"p50 {percentile(values, 0.5):.0f}, p90 {percentile(values, 0.9):.0f}: either the next in line fits at "
+            "once, or the oldest of every tenant is tried on every runner"
+        )
+        print(
+            f"{runners} runners: p99 {tail:.0f} us; the garbage collector ran in {sum(slow)} of the "
+            f"{len(slow)} slowest decisions, at worst {max(values):.0f} us; "
+            f"with what lives frozen (gc.freeze) p99 {p99(cold):.0f} us, at worst {max(v for v, _ in cold):.0f} us"
+        )
+        suffix = "" if runners == FLEETS[0] else f"_{runners}_runners"
+        results += [
+            Result(f"scheduler_decision_us{suffix}", figure, "us", f"<= {TARGET_US} us", figure <= TARGET_US),
+            Result(f"scheduler_plain_scan_us{suffix}", baseline, "us"),
+            Result(f"scheduler_decision_p99_us{suffix}", tail, "us"),
+        ]
+    return results
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--decisions", type=int, default=2000, help="of the scheduler, behind each figure")
+    parser.add_argument("--scans", type=int, default=5, help="decisions of the baseline, behind each figure")
+    parser.add_argument("--pairs", type=int, default=6, help="quiet pairs to find")
+    given = parser.parse_args()
+    report("scheduler", asyncio.run(measure(given.decisions, given.scans, given.pairs)), as_json=given.json)
+
+
+if __name__ == "__main__":
+    main()
