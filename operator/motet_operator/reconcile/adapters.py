@@ -3,6 +3,7 @@
 Each step says why it is not there yet in a sentence for the adapter's owner, who sees no other tenant's names.
 """
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -94,12 +95,20 @@ def catalog_adapter(adapter: AdapterObject) -> CatalogAdapter:
 def _accepted(view: View, adapter: AdapterObject, around: Surroundings) -> Condition:
     resource = adapter.resource
     pool = around.groups.get(resource.group)
-    if pool is None:
-        return no("Accepted", "PoolNotFound", f"there is no pool {resource.group}; check spec.poolRef")
     namespace = resource.metadata.namespace
     labels = dict(view.namespaces.get(namespace, {}))
-    own = pool.resource.metadata.namespace
-    if not pool.resource.spec.allowed_namespaces.admits(namespace, own=own, labels=labels):
+
+    def admits(pool: PoolObject) -> bool:
+        own = pool.resource.metadata.namespace
+        return pool.resource.spec.allowed_namespaces.admits(namespace, own=own, labels=labels)
+
+    if pool is None:
+        # Only pools that this tenant may use: a misspelt name must not list the others.
+        open_to_it = {group.name: group for group, other in around.groups.items() if admits(other)}
+        nearest = difflib.get_close_matches(resource.group.name, open_to_it, n=1)
+        hint = f"did you mean {open_to_it[nearest[0]]}?" if nearest else "check spec.poolRef"
+        return no("Accepted", "PoolNotFound", f"there is no pool {resource.group}; {hint}")
+    if not admits(pool):
         return no(
             "Accepted",
             "NamespaceNotAllowed",

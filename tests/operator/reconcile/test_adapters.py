@@ -59,6 +59,20 @@ def test_a_checked_adapter_is_ready_and_loads_on_demand() -> None:
 
 
 @pytest.mark.parametrize(
+    ("one", "hint"),
+    [
+        (adapter(poolRef={"name": "dmeo"}), "did you mean default/demo?"),
+        (adapter(poolRef={"name": "nowhere"}), "check spec.poolRef"),
+        # That pool takes only its own namespace: its name is not for others to learn.
+        (adapter("acme/legal", poolRef={"name": "dmeo", "namespace": "default"}), "check spec.poolRef"),
+    ],
+)
+def test_a_misspelt_pool_gets_the_nearest_name_that_its_owner_may_use(one: AdapterObject, hint: str) -> None:
+    message = next(c.message for c in only(reconcile(world(one))).conditions if c.type == "Accepted")
+    assert message.endswith(hint)
+
+
+@pytest.mark.parametrize(
     ("one", "reason"),
     [
         (adapter(poolRef={"name": "nowhere"}), "PoolNotFound"),
