@@ -67,7 +67,8 @@ class Disturbance:
 
     answers: list[Answer]
     killed: float
-    placed: float
+    probe: Answer
+    """Of a request that came right after the kill."""
     back: float
 
 
@@ -94,7 +95,7 @@ async def disturbed(house: House, victim: str, *, at: int) -> Disturbance:
         while back is None:
             found = await asyncio.to_thread(house.stack.service, victim)
             back = time.monotonic() if found["ready"] and found["pid"] != pid else None
-    return Disturbance([task.result() for task in tasks], killed, probe.arrivals[0], back)
+    return Disturbance([task.result() for task in tasks], killed, probe, back)
 
 
 def assert_whole(house: House, run: Disturbance, victim: str) -> None:
@@ -102,8 +103,11 @@ def assert_whole(house: House, run: Disturbance, victim: str) -> None:
         assert len(answer.tokens) == TOKENS
         assert answer.reasons == ["length"]
     assert_right(house.base, run.answers)
-    placed, back = run.placed - run.killed, run.back - run.killed
-    print(f"{victim}: first token of a new request {placed:.2f} s after the kill, ready again after {back:.2f} s")
+    placed, first, back = (at - run.killed for at in (run.probe.admitted, run.probe.arrivals[0], run.back))
+    print(
+        f"{victim}: a new request is placed {placed:.2f} s after the kill and has its first token after {first:.2f} s"
+    )
+    print(f"{victim}: ready again after {back:.2f} s")
     assert placed <= PLACED_WITHIN
 
 

@@ -40,6 +40,8 @@ class Answer:
     arrivals: list[float] = field(default_factory=list)
     """When each chunk came, on the monotonic clock."""
     reasons: list[str] = field(default_factory=list)
+    admitted: float = 0.0
+    """When the response began, which a gateway holds back until the request has a place (for two seconds at most)."""
 
 
 def save_tokenizer(folder: Path) -> None:
@@ -126,6 +128,7 @@ async def lean_stream(
         head = f"POST /v1/completions HTTP/1.1\r\nhost: {host}:{port}\r\ncontent-type: application/json\r\n"
         writer.write(f"{head}content-length: {len(content)}\r\nconnection: close\r\n\r\n".encode() + content)
         status = await reader.readline()
+        answer.admitted = time.monotonic()
         if b" 200 " not in status:
             raise AssertionError((status + await reader.read()).decode())
         async for line in reader:
