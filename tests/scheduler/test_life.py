@@ -324,3 +324,14 @@ def test_timelines_are_bounded():
         told.enqueue(f"{n}", digest=BASE)
     assert told.scheduler.timelines.of(RequestId("0")) is None
     assert told.scheduler.timelines.of(RequestId("8")) is not None
+
+
+def test_the_operator_hears_that_a_runner_is_condemned_and_that_it_is_pardoned():
+    told = ready()
+    told.attach("r0")
+    condemn(told, hung=False)
+    assert [one.condemned for one in told.of(do.TellRunner)] == ["it does not move"]
+    told.tell(on.OperatorConnected())
+    assert [one.condemned for one in told.of(do.TellRunner)] == ["it does not move"]
+    told.report("r0")
+    assert [one.condemned for one in told.of(do.TellRunner)] == [""]

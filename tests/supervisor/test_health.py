@@ -89,6 +89,15 @@ def test_a_hung_runner_gets_no_orders_until_it_moves():
     assert told.of(do.Extend)
 
 
+def test_a_hung_runner_is_told_of_again_for_a_scheduler_that_was_away():
+    told = Told(hang=20.0, heartbeat=5.0)
+    told.connect()
+    lost, _ = beat(told, seconds=45, start=5)
+    assert [one.again for one in lost] == [False, True, True]
+    lost, _ = beat(told, seconds=15, steps_per_beat=50, start=5)
+    assert not lost
+
+
 def test_a_runner_whose_stream_is_down_for_long_is_forgotten():
     told = Told(heartbeat=5.0)
     told.connect()

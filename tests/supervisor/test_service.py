@@ -120,14 +120,15 @@ async def test_with_the_scheduler_away_parked_requests_come_back_all_the_same(fo
         await house.books_agree()
 
 
+class Stubborn(FakeEngine):
+    def step(self):
+        while getattr(self, "hung", False):
+            time.sleep(0.01)
+        return super().step()
+
+
 async def test_a_hung_engine_is_noticed_and_its_requests_go_on_elsewhere(folder):
     engines = []
-
-    class Stubborn(FakeEngine):
-        def step(self):
-            while getattr(self, "hung", False):
-                time.sleep(0.01)
-            return super().step()
 
     def stubborn():
         engines.append(Stubborn(step_seconds=0.002))
@@ -147,3 +148,27 @@ async def test_a_hung_engine_is_noticed_and_its_requests_go_on_elsewhere(folder)
             engines[0].hung = False
         assert all(asked.moves == 1 for asked in house.gateway.asked.values())
         assert house.control.supervisor_metrics.get_sample_value("motet_runners_condemned_total", {"seen": "hung"}) == 1
+
+
+async def test_a_scheduler_that_was_away_hears_of_a_hung_runner_and_tells_the_operator(folder):
+    engines = []
+
+    def stubborn():
+        engines.append(Stubborn(step_seconds=0.002))
+        return engines[-1]
+
+    async with open_house(folder, supervisor=SupervisorSettings(hang_seconds=4)) as house:
+        await house.runner("r0", stubborn)
+        await until(lambda: "r0" in house.control.supervisor_service.supervisor.runners)
+        (answer,) = await ask_long_ones(house, streams=1)
+        await until(lambda: all(one.tokens for one in house.gateway.live()))
+        engines[0].hung = True
+        try:
+            await until(lambda: house.control.scheduler.runners["r0"].hung)
+            await house.control.restart_scheduler()
+            await until(lambda: "r0" in house.control.scheduler.runners)
+            await until(lambda: house.control.scheduler.runners["r0"].hung, why="it is said again")
+            await until(lambda: house.operator.of("runner")[-1].condemned)
+        finally:
+            engines[0].hung = False
+        assert await answer == tokens_of((0,), 7, LENGTH)

@@ -243,6 +243,9 @@ class SmallGateway:
             return
         assert sequence.index == len(one.tokens), f"{one.request}: index {sequence.index} after {len(one.tokens)}"
         one.tokens.extend(sequence.tokens)
+        if sequence.finish == common_pb2.FINISH_REASON_CANCELLED:
+            self._lose(one, "the runner gave it up")  # nobody here asked for that: it is about to move
+            return
         if sequence.finish == common_pb2.FINISH_REASON_FAILED:
             one.done.set_exception(from_proto(sequence.failure))
         elif sequence.finish:

@@ -116,7 +116,7 @@ class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
                 self._metrics.park_orders.labels(effect.method.value).inc()
             case do.Resume():
                 self._metrics.resume_orders.inc()
-            case do.TellLost():
+            case do.TellLost(again=False):
                 self._metrics.runners_lost.labels("hung" if effect.hung else "silent").inc()
                 log.warning("runner condemned", runner=effect.identity.instance, why=effect.why, hung=effect.hung)
             case _:

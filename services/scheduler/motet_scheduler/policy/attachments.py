@@ -68,7 +68,8 @@ class Attachments:
         if runner is None:
             return
         runner.pages_free, runner.running, runner.waiting = event.pages_free, event.running, event.waiting
-        if runner.condemned and (not runner.hung or event.steps > runner.steps or not event.live):
+        moves = runner.steps is not None and event.steps > runner.steps
+        if runner.condemned and (not runner.hung or moves or not event.live):
             runner.condemned = ""  # it speaks and moves again
             self._state.catalog_changed = True
         runner.steps = event.steps

@@ -61,7 +61,8 @@ class Runner:
         self.drain: Drain | None = None
         self.condemned = ""
         self.hung = False
-        self.steps = 0
+        self.steps: int | None = None
+        """As last reported; None before the first report."""
         self.running = 0
         self.waiting = 0
         self.pages_free = capacity.pages

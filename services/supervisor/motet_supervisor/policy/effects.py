@@ -85,6 +85,8 @@ class TellLost:
     identity: RunnerIdentity
     why: str
     hung: bool
+    again: bool = False
+    """Said before: for a scheduler that was away, or did not know the runner yet."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,9 @@ class Runner:
         self.swap_seconds_per_page = 0.0
         self.progress = Progress(0, now)
         self.condemned = False
+        self.hung_because = ""
+        self.condemned_at = 0.0
+        """When it was last said."""
         self._orders = 0
 
     @property

@@ -181,6 +181,8 @@ class Supervisor:
             del self.runners[runner.instance]
             return
         if runner.condemned:
+            if runner.hung_because and self._now - runner.condemned_at > 2 * self.policy.heartbeat:
+                self._condemn(runner, runner.hung_because, hung=True)
             return
         if silent > self.policy.heartbeat:
             self._condemn(runner, f"no word for {silent:.1f} seconds", hung=False)
@@ -191,8 +193,10 @@ class Supervisor:
             self._condemn(runner, f"its engine has work and took no step for {still:.1f} seconds", hung=True)
 
     def _condemn(self, runner: Runner, why: str, *, hung: bool) -> None:
+        self._effects.append(do.TellLost(runner.identity, why, hung, again=runner.condemned))
         runner.condemned = True
-        self._effects.append(do.TellLost(runner.identity, why, hung))
+        runner.condemned_at = self._now
+        runner.hung_because = why if hung else ""
 
     # ------------------------------------------------------------------------------------------------------- deciding
 
