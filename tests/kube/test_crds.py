@@ -86,13 +86,24 @@ def test_a_small_object_is_stored_with_its_defaults(cluster: Cluster, tenant: st
         "allowedNamespaces": {"from": "Same"},
         "drainTimeoutSeconds": 30,
     }
-    spec = {"poolRef": {"name": "demo"}, "source": {"uri": "file:///adapters/legal"}, "modelName": None}
+    spec = {"poolRef": {"name": "demo"}, "source": {"uri": "file:///adapters/legal"}}
     adapter = named(GOOD["LoRAAdapter"] | {"spec": spec}, tenant)
     cluster.apply(adapter)
     stored = cluster.get("lora", adapter["metadata"]["name"], f"--namespace={tenant}")["spec"]
     assert stored["placement"] == {"minReplicas": 0, "maxReplicas": 1000}
     assert (stored["priority"], stored["suspend"]) == ("Standard", False)
-    assert "modelName" not in stored  # null is absent, as it is offline
+
+
+def test_null_is_absent(cluster: Cluster, tenant: str) -> None:
+    adapter = named(GOOD["LoRAAdapter"], tenant)
+    empty = with_value(with_value(adapter, "spec.modelName", None), "spec.placement", None)
+    cluster.apply(empty)
+    cluster.apply(adapter)
+    with pytest.raises(Refused, match=r"spec\.modelName: Forbidden: modelName may be set once"):
+        cluster.apply(empty)
+    pool = named(GOOD["ServingPool"], tenant)
+    pool = with_value(pool, "spec.engine", {"maxResidentAdapters": 9, "maxCachedAdapters": None})
+    cluster.apply(with_value(pool, "spec.group", None))
 
 
 @pytest.mark.parametrize(

@@ -181,6 +181,8 @@ def structural(schema: Schema, definitions: Mapping[str, Schema] | None = None) 
     """A schema of pydantic's as the API server wants it."""
     definitions = schema.get("$defs", {}) if definitions is None else definitions
     given = _inlined(schema, definitions)
+    # A template that leaves a field empty writes null, which is absent to us offline and so must be in a cluster.
+    empty = {"nullable": True} if {"type": "null"} in schema.get("anyOf", []) else {}
     made: Schema = {}
     if "description" in given:
         made["description"] = " ".join(given.pop("description").split())
@@ -213,6 +215,8 @@ def structural(schema: Schema, definitions: Mapping[str, Schema] | None = None) 
             given["format"] = "int32" if given["maximum"] < 2**31 else "int64"
         case "string":
             rules = [*_in_words(given), *rules]
+    if "enum" not in given:  # the API server passes over a null in an enum, so a choice is made or left out
+        made |= empty
     made |= {key: given.pop(key) for key in (*_BOUNDS, *_EXTENSIONS) if key in given}
     if rules:
         # Pydantic sorts the keys; people read the rule first.
@@ -223,7 +227,7 @@ def structural(schema: Schema, definitions: Mapping[str, Schema] | None = None) 
 
 
 def _inlined(schema: Schema, definitions: Mapping[str, Schema]) -> Schema:
-    """Without `$ref` and without the null that stands for absent: the API server drops nulls by itself."""
+    """Without `$ref`, and with the one type that a field has when it is there."""
     given = dict(schema)
     choices = [choice for choice in given.pop("anyOf", []) if choice.get("type") != "null"]
     if len(choices) > 1:
@@ -259,7 +263,7 @@ def _keys_at_most(size: int) -> Schema:
 
 def without_rules(schema: Schema) -> Schema:
     """Of a status, which only the operator writes: its rules would cost the API server time and help nobody."""
-    made = {key: value for key, value in schema.items() if key not in (VALIDATIONS, "default")}
+    made = {key: value for key, value in schema.items() if key not in (VALIDATIONS, "default", "nullable")}
     if "properties" in made:
         made["properties"] = {name: without_rules(inner) for name, inner in made["properties"].items()}
     if "items" in made:
