@@ -25,7 +25,7 @@ PATIENCE = 10.0
 async def until(condition: Callable[[], Any], *, seconds: float = PATIENCE) -> Any:
     """What `condition` gives, as soon as that is something."""
     async with asyncio.timeout(seconds):
-        while not (value := condition()):  # noqa: ASYNC110 - what it waits for is another process's doing
+        while not (value := condition()):
             await asyncio.sleep(0.002)
     return value
 
