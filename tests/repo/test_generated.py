@@ -77,5 +77,7 @@ def test_the_quickstart_is_two_commands_and_then_a_question() -> None:
 def test_make_help_names_every_word() -> None:
     makefile = (ROOT / "Makefile").read_text()
     words = set(re.findall(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)[0].split())
-    said = subprocess.run(["make", "help"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    said = subprocess.run(
+        ["make", "--no-print-directory", "help"], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout
     assert {line.split()[1] for line in said.splitlines() if line} == words
