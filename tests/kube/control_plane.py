@@ -234,6 +234,9 @@ class _Plane:
             f"--tls-cert-file={serving.certificate}",
             f"--tls-private-key-file={serving.key}",
             "--leader-elect=false",
+            # Its own limit is 20 a second, and its accounts alone are more than a hundred requests at the start.
+            "--kube-api-qps=1000",
+            "--kube-api-burst=2000",
             "--use-service-account-credentials",
             f"--root-ca-file={self.authority.pair.certificate}",
             f"--service-account-private-key-file={self.tokens.key}",

@@ -79,7 +79,7 @@ def main() -> None:
         sys.exit(NO_GO)
 
     say(f"Building {', '.join(missing)} into {cache()}.")
-    say("From nothing that takes about eight minutes on two cores, 2 GB of sources and 5 GB of Go's build cache.")
+    say("From nothing that takes about eight minutes on two cores, 1.2 GB of sources and 4 GB of Go's build cache.")
     with locked(cache() / "lock"):
         for module, tool, package in all_tools:
             # Asked again: another build may have made it while this one waited.

@@ -61,6 +61,7 @@ def _kubernetes_version(package: str) -> tuple[str, ...]:
         "gitVersion": "{version}",
         "gitMajor": "{major}",
         "gitMinor": "{minor}",
+        "gitCommit": "",  # git fills it in an archive; modules carry the template
         "gitTreeState": "clean",
         "buildDate": "1970-01-01T00:00:00Z",
     }
