@@ -16,19 +16,33 @@ from transformers import (
 VOCABULARY = 512
 
 
+ENDS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
+
+
+def llama(*, context: int = 512) -> LlamaConfig:
+    return LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=context,
+        tie_word_embeddings=False,
+        **ENDS,
+    )
+
+
 def configs() -> dict[str, PreTrainedConfig]:
-    ends = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
     return {
-        "llama": LlamaConfig(
-            vocab_size=VOCABULARY, hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4,
-            num_key_value_heads=2, head_dim=16, max_position_embeddings=512, tie_word_embeddings=False, **ends,
-        ),
+        "llama": llama(),
         "gpt2": GPT2Config(
-            vocab_size=VOCABULARY, n_embd=64, n_layer=3, n_head=4, n_positions=512, **ends
+            vocab_size=VOCABULARY, n_embd=64, n_layer=3, n_head=4, n_positions=512, **ENDS
         ),
         "gpt_neox": GPTNeoXConfig(
             vocab_size=VOCABULARY, hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4,
-            max_position_embeddings=512, **ends,
+            max_position_embeddings=512, **ENDS,
         ),
     }  # fmt: skip
 

@@ -11,9 +11,8 @@ import httpx2 as httpx
 import pytest
 from openai import AsyncOpenAI
 from prometheus_client.parser import text_string_to_metric_families
-from transformers import LlamaConfig
 
-from tests.runner.random_models import EIGHT, VOCABULARY
+from tests.runner.random_models import EIGHT, llama
 from tests.stack.harness import Stack, running_stack
 from tests.stack.voices import Answer, Voice, add_pool, assert_right, lean_stream, prompt_of
 
@@ -27,23 +26,6 @@ pytestmark = [
 STREAMS = 16
 TOKENS = 1000
 ENOUGH_MIB = 16  # 16 streams of 1,000 tokens at 768 bytes a token
-
-
-def config() -> LlamaConfig:
-    return LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=2048,
-        tie_word_embeddings=False,
-        bos_token_id=0,
-        eos_token_id=1,
-        pad_token_id=0,
-    )
 
 
 @dataclass
@@ -96,7 +78,9 @@ class TestAQuarterOfTheMemory:
     def house(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         folder = tmp_path_factory.mktemp("quarter")
         engine = {"kvCacheMiB": ENOUGH_MIB // 4, "maxConcurrentSequences": 32}
-        base, voices = add_pool(folder / "manifests", "llama", engine=engine, specs=EIGHT[:3], config=config())
+        base, voices = add_pool(
+            folder / "manifests", "llama", engine=engine, specs=EIGHT[:3], config=llama(context=2048)
+        )
         trace = folder / "trace.jsonl"
         with running_stack(folder, manifests=folder / "manifests", env={"MOTET_STEP_TRACE": str(trace)}) as stack:
             yield House(stack, base, voices, trace)
@@ -134,7 +118,9 @@ class TestPromisesForcedToOnePage:
     def house(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         folder = tmp_path_factory.mktemp("forced")
         engine = {"kvCacheMiB": ENOUGH_MIB, "maxConcurrentSequences": 32}
-        base, voices = add_pool(folder / "manifests", "llama", engine=engine, specs=EIGHT[:1], config=config())
+        base, voices = add_pool(
+            folder / "manifests", "llama", engine=engine, specs=EIGHT[:1], config=llama(context=2048)
+        )
         trace = folder / "trace.jsonl"
         env = {"MOTET_STEP_TRACE": str(trace), "MOTET_SCHEDULER_FORCE_PROMISE_PAGES": "1"}
         with running_stack(folder, manifests=folder / "manifests", env=env) as stack:

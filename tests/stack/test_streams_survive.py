@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from transformers import LlamaConfig
 
-from tests.runner.random_models import EIGHT, VOCABULARY
+from tests.runner.random_models import EIGHT, llama
 from tests.stack.harness import Stack, running_stack
 from tests.stack.voices import Answer, Voice, add_pool, assert_right, lean_stream, prompt_of
 
@@ -41,22 +40,10 @@ class House:
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     folder = tmp_path_factory.mktemp("survive")
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=2048,
-        tie_word_embeddings=False,
-        bos_token_id=0,
-        eos_token_id=1,
-        pad_token_id=0,
-    )
     engine = {"kvCacheMiB": 64, "maxConcurrentSequences": 24}
-    base, voices = add_pool(folder / "manifests", "llama", engine=engine, specs=EIGHT[:3], config=config, replicas=2)
+    base, voices = add_pool(
+        folder / "manifests", "llama", engine=engine, specs=EIGHT[:3], config=llama(context=2048), replicas=2
+    )
     with running_stack(folder, manifests=folder / "manifests") as stack:
         yield House(stack, base, voices)
 
