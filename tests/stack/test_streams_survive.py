@@ -90,7 +90,7 @@ def assert_whole(house: House, run: Disturbance, victim: str) -> None:
         assert len(answer.tokens) == TOKENS
         assert answer.reasons == ["length"]
     assert_right(house.base, run.answers)
-    placed, first, back = (at - run.killed for at in (run.probe.admitted, run.probe.arrivals[0], run.back))
+    placed, first, back = run.probe.placed_after, run.probe.arrivals[0] - run.killed, run.back - run.killed
     print(
         f"{victim}: a new request is placed {placed:.2f} s after the kill and has its first token after {first:.2f} s"
     )

@@ -7,6 +7,7 @@ gives its tokens back exactly.
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -40,8 +41,8 @@ class Answer:
     arrivals: list[float] = field(default_factory=list)
     """When each chunk came, on the monotonic clock."""
     reasons: list[str] = field(default_factory=list)
-    admitted: float = 0.0
-    """When the response began, which a gateway holds back until the request has a place (for two seconds at most)."""
+    placed_after: float = 0.0
+    """Seconds from the request's arrival to its place on a runner, as the gateway says in `server-timing`."""
 
 
 def save_tokenizer(folder: Path) -> None:
@@ -128,9 +129,12 @@ async def lean_stream(
         head = f"POST /v1/completions HTTP/1.1\r\nhost: {host}:{port}\r\ncontent-type: application/json\r\n"
         writer.write(f"{head}content-length: {len(content)}\r\nconnection: close\r\n\r\n".encode() + content)
         status = await reader.readline()
-        answer.admitted = time.monotonic()
         if b" 200 " not in status:
             raise AssertionError((status + await reader.read()).decode())
+        while (header := (await reader.readline()).decode().strip()) != "":
+            if header.startswith("server-timing:"):
+                spans = dict(re.findall(r"(\w+);dur=([\d.]+)", header))
+                answer.placed_after = (float(spans["prepare"]) + float(spans["queue"])) / 1000
         async for line in reader:
             if not line.startswith(b"data: {"):
                 continue
