@@ -85,6 +85,10 @@ REFUSED = {
         transformers.BloomConfig(vocab_size=64, hidden_size=32, n_layer=2, n_head=2),
         "not yet: Bloom",
     ),
+    "attention from a table of its own": (
+        transformers.GPTJConfig(vocab_size=64, n_embd=32, n_layer=2, n_head=2, n_positions=64, rotary_dim=8),
+        "not yet: gptj",
+    ),
     "convolutions between attention": (
         transformers.Lfm2Config(**GROUPED, layer_types=["conv", "full_attention"]),
         "conv",

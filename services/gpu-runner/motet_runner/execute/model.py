@@ -75,6 +75,11 @@ def load(folder: Path, dtype: str, device: str) -> LoadedModel:
     except SafetensorError as error:
         raise ModelFolderError(f"{folder}: {_damaged(folder)}: {error}. Copy it there again.") from error
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        if isinstance(error, KeyError) and error.args == (attention.NAME,):
+            raise ModelFolderError(
+                f"{folder}: not yet: {raw.get('model_type')} looks its attention up in a table of its own, "
+                "where another cannot be put."
+            ) from error
         if "ignore_mismatched_sizes" in str(error):  # what the library says of shapes
             raise ModelFolderError(
                 f"{folder}: the weights have other shapes than config.json says: they are of two models."
