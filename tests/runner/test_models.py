@@ -37,6 +37,10 @@ FAMILIES = {
         max_position_embeddings=256, word_embed_proj_dim=32, bos_token_id=0, eos_token_id=1, pad_token_id=0,
     ),
     "Phi": transformers.PhiConfig(**SMALL),
+    "GPT-J": transformers.GPTJConfig(
+        vocab_size=VOCABULARY, n_embd=64, n_layer=2, n_head=4, n_positions=256, rotary_dim=8,
+        bos_token_id=0, eos_token_id=1, pad_token_id=0,
+    ),
     "Llama 3 rope": transformers.LlamaConfig(
         **GROUPED,
         rope_parameters={
@@ -84,10 +88,6 @@ REFUSED = {
     "attention of its own": (
         transformers.BloomConfig(vocab_size=64, hidden_size=32, n_layer=2, n_head=2),
         "not yet: Bloom",
-    ),
-    "attention from a table of its own": (
-        transformers.GPTJConfig(vocab_size=64, n_embd=32, n_layer=2, n_head=2, n_positions=64, rotary_dim=8),
-        "not yet: gptj",
     ),
     "convolutions between attention": (
         transformers.Lfm2Config(**GROUPED, layer_types=["conv", "full_attention"]),

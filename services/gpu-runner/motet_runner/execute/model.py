@@ -65,6 +65,10 @@ def load(folder: Path, dtype: str, device: str) -> LoadedModel:
     attention.register()
     raw = _config_of(folder)
     _refuse_by_config(raw)
+    if raw.get("model_type") == "gptj":
+        from motet_runner.execute import gptj
+
+        gptj.register()
     torch_device = _device(device)
     torch_dtype = _dtype(dtype, torch_device, raw)
     quiet()
@@ -75,11 +79,6 @@ def load(folder: Path, dtype: str, device: str) -> LoadedModel:
     except SafetensorError as error:
         raise ModelFolderError(f"{folder}: {_damaged(folder)}: {error}. Copy it there again.") from error
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-        if isinstance(error, KeyError) and error.args == (attention.NAME,):
-            raise ModelFolderError(
-                f"{folder}: not yet: {raw.get('model_type')} looks its attention up in a table of its own, "
-                "where another cannot be put."
-            ) from error
         if "ignore_mismatched_sizes" in str(error):  # what the library says of shapes
             raise ModelFolderError(
                 f"{folder}: the weights have other shapes than config.json says: they are of two models."

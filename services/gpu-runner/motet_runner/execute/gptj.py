@@ -1,0 +1,20 @@
+"""GPT-J takes its attention from a table of its own, not from `ALL_ATTENTION_FUNCTIONS`: ours goes in there."""
+
+from typing import Any
+
+from transformers.models.gptj import modeling_gptj
+
+from motet_runner.execute import attention
+
+
+class Attention(modeling_gptj.GPTJAttention):  # type: ignore[misc] # transformers is not typed here
+    """Projections and rotation are the model's; who meets which keys is ours."""
+
+    def _attn(self, query: Any, key: Any, value: Any, attention_mask: Any = None) -> tuple[Any, None]:
+        """query, key, value [1, heads, rows, dim] → [1, heads, rows, dim]"""
+        attended, _ = attention.attend(self, query, key, value, attention_mask)
+        return attended.transpose(1, 2), None
+
+
+def register() -> None:
+    modeling_gptj.GPTJ_ATTENTION_CLASSES[attention.NAME] = Attention
