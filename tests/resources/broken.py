@@ -25,8 +25,22 @@ GOOD = {"LoRAAdapter": ADAPTER, "ServingPool": POOL}
 
 NAME_LENGTH = "name must be 63 characters or fewer (it becomes a label value)"
 UNSAFE = "must not contain '..', '@', '?' or '%' (no traversal, no inline credentials, no signed URLs)"
-SCHEME = "must not have a scheme that Motet does not know; use file://"
-A_URI = "must be a URI such as file:///models/base or file://adapters/legal, without spaces"
+USE = {
+    "LoRAAdapter": "use file:// or hf:// or https://",
+    "ServingPool": "use file:// or pvc:// or hf:// or https://",
+}
+SCHEME = "must not have a scheme that Motet does not know; "
+A_URI = "must be a URI such as hf://organisation/name or https://files.example.com/legal/, without spaces"
+A_REPOSITORY = "must name a repository of the hub, as hf://organisation/name"
+A_CLAIM = "must name a claim and a folder in it, as pvc://models/llama"
+A_PATH = "must be a path inside the volume, such as team/legal: no '/' at either end, no part that begins with '.'"
+AN_OBJECT = (
+    "must be an object's name: lower-case letters, digits, '-' and '.', beginning and ending with a letter or digit"
+)
+A_REVISION = "must be a branch, tag or commit: letters, digits, '-', '_', '.' and '/'"
+ONE_SOURCE = "exactly one of uri and persistentVolumeClaim must be set"
+HUB_ONLY = "revision may only be set for an hf:// source"
+NETWORK_ONLY = "credentialsSecretRef may only be set for a source that is reached over the network"
 A_LABEL = "must be a DNS label: lower-case letters, digits and '-', beginning and ending with a letter or digit"
 A_MODEL_NAME = (
     "must be letters, digits, '-', '_' and '.', beginning and ending with a letter or digit; "
@@ -38,10 +52,8 @@ A_LABEL_KEY = "must be a label key: letters, digits, '-', '_' and '.', optionall
 A_LABEL_VALUE = "must be a label value: letters, digits, '-', '_' and '.', or empty"
 ABSOLUTE = "must be absolute in a cluster (file:///models/base); only motet up knows the manifest's folder"
 NOT_YET = {
-    "hf": "not yet: hf:// (models from the Hugging Face Hub) comes later; use file://",
-    "https": "not yet: https:// (downloads) comes later; use file://",
-    "s3": "not yet: s3:// (object stores) comes later; use file://",
-    "oci": "not yet: oci:// (OCI registries) comes later; use file://",
+    "s3": "not yet: s3:// (object stores) comes later; ",
+    "oci": "not yet: oci:// (OCI registries) comes later; ",
 }
 REMOVED = object()
 
@@ -88,8 +100,9 @@ def of_a_uri(kind: str, field: str) -> list[Broken]:
         Broken(kind, field, "file:///a b", A_URI),
         Broken(kind, field, "file:///a/../b", UNSAFE),
         Broken(kind, field, "file:///a?token=x", UNSAFE),
-        *(Broken(kind, field, f"{scheme}://host/a", message) for scheme, message in NOT_YET.items()),
-        Broken(kind, field, "ftp://host/a", SCHEME),
+        *(Broken(kind, field, f"{scheme}://host/a", message + USE[kind]) for scheme, message in NOT_YET.items()),
+        Broken(kind, field, "ftp://host/a", SCHEME + USE[kind]),
+        Broken(kind, field, "hf://organisation", A_REPOSITORY),
         Broken(kind, field, "file://adapters/legal", ABSOLUTE, only_in_a_cluster=True),
     ]
 
@@ -98,6 +111,7 @@ def selecting(**requirement: Any) -> dict[str, Any]:
     return {"from": "Selector", "selector": {"matchExpressions": [{"key": "team", "operator": "In"} | requirement]}}
 
 
+CLAIM = {"claimName": "adapters", "path": "team/legal"}
 _EXPRESSION = "spec.allowedNamespaces.selector.matchExpressions[0]"
 _LABELS = "spec.allowedNamespaces.selector.matchLabels"
 
@@ -113,6 +127,45 @@ BROKEN = [
     Broken("LoRAAdapter", "spec.baseModel", "a/b/c", A_SERVED_NAME),
     Broken("LoRAAdapter", "spec.baseModel", "other", "baseModel is immutable; create a new LoRAAdapter", change=True),
     *of_a_uri("LoRAAdapter", "spec.source.uri"),
+    Broken("LoRAAdapter", "spec.source", {"uri": "file:///a", "persistentVolumeClaim": CLAIM}, ONE_SOURCE),
+    Broken("LoRAAdapter", "spec.source", {}, ONE_SOURCE),
+    *(
+        Broken(
+            "LoRAAdapter",
+            f"spec.source.persistentVolumeClaim.{name}",
+            {"persistentVolumeClaim": CLAIM | {name: value}},
+            message,
+            at="spec.source",
+        )
+        for name, value, message in (
+            ("claimName", "A", AN_OBJECT),
+            ("path", "/a", A_PATH),
+            ("path", "a/../b", A_PATH),
+            ("path", "a/", A_PATH),
+        )
+    ),
+    Broken(
+        "LoRAAdapter",
+        "spec.source.revision",
+        {"uri": "https://host/a/", "revision": "main"},
+        HUB_ONLY,
+        at="spec.source",
+    ),
+    Broken("LoRAAdapter", "spec.source.revision", {"uri": "hf://a/b", "revision": "a b"}, A_REVISION, at="spec.source"),
+    Broken(
+        "LoRAAdapter",
+        "spec.source.credentialsSecretRef",
+        {"uri": "file:///a", "credentialsSecretRef": {"name": "hub"}},
+        NETWORK_ONLY,
+        at="spec.source",
+    ),
+    Broken(
+        "LoRAAdapter",
+        "spec.source.credentialsSecretRef.name",
+        {"uri": "hf://a/b", "credentialsSecretRef": {"name": "A B"}},
+        AN_OBJECT,
+        at="spec.source",
+    ),
     Broken("LoRAAdapter", "spec.source.digest", "md5", A_DIGEST),
     Broken("LoRAAdapter", "spec.source.digest", REMOVED, "digest may be changed but not removed", change=True),
     Broken(
@@ -131,6 +184,60 @@ BROKEN = [
         "file:///models/other",
         "create a new ServingPool to change the base model",
         change=True,
+    ),
+    Broken("ServingPool", "spec.model.uri", "pvc://claim", A_CLAIM),
+    Broken("ServingPool", "spec.model.revision", "main", HUB_ONLY),
+    Broken("ServingPool", "spec.model.credentialsSecretRef", {"name": "hub"}, NETWORK_ONLY),
+    Broken(
+        "ServingPool",
+        "spec.autoscaling",
+        {"mode": "Builtin", "minReplicas": 1},
+        "minReplicas and maxReplicas must be set unless mode is Disabled",
+    ),
+    Broken(
+        "ServingPool",
+        "spec.autoscaling.minReplicas",
+        {"minReplicas": 3, "maxReplicas": 2},
+        "minReplicas must be less than or equal to maxReplicas",
+        at="spec.autoscaling",
+    ),
+    Broken(
+        "ServingPool", "spec.adapterVolumes[0].claimName", [{"claimName": "A"}], AN_OBJECT, at="spec.adapterVolumes"
+    ),
+    Broken(
+        "ServingPool",
+        "spec.adapterVolumes[0].subPath",
+        [{"claimName": "a", "subPath": "../b"}],
+        A_PATH,
+        at="spec.adapterVolumes",
+    ),
+    Broken(
+        "ServingPool",
+        "spec.updateStrategy.maxUnavailable",
+        {"maxSurge": 0},
+        "maxUnavailable must be greater than 0 when maxSurge is 0",
+        at="spec.updateStrategy",
+    ),
+    Broken(
+        "ServingPool",
+        "spec.template.env[0].name",
+        {"env": [{"name": "MOTET_LOG_LEVEL", "value": "debug"}]},
+        "must not begin with MOTET_: those are set from the pool's other fields and by the chart",
+        at="spec.template",
+    ),
+    Broken(
+        "ServingPool",
+        "spec.template.env[0].name",
+        {"env": [{"name": "1A"}]},
+        "must be a variable's name: letters, digits and '_', not beginning with a digit",
+        at="spec.template",
+    ),
+    Broken(
+        "ServingPool",
+        "spec.template.resources.limits.cpu",
+        {"resources": {"limits": {"cpu": "many"}}},
+        "must be a quantity such as 2, 500m or 16Gi",
+        at="spec.template",
     ),
     Broken("ServingPool", "spec.model.servedName", "a/b/c", A_SERVED_NAME),
     Broken("ServingPool", "spec.model.digest", "md5", A_DIGEST),

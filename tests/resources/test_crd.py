@@ -15,7 +15,7 @@ import motet_cli
 from motet.resources import LoRAAdapter, ServingPool, changes, files_of, read_text
 from motet.resources.crd import ADAPTER, KINDS, POOL, Kind, custom_resource_definition, object_schema, structural
 from motet.resources.rules import VALIDATIONS
-from motet.resources.shapes import PATTERN_SENTENCES
+from motet.resources.shapes import INT_OR_STRING, PATTERN_SENTENCES
 from motet.resources.status import (
     ADAPTER_CONDITIONS,
     POOL_CONDITIONS,
@@ -35,12 +35,20 @@ KEYWORDS = {
     "string": {"enum", "pattern", "format", "minLength", "maxLength"},
     "integer": {"format", "minimum", "maximum"},
     "boolean": set(),
+    "number or text": {INT_OR_STRING, "maxLength"},
 }
 OF_ALL = {"type", "description", "default", "nullable", VALIDATIONS}
 
-LISTS_AND_MAPS = {"values", "matchLabels", "matchExpressions"}
+LISTS_AND_MAPS = {
+    *("values", "matchLabels", "matchExpressions", "limits", "requests", "nodeSelector", "env"),
+    *("tolerations", "topologySpreadConstraints", "adapterVolumes"),
+}
 
 each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+
+
+def type_of(schema: Schema) -> str:
+    return "number or text" if INT_OR_STRING in schema else str(schema["type"])
 
 
 def walk(schema: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
@@ -87,9 +95,9 @@ def kind_of(data: Schema) -> Kind:
 @each_kind
 def test_the_schema_is_structural(kind: Kind) -> None:
     for path, schema in walk(object_schema(kind)):
-        known = KEYWORDS[schema["type"]] | OF_ALL
+        known = KEYWORDS[type_of(schema)] | OF_ALL
         assert schema.keys() <= known, path
-        if schema["type"] == "object":
+        if type_of(schema) == "object":
             assert ("properties" in schema) != ("additionalProperties" in schema), path
             assert set(schema.get("required", [])) <= schema.get("properties", {}).keys(), path
 
@@ -97,7 +105,7 @@ def test_the_schema_is_structural(kind: Kind) -> None:
 @each_kind
 def test_everything_has_a_bound(kind: Kind) -> None:
     for path, schema in walk(object_schema(kind)):
-        match schema["type"]:
+        match type_of(schema):
             case "string":
                 assert "maxLength" in schema or "enum" in schema or schema.get("format") == "date-time", path
             case "integer":

@@ -10,7 +10,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote
 
-from motet.resources import LoRAAdapter, Manifest, Namespace, Place, Problem, ServingPool, changes, files_of
+from motet.resources import (
+    AdapterSource,
+    LoRAAdapter,
+    Manifest,
+    Namespace,
+    Place,
+    Problem,
+    ServingPool,
+    changes,
+    files_of,
+)
 from motet.resources.validation import read_file
 
 Key = tuple[str, str]
@@ -97,14 +107,36 @@ def _sorted_out(manifests: Iterable[Manifest], problems: Iterable[Problem]) -> O
 
 
 def absolute_uri(uri: str, *, manifest: str) -> str:
-    """`file://` with a relative path counts from the manifest's folder; `file:///` is absolute already."""
-    path = uri.removeprefix("file://")
-    return (Path(manifest).parent.absolute() / path).as_uri()
+    """`file://` with a relative path counts from the manifest's folder; `file:///` is absolute already. `pvc://` is a
+    folder beside the manifest. What comes over the network stays as it is."""
+    scheme, _, path = uri.partition("://")
+    match scheme:
+        case "file":
+            return (Path(manifest).parent.absolute() / path).as_uri()
+        case "pvc":
+            return volume_folder(path, manifest=manifest).as_uri()
+        case _:
+            return uri
 
 
-def folder_of(uri: str) -> Path:
-    """The folder behind an absolute URI."""
-    return Path(unquote(uri.removeprefix("file://")))
+def volume_folder(path: str, *, manifest: str) -> Path:
+    """What stands in for the volume of a claim, where there is no cluster: `volumes/CLAIM` beside the manifest."""
+    return Path(manifest).parent.absolute() / "volumes" / path
+
+
+def source_of(source: AdapterSource, *, manifest: str, sub_path: str | None = None) -> str:
+    """Where an adapter's bytes are, as a URI that means the same everywhere on this machine."""
+    claim = source.persistent_volume_claim
+    if claim is not None:
+        below = "/".join(part for part in (claim.claim_name, sub_path, claim.path) if part)
+        return volume_folder(below, manifest=manifest).as_uri()
+    assert source.uri is not None
+    return absolute_uri(source.uri, manifest=manifest)
+
+
+def folder_of(uri: str) -> Path | None:
+    """The folder behind an absolute URI; None when it is elsewhere."""
+    return Path(unquote(uri.removeprefix("file://"))) if uri.startswith("file://") else None
 
 
 def stamp_of(folder: Path) -> str:

@@ -18,7 +18,7 @@ from motet.processes import Keeper, Policy, Records
 from motet.resources import LoRAAdapter, Manifest, ServingPool
 from motet.service import run_until
 from motet.settings import Database, ProcessSettings
-from motet_operator.local.files import ManifestFolder, Objects, Settled, absolute_uri, folder_of, stamp_of
+from motet_operator.local.files import ManifestFolder, Objects, Settled, absolute_uri, folder_of, source_of, stamp_of
 from motet_operator.local.layout import Layout
 from motet_operator.local.memory import ObjectMemory
 from motet_operator.local.runners import Runners
@@ -95,6 +95,8 @@ class LocalOperator:
             pool = manifest.resource
             assert isinstance(pool, ServingPool)
             folder = folder_of(absolute_uri(pool.spec.model.uri, manifest=manifest.place.file))
+            if folder is None:
+                continue  # the runner fetches it, and says what is wrong with it
             missing = next((name for name in NEEDED_OF_A_MODEL if not (folder / name).is_file()), None)
             if missing is not None:
                 what = f"has no {missing}" if folder.is_dir() else "does not exist"
@@ -158,7 +160,7 @@ class LocalOperator:
         for manifest in objects.adapters:
             adapter = manifest.resource
             assert isinstance(adapter, LoRAAdapter)
-            source = _source_of(manifest)
+            source = self._source_of(manifest)
             adapters.append(
                 AdapterObject(
                     resource=adapter,
@@ -274,7 +276,8 @@ class LocalOperator:
                 await asyncio.sleep(5)
 
     def _watched_paths(self) -> list[Path]:
-        folders = {folder_of(_source_of(manifest)) for manifest in self._objects.adapters}
+        sources = (folder_of(self._source_of(manifest)) for manifest in self._objects.adapters)
+        folders = {folder for folder in sources if folder is not None}
         folders.add(self._settings.manifests if self._settings.manifests.is_dir() else self._settings.manifests.parent)
         return sorted(folder for folder in folders if folder.is_dir())
 
@@ -290,18 +293,31 @@ class LocalOperator:
 
     def _look_at_adapters(self) -> bool:
         """Whether the bytes behind some adapter have changed, and have then been left alone for a moment."""
-        sources = {_source_of(manifest) for manifest in self._objects.adapters}
+        sources = {self._source_of(manifest) for manifest in self._objects.adapters}
         now = monotonic()
-        stamps = {source: self._settled(source, stamp_of(folder_of(source)), now) for source in sources}
+        stamps = {
+            source: self._settled(source, stamp_of(folder), now)
+            for source in sources
+            if (folder := folder_of(source)) is not None
+        }
         self._settled.forget({"manifests", *sources})
         changed = stamps != self._stamps
         self._stamps = stamps
         return changed
 
-
-def _source_of(manifest: Manifest) -> str:
-    assert isinstance(manifest.resource, LoRAAdapter)
-    return absolute_uri(manifest.resource.spec.source.uri, manifest=manifest.place.file)
+    def _source_of(self, manifest: Manifest) -> str:
+        adapter = manifest.resource
+        assert isinstance(adapter, LoRAAdapter)
+        source = adapter.spec.source
+        claim = source.persistent_volume_claim
+        volumes = (
+            volume
+            for pool in self._objects.pools
+            if isinstance(pool.resource, ServingPool) and pool.resource.group == adapter.group
+            for volume in pool.resource.spec.adapter_volumes
+        )
+        sub_path = next((one.sub_path for one in volumes if claim and one.claim_name == claim.claim_name), None)
+        return source_of(source, manifest=manifest.place.file, sub_path=sub_path)
 
 
 async def migrate(url: str) -> None:

@@ -9,13 +9,17 @@ from motet.resources.rules import Rule, Transition
 from motet.resources.shapes import (
     API_VERSION,
     MAX_REPLICAS,
+    AdapterUri,
     Digest,
     DnsLabel,
     ModelName,
     ObjectMeta,
+    ObjectReference,
+    RelativePath,
+    SecretReference,
     ServedName,
     Shape,
-    Uri,
+    SourceRevision,
 )
 
 Priority = Literal["Interactive", "Standard", "Batch"]
@@ -36,15 +40,57 @@ class PoolRef(Shape):
     )
 
 
+class ClaimSource(Shape):
+    """A folder on a volume that the pool mounts."""
+
+    claim_name: ObjectReference
+    """A claim of the pool's namespace; one of its `spec.adapterVolumes` that admits this namespace."""
+
+    path: RelativePath
+    """The PEFT folder, counted from the root of the volume (from its `subPath`, where the pool sets one)."""
+
+
 class AdapterSource(Shape):
     """Where the adapter's bytes are. A change makes a new revision; the old one serves until the new one can."""
 
-    uri: Uri
-    """Where the PEFT folder lies. `file://` today; a relative path counts from the manifest's folder."""
+    uri: AdapterUri | None = None
+    """Where the PEFT folder lies: `hf://organisation/name`, or `https://…/` of a folder. `file://` only where
+    `motet up` runs; a relative path counts from the manifest's folder."""
+
+    persistent_volume_claim: ClaimSource | None = None
+    revision: SourceRevision | None = None
+    """Of `hf://`: a branch, tag or commit; absent: the main branch."""
 
     digest: Digest | None = None
     """What the bytes must add up to. Absent: whatever is there, and its digest is reported."""
 
+    credentials_secret_ref: SecretReference | None = None
+    """What the source asks for, if it does; the pool's runners must have been granted that Secret."""
+
+    rules: ClassVar = (
+        Rule(
+            cel="has(self.uri) != has(self.persistentVolumeClaim)",
+            message="exactly one of uri and persistentVolumeClaim must be set",
+            holds=lambda source: (source.uri is None) != (source.persistent_volume_claim is None),
+        ),
+        Rule(
+            field="revision",
+            cel="!has(self.revision) || (has(self.uri) && self.uri.startsWith('hf://'))",
+            message="revision may only be set for an hf:// source",
+            reason="FieldValueForbidden",
+            holds=lambda source: source.revision is None or (source.uri or "").startswith("hf://"),
+        ),
+        Rule(
+            field="credentialsSecretRef",
+            cel="!has(self.credentialsSecretRef) || (has(self.uri) && !self.uri.startsWith('file://'))",
+            message="credentialsSecretRef may only be set for a source that is reached over the network",
+            reason="FieldValueForbidden",
+            holds=lambda source: (
+                source.credentials_secret_ref is None
+                or (source.uri is not None and not source.uri.startswith("file://"))
+            ),
+        ),
+    )
     transitions: ClassVar = (
         Transition(
             field="digest",
@@ -53,6 +99,10 @@ class AdapterSource(Shape):
             holds=lambda old, new: old.digest is None or new.digest is not None,
         ),
     )
+
+    @property
+    def scheme(self) -> str:
+        return "pvc" if self.uri is None else self.uri.partition(":")[0]
 
 
 class Placement(Shape):

@@ -5,23 +5,16 @@ a field moves it from here into its model."""
 COMING_FIELDS: dict[str, dict[str, str]] = {
     "LoRAAdapter": {
         "spec.source.image": "adapters from an OCI registry",
-        "spec.source.persistentVolumeClaim": "adapters from a volume",
-        "spec.source.revision": "revisions of a remote source",
-        "spec.source.credentialsSecretRef": "credentials for a remote source",
         "spec.limits": "limits per adapter",
         "spec.slo": "latency targets",
         "spec.verify": "probe prompts against a reference",
     },
     "ServingPool": {
-        "spec.model.revision": "revisions of a remote source",
-        "spec.model.credentialsSecretRef": "credentials for a remote source",
-        "spec.autoscaling": "runners that follow demand",
         "spec.tenants": "quotas and weights per tenant",
-        "spec.admission": "rules for what adapters a pool takes",
-        "spec.adapterVolumes": "adapters from a volume",
         "spec.slo": "latency targets",
-        "spec.updateStrategy": "a choice of how runners are replaced",
-        "spec.template": "pod templates",
+        "spec.template.affinity": "affinity of pods",
+        "spec.template.volumes": "further volumes of pods",
+        "spec.template.resourceClaims": "devices by claim",
     },
 }
 
@@ -40,8 +33,6 @@ COMING_VALUES: dict[str, dict[str, dict[str, str]]] = {
 }
 
 COMING_SCHEMES: dict[str, str] = {
-    "hf": "models from the Hugging Face Hub",
-    "https": "downloads",
     "s3": "object stores",
     "oci": "OCI registries",
 }

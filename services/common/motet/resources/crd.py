@@ -12,7 +12,7 @@ from typing import Any
 from motet.resources.adapter import LoRAAdapter
 from motet.resources.pool import ServingPool
 from motet.resources.rules import VALIDATIONS, Rule, quoted, validations
-from motet.resources.shapes import CATEGORY, GROUP, PATTERN_SENTENCES, VERSION, Shape
+from motet.resources.shapes import CATEGORY, GROUP, INT_OR_STRING, PATTERN_SENTENCES, VERSION, Shape
 from motet.resources.status import LoRAAdapterStatus, ServingPoolStatus
 
 Schema = dict[str, Any]
@@ -86,7 +86,8 @@ POOL = Kind(
     columns=(
         READY,
         Column("Replicas", ".status.replicaSummary", "runners that serve, of those wanted"),
-        Column("Desired", ".spec.replicas", "runners asked for", "integer"),
+        Column("Desired", ".status.desiredReplicas", "runners wanted", "integer"),
+        Column("Mode", ".spec.autoscaling.mode", "who decides how many"),
         Column("Adapters", ".status.adapters.summary", "adapters loaded, of those accepted"),
         Column("Base Model", ".status.servedName", "what clients call it"),
         AGE,
@@ -186,6 +187,8 @@ def structural(schema: Schema, definitions: Mapping[str, Schema] | None = None) 
     made: Schema = {}
     if "description" in given:
         made["description"] = " ".join(given.pop("description").split())
+    if INT_OR_STRING in given:
+        return made | _only(given, INT_OR_STRING, "maxLength", VALIDATIONS)
     made["type"] = given.pop("type")
     if "const" in given:
         given["enum"] = [given.pop("const")]

@@ -11,13 +11,19 @@ from motet.resources.shapes import (
     MAX_REPLICAS,
     Digest,
     DnsLabel,
+    EnvName,
     LabelKey,
     Labels,
     LabelValue,
+    ModelUri,
     ObjectMeta,
+    ObjectReference,
+    Quantities,
+    RelativePath,
+    SecretReference,
     ServedName,
     Shape,
-    Uri,
+    SourceRevision,
 )
 
 Preset = Literal["paged-chunk", "orca", "s3", "oracle", "punica", "ft-max"]
@@ -26,8 +32,13 @@ Preset = Literal["paged-chunk", "orca", "s3", "oracle", "punica", "ft-max"]
 class PoolModel(Shape):
     """The base model."""
 
-    uri: Uri
-    """The base model's folder. `file://` today; a relative path counts from the manifest's folder. Immutable."""
+    uri: ModelUri
+    """Where the base model lies: `hf://organisation/name`, `pvc://claim/folder` (a claim of the pool's namespace),
+    `https://…/` of a folder, or `file://`: inside the runner's image, and where `motet up` runs relative to the
+    manifest's folder. Immutable."""
+
+    revision: SourceRevision | None = None
+    """Of `hf://`: a branch, tag or commit; absent: the main branch."""
 
     served_name: ServedName | None = None
     """What clients call the base model; absent: the group's name."""
@@ -35,6 +46,25 @@ class PoolModel(Shape):
     digest: Digest | None = None
     """What the model's bytes must add up to."""
 
+    credentials_secret_ref: SecretReference | None = None
+    """What the source asks for, if it does; a Secret of the pool's namespace."""
+
+    rules: ClassVar = (
+        Rule(
+            field="revision",
+            cel="!has(self.revision) || self.uri.startsWith('hf://')",
+            message="revision may only be set for an hf:// source",
+            reason="FieldValueForbidden",
+            holds=lambda model: model.revision is None or model.uri.startswith("hf://"),
+        ),
+        Rule(
+            field="credentialsSecretRef",
+            cel="!has(self.credentialsSecretRef) || self.uri.startsWith('hf://') || self.uri.startsWith('https://')",
+            message="credentialsSecretRef may only be set for a source that is reached over the network",
+            reason="FieldValueForbidden",
+            holds=lambda model: model.credentials_secret_ref is None or model.uri.startswith(("hf://", "https://")),
+        ),
+    )
     transitions: ClassVar = (
         Transition(
             field="uri",
@@ -191,6 +221,190 @@ class AllowedNamespaces(Shape):
                 return self.selector.matches({"kubernetes.io/metadata.name": namespace} | labels)
 
 
+class Autoscaling(Shape):
+    """Who decides how many runners there are."""
+
+    mode: Literal["Disabled", "Builtin", "External"] = "Disabled"
+    """`Disabled`: `replicas` says it. `Builtin`: the scheduler's demand does, between the bounds. `External`: somebody
+    who writes `replicas` through the scale subresource, such as a HorizontalPodAutoscaler."""
+
+    min_replicas: Annotated[int, Field(ge=0, le=MAX_REPLICAS)] | None = None
+    """Never fewer. 0: none while nobody asks; the first request then waits for a runner to start."""
+
+    max_replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] | None = None
+    """Never more."""
+
+    scale_down_stabilization_seconds: Annotated[int, Field(ge=0, le=3600)] = 300
+    """How long demand must have been lower before runners go."""
+
+    rules: ClassVar = (
+        Rule(
+            cel="self.mode == 'Disabled' || (has(self.minReplicas) && has(self.maxReplicas))",
+            message="minReplicas and maxReplicas must be set unless mode is Disabled",
+            reason="FieldValueRequired",
+            holds=lambda scaling: (
+                scaling.mode == "Disabled" or (scaling.min_replicas is not None and scaling.max_replicas is not None)
+            ),
+        ),
+        Rule(
+            field="minReplicas",
+            cel="!has(self.minReplicas) || !has(self.maxReplicas) || self.minReplicas <= self.maxReplicas",
+            message="minReplicas must be less than or equal to maxReplicas",
+            holds=lambda scaling: (
+                scaling.min_replicas is None
+                or scaling.max_replicas is None
+                or scaling.min_replicas <= scaling.max_replicas
+            ),
+        ),
+    )
+
+
+class Admission(Shape):
+    """Which adapters the pool takes, beside who may refer to it."""
+
+    require_digest: bool = False
+    """Only adapters that say what their bytes add up to."""
+
+    allowed_schemes: (
+        Annotated[
+            list[Literal["file", "hf", "https"]],
+            Field(max_length=8, json_schema_extra={"x-kubernetes-list-type": "set"}),
+        ]
+        | None
+    ) = None
+    """Where adapters may come from, beside the pool's volumes; absent: from everywhere."""
+
+    max_adapter_size_bytes: Annotated[int, Field(ge=1, le=2**40)] | None = None
+    """Larger ones are refused."""
+
+    max_adapters: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    """The oldest so many are served."""
+
+
+class AdapterVolume(Shape):
+    """A claim that adapters may be read from. Pods cannot gain volumes while they run, so the pool lists them."""
+
+    claim_name: ObjectReference
+    """A claim of the pool's namespace."""
+
+    allowed_namespaces: AllowedNamespaces = AllowedNamespaces()
+    """Whose adapters may name it."""
+
+    sub_path: RelativePath | None = None
+    """Only this folder of the volume is mounted."""
+
+
+class UpdateStrategy(Shape):
+    """How runners of an old revision are replaced."""
+
+    max_surge: Annotated[int, Field(ge=0, le=MAX_REPLICAS)] = 1
+    """Runners beyond the wanted number while old ones are replaced."""
+
+    max_unavailable: Annotated[int, Field(ge=0, le=MAX_REPLICAS)] = 0
+    """Runners that may be missing meanwhile."""
+
+    rules: ClassVar = (
+        Rule(
+            field="maxUnavailable",
+            cel="self.maxSurge > 0 || self.maxUnavailable > 0",
+            message="maxUnavailable must be greater than 0 when maxSurge is 0",
+            holds=lambda strategy: strategy.max_surge > 0 or strategy.max_unavailable > 0,
+        ),
+    )
+
+
+class Resources(Shape):
+    """What a runner's container asks for and may use."""
+
+    limits: Quantities = Field(default_factory=dict)
+    """At most so much, such as `nvidia.com/gpu: 1`."""
+
+    requests: Quantities = Field(default_factory=dict)
+    """At least so much; a node must have it."""
+
+
+class Toleration(Shape):
+    """A taint that keeps no runner away."""
+
+    key: LabelKey | None = None
+    """Of the taint; absent: every one."""
+
+    operator: Literal["Equal", "Exists"] = "Equal"
+    """How the taint's value is compared."""
+
+    value: LabelValue | None = None
+    """Of the taint."""
+
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+    """Of the taint; absent: every one."""
+
+    toleration_seconds: Annotated[int, Field(ge=0, le=86_400)] | None = None
+    """How long a taint that evicts is borne."""
+
+
+class TopologySpread(Shape):
+    """How runners are spread. The pool's own runners are counted."""
+
+    max_skew: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] = 1
+    """By how much places may differ."""
+
+    topology_key: LabelKey
+    """The node label that makes a place, such as topology.kubernetes.io/zone."""
+
+    when_unsatisfiable: Literal["DoNotSchedule", "ScheduleAnyway"] = "ScheduleAnyway"
+    """What happens to a runner that would make it worse."""
+
+
+class EnvironmentVariable(Shape):
+    """One variable of the runner's process."""
+
+    name: EnvName
+    value: Annotated[str, Field(max_length=4096)] = ""
+    """What it says; no secrets, since everybody who may read the pool may read it."""
+
+    rules: ClassVar = (
+        Rule(
+            field="name",
+            cel="!self.name.startsWith('MOTET_')",
+            message="must not begin with MOTET_: those are set from the pool's other fields and by the chart",
+            reason="FieldValueForbidden",
+            holds=lambda variable: not variable.name.startswith("MOTET_"),
+        ),
+    )
+
+
+class PodTemplate(Shape):
+    """What of a runner's pod a pool may choose. What is not here (host paths, privileges) cannot be abused."""
+
+    resources: Resources = Resources()
+    node_selector: Labels = Field(default_factory=dict)
+    """Labels that a runner's node must have."""
+
+    tolerations: Annotated[list[Toleration], Field(max_length=32)] = Field(default_factory=list)
+    """Taints that keep no runner away."""
+
+    topology_spread_constraints: Annotated[list[TopologySpread], Field(max_length=8)] = Field(default_factory=list)
+    """How runners are spread over zones and machines."""
+
+    priority_class_name: ObjectReference | None = None
+    """Who goes first when room is short."""
+
+    runtime_class_name: ObjectReference | None = None
+    """The container runtime's configuration, such as `nvidia`."""
+
+    service_account_name: ObjectReference | None = None
+    """Instead of the chart's. Tenants grant their Secrets to the one that is used."""
+
+    env: Annotated[
+        list[EnvironmentVariable],
+        Field(
+            max_length=64,
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+        ),
+    ] = Field(default_factory=list)
+    """Variables of the runner's process, locally too."""
+
+
 class ServingPoolSpec(Shape):
     """What the platform wants."""
 
@@ -203,13 +417,28 @@ class ServingPoolSpec(Shape):
 
     engine: Engine = Engine()
     replicas: Annotated[int, Field(ge=0, le=MAX_REPLICAS)] = 1
-    """Runners; `--runners` overrides it locally."""
+    """Runners, where nothing else decides; `--runners` overrides it locally."""
+
+    autoscaling: Autoscaling = Autoscaling()
 
     allowed_namespaces: AllowedNamespaces = AllowedNamespaces()
     """Whose adapters may refer to this pool."""
 
+    admission: Admission = Admission()
+    adapter_volumes: Annotated[
+        list[AdapterVolume],
+        Field(
+            max_length=16,
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["claimName"]},
+        ),
+    ] = Field(default_factory=list)
+    """The only claims that an adapter's source may name. A change replaces the runners."""
+
     drain_timeout_seconds: Annotated[int, Field(ge=0, le=86_400)] = 30
     """How long a runner that must go may finish what it has; what is left then is moved."""
+
+    update_strategy: UpdateStrategy = UpdateStrategy()
+    template: PodTemplate = PodTemplate()
 
     transitions: ClassVar = (
         Transition(

@@ -116,6 +116,16 @@ def uri_rules(known: Iterable[str], coming: Mapping[str, str]) -> tuple[Rule, ..
     )
 
 
+def form(scheme: str, rest: str, message: str) -> Rule:
+    """What follows a scheme."""
+    start, whole = f"{scheme}://", f"^{scheme}://{rest}$"
+    return Rule(
+        cel=f"!self.startsWith({quoted(start)}) || self.matches({quoted(whole)})",
+        message=message,
+        holds=lambda uri: not uri.startswith(start) or re.search(whole, uri) is not None,
+    )
+
+
 def _not_yet(scheme: str, what: str, use: str) -> Rule:
     start = f"{scheme}://"
     return Rule(

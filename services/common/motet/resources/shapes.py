@@ -5,21 +5,31 @@ Everything here ends up in the CRD schema as well, so a rule is a pattern or a n
 
 from typing import Annotated, Any, ClassVar, Final, Self
 
-from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, StringConstraints, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    StringConstraints,
+    model_validator,
+)
 from pydantic.alias_generators import to_camel
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
+from pydantic_core import CoreSchema, core_schema
 
 from motet.resources.coming import COMING_SCHEMES
-from motet.resources.rules import VALIDATIONS, Checked, Rule, Transition, at_most, uri_rules, validations
+from motet.resources.rules import VALIDATIONS, Checked, Rule, Transition, at_most, form, quoted, uri_rules, validations
 
+INT_OR_STRING = "x-kubernetes-int-or-string"
 GROUP = "motet.dev"
 VERSION = "v1alpha1"
 API_VERSION: Final = "motet.dev/v1alpha1"
 CATEGORY = "motet"
 
 MAX_REPLICAS = 1000
-SCHEMES = ("file",)
+ADAPTER_SCHEMES = ("file", "hf", "https")
+MODEL_SCHEMES = ("file", "pvc", "hf", "https")
 
 
 class Shape(BaseModel):
@@ -74,6 +84,11 @@ _DIGEST = r"^sha256:[0-9a-f]{64}$"
 _URI = r"^[a-z][a-z0-9+.-]*://\S+$"
 _LABEL_KEY = r"^([a-z0-9]([-.a-z0-9]*[a-z0-9])?/)?[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?$"
 _LABEL_VALUE = r"^([A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?)?$"
+_OBJECT_NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+_RELATIVE_PATH = r"^[A-Za-z0-9_][-A-Za-z0-9_.]*(/[A-Za-z0-9_][-A-Za-z0-9_.]*)*$"
+_REVISION = r"^[A-Za-z0-9_][-A-Za-z0-9_./]*$"
+_ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
+_QUANTITY = r"^([0-9]+([.][0-9]+)?|[.][0-9]+)(m|[kMGTPE]|[KMGTPE]i)?$"
 
 PATTERN_SENTENCES = {
     _DNS_LABEL: "must be a DNS label: lower-case letters, digits and '-', beginning and ending with a letter or digit",
@@ -81,9 +96,16 @@ PATTERN_SENTENCES = {
     "'/' and ':' separate tenant and pool in what clients say",
     _SERVED_NAME: "must be letters, digits, '-', '_' and '.', with at most one '/' inside",
     _DIGEST: "must be 'sha256:' and 64 lower-case hex digits",
-    _URI: "must be a URI such as file:///models/base or file://adapters/legal, without spaces",
+    _URI: "must be a URI such as hf://organisation/name or https://files.example.com/legal/, without spaces",
     _LABEL_KEY: "must be a label key: letters, digits, '-', '_' and '.', optionally after a DNS prefix and '/'",
     _LABEL_VALUE: "must be a label value: letters, digits, '-', '_' and '.', or empty",
+    _OBJECT_NAME: "must be an object's name: lower-case letters, digits, '-' and '.', beginning and ending with a "
+    "letter or digit",
+    _RELATIVE_PATH: "must be a path inside the volume, such as team/legal: no '/' at either end, no part that begins "
+    "with '.'",
+    _REVISION: "must be a branch, tag or commit: letters, digits, '-', '_', '.' and '/'",
+    _ENV_NAME: "must be a variable's name: letters, digits and '_', not beginning with a digit",
+    _QUANTITY: "must be a quantity such as 2, 500m or 16Gi",
 }
 """What to say instead of quoting a regular expression at a person."""
 
@@ -91,7 +113,22 @@ DnsLabel = Annotated[str, StringConstraints(pattern=_DNS_LABEL, max_length=63)]
 ModelName = Annotated[str, StringConstraints(pattern=_MODEL_NAME, max_length=63)]
 ServedName = Annotated[str, StringConstraints(pattern=_SERVED_NAME, max_length=127)]
 Digest = Annotated[str, StringConstraints(pattern=_DIGEST, max_length=71)]
-Uri = Annotated[str, StringConstraints(pattern=_URI, max_length=1024), Checked(*uri_rules(SCHEMES, COMING_SCHEMES))]
+ObjectReference = Annotated[str, StringConstraints(pattern=_OBJECT_NAME, max_length=253)]
+RelativePath = Annotated[str, StringConstraints(pattern=_RELATIVE_PATH, max_length=512)]
+SourceRevision = Annotated[str, StringConstraints(pattern=_REVISION, max_length=128)]
+EnvName = Annotated[str, StringConstraints(pattern=_ENV_NAME, max_length=128)]
+_HUB_FORM = form("hf", "[^/]+/[^/]+", "must name a repository of the hub, as hf://organisation/name")
+_CLAIM_FORM = form("pvc", "[^/]+/.+", "must name a claim and a folder in it, as pvc://models/llama")
+AdapterUri = Annotated[
+    str,
+    StringConstraints(pattern=_URI, max_length=1024),
+    Checked(*uri_rules(ADAPTER_SCHEMES, COMING_SCHEMES), _HUB_FORM),
+]
+ModelUri = Annotated[
+    str,
+    StringConstraints(pattern=_URI, max_length=1024),
+    Checked(*uri_rules(MODEL_SCHEMES, COMING_SCHEMES), _HUB_FORM, _CLAIM_FORM),
+]
 LabelKey = Annotated[str, StringConstraints(pattern=_LABEL_KEY, max_length=317)]
 LabelValue = Annotated[str, StringConstraints(pattern=_LABEL_VALUE, max_length=63)]
 ResourceName = Annotated[
@@ -101,6 +138,36 @@ ResourceName = Annotated[
     Checked(at_most(63, "name must be 63 characters or fewer (it becomes a label value)")),
 ]
 Labels = Annotated[dict[LabelKey, LabelValue], Field(max_length=64)]
+
+
+class _WholeOrText:
+    """`2` and `"500m"` alike, as Kubernetes has them; kept as text."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(_as_text, handler(source))
+
+    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        rule = Rule(
+            cel=f"type(self) == int || self.matches({quoted(_QUANTITY)})",
+            message=PATTERN_SENTENCES[_QUANTITY],
+            holds=None,
+        )
+        return {INT_OR_STRING: True, "maxLength": 32, VALIDATIONS: validations([rule])}
+
+
+def _as_text(value: Any) -> Any:
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+Quantity = Annotated[str, StringConstraints(pattern=_QUANTITY, max_length=32), _WholeOrText()]
+Quantities = Annotated[dict[LabelKey, Quantity], Field(max_length=16)]
+
+
+class SecretReference(Shape):
+    """A Secret of the object's own namespace, by name."""
+
+    name: ObjectReference
+    """Its keys: `token`, or `username` and `password`."""
 
 
 class ObjectMeta(Shape):

@@ -173,6 +173,9 @@ class ServingPoolStatus(Report):
     served_name: ServedName | None = None
     """What clients call the base model."""
 
+    desired_replicas: Runners | None = None
+    """Runners that are wanted now, whoever decided it."""
+
     replicas: Runners | None = None
     """Runners that exist."""
 
