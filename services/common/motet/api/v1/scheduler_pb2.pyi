@@ -47,6 +47,32 @@ ADAPTER_READINESS_LOADING: AdapterReadiness.ValueType  # 3
 ADAPTER_READINESS_FAILED: AdapterReadiness.ValueType  # 4
 Global___AdapterReadiness: _TypeAlias = AdapterReadiness  # noqa: Y015
 
+class _ScalingMode:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ScalingModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ScalingMode.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    SCALING_MODE_UNSPECIFIED: _ScalingMode.ValueType  # 0
+    SCALING_MODE_DISABLED: _ScalingMode.ValueType  # 1
+    """a person"""
+    SCALING_MODE_BUILTIN: _ScalingMode.ValueType  # 2
+    """the scheduler's advice"""
+    SCALING_MODE_EXTERNAL: _ScalingMode.ValueType  # 3
+    """an autoscaler that reads the metrics"""
+
+class ScalingMode(_ScalingMode, metaclass=_ScalingModeEnumTypeWrapper):
+    """Who decides how many runners a pool has."""
+
+SCALING_MODE_UNSPECIFIED: ScalingMode.ValueType  # 0
+SCALING_MODE_DISABLED: ScalingMode.ValueType  # 1
+"""a person"""
+SCALING_MODE_BUILTIN: ScalingMode.ValueType  # 2
+"""the scheduler's advice"""
+SCALING_MODE_EXTERNAL: ScalingMode.ValueType  # 3
+"""an autoscaler that reads the metrics"""
+Global___ScalingMode: _TypeAlias = ScalingMode  # noqa: Y015
+
 @_typing.final
 class ServeUp(_message.Message):
     """---------------------------------------------------------------------------------------------- gateway <-> scheduler"""
@@ -58,6 +84,7 @@ class ServeUp(_message.Message):
     CANCEL_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
     LOST_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___GatewayHello: ...
@@ -70,6 +97,8 @@ class ServeUp(_message.Message):
     @_builtins.property
     def lost(self) -> Global___Lost: ...
     @_builtins.property
+    def held(self) -> Global___Held: ...
+    @_builtins.property
     def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServeUp]:
         """Instead of one message, several that were waiting to be written: motet.rpc packs and unpacks them."""
 
@@ -81,13 +110,14 @@ class ServeUp(_message.Message):
         cancel: Global___CancelRequest | None = ...,
         finished: Global___Finished | None = ...,
         lost: Global___Lost | None = ...,
+        held: Global___Held | None = ...,
         more: _abc.Iterable[Global___ServeUp] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "enqueue", b"enqueue", "finished", b"finished", "hello", b"hello", "lost", b"lost", "message", b"message"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "enqueue", b"enqueue", "finished", b"finished", "held", b"held", "hello", b"hello", "lost", b"lost", "message", b"message"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "enqueue", b"enqueue", "finished", b"finished", "hello", b"hello", "lost", b"lost", "message", b"message", "more", b"more"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "enqueue", b"enqueue", "finished", b"finished", "held", b"held", "hello", b"hello", "lost", b"lost", "message", b"message", "more", b"more"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "enqueue", "cancel", "finished", "lost"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "enqueue", "cancel", "finished", "lost", "held"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -426,6 +456,52 @@ class Lost(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Lost: _TypeAlias = Lost  # noqa: Y015
+
+@_typing.final
+class Held(_message.Message):
+    """Requests that cannot be enqueued yet, because no runner has said how their model reads text: demand for one. All that
+    this gateway holds; replaces what it said last, and a greeting begins with none.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUPS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldGroup]: ...
+    def __init__(
+        self,
+        *,
+        groups: _abc.Iterable[Global___HeldGroup] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Held: _TypeAlias = Held  # noqa: Y015
+
+@_typing.final
+class HeldGroup(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    requests: _builtins.int
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        requests: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "requests", b"requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeldGroup: _TypeAlias = HeldGroup  # noqa: Y015
 
 @_typing.final
 class Placed(_message.Message):
@@ -1111,11 +1187,20 @@ class EnsureAdapter(_message.Message):
     SOURCE_FIELD_NUMBER: _builtins.int
     EXPECTED_DIGEST_FIELD_NUMBER: _builtins.int
     STAGE_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    CREDENTIALS_FIELD_NUMBER: _builtins.int
+    MAX_BYTES_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     source: _builtins.str
     expected_digest: _builtins.str
     """may be empty"""
     stage: _common_pb2.AdapterStage.ValueType
+    revision: _builtins.str
+    """of a hub's repository: a branch, a tag or a commit"""
+    credentials: _builtins.str
+    """namespace/name of the Secret that opens the source; empty: none"""
+    max_bytes: _builtins.int
+    """of its weights; 0: the runner's own bound"""
     @_builtins.property
     def adapter(self) -> _common_pb2.AdapterRef: ...
     def __init__(
@@ -1126,10 +1211,13 @@ class EnsureAdapter(_message.Message):
         source: _builtins.str = ...,
         expected_digest: _builtins.str = ...,
         stage: _common_pb2.AdapterStage.ValueType = ...,
+        revision: _builtins.str = ...,
+        credentials: _builtins.str = ...,
+        max_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "expected_digest", b"expected_digest", "source", b"source", "stage", b"stage", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "credentials", b"credentials", "expected_digest", b"expected_digest", "max_bytes", b"max_bytes", "revision", b"revision", "source", b"source", "stage", b"stage", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1331,12 +1419,22 @@ class PoolEntry(_message.Message):
     MODEL_URI_FIELD_NUMBER: _builtins.int
     REPLICAS_FIELD_NUMBER: _builtins.int
     MAX_SEQUENCES_FIELD_NUMBER: _builtins.int
+    SCALING_FIELD_NUMBER: _builtins.int
+    MIN_REPLICAS_FIELD_NUMBER: _builtins.int
+    MAX_REPLICAS_FIELD_NUMBER: _builtins.int
+    SCALE_DOWN_STABILIZATION_SECONDS_FIELD_NUMBER: _builtins.int
     pool: _builtins.str
     group: _builtins.str
     served_name: _builtins.str
     model_uri: _builtins.str
     replicas: _builtins.int
+    """wanted now, whoever decided that"""
     max_sequences: _builtins.int
+    scaling: Global___ScalingMode.ValueType
+    min_replicas: _builtins.int
+    max_replicas: _builtins.int
+    """0: no bound"""
+    scale_down_stabilization_seconds: _builtins.float
     def __init__(
         self,
         *,
@@ -1346,10 +1444,14 @@ class PoolEntry(_message.Message):
         model_uri: _builtins.str = ...,
         replicas: _builtins.int = ...,
         max_sequences: _builtins.int = ...,
+        scaling: Global___ScalingMode.ValueType = ...,
+        min_replicas: _builtins.int = ...,
+        max_replicas: _builtins.int = ...,
+        scale_down_stabilization_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "max_sequences", b"max_sequences", "model_uri", b"model_uri", "pool", b"pool", "replicas", b"replicas", "served_name", b"served_name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "max_replicas", b"max_replicas", "max_sequences", b"max_sequences", "min_replicas", b"min_replicas", "model_uri", b"model_uri", "pool", b"pool", "replicas", b"replicas", "scale_down_stabilization_seconds", b"scale_down_stabilization_seconds", "scaling", b"scaling", "served_name", b"served_name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1368,6 +1470,9 @@ class AdapterEntry(_message.Message):
     MIN_REPLICAS_FIELD_NUMBER: _builtins.int
     MAX_REPLICAS_FIELD_NUMBER: _builtins.int
     CONTENT_STAMP_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    CREDENTIALS_FIELD_NUMBER: _builtins.int
+    MAX_BYTES_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     model_name: _builtins.str
     source: _builtins.str
@@ -1377,6 +1482,12 @@ class AdapterEntry(_message.Message):
     max_replicas: _builtins.int
     content_stamp: _builtins.str
     """changes when the bytes behind a local source may have changed"""
+    revision: _builtins.str
+    """of a hub's repository: a branch, a tag or a commit"""
+    credentials: _builtins.str
+    """namespace/name of the Secret that opens the source; empty: none"""
+    max_bytes: _builtins.int
+    """what the pool admits; 0: the runner's own bound"""
     @_builtins.property
     def ref(self) -> _common_pb2.AdapterRef: ...
     def __init__(
@@ -1391,10 +1502,13 @@ class AdapterEntry(_message.Message):
         min_replicas: _builtins.int = ...,
         max_replicas: _builtins.int = ...,
         content_stamp: _builtins.str = ...,
+        revision: _builtins.str = ...,
+        credentials: _builtins.str = ...,
+        max_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ref", b"ref"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content_stamp", b"content_stamp", "expected_digest", b"expected_digest", "group", b"group", "max_class", b"max_class", "max_replicas", b"max_replicas", "min_replicas", b"min_replicas", "model_name", b"model_name", "ref", b"ref", "source", b"source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content_stamp", b"content_stamp", "credentials", b"credentials", "expected_digest", b"expected_digest", "group", b"group", "max_bytes", b"max_bytes", "max_class", b"max_class", "max_replicas", b"max_replicas", "min_replicas", b"min_replicas", "model_name", b"model_name", "ref", b"ref", "revision", b"revision", "source", b"source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1492,24 +1606,35 @@ Global___AdapterPlace: _TypeAlias = AdapterPlace  # noqa: Y015
 
 @_typing.final
 class DesiredCapacity(_message.Message):
+    """Said when it changes. Worth nothing once the stream is down."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     POOL_FIELD_NUMBER: _builtins.int
     REPLICAS_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    REASON_CODE_FIELD_NUMBER: _builtins.int
+    STALE_FIELD_NUMBER: _builtins.int
     pool: _builtins.str
     replicas: _builtins.int
     reason: _builtins.str
+    """a sentence"""
+    reason_code: _builtins.str
+    """one CamelCase word"""
+    stale: _builtins.bool
+    """the scheduler lacks information: hold, never fewer"""
     def __init__(
         self,
         *,
         pool: _builtins.str = ...,
         replicas: _builtins.int = ...,
         reason: _builtins.str = ...,
+        reason_code: _builtins.str = ...,
+        stale: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["pool", b"pool", "reason", b"reason", "replicas", b"replicas"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pool", b"pool", "reason", b"reason", "reason_code", b"reason_code", "replicas", b"replicas", "stale", b"stale"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
