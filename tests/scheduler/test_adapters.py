@@ -1,9 +1,11 @@
 """Revisions of adapters: checked before they serve, dropped when nothing needs them, kept where they are wanted."""
 
+import pytest
+
 from motet.fleet import Failure, Tier
 from motet_scheduler.policy import effects as do
 from motet_scheduler.policy import events as on
-from motet_scheduler.policy.values import Readiness, Stage
+from motet_scheduler.policy.values import Readiness, RevisionKey, Stage
 from tests.scheduler.builders import PIRATE, POET, Told, adapter, ready, resident
 
 
@@ -222,3 +224,62 @@ def test_a_delta_changes_only_what_it_names():
     assert set(published(told)) == {"pirate", "poet"}
     told.tell(on.CatalogAmended(removed_adapters=(adapter().ref,)))
     assert set(published(told)) == {"poet"}
+
+
+def remote(**how):
+    """An adapter of a hub, as the operator states it."""
+    key = {"source": "hf://org/pirate", "source_revision": "main", "credentials": "tenant-a/token"}
+    limits = {name: how.pop(name) for name in ("max_bytes", "min_replicas") if name in how}
+    return adapter(revision=RevisionKey(**(key | how)), **limits)
+
+
+def test_a_runner_is_told_everything_that_reaching_the_bytes_takes():
+    told = ready()
+    told.attach()
+    told.state(remote(max_bytes=1000, min_replicas=1))
+    (check,) = checks(told)
+    told.certify()
+    (load,) = [effect for effect in told.of(do.Ensure) if effect.stage is Stage.DEVICE]
+    for order in (check, load):
+        assert (order.source, order.source_revision) == ("hf://org/pirate", "main")
+        assert (order.credentials, order.max_bytes) == ("tenant-a/token", 1000)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"source_revision": "v2"}, {"expected_digest": POET}, {"credentials": "tenant-a/other"}, {"source": "hf://org/b"}],
+)
+def test_another_place_another_digest_or_another_key_is_a_new_revision(change):
+    told = ready()
+    told.attach()
+    told.state(remote())
+    told.certify()
+    told.state(remote(**change))
+    (check,) = checks(told)
+    assert check.source_revision == change.get("source_revision", "main")
+    told.state(remote())
+    told.certify()
+    assert not checks(told), "what was certified first is what is wanted again"
+
+
+def test_a_pools_raised_bound_lets_a_refused_adapter_be_looked_at_again():
+    told = ready()
+    told.attach()
+    told.state(remote(max_bytes=10))
+    told.certify(digest="", stage=Stage.NONE, certificate=None, failure=Failure("adapter_fetch_failed", "too large"))
+    told.wait(60)
+    assert not checks(told)
+    told.state(remote(max_bytes=100))
+    assert checks(told)
+
+
+def test_a_long_download_that_is_told_of_is_not_asked_for_again():
+    told = ready()
+    told.attach()
+    told.state(remote())
+    for _ in range(5):
+        told.wait(8)
+        assert not checks(told)
+        told.certify(digest="", stage=Stage.NONE, certificate=None)
+    told.certify()
+    assert published(told)["pirate"].digest == PIRATE

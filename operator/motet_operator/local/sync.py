@@ -110,6 +110,9 @@ class SchedulerSync:
                         min_replicas=adapter.min_replicas,
                         max_replicas=adapter.max_replicas,
                         content_stamp=adapter.content_stamp,
+                        revision=adapter.source_revision,
+                        credentials=adapter.credentials,
+                        max_bytes=adapter.max_bytes,
                     )
                     for adapter in self._catalog.adapters
                 ],

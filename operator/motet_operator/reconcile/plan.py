@@ -89,6 +89,12 @@ class CatalogAdapter:
     min_replicas: int
     max_replicas: int
     content_stamp: str
+    source_revision: str = ""
+    credentials: str = ""
+    """namespace/name of the Secret that opens the source."""
+
+    max_bytes: int = 0
+    """What the pool admits; 0: the runner's own bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

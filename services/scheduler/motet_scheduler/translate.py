@@ -295,6 +295,9 @@ def runner_order(effect: do.RunnerEffect, term: int) -> scheduler_pb2.AttachDown
                     source=effect.source,
                     expected_digest=effect.expected_digest,
                     stage=cast("common_pb2.AdapterStage.ValueType", int(effect.stage)),
+                    revision=effect.source_revision,
+                    credentials=effect.credentials,
+                    max_bytes=effect.max_bytes,
                 )
             )
         case do.Drop():
@@ -330,10 +333,17 @@ def _read_adapter(it: scheduler_pb2.AdapterEntry) -> AdapterSpec:
         ref=_read_ref(it.ref),
         group=GroupName(it.group),
         model_name=it.model_name,
-        revision=RevisionKey(source=it.source, expected_digest=it.expected_digest, content_stamp=it.content_stamp),
+        revision=RevisionKey(
+            source=it.source,
+            source_revision=it.revision,
+            expected_digest=it.expected_digest,
+            content_stamp=it.content_stamp,
+            credentials=it.credentials,
+        ),
         max_class=RequestClass(it.max_class) if it.max_class else RequestClass.INTERACTIVE,
         min_replicas=it.min_replicas,
         max_replicas=it.max_replicas,
+        max_bytes=it.max_bytes,
     )
 
 

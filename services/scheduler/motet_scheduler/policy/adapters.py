@@ -1,6 +1,7 @@
 """Which revision of each adapter serves, how new ones get there, and where adapters should lie (flow of a catalog).
 
-A revision is (source, expected digest, content stamp). One runner of the group is asked to fetch and check each new
+A revision is where the bytes are (source, its revision, the Secret that opens it) and which they are (expected digest,
+content stamp). One runner of the group is asked to fetch and check each new
 one; certified, the adapter's name moves to its digest at once; a failed one never takes over and is reported. A digest
 that no name points to any more is dropped from the runners as soon as no live request uses it.
 """
@@ -45,8 +46,9 @@ class Source:
     """Where the bytes of a digest came from: what a runner that lacks them must be told."""
 
     ref: AdapterRef
-    uri: str
+    key: RevisionKey
     bytes: int = 0
+    max_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -104,8 +106,8 @@ class Adapters:
             if adapter is None:
                 self.by_name[name] = Adapter(spec)
                 continue
-            if adapter.spec.revision != spec.revision:
-                # The old failure was about other bytes.
+            if (adapter.spec.revision, adapter.spec.max_bytes) != (spec.revision, spec.max_bytes):
+                # The old failure was about other bytes, or about another bound.
                 adapter.failure = adapter.failed = adapter.retry_at = None
             adapter.spec = spec
         return before != wanted
@@ -118,7 +120,7 @@ class Adapters:
         """Where a digest's bytes come from; None when no name and no live request needs it."""
         if self._serving is None:
             self._serving = {
-                adapter.serving.digest: Source(adapter.spec.ref, adapter.serving.key.source, adapter.serving.bytes)
+                adapter.serving.digest: _source_of(adapter.spec, adapter.serving)
                 for adapter in self.by_name.values()
                 if adapter.serving is not None
             }
@@ -150,6 +152,9 @@ class Adapters:
                 instance=runner.instance,
                 ref=spec.ref,
                 source=spec.revision.source,
+                source_revision=spec.revision.source_revision,
+                credentials=spec.revision.credentials,
+                max_bytes=spec.max_bytes,
                 expected_digest=spec.revision.expected_digest,
                 stage=Stage.CERTIFIED,
             )
@@ -178,7 +183,7 @@ class Adapters:
         adapter.failure = adapter.failed = adapter.retry_at = None
         self.retired.pop(event.digest, None)
         if replaced is not None and replaced.digest != event.digest:
-            self._retire_digest(adapter.spec.ref, replaced)
+            self._retire_digest(adapter.spec, replaced)
         return True
 
     def replicas(self, runners: Collection[Runner], now: float) -> Iterator[Ensure]:
@@ -192,7 +197,7 @@ class Adapters:
             lacking = sorted((r for r in able if r not in have), key=lambda r: (len(r.resident), r.instance))
             for runner in lacking[: max(0, spec.min_replicas - len(have))]:
                 runner.ordered[serving.digest] = now
-                yield ensure(runner, serving.digest, Source(spec.ref, serving.key.source))
+                yield ensure(runner, serving.digest, _source_of(spec, serving))
 
     # ---------------------------------------------------------------------------------------------- out of the way
 
@@ -266,11 +271,15 @@ class Adapters:
 
     def _retire(self, adapter: Adapter) -> None:
         if adapter.serving is not None:
-            self._retire_digest(adapter.spec.ref, adapter.serving)
+            self._retire_digest(adapter.spec, adapter.serving)
 
-    def _retire_digest(self, ref: AdapterRef, revision: Revision) -> None:
+    def _retire_digest(self, spec: AdapterSpec, revision: Revision) -> None:
         if self.source_of(revision.digest) is None:  # another name may serve the same bytes
-            self.retired[revision.digest] = Source(ref, revision.key.source, revision.bytes)
+            self.retired[revision.digest] = _source_of(spec, revision)
+
+
+def _source_of(spec: AdapterSpec, revision: Revision) -> Source:
+    return Source(spec.ref, revision.key, revision.bytes, spec.max_bytes)
 
 
 def ensure(runner: Runner, digest: Digest, source: Source) -> Ensure:
@@ -278,7 +287,10 @@ def ensure(runner: Runner, digest: Digest, source: Source) -> Ensure:
     return Ensure(
         instance=runner.instance,
         ref=source.ref,
-        source=source.uri,
+        source=source.key.source,
+        source_revision=source.key.source_revision,
+        credentials=source.key.credentials,
+        max_bytes=source.max_bytes,
         expected_digest=digest,
         stage=Stage.DEVICE,
     )

@@ -74,6 +74,9 @@ class Ensure:
     source: str
     expected_digest: str
     stage: Stage
+    source_revision: str = ""
+    credentials: str = ""
+    max_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

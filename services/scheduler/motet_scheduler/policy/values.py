@@ -77,11 +77,16 @@ class Pool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RevisionKey:
-    """What makes a revision of an adapter: other bytes, or another place to take them from."""
+    """What makes a revision of an adapter: other bytes, another place to take them from, or another key to it."""
 
     source: str
+    source_revision: str = ""
+    """Of a hub's repository: a branch, a tag or a commit."""
+
     expected_digest: str = ""
     content_stamp: str = ""
+    credentials: str = ""
+    """namespace/name of the Secret that opens the source."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +100,8 @@ class AdapterSpec:
     max_class: RequestClass = RequestClass.INTERACTIVE
     min_replicas: int = 0
     max_replicas: int = 0
+    max_bytes: int = 0
+    """What its pool admits; 0: the runner's own bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
