@@ -187,6 +187,7 @@ BROKEN = [
     ),
     Broken("ServingPool", "spec.model.uri", "pvc://claim", A_CLAIM),
     Broken("ServingPool", "spec.model.revision", "main", HUB_ONLY),
+    Broken("ServingPool", "spec.model.revision", "a b", A_REVISION),
     Broken("ServingPool", "spec.model.credentialsSecretRef", {"name": "hub"}, NETWORK_ONLY),
     Broken(
         "ServingPool",

@@ -133,7 +133,15 @@ def test_the_bundled_manifests_are_valid() -> None:
         ("allowedNamespaces: {from: Off}", "allowedNamespaces.from: must be one of Same, All, Selector, not Off"),
         (
             "autoscaling: {mode: Builtin}",
-            "autoscaling: not yet: runners that follow demand come later; remove this field for now",
+            "autoscaling: minReplicas and maxReplicas must be set unless mode is Disabled",
+        ),
+        (
+            "template: {env: [{name: A}, {name: A}]}",
+            "template.env: name must differ from entry to entry; A is there twice",
+        ),
+        (
+            "template: {affinity: {}}",
+            "template.affinity: not yet: rules of affinity come later; remove this field for now",
         ),
     ],
 )
@@ -184,10 +192,11 @@ def test_a_complaint_points_at_line_and_column(field: str, place: str) -> None:
 SOURCE_COMPLAINTS = {
     '{uri: "file://a/../b"}': UNSAFE,
     '{uri: "file://a?token=x"}': UNSAFE,
-    '{uri: "/models/a"}': "must be a URI such as file:///models/base or file://adapters/legal, without spaces; "
-    "not '/models/a'",
-    '{uri: "ftp://host/a"}': "must not have a scheme that Motet does not know; use file://",
-    '{uri: "hf://org/repo"}': "not yet: hf:// (models from the Hugging Face Hub) comes later; use file://",
+    '{uri: "/models/a"}': "must be a URI such as hf://organisation/name or "
+    "https://files.example.com/legal/, without spaces; not '/models/a'",
+    '{uri: "ftp://host/a"}': "must not have a scheme that Motet does not know; use file:// or hf:// or https://",
+    '{uri: "hf://repo"}': "must name a repository of the hub, as hf://organisation/name",
+    '{uri: "s3://bucket/a"}': "not yet: s3:// (object stores) comes later; use file:// or hf:// or https://",
 }
 
 

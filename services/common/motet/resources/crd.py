@@ -188,7 +188,7 @@ def structural(schema: Schema, definitions: Mapping[str, Schema] | None = None) 
     if "description" in given:
         made["description"] = " ".join(given.pop("description").split())
     if INT_OR_STRING in given:
-        return made | _only(given, INT_OR_STRING, "maxLength", VALIDATIONS)
+        return made | _only(given, INT_OR_STRING, "pattern", "maxLength", VALIDATIONS)
     made["type"] = given.pop("type")
     if "const" in given:
         given["enum"] = [given.pop("const")]

@@ -11,6 +11,7 @@ from motet.resources.shapes import (
     MAX_REPLICAS,
     Digest,
     DnsLabel,
+    EntriesDiffer,
     EnvName,
     LabelKey,
     Labels,
@@ -359,6 +360,8 @@ class EnvironmentVariable(Shape):
     """One variable of the runner's process."""
 
     name: EnvName
+    """What the process reads."""
+
     value: Annotated[str, Field(max_length=4096)] = ""
     """What it says; no secrets, since everybody who may read the pool may read it."""
 
@@ -397,10 +400,8 @@ class PodTemplate(Shape):
 
     env: Annotated[
         list[EnvironmentVariable],
-        Field(
-            max_length=64,
-            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
-        ),
+        Field(max_length=64),
+        EntriesDiffer("name"),
     ] = Field(default_factory=list)
     """Variables of the runner's process, locally too."""
 
@@ -427,10 +428,8 @@ class ServingPoolSpec(Shape):
     admission: Admission = Admission()
     adapter_volumes: Annotated[
         list[AdapterVolume],
-        Field(
-            max_length=16,
-            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["claimName"]},
-        ),
+        Field(max_length=16),
+        EntriesDiffer("claimName"),
     ] = Field(default_factory=list)
     """The only claims that an adapter's source may name. A change replaces the runners."""
 

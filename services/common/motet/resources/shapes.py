@@ -16,7 +16,7 @@ from pydantic import (
 )
 from pydantic.alias_generators import to_camel
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, core_schema
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from motet.resources.coming import COMING_SCHEMES
 from motet.resources.rules import VALIDATIONS, Checked, Rule, Transition, at_most, form, quoted, uri_rules, validations
@@ -152,7 +152,7 @@ class _WholeOrText:
             message=PATTERN_SENTENCES[_QUANTITY],
             holds=None,
         )
-        return {INT_OR_STRING: True, "maxLength": 32, VALIDATIONS: validations([rule])}
+        return {INT_OR_STRING: True, "pattern": _QUANTITY, "maxLength": 32, VALIDATIONS: validations([rule])}
 
 
 def _as_text(value: Any) -> Any:
@@ -161,6 +161,29 @@ def _as_text(value: Any) -> Any:
 
 Quantity = Annotated[str, StringConstraints(pattern=_QUANTITY, max_length=32), _WholeOrText()]
 Quantities = Annotated[dict[LabelKey, Quantity], Field(max_length=16)]
+
+
+class EntriesDiffer:
+    """A list keyed by one field, in which Kubernetes takes no key twice."""
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return handler(core) | {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [self._key]}
+
+    def _check(self, entries: list[Any]) -> list[Any]:
+        seen = set()
+        for entry in entries:
+            value = entry.model_dump(by_alias=True)[self._key]
+            if value in seen:
+                sentence = f"{self._key} must differ from entry to entry; {value} is there twice"
+                raise PydanticCustomError("rule", "{sentence}", {"field": "", "sentence": sentence})
+            seen.add(value)
+        return entries
 
 
 class SecretReference(Shape):
