@@ -8,9 +8,9 @@ from motet.settings import ProcessSettings
 from motet_operator.local.layout import MAX_INSTANCE_NAME, Layout
 from motet_operator.local.runners import Runners
 from motet_operator.local.services import Services
-from motet_operator.local.sync import Condemned
 from motet_operator.reconcile import PoolObject, reconcile
 from motet_operator.settings import Settings
+from motet_operator.sync import Condemned
 from tests.operator.builders import later, name, pool, view
 
 

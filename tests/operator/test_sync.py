@@ -8,8 +8,8 @@ from typing import Any
 
 from motet.api.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 from motet.rpc import Outbox, converse, serving
-from motet_operator.local.sync import SchedulerSync
 from motet_operator.reconcile import Catalog, Drain, reconcile
+from motet_operator.sync import SchedulerSync
 from tests.operator.builders import DIGEST, adapter, later, name, pool, view
 
 

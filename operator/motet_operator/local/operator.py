@@ -24,10 +24,10 @@ from motet_operator.local.memory import ObjectMemory
 from motet_operator.local.runners import Runners
 from motet_operator.local.services import Services
 from motet_operator.local.status import StatusFile, conditions_from, status_document
-from motet_operator.local.sync import SchedulerSync
 from motet_operator.metrics import Metrics
 from motet_operator.reconcile import AdapterObject, Plan, PoolObject, View, reconcile
 from motet_operator.settings import Settings
+from motet_operator.sync import SchedulerSync
 
 log = structlog.get_logger(__name__)
 

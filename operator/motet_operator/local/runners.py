@@ -17,8 +17,8 @@ from motet.processes import ProcessSpec, ProcessStatus
 from motet.processes.records import write_atomically
 from motet.resources import Engine
 from motet_operator.local.services import Services
-from motet_operator.local.sync import Condemned
 from motet_operator.reconcile import Instance, Plan, RunnerSet, RunnerTemplate
+from motet_operator.sync import Condemned
 
 log = structlog.get_logger(__name__)
 
