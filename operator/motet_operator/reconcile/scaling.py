@@ -1,0 +1,118 @@
+"""How many runners a pool shall have, and who says so: a person, the scheduler's advice, or an autoscaler of the site.
+
+| mode     | replicas                                                                                |
+|----------|-----------------------------------------------------------------------------------------|
+| Disabled | `spec.replicas`                                                                         |
+| Builtin  | the scheduler's advice within the bounds; what there is while that is missing           |
+| External | `spec.replicas`, which somebody writes through the scale subresource, within the bounds |
+
+Builtin takes nothing away on stale advice, nor during a rollout.
+One writer at a time: a pool in mode Builtin whose `spec.replicas` is written through the scale subresource keeps what
+it has until one of the two is gone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from motet.resources import ServingPool
+from motet_operator.reconcile.conditions import Condition, no, unknown, yes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """What the scheduler last said about a pool."""
+
+    replicas: int
+    code: str = ""
+    """Why, in one word; `AtMinimum` and `AtMaximum` when a bound decided."""
+
+    reason: str = ""
+    """Why, in a sentence."""
+
+    stale: bool = False
+    """The scheduler lacks information, or its stream is down: nothing may leave on its word."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaling:
+    replicas: int
+    condition: Condition
+    """ScalingActive."""
+
+
+def scale(
+    pool: ServingPool,
+    *,
+    current: int | None,
+    advice: Advice | None = None,
+    rolling_out: bool = False,
+    writers: Sequence[str] = (),
+) -> Scaling:
+    """`current` is what was wanted last, None of a pool that is new; `writers` are the field managers that wrote
+    `spec.replicas` through the scale subresource."""
+    wanted = pool.spec.replicas
+    match pool.spec.autoscaling.mode:
+        case "Disabled":
+            return Scaling(replicas=wanted, condition=_no("ScalingDisabled", "spec.replicas decides"))
+        case "External":
+            return _external(pool, wanted)
+        case "Builtin":
+            held = _bounded(pool, wanted if current is None else current)
+            if writers:
+                return Scaling(replicas=held, condition=_no("ConflictingManager", _conflict(writers, held)))
+            return _builtin(pool, held, advice, rolling_out=rolling_out)
+
+
+def _external(pool: ServingPool, wanted: int) -> Scaling:
+    replicas = _bounded(pool, wanted)
+    if replicas == wanted:
+        return Scaling(replicas=replicas, condition=yes("ScalingActive", "External", f"spec.replicas says {wanted}"))
+    word, bound = ("AtMinimum", "minReplicas") if replicas > wanted else ("AtMaximum", "maxReplicas")
+    why = f"spec.replicas says {wanted}, autoscaling.{bound} {replicas}"
+    return Scaling(replicas=replicas, condition=yes("ScalingActive", word, why))
+
+
+def _builtin(pool: ServingPool, held: int, advice: Advice | None, *, rolling_out: bool) -> Scaling:
+    if advice is None:
+        why = f"the scheduler has not said how many runners are needed; {held} stay"
+        return Scaling(replicas=held, condition=unknown("ScalingActive", "HoldingStaleAdvice", why))
+    asked = _bounded(pool, advice.replicas)
+    if advice.stale:
+        replicas = max(held, asked)
+        why = advice.reason or "the scheduler cannot be heard"
+        return Scaling(
+            replicas=replicas,
+            condition=unknown("ScalingActive", "HoldingStaleAdvice", f"none of {replicas} runners leaves: {why}"),
+        )
+    if rolling_out and asked < held:
+        why = f"{asked} runners would do; {held} stay until the rollout is complete"
+        return Scaling(replicas=held, condition=yes("ScalingActive", "HoldingForRollout", why))
+    return Scaling(replicas=asked, condition=yes("ScalingActive", _word(asked, advice), advice.reason))
+
+
+def _word(asked: int, advice: Advice) -> str:
+    if advice.code == "AtMinimum" or asked > advice.replicas:
+        return "AtMinimum"
+    if advice.code == "AtMaximum" or asked < advice.replicas:
+        return "AtMaximum"
+    return "FollowingDemand"
+
+
+def _bounded(pool: ServingPool, replicas: int) -> int:
+    bounds = pool.spec.autoscaling
+    if bounds.max_replicas is not None:
+        replicas = min(replicas, bounds.max_replicas)
+    return max(replicas, bounds.min_replicas or 0)
+
+
+def _conflict(writers: Sequence[str], held: int) -> str:
+    who = " and ".join(sorted(set(writers)))
+    return (
+        f"{who} writes spec.replicas through the scale subresource, as a HorizontalPodAutoscaler and kubectl scale do; "
+        f"{held} runners stay. Set autoscaling.mode to External, or remove the other writer and apply the pool with "
+        "spec.replicas and --server-side --force-conflicts."
+    )
+
+
+def _no(reason: str, message: str) -> Condition:
+    return no("ScalingActive", reason, message)
