@@ -47,7 +47,7 @@ def test_a_broken_rule_is_refused_in_its_words(cluster: Cluster, tenant: str, br
         cluster.apply(good)
     with pytest.raises(Refused) as refused:
         cluster.apply(with_value(good, broken.at or broken.field, broken.value))
-    field = re.escape(broken.field.replace("matchLabels.team", "matchLabels[team]"))
+    field = re.escape(re.sub(r"(matchLabels|limits)\.(\w+)", r"\1[\2]", broken.field))
     wanted = re.compile(rf"{field}: (Invalid value(: .*)?|Forbidden|Required value): {re.escape(broken.message)}")
     assert [said for said in complaints(refused.value) if wanted.fullmatch(said)], str(refused.value)
 
@@ -84,7 +84,11 @@ def test_a_small_object_is_stored_with_its_defaults(cluster: Cluster, tenant: st
         "engine": {},
         "replicas": 1,
         "allowedNamespaces": {"from": "Same"},
+        "autoscaling": {"mode": "Disabled", "scaleDownStabilizationSeconds": 300},
+        "admission": {"requireDigest": False},
         "drainTimeoutSeconds": 30,
+        "updateStrategy": {"maxSurge": 1, "maxUnavailable": 0},
+        "template": {"resources": {}},
     }
     spec = {"poolRef": {"name": "demo"}, "source": {"uri": "file:///adapters/legal"}}
     adapter = named(GOOD["LoRAAdapter"] | {"spec": spec}, tenant)
@@ -114,7 +118,9 @@ def test_null_is_absent(cluster: Cluster, tenant: str) -> None:
         ("ServingPool", "spec.replicas", 1001, "should be less than or equal to 1000"),
         ("ServingPool", "spec.role", "Token", 'supported values: "Mixed"'),
         ("LoRAAdapter", "spec.priority", "High", 'supported values: "Interactive", "Standard", "Batch"'),
-        ("LoRAAdapter", "spec.source", {}, r"spec.source.uri: Required value"),
+        ("ServingPool", "spec.template", {"hostNetwork": True}, r"field not declared in schema|unknown field"),
+        ("ServingPool", "spec.template", {"env": [{"name": "A"}, {"name": "A"}]}, r"duplicate entries"),
+        ("ServingPool", "spec.autoscaling", {"mode": False}, r"expected string"),
         ("LoRAAdapter", "spec.limits", {}, r"field not declared in schema|unknown field"),
     ],
 )
@@ -123,6 +129,14 @@ def test_what_offline_validation_refuses_is_refused(  # noqa: PLR0917
 ) -> None:
     with pytest.raises(Refused, match=complaint):
         cluster.apply(with_value(named(GOOD[kind], tenant), field, value))
+
+
+@pytest.mark.parametrize("resources", [{"limits": {"cpu": 2, "memory": "4Gi", "nvidia.com/gpu": "1"}}])
+def test_a_quantity_may_be_a_number_or_text(cluster: Cluster, tenant: str, resources: dict[str, Any]) -> None:
+    pool = named(with_value(GOOD["ServingPool"], "spec.template", {"resources": resources}), tenant)
+    cluster.apply(pool)
+    stored = cluster.get("spool", pool["metadata"]["name"], f"--namespace={tenant}")
+    assert stored["spec"]["template"]["resources"] == resources
 
 
 def test_a_pool_answers_scale(cluster: Cluster, tenant: str) -> None:

@@ -193,7 +193,7 @@ def structural(schema: Schema, definitions: Mapping[str, Schema] | None = None) 
     if "const" in given:
         given["enum"] = [given.pop("const")]
     if (default := given.pop("default", None)) is not None:
-        made["default"] = _without_nulls(default)
+        made["default"] = _without_what_is_empty(default)
     rules: list[Schema] = given.pop(VALIDATIONS, [])
     match made["type"]:
         case "object" if "properties" in given:
@@ -243,10 +243,12 @@ def _inlined(schema: Schema, definitions: Mapping[str, Schema]) -> Schema:
     return given
 
 
-def _without_nulls(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
-    return value
+def _without_what_is_empty(value: Any) -> Any:
+    """Inside a default. What is in there has defaults of its own."""
+    if not isinstance(value, dict):
+        return value
+    shorter = {key: _without_what_is_empty(inner) for key, inner in value.items()}
+    return {key: inner for key, inner in shorter.items() if inner is not None and inner not in ({}, [])}
 
 
 def _in_words(schema: Schema) -> list[Schema]:
