@@ -1,0 +1,173 @@
+"""A cluster as a test sees it: kubectl, helm, and words for what tests do again and again."""
+
+import base64
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from tests.kube.certificates import Authority
+from tests.kube.network import API_PORT, CONTROL_PLANE, Network
+from tests.kube.programs import Program
+from tools.kube.locate import find
+
+T = TypeVar("T")
+
+
+class Refused(Exception):
+    """kubectl or helm said no. The text is what it wrote to stderr."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A cluster to talk to, whoever runs it."""
+
+    kubeconfig: Path
+    folder: Path
+    """For kubectl's own caches, so that they are not the developer's."""
+    tool: Path
+    audit_log: Path | None = None
+    """One JSON object per finished request, where we run the API server."""
+    network: Network | None = None
+    """None for a cluster that is reached from where we are."""
+    authority: Authority | None = None
+    apiserver: Program | None = None
+    """To be stopped, started, restarted, paused and resumed by tests that undo it."""
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """Where the cluster's addresses mean something. Every method here goes there by itself."""
+        with nullcontext() if self.network is None else self.network.inside():
+            yield
+
+    def kubectl(self, *arguments: str, stdin: str = "", timeout_s: float = 60, kubeconfig: Path | None = None) -> str:
+        """What kubectl prints. Raises Refused with what it says when it fails."""
+        return self._run(
+            str(self.tool),
+            f"--kubeconfig={kubeconfig or self.kubeconfig}",
+            f"--cache-dir={self.folder / 'kubectl-cache'}",
+            *arguments,
+            stdin=stdin,
+            timeout_s=timeout_s,
+        )
+
+    def helm(self, *arguments: str, timeout_s: float = 300) -> str:
+        """What helm prints. Raises Refused with what it says when it fails."""
+        helm = find("helm")
+        assert helm is not None, "helm is not built: run make kube"
+        homes = {f"HELM_{kind}_HOME": str(self.folder / f"helm-{kind.lower()}") for kind in ("CACHE", "CONFIG", "DATA")}
+        return self._run(str(helm), *arguments, timeout_s=timeout_s, env={**homes, "KUBECONFIG": str(self.kubeconfig)})
+
+    def get(self, *arguments: str) -> dict[str, Any]:
+        result: dict[str, Any] = json.loads(self.kubectl("get", *arguments, "--output=json"))
+        return result
+
+    def items(self, *arguments: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.get(*arguments)["items"]
+        return found
+
+    def apply(self, *documents: dict[str, Any]) -> str:
+        """Server-side, as our own documentation does it."""
+        return self.kubectl("apply", "--server-side", "--filename=-", stdin=yaml.safe_dump_all(documents))
+
+    def logs(self, pod: str, namespace: str, *arguments: str) -> str:
+        return self.kubectl("logs", pod, f"--namespace={namespace}", *arguments)
+
+    def wait_for(self, ask: Callable[[], T], what: str = "", *, within_s: float = 30) -> T:
+        """Ask until the answer is true-like, and give it. A refusal, a missing field or a failed assertion is a no."""
+        deadline = time.monotonic() + within_s
+        while True:
+            said: object = None
+            try:
+                with self.inside():
+                    if answer := ask():
+                        return answer
+                said = answer
+            except (Refused, LookupError, AssertionError, OSError) as error:
+                said = error
+            assert time.monotonic() < deadline, (
+                f"{what or 'what was waited for'}: not within {within_s} s; last: {said}"
+            )
+            time.sleep(0.05)
+
+    def audit(self, user: str = "") -> list[dict[str, Any]]:
+        """The requests so far, of one user if named."""
+        assert self.audit_log is not None, "the audit log of somebody else's cluster cannot be read"
+        lines = self.audit_log.read_text().splitlines()
+        entries = [json.loads(line) for line in lines if line.endswith("}")]
+        return [entry for entry in entries if not user or entry["user"]["username"] == user]
+
+    def token_for(self, account: str, namespace: str, *arguments: str) -> str:
+        """A token of a ServiceAccount, from TokenRequest."""
+        return self.kubectl("create", "token", account, f"--namespace={namespace}", *arguments).strip()
+
+    def kubeconfig_for(self, account: str, namespace: str) -> Path:
+        """With which kubectl and clients are that ServiceAccount."""
+        token = self.token_for(account, namespace)
+        ours = yaml.safe_load(self.kubeconfig.read_text())
+        cluster = next(entry["cluster"] for entry in ours["clusters"])
+        return write_kubeconfig(self.folder / f"{namespace}-{account}.kubeconfig", cluster, {"token": token})
+
+    def addresses(self, service: str, namespace: str) -> list[str]:
+        """Of the ready endpoints of a Service; what cluster DNS says in a pod."""
+        slices = self.items(
+            "endpointslices", f"--namespace={namespace}", f"--selector=kubernetes.io/service-name={service}"
+        )
+        return [
+            address
+            for one in slices
+            for endpoint in one.get("endpoints") or ()
+            if endpoint.get("conditions", {}).get("ready", True)
+            for address in endpoint["addresses"]
+        ]
+
+    def _run(self, *command: str, stdin: str = "", timeout_s: float = 60, env: Mapping[str, str] | None = None) -> str:
+        with self.inside():
+            done = subprocess.run(
+                command,
+                input=stdin,
+                capture_output=True,
+                text=True,
+                timeout=timeout_s,
+                check=False,
+                env={**os.environ, **(env or {})},
+            )
+        if done.returncode != 0:
+            raise Refused(done.stderr.strip())
+        return done.stdout
+
+
+def identity(authority: Authority, folder: Path, user: str, group: str | None = None) -> Path:
+    """A kubeconfig with a client certificate of that user, with everything inside so that it alone can be handed on."""
+    pair = authority.client(user, group)
+    cluster = {
+        "server": f"https://{CONTROL_PLANE}:{API_PORT}",
+        "certificate-authority-data": _encoded(authority.pair.certificate),
+    }
+    who = {"client-certificate-data": _encoded(pair.certificate), "client-key-data": _encoded(pair.key)}
+    return write_kubeconfig(folder / f"{user.replace(':', '-')}.kubeconfig", cluster, who)
+
+
+def write_kubeconfig(path: Path, cluster: Mapping[str, str], user: Mapping[str, str]) -> Path:
+    document = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "motet-test", "cluster": dict(cluster)}],
+        "users": [{"name": "user", "user": dict(user)}],
+        "contexts": [{"name": "motet-test", "context": {"cluster": "motet-test", "user": "user"}}],
+        "current-context": "motet-test",
+    }
+    path.touch(mode=0o600)
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+def _encoded(file: Path) -> str:
+    return base64.b64encode(file.read_bytes()).decode()
