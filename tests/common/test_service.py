@@ -19,7 +19,7 @@ from motet.errors import SetupError
 from motet.service import read, run
 from motet.settings import ProcessSettings
 
-async def main(stop, registry):
+async def main(stop, registry, health):
     if sys.argv[1] == "fail":
         raise SetupError("the moon is missing. Hang it up first.")
     print("ready", flush=True)

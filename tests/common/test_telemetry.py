@@ -11,6 +11,8 @@ from prometheus_client import Counter
 from prometheus_client.parser import text_string_to_metric_families
 
 from motet.errors import SetupError
+from motet.health import Health
+from motet.rpc import is_healthy, serving
 from motet.telemetry import new_registry, serving_metrics
 
 
@@ -40,6 +42,42 @@ async def test_get_answers_with_the_figures_and_head_without(tmp_path: Path) -> 
         assert head[0] == "HTTP/1.1 200 OK"
         assert body == ""
     assert not path.exists()
+
+
+async def test_probes_are_answered_beside_the_figures(tmp_path: Path) -> None:
+    path, health = tmp_path / "m.sock", Health()
+
+    async def probe(name: str) -> tuple[str, str]:
+        head, body = await ask(path, f"GET /{name} HTTP/1.1\r\nhost: motet\r\n\r\n")
+        return head[0].removeprefix("HTTP/1.1 "), body.strip()
+
+    async with serving_metrics(f"unix:{path}", new_registry(), health):
+        assert await probe("livez") == await probe("livez?verbose") == ("200 OK", "ok")
+        assert await probe("readyz") == ("503 Service Unavailable", "starting")
+        health.set_ready(True)
+        assert await probe("readyz") == ("200 OK", "ok")
+        health.set_ready(False, "the model is being loaded")
+        assert await probe("readyz") == ("503 Service Unavailable", "the model is being loaded")
+        stuck = ["", "no step for 60 s"]
+        health.alive_while(lambda: stuck[0])
+        assert await probe("livez") == ("200 OK", "ok")
+        health.alive_while(lambda: stuck[1])
+        assert await probe("livez") == ("503 Service Unavailable", "no step for 60 s")
+        health.stop()
+        health.set_ready(True)
+        assert await probe("readyz") == ("503 Service Unavailable", "stopping"), "there is no way back"
+
+
+async def test_what_the_health_service_says_is_what_the_probe_says(tmp_path: Path) -> None:
+    address, health = f"unix:{tmp_path}/s.sock", Health()
+    async with serving(address, ready=False, process=health) as server:
+        assert (health.unready_because(), await is_healthy(address)) == ("starting", False)
+        await server.set_ready(True)
+        assert (health.unready_because(), await is_healthy(address)) == ("", True)
+        await server.set_ready(False, "draining")
+        assert (health.unready_because(), await is_healthy(address)) == ("draining", False)
+        await server.set_ready(True)
+    assert health.unready_because() == "stopping"
 
 
 async def test_a_scraper_that_hangs_up_disturbs_nobody(tmp_path: Path) -> None:

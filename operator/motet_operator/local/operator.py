@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from motet.clock import monotonic
 from motet.errors import ManifestError, ModelFolderError
+from motet.health import Health
 from motet.processes import Keeper, Policy, Records
 from motet.resources import LoRAAdapter, Manifest, ServingPool
 from motet.service import run_until
@@ -67,12 +68,13 @@ class LocalOperator:
         self._pool_conditions = conditions_from(earlier, "pools")
         self._adapter_conditions = conditions_from(earlier, "adapters")
 
-    async def run(self, stop: asyncio.Event, registry: CollectorRegistry) -> None:
+    async def run(self, stop: asyncio.Event, registry: CollectorRegistry, health: Health) -> None:
         """Raises SetupError for what a person has to put right before anything can start."""
         self._metrics = Metrics(registry)
         self._objects = self._folder.read()
         self._refuse_what_cannot_start()
         self._look_at_adapters()
+        health.set_ready(True)
         try:
             await run_until(stop, self._reconcile_for_ever(), self._sync.run(), self._watch(), self._migrate())
         finally:

@@ -5,6 +5,7 @@ Rules, each learnt from a failure seen in practice:
 - reconnecting starts after 50 ms and never waits longer than 500 ms (gRPC's own back-off costs over a second), nor
   longer than a Unix socket takes to be served again;
 - what is said while a stream is down is dropped: the greeting of the next connection tells the whole truth again;
+- a name is resolved anew at each reconnect, and a peer that vanished without a word is noticed within ten seconds;
 - channels are made after the process has started, never before a fork;
 - `asyncio.timeout`, never `wait_for`.
 """
@@ -22,7 +23,9 @@ import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from motet import tls
 from motet.errors import MotetError, SetupError
+from motet.health import Health
 
 log = structlog.get_logger(__name__)
 
@@ -45,16 +48,20 @@ _CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", int(FIRST_RETRY_SECONDS * 1000)),
     ("grpc.max_reconnect_backoff_ms", int(LAST_RETRY_SECONDS * 1000)),
-    # A peer whose machine vanished sends nothing; without pings its stream would look healthy for ever.
-    ("grpc.keepalive_time_ms", 10_000),
+    # A peer whose machine vanished sends nothing; without pings its stream would look healthy for ever. And without
+    # the last of these, a stream on which nobody speaks would be pinged twice and then once a minute.
+    ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    # A pod that comes back has another address; by default a channel asks for it twice a minute.
+    ("grpc.dns_min_time_between_resolutions_ms", 500),
     ("grpc.enable_http_proxy", 0),
 ]
 _SERVER_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
     ("grpc.keepalive_permit_without_calls", 1),
     # Two processes on one port would share its requests at random.
     ("grpc.so_reuseport", 0),
@@ -62,13 +69,24 @@ _SERVER_OPTIONS: list[tuple[str, Any]] = [
 
 
 @asynccontextmanager
-async def open_channel(address: str) -> AsyncIterator[grpc.aio.Channel]:
-    """A channel to `unix:/path` or `host:port`, closed on the way out. The one place that knows how peers connect."""
-    channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+async def open_channel(address: str, role: str = "", *, grace: float | None = None) -> AsyncIterator[grpc.aio.Channel]:
+    """A channel to `unix:/path` or `host:port`, closed on the way out. The one place that knows how peers connect.
+
+    With TLS the peer must prove to be of `role`; without one, to be called what was dialled. Calls that still run when
+    the channel is closed have `grace` seconds to end. Raises SetupError when this process's own certificate is unfit.
+    """
+    identity = tls.current()
+    if identity is None or socket_path(address) is not None:
+        channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+    else:
+        options = [("grpc.ssl_target_name_override", tls.name_of(role))] if role else []
+        channel = grpc.aio.secure_channel(
+            address, identity.channel_credentials(), options=[*_CHANNEL_OPTIONS, *options]
+        )
     try:
         yield channel
     finally:
-        await channel.close()
+        await channel.close(grace)
 
 
 class Outbox(Generic[Message]):
@@ -125,18 +143,27 @@ def _is_served(path: Path) -> bool:
         return True
 
 
+class LedBy(Exception):
+    """Raised by a link's `receive`: the peer sends us to another address, or nowhere yet."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address or "nobody yet")
+        self.address = address
+
+
 class Link(Generic[Up, Down]):
     """The client's end of one long-lived bidirectional stream, opened again whenever it breaks.
 
-    `greet` makes the first messages of each connection. `receive` is called with every message from the peer, in order,
-    and must not block; an error of it ends the connection, not the link. `opened` and `closed` are called when a
-    connection comes and goes. `run` ends only by cancellation; `send` says False, and drops the message, while there is
-    no connection.
+    `peer` is the role of who answers at `address`. `greet` makes the first messages of each connection. `receive` is
+    called with every message from the peer, in order, and must not block; an error of it ends the connection, not the
+    link, and LedBy goes on at once where it points, until that connection breaks. `opened` and `closed` are called when
+    a connection comes and goes. `run` ends only by cancellation; `send` says False, and drops the message, while there
+    is no connection.
     """
 
     def __init__(
         self,
-        name: str,
+        peer: str,
         address: str,
         open_stream: Callable[[grpc.aio.Channel], Any],
         *,
@@ -145,8 +172,10 @@ class Link(Generic[Up, Down]):
         opened: Callable[[], None] | None = None,
         closed: Callable[[str], None] | None = None,
     ) -> None:
-        self.name = name
+        self.peer = peer
         self.address = address
+        self._said = ""
+        self._led = False
         self._open_stream = open_stream
         self._greet = greet
         self._receive = receive
@@ -165,26 +194,49 @@ class Link(Generic[Up, Down]):
         return True
 
     async def run(self) -> None:
-        backoff = Backoff()
+        backoff, turned_away = Backoff(), Backoff()
+        address = self.address
         while True:
+            here, address = address, self.address
             try:
-                await self._converse(backoff)
+                await self._converse(here, backoff)
                 why = "the peer ended the stream"
+            except LedBy as word:
+                log.info("stream led elsewhere", link=self.peer, address=here, to=word.address)
+                address = word.address or self.address
+                # At once when it is news; those who point at each other, or at nobody, are asked at leisure.
+                if self._led or not word.address:
+                    await asyncio.sleep(turned_away.next())
+                else:
+                    turned_away.reset()
+                self._led = True
+                continue
             except grpc.aio.AioRpcError as error:
                 why = f"{error.code().name}: {error.details()}"
             except TimeoutError:
                 why = "no answer"
+            except SetupError as error:
+                why = error.message
+                self._warn(why)
             except Exception:
                 # A message that we cannot take: the next connection tells everything anew. Not in a hurry, since a
                 # peer that says it again would keep both sides busy.
-                log.exception("stream dropped by an error of ours", link=self.name, address=self.address)
+                log.exception("stream dropped by an error of ours", link=self.peer, address=here)
                 await asyncio.sleep(LAST_RETRY_SECONDS)
                 continue
-            log.debug("stream down", link=self.name, address=self.address, why=why)
-            await _pause(self.address, backoff.next())
+            log.debug("stream down", link=self.peer, address=here, why=why)
+            if (identity := tls.current()) is not None and (reason := identity.blame(why, self.peer)):
+                self._warn(reason)
+            await _pause(here, backoff.next())
 
-    async def _converse(self, backoff: Backoff) -> None:
-        async with open_channel(self.address) as channel:
+    def _warn(self, reason: str) -> None:
+        """Once for each reason in a row: attempts come twice a second."""
+        if reason != self._said:
+            log.warning("no connection", link=self.peer, address=self.address, reason=reason)
+        self._said = reason
+
+    async def _converse(self, address: str, backoff: Backoff) -> None:
+        async with open_channel(address, self.peer) as channel:
             call = self._open_stream(channel)
             outbox: Outbox[Up] = Outbox()
             why = "the peer ended the stream"
@@ -194,17 +246,21 @@ class Link(Generic[Up, Down]):
                 async with asyncio.timeout(CONNECT_SECONDS):
                     await call.wait_for_connection()
                 backoff.reset()
-                connected = True
+                connected, self._said = True, ""
                 for message in self._greet():
                     outbox.put(message)
                 self._outbox = outbox
-                writer = asyncio.create_task(_write_all(outbox, call.write), name=f"{self.name}: write")
-                log.info("stream up", link=self.name, address=self.address)
+                writer = asyncio.create_task(_write_all(outbox, call.write), name=f"{self.peer}: write")
+                log.info("stream up", link=self.peer, address=address)
                 if self._opened is not None:
                     self._opened()
                 async for message in call:
                     for one in _unpacked(message):
                         self._receive(one)
+                    self._led = False
+            except LedBy as word:
+                why = f"led by {word}"
+                raise
             except grpc.aio.AioRpcError as error:
                 why = f"{error.code().name}: {error.details()}"
                 raise
@@ -215,7 +271,7 @@ class Link(Generic[Up, Down]):
                     await asyncio.gather(writer, return_exceptions=True)
                 call.cancel()
                 if connected:
-                    log.info("stream lost", link=self.name, address=self.address, why=why)
+                    log.info("stream lost", link=self.peer, address=address, why=why)
                     if self._closed is not None:
                         self._closed(why)
 
@@ -297,21 +353,32 @@ class AddServicer(Protocol):
 class Server:
     """What `serving` yields: lets a service say that it is ready, or no longer."""
 
-    def __init__(self, health_servicer: health.aio.HealthServicer, port: int) -> None:
+    def __init__(self, health_servicer: health.aio.HealthServicer, port: int, process: Health) -> None:
         self._health = health_servicer
+        self._process = process
         self.port = port
         """The TCP port, for an address that ended in `:0`."""
 
-    async def set_ready(self, ready: bool) -> None:
+    async def set_ready(self, ready: bool, why: str = "") -> None:
+        """Over gRPC, and for the process as a whole."""
+        self._process.set_ready(ready, why)
         status = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
         await self._health.set("", status)
 
 
 @asynccontextmanager
 async def serving(
-    address: str, *add: AddServicer, names: Iterable[str] = (), ready: bool = True, grace: float = 0.5
+    address: str,
+    *add: AddServicer,
+    names: Iterable[str] = (),
+    ready: bool = True,
+    grace: float = 0.5,
+    process: Health | None = None,
 ) -> AsyncIterator[Server]:
-    """A gRPC server on `unix:/path` or `host:port`, with health and reflection beside the services that `add` adds."""
+    """A gRPC server on `unix:/path` or `host:port`, with health and reflection beside the services that `add` adds.
+
+    `process` hears what the health service says.
+    """
     server = grpc.aio.server(options=_SERVER_OPTIONS)
     for add_servicer in add:
         add_servicer(server)
@@ -321,19 +388,24 @@ async def serving(
     path = socket_path(address)
     if path is not None:
         path.unlink(missing_ok=True)
+    identity = tls.current()
     try:
-        port = server.add_insecure_port(address)
+        if identity is None or path is not None:
+            port = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, identity.server_credentials())
     except RuntimeError as error:
         raise SetupError(
             f"cannot listen on {address}: it is in use, or its folder cannot be written. Stop the other process, or "
             "choose another address."
         ) from error
     await server.start()
-    handle = Server(health_servicer, port)
-    await handle.set_ready(ready)
+    handle = Server(health_servicer, port, process or Health())
+    await handle.set_ready(ready, "" if ready else "starting")
     try:
         yield handle
     finally:
+        await handle.set_ready(False, "stopping")
         await server.stop(grace)
         if path is not None:
             path.unlink(missing_ok=True)
@@ -344,13 +416,13 @@ def socket_path(address: str) -> Path | None:
     return Path(address.removeprefix("unix:")) if address.startswith("unix:") else None
 
 
-async def is_healthy(address: str, *, seconds: float = 1.0) -> bool:
+async def is_healthy(address: str, role: str = "", *, seconds: float = 1.0) -> bool:
     """Ask the health service. Anything but a clear yes in time is a no."""
     try:
-        async with asyncio.timeout(seconds), open_channel(address) as channel:
+        async with asyncio.timeout(seconds), open_channel(address, role) as channel:
             answer = await health_pb2_grpc.HealthStub(channel).Check(
                 health_pb2.HealthCheckRequest(), timeout=seconds, wait_for_ready=False
             )
             return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
-    except (grpc.aio.AioRpcError, TimeoutError):
+    except (grpc.aio.AioRpcError, TimeoutError, SetupError):
         return False

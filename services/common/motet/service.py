@@ -11,7 +11,9 @@ from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, SettingsError
 
+from motet import tls
 from motet.errors import SetupError
+from motet.health import Health
 from motet.settings import ProcessSettings
 from motet.tasks import together
 from motet.telemetry import configure_logging, new_registry, serving_metrics
@@ -44,17 +46,20 @@ def _last_word(sentence: str) -> None:
     print(sentence, file=sys.stderr)  # noqa: T201 - the last line a person sees
 
 
-Main = Callable[[asyncio.Event, CollectorRegistry], Awaitable[None]]
+Main = Callable[[asyncio.Event, CollectorRegistry, Health], Awaitable[None]]
 
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 
 def run(name: str, settings: ProcessSettings, main: Main, *, loop_factory: LoopFactory | None = None) -> None:
-    """Run `main(stop, registry)` until it returns; SIGTERM and SIGINT set `stop`. Ends the process by SystemExit."""
+    """Run `main(stop, registry, health)` until it returns; SIGTERM and SIGINT set `stop`.
+
+    `name` is the role that this process's certificate must carry. Ends the process by SystemExit.
+    """
     configure_logging(name, settings)
     try:
-        with asyncio.Runner(loop_factory=loop_factory) as runner:
+        with tls.acting_as(_identity(name, settings)), asyncio.Runner(loop_factory=loop_factory) as runner:
             runner.run(_run(settings, main))
     except SetupError as error:
         log.error("cannot start", reason=error.message, code=error.code)
@@ -62,15 +67,28 @@ def run(name: str, settings: ProcessSettings, main: Main, *, loop_factory: LoopF
         sys.exit(SETUP_FAILED)
 
 
+def _identity(role: str, settings: ProcessSettings) -> tls.Identity | None:
+    if settings.tls_dir is None:
+        return None
+    identity = tls.Identity(settings.tls_dir, role)
+    identity.check()
+    return identity
+
+
 async def _run(settings: ProcessSettings, main: Main) -> None:
-    stop = asyncio.Event()
+    stop, health = asyncio.Event(), Health()
+
+    def end() -> None:
+        health.stop()
+        stop.set()
+
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signum, stop.set)
+        loop.add_signal_handler(signum, end)
     registry = new_registry()
-    async with serving_metrics(settings.metrics_address, registry):
+    async with serving_metrics(settings.metrics_address, registry, health):
         log.info("starting")
-        await main(stop, registry)
+        await main(stop, registry, health)
         log.info("stopped")
 
 

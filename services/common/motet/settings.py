@@ -7,7 +7,7 @@ else in the code reads the environment.
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -26,10 +26,20 @@ class ProcessSettings(BaseSettings):
     """`json` for machines (the default: logs go to files and collectors), `console` for people."""
 
     metrics_address: str = ""
-    """Where to serve /metrics: `unix:/path` or `host:port`. Empty: nowhere."""
+    """Where to serve /metrics, and /livez and /readyz beside it: `unix:/path` or `host:port`. Empty: nowhere."""
+
+    tls_dir: Path | None = None
+    """A folder with `tls.crt`, `tls.key` and `ca.crt`: what listens on `host:port` then takes only peers with a
+    certificate of that authority, and knows them by the name `<role>.motet.internal` in it. Files that change are read
+    again. Empty: plain text. Unix sockets are always plain: only their owner may open them."""
 
     time_scale: float = Field(1.0, gt=0, le=1)
     """Multiplies every timer that waits for something to go wrong (heartbeats, graces, back-off). Tests run at 0.05."""
+
+    @field_validator("tls_dir", mode="before")
+    @classmethod
+    def _no_folder(cls, value: object) -> object:
+        return value or None
 
     @property
     def cache_dir(self) -> Path:

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from motet.errors import SetupError
+from motet.health import Health
 from motet.rpc import socket_path
 from motet.settings import ProcessSettings
 
@@ -78,21 +79,33 @@ def new_registry() -> CollectorRegistry:
 
 
 @asynccontextmanager
-async def serving_metrics(address: str, registry: CollectorRegistry) -> AsyncIterator[None]:
-    """Answer GET and HEAD with the figures on `unix:/path` or `host:port`; an empty address serves nothing."""
+async def serving_metrics(
+    address: str, registry: CollectorRegistry, health: Health | None = None
+) -> AsyncIterator[None]:
+    """Answer GET and HEAD on `unix:/path` or `host:port`; an empty address serves nothing.
+
+    `/livez` and `/readyz` say what `health` says, with status 503 and the reason when it is no; any other path answers
+    with the figures.
+    """
     if not address:
         yield
         return
+    health = health or Health()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(5):
                 request = await reader.readuntil(b"\r\n\r\n")
-            method = request.split(b" ", 1)[0]
-            body = generate_latest(registry)
+            method, target, *_ = *request.split(b" ", 2), b""
+            match target.partition(b"?")[0]:
+                case b"/livez":
+                    status, kind, body = _verdict(health.dead_because())
+                case b"/readyz":
+                    status, kind, body = _verdict(health.unready_because())
+                case _:
+                    status, kind, body = "200 OK", CONTENT_TYPE_LATEST, generate_latest(registry)
             head = (
-                f"HTTP/1.1 200 OK\r\ncontent-type: {CONTENT_TYPE_LATEST}\r\ncontent-length: {len(body)}\r\n"
-                "connection: close\r\n\r\n"
+                f"HTTP/1.1 {status}\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
             )
             writer.write(head.encode() + (b"" if method == b"HEAD" else body))
             await writer.drain()
@@ -119,3 +132,8 @@ async def serving_metrics(address: str, registry: CollectorRegistry) -> AsyncIte
         server.close()
         if path is not None:
             path.unlink(missing_ok=True)
+
+
+def _verdict(why_not: str) -> tuple[str, str, bytes]:
+    status = "503 Service Unavailable" if why_not else "200 OK"
+    return status, "text/plain; charset=utf-8", f"{why_not or 'ok'}\n".encode()

@@ -7,6 +7,7 @@ import structlog
 import uvloop
 from prometheus_client import CollectorRegistry
 
+from motet.health import Health
 from motet.service import read, run
 from motet.settings import Addresses, ProcessSettings
 from motet_gateway.app import build_app
@@ -21,7 +22,7 @@ log = structlog.get_logger(__name__)
 def main() -> None:
     settings, process, addresses = read(Settings), read(ProcessSettings), read(Addresses)
 
-    async def serve(stop: asyncio.Event, registry: CollectorRegistry) -> None:
+    async def serve(stop: asyncio.Event, registry: CollectorRegistry, health: Health) -> None:
         with listening(settings) as bound:
             gateway = Gateway(settings, process, addresses, Metrics(registry))
             server = HttpServer(build_app(gateway, registry), grace=settings.drain_seconds + LAST_SECONDS)
@@ -33,6 +34,7 @@ def main() -> None:
                 gc.freeze()
                 host, port = bound.getsockname()[:2]
                 log.info("listening", host=host, port=port, gateway=gateway.name)
+                health.set_ready(True)
                 await stop.wait()
                 server.should_exit = True  # no new connections from here
                 await gateway.drain()

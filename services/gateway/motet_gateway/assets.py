@@ -14,7 +14,7 @@ import grpc
 import structlog
 
 from motet.api.v1 import runner_pb2, runner_pb2_grpc
-from motet.errors import Internal, MotetError
+from motet.errors import Internal, MotetError, SetupError
 from motet.rpc import Backoff, open_channel
 from motet_gateway.tokens.text_model import ASSET_FILES, TextModel
 
@@ -73,7 +73,7 @@ class AssetStore:
             for address in list(addresses()):
                 try:
                     await self._fetch(digest, address, folder)
-                except (grpc.aio.AioRpcError, OSError, TimeoutError, ValueError) as error:
+                except (grpc.aio.AioRpcError, OSError, TimeoutError, ValueError, SetupError) as error:
                     log.warning("assets not fetched", digest=digest, address=address, reason=str(error)[:200])
                 else:
                     return
@@ -83,7 +83,7 @@ class AssetStore:
         self._folder.mkdir(parents=True, exist_ok=True)
         unfinished = Path(tempfile.mkdtemp(prefix=".fetching-", dir=self._folder))
         try:
-            async with asyncio.timeout(FETCH_SECONDS), open_channel(address) as channel:
+            async with asyncio.timeout(FETCH_SECONDS), open_channel(address, "runner") as channel:
                 call = runner_pb2_grpc.RunnerStub(channel).Assets(runner_pb2.AssetsRequest(digest=digest))
                 try:
                     await _write_files(call, unfinished)

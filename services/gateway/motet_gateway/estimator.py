@@ -14,6 +14,7 @@ import grpc
 import structlog
 
 from motet.api.v1 import common_pb2, predictor_pb2, predictor_pb2_grpc
+from motet.errors import SetupError
 from motet.quantiles import LengthStatistics
 from motet.rpc import open_channel
 
@@ -97,38 +98,41 @@ class Estimator:
         self._outcomes.append(outcome)
 
     async def run(self) -> None:
-        """Hold the channel, probe while the predictor is away, hand outcomes on. Ends by cancellation."""
-        async with open_channel(self._address) as channel, asyncio.TaskGroup() as tasks:
-            self._stub = predictor_pb2_grpc.PredictorStub(channel)
+        """Hold a channel, probe while the predictor is away, hand outcomes on. Ends by cancellation."""
+        async with asyncio.TaskGroup() as tasks:
             try:
-                tasks.create_task(self._probe(self._stub))
-                await self._hand_on(self._stub)
+                tasks.create_task(self._keep_channel())
+                await self._hand_on()
             finally:
                 self._up = False
                 if self._flight is not None:
                     self._flight.cancel()
 
-    async def _probe(self, stub: "predictor_pb2_grpc.PredictorAsyncStub") -> None:
+    async def _keep_channel(self) -> None:
+        """A new one whenever the predictor was away: it may have another address and another certificate by then."""
         while True:
-            self._went_down.clear()
-            while not self._up:
-                try:
+            try:
+                async with open_channel(self._address, "predictor", grace=PROBE_TIMEOUT_SECONDS) as channel:
+                    stub = predictor_pb2_grpc.PredictorStub(channel)
                     await stub.Predict(predictor_pb2.PredictRequest(), timeout=PROBE_TIMEOUT_SECONDS)
-                except grpc.aio.AioRpcError:
-                    await asyncio.sleep(self._pause)
-                else:
-                    self._up = True
+                    self._stub, self._up = stub, True
+                    self._went_down.clear()
                     log.info("predictor answers")
-            await self._went_down.wait()
+                    await self._went_down.wait()
+            except (grpc.aio.AioRpcError, SetupError):
+                await asyncio.sleep(self._pause)
 
-    async def _hand_on(self, stub: "predictor_pb2_grpc.PredictorAsyncStub") -> None:
+    async def _hand_on(self) -> None:
         while True:
             await asyncio.sleep(FLUSH_SECONDS)
             while self._up and self._outcomes:
+                assert self._stub is not None
                 count = min(len(self._outcomes), OUTCOMES_AT_ONCE)
                 batch = [self._outcomes.popleft() for _ in range(count)]
                 try:
-                    await stub.Observe(predictor_pb2.ObserveRequest(outcomes=batch), timeout=PROBE_TIMEOUT_SECONDS)
+                    await self._stub.Observe(
+                        predictor_pb2.ObserveRequest(outcomes=batch), timeout=PROBE_TIMEOUT_SECONDS
+                    )
                 except grpc.aio.AioRpcError as error:
                     # Sent again only when it certainly was not taken: a length counted twice is worse than one missed.
                     if error.code() is grpc.StatusCode.UNAVAILABLE:

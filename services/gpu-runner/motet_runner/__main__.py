@@ -6,6 +6,7 @@ import sys
 import structlog
 from prometheus_client import CollectorRegistry
 
+from motet.health import Health
 from motet.service import read, run, run_until
 from motet.settings import Addresses, ProcessSettings
 from motet_runner.host import ChildHost, EngineDied
@@ -21,9 +22,9 @@ ENGINE_DIED = 1
 def main() -> None:
     process, settings, addresses = read(ProcessSettings), read(Settings), read(Addresses)
 
-    async def serve(stop: asyncio.Event, registry: CollectorRegistry) -> None:
+    async def serve(stop: asyncio.Event, registry: CollectorRegistry, health: Health) -> None:
         host = ChildHost(settings.engine_config(), process)
-        await run_until(stop, RunnerService(settings, process, addresses, host, registry).run())
+        await run_until(stop, RunnerService(settings, process, addresses, host, registry, health=health).run())
 
     try:
         run("runner", process, serve)

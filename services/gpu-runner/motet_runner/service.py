@@ -17,6 +17,7 @@ from motet.api.v1 import common_pb2, runner_pb2
 from motet.clock import every
 from motet.digest import asset_digest, base_digest
 from motet.errors import ModelFolderError, MotetError, Overloaded
+from motet.health import Health
 from motet.model import Digest
 from motet.rpc import Server, serving
 from motet.settings import Addresses, ProcessSettings
@@ -62,12 +63,14 @@ class RunnerService:
         registry: CollectorRegistry,
         *,
         check: Check | None = None,
+        health: Health | None = None,
     ) -> None:
         self._settings = settings
         self._process = process
         self._addresses = addresses
         self._host = host
         self._check = check
+        self._health = health or Health()
         self._folder = settings.model_folder()
         self._last: EngineReport | None = None
         self._report_asked = False
@@ -94,7 +97,7 @@ class RunnerService:
         await self._host.start()
         try:
             async with serving(
-                self._settings.listen, self._add_to, names=[SERVICE_NAME], ready=False, grace=0
+                self._settings.listen, self._add_to, names=[SERVICE_NAME], ready=False, grace=0, process=self._health
             ) as server:
                 await self._serve(server)
         finally:

@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry
 
 from motet.api.v1 import predictor_pb2_grpc
 from motet.clock import every
+from motet.health import Health
 from motet.rpc import serving
 from motet.service import read, run, run_until
 from motet.settings import Addresses, Database, ProcessSettings
@@ -20,7 +21,7 @@ from motet_predictor.settings import Settings
 def main() -> None:
     settings, process, addresses, database = read(Settings), read(ProcessSettings), read(Addresses), read(Database)
 
-    async def predict(stop: asyncio.Event, registry: CollectorRegistry) -> None:
+    async def predict(stop: asyncio.Event, registry: CollectorRegistry, health: Health) -> None:
         metrics = Metrics(registry)
         model = LengthModel(max_scopes=settings.max_scopes)
         async with open_store(database.url(process)) as store:
@@ -41,6 +42,7 @@ def main() -> None:
                 addresses.predictor_address,
                 lambda server: predictor_pb2_grpc.add_PredictorServicer_to_server(service, server),
                 names=[SERVICE],
+                process=health,
                 ready=False,
             ) as server:
                 await keeper.flush()  # loads; without a database we start from the prior and load when it comes

@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry
 
 from motet.api.v1 import scheduler_pb2_grpc
 from motet.clock import every
+from motet.health import Health
 from motet.leadership import LocalLeadership
 from motet.rpc import serving
 from motet.service import read, run, run_until
@@ -24,7 +25,7 @@ SHORTEST_TICK = 0.02
 def main() -> None:
     settings, process, addresses = read(Settings), read(ProcessSettings), read(Addresses)
 
-    async def schedule(stop: asyncio.Event, registry: CollectorRegistry) -> None:
+    async def schedule(stop: asyncio.Event, registry: CollectorRegistry, health: Health) -> None:
         with LocalLeadership(process.data_dir / "scheduler.term") as leadership:
             service = SchedulerService(
                 settings.policy(process.time_scale),
@@ -38,6 +39,7 @@ def main() -> None:
                 addresses.scheduler_address,
                 lambda server: scheduler_pb2_grpc.add_SchedulerServicer_to_server(service, server),
                 names=[SERVICE],
+                process=health,
             ):
                 await run_until(stop, service.supervisor.run(), every(tick, service.tick, name="tick"))
 

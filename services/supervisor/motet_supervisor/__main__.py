@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry
 
 from motet.api.v1 import supervisor_pb2_grpc
 from motet.clock import every
+from motet.health import Health
 from motet.rpc import serving
 from motet.service import read, run, run_until
 from motet.settings import Addresses, ProcessSettings
@@ -22,13 +23,14 @@ SHORTEST_TICK = 0.02
 def main() -> None:
     settings, process, addresses = read(Settings), read(ProcessSettings), read(Addresses)
 
-    async def supervise(stop: asyncio.Event, registry: CollectorRegistry) -> None:
+    async def supervise(stop: asyncio.Event, registry: CollectorRegistry, health: Health) -> None:
         service = SupervisorService(settings.policy(process.time_scale), metrics=Metrics(registry))
         tick = max(TICK_SECONDS * process.time_scale, SHORTEST_TICK)
         async with serving(
             addresses.supervisor_address,
             lambda server: supervisor_pb2_grpc.add_SupervisorServicer_to_server(service, server),
             names=[SERVICE],
+            process=health,
         ):
             await run_until(stop, every(tick, service.tick, name="tick"))
 

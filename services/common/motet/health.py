@@ -1,0 +1,33 @@
+"""Whether a process is ready for work, and whether it gets on with it: one truth, told over gRPC and over HTTP."""
+
+from collections.abc import Callable
+
+Check = Callable[[], str]
+"""Says what is wrong; empty: nothing is."""
+
+
+class Health:
+    """Not ready until told so, and never again once it stops. Alive unless a check says otherwise."""
+
+    def __init__(self) -> None:
+        self._unready = "starting"
+        self._stopping = False
+        self._checks: list[Check] = []
+
+    def set_ready(self, ready: bool, why: str = "") -> None:
+        """Whether new work may come, and if not, what is in the way."""
+        self._unready = "" if ready else why or "not ready"
+
+    def stop(self) -> None:
+        self._stopping = True
+
+    def alive_while(self, check: Check) -> None:
+        """Count as dead, and be started again, while `check` says why. It must look at this process alone: one that
+        ends because another is away makes an outage of a hiccup."""
+        self._checks.append(check)
+
+    def unready_because(self) -> str:
+        return "stopping" if self._stopping else self._unready
+
+    def dead_because(self) -> str:
+        return next((why for check in self._checks if (why := check())), "")

@@ -1,0 +1,199 @@
+"""Who a process is to its peers: mutual TLS, from files that may change while it runs.
+
+A peer is known by its role and not by its address: pods come and go, the scheduler stays `scheduler.motet.internal`.
+Whoever holds a certificate of the same authority may connect; what a client insists on is the role of whom it reached.
+"""
+
+import os
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import structlog
+
+from motet.errors import SetupError
+
+log = structlog.get_logger(__name__)
+
+DOMAIN = "motet.internal"
+CERTIFICATE, KEY, AUTHORITY = "tls.crt", "tls.key", "ca.crt"
+FILES = (CERTIFICATE, KEY, AUTHORITY)
+
+_FIX = "Put the pair of one certificate there, with the authority that signed it: files of one Secret of type TLS."
+
+
+def name_of(role: str) -> str:
+    """The DNS name that a certificate of this role carries."""
+    return f"{role}.{DOMAIN}"
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """What the three files held at one moment, as PEM."""
+
+    certificate: bytes
+    key: bytes
+    authority: bytes
+
+
+class Identity:
+    """The certificate of this process and the authority it trusts. Files that have changed are taken once they fit."""
+
+    def __init__(self, folder: Path, role: str) -> None:
+        self.role = role
+        self._folder = folder
+        self._lock = threading.Lock()  # servers ask from gRPC's threads
+        self._stamp: object = None
+        self._refused: object = None
+        self._keys: Keys | None = None
+
+    def keys(self) -> Keys:
+        """As the files are now; the last good ones while they are not. Raises SetupError when there were none yet."""
+        with self._lock:
+            try:
+                stamp = self._look()
+                if self._keys is None or stamp not in (self._stamp, self._refused):
+                    keys = Keys(*(self._read(name) for name in FILES))
+                    self._verify()
+                    if self._keys is not None:
+                        log.info("certificate renewed", folder=str(self._folder))
+                    self._stamp, self._keys = stamp, keys
+            except SetupError as error:
+                if self._keys is None:
+                    raise
+                log.warning("new certificate not taken; the old one goes on", reason=error.message)
+                self._refused = self._look_again()
+            return self._keys
+
+    def check(self) -> None:
+        """Raises SetupError when this process's own files would not let it talk to anybody, as of now."""
+        for name in FILES:
+            self._read(name)
+        self._verify()
+
+    def channel_credentials(self) -> grpc.ChannelCredentials:
+        keys = self.keys()
+        return grpc.ssl_channel_credentials(keys.authority, keys.key, keys.certificate)
+
+    def server_credentials(self) -> grpc.ServerCredentials:
+        """They ask again at every handshake, so that a new certificate needs no new server."""
+        used = self.keys()
+
+        def renewed() -> grpc.ServerCertificateConfiguration | None:
+            nonlocal used
+            keys = self.keys()
+            if keys is used:
+                return None
+            used = keys
+            return _for_server(keys)
+
+        return grpc.dynamic_ssl_server_credentials(
+            _for_server(used),
+            renewed,  # type: ignore[arg-type]  # None is how gRPC hears that nothing is new
+            require_client_authentication=True,
+        )
+
+    def blame(self, why: str, peer: str) -> str:
+        """A sentence for a connection that failed in its handshake; empty when it failed otherwise."""
+        if not any(sign in why for sign in ("handshake failed", "Verification Check", "Socket closed")):
+            return ""
+        try:
+            self.check()
+        except SetupError as error:
+            return error.message
+        if "Hostname Verification" in why:
+            return f"who answered is not {name_of(peer)}: its certificate carries another role. Is the address right?"
+        if "expired" in why:
+            return f"the certificate of {name_of(peer)} has expired: renew the Secret of that component."
+        if "handshake failed" in why:
+            return (
+                f"{name_of(peer)} speaks no TLS, or {self._folder / AUTHORITY} has not signed its certificate: give "
+                "both sides certificates of one authority."
+            )
+        return ""  # the other side hung up: it may as well be going down
+
+    def _look(self) -> object:
+        """Differs whenever a file has been replaced."""
+        return tuple((it.st_mtime_ns, it.st_ino, it.st_size) for it in map(self._stat, FILES))
+
+    def _look_again(self) -> object:
+        try:
+            return self._look()
+        except SetupError:
+            return None
+
+    def _stat(self, name: str) -> os.stat_result:
+        try:
+            return (self._folder / name).stat()
+        except OSError as error:
+            raise self._unreadable(name, error) from None
+
+    def _read(self, name: str) -> bytes:
+        try:
+            return (self._folder / name).read_bytes()
+        except OSError as error:
+            raise self._unreadable(name, error) from None
+
+    def _unreadable(self, name: str, error: OSError) -> SetupError:
+        return SetupError(f"{self._folder / name} cannot be read: {error.strerror}. MOTET_TLS_DIR must hold it. {_FIX}")
+
+    def _verify(self) -> None:
+        """Shake hands with ourselves: that finds all that a peer would find, before one does."""
+        certificate, key, authority = (self._folder / name for name in FILES)
+        sides = [ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)]
+        for side in sides:
+            try:
+                side.load_verify_locations(authority)
+            except ssl.SSLError:
+                raise SetupError(f"{authority} holds no certificate in PEM form. {_FIX}") from None
+            try:
+                side.load_cert_chain(certificate, key)
+            except ssl.SSLError as error:
+                raise SetupError(f"{certificate} and {key} are no pair ({error.reason or 'not PEM'}). {_FIX}") from None
+            side.verify_mode = ssl.CERT_REQUIRED
+        try:
+            _shake_hands(*sides, name=name_of(self.role))
+        except ssl.SSLCertVerificationError as error:
+            raise SetupError(
+                f"{certificate} is not good for {name_of(self.role)}: {error.verify_message}. It must be signed by "
+                f"{authority.name}, be valid now, carry that DNS name, and serve as client and as server."
+            ) from None
+
+
+def _for_server(keys: Keys) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(keys.key, keys.certificate)], keys.authority)
+
+
+def _shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, *, name: str) -> None:
+    """In memory. Raises what either side finds wrong with the other's certificate."""
+    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [client.wrap_bio(down, up, server_hostname=name), server.wrap_bio(up, down, server_side=True)]
+    for _ in range(3):  # in TLS 1.3 the server hears the client's certificate with its second turn
+        for end in ends:
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+
+
+_current: ContextVar[Identity | None] = ContextVar("motet_tls_identity", default=None)
+
+
+def current() -> Identity | None:
+    """Who this process is; None when it talks in plain text."""
+    return _current.get()
+
+
+@contextmanager
+def acting_as(identity: Identity | None) -> Iterator[None]:
+    """Everything started within speaks as `identity`."""
+    token = _current.set(identity)
+    try:
+        yield
+    finally:
+        _current.reset(token)

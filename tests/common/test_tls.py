@@ -1,0 +1,244 @@
+"""Peers that know each other by role, with real certificates over real gRPC."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+import structlog
+from structlog.testing import capture_logs
+
+from motet.errors import SetupError
+from motet.rpc import Link, is_healthy, serving
+from motet.tls import Identity, acting_as
+from tests.common.echo import Echo, open_talk
+from tests.common.waiting import until
+from tests.support.authority import DAY, Authority
+
+
+@pytest.fixture(scope="module")
+def authority() -> Authority:
+    return Authority()
+
+
+@asynccontextmanager
+async def server_of(folder: Path, echo: Echo | None = None) -> AsyncIterator[str]:
+    """Serves as the scheduler; gives its address."""
+    identity = Identity(folder, "scheduler")
+    with acting_as(identity):
+        context = serving("127.0.0.1:0", (echo or Echo()).add, grace=0)
+        server = await context.__aenter__()
+    try:
+        yield f"127.0.0.1:{server.port}"
+    finally:
+        await context.__aexit__(None, None, None)
+
+
+@asynccontextmanager
+async def linked(folder: Path | None, address: str, peer: str = "scheduler") -> AsyncIterator[Link[bytes, bytes]]:
+    """A gateway's link; without a folder it speaks plain text."""
+    link: Link[bytes, bytes] = Link(peer, address, open_talk, greet=lambda: [b"hello"], receive=lambda _: None)
+    with acting_as(Identity(folder, "gateway") if folder is not None else None):
+        running = asyncio.create_task(link.run())
+    try:
+        yield link
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def complaint(folder: Path | None, address: str, peer: str = "scheduler") -> str:
+    """What a link that cannot connect says about it."""
+    structlog.reset_defaults()
+    with capture_logs() as logs:
+        async with linked(folder, address, peer) as link:
+            await until(lambda: [line for line in logs if line["event"] == "no connection"])
+            await asyncio.sleep(0.3)
+            assert not link.connected
+    (line,) = [line for line in logs if line["event"] == "no connection"]  # once is enough
+    assert line["link"] == peer
+    return str(line["reason"])
+
+
+async def test_peers_of_one_authority_talk_and_health_tells(authority: Authority, tmp_path: Path) -> None:
+    ours, theirs = authority.issue(tmp_path / "g", "gateway"), authority.issue(tmp_path / "s", "scheduler")
+    async with server_of(theirs) as address, linked(ours, address) as link:
+        await until(lambda: link.connected)
+        with acting_as(Identity(ours, "gateway")):
+            assert await is_healthy(address, "scheduler")
+            assert not await is_healthy(address, "runner")
+            assert not await is_healthy(address), "without a role it would have to be called by its address"
+        assert not await is_healthy(address, "scheduler"), "who speaks plain text is not heard"
+
+
+async def test_a_client_without_a_certificate_of_the_authority_is_refused(authority: Authority, tmp_path: Path) -> None:
+    echo = Echo()
+    theirs = authority.issue(tmp_path / "s", "scheduler")
+    ours = authority.issue(tmp_path / "g", "gateway")
+    stranger = Authority().issue(tmp_path / "o", "gateway")
+    trusted = (theirs / "ca.crt").read_bytes()
+
+    async def says(*pair: bytes) -> bytes:
+        """What the server answers to whoever trusts it and shows this certificate."""
+        credentials = grpc.ssl_channel_credentials(trusted, *pair)
+        options = [("grpc.ssl_target_name_override", "scheduler.motet.internal")]
+        async with grpc.aio.secure_channel(address, credentials, options=options) as channel:
+            call = open_talk(channel)
+            await call.write(b"hello")
+            answer: bytes = await call.read()
+            call.cancel()
+            return answer
+
+    async with server_of(theirs, echo) as address, linked(None, address) as plain:
+        assert await says(*((ours / name).read_bytes() for name in ("tls.key", "tls.crt"))) == b"hello"
+        for pair in ([], [(stranger / name).read_bytes() for name in ("tls.key", "tls.crt")]):
+            with pytest.raises(grpc.aio.AioRpcError, match="Socket closed"):
+                await says(*pair)
+        await asyncio.sleep(0.5)
+        assert not plain.connected
+    assert echo.heard == [[b"hello"]]
+
+
+async def test_unix_sockets_stay_plain(authority: Authority, tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/echo.sock"
+    with acting_as(Identity(authority.issue(tmp_path / "s", "scheduler"), "scheduler")):
+        async with serving(address, Echo().add):
+            assert await is_healthy(address, "scheduler")
+            with acting_as(None):
+                assert await is_healthy(address)
+
+
+async def test_who_answers_in_another_role_is_refused_with_the_reason(authority: Authority, tmp_path: Path) -> None:
+    ours, theirs = authority.issue(tmp_path / "g", "gateway"), authority.issue(tmp_path / "s", "scheduler")
+    async with server_of(theirs) as address:
+        said = await complaint(ours, address, "supervisor")
+    assert said.startswith("who answered is not supervisor.motet.internal")
+
+
+async def test_a_peer_of_another_authority_is_refused_with_the_reason(authority: Authority, tmp_path: Path) -> None:
+    ours, theirs = Authority("other").issue(tmp_path / "g", "gateway"), authority.issue(tmp_path / "s", "scheduler")
+    async with server_of(theirs) as address:
+        said = await complaint(ours, address)
+    assert said.startswith(f"scheduler.motet.internal speaks no TLS, or {ours}/ca.crt has not signed its certificate")
+
+
+async def test_a_peer_in_plain_text_is_refused_with_the_reason(authority: Authority, tmp_path: Path) -> None:
+    ours = authority.issue(tmp_path / "g", "gateway")
+    async with serving("127.0.0.1:0", Echo().add, grace=0) as server:
+        said = await complaint(ours, f"127.0.0.1:{server.port}")
+    assert said.startswith("scheduler.motet.internal speaks no TLS")
+
+
+async def test_a_peer_whose_certificate_has_expired_is_refused_with_the_reason(
+    authority: Authority, tmp_path: Path
+) -> None:
+    ours, theirs = authority.issue(tmp_path / "g", "gateway"), authority.issue(tmp_path / "s", "scheduler")
+    async with server_of(theirs) as address:
+        authority.issue(theirs, "scheduler", life=-DAY)
+        # It keeps the one that it had: what is not valid by its own look is never taken.
+        async with linked(ours, address) as link:
+            await until(lambda: link.connected)
+    assert (
+        Identity(ours, "gateway")
+        .blame("Tls handshake failed: certificate has expired", "scheduler")
+        .startswith("the certificate of scheduler.motet.internal has expired")
+    )
+
+
+async def test_a_new_certificate_is_used_without_a_restart_on_either_side(tmp_path: Path) -> None:
+    old, new = Authority("old"), Authority("new")
+    ours, theirs = old.issue(tmp_path / "g", "gateway"), old.issue(tmp_path / "s", "scheduler")
+    async with server_of(theirs) as address:
+        async with linked(ours, address) as link:
+            await until(lambda: link.connected)
+            new.issue(theirs, "scheduler")
+            new.issue(ours, "gateway")
+            assert link.connected, "streams that are up stay up"
+        async with linked(ours, address) as link:
+            await until(lambda: link.connected)
+        old.issue(ours, "gateway")
+        assert (await complaint(ours, address)).startswith("scheduler.motet.internal speaks no TLS, or")
+
+
+async def test_a_link_goes_on_once_its_own_certificate_has_been_renewed(authority: Authority, tmp_path: Path) -> None:
+    ours, theirs = tmp_path / "g", authority.issue(tmp_path / "s", "scheduler")
+    async with server_of(theirs) as address:
+        authority.issue(ours, "gateway", life=-DAY)
+        assert "certificate has expired" in await complaint(ours, address)
+        async with linked(ours, address) as link:
+            await asyncio.sleep(0.2)
+            assert not link.connected
+            authority.issue(ours, "gateway")
+            await until(lambda: link.connected)
+
+
+def break_certificate(folder: Path) -> None:
+    (folder / "tls.crt").write_text("nothing\n")
+
+
+def break_authority(folder: Path) -> None:
+    (folder / "ca.crt").write_text("nothing\n")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda folder: (folder / "ca.crt").unlink(), r"/ca\.crt cannot be read: No such file.* MOTET_TLS_DIR must"),
+        (lambda folder: (folder / "tls.key").unlink(), r"/tls\.key cannot be read: No such file"),
+        (break_certificate, r"/tls\.crt and .*/tls\.key are no pair"),
+        (break_authority, r"/ca\.crt holds no certificate"),
+        (lambda folder: Authority().issue(folder / "o", "gateway") and mix(folder, "tls.key"), "are no pair"),
+        (lambda folder: Authority().issue(folder / "o", "gateway") and mix(folder, "ca.crt"), "not good for gateway"),
+        (lambda folder: Authority().issue(folder, "gateway", life=-DAY), "certificate has expired"),
+        (
+            lambda folder: Authority().issue(folder, "runner"),
+            r"not good for gateway\.motet\.internal: Hostname mismatch",
+        ),
+        (lambda folder: Authority().issue(folder, "gateway", for_clients=False), "purpose"),
+    ],
+)
+def test_files_that_will_not_do_are_named_with_the_fix(
+    tmp_path: Path, authority: Authority, spoil: Callable[[Path], object], said: str
+) -> None:
+    folder = authority.issue(tmp_path, "gateway")
+    Identity(folder, "gateway").check()
+    spoil(folder)
+    with pytest.raises(SetupError, match=said):
+        Identity(folder, "gateway").check()
+
+
+def mix(folder: Path, name: str) -> None:
+    """Take one file of another certificate."""
+    (folder / "o" / name).replace(folder / name)
+
+
+def test_a_process_with_the_wrong_certificate_does_not_start(tmp_path: Path, authority: Authority) -> None:
+    serve = "from motet.service import read, run\nfrom motet.settings import ProcessSettings\n"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{serve}run('gateway', read(ProcessSettings), None)"],
+        env={"PATH": "", "MOTET_TLS_DIR": str(authority.issue(tmp_path, "runner"))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith(
+        f"gateway: {tmp_path}/tls.crt is not good for gateway.motet.internal"
+    )
+    assert "Traceback" not in done.stderr
+
+
+async def test_half_a_rotation_is_not_taken(authority: Authority, tmp_path: Path) -> None:
+    folder = authority.issue(tmp_path, "gateway")
+    identity = Identity(folder, "gateway")
+    before = identity.keys()
+    Authority().issue(folder / "o", "gateway")
+    mix(folder, "tls.crt")
+    assert identity.keys() is before
+    mix(folder, "tls.key")
+    mix(folder, "ca.crt")
+    assert identity.keys() is not before
