@@ -64,7 +64,8 @@ class Services:
             "KV_CACHE_MIB": template.engine.kv_cache_mib,
             "PREFILL_CHUNK_TOKENS": template.engine.prefill_chunk_tokens,
         }
-        env = {f"MOTET_RUNNER_{name}": str(value) for name, value in named.items() if value not in (None, "")}
+        env = {variable.name: variable.value for variable in template.pod.env}
+        env |= {f"MOTET_RUNNER_{name}": str(value) for name, value in named.items() if value not in (None, "")}
         return self._spec(instance, "runner", env, address)
 
     def _grpc_service(self, name: str) -> ProcessSpec:

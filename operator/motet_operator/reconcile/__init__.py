@@ -7,10 +7,29 @@ plan that changes nothing. No processes, no Kubernetes, no clock, no I/O in this
 from collections.abc import Iterable
 
 from motet.model import ObjectName
-from motet_operator.reconcile.adapters import adapter_status, catalog_adapter, in_catalog, look_around
+from motet_operator.reconcile.adapters import Memory, count_adapters, look_around
 from motet_operator.reconcile.conditions import Condition
-from motet_operator.reconcile.plan import AdapterStatus, Catalog, Drain, Event, Plan, PoolStatus, Replacement
-from motet_operator.reconcile.pools import catalog_pools, conflicts, pool_status, replacements, retire, roll_out
+from motet_operator.reconcile.plan import (
+    AdapterCounts,
+    AdapterStatus,
+    Catalog,
+    Drain,
+    Event,
+    Plan,
+    PoolStatus,
+    Replacement,
+    SlotCounts,
+)
+from motet_operator.reconcile.pools import (
+    catalog_pools,
+    pool_status,
+    refusals,
+    replacements,
+    retire,
+    roll_out,
+    scaling_of,
+)
+from motet_operator.reconcile.scaling import Advice, Scaling
 from motet_operator.reconcile.view import (
     AdapterKnowledge,
     AdapterObject,
@@ -24,15 +43,18 @@ from motet_operator.reconcile.view import (
 )
 
 __all__ = [
+    "AdapterCounts",
     "AdapterKnowledge",
     "AdapterObject",
     "AdapterStatus",
+    "Advice",
     "Catalog",
     "Certificate",
     "Condition",
     "Drain",
     "Event",
     "Instance",
+    "Memory",
     "Plan",
     "PoolObject",
     "PoolStatus",
@@ -40,22 +62,35 @@ __all__ = [
     "Residence",
     "RunnerSet",
     "RunnerTemplate",
+    "Scaling",
+    "SlotCounts",
     "View",
     "reconcile",
 ]
 
 
-def reconcile(view: View) -> Plan:
-    refused = conflicts(view.pools)
+def reconcile(view: View, memory: Memory | None = None) -> Plan:
+    """`memory` of the round before spares thinking again about adapters of which nothing has changed."""
+    refused = refusals(view.pools)
+    scalings = {pool.resource.object_name: scaling_of(view, pool) for pool in view.pools}
     declared = {pool.resource.object_name for pool in view.pools if pool.resource.object_name not in refused}
     existing = {instance.pool for instance in view.instances}
-    rollouts = [roll_out(view, pool) for pool in view.pools if pool.resource.object_name in declared]
+    rollouts = [
+        roll_out(view, pool, scalings[name].replicas)
+        for pool in view.pools
+        if (name := pool.resource.object_name) in declared
+    ]
     rollouts += [retire(view, name) for name in sorted(existing - declared)]
 
-    pools = tuple(pool_status(view, pool, refused.get(pool.resource.object_name)) for pool in view.pools)
     around = look_around(view, refused)
-    adapters = tuple(adapter_status(view, adapter, around) for adapter in view.adapters)
-    accepted = [adapter for adapter, status in zip(view.adapters, adapters, strict=True) if in_catalog(status, adapter)]
+    judged = (memory if memory is not None else Memory()).judge(view, around)
+    adapters = tuple(one.status for one in judged)
+    counts = count_adapters(view, adapters)
+    pools = tuple(
+        pool_status(view, pool, refused.get(name), scalings[name], counts.get(pool.resource.group, AdapterCounts()))
+        for pool in view.pools
+        for name in (pool.resource.object_name,)
+    )
     drains = tuple(drain for rollout in rollouts for drain in rollout.drains)
     return Plan(
         runner_sets=tuple(each for rollout in rollouts for each in rollout.runner_sets),
@@ -68,7 +103,8 @@ def reconcile(view: View) -> Plan:
             *_events("LoRAAdapter", view.adapters, adapters),
         ),
         catalog=Catalog(
-            pools=catalog_pools(view, refused), adapters=tuple(catalog_adapter(adapter) for adapter in accepted)
+            pools=catalog_pools(view, refused, scalings),
+            adapters=tuple(one.entry for one in judged if one.entry is not None),
         ),
     )
 

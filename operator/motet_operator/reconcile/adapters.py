@@ -4,12 +4,13 @@ Each step says why it is not there yet in a sentence for the adapter's owner, wh
 """
 
 import difflib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
 
 from motet.model import ObjectName
-from motet_operator.reconcile.conditions import Condition, no, settle, unknown, yes
-from motet_operator.reconcile.plan import AdapterStatus, CatalogAdapter
+from motet_operator.reconcile.conditions import Condition, named, no, progress, settle, unknown, yes
+from motet_operator.reconcile.plan import AdapterCounts, AdapterStatus, CatalogAdapter
 from motet_operator.reconcile.view import AdapterKnowledge, AdapterObject, PoolObject, View
 
 _FAILURE_REASONS = {
@@ -17,6 +18,12 @@ _FAILURE_REASONS = {
     "adapter_incompatible": "FormatRejected",
 }
 """Where a failure brings no reason of its own: the reason for its code in motet.errors."""
+
+_CERTIFYING = frozenset(("UnknownField", "UnmappedTensors", "ShapeMismatch", "NoEffect", "ReferenceMismatch"))
+"""Failures of bytes that are all there and well formed: what they say does not fit the base model."""
+
+_PASSING = frozenset(("FetchFailed", "NoSpace", "RunnerUnavailable"))
+"""Failures that may be over by the next attempt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,10 +39,13 @@ class Surroundings:
     names: Mapping[tuple[str, ObjectName, str], ObjectName]
     """Which adapter has a model name of a tenant in a group."""
 
+    over: frozenset[ObjectName] = frozenset()
+    """Adapters beyond the number that their pool takes."""
 
-def look_around(view: View, refused: Mapping[ObjectName, str]) -> Surroundings:
+
+def look_around(view: View, refused: Collection[ObjectName]) -> Surroundings:
     groups: dict[ObjectName, PoolObject] = {}
-    for pool in view.pools:
+    for pool in sorted(view.pools, key=lambda one: one.age):
         if pool.resource.object_name not in refused:
             groups.setdefault(pool.resource.group, pool)
     group_of = {pool.resource.object_name: pool.resource.group for pool in view.pools}
@@ -45,50 +55,169 @@ def look_around(view: View, refused: Mapping[ObjectName, str]) -> Surroundings:
         if instance.ready and instance.draining_until is None and instance.pool in group_of
     )
     names: dict[tuple[str, ObjectName, str], ObjectName] = {}
-    for adapter in sorted(view.adapters, key=lambda one: (one.age, one.resource.object_name)):
+    by_age = sorted(view.adapters, key=lambda one: (one.age, one.resource.object_name))
+    for adapter in by_age:
         resource = adapter.resource
         names.setdefault((resource.metadata.namespace, resource.group, resource.model_name), resource.object_name)
-    return Surroundings(groups=groups, serving=serving, names=names)
+    around = Surroundings(groups=groups, serving=serving, names=names)
+    return Surroundings(groups=groups, serving=serving, names=names, over=_over_quota(view, by_age, around))
+
+
+def _over_quota(view: View, by_age: Sequence[AdapterObject], around: Surroundings) -> frozenset[ObjectName]:
+    room = {
+        group: bound
+        for group, pool in around.groups.items()
+        if (bound := pool.resource.spec.admission.max_adapters) is not None
+    }
+    over = set()
+    for adapter in by_age if room else ():
+        group = adapter.resource.group
+        if group in room and _accepted(view, adapter, around).holds:
+            room[group] -= 1
+            if room[group] < 0:
+                over.add(adapter.resource.object_name)
+    return frozenset(over)
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What one adapter is found to be."""
+
+    status: AdapterStatus
+    entry: CatalogAdapter | None
+    """Its line in the catalog, if it is to be served."""
+
+
+@dataclass(slots=True)
+class Memory:
+    """Judgements of the round before, each with what it was made from. A cluster may have ten thousand adapters, and in
+    most rounds one of them has changed."""
+
+    _judged: dict[ObjectName, tuple[tuple[object, ...], Judgement]] = field(default_factory=dict)
+
+    def judge(self, view: View, around: Surroundings) -> tuple[Judgement, ...]:
+        before, self._judged = self._judged, {}
+        found = []
+        for adapter in view.adapters:
+            name = adapter.resource.object_name
+            basis = _basis(view, adapter, around)
+            remembered = before.get(name)
+            if remembered is None or not _same(remembered[0], basis):
+                remembered = (basis, judge(view, adapter, around))
+            self._judged[name] = remembered
+            found.append(remembered[1])
+        return tuple(found)
+
+
+def _basis(view: View, adapter: AdapterObject, around: Surroundings) -> tuple[object, ...]:
+    resource = adapter.resource
+    pool = around.groups.get(resource.group)
+    return (
+        adapter,
+        view.known.get(resource.object_name),
+        # Without a pool the hint may name any other.
+        around if pool is None else pool,
+        resource.group in around.serving,
+        around.names[resource.metadata.namespace, resource.group, resource.model_name],
+        resource.object_name in around.over,
+        view.namespaces.get(resource.metadata.namespace),
+        view.refused_schemes,
+    )
+
+
+def _same(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
+    # Views are built from parts that stay the same objects until they change; comparing values would cost more than
+    # judging again.
+    return all(a is b or (isinstance(a, bool | ObjectName) and a == b) for a, b in zip(one, other, strict=True))
+
+
+def judge(view: View, adapter: AdapterObject, around: Surroundings) -> Judgement:
+    status = adapter_status(view, adapter, around)
+    accepted = named(status.conditions, "Accepted")
+    serve = accepted is not None and accepted.holds and not adapter.resource.spec.suspend
+    return Judgement(status, catalog_adapter(adapter, around) if serve else None)
 
 
 def adapter_status(view: View, adapter: AdapterObject, around: Surroundings) -> AdapterStatus:
     resource = adapter.resource
     known = view.known.get(resource.object_name, AdapterKnowledge())
     has_runner = resource.group in around.serving
+    pool = around.groups.get(resource.group)
     accepted = _accepted(view, adapter, around)
     artifact = _artifact(known, accepted=accepted, has_runner=has_runner)
+    certified = _certified(known, artifact)
     loaded = _loaded(adapter, known, accepted=accepted, has_runner=has_runner)
-    ready = _ready(adapter, known, accepted, artifact, has_runner=has_runner)
+    ready = _ready(adapter, known, accepted, artifact, certified, has_runner=has_runner)
+    holders = _holders(known)
+    before = named(adapter.conditions, "Loaded")
+    just_loaded = holders > 0 and (before is None or before.reason != "Resident")
     return AdapterStatus(
         name=resource.object_name,
         model=f"{resource.metadata.namespace}/{resource.model_name}",
         conditions=settle(
-            (accepted, artifact, loaded, ready), adapter.conditions, now=view.now, generation=adapter.generation
+            (
+                *(accepted, artifact, certified, loaded, ready),
+                *_progress(adapter, accepted, artifact, certified, loaded),
+            ),
+            adapter.conditions,
+            now=view.now,
+            generation=adapter.generation,
         ),
         certificate=known.certificate,
         resident=known.places,
         observed_generation=adapter.generation,
+        base_model=pool.resource.served_name if pool is not None and accepted.holds else "",
+        desired=0 if resource.spec.suspend else resource.spec.placement.min_replicas,
+        loaded=holders,
+        last_load=_date(view, adapter, just_loaded=just_loaded),
     )
 
 
-def in_catalog(status: AdapterStatus, adapter: AdapterObject) -> bool:
-    accepted = next(condition for condition in status.conditions if condition.type == "Accepted")
-    return accepted.holds and not adapter.resource.spec.suspend
+def _date(view: View, adapter: AdapterObject, *, just_loaded: bool) -> datetime | None:
+    return view.now if just_loaded else adapter.last_load
 
 
-def catalog_adapter(adapter: AdapterObject) -> CatalogAdapter:
+def _holders(known: AdapterKnowledge) -> int:
+    return sum(place.tier == "device" and place.digest in ("", known.serving_digest) for place in known.places)
+
+
+def count_adapters(view: View, statuses: Iterable[AdapterStatus]) -> dict[ObjectName, AdapterCounts]:
+    """By group: accepted adapters, those that a runner holds, and those that cannot be served."""
+    counts: dict[ObjectName, list[int]] = {}
+    for adapter, status in zip(view.adapters, statuses, strict=True):
+        accepted = named(status.conditions, "Accepted")
+        if accepted is None or not accepted.holds:
+            continue
+        count = counts.setdefault(adapter.resource.group, [0, 0, 0])
+        ready = named(status.conditions, "Ready")
+        count[0] += 1
+        count[1] += status.loaded > 0
+        count[2] += ready is not None and ready.status == "False" and ready.reason != "Suspended"
+    return {
+        group: AdapterCounts(registered=registered, loaded=loaded, failed=failed)
+        for group, (registered, loaded, failed) in counts.items()
+    }
+
+
+def catalog_adapter(adapter: AdapterObject, around: Surroundings) -> CatalogAdapter:
     resource = adapter.resource
+    source = resource.spec.source
+    secret = source.credentials_secret_ref
+    pool = around.groups[resource.group]
     return CatalogAdapter(
         name=resource.object_name,
         generation=adapter.generation,
         group=resource.group,
         model_name=resource.model_name,
         source=adapter.source,
-        expected_digest=resource.spec.source.digest or "",
+        expected_digest=source.digest or "",
         max_class=resource.spec.priority,
         min_replicas=resource.spec.placement.min_replicas,
         max_replicas=resource.spec.placement.max_replicas,
         content_stamp=adapter.content_stamp,
+        source_revision=source.revision or "",
+        credentials=f"{resource.metadata.namespace}/{secret.name}" if secret else "",
+        max_bytes=pool.resource.spec.admission.max_adapter_size_bytes or 0,
     )
 
 
@@ -121,6 +250,9 @@ def _accepted(view: View, adapter: AdapterObject, around: Surroundings) -> Condi
             "BaseModelMismatch",
             f"the adapter is for {claim}, pool {resource.group} serves {pool.resource.served_name}",
         )
+    against = _against_policy(view, adapter, pool, labels)
+    if against:
+        return no("Accepted", "PolicyDenied", against)
     holder = around.names[namespace, resource.group, resource.model_name]
     if holder != resource.object_name:
         return no(
@@ -128,16 +260,49 @@ def _accepted(view: View, adapter: AdapterObject, around: Surroundings) -> Condi
             "NameConflict",
             f"{holder} already has the model name {resource.model_name}; set another spec.modelName",
         )
+    if resource.object_name in around.over:
+        bound = pool.resource.spec.admission.max_adapters
+        return no(
+            "Accepted",
+            "QuotaExceeded",
+            f"pool {resource.group} takes {bound} adapters and has older ones; its spec.admission.maxAdapters decides",
+        )
     return yes("Accepted", "Valid")
 
 
+def _against_policy(view: View, adapter: AdapterObject, pool: PoolObject, labels: dict[str, str]) -> str:
+    """Why the pool does not take bytes from there; empty: it does."""
+    resource, spec = adapter.resource, pool.resource.spec
+    source, group = resource.spec.source, resource.group
+    if source.scheme in view.refused_schemes:
+        return f"{source.scheme}:// sources do not exist here; {view.refused_schemes[source.scheme]}"
+    allowed = spec.admission.allowed_schemes
+    if source.uri is not None and allowed is not None and source.scheme not in allowed:
+        known = " or ".join(f"{scheme}://" for scheme in allowed) or "its volumes only"
+        return f"pool {group} takes no adapters from {source.scheme}://; use {known}"
+    if spec.admission.require_digest and source.digest is None:
+        return f"pool {group} takes only adapters with a digest; set spec.source.digest"
+    claim = source.persistent_volume_claim
+    if claim is None:
+        return ""
+    own, namespace = pool.resource.metadata.namespace, resource.metadata.namespace
+    for volume in spec.adapter_volumes:
+        if volume.claim_name == claim.claim_name:
+            # The same sentence as for one that is not there: who may use which volume is not everybody's to know.
+            if volume.allowed_namespaces.admits(namespace, own=own, labels=labels):
+                return ""
+            break
+    return (
+        f"pool {group} mounts no volume {claim.claim_name} for namespace {namespace}; its spec.adapterVolumes decides"
+    )
+
+
 def _artifact(known: AdapterKnowledge, *, accepted: Condition, has_runner: bool) -> Condition:
-    if known.failure_code:
-        reason = known.failure_reason or _FAILURE_REASONS.get(known.failure_code, "FetchFailed")
-        message = known.failure_message
-        if known.serving_digest:
-            message = f"{message.rstrip('.')}. The version before it keeps serving."
-        return no("ArtifactReady", reason, message)
+    reason = _failure(known)
+    if reason and reason not in _CERTIFYING:
+        return no("ArtifactReady", reason, _failure_message(known))
+    if reason:
+        return yes("ArtifactReady", "Verified")
     if known.serving_digest:
         return yes("ArtifactReady", "Verified", known.serving_digest)
     if not accepted.holds:
@@ -145,6 +310,30 @@ def _artifact(known: AdapterKnowledge, *, accepted: Condition, has_runner: bool)
     if not has_runner:
         return unknown("ArtifactReady", "WaitingForRunner", "a runner checks the adapter; none is ready")
     return unknown("ArtifactReady", "Checking", "a runner fetches and checks the adapter")
+
+
+def _certified(known: AdapterKnowledge, artifact: Condition) -> Condition:
+    reason = _failure(known)
+    if reason in _CERTIFYING:
+        return no("Certified", reason, _failure_message(known))
+    if reason:
+        return unknown("Certified", reason, "not tried, because its bytes are not in order")
+    if known.serving_digest:
+        return yes("Certified", "FitsBaseModel")
+    return unknown("Certified", artifact.reason, artifact.message)
+
+
+def _failure(known: AdapterKnowledge) -> str:
+    """The reason of the newest revision's failure; empty: there is none."""
+    if not known.failure_code:
+        return ""
+    return known.failure_reason or _FAILURE_REASONS.get(known.failure_code, "FetchFailed")
+
+
+def _failure_message(known: AdapterKnowledge) -> str:
+    if known.serving_digest:
+        return f"{known.failure_message.rstrip('.')}. The version before it keeps serving."
+    return known.failure_message
 
 
 def _loaded(adapter: AdapterObject, known: AdapterKnowledge, *, accepted: Condition, has_runner: bool) -> Condition:
@@ -155,7 +344,7 @@ def _loaded(adapter: AdapterObject, known: AdapterKnowledge, *, accepted: Condit
         return no("Loaded", accepted.reason, "not loaded, because the adapter is not accepted")
     if not has_runner:
         return unknown("Loaded", "WaitingForRunner", "no runner is ready")
-    on_device = sum(place.tier == "device" and place.digest in ("", known.serving_digest) for place in known.places)
+    on_device = _holders(known)
     if on_device < spec.placement.min_replicas:
         return no("Loaded", "Loading", f"{on_device} of {spec.placement.min_replicas} runners hold it")
     if on_device:
@@ -164,17 +353,41 @@ def _loaded(adapter: AdapterObject, known: AdapterKnowledge, *, accepted: Condit
 
 
 def _ready(
-    adapter: AdapterObject, known: AdapterKnowledge, accepted: Condition, artifact: Condition, *, has_runner: bool
+    adapter: AdapterObject,
+    known: AdapterKnowledge,
+    accepted: Condition,
+    artifact: Condition,
+    certified: Condition,
+    *,
+    has_runner: bool,
 ) -> Condition:
     """Would a request be served now? Where not, the first reason why not."""
     if adapter.resource.spec.suspend:
         return no("Ready", "Suspended", "spec.suspend is true; set it to false to serve")
     if not accepted.holds:
         return no("Ready", accepted.reason, accepted.message)
-    if not known.serving_digest and artifact.status == "False":
-        return no("Ready", artifact.reason, artifact.message)
+    for step in (artifact, certified):
+        if not known.serving_digest and step.status == "False":
+            return no("Ready", step.reason, step.message)
     if not has_runner:
         return unknown("Ready", "WaitingForRunner", f"no runner of pool {adapter.resource.group} is ready")
     if not known.serving_digest:
         return unknown("Ready", artifact.reason, artifact.message)
     return yes("Ready", "Serving")
+
+
+def _progress(
+    adapter: AdapterObject, accepted: Condition, artifact: Condition, certified: Condition, loaded: Condition
+) -> Iterable[Condition]:
+    if adapter.resource.spec.suspend:
+        return progress()
+    if not accepted.holds:
+        # The pool may come later: applying the adapter first is no mistake.
+        return progress(working=accepted) if accepted.reason == "PoolNotFound" else progress(stalled=accepted)
+    for step in (artifact, certified):
+        if step.status == "False" and step.reason not in _PASSING:
+            return progress(stalled=step)
+    for step in (artifact, certified, loaded):
+        if not step.holds:
+            return progress(working=step)
+    return progress()

@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Literal
 
+from motet.resources.status import MAX_MESSAGE
+
 Truth = Literal["True", "False", "Unknown"]
-MAX_MESSAGE = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,10 @@ def unknown(type_: str, reason: str, message: str) -> Condition:
     return Condition(type=type_, status="Unknown", reason=reason, message=message)
 
 
+def named(conditions: Iterable[Condition], type_: str) -> Condition | None:
+    return next((condition for condition in conditions if condition.type == type_), None)
+
+
 def settle(
     found: Iterable[Condition], before: Iterable[Condition], *, now: datetime, generation: int
 ) -> tuple[Condition, ...]:
@@ -53,3 +58,12 @@ def settle(
             )
         )
     return tuple(settled)
+
+
+def progress(*, working: Condition | None = None, stalled: Condition | None = None) -> tuple[Condition, ...]:
+    """The two that tools read to tell "wait" from "look at this". Both are absent when there is nothing to say."""
+    if stalled is not None:
+        return (yes("Stalled", stalled.reason, stalled.message),)
+    if working is not None:
+        return (yes("Reconciling", working.reason, working.message),)
+    return ()

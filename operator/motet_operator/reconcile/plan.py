@@ -28,18 +28,39 @@ class Replacement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterCounts:
+    registered: int = 0
+    loaded: int = 0
+    failed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotCounts:
+    total: int = 0
+    used: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PoolStatus:
     name: ObjectName
     model: str
     replicas: int
     """Wanted."""
 
+    existing: int
     ready: int
     updated: int
     draining: int
     revision: str
+    """The newest."""
+
+    current_revision: str
+    """The one that was in full service last."""
+
     conditions: tuple[Condition, ...]
     observed_generation: int
+    adapters: AdapterCounts = AdapterCounts()
+    slots: SlotCounts = SlotCounts()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +73,12 @@ class AdapterStatus:
     certificate: Certificate | None
     resident: tuple[Residence, ...]
     observed_generation: int
+    base_model: str = ""
+    desired: int = 0
+    """Runners that should hold it whether or not anybody asks."""
+
+    loaded: int = 0
+    last_load: datetime | None = None
 
     @property
     def ready(self) -> bool:

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from motet.model import ObjectName
-from motet_operator.reconcile.conditions import Condition, no, settle, unknown, yes
-from motet_operator.reconcile.plan import CatalogPool, Drain, PoolStatus, Replacement
+from motet_operator.reconcile.conditions import Condition, no, progress, settle, unknown, yes
+from motet_operator.reconcile.plan import AdapterCounts, CatalogPool, Drain, PoolStatus, Replacement, SlotCounts
+from motet_operator.reconcile.scaling import Scaling, scale
 from motet_operator.reconcile.view import Instance, PoolObject, RunnerSet, RunnerTemplate, View
-
-SURGE = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,13 +24,27 @@ class Rollout:
     drains: tuple[Drain, ...]
 
 
-def template_of(pool: PoolObject) -> RunnerTemplate:
-    model = pool.resource.spec.model
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Why a pool gets no runners."""
+
+    reason: str
+    message: str
+
+
+def template_of(pool: PoolObject, platform: str = "") -> RunnerTemplate:
+    spec = pool.resource.spec
+    secret = spec.model.credentials_secret_ref
     return RunnerTemplate(
         group=pool.resource.group,
         model_uri=pool.model_uri,
-        model_digest=model.digest or "",
-        engine=pool.resource.spec.engine,
+        model_digest=spec.model.digest or "",
+        engine=spec.engine,
+        model_revision=spec.model.revision or "",
+        model_credentials=f"{pool.resource.metadata.namespace}/{secret.name}" if secret else "",
+        volumes=tuple(spec.adapter_volumes),
+        pod=spec.template,
+        platform=platform,
     )
 
 
@@ -42,37 +55,71 @@ def revision_of(pool: ObjectName, template: RunnerTemplate) -> str:
         f"{pool}\n{template.group}\n{template.model_uri}\n{template.model_digest}\n"
         f"{template.engine.model_dump_json(exclude_none=True)}"
     )
+    # Who may read a volume is decided with each adapter; only what is mounted makes another pod.
+    mounted = [f"{volume.claim_name}:{volume.sub_path or ''}" for volume in template.volumes]
+    for name, value in (
+        ("model revision", template.model_revision),
+        ("model credentials", template.model_credentials),
+        ("volumes", " ".join(mounted)),
+        ("pod", template.pod.model_dump_json(exclude_defaults=True)),
+        ("platform", template.platform),
+    ):
+        if value not in ("", "{}"):
+            content += f"\n{name}: {value}"
     return hashlib.sha256(content.encode()).hexdigest()[:8]
 
 
-def wanted_replicas(view: View, pool: PoolObject) -> int:
-    return pool.resource.spec.replicas if view.runners_override is None else view.runners_override
-
-
-def conflicts(pools: Sequence[PoolObject]) -> dict[ObjectName, str]:
-    """Pools that contradict the first of their group: one group has one base model under one name."""
+def refusals(pools: Sequence[PoolObject]) -> dict[ObjectName, Refusal]:
+    """Pools that get no runners: nobody may start them there, or they contradict the oldest of their group, since one
+    group has one base model under one name."""
     first: dict[ObjectName, PoolObject] = {}
-    found: dict[ObjectName, str] = {}
-    for pool in pools:
+    found: dict[ObjectName, Refusal] = {}
+    for pool in sorted(pools, key=lambda one: one.age):
+        name = pool.resource.object_name
+        if not pool.prepared:
+            found[name] = Refusal(
+                reason="NamespaceNotPrepared",
+                message=f"the operator may not run anything in namespace {name.namespace}; "
+                "add it to the chart's value pools.namespaces",
+            )
+            continue
         leader = first.setdefault(pool.resource.group, pool)
-        mine, its = pool.resource.spec.model, leader.resource.spec.model
-        if (pool.model_uri, pool.resource.served_name, mine.digest) != (
-            leader.model_uri,
-            leader.resource.served_name,
-            its.digest,
-        ):
-            found[pool.resource.object_name] = (
-                f"pools of one group share one base model; {leader.resource.object_name} already serves "
-                f"{leader.resource.served_name} in group {pool.resource.group}. Use the same model or another group."
+        if _model_of(pool) != _model_of(leader):
+            found[name] = Refusal(
+                reason="ModelMismatch",
+                message=f"pools of one group share one base model; {leader.resource.object_name} already serves "
+                f"{leader.resource.served_name} in group {pool.resource.group}. Use the same model or another group.",
             )
     return found
 
 
-def roll_out(view: View, pool: PoolObject) -> Rollout:
+def _model_of(pool: PoolObject) -> tuple[str, str, str | None, str | None]:
+    model = pool.resource.spec.model
+    return pool.model_uri, pool.resource.served_name, model.digest, model.revision
+
+
+def scaling_of(view: View, pool: PoolObject) -> Scaling:
     name = pool.resource.object_name
-    template = template_of(pool)
+    if view.runners_override is not None:
+        return Scaling(
+            replicas=view.runners_override,
+            condition=no("ScalingActive", "ScalingDisabled", f"--runners {view.runners_override} decides"),
+        )
+    revision = revision_of(name, template_of(pool, view.platform))
+    return scale(
+        pool.resource,
+        current=pool.wanted,
+        advice=view.advice.get(name),
+        rolling_out=any(one.pool == name and one.revision != revision for one in view.instances),
+        writers=pool.scale_writers,
+    )
+
+
+def roll_out(view: View, pool: PoolObject, wanted: int) -> Rollout:
+    name = pool.resource.object_name
+    template = template_of(pool, view.platform)
     revision = revision_of(name, template)
-    wanted = wanted_replicas(view, pool)
+    strategy = pool.resource.spec.update_strategy
     drain_seconds = float(pool.resource.spec.drain_timeout_seconds)
     members = [instance for instance in view.instances if instance.pool == name]
     new = [instance for instance in members if instance.revision == revision]
@@ -81,12 +128,12 @@ def roll_out(view: View, pool: PoolObject) -> Rollout:
     staying_new = [instance for instance in new if instance.draining_until is None]
     staying_old = [instance for instance in old if instance.draining_until is None]
     surplus = _newest_first(staying_new)[: max(0, len(staying_new) - wanted)]
-    # Old runners make room for ready new ones only; those that serve nobody yet go first.
-    keep_old = max(0, wanted - sum(instance.ready for instance in staying_new))
+    # Old runners make room for ready new ones, and for as many as may be missing; those that serve nobody yet go first.
+    keep_old = max(0, wanted - strategy.max_unavailable - sum(instance.ready for instance in staying_new))
     surplus += _newest_first(staying_old)[: max(0, len(staying_old) - keep_old)]
 
     kept_new = sum(instance not in surplus for instance in staying_new)
-    room = wanted + (SURGE if old else 0) - kept_new - sum(instance not in surplus for instance in staying_old)
+    room = wanted + (strategy.max_surge if old else 0) - kept_new - sum(one not in surplus for one in staying_old)
     add = max(0, min(wanted - kept_new, room))
 
     sets = [
@@ -185,34 +232,43 @@ def replacements(view: View, *, leaving: Collection[str]) -> Iterable[Replacemen
 # ------------------------------------------------------------------------------------------------------------ status
 
 
-def pool_status(view: View, pool: PoolObject, conflict: str | None) -> PoolStatus:
+def pool_status(
+    view: View, pool: PoolObject, refusal: Refusal | None, scaling: Scaling, adapters: AdapterCounts
+) -> PoolStatus:
     name = pool.resource.object_name
-    revision = revision_of(name, template_of(pool))
+    revision = revision_of(name, template_of(pool, view.platform))
     members = [instance for instance in view.instances if instance.pool == name]
     ready = [instance for instance in members if instance.ready and instance.draining_until is None]
     updated = [instance for instance in ready if instance.revision == revision]
-    wanted = 0 if conflict else wanted_replicas(view, pool)
-    found = (
-        _accepted(conflict),
+    wanted = 0 if refusal else scaling.replicas
+    steps = (
+        _accepted(refusal),
         _available(wanted, ready, members),
         _progressing(wanted, updated, members, revision),
-        _ready(wanted, ready, updated, members, conflict),
+        _adapters_healthy(adapters),
+        scaling.condition,
+        _ready(wanted, ready, updated, members, refusal),
     )
+    complete = len(updated) >= wanted and all(instance.revision == revision for instance in members)
     return PoolStatus(
         name=name,
         model=pool.resource.served_name,
         replicas=wanted,
+        existing=len(members),
         ready=len(ready),
         updated=len(updated),
         draining=sum(instance.draining_until is not None for instance in members),
         revision=revision,
-        conditions=settle(found, pool.conditions, now=view.now, generation=pool.generation),
+        current_revision=revision if complete or not pool.current_revision else pool.current_revision,
+        conditions=settle((*steps, *_progress(steps)), pool.conditions, now=view.now, generation=pool.generation),
         observed_generation=pool.generation,
+        adapters=adapters,
+        slots=_slots(view, ready),
     )
 
 
-def _accepted(conflict: str | None) -> Condition:
-    return no("Accepted", "ModelMismatch", conflict) if conflict else yes("Accepted", "Valid")
+def _accepted(refusal: Refusal | None) -> Condition:
+    return no("Accepted", refusal.reason, refusal.message) if refusal else yes("Accepted", "Valid")
 
 
 def _available(wanted: int, ready: Sequence[Instance], members: Sequence[Instance]) -> Condition:
@@ -238,22 +294,39 @@ def _progressing(wanted: int, updated: Sequence[Instance], members: Sequence[Ins
     return no("Progressing", "Complete", "nothing is left to do")
 
 
+def _adapters_healthy(adapters: AdapterCounts) -> Condition:
+    if not adapters.failed:
+        return yes("AdaptersHealthy", "NoneFailed")
+    return no(
+        "AdaptersHealthy",
+        "AdaptersFailed",
+        f"{adapters.failed} of {adapters.registered} adapters cannot be served; their own conditions say why",
+    )
+
+
 def _ready(
     wanted: int,
     ready: Sequence[Instance],
     updated: Sequence[Instance],
     members: Sequence[Instance],
-    conflict: str | None,
+    refusal: Refusal | None,
 ) -> Condition:
-    if conflict:
-        return no("Ready", "ModelMismatch", conflict)
+    if refusal:
+        return no("Ready", refusal.reason, refusal.message)
     if wanted == 0:
-        return unknown("Ready", "ScaledToZero", "replicas is 0; raise it to serve")
+        return unknown("Ready", "ScaledToZero", "no runner is wanted now; a request or a larger replicas brings one")
     if len(updated) >= wanted:
         return yes("Ready", "AllRunnersReady", f"{len(updated)} of {wanted} runners are ready")
     if any(instance.failures > 1 for instance in members):
         return no("Ready", "RunnerFailing", _why(members))
     return no("Ready", "RunnersStarting", f"{len(ready)} of {wanted} runners are ready")
+
+
+def _progress(steps: Sequence[Condition]) -> Iterable[Condition]:
+    accepted, _, progressing, *_ = steps
+    if not accepted.holds:
+        return progress(stalled=accepted)
+    return progress(working=progressing) if progressing.holds or progressing.reason == "RunnerFailing" else progress()
 
 
 def _why(members: Sequence[Instance]) -> str:
@@ -263,14 +336,27 @@ def _why(members: Sequence[Instance]) -> str:
     )
 
 
-def catalog_pools(view: View, refused: Mapping[ObjectName, str]) -> tuple[CatalogPool, ...]:
+def _slots(view: View, ready: Sequence[Instance]) -> SlotCounts:
+    names = {instance.name for instance in ready}
+    held = {
+        (place.runner, place.digest)
+        for known in view.known.values()
+        for place in known.places
+        if place.tier == "device" and place.runner in names
+    }
+    return SlotCounts(total=sum(view.slots.get(name, 0) for name in names), used=len(held))
+
+
+def catalog_pools(
+    view: View, refused: Mapping[ObjectName, Refusal], scalings: Mapping[ObjectName, Scaling]
+) -> tuple[CatalogPool, ...]:
     return tuple(
         CatalogPool(
             pool=pool.resource.object_name,
             group=pool.resource.group,
             served_name=pool.resource.served_name,
             model_uri=pool.model_uri,
-            replicas=wanted_replicas(view, pool),
+            replicas=scalings[pool.resource.object_name].replicas,
             max_sequences=pool.resource.spec.engine.max_concurrent_sequences or 0,
         )
         for pool in view.pools

@@ -5,26 +5,42 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from motet.model import ObjectName
-from motet.resources import Engine, LoRAAdapter, ServingPool
+from motet.resources import AdapterVolume, Engine, LoRAAdapter, PodTemplate, ServingPool
 from motet_operator.reconcile.conditions import Condition
+from motet_operator.reconcile.scaling import Advice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolObject:
     resource: ServingPool
     model_uri: str
-    """`spec.model.uri` made absolute."""
+    """`spec.model.uri` as its runners find it."""
 
     generation: int = 1
+    age: int = 0
+    """Orders objects by creation, the oldest having the smallest: of two that contradict each other the older holds."""
+
     conditions: tuple[Condition, ...] = ()
     """Of the status written last."""
+
+    wanted: int | None = None
+    """Runners that were wanted last; None of a new pool."""
+
+    current_revision: str = ""
+    """The revision that was in full service last."""
+
+    prepared: bool = True
+    """The operator may keep runners in the pool's namespace."""
+
+    scale_writers: tuple[str, ...] = ()
+    """Who has written `spec.replicas` through the scale subresource."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterObject:
     resource: LoRAAdapter
     source: str
-    """`spec.source.uri` made absolute."""
+    """`spec.source` as one URI that runners understand."""
 
     generation: int = 1
     content_stamp: str = ""
@@ -34,6 +50,8 @@ class AdapterObject:
     """Orders objects by creation, the oldest having the smallest: of two with one name the older keeps it."""
 
     conditions: tuple[Condition, ...] = ()
+    last_load: datetime | None = None
+    """Of the status written last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +62,14 @@ class RunnerTemplate:
     model_uri: str
     model_digest: str = ""
     engine: Engine = field(default_factory=Engine)
+    model_revision: str = ""
+    model_credentials: str = ""
+    """namespace/name of the Secret that opens the model's source."""
+
+    volumes: tuple[AdapterVolume, ...] = ()
+    pod: PodTemplate = field(default_factory=PodTemplate)
+    platform: str = ""
+    """Changes with what the platform adds to every runner: image, addresses, certificates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,5 +161,13 @@ class View:
     runner_sets: tuple[RunnerSet, ...] = ()
     instances: tuple[Instance, ...] = ()
     known: Mapping[ObjectName, AdapterKnowledge] = field(default_factory=dict)
+    advice: Mapping[ObjectName, Advice] = field(default_factory=dict)
+    slots: Mapping[str, int] = field(default_factory=dict)
+    """Places for adapters in device memory, by instance."""
+
+    platform: str = ""
+    refused_schemes: Mapping[str, str] = field(default_factory=dict)
+    """Kinds of source that adapters may not have here, and what to use instead."""
+
     runners_override: int | None = None
     """`--runners`: replaces every pool's replicas."""

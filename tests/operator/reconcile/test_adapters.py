@@ -1,20 +1,22 @@
 """What an adapter's conditions say, and when it reaches the catalog."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from motet.resources.status import MAX_MESSAGE
 from motet_operator.reconcile import (
     AdapterKnowledge,
     AdapterObject,
     AdapterStatus,
     Condition,
+    Memory,
     Plan,
     Residence,
     View,
     reconcile,
 )
-from motet_operator.reconcile.conditions import MAX_MESSAGE
 from motet_operator.reconcile.pools import revision_of, template_of
 from tests.operator.builders import DIGEST, NOW, adapter, condition, instance, later, name, pool, view
 
@@ -130,7 +132,7 @@ def test_one_that_is_being_checked_is_on_its_way() -> None:
 def test_a_failed_check_is_the_owners_to_read(code: str, given: str, reason: str) -> None:
     failed = AdapterKnowledge(failure_code=code, failure_reason=given, failure_message="rank 64 is above 16")
     plan = reconcile(world(adapter(), known={"legal": failed}))
-    for each in ("ArtifactReady", "Ready"):
+    for each in ("Certified" if reason == "ShapeMismatch" else "ArtifactReady", "Ready"):
         found = condition(only(plan).conditions, each)
         assert (found.status, found.reason, found.message) == ("False", reason, "rank 64 is above 16")
     assert plan.catalog.adapters, "it stays known, so that corrected bytes are looked at"
@@ -175,6 +177,113 @@ def test_nothing_new_makes_no_event() -> None:
     first = only(reconcile(world(adapter(), known={"legal": SERVING})))
     plan = reconcile(world(adapter(conditions=first.conditions), known={"legal": SERVING}))
     assert [event for event in plan.events if event.kind == "LoRAAdapter"] == []
+
+
+POLICY = {
+    "file": ({}, {}, "file:// sources do not exist here; use a volume"),
+    "scheme": (
+        {"source": {"uri": "https://files.example.com/legal/"}},
+        {"admission": {"allowedSchemes": ["hf"]}},
+        "pool default/demo takes no adapters from https://; use hf://",
+    ),
+    "digest": (
+        {"source": {"uri": "hf://acme/legal"}},
+        {"admission": {"requireDigest": True}},
+        "pool default/demo takes only adapters with a digest; set spec.source.digest",
+    ),
+    "no volume": (
+        {"source": {"persistentVolumeClaim": {"claimName": "adapters", "path": "legal"}}},
+        {},
+        "pool default/demo mounts no volume adapters for namespace default; its spec.adapterVolumes decides",
+    ),
+    "another's volume": (
+        {"source": {"persistentVolumeClaim": {"claimName": "adapters", "path": "legal"}}},
+        {
+            "adapterVolumes": [
+                {
+                    "claimName": "adapters",
+                    "allowedNamespaces": {"from": "Selector", "selector": {"matchLabels": {"team": "law"}}},
+                }
+            ]
+        },
+        "pool default/demo mounts no volume adapters for namespace default; its spec.adapterVolumes decides",
+    ),
+}
+
+
+@pytest.mark.parametrize(("asked", "granted", "sentence"), POLICY.values(), ids=POLICY)
+def test_what_the_pool_does_not_take_is_denied_in_a_sentence(
+    asked: dict[str, Any], granted: dict[str, Any], sentence: str
+) -> None:
+    place = view(pools=[pool(**granted)], adapters=[adapter(**asked)], refused_schemes={"file": "use a volume"})
+    status = only(reconcile(place))
+    found = condition(status.conditions, "Accepted")
+    assert (found.status, found.reason, found.message) == ("False", "PolicyDenied", sentence)
+    assert condition(status.conditions, "Stalled").message == sentence
+
+
+def test_a_volume_admits_whom_it_names() -> None:
+    one = adapter(source={"persistentVolumeClaim": {"claimName": "adapters", "path": "legal"}})
+    place = view(pools=[pool(adapterVolumes=[{"claimName": "adapters"}])], adapters=[one])
+    assert says(only(reconcile(place)), "Accepted") == ("True", "Valid")
+
+
+def test_a_full_pool_serves_its_oldest() -> None:
+    young, old = adapter("a", age=2), adapter("b", age=1)
+    denied = adapter("c", age=0, baseModel="other")  # takes no place
+    place = view(pools=[pool(admission={"maxAdapters": 1})], adapters=[young, old, denied])
+    statuses = {status.name.name: says(status, "Accepted")[1] for status in reconcile(place).adapters}
+    assert statuses == {"a": "QuotaExceeded", "b": "Valid", "c": "BaseModelMismatch"}
+
+
+def test_what_reaches_the_runner_is_in_the_catalog() -> None:
+    one = adapter(
+        source={"uri": "hf://acme/legal", "revision": "v2", "credentialsSecretRef": {"name": "hub"}, "digest": DIGEST}
+    )
+    (entry,) = reconcile(view(pools=[pool(admission={"maxAdapterSizeBytes": 10})], adapters=[one])).catalog.adapters
+    assert (entry.source_revision, entry.credentials, entry.expected_digest, entry.max_bytes) == (
+        *("v2", "default/hub", DIGEST),
+        10,
+    )
+
+
+@pytest.mark.parametrize(
+    ("place", "working", "stalled"),
+    [
+        (world(adapter(), known={"legal": SERVING}), None, None),
+        (world(adapter()), "Checking", None),
+        (world(adapter(poolRef={"name": "nowhere"})), "PoolNotFound", None),
+        (world(adapter(baseModel="other")), None, "BaseModelMismatch"),
+        (world(adapter(suspend=True)), None, None),
+        (world(adapter(), known={"legal": AdapterKnowledge(failure_code="adapter_fetch_failed")}), "FetchFailed", None),
+        (
+            world(adapter(), known={"legal": AdapterKnowledge(failure_code="adapter_incompatible")}),
+            None,
+            "FormatRejected",
+        ),
+    ],
+)
+def test_tools_can_tell_waiting_from_a_dead_end(place: View, working: str | None, stalled: str | None) -> None:
+    found = {one.type: one.reason for one in only(reconcile(place)).conditions if one.holds}
+    assert (found.get("Reconciling"), found.get("Stalled")) == (working, stalled)
+
+
+def test_the_load_is_dated_when_a_runner_holds_it() -> None:
+    held = AdapterKnowledge(serving_digest=DIGEST, places=(Residence(runner="r", tier="device", digest=DIGEST),))
+    first = only(reconcile(world(adapter(), known={"legal": held})))
+    assert (first.loaded, first.last_load) == (1, NOW)
+    one = replace(adapter(conditions=first.conditions), last_load=first.last_load)
+    assert only(reconcile(replace(world(one, known={"legal": held}), now=later(60)))).last_load == NOW
+
+
+def test_what_has_not_changed_is_not_judged_again() -> None:
+    memory, place = Memory(), world(adapter("a"), adapter("b"), known={"a": SERVING})
+    first = reconcile(place, memory)
+    assert all(one is two for one, two in zip(first.adapters, reconcile(place, memory).adapters, strict=True))
+    changed = replace(place, known={**place.known, name("b"): SERVING})
+    again = reconcile(changed, memory)
+    assert again.adapters[0] is first.adapters[0]
+    assert again.adapters[1].ready
 
 
 def test_a_message_has_an_end() -> None:

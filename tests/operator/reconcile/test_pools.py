@@ -2,13 +2,26 @@
 
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motet_operator.reconcile import Instance, Plan, PoolObject, RunnerSet, View, reconcile
-from motet_operator.reconcile.pools import SURGE, revision_of, template_of
-from tests.operator.builders import NOW, adapter, condition, instance, later, name, pool, sets, view
+from motet_operator.reconcile import (
+    AdapterCounts,
+    AdapterKnowledge,
+    Instance,
+    Plan,
+    PoolObject,
+    Residence,
+    RunnerSet,
+    SlotCounts,
+    View,
+    reconcile,
+)
+from motet_operator.reconcile.pools import revision_of, template_of
+from tests.operator.builders import DIGEST, NOW, adapter, condition, instance, later, name, pool, sets, view
 
 
 def revision(of: PoolObject) -> str:
@@ -207,12 +220,16 @@ def serving(world: World) -> int:
 
 
 pools = st.builds(
-    lambda replicas, rank, drain: pool(
-        replicas=replicas, drainTimeoutSeconds=drain, engine={"maxLoraRank": rank} if rank else {}
+    lambda replicas, rank, drain, strategy: pool(
+        replicas=replicas,
+        drainTimeoutSeconds=drain,
+        engine={"maxLoraRank": rank} if rank else {},
+        updateStrategy={"maxSurge": strategy[0], "maxUnavailable": strategy[1]},
     ),
     st.integers(0, 4),
     st.sampled_from([0, 8, 16]),
     st.sampled_from([1, 30]),
+    st.sampled_from([(1, 0), (2, 0), (0, 1), (1, 1)]),
 )
 accidents = st.one_of(
     st.tuples(st.just("declare"), pools),
@@ -249,12 +266,13 @@ def test_whatever_happens_it_serves_as_it_can_and_arrives(
 def one_round(world: World) -> None:
     assert world.pool is not None
     wanted = world.pool.resource.spec.replicas
+    strategy = world.pool.resource.spec.update_strategy
     could, existed = serving(world), len(world.members)
     world.carry_out(reconcile(world.view()))
-    assert serving(world) >= min(wanted, could), "it drained one that was needed"
+    assert serving(world) >= min(wanted - strategy.max_unavailable, could), "it drained one that was needed"
     staying = sum(one.draining_until is None for one in world.members.values())
     if len(world.members) > existed:
-        assert staying <= wanted + SURGE, "it added more than one beyond what is wanted"
+        assert staying <= wanted + strategy.max_surge, "it added more beyond what is wanted than it may"
     assert not world.carry_out(reconcile(world.view())), "a second look at the same moment changed something"
 
 
@@ -294,3 +312,81 @@ def test_a_condemned_runner_that_drains_is_left_to_its_deadline() -> None:
     shrinking = reconcile(view(now=later(9), pools=[pool(replicas=0)], instances=[condemned()]))
     assert not replaced(shrinking)
     assert shrinking.drains
+
+
+def test_a_pool_where_nothing_may_run_says_what_to_do() -> None:
+    plan = reconcile(view(pools=[replace(pool(), prepared=False)]))
+    (status,) = plan.pools
+    found = condition(status.conditions, "Accepted")
+    assert (found.status, found.reason) == ("False", "NamespaceNotPrepared")
+    assert "pools.namespaces" in found.message
+    assert condition(status.conditions, "Stalled").holds
+    assert plan.runner_sets == plan.catalog.pools == ()
+
+
+def test_of_two_that_contradict_each_other_the_older_serves() -> None:
+    young = replace(pool("a", group="g"), age=2)
+    old = replace(pool("b", group="g", uri="file:///models/other"), age=1)
+    plan = reconcile(view(pools=[young, old]))
+    assert [condition(one.conditions, "Accepted").holds for one in plan.pools] == [False, True]
+    assert {each.pool for each in plan.runner_sets} == {name("b")}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"template": {"nodeSelector": {"gpu": "h200"}}},
+        {"template": {"env": [{"name": "A", "value": "1"}]}},
+        {"adapterVolumes": [{"claimName": "adapters"}]},
+        {"model": {"credentialsSecretRef": {"name": "hub"}}},
+    ],
+    ids=str,
+)
+def test_what_makes_another_pod_is_another_revision(changed: dict[str, Any]) -> None:
+    uri = "hf://motet/base"
+    assert revision(pool(uri=uri, **changed)) != revision(pool(uri=uri))
+
+
+def test_what_only_decides_who_may_read_a_volume_is_none() -> None:
+    one = pool(adapterVolumes=[{"claimName": "a"}])
+    assert revision(one) == revision(pool(adapterVolumes=[{"claimName": "a", "allowedNamespaces": {"from": "All"}}]))
+
+
+def test_what_the_platform_changes_is_rolled_out_too() -> None:
+    one = pool()
+    running = instance("demo-0", revision(one))
+    plan = reconcile(view(pools=[one], instances=[running], platform="newer image"))
+    assert {each.revision: each.replicas for each in plan.runner_sets}[revision(one)] == 1
+    assert len(plan.runner_sets) == 2
+    (status,) = plan.pools
+    assert condition(status.conditions, "Progressing").reason == "RollingOut"
+    assert condition(status.conditions, "Reconciling").holds
+
+
+def test_adapters_and_slots_are_counted() -> None:
+    one = pool()
+    loaded = AdapterKnowledge(serving_digest=DIGEST, places=(Residence(runner="demo-0", tier="device", digest=DIGEST),))
+    broken = AdapterKnowledge(failure_code="adapter_incompatible", failure_reason="ShapeMismatch", failure_message="no")
+    plan = reconcile(
+        view(
+            pools=[one],
+            instances=[instance("demo-0", revision(one))],
+            adapters=[adapter("a"), adapter("b"), adapter("c"), adapter("d", poolRef={"name": "other"})],
+            known={name("a"): loaded, name("b"): broken},
+            slots={"demo-0": 8, "gone": 8},
+        )
+    )
+    (status,) = plan.pools
+    assert status.adapters == AdapterCounts(registered=3, loaded=1, failed=1)
+    assert status.slots == SlotCounts(total=8, used=1)
+    found = condition(status.conditions, "AdaptersHealthy")
+    assert (found.status, found.reason) == ("False", "AdaptersFailed")
+
+
+def test_the_revision_in_service_moves_when_the_rollout_is_complete() -> None:
+    before, after = pool(), replace(pool(engine={"maxLoraRank": 8}), current_revision=revision(pool()))
+    old, new = instance("old", revision(before)), instance("new", revision(after), ordinal=2)
+    (status,) = reconcile(view(pools=[after], instances=[old, new])).pools
+    assert (status.current_revision, status.revision) == (revision(before), revision(after))
+    (status,) = reconcile(view(pools=[after], instances=[new])).pools
+    assert status.current_revision == status.revision == revision(after)

@@ -6,7 +6,15 @@ A field is here when something enforces it; `coming` lists those that wait for t
 
 from motet.resources.adapter import AdapterSource, LoRAAdapter, LoRAAdapterSpec, Placement, PoolRef
 from motet.resources.core import Namespace, Secret
-from motet.resources.pool import AllowedNamespaces, Engine, PoolModel, ServingPool, ServingPoolSpec
+from motet.resources.pool import (
+    AdapterVolume,
+    AllowedNamespaces,
+    Engine,
+    PodTemplate,
+    PoolModel,
+    ServingPool,
+    ServingPoolSpec,
+)
 from motet.resources.shapes import API_VERSION, CATEGORY, GROUP, VERSION, ObjectMeta, changes
 from motet.resources.validation import (
     Manifest,
@@ -26,6 +34,7 @@ __all__ = [
     "GROUP",
     "VERSION",
     "AdapterSource",
+    "AdapterVolume",
     "AllowedNamespaces",
     "Engine",
     "LoRAAdapter",
@@ -35,6 +44,7 @@ __all__ = [
     "ObjectMeta",
     "Place",
     "Placement",
+    "PodTemplate",
     "PoolModel",
     "PoolRef",
     "Problem",
