@@ -37,6 +37,9 @@ class SchedulerSync:
         self.known: dict[ObjectName, AdapterKnowledge] = {}
         self.drained: set[str] = set()
         self.condemned: dict[str, Condemned] = {}
+        self.slots: dict[str, int] = {}
+        """Places for adapters in device memory, by instance."""
+
         self._identities: dict[str, common_pb2.RunnerIdentity] = {}
         self._drains: dict[str, Drain] = {}
         self._catalog: Catalog | None = None
@@ -141,19 +144,21 @@ class SchedulerSync:
         self._changed()
 
     def _hear_runner(self, report: scheduler_pb2.RunnerReport) -> bool:
-        """Whether a runner has been condemned or pardoned."""
+        """Whether something is to be done about a runner, or told of it."""
         identity = report.runner
         self._identities[identity.instance] = identity
+        slots = report.capacity.adapter_slots
+        resized, self.slots[identity.instance] = slots != self.slots.get(identity.instance), slots
         before = self.condemned.pop(identity.instance, None)
         # One whose streams are down has died, as far as can be seen, and its successor may be loading: the keeper's.
         if not report.condemned or not report.attached:
-            return before is not None
+            return before is not None or resized
         if before is None or before.incarnation != identity.incarnation:
             now = datetime.now(UTC)
             self.condemned[identity.instance] = Condemned(identity.incarnation, report.condemned, now)
             return True
         self.condemned[identity.instance] = before
-        return False
+        return resized
 
 
 def _knowledge(report: scheduler_pb2.AdapterReport) -> AdapterKnowledge:

@@ -185,6 +185,7 @@ class LocalOperator:
                 statuses, self._sync.drained, self._sync.condemned, self._condemned_patience
             ),
             known=self._sync.known,
+            slots=self._sync.slots,
             runners_override=self._settings.runners,
         )
 
