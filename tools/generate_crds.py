@@ -1,4 +1,4 @@
-"""Write crds/ from motet.resources (`make generate`).
+"""Write crds/, and the same as templates of the chart motet-crds, from motet.resources (`make generate`).
 
 The result is committed; tests/repo writes it again and compares. `--out DIR` writes elsewhere.
 """
@@ -6,6 +6,7 @@ The result is committed; tests/repo writes it again and compares. `--out DIR` wr
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -13,27 +14,39 @@ from motet.resources.crd import KINDS, custom_resource_definition
 
 ROOT = Path(__file__).resolve().parent.parent
 CRDS = ROOT / "crds"
+TEMPLATES = ROOT / "charts" / "motet-crds" / "templates"
 
 NOTE = "# Written by tools/generate_crds.py (`make generate`). Change motet.resources, not this file.\n"
 
 
-def generate(out: Path) -> list[Path]:
-    """Write every CRD into `out` and name the files."""
-    out.mkdir(parents=True, exist_ok=True)
+def generate(out: Path, templates: Path) -> list[Path]:
+    """Write every CRD into both folders and name the files."""
     written = []
     for kind in KINDS:
         # Through JSON, so that no part is shared and YAML needs no anchors.
         definition = json.loads(json.dumps(custom_resource_definition(kind)))
-        path = out / kind.file_name
-        path.write_text(
-            NOTE + yaml.safe_dump(definition, sort_keys=False, allow_unicode=True, width=120), encoding="utf-8"
-        )
-        written.append(path)
+        written += [_write(out / kind.file_name, definition), _write(templates / kind.file_name, _kept(definition))]
     return written
+
+
+def _kept(definition: dict[str, Any]) -> dict[str, Any]:
+    """As a template: uninstalling the chart must not take every tenant's objects along."""
+    metadata = {**definition["metadata"], "annotations": {"helm.sh/resource-policy": "keep"}}
+    return {**definition, "metadata": metadata}
+
+
+def _write(path: Path, definition: dict[str, Any]) -> Path:
+    text = yaml.safe_dump(definition, sort_keys=False, allow_unicode=True, width=120)
+    if "{{" in text:
+        raise ValueError(f"{path.name} holds {{{{, which Helm would take for a template")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(NOTE + text, encoding="utf-8")
+    return path
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=CRDS)
-    for written in generate(parser.parse_args().out):
-        print(written.name)  # noqa: T201
+    parser.add_argument("--out", type=Path, help="a folder for both; the chart's go into its `templates`")
+    out = parser.parse_args().out
+    for written in generate(out or CRDS, out / "templates" if out else TEMPLATES):
+        print(written)  # noqa: T201

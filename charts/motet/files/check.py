@@ -1,0 +1,84 @@
+"""`helm test`: what an installation must be able to do. Needs nothing but Python's standard library."""
+
+import json
+import os
+import ssl
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+DEFINITIONS = ("loraadapters.motet.dev", "servingpools.motet.dev")
+PATIENCE_SECONDS = 60.0
+INVALID = {
+    "apiVersion": "motet.dev/v1alpha1",
+    "kind": "LoRAAdapter",
+    "metadata": {"name": "helm-test"},
+    "spec": {"poolRef": {"name": "any"}, "source": {}},
+}
+"""It names no source, which the schema must not let pass."""
+
+
+def api(path: str, body: object = None) -> dict:
+    """What the API server answers. Raises HTTPError for a refusal."""
+    host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
+    host = f"[{host}]" if ":" in host else host
+    request = urllib.request.Request(
+        f"https://{host}:{port}{path}",
+        data=None if body is None else json.dumps(body).encode(),
+        headers={
+            "Authorization": f"Bearer {(ACCOUNT / 'token').read_text()}",
+            "Content-Type": "application/json",
+        },
+    )
+    trust = ssl.create_default_context(cafile=str(ACCOUNT / "ca.crt"))
+    with urllib.request.urlopen(request, timeout=10, context=trust) as answer:
+        return json.load(answer)
+
+
+def definitions_are_established() -> str:
+    for name in DEFINITIONS:
+        status = api(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}").get("status", {})
+        conditions = {one["type"]: one["status"] for one in status.get("conditions", [])}
+        if conditions.get("Established") != "True":
+            raise AssertionError(f"{name} is not established: {conditions}")
+    return f"{' and '.join(DEFINITIONS)} are established"
+
+
+def an_invalid_adapter_is_refused() -> str:
+    namespace = (ACCOUNT / "namespace").read_text()
+    try:
+        api(f"/apis/motet.dev/v1alpha1/namespaces/{namespace}/loraadapters?dryRun=All", INVALID)
+    except urllib.error.HTTPError as refusal:
+        sentence = json.load(refusal)["message"]
+        if refusal.code == 422:
+            return f"an adapter without a source is refused: {sentence}"
+        raise AssertionError(f"an invalid adapter got {refusal.code}, not 422: {sentence}") from None
+    raise AssertionError("an adapter without a source was accepted: the resource definitions are not ours")
+
+
+def the_gateway_answers() -> str:
+    url = f"http://{os.environ['GATEWAY']}/version"
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return f"the gateway is there, version {json.load(answer)['version']}"
+
+
+def main() -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    for check in (definitions_are_established, an_invalid_adapter_is_refused, the_gateway_answers):
+        while True:
+            try:
+                print(f"ok    {check()}", flush=True)
+                break
+            except (AssertionError, OSError) as error:
+                # Routes and permissions of a pod that has just started may take a moment.
+                if time.monotonic() > deadline:
+                    print(f"FAILED {check.__name__}: {error}", flush=True)
+                    sys.exit(1)
+                time.sleep(1)
+
+
+if __name__ == "__main__":
+    main()

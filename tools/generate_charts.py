@@ -1,0 +1,103 @@
+"""Write what the chart says about its values from values.schema.json (`make generate`): values.yaml, the README's table.
+
+The schema is the one source of names, explanations and defaults. The result is committed; tests/repo writes it again
+and compares. `--out DIR` writes elsewhere.
+"""
+
+import argparse
+import json
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+CHART = ROOT / "charts" / "motet"
+BEGIN, END = "<!-- values: written by tools/generate_charts.py -->", "<!-- end of values -->"
+NOTE = "# Written by tools/generate_charts.py (`make generate`). Change values.schema.json, not this file.\n"
+WIDTH = 120
+
+Schema = dict[str, Any]
+
+
+def schema() -> Schema:
+    found: Schema = json.loads((CHART / "values.schema.json").read_text())
+    return found
+
+
+def _own(section: Schema) -> Iterator[tuple[str, Schema]]:
+    """Without what Helm itself puts among the values, which has neither a default nor parts."""
+    return ((name, value) for name, value in section["properties"].items() if "default" in value or is_section(value))
+
+
+def is_section(value: Schema) -> bool:
+    """Whether it is a folder of values, and not a value."""
+    return "properties" in value and "default" not in value
+
+
+def values(section: Schema, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Schema]]:
+    """Every value that can be set, with its path, in the order of the schema."""
+    for name, value in _own(section):
+        where = (*path, name)
+        if is_section(value):
+            yield from values(value, where)
+        else:
+            yield where, value
+
+
+def values_file(section: Schema, depth: int = 0) -> Iterator[str]:
+    for name, value in _own(section):
+        indent = "  " * depth
+        yield from (f"{indent}# {line}" for line in textwrap.wrap(value["description"], WIDTH - 2 - len(indent)))
+        if is_section(value):
+            yield f"{indent}{name}:"
+            yield from values_file(value, depth + 1)
+        else:
+            yield f"{indent}{name}: {_flow(value['default'])}"
+        if depth == 0:
+            yield ""
+
+
+def table(section: Schema) -> str:
+    rows = ["| value | default | meaning |", "| --- | --- | --- |"]
+    for path, value in values(section):
+        meaning = value["description"].replace("|", "\\|").replace("<", "&lt;")
+        rows.append(f"| `{'.'.join(path)}` | `{_flow(value['default'])}` | {meaning} |")
+    return "\n".join(rows)
+
+
+def _flow(value: Any) -> str:
+    """On one line, as JSON is: every JSON document is YAML."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def generate(out: Path) -> list[Path]:
+    """Write into `out` and name the files."""
+    out.mkdir(parents=True, exist_ok=True)
+    document = schema()
+    text = NOTE + "\n" + "\n".join(values_file(document)).rstrip() + "\n"
+    _check_defaults(document, yaml.safe_load(text))
+    (out / "values.yaml").write_text(text)
+    before, _, rest = (CHART / "README.md").read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    (out / "README.md").write_text(f"{before}{BEGIN}\n\n{table(document)}\n\n{END}{after}")
+    return [out / "values.yaml", out / "README.md"]
+
+
+def _check_defaults(document: Schema, read: Any) -> None:
+    """What a person reads in values.yaml is what the schema says."""
+    for path, value in values(document):
+        found = read
+        for step in path:
+            found = found[step]
+        if found != value["default"]:
+            raise ValueError(f"{'.'.join(path)} is {found!r} in values.yaml and {value['default']!r} in the schema")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=CHART)
+    for written in generate(parser.parse_args().out):
+        print(written.name)  # noqa: T201
