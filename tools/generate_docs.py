@@ -321,12 +321,41 @@ def crds_page() -> str:
     return "\n".join(parts)
 
 
+def conditions_page() -> str:
+    from motet.resources.crd import ADAPTER, POOL
+    from motet.resources.reasons import ADAPTER_REASONS, POOL_REASONS
+    from motet.resources.status import ADAPTER_CONDITIONS, POOL_CONDITIONS
+
+    parts = [
+        NOTE,
+        "# Conditions and their reasons\n",
+        flat("""What `kubectl describe`, `kubectl wait --for=condition=…` and `motet status` show. Reasons are stable;
+        messages are for people and may change. An absent condition is unknown. `Reconciling` is there while work is in
+        progress and `Stalled` when nothing will happen until somebody changes something; both repeat the reason of the
+        condition that they are about.""")
+        + "\n",
+    ]
+    for kind, conditions, reasons in (
+        (ADAPTER, ADAPTER_CONDITIONS, ADAPTER_REASONS),
+        (POOL, POOL_CONDITIONS, POOL_REASONS),
+    ):
+        parts.append(f"## {kind.name}\n")
+        for condition, why in reasons.items():
+            parts += [
+                f"### {condition} of a {kind.name}\n",
+                f"True when {conditions[condition]}.\n",
+                table(["reason", "what it means and what to do"], [[code(word), what] for word, what in why.items()]),
+            ]
+    return "\n".join(parts)
+
+
 PAGES = {
     "settings.md": settings_page,
     "metrics.md": metrics_page,
     "errors.md": errors_page,
     "manifests.md": manifests_page,
     "crds.md": crds_page,
+    "conditions.md": conditions_page,
 }
 
 
