@@ -134,11 +134,15 @@ class Told:
         live: tuple[BookEntry, ...] = (),
         resident: tuple[Resident, ...] = (),
         group: str = GROUP,
+        pool: str = "default/demo",
+        revision: str = "",
         **capacity: Any,
     ) -> list[do.Effect]:
         return self.tell(
             on.RunnerAttached(
-                identity=RunnerIdentity(instance=instance, incarnation=incarnation, pool="default/demo", group=group),
+                identity=RunnerIdentity(
+                    instance=instance, incarnation=incarnation, pool=pool, group=group, revision=revision
+                ),
                 address=f"unix:/run/{instance}.sock",
                 capacity=Capacity(pages=pages, **capacity),
                 base=BaseModel(digest="sha256:base", asset_digest="sha256:assets"),

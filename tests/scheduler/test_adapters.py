@@ -213,6 +213,7 @@ def test_where_an_adapter_lies_is_reported_when_it_changes():
 
 def test_an_operator_that_connects_is_told_everything():
     told = with_pirate()
+    told.wait(0.1)
     told.tell(on.OperatorConnected())
     assert [type(effect) for effect in told.effects] == [do.TellAdapter, do.TellDesired, do.TellRunner]
     assert told.of(do.TellDesired)[0].replicas == 1

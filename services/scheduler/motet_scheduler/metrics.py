@@ -1,8 +1,11 @@
 """The scheduler's figures."""
 
+from collections.abc import Callable, Mapping
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from motet.fleet import RequestClass
+from motet_scheduler.policy.capacity_watch import Figures
 from motet_scheduler.policy.scheduler import Scheduler
 
 
@@ -34,6 +37,35 @@ class Metrics:
         self.parked = Gauge(
             "motet_ledger_parked_requests", "Requests that wait to come back.", ["instance"], registry=registry
         )
+        pool = ["pool"]
+        self.desired = Gauge(
+            "motet_pool_desired_replicas", "Runners that a pool should have, as advised.", pool, registry=registry
+        )
+        self.serving = Gauge("motet_pool_serving_runners", "Runners of a pool that take work.", pool, registry=registry)
+        self.pool_running = Gauge(
+            "motet_pool_running_requests", "Requests placed on a pool's runners.", pool, registry=registry
+        )
+        self.pool_waiting = Gauge(
+            "motet_pool_waiting_requests", "Requests that wait for a place on a pool.", pool, registry=registry
+        )
+        self.pool_held = Gauge(
+            "motet_pool_held_requests",
+            "Requests that gateways hold because a pool has had no runner yet.",
+            pool,
+            registry=registry,
+        )
+        self.pool_used = Gauge(
+            "motet_pool_kv_used_ratio",
+            "Share of a pool's KV pages that hold something, 0 to 1.",
+            pool,
+            registry=registry,
+        )
+        self.pool_promised = Gauge(
+            "motet_pool_kv_promised_ratio",
+            "KV pages promised to requests, as a share of a pool's; overcommitted above 1.",
+            pool,
+            registry=registry,
+        )
         self.term = Gauge("motet_scheduler_term", "The term this scheduler leads in.", registry=registry)
 
     def observe(self, scheduler: Scheduler) -> None:
@@ -43,9 +75,25 @@ class Metrics:
         for one in RequestClass:
             waiting = sum(queue.size_of(one) for queue in scheduler.queues.values())
             self.queued.labels(one.name.lower()).set(waiting)
+        self._observe_pools(scheduler.capacity.figures)
         for gauge in (self.pages, self.promised, self.parked):
             gauge.clear()
         for runner in scheduler.runners.values():
             self.pages.labels(runner.instance).set(runner.capacity.pages)
             self.promised.labels(runner.instance).set(runner.ledger.promised)
             self.parked.labels(runner.instance).set(len(runner.parked))
+
+    def _observe_pools(self, pools: Mapping[str, Figures]) -> None:
+        of_a_pool: tuple[tuple[Gauge, Callable[[Figures], float]], ...] = (
+            (self.desired, lambda it: it.desired),
+            (self.serving, lambda it: it.serving),
+            (self.pool_running, lambda it: it.running),
+            (self.pool_waiting, lambda it: it.waiting),
+            (self.pool_held, lambda it: it.held),
+            (self.pool_used, lambda it: it.pages_used / max(it.pages, 1)),
+            (self.pool_promised, lambda it: it.pages_promised / max(it.pages, 1)),
+        )
+        for gauge, value in of_a_pool:
+            gauge.clear()  # of pools that are no more
+            for name, figures in pools.items():
+                gauge.labels(name).set(value(figures))

@@ -44,6 +44,19 @@ class Settings(BaseSettings):
     """For tests of overflow: a first promise is exactly so many pages, whatever the estimate says, unless prompt and
     first token need more or the request's whole life needs fewer. 0: the estimate decides."""
 
+    capacity_seconds: float = Field(1.0, gt=0)
+    """How often it is worked out how many runners each pool should have."""
+
+    queue_patience_seconds: float = Field(5.0, gt=0)
+    """A request that has waited for a place for so long asks for one more runner, whatever the sums say, unless one is
+    already starting."""
+
+    report_patience_seconds: float = Field(10.0, gt=0)
+    """While a runner of a pool has not reported for so long, no runner of that pool is advised away."""
+
+    growth_seconds: float = Field(30.0, gt=0)
+    """A pool is advised to double at most once in so long."""
+
     timelines: int = Field(2_000, ge=1)
     """How many requests' timelines are kept for `Explain`."""
 
@@ -59,5 +72,9 @@ class Settings(BaseSettings):
             forget_runner=self.forget_runner_seconds * time_scale,
             ensure_patience=self.ensure_seconds * time_scale,
             force_promise_pages=self.force_promise_pages,
+            capacity_every=self.capacity_seconds * time_scale,
+            queue_patience=self.queue_patience_seconds * time_scale,
+            report_patience=self.report_patience_seconds * time_scale,
+            growth_window=self.growth_seconds * time_scale,
             timelines=self.timelines,
         )

@@ -20,6 +20,7 @@ from motet_scheduler.policy.values import (
     Promise,
     Readiness,
     RevisionKey,
+    ScalingMode,
     Stage,
 )
 
@@ -28,6 +29,10 @@ _READINESS = {
     Readiness.READY: scheduler_pb2.ADAPTER_READINESS_READY,
     Readiness.LOADING: scheduler_pb2.ADAPTER_READINESS_LOADING,
     Readiness.FAILED: scheduler_pb2.ADAPTER_READINESS_FAILED,
+}
+_SCALING = {
+    scheduler_pb2.SCALING_MODE_BUILTIN: ScalingMode.BUILTIN,
+    scheduler_pb2.SCALING_MODE_EXTERNAL: ScalingMode.EXTERNAL,
 }
 _FINISHES = {
     common_pb2.FINISH_REASON_STOP: "stop",
@@ -154,6 +159,8 @@ def serve_event(gateway: str, up: scheduler_pb2.ServeUp) -> on.Event | None:
         case "lost":
             lost = up.lost
             return on.RequestLost(gateway, RequestId(lost.request), lost.epoch, lost.why, lost.delivered_tokens)
+        case "held":
+            return on.RequestsHeld(gateway, tuple((GroupName(one.group), one.requests) for one in up.held.groups))
         case _:
             return None
 
@@ -325,6 +332,10 @@ def _read_pool(it: scheduler_pb2.PoolEntry) -> Pool:
         model_uri=it.model_uri,
         replicas=it.replicas,
         max_sequences=it.max_sequences,
+        scaling=_SCALING.get(it.scaling, ScalingMode.DISABLED),
+        min_replicas=it.min_replicas,
+        max_replicas=it.max_replicas or None,
+        stabilization=it.scale_down_stabilization_seconds,
     )
 
 
@@ -404,7 +415,13 @@ def operator_word(effect: do.OperatorEffect) -> scheduler_pb2.SyncDown:
             )
         case do.TellDesired():
             return scheduler_pb2.SyncDown(
-                desired=scheduler_pb2.DesiredCapacity(pool=effect.pool, replicas=effect.replicas, reason=effect.reason)
+                desired=scheduler_pb2.DesiredCapacity(
+                    pool=effect.pool,
+                    replicas=effect.replicas,
+                    reason=effect.reason,
+                    reason_code=effect.code,
+                    stale=effect.stale,
+                )
             )
         case do.TellDrained():
             return scheduler_pb2.SyncDown(drained=scheduler_pb2.Drained(runner=effect.runner.to_proto()))

@@ -40,6 +40,7 @@ class Attachments:
             self._state.do(do.Remember())
         runner.identity, runner.address, runner.base = event.identity, event.address, event.base
         runner.attached = True
+        runner.heard_at = self._state.now
         runner.condemned = ""
         self._offering.apply_pool(runner)
         self._state.bases[runner.group] = (event.base, event.capacity.max_model_length)
@@ -67,6 +68,7 @@ class Attachments:
         runner = self._state.current(event.instance, event.incarnation)
         if runner is None:
             return
+        runner.heard_at = self._state.now
         runner.pages_free, runner.running, runner.waiting = event.pages_free, event.running, event.waiting
         moves = runner.steps is not None and event.steps > runner.steps
         if runner.condemned and (not runner.hung or moves or not event.live):

@@ -130,6 +130,9 @@ class TellDesired:
     pool: str
     replicas: int
     reason: str
+    code: str = ""
+    stale: bool = False
+    """Something is not known: nobody may leave on this word."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,6 +95,14 @@ class RequestLost:
     delivered: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class RequestsHeld:
+    """All that a gateway holds because nobody has said yet how their models read, by group."""
+
+    gateway: str
+    groups: tuple[tuple[GroupName, int], ...]
+
+
 # ------------------------------------------------------------------------------------------------------------ runners
 
 
@@ -247,6 +255,7 @@ Event = (
     | CancelAsked
     | RequestFinished
     | RequestLost
+    | RequestsHeld
     | RunnerAttached
     | RunnerDetached
     | RunnerReported

@@ -25,6 +25,7 @@ class Gateways:
 
     def connected(self, event: on.GatewayConnected) -> None:
         self._state.gateways.add(event.gateway)
+        self._state.held.pop(event.gateway, None)
         self._departed.discard(event.gateway)
         running = {live.request for live in event.live}
         for request in [r for r in self._state.requests.values() if r.gateway == event.gateway and r.id not in running]:
@@ -72,6 +73,7 @@ class Gateways:
 
     def gone(self, event: on.GatewayGone) -> None:
         self._state.gateways.discard(event.gateway)
+        self._state.held.pop(event.gateway, None)
         self._departed.add(event.gateway)
         for request in [r for r in self._state.requests.values() if r.gateway == event.gateway and r.waiting]:
             self._lives.end(request)
@@ -142,6 +144,9 @@ class Gateways:
         self._lives.end(request)
         if placement is not None and placement.epoch != event.epoch:
             self._lives.cancel_at_runner(placement, request.id, "finished under an earlier placement")
+
+    def held(self, event: on.RequestsHeld) -> None:
+        self._state.held[event.gateway] = dict(event.groups)
 
     def lost(self, event: on.RequestLost) -> None:
         request = self._state.requests.get(event.request)

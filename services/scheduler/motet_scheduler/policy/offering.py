@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from motet_scheduler.policy import effects as do
 from motet_scheduler.policy import events as on
+from motet_scheduler.policy.capacity_watch import CapacityWatch
 from motet_scheduler.policy.memory import Remembered, RememberedAdapter, RememberedGroup
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.state import State
@@ -12,14 +13,15 @@ from motet_scheduler.policy.values import BaseModel, Catalog, CatalogGroup, Grou
 
 
 class Offering:
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, capacity: CapacityWatch) -> None:
         self._state = state
+        self._capacity = capacity
 
     def operator_connected(self, _event: on.OperatorConnected) -> None:
         for adapter in self._state.adapters:
             adapter.told = None
         self.tell_adapters()
-        self.tell_desired()
+        self._capacity.tell_all()
         for runner in self._state.runners.values():
             self._state.do(report_of(runner))
 
@@ -33,7 +35,7 @@ class Offering:
             self._state.catalog_changed = True
         for runner in self._state.runners.values():
             self.apply_pool(runner)
-        self.tell_desired()
+        self._capacity.pools_changed()
         self.look_after_adapters()
         self.tell_adapters()
 
@@ -73,10 +75,6 @@ class Offering:
             if report != adapter.told:
                 adapter.told = report
                 self._state.do(report)
-
-    def tell_desired(self) -> None:
-        for pool in self._state.pools.values():
-            self._state.do(do.TellDesired(pool.pool, pool.replicas, "as configured"))
 
     def publish(self) -> None:
         self._state.catalog_changed = False

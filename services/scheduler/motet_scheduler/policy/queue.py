@@ -32,6 +32,9 @@ class Lane:
         every = [pair for line in self._lines.values() for pair in line]
         return (request for _, request in sorted(every, key=lambda pair: pair[0]))
 
+    def unordered(self) -> Iterator[Request]:
+        return (request for line in self._lines.values() for _, request in line)
+
     def add(self, request: Request) -> None:
         line = self._lines.setdefault(request.tenant, [])
         before = line[0][0] if line else None
@@ -84,6 +87,11 @@ class Queue:
     def __iter__(self) -> Iterator[Request]:
         for lane in self._lanes.values():
             yield from lane
+
+    def unordered(self) -> Iterator[Request]:
+        """All of them, for sums."""
+        for lane in self._lanes.values():
+            yield from lane.unordered()
 
     def size_of(self, request_class: RequestClass) -> int:
         return len(self._lanes[request_class])

@@ -67,6 +67,11 @@ class Request:
         return (self.asked_at, self.sequence)
 
     @property
+    def waits_since(self) -> float:
+        """When it last joined the queue, of one that has a deadline; else when it was asked for."""
+        return self.deadline_at - self.patience if self.deadline_at is not None else self.asked_at
+
+    @property
     def waiting(self) -> bool:
         return self.placement is None
 

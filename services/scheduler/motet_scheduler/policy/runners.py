@@ -58,6 +58,8 @@ class Runner:
         """Adapters told to go to the device, and when."""
         self.attached = True
         self.detached_at = 0.0
+        self.heard_at = 0.0
+        """When it last said how it is."""
         self.drain: Drain | None = None
         self.condemned = ""
         self.hung = False
@@ -83,6 +85,11 @@ class Runner:
     @property
     def sequences(self) -> int:
         return len(self.lines)
+
+    @property
+    def pages_wanted(self) -> int:
+        """Promised to what runs here, and to what is parked here and will come back."""
+        return self.ledger.promised + sum(parked.wanted.pages for parked in self.parked.values())
 
     @property
     def empty(self) -> bool:

@@ -13,6 +13,7 @@ from motet_scheduler.policy import effects as do
 from motet_scheduler.policy import events as on
 from motet_scheduler.policy.advice import Advice
 from motet_scheduler.policy.attachments import Attachments
+from motet_scheduler.policy.capacity_watch import CapacityWatch
 from motet_scheduler.policy.gateways import Gateways
 from motet_scheduler.policy.lives import Lives
 from motet_scheduler.policy.memory import Remembered
@@ -30,7 +31,8 @@ class Scheduler:
         self._lives = Lives(state)
         self._placing = Placing(state, self._lives)
         self._positions = Positions(state)
-        self._offering = Offering(state)
+        self.capacity = CapacityWatch(state)
+        self._offering = Offering(state, self.capacity)
         self._gateways = Gateways(state, self._lives, self._placing, self._positions)
         self._attachments = Attachments(state, self._lives, self._offering)
         self._advice = Advice(state, self._lives)
@@ -50,6 +52,7 @@ class Scheduler:
             on.CancelAsked: self._gateways.cancel_asked,
             on.RequestFinished: self._gateways.finished,
             on.RequestLost: self._gateways.lost,
+            on.RequestsHeld: self._gateways.held,
             on.RunnerAttached: self._attachments.attached,
             on.RunnerDetached: self._attachments.detached,
             on.RunnerReported: self._attachments.reported,
@@ -114,3 +117,4 @@ class Scheduler:
         self._attachments.tick()
         self._offering.look_after_adapters()
         self._positions.tick()
+        self.capacity.tick()

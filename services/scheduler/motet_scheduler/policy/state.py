@@ -56,6 +56,8 @@ class State:
         self.runners: dict[Instance, Runner] = {}
         self.by_group: dict[GroupName, list[Runner]] = {}
         self.gateways: set[str] = set()
+        self.held: dict[str, dict[GroupName, int]] = {}
+        """By gateway: requests that it cannot even read before its model has a runner."""
         self.pools: dict[str, Pool] = {}
         self.adapters = Adapters(policy)
         self.bases: dict[GroupName, tuple[BaseModel, int]] = {}

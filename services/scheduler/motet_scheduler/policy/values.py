@@ -62,6 +62,12 @@ class AdapterRef:
         return ObjectName(self.namespace, self.name)
 
 
+class ScalingMode(StrEnum):
+    DISABLED = "disabled"  # a person decides
+    BUILTIN = "builtin"  # the operator carries our advice out
+    EXTERNAL = "external"  # an autoscaler that reads our figures decides
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
     """One ServingPool as the operator states it."""
@@ -71,8 +77,20 @@ class Pool:
     served_name: str = ""
     model_uri: str = ""
     replicas: int = 1
+    """Wanted now, whoever decided that."""
+
     max_sequences: int = 0
     """0: what each runner says it can take."""
+
+    scaling: ScalingMode = ScalingMode.DISABLED
+    min_replicas: int = 0
+    max_replicas: int | None = None
+    stabilization: float = 300.0
+    """Seconds for which fewer runners must have been enough before some leave."""
+
+    @property
+    def scalable(self) -> bool:
+        return self.scaling is not ScalingMode.DISABLED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +164,14 @@ class Policy:
     ensure_patience: float = 10.0
     """How long an order to load or check an adapter may go unanswered before it is given again."""
     force_promise_pages: int = 0
+    capacity_every: float = 1.0
+    """How often it is worked out how many runners each pool should have."""
+    queue_patience: float = 5.0
+    """A request that has waited so long for a place asks for another runner, whatever the sums say."""
+    report_patience: float = 10.0
+    """A runner that has not reported for so long is not known well enough to take another one away."""
+    growth_window: float = 30.0
+    """A pool at most doubles in so long."""
     timelines: int = 2_000
 
 

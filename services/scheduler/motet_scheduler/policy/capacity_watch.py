@@ -1,0 +1,222 @@
+"""Looks at every pool now and then and says how many runners it should have. The rule itself is `capacity`.
+
+Pools of one group share a queue: what waits there is asked of the first of them, by name, that may still grow, and what
+is to be kept resident of the first that anybody scales.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from motet.fleet import Capacity
+from motet.model import BASE, Digest
+from motet_scheduler.policy.capacity import Advice, Bounds, Hold, Load, Pace, Room, need_of
+from motet_scheduler.policy.effects import TellDesired
+from motet_scheduler.policy.runners import Runner
+from motet_scheduler.policy.state import State
+from motet_scheduler.policy.values import GroupName, Pool, ScalingMode
+
+SAY_AGAIN_AFTER = 10
+"""Looks until another reason for the same number is told: sentences change with every request."""
+
+NO_GATEWAY = Hold("NoGateway", "no gateway is connected, so that nobody knows what is asked for", stale=True)
+ROLLOUT = Hold("RollingOut", "runners are being replaced; none leaves meanwhile")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """A pool at the last look, for whoever scales it by figures."""
+
+    desired: int
+    serving: int
+    running: int
+    waiting: int
+    held: int
+    pages: int
+    pages_used: int
+    pages_promised: int
+
+
+@dataclass(slots=True)
+class _Watched:
+    mode: ScalingMode
+    pace: Pace
+    told: TellDesired | None = None
+    looks_since: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """What waits in a group's queue."""
+
+    requests: int = 0
+    pages: int = 0
+    waited: float = 0.0
+    held: int = 0
+    digests: frozenset[Digest] = frozenset()
+
+
+class CapacityWatch:
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._watched: dict[str, _Watched] = {}
+        self._capacity: dict[str, Capacity] = {}
+        """Of one runner of each pool, when somebody last looked: also a pool without any knows what one would take."""
+        self._looked_at: float | None = None
+        self.figures: Mapping[str, Figures] = {}
+
+    def tick(self) -> None:
+        now, policy = self._state.now, self._state.policy
+        if not self._state.settled or (self._looked_at is not None and now - self._looked_at < policy.capacity_every):
+            return
+        self._looked_at = now
+        groups: dict[GroupName, list[Pool]] = {}
+        for name, pool in sorted(self._state.pools.items()):
+            groups.setdefault(pool.group, []).append(pool)
+            watched = self._watched.get(name)
+            if watched is None or watched.mode is not pool.scaling:
+                self._watched[name] = _Watched(pool.scaling, Pace(pool.replicas, now, window=policy.growth_window))
+        for name in self._watched.keys() - self._state.pools.keys():
+            del self._watched[name]
+            self._capacity.pop(name, None)
+        self.figures = dict(figure for group, pools in groups.items() for figure in self._look(group, pools))
+
+    def pools_changed(self) -> None:
+        """Look at the next tick."""
+        self._looked_at = None
+
+    def tell_all(self) -> None:
+        """Somebody new listens."""
+        for watched in self._watched.values():
+            if watched.told is not None:
+                self._state.do(watched.told)
+
+    # ------------------------------------------------------------------------------------------------------- one group
+
+    def _look(self, group: GroupName, pools: Sequence[Pool]) -> Iterator[tuple[str, Figures]]:
+        members: dict[str, list[Runner]] = {pool.pool: [] for pool in pools}
+        for runner in self._state.runners_of(group):
+            if runner.identity.pool in members:
+                members[runner.identity.pool].append(runner)
+        for name, runners in members.items():
+            newest = next((runner for runner in reversed(runners) if runner.takes_work), None)
+            if newest is not None:
+                self._capacity[name] = newest.capacity
+        scalable = [pool for pool in pools if pool.scalable]
+        taker = next((pool for pool in scalable if self._may_grow(pool)), next(iter(scalable[-1:]), pools[0]))
+        pinned, spread = self._pinned(group)
+        waiting = self._waiting(group, self._capacity.get(taker.pool))
+        for pool in pools:
+            runners = members[pool.pool]
+            here = waiting if pool is taker else _Waiting()
+            load = self._load(pool, runners, here)
+            digests = {digest for runner in runners for digest in runner.live()} | here.digests
+            if scalable and pool is scalable[0]:
+                slots = len(digests | pinned.keys()) + sum(pinned.values()) - len(pinned)
+                load = replace(load, adapters=slots, spread=spread)
+            else:
+                load = replace(load, adapters=len(digests))
+            advice = self._advise(pool, load, self._hold(runners))
+            yield pool.pool, _figures(runners, load, advice)
+
+    def _may_grow(self, pool: Pool) -> bool:
+        return pool.max_replicas is None or self._watched[pool.pool].pace.replicas < pool.max_replicas
+
+    def _pinned(self, group: GroupName) -> tuple[dict[Digest, int], int]:
+        """Adapters that are to be kept resident, by how many runners, and the largest of these numbers."""
+        pinned: dict[Digest, int] = {}
+        for adapter in self._state.adapters:
+            wanted = adapter.spec.min_replicas
+            if wanted and adapter.spec.group == group:
+                # One that no runner has checked yet has no digest; it needs its places all the same.
+                digest = adapter.serving.digest if adapter.serving is not None else Digest(str(adapter.spec.ref))
+                pinned[digest] = max(wanted, pinned.get(digest, 0))
+        return pinned, max(pinned.values(), default=0)
+
+    def _waiting(self, group: GroupName, capacity: Capacity | None) -> _Waiting:
+        held = sum(groups.get(group, 0) for groups in self._state.held.values())
+        queue = self._state.queues.get(group)
+        if not queue:
+            return _Waiting(held=held)
+        pages, since, digests = 0, self._state.now, set()
+        for request in queue.unordered():
+            if capacity is not None:
+                pages += request.need_on(capacity, self._state.policy).promise.pages
+            since = min(since, request.waits_since)
+            digests.add(request.digest)
+        digests.discard(BASE)
+        return _Waiting(len(queue), pages, self._state.now - since, held, frozenset(digests))
+
+    # -------------------------------------------------------------------------------------------------------- one pool
+
+    def _load(self, pool: Pool, runners: Iterable[Runner], waiting: _Waiting) -> Load:
+        serving = [runner for runner in runners if runner.takes_work]
+        capacity = self._capacity.get(pool.pool)
+        room = None
+        if capacity is not None:
+            room = Room(
+                pages=min((runner.ledger.limit for runner in serving), default=capacity.pages),
+                sequences=min(capacity.max_sequences, pool.max_sequences or capacity.max_sequences),
+                adapter_slots=capacity.adapter_slots,
+            )
+        return Load(
+            requests=waiting.requests + sum(runner.sequences + len(runner.parked) for runner in runners),
+            pages=waiting.pages + sum(runner.pages_wanted for runner in runners),
+            waiting=waiting.requests,
+            waited=waiting.waited,
+            held=waiting.held,
+            serving=len(serving),
+            ordered=max(pool.replicas, self._watched[pool.pool].pace.replicas),
+            room=room,
+        )
+
+    def _hold(self, runners: Sequence[Runner]) -> Hold | None:
+        if not self._state.gateways:
+            return NO_GATEWAY
+        staying = [runner for runner in runners if runner.drain is None]
+        for runner in staying:
+            if not runner.attached:
+                return Hold("RunnerAway", f"{runner.instance} is not connected", stale=True)
+            if self._state.now - runner.heard_at > self._state.policy.report_patience:
+                return Hold("ReportsMissing", f"{runner.instance} does not report", stale=True)
+        if len({runner.identity.revision for runner in staying}) > 1:
+            return ROLLOUT
+        return None
+
+    def _advise(self, pool: Pool, load: Load, hold: Hold | None) -> Advice:
+        watched = self._watched[pool.pool]
+        if not pool.scalable:
+            watched.pace.replicas = pool.replicas
+            advice = Advice(pool.replicas, "Disabled", "spec.replicas decides")
+        else:
+            bounds = Bounds(minimum=pool.min_replicas, maximum=pool.max_replicas, stabilization=pool.stabilization)
+            need = need_of(load, patience=self._state.policy.queue_patience)
+            advice = watched.pace.advise(need, bounds, self._state.now, hold)
+        self._tell(pool, watched, advice)
+        return advice
+
+    def _tell(self, pool: Pool, watched: _Watched, advice: Advice) -> None:
+        told = watched.told
+        watched.looks_since += 1
+        if (
+            told is not None
+            and (told.replicas, told.stale) == (advice.replicas, advice.stale)
+            and (told.code == advice.code or watched.looks_since < SAY_AGAIN_AFTER)
+        ):
+            return
+        watched.looks_since = 0
+        watched.told = TellDesired(pool.pool, advice.replicas, advice.reason, advice.code, advice.stale)
+        self._state.do(watched.told)
+
+
+def _figures(runners: Iterable[Runner], load: Load, advice: Advice) -> Figures:
+    attached = [runner for runner in runners if runner.attached]
+    return Figures(
+        desired=advice.replicas,
+        serving=load.serving,
+        running=sum(runner.sequences for runner in attached),
+        waiting=load.waiting,
+        held=load.held,
+        pages=sum(runner.capacity.pages for runner in attached),
+        pages_used=sum(max(0, runner.capacity.pages - runner.pages_free) for runner in attached),
+        pages_promised=sum(runner.ledger.promised for runner in attached),
+    )
