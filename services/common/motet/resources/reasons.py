@@ -20,7 +20,7 @@ _FETCHING = {
     "NoSpace": "The runner's disk is full. It is tried again; give the runners a larger cache if it stays so.",
 }
 _CERTIFYING = {
-    "UnknownField": "`adapter_config.json` sets a field that Motet does not reproduce. The message names it and a recipe.",
+    "UnknownField": "`adapter_config.json` has a field that Motet does not reproduce; the message names it.",
     "UnmappedTensors": "Some tensors belong to no layer of the base model. The adapter was made for another model, or "
     "its configuration does not name all layers.",
     "ShapeMismatch": "Tensors do not have the shapes of the base model's layers. Use the model it was trained on.",
