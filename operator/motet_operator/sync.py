@@ -1,18 +1,23 @@
 """The operator's stream to the scheduler: the whole catalog up, what became of it down."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from motet.api.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 from motet.model import ObjectName
 from motet.rpc import Link
-from motet_operator.reconcile import AdapterKnowledge, Catalog, Certificate, Drain, Residence
+from motet_operator.reconcile import AdapterKnowledge, Advice, Catalog, Certificate, Drain, Residence
 
 _CLASSES = {
     "Interactive": common_pb2.REQUEST_CLASS_INTERACTIVE,
     "Standard": common_pb2.REQUEST_CLASS_STANDARD,
     "Batch": common_pb2.REQUEST_CLASS_BATCH,
+}
+_SCALING = {
+    "Disabled": scheduler_pb2.SCALING_MODE_DISABLED,
+    "Builtin": scheduler_pb2.SCALING_MODE_BUILTIN,
+    "External": scheduler_pb2.SCALING_MODE_EXTERNAL,
 }
 _TIERS = {
     common_pb2.MEMORY_TIER_DISK: "disk",
@@ -35,6 +40,7 @@ class SchedulerSync:
 
     def __init__(self, address: str, changed: Callable[[], None]) -> None:
         self.known: dict[ObjectName, AdapterKnowledge] = {}
+        self.advice: dict[ObjectName, Advice] = {}
         self.drained: set[str] = set()
         self.condemned: dict[str, Condemned] = {}
         self.slots: dict[str, int] = {}
@@ -52,7 +58,7 @@ class SchedulerSync:
             greet=self._greet,
             receive=self._receive,
             opened=changed,
-            closed=lambda _: changed(),
+            closed=lambda _: self._lost(),
         )
 
     async def run(self) -> None:
@@ -69,6 +75,8 @@ class SchedulerSync:
             self._revision += 1
             kept = {adapter.name for adapter in catalog.adapters}
             self.known = {name: knowledge for name, knowledge in self.known.items() if name in kept}
+            pools = {pool.pool for pool in catalog.pools}
+            self.advice = {name: advice for name, advice in self.advice.items() if name in pools}
             self._link.send(self._snapshot())
         wanted = {drain.instance: drain for drain in drains}
         for drain in wanted.values():
@@ -97,6 +105,10 @@ class SchedulerSync:
                         model_uri=pool.model_uri,
                         replicas=pool.replicas,
                         max_sequences=pool.max_sequences,
+                        scaling=_SCALING[pool.scaling],
+                        min_replicas=pool.min_replicas,
+                        max_replicas=pool.max_replicas or 0,
+                        scale_down_stabilization_seconds=pool.scale_down_stabilization_seconds,
                     )
                     for pool in self._catalog.pools
                 ],
@@ -134,6 +146,11 @@ class SchedulerSync:
             case "adapter":
                 report = message.adapter
                 self.known[ObjectName(report.ref.namespace, report.ref.name)] = _knowledge(report)
+            case "desired":
+                it = message.desired
+                self.advice[ObjectName.parse(it.pool)] = Advice(
+                    replicas=it.replicas, code=it.reason_code, reason=it.reason, stale=it.stale
+                )
             case "drained":
                 self.drained.add(message.drained.runner.instance)
             case "runner":
@@ -141,6 +158,13 @@ class SchedulerSync:
                     return
             case _:
                 return
+        self._changed()
+
+    def _lost(self) -> None:
+        """Nobody knows any more what is asked for: what was advised holds what there is, and takes nothing away."""
+        self.advice = {
+            name: replace(advice, stale=True, reason="the scheduler is away") for name, advice in self.advice.items()
+        }
         self._changed()
 
     def _hear_runner(self, report: scheduler_pb2.RunnerReport) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from motet.api.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 from motet.rpc import Outbox, converse, serving
-from motet_operator.reconcile import Catalog, Drain, reconcile
+from motet_operator.reconcile import Advice, Catalog, Drain, reconcile
 from motet_operator.sync import SchedulerSync
 from tests.operator.builders import DIGEST, adapter, later, name, pool, view
 
@@ -154,3 +154,29 @@ async def test_a_runner_is_condemned_until_the_scheduler_pardons_it_or_its_strea
         await until(lambda: sync.condemned)
         say("second", "it is silent", attached=False)
         await until(lambda: not sync.condemned)
+
+
+async def test_advice_is_remembered_with_its_reason_and_goes_stale_with_the_stream(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/s.sock"
+    demo = name("demo")
+    async with syncing(address) as sync:
+        async with small_scheduler(address) as scheduler:
+            await until(lambda: sync.connected)
+            sync.tell(
+                reconcile(
+                    view(pools=[pool(autoscaling={"mode": "Builtin", "minReplicas": 0, "maxReplicas": 3})])
+                ).catalog,
+                [],
+            )
+            await until(lambda: scheduler.heard)
+            entry = scheduler.heard[-1].snapshot.pools[0]
+            assert (entry.scaling, entry.min_replicas, entry.max_replicas) == (scheduler_pb2.SCALING_MODE_BUILTIN, 0, 3)
+            assert entry.scale_down_stabilization_seconds == 300
+            desired = scheduler_pb2.DesiredCapacity(pool="default/demo", replicas=2, reason="much", reason_code="Much")
+            scheduler.outbox.put(scheduler_pb2.SyncDown(desired=desired))
+            await until(lambda: demo in sync.advice)
+            assert sync.advice[demo] == Advice(replicas=2, code="Much", reason="much")
+        await until(lambda: not sync.connected)
+        assert sync.advice[demo] == Advice(replicas=2, code="Much", reason="the scheduler is away", stale=True)
+    sync.tell(Catalog(), [])
+    assert not sync.advice

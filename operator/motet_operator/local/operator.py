@@ -24,7 +24,7 @@ from motet_operator.local.layout import Layout
 from motet_operator.local.memory import ObjectMemory
 from motet_operator.local.runners import Runners
 from motet_operator.local.services import Services
-from motet_operator.local.status import StatusFile, conditions_from, status_document
+from motet_operator.local.status import StatusFile, conditions_from, status_document, wanted_from
 from motet_operator.metrics import Metrics
 from motet_operator.reconcile import AdapterObject, Plan, PoolObject, View, reconcile
 from motet_operator.settings import Settings
@@ -66,6 +66,7 @@ class LocalOperator:
         self._condemned_patience = timedelta(seconds=settings.condemned_seconds * process.time_scale)
         self._silent_until = monotonic() + (TAKEOVER_SECONDS if earlier else 0.0)
         self._pool_conditions = conditions_from(earlier, "pools")
+        self._wanted = wanted_from(earlier)
         self._adapter_conditions = conditions_from(earlier, "adapters")
 
     async def run(self, stop: asyncio.Event, registry: CollectorRegistry, health: Health) -> None:
@@ -129,6 +130,7 @@ class LocalOperator:
             self._keeper.kill(replacement.instance, replacement.why)
             self._runners.replaced(replacement.instance, self._sync.condemned[replacement.instance].incarnation)
         self._runners.carry_out(plan)
+        self._wanted = {(one.name.namespace, one.name.name): one.replicas for one in plan.pools}
         # The runners first: they take longest to be ready.
         self._keeper.apply([*self._runners.specs(), *self._services.control(store_ready=self._store_ready)])
         self._sync.tell(plan.catalog, plan.drains)
@@ -156,6 +158,7 @@ class LocalOperator:
                     model_uri=absolute_uri(pool.spec.model.uri, manifest=manifest.place.file),
                     generation=remembered[manifest.key].generation,
                     conditions=self._pool_conditions.get((pool.object_name.namespace, pool.object_name.name), ()),
+                    wanted=self._wanted.get((pool.object_name.namespace, pool.object_name.name)),
                 )
             )
         adapters = []
@@ -186,6 +189,7 @@ class LocalOperator:
             ),
             known=self._sync.known,
             slots=self._sync.slots,
+            advice=self._sync.advice,
             runners_override=self._settings.runners,
         )
 

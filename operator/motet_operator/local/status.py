@@ -121,3 +121,10 @@ def conditions_from(document: dict[str, Any], kind: str) -> dict[tuple[str, str]
                 for condition in each["conditions"]
             )
     return found
+
+
+def wanted_from(document: dict[str, Any]) -> dict[tuple[str, str], int]:
+    """How many runners each pool was to have by an earlier status: an operator that follows holds that."""
+    with suppress(KeyError, TypeError, ValueError):
+        return {(each["namespace"], each["name"]): int(each["replicas"]) for each in document.get("pools", [])}
+    return {}

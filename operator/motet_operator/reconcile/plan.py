@@ -101,7 +101,13 @@ class CatalogPool:
     served_name: str
     model_uri: str
     replicas: int
+    """Wanted now, whoever decided that."""
+
     max_sequences: int
+    scaling: Literal["Disabled", "Builtin", "External"] = "Disabled"
+    min_replicas: int = 0
+    max_replicas: int | None = None
+    scale_down_stabilization_seconds: int = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -358,6 +358,10 @@ def catalog_pools(
             model_uri=pool.model_uri,
             replicas=scalings[pool.resource.object_name].replicas,
             max_sequences=pool.resource.spec.engine.max_concurrent_sequences or 0,
+            scaling="Disabled" if view.runners_override is not None else pool.resource.spec.autoscaling.mode,
+            min_replicas=pool.resource.spec.autoscaling.min_replicas or 0,
+            max_replicas=pool.resource.spec.autoscaling.max_replicas,
+            scale_down_stabilization_seconds=pool.resource.spec.autoscaling.scale_down_stabilization_seconds,
         )
         for pool in view.pools
         if pool.resource.object_name not in refused
