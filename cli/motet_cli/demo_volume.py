@@ -1,0 +1,27 @@
+"""`python -m motet_cli.demo_volume FOLDER`: put the bundled model and its adapters there, for a volume that a pool mounts.
+
+A Job of examples/cluster does this with the runner's image; locally it fills the folder that stands in for the claim.
+"""
+
+import shutil
+import sys
+from importlib.resources import as_file, files
+from pathlib import Path
+
+
+def main() -> None:
+    match sys.argv[1:]:
+        case [folder]:
+            target = Path(folder)
+        case _:
+            sys.exit("usage: python -m motet_cli.demo_volume FOLDER")
+    try:
+        with as_file(files("motet_cli") / "bundled") as bundled:
+            for name in ("model", "adapters"):
+                shutil.copytree(bundled / name, target / name, dirs_exist_ok=True, copy_function=shutil.copyfile)
+    except OSError as error:
+        sys.exit(f"cannot copy the bundled model to {target}: {error.strerror or error}")
+
+
+if __name__ == "__main__":
+    main()

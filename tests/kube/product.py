@@ -1,0 +1,142 @@
+"""The product on the test cluster, as a person installs it: both charts, the demo volume, a pool, tenants' adapters."""
+
+import http.client
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.kube.cluster import Cluster, Refused
+from tests.repo.tree import ROOT
+
+SYSTEM, POOLS, RELEASE = "motet-system", "motet-pools", "motet"
+EXAMPLES = ROOT / "examples" / "cluster"
+MANIFESTS = EXAMPLES / "manifests"
+TENANTS = ("acme", "zeta")
+ADAPTERS = ("acme/pirate", "acme/shouting", "zeta/json", "zeta/oneword")
+
+# One machine of two cores plays the whole cluster.
+SMALL: dict[str, Any] = {
+    "gateway": {"replicas": 1},
+    "scheduler": {"replicas": 2},
+    "operator": {"replicas": 2},
+}
+
+
+@dataclass(frozen=True)
+class Product:
+    cluster: Cluster
+
+    def gateway(self) -> str:
+        """The address of a gateway that is ready. There is no kube-proxy here, so a Service is who stands behind it."""
+        return f"{self.cluster.addresses(f'{RELEASE}-gateway', SYSTEM)[0]}:8000"
+
+    def ask(self, path: str, body: dict[str, Any] | None = None, *, seconds: float = 60) -> dict[str, Any]:
+        """One call. Raises AssertionError for anything but 200."""
+        connection = http.client.HTTPConnection(self.gateway(), timeout=seconds)
+        try:
+            connection.request(
+                "GET" if body is None else "POST",
+                path,
+                None if body is None else json.dumps(body),
+                {"content-type": "application/json"},
+            )
+            answer = connection.getresponse()
+            said = answer.read()
+            assert answer.status == 200, f"{answer.status}: {said.decode()}"
+            result: dict[str, Any] = json.loads(said)
+            return result
+        finally:
+            connection.close()
+
+    def models(self) -> list[str]:
+        return sorted(model["id"] for model in self.ask("/v1/models")["data"])
+
+    def answer(self, model: str, question: str, *, max_tokens: int = 32) -> str:
+        """Greedy."""
+        body = {
+            "model": model,
+            "messages": [{"role": "user", "content": question}],
+            "temperature": 0,
+            "max_tokens": max_tokens,
+        }
+        content: str = self.ask("/v1/chat/completions", body)["choices"][0]["message"]["content"]
+        return content
+
+    def wait_ready(self, kind: str, namespace: str, name: str, *, within_s: float = 60) -> None:
+        self.cluster.kubectl(
+            *("wait", "--for=condition=Ready", f"{kind}/{name}", f"--namespace={namespace}"),
+            f"--timeout={within_s:.0f}s",
+            timeout_s=within_s + 10,
+        )
+
+    def runners(self) -> list[dict[str, Any]]:
+        """Runner pods that are not leaving."""
+        pods = self.cluster.items("pods", f"--namespace={POOLS}", "--selector=motet.dev/pool=demo")
+        return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+
+
+@contextmanager
+def installed(cluster: Cluster, folder: Path, values: dict[str, Any] | None = None) -> Iterator[Product]:
+    """Both charts, and the namespaces they want. Everything goes again."""
+    file = folder / "values.yaml"
+    file.write_text(yaml.safe_dump({**SMALL, "crds": {"install": False}, **(values or {})}))
+    cluster.kubectl("apply", "--server-side", f"--filename={EXAMPLES / 'namespaces.yaml'}")
+    cluster.helm("install", "motet-crds", str(ROOT / "charts/motet-crds"), "--namespace=default")
+    try:
+        cluster.helm(
+            *("install", RELEASE, str(ROOT / "charts/motet"), f"--namespace={SYSTEM}", f"--values={file}"),
+            *("--wait", "--timeout=3m"),
+        )
+        yield Product(cluster)
+    finally:
+        _remove(cluster)
+
+
+def _remove(cluster: Cluster) -> None:
+    for namespace in TENANTS:
+        cluster.kubectl("delete", "namespace", namespace, "--ignore-not-found", "--timeout=60s")
+    for command in (("uninstall", RELEASE, f"--namespace={SYSTEM}", "--wait"), ("uninstall", "motet-crds")):
+        try:
+            cluster.helm(*command)
+        except Refused as error:
+            if "not found" not in str(error):
+                raise
+    cluster.kubectl("delete", "namespace", SYSTEM, POOLS, "--ignore-not-found", "--timeout=60s", timeout_s=70)
+    # Kept by the chart, since tenants' objects go with them.
+    cluster.kubectl("delete", "crd", "loraadapters.motet.dev", "servingpools.motet.dev", "--ignore-not-found")
+
+
+def fill_volume(product: Product, folder: Path) -> None:
+    """The example's claim and Job. Clusters have a provisioner for volumes; here one is made of a folder."""
+    volume = folder / "volume"
+    volume.mkdir(mode=0o777, exist_ok=True)
+    volume.chmod(0o777)
+    product.cluster.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolume",
+            "metadata": {"name": "motet-demo"},
+            "spec": {
+                "capacity": {"storage": "64Mi"},
+                "accessModes": ["ReadWriteOnce"],
+                "persistentVolumeReclaimPolicy": "Retain",
+                "hostPath": {"path": str(volume)},
+                "claimRef": {"namespace": POOLS, "name": "motet-demo"},
+            },
+        }
+    )
+    product.cluster.kubectl("apply", "--server-side", f"--filename={EXAMPLES / 'demo-volume.yaml'}")
+    product.cluster.kubectl(
+        "wait", "--for=condition=Complete", "job/motet-demo-volume", f"--namespace={POOLS}", "--timeout=60s"
+    )
+
+
+def manifests_in(folder: Path) -> Path:
+    """A copy of the example's folder, for tests that change it."""
+    return Path(shutil.copytree(MANIFESTS, folder / "manifests", ignore=shutil.ignore_patterns("volumes")))
