@@ -13,7 +13,7 @@ import pytest
 from motet.digest import adapter_digest
 from motet.errors import AdapterFetchFailed, AdapterIncompatible
 from motet_runner.adapters import fetch
-from motet_runner.adapters.fetch import DiskCache, Fetcher, Lease
+from motet_runner.adapters.fetch import DiskCache, Fetcher, Lease, Wanted
 from tests.support.runners import write_adapter
 
 
@@ -30,7 +30,7 @@ def contents(cache):
 
 async def test_a_fetched_adapter_lies_under_its_digest(tmp_path, cache):
     source = write_adapter(tmp_path / "a")
-    fetched = await Fetcher(cache).fetch(source.as_uri())
+    fetched = await Fetcher(cache).fetch(Wanted(source=source.as_uri()))
     assert fetched.digest == adapter_digest(source) == adapter_digest(fetched.folder)
     assert contents(cache) == [fetched.digest.removeprefix("sha256:")]
 
@@ -38,7 +38,7 @@ async def test_a_fetched_adapter_lies_under_its_digest(tmp_path, cache):
 async def test_all_who_ask_at_once_share_one_copy(tmp_path, cache):
     source = write_adapter(tmp_path / "a").as_uri()
     fetcher = Fetcher(cache)
-    found = await asyncio.gather(*(fetcher.fetch(source) for _ in range(20)))
+    found = await asyncio.gather(*(fetcher.fetch(Wanted(source=source)) for _ in range(20)))
     assert len({one.digest for one in found}) == 1
     assert fetcher.copies == 1
 
@@ -46,10 +46,10 @@ async def test_all_who_ask_at_once_share_one_copy(tmp_path, cache):
 async def test_who_asks_after_the_bytes_changed_gets_the_new_ones(tmp_path, cache):
     source = write_adapter(tmp_path / "a", seed=1)
     fetcher = Fetcher(cache)
-    first = asyncio.create_task(fetcher.fetch(source.as_uri()))
+    first = asyncio.create_task(fetcher.fetch(Wanted(source=source.as_uri())))
     await first
     write_adapter(source, seed=2)
-    second = await fetcher.fetch(source.as_uri())
+    second = await fetcher.fetch(Wanted(source=source.as_uri()))
     assert first.result().digest != second.digest
     assert second.digest == adapter_digest(source)
     assert len(contents(cache)) == 2
@@ -58,7 +58,7 @@ async def test_who_asks_after_the_bytes_changed_gets_the_new_ones(tmp_path, cach
 async def test_a_waiter_that_gives_up_does_not_stop_the_fetch(tmp_path, cache):
     source = write_adapter(tmp_path / "a").as_uri()
     fetcher = Fetcher(cache)
-    impatient, patient = asyncio.create_task(fetcher.fetch(source)), asyncio.create_task(fetcher.fetch(source))
+    impatient, patient = (asyncio.create_task(fetcher.fetch(Wanted(source=source))) for _ in range(2))
     await asyncio.sleep(0)
     impatient.cancel()
     assert (await patient).folder.is_dir()
@@ -67,15 +67,15 @@ async def test_a_waiter_that_gives_up_does_not_stop_the_fetch(tmp_path, cache):
 async def test_an_expected_digest_is_found_without_reading_the_source(tmp_path, cache):
     source = write_adapter(tmp_path / "a")
     fetcher = Fetcher(cache)
-    fetched = await fetcher.fetch(source.as_uri())
+    fetched = await fetcher.fetch(Wanted(source=source.as_uri()))
     shutil.rmtree(source)
-    assert (await fetcher.fetch(source.as_uri(), fetched.digest)).folder == fetched.folder
+    assert (await fetcher.fetch(Wanted(source=source.as_uri(), expected=fetched.digest))).folder == fetched.folder
 
 
 async def test_another_digest_than_expected_is_refused_and_leaves_nothing(tmp_path, cache):
     source = write_adapter(tmp_path / "a").as_uri()
     with pytest.raises(AdapterFetchFailed, match="has the digest"):
-        await Fetcher(cache).fetch(source, "sha256:" + "1" * 64)
+        await Fetcher(cache).fetch(Wanted(source=source, expected="sha256:" + "1" * 64))
     assert contents(cache) == []
 
 
@@ -89,28 +89,28 @@ async def test_another_digest_than_expected_is_refused_and_leaves_nothing(tmp_pa
 )
 async def test_a_source_that_cannot_be_read_says_why(cache, uri, words):
     with pytest.raises(AdapterFetchFailed, match=words):
-        await Fetcher(cache).fetch(uri)
+        await Fetcher(cache).fetch(Wanted(source=uri))
 
 
 async def test_a_pickled_adapter_is_refused_with_the_way_out(tmp_path, cache):
     source = write_adapter(tmp_path / "a")
     (source / "adapter_model.safetensors").rename(source / "adapter_model.bin")
     with pytest.raises(AdapterFetchFailed, match=r"adapter_model\.bin.*only safetensors"):
-        await Fetcher(cache).fetch(source.as_uri())
+        await Fetcher(cache).fetch(Wanted(source=source.as_uri()))
 
 
 async def test_a_folder_without_config_is_refused(tmp_path, cache):
     source = write_adapter(tmp_path / "a")
     (source / "adapter_config.json").unlink()
     with pytest.raises(AdapterFetchFailed, match=r"has no adapter_config\.json"):
-        await Fetcher(cache).fetch(source.as_uri())
+        await Fetcher(cache).fetch(Wanted(source=source.as_uri()))
 
 
 async def test_weights_beyond_the_bound_are_refused_unread(tmp_path, cache):
     source = write_adapter(tmp_path / "a")
     os.truncate(source / "adapter_model.safetensors", 2 << 20)
     with pytest.raises(AdapterFetchFailed, match="at most 1048576"):
-        await Fetcher(cache).fetch(source.as_uri())
+        await Fetcher(cache).fetch(Wanted(source=source.as_uri()))
 
 
 async def test_weights_that_are_cut_short_leave_nothing(tmp_path, cache):
@@ -118,7 +118,7 @@ async def test_weights_that_are_cut_short_leave_nothing(tmp_path, cache):
     weights = source / "adapter_model.safetensors"
     os.truncate(weights, weights.stat().st_size - 4)
     with pytest.raises(AdapterIncompatible):
-        await Fetcher(cache).fetch(source.as_uri())
+        await Fetcher(cache).fetch(Wanted(source=source.as_uri()))
     assert contents(cache) == []
 
 
@@ -139,9 +139,9 @@ async def test_a_full_disk_is_said_clearly_and_leaves_nothing(tmp_path, full_dis
     cache = DiskCache(full_disk / "cache", max_adapter_bytes=1 << 20)
     cache.prepare()
     with pytest.raises(AdapterFetchFailed, match=r"no space left in .*needs \d+ bytes"):
-        await Fetcher(cache).fetch(source.as_uri())
+        await Fetcher(cache).fetch(Wanted(source=source.as_uri()))
     assert contents(cache) == []
-    small = await Fetcher(cache).fetch(write_adapter(tmp_path / "b").as_uri())
+    small = await Fetcher(cache).fetch(Wanted(source=write_adapter(tmp_path / "b").as_uri()))
     assert contents(cache) == [small.folder.name]
 
 
@@ -151,14 +151,16 @@ async def test_a_write_that_fails_leaves_nothing(tmp_path, cache):
     resource.setrlimit(resource.RLIMIT_FSIZE, (1024, hard))
     try:
         with pytest.raises(AdapterFetchFailed, match="cannot be copied"):
-            await Fetcher(cache).fetch(source.as_uri())
+            await Fetcher(cache).fetch(Wanted(source=source.as_uri()))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert contents(cache) == []
 
 
 def test_no_space_names_the_cache_and_what_is_needed(tmp_path):
-    sentence = fetch._explain(OSError(errno.ENOSPC, "No space left on device"), tmp_path / "a", tmp_path, 12345)
+    sentence = fetch._explain(
+        OSError(errno.ENOSPC, "No space left on device"), str(tmp_path / "a"), tmp_path, 12345
+    ).message
     assert "no space left" in sentence
     assert "needs 12345 bytes" in sentence
 
@@ -174,7 +176,7 @@ def test_what_a_dead_process_left_is_cleared_and_what_a_live_one_writes_is_not(t
 
 
 async def test_a_leased_folder_is_not_removed(tmp_path, cache):
-    fetched = await Fetcher(cache).fetch(write_adapter(tmp_path / "a").as_uri())
+    fetched = await Fetcher(cache).fetch(Wanted(source=write_adapter(tmp_path / "a").as_uri()))
     mine, theirs = Lease(fetched.folder), Lease(fetched.folder)
     assert not mine.is_alone()
     assert not cache.remove(fetched.digest)
@@ -190,6 +192,6 @@ async def test_a_leased_folder_is_not_removed(tmp_path, cache):
 async def test_two_runners_that_fetch_the_same_bytes_do_not_disturb_each_other(tmp_path, cache):
     source = write_adapter(tmp_path / "a").as_uri()
     other = DiskCache(cache.folder, max_adapter_bytes=1 << 20)
-    one, two = await asyncio.gather(Fetcher(cache).fetch(source), Fetcher(other).fetch(source))
+    one, two = await asyncio.gather(*(Fetcher(own).fetch(Wanted(source=source)) for own in (cache, other)))
     assert one == two
     assert contents(cache) == [Path(one.folder).name]

@@ -12,6 +12,8 @@ from motet.settings import Addresses, ProcessSettings
 from motet_runner.host import ChildHost, EngineDied
 from motet_runner.service import RunnerService
 from motet_runner.settings import Settings
+from motet_runner.sources.fetching import Sources
+from motet_runner.sources.model import model_folder
 
 log = structlog.get_logger(__name__)
 
@@ -23,8 +25,17 @@ def main() -> None:
     process, settings, addresses = read(ProcessSettings), read(Settings), read(Addresses)
 
     async def serve(stop: asyncio.Event, registry: CollectorRegistry, health: Health) -> None:
-        host = ChildHost(settings.engine_config(), process)
-        await run_until(stop, RunnerService(settings, process, addresses, host, registry, health=health).run())
+        sources = Sources(settings, process, registry)
+
+        async def serve_model() -> None:
+            model = await model_folder(settings, sources, process.cache_dir.absolute() / "models")
+            host = ChildHost(settings.engine_config(model), process)
+            service = RunnerService(
+                settings, process, addresses, host, registry, sources=sources, model=model, health=health
+            )
+            await service.run()
+
+        await run_until(stop, serve_model())
 
     try:
         run("runner", process, serve)

@@ -15,7 +15,7 @@ from motet.api.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc, supervis
 from motet.errors import MotetError
 from motet.model import BASE, Digest, RequestId
 from motet.rpc import Link
-from motet_runner.adapters.shelf import Shelf, Shelved
+from motet_runner.adapters.shelf import Shelf, Shelved, wanted
 from motet_runner.book import Book
 from motet_runner.interface import (
     AdapterFailed,
@@ -39,6 +39,9 @@ METHODS_BACK = {proto: method for method, proto in METHODS.items()}
 
 EXPECT_SECONDS = 2.0
 """How long an announced request keeps its adapter from being evicted, before the time scale."""
+
+PROGRESS_SECONDS = 2.0
+"""Between two words about an adapter that is still being fetched, before the time scale."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +199,7 @@ class SchedulerLink:
                 pass
 
     async def _ensure(self, order: scheduler_pb2.EnsureAdapter) -> None:
+        telling = asyncio.create_task(self._tell_progress(order))
         try:
             state = state_of(order.adapter, await self._shelf.ensure(order))
             state.answers = order.stage
@@ -212,6 +216,20 @@ class SchedulerLink:
                     ref=order.adapter, digest=order.expected_digest, failure=error.to_proto(), answers=order.stage
                 )
             )
+        finally:
+            telling.cancel()
+
+    async def _tell_progress(self, order: scheduler_pb2.EnsureAdapter) -> None:
+        """While it is being fetched, so that a long download is not ordered again from another runner."""
+        while True:
+            await asyncio.sleep(PROGRESS_SECONDS * self._scale)
+            state = scheduler_pb2.AdapterState(
+                ref=order.adapter,
+                digest=order.expected_digest,
+                bytes=self._shelf.fetcher.bytes_of(wanted(order)),
+                answers=order.stage,
+            )
+            self._tell_adapter(state)
 
     def _tell_adapter(self, state: scheduler_pb2.AdapterState) -> None:
         self.link.send(scheduler_pb2.AttachUp(adapter=state))

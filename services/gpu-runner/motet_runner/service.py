@@ -7,6 +7,7 @@ the links go up, the socket answers "serving". It ends when it is cancelled, or 
 import asyncio
 import secrets
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -45,6 +46,7 @@ from motet_runner.links import Facts, SchedulerLink, SupervisorLink
 from motet_runner.metrics import Metrics
 from motet_runner.protocol import Batch, ReportNow
 from motet_runner.settings import Settings
+from motet_runner.sources.fetching import Sources
 
 log = structlog.get_logger(__name__)
 
@@ -62,16 +64,20 @@ class RunnerService:
         host: EngineHost,
         registry: CollectorRegistry,
         *,
+        sources: Sources | None = None,
+        model: Path | None = None,
         check: Check | None = None,
         health: Health | None = None,
     ) -> None:
+        """`model` is the base model's folder, where it had to be fetched first."""
         self._settings = settings
         self._process = process
         self._addresses = addresses
         self._host = host
         self._check = check
         self._health = health or Health()
-        self._folder = settings.model_folder()
+        self._sources = sources or Sources(settings, process, registry)
+        self._folder = model or settings.model_folder()
         self._last: EngineReport | None = None
         self._report_asked = False
         self._parts: _Parts | None = None
@@ -151,6 +157,7 @@ class RunnerService:
             users_of=self.book.users_of,
             post=self._host.post,
             metrics=self.metrics,
+            sources=self._sources,
         )
         generation = Generation(
             identity=self.identity,

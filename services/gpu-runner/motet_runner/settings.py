@@ -10,6 +10,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from motet.errors import ModelFolderError, SetupError
 from motet_runner.interface import EngineConfig
 
+IN_A_CLUSTER = "/var/lib/motet/volumes"
+
 
 class Settings(BaseSettings):
     """Settings of one runner: what it serves, where it listens, and how much it may hold."""
@@ -35,7 +37,13 @@ class Settings(BaseSettings):
     """In a cluster: the pod's uid."""
 
     model_uri: str = ""
-    """Where the base model lies: an absolute file:// URI of a folder with config.json and safetensors."""
+    """Where the base model lies: file:///folder with config.json and safetensors, hf://org/name or https://host/folder/."""
+
+    model_revision: str = ""
+    """Branch, tag or commit of an hf:// model. Empty: main."""
+
+    model_credentials: str = ""
+    """namespace/name of the Secret that opens the model's source. Empty: it is open."""
 
     model_digest: str = ""
     """What the base model's bytes must add up to (`spec.model.digest` of the pool). Empty: whatever is there."""
@@ -66,6 +74,45 @@ class Settings(BaseSettings):
 
     max_adapter_mib: int = Field(2048, ge=1)
     """An adapter whose weights are larger is refused before they are read."""
+
+    max_model_gib: int = Field(1024, ge=1)
+    """A base model that is larger is not fetched."""
+
+    volumes: str = ""
+    """The folder whose subfolders are the volumes of the pool's `adapterVolumes`: file:// adapters lie below one of
+    them, and no link may lead out of it. Empty: in a cluster /var/lib/motet/volumes, elsewhere any folder."""
+
+    hub_endpoint: str = "https://huggingface.co"
+    """Where hf:// is: the public hub, or a mirror that speaks like it."""
+
+    fetch_allowed_hosts: list[str] = []
+    """Hosts and networks that sources may lead to although they are not public: mirrors inside. JSON, such as
+    ["models.corp.example", "10.20.0.0/16"]. All other private, loopback and link-local addresses are refused."""
+
+    fetch_ca_file: str = ""
+    """A PEM file with authorities to trust beside the system's, for https:// sources and the hub."""
+
+    fetch_proxy: str = ""
+    """A proxy for all fetching, as http://host:port. It decides then which addresses names lead to."""
+
+    fetch_stall_seconds: float = Field(30.0, gt=0)
+    """A fetch that brings less than 1 KiB/s over so long is broken off, and gone on with later; before the time
+    scale."""
+
+    fetches_at_once: int = Field(4, ge=1, le=64)
+    """Adapters fetched from hubs and the web at a time, and shards of a base model."""
+
+    manifests: str = ""
+    """The folder of manifests whose Secrets open sources; the local stack sets it. Empty: the API server's Secrets."""
+
+    service_account: str = "/var/run/secrets/kubernetes.io/serviceaccount"
+    """The folder with `token` and `ca.crt` for reading the Secrets that tenants have granted."""
+
+    kubernetes_host: str = Field("", validation_alias="KUBERNETES_SERVICE_HOST")
+    """KUBERNETES_SERVICE_HOST: Kubernetes sets it in every pod."""
+
+    kubernetes_port: str = Field("443", validation_alias="KUBERNETES_SERVICE_PORT")
+    """KUBERNETES_SERVICE_PORT: the same."""
 
     max_model_length: int | None = Field(None, ge=16)
     """Longest prompt and answer together, in tokens. Unset: what the model allows."""
@@ -118,21 +165,30 @@ class Settings(BaseSettings):
     def reachable_at(self) -> str:
         return self.address or self.listen
 
+    @property
+    def api_server(self) -> str:
+        host = f"[{self.kubernetes_host}]" if ":" in self.kubernetes_host else self.kubernetes_host
+        return f"https://{host}:{self.kubernetes_port}" if host else ""
+
+    @property
+    def adapter_volumes(self) -> Path | None:
+        return Path(self.volumes or IN_A_CLUSTER) if self.volumes or self.kubernetes_host else None
+
     def model_folder(self) -> Path:
-        """The base model's folder. Raises SetupError that names what is missing."""
-        if not self.model_uri:
-            raise SetupError(
-                "MOTET_RUNNER_MODEL_URI is not set: give the base model's folder as file:///path/to/model."
-            )
+        """The base model's folder on this machine. Raises SetupError that names what is missing."""
         parts = urlsplit(self.model_uri)
         if parts.scheme != "file" or parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
             raise SetupError(
                 f"model {self.model_uri!r} cannot be read: a runner reads base models from a folder given as "
-                "file:///absolute/path."
+                "file:///absolute/path, from hf://org/name or from https://host/folder/."
             )
         folder = Path(unquote(parts.path))
         if not folder.is_dir():
             raise ModelFolderError(f"there is no model folder {folder}: correct model.uri of the pool {self.pool}.")
+        return self.check_model(folder)
+
+    @staticmethod
+    def check_model(folder: Path) -> Path:
         if not (folder / "config.json").is_file():
             raise ModelFolderError(
                 f"{folder} has no config.json, so it is not a model folder: it must hold what save_pretrained() writes."
@@ -144,10 +200,10 @@ class Settings(BaseSettings):
             )
         return folder
 
-    def engine_config(self) -> EngineConfig:
+    def engine_config(self, model: Path) -> EngineConfig:
         trace = self.step_trace.replace("{instance}", self.instance)
         return EngineConfig(
-            model=self.model_folder(),
+            model=model,
             preset=self.preset,
             dtype=self.dtype,
             device=self.device,

@@ -10,13 +10,15 @@ import errno
 import fcntl
 import itertools
 import os
+import random
 import shutil
-import stat
 import time
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from typing import Any
 
 import structlog
 
@@ -24,18 +26,25 @@ from motet.digest import ADAPTER_FILES, CHUNK_BYTES, ContentDigest, from_hex, he
 from motet.errors import AdapterError, AdapterFetchFailed
 from motet.model import Digest
 from motet_runner.adapters.header import read_header
+from motet_runner.sources.failures import LATER, another_digest, no_space, passing
+from motet_runner.sources.fetching import Remote, Sources
+from motet_runner.sources.files import SMALL as MAX_CONFIG_BYTES
+from motet_runner.sources.files import WEIGHTS
+from motet_runner.sources.folder import AdapterFolder, Confines, adapter_folder
+from motet_runner.sources.partial import clear_old, key_of
+from motet_runner.sources.uri import Folder, parse
 
 log = structlog.get_logger(__name__)
 
-CONFIG, WEIGHTS = ADAPTER_FILES
 CERTIFICATE = "certificate.json"
-MAX_CONFIG_BYTES = 1 << 20
 
 ATTEMPTS = 3
 """Somebody may be writing the files just now; so often it is read again."""
 
+MOST_REMEMBERED = 10_000
+
 _counter = itertools.count()
-Signature = tuple[tuple[int, int, int, int], ...]
+Fill = Callable[[Path, ContentDigest], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +106,7 @@ class DiskCache:
         self.folder.mkdir(parents=True, exist_ok=True)
         for left in self.folder.glob(".*-*"):
             _remove_unlocked(left)
+        clear_old(self.folder.with_name("partial"))
 
     def path_of(self, digest: Digest) -> Path:
         return self.folder / hex_of(digest)
@@ -108,16 +118,34 @@ class DiskCache:
         except FileNotFoundError:
             return None
 
-    def fetch(self, source: Path, expected: str) -> Fetched:
+    def fetch(self, source: AdapterFolder, expected: str, *, max_bytes: int | None = None) -> Fetched:
         """Copy an adapter in. Raises AdapterFetchFailed with what is wrong and where."""
-        before = look_at(source, self.max_adapter_bytes)
+        limit = self.bound(max_bytes)
+        before = source.look(limit)
         for _ in range(ATTEMPTS):
-            fetched = self._copy(source, expected, before)
-            after = look_at(source, self.max_adapter_bytes)
+            size = sum(entry[2] for entry in before)
+            fetched = self._enter(partial(_copy_files, source), expected, str(source.path), size)
+            after = source.look(limit)
             if after == before:
                 return fetched
             before = after
-        raise AdapterFetchFailed(f"{source} changes while it is read: apply the adapter when its files are complete.")
+        raise passing(f"{source.path} changes while it is read; it is tried again by itself.")
+
+    def adopt(self, brought: Path, expected: str, name: str) -> Fetched:
+        """Take in what a child has brought into a folder of this file system, for a source of this name."""
+        size = sum((brought / file).stat().st_size for file in ADAPTER_FILES)
+        return self._enter(partial(_move_files, brought), expected, name, size)
+
+    def bound(self, max_bytes: int | None) -> int:
+        return min(self.max_adapter_bytes, max_bytes or self.max_adapter_bytes)
+
+    def remember_origin(self, folder: Path, key: str) -> None:
+        """These bytes have come from there: who may take them from there may have them from here."""
+        with suppress(OSError):
+            (folder / f".origin-{key}").touch()
+
+    def is_origin(self, folder: Path, key: str) -> bool:
+        return (folder / f".origin-{key}").exists()
 
     def by_last_use(self) -> list[Digest]:
         """All that is cached, the longest unused first."""
@@ -131,19 +159,17 @@ class DiskCache:
         """Remove a cached adapter unless some process uses it."""
         return _remove_unlocked(self.path_of(digest))
 
-    def _copy(self, source: Path, expected: str, signature: Signature) -> Fetched:
-        size = sum(entry[2] for entry in signature)
+    def _enter(self, fill: Fill, expected: str, name: str, size: int) -> Fetched:
         target = self.folder / f".fetch-{os.getpid()}-{next(_counter)}"
         lock: Lease | None = None
         try:
             target.mkdir(mode=0o755)
             lock = Lease(target)
             content = ContentDigest()
-            for name in ADAPTER_FILES:
-                _copy_file(source / name, target / name, content)
+            fill(target, content)
             digest = content.digest()
             if expected and digest != expected:
-                raise AdapterFetchFailed(f"{source} has the digest {digest}, not {expected} as the adapter asks for.")
+                raise another_digest(f"{name} has the digest {digest}, not {expected} as the adapter asks for.")
             read_header(target / WEIGHTS)  # complete, and really safetensors
             final = self.path_of(digest)
             try:
@@ -157,7 +183,7 @@ class DiskCache:
             return Fetched(digest, final, size)
         except OSError as error:
             _remove(target)
-            raise AdapterFetchFailed(_explain(error, source, self.folder, size)) from error
+            raise _explain(error, name, self.folder, size) from error
         except AdapterError:
             _remove(target)
             raise
@@ -173,7 +199,7 @@ class DiskCache:
             draft.replace(folder / CERTIFICATE)
         except OSError as error:
             draft.unlink(missing_ok=True)
-            raise AdapterFetchFailed(_explain(error, folder, self.folder, len(text))) from error
+            raise _explain(error, str(folder), self.folder, len(text)) from error
 
     def read_certificate(self, folder: Path) -> str | None:
         try:
@@ -182,95 +208,173 @@ class DiskCache:
             return None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """An adapter as it is ordered."""
+
+    source: str
+    revision: str = ""
+    expected: str = ""
+    credentials: str = ""
+    """namespace/name of the Secret that opens the source."""
+
+    namespace: str = ""
+    """Whose adapter it is."""
+
+    max_bytes: int = 0
+    proven: bool = True
+    """That the source gives the expected digest is known: what is cached under it may be used."""
+
+    @property
+    def origin(self) -> str:
+        return key_of(self.namespace, self.source, self.revision, self.credentials)
+
+
 class Fetcher:
     """Fetches, one at a time for the same bytes: whoever asks meanwhile gets the same answer."""
 
-    def __init__(self, cache: DiskCache) -> None:
+    def __init__(self, cache: DiskCache, sources: Sources | None = None) -> None:
         self._cache = cache
-        self._under_way: dict[tuple[Path, Signature, str], asyncio.Task[Fetched]] = {}
+        self._sources = sources
+        self._confines = sources.confines if sources is not None else Confines()
+        self._scale = sources.time_scale if sources is not None else 1.0
+        self._under_way: dict[object, asyncio.Task[Fetched]] = {}
+        self._bytes: dict[str, int] = {}
+        self._failures: dict[tuple[str, str], int] = {}
         self.copies = 0
 
-    async def fetch(self, source: str, expected: str = "") -> Fetched:
+    async def fetch(self, wanted: Wanted) -> Fetched:
         """Safe to cancel: the fetch goes on for the others."""
-        if expected:
-            cached = await asyncio.to_thread(self._cache.find, _digest(expected))
-            if cached is not None:
-                return cached
-        folder = folder_of(source)
-        key = (folder, await asyncio.to_thread(look_at, folder, self._cache.max_adapter_bytes), expected)
+        cached = await asyncio.to_thread(self._cached, wanted)
+        if cached is not None:
+            return cached
+        try:
+            task = await self._task(wanted)
+        except AdapterError as error:
+            raise self._patient(error, wanted) from None
+        return await asyncio.shield(task)
+
+    def bytes_of(self, wanted: Wanted) -> int:
+        """How many have come of a remote adapter that is under way."""
+        return self._bytes.get(wanted.origin, 0)
+
+    def _cached(self, wanted: Wanted) -> Fetched | None:
+        """Bytes of the expected digest, if it is known that this source gives them.
+
+        Else a tenant who has got hold of a digest could name it, and have another's adapter without its credentials.
+        """
+        found = self._cache.find(_digest(wanted.expected)) if wanted.expected else None
+        if found is None or not (wanted.proven or self._cache.is_origin(found.folder, wanted.origin)):
+            return None
+        return found if found.bytes <= self._cache.bound(wanted.max_bytes) + MAX_CONFIG_BYTES else None
+
+    async def _task(self, wanted: Wanted) -> asyncio.Task[Fetched]:
+        """The one task that fetches this."""
+        source = parse(wanted.source, wanted.revision)
+        work: Coroutine[Any, Any, Fetched]
+        key: object = (wanted.origin, wanted.expected, wanted.max_bytes)
+        if isinstance(source, Folder):
+            folder = await asyncio.to_thread(adapter_folder, source.path, self._confines, wanted.revision)
+            looks = await asyncio.to_thread(folder.look, self._cache.bound(wanted.max_bytes))
+            key = (key, looks)
+            work = self._copy(folder, wanted)
+        else:
+            work = self._bring(wanted)
         task = self._under_way.get(key)
         if task is None:
             self.copies += 1
-            task = asyncio.create_task(asyncio.to_thread(self._cache.fetch, folder, expected), name=f"fetch {folder}")
+            task = asyncio.create_task(self._tried(work, wanted), name=f"fetch {wanted.source}")
             self._under_way[key] = task
             task.add_done_callback(lambda _: self._under_way.pop(key, None))
-        return await asyncio.shield(task)
+        else:
+            work.close()
+        return task
 
-
-def folder_of(source: str) -> Path:
-    parts = urlsplit(source)
-    if parts.scheme != "file":
-        raise AdapterFetchFailed(f"not yet: {parts.scheme or source}:// as an adapter's source; use file:///folder.")
-    if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
-        raise AdapterFetchFailed(f"{source} names no folder of this machine: write file:///absolute/path.")
-    return Path(unquote(parts.path))
-
-
-def look_at(folder: Path, max_bytes: int) -> Signature:
-    """What an adapter's files look like from outside; raises AdapterFetchFailed if they cannot be an adapter."""
-    if not folder.is_dir():
-        raise AdapterFetchFailed(f"there is no folder {folder}.")
-    entries = []
-    for name, limit in ((CONFIG, MAX_CONFIG_BYTES), (WEIGHTS, max_bytes)):
-        path = folder / name
+    async def _tried(self, work: Coroutine[Any, Any, Fetched], wanted: Wanted) -> Fetched:
         try:
-            status = path.stat()
-        except FileNotFoundError:
-            raise AdapterFetchFailed(_missing(folder, name)) from None
-        except OSError as error:
-            raise AdapterFetchFailed(f"{path} cannot be read: {error.strerror}.") from error
-        if not stat.S_ISREG(status.st_mode):
-            raise AdapterFetchFailed(f"{path} is not a file.")
-        if status.st_size > limit:
-            raise AdapterFetchFailed(f"{path} is {status.st_size} bytes; at most {limit} are read.")
-        entries.append((status.st_ino, status.st_mtime_ns, status.st_size, status.st_ctime_ns))
-    return tuple(entries)
+            fetched = await work
+        except AdapterError as error:
+            raise self._patient(error, wanted) from None
+        self._failures.pop((wanted.origin, wanted.expected), None)
+        return fetched
 
-
-def _missing(folder: Path, name: str) -> str:
-    if name == CONFIG:
-        return f"{folder} has no {CONFIG}: an adapter folder is what PEFT's save_pretrained() writes."
-    others = sorted(path.name for path in folder.iterdir() if path.suffix in {".bin", ".pt", ".pth", ".ckpt"})
-    if others:
-        return (
-            f"{folder} has {others[0]} but no {WEIGHTS}: only safetensors are read, since the other formats can run "
-            "code. Load the adapter with PEFT and save it with save_pretrained(safe_serialization=True)."
+    async def _copy(self, folder: AdapterFolder, wanted: Wanted) -> Fetched:
+        fetched = await asyncio.to_thread(
+            self._cache.fetch, folder, wanted.expected, max_bytes=wanted.max_bytes or None
         )
-    return f"{folder} has no {WEIGHTS}: an adapter folder is what PEFT's save_pretrained() writes."
+        await asyncio.to_thread(self._cache.remember_origin, fetched.folder, wanted.origin)
+        return fetched
+
+    async def _bring(self, wanted: Wanted) -> Fetched:
+        if self._sources is None:
+            raise AdapterFetchFailed(f"{wanted.source} cannot be fetched here: nothing fetches from hubs or the web.")
+        remote = Remote(
+            uri=wanted.source,
+            revision=wanted.revision,
+            credentials=wanted.credentials,
+            max_bytes=self._cache.bound(wanted.max_bytes),
+        )
+        try:
+            async with self._sources.place_for(remote, apart=wanted.namespace) as folder:
+                fetched = await asyncio.to_thread(self._cached, wanted)
+                if fetched is None:  # else another runner of this machine has brought it meanwhile
+                    await self._sources.bring("adapter", remote, folder, partial(self._heard, wanted))
+                    fetched = await asyncio.to_thread(self._cache.adopt, folder, wanted.expected, wanted.source)
+                    await asyncio.to_thread(self._cache.remember_origin, fetched.folder, wanted.origin)
+        finally:
+            self._bytes.pop(wanted.origin, None)
+        return fetched
+
+    def _heard(self, wanted: Wanted, here: int, _: int) -> None:
+        self._bytes[wanted.origin] = here
+
+    def _patient(self, error: AdapterError, wanted: Wanted) -> AdapterError:
+        """The same error, to be tried again a little later each time, and not by all at the same moment."""
+        if not error.retry_after:
+            return error
+        if len(self._failures) > MOST_REMEMBERED:
+            self._failures.clear()
+        key = (wanted.origin, wanted.expected)
+        times = self._failures[key] = self._failures.get(key, 0) + 1
+        after = min(error.retry_after * 2 ** min(times - 1, 10), max(LATER, error.retry_after))
+        error.retry_after = after * random.uniform(0.8, 1.2) * self._scale  # noqa: S311
+        return error
 
 
-def _copy_file(source: Path, target: Path, content: ContentDigest) -> None:
-    with source.open("rb") as file, target.open("xb") as copy:
-        size = os.fstat(file.fileno()).st_size
-        content.begin(target.name, size)
-        left = size  # no more than was looked at, however fast the file grows
-        while left and (chunk := file.read(min(CHUNK_BYTES, left))):
-            content.update(chunk)
-            copy.write(chunk)
-            left -= len(chunk)
-        copy.flush()
-        os.fchmod(copy.fileno(), 0o644)
-        os.fsync(copy.fileno())
+def _copy_files(source: AdapterFolder, target: Path, content: ContentDigest) -> None:
+    for name in ADAPTER_FILES:
+        with os.fdopen(source.open(name), "rb") as file, (target / name).open("xb") as copy:
+            size = os.fstat(file.fileno()).st_size
+            content.begin(name, size)
+            left = size  # no more than was looked at, however fast the file grows
+            while left and (chunk := file.read(min(CHUNK_BYTES, left))):
+                content.update(chunk)
+                copy.write(chunk)
+                left -= len(chunk)
+            copy.flush()
+            os.fchmod(copy.fileno(), 0o644)
+            os.fsync(copy.fileno())
 
 
-def _explain(error: OSError, source: Path, cache: Path, size: int) -> str:
+def _move_files(brought: Path, target: Path, content: ContentDigest) -> None:
+    for name in ADAPTER_FILES:
+        (brought / name).rename(target / name)
+        with (target / name).open("rb") as file:
+            content.begin(name, os.fstat(file.fileno()).st_size)
+            while chunk := file.read(CHUNK_BYTES):
+                content.update(chunk)
+            os.fchmod(file.fileno(), 0o644)
+            os.fsync(file.fileno())
+
+
+def _explain(error: OSError, name: str, cache: Path, size: int) -> AdapterFetchFailed:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         free = shutil.disk_usage(cache).free
-        return (
-            f"no space left in {cache}: the adapter at {source} needs {size} bytes, {free} are free. Free some space, "
-            "then apply the adapter again."
+        return no_space(
+            f"no space left in {cache}: the adapter at {name} needs {size} bytes, {free} are free. Free some space; it "
+            "is tried again by itself."
         )
-    return f"the adapter at {source} cannot be copied to {cache}: {error.strerror or error} ({error.filename})."
+    return passing(f"the adapter at {name} cannot be copied to {cache}: {error.strerror or error} ({error.filename}).")
 
 
 def _digest(text: str) -> Digest:

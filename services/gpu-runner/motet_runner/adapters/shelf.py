@@ -15,12 +15,14 @@ from google.protobuf import json_format
 
 from motet.api.v1 import common_pb2, scheduler_pb2
 from motet.clock import Clock, monotonic
-from motet.errors import AdapterFetchFailed, MotetError
+from motet.errors import MotetError
 from motet.model import Digest
-from motet_runner.adapters.fetch import DiskCache, Fetched, Fetcher, Lease, touch
+from motet_runner.adapters.fetch import DiskCache, Fetched, Fetcher, Lease, Wanted, touch
 from motet_runner.interface import AdapterEntry, AdapterEvicted, AdapterFailed, AdapterLoaded
 from motet_runner.metrics import Metrics
 from motet_runner.protocol import Command, DropAdapter, LoadAdapter
+from motet_runner.sources.failures import passing
+from motet_runner.sources.fetching import Sources
 
 log = structlog.get_logger(__name__)
 
@@ -67,10 +69,11 @@ class Shelf:
         users_of: Callable[[Digest], int],
         post: Callable[[Command], None],
         metrics: Metrics,
+        sources: Sources | None = None,
         clock: Clock = monotonic,
     ) -> None:
         self._cache = cache
-        self.fetcher = Fetcher(cache)
+        self.fetcher = Fetcher(cache, sources)
         self._check = check
         self._base_digest = base_digest
         self._capacity = capacity
@@ -138,7 +141,7 @@ class Shelf:
         started = time.monotonic()
         digest = Digest(order.expected_digest)
         try:
-            fetched = await self.fetcher.fetch(order.source, order.expected_digest)
+            fetched = await self.fetcher.fetch(wanted(order))
             digest = fetched.digest
             one = self._put(fetched, order.adapter)
             if order.stage >= common_pb2.ADAPTER_STAGE_CERTIFIED:
@@ -209,9 +212,7 @@ class Shelf:
             try:
                 lease = Lease(fetched.folder)
             except FileNotFoundError:
-                raise AdapterFetchFailed(
-                    f"{fetched.folder} was removed a moment ago; it will be fetched again."
-                ) from None
+                raise passing(f"{fetched.folder} was removed a moment ago; it will be fetched again.") from None
             one = self._shelved[fetched.digest] = Shelved(fetched.digest, fetched.folder, fetched.bytes, lease)
         one.dropping = False
         if ref is not None:
@@ -306,3 +307,16 @@ class Shelf:
         self._checking.pop(one.digest, None)
         self._post(DropAdapter(one.digest))
         one.lease.release()
+
+
+def wanted(order: scheduler_pb2.EnsureAdapter) -> Wanted:
+    return Wanted(
+        source=order.source,
+        revision=order.revision,
+        expected=order.expected_digest,
+        credentials=order.credentials,
+        namespace=order.adapter.namespace,
+        max_bytes=order.max_bytes,
+        # A revision is checked once; after that its digest is what the scheduler has seen its source give.
+        proven=order.stage > common_pb2.ADAPTER_STAGE_CERTIFIED,
+    )

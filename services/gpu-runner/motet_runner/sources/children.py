@@ -1,0 +1,95 @@
+"""The service's end of a fetch: it starts the child, hears of bytes, and ends it when it is no longer wanted."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+
+import orjson
+import structlog
+
+from motet.errors import AdapterFetchFailed
+from motet_runner.sources.failures import passing
+from motet_runner.sources.metrics import Metrics
+from motet_runner.sources.order import Order
+
+log = structlog.get_logger(__name__)
+
+COMMAND = (sys.executable, "-P", "-m", "motet_runner.sources.child")
+
+LINE = 1 << 16
+
+Heard = Callable[[int, int], None]
+"""Bytes here, and bytes in all where the source tells, else 0."""
+
+
+class Children:
+    def __init__(self, metrics: Metrics, *, at_once: int) -> None:
+        self._metrics = metrics
+        self._turn = asyncio.Semaphore(at_once)
+
+    async def fetch(self, order: Order, heard: Heard) -> None:
+        """Bring an order's files into its folder. Raises AdapterFetchFailed. Cancelling ends the child."""
+        async with self._turn:
+            self._metrics.under_way.labels(order.what).inc()
+            try:
+                await self._run(order, heard)
+            except AdapterFetchFailed as failure:
+                self._metrics.failures.labels(order.what, failure.reason or "FetchFailed").inc()
+                raise
+            finally:
+                self._metrics.under_way.labels(order.what).dec()
+
+    async def _run(self, order: Order, heard: Heard) -> None:
+        process = await asyncio.create_subprocess_exec(
+            *COMMAND,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,  # a library's warning may hold a signed URL
+            env=_environment(),
+            limit=LINE,
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(replace(order, parent=os.getpid()).encoded())
+            process.stdin.close()
+            if not await self._listen(process.stdout, order, heard):
+                raise passing(
+                    f"{order.uri} was not fetched: the process that did it ended (status {await process.wait()})."
+                )
+        except (ConnectionError, TimeoutError):
+            raise passing(f"{order.uri} was not fetched: the process that did it says nothing any more.") from None
+        finally:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+
+    async def _listen(self, lines: asyncio.StreamReader, order: Order, heard: Heard) -> bool:
+        """Whether the child said that it is done."""
+        here = total = 0
+        first = True
+        while True:
+            async with asyncio.timeout(3 * order.stall_seconds + 30):
+                line = await lines.readline()
+            if not line:
+                return False
+            said = orjson.loads(line)
+            if "failure" in said:
+                raise AdapterFetchFailed(said["failure"], reason=said["reason"], retry_after=said["retry_after"])
+            if "total" in said:
+                total = said["total"]
+            if "bytes" in said:
+                # What lay there before is no traffic of this child.
+                if not first or said.get("done"):
+                    self._metrics.bytes.labels(order.what).inc(max(0, said["bytes"] - here))
+                here, first = said["bytes"], False
+                heard(here, total)
+            if said.get("done"):
+                return True
+
+
+def _environment() -> dict[str, str]:
+    """Without what would speak to the hub's library behind our back."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING", "MOTET_"))}

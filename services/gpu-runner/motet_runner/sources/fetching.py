@@ -1,0 +1,86 @@
+"""What the service knows of sources: what may be reached and how, and how to have files brought into a folder."""
+
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from prometheus_client import CollectorRegistry
+
+from motet.errors import AdapterFetchFailed
+from motet.settings import ProcessSettings
+from motet_runner.settings import Settings
+from motet_runner.sources.children import Children, Heard
+from motet_runner.sources.failures import LATER
+from motet_runner.sources.folder import Confines
+from motet_runner.sources.metrics import Metrics
+from motet_runner.sources.order import Access, Order
+from motet_runner.sources.partial import key_of, locked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remote:
+    """What is to be brought, and what opens its source."""
+
+    uri: str
+    revision: str = ""
+    credentials: str = ""
+    max_bytes: int
+
+
+class Sources:
+    def __init__(self, settings: Settings, process: ProcessSettings, registry: CollectorRegistry) -> None:
+        self.metrics = Metrics(registry)
+        self.confines = Confines(settings.adapter_volumes)
+        self.time_scale = process.time_scale
+        self.partial = process.cache_dir.absolute() / "partial"
+        self._children = Children(self.metrics, at_once=settings.fetches_at_once)
+        self._stall_seconds = settings.fetch_stall_seconds * process.time_scale
+        self._parallel = settings.fetches_at_once
+        self._access = Access(
+            hub_endpoint=settings.hub_endpoint,
+            allowed_hosts=tuple(settings.fetch_allowed_hosts),
+            ca_file=settings.fetch_ca_file,
+            proxy=settings.fetch_proxy,
+            manifests=settings.manifests,
+            api_server=settings.api_server,
+            service_account=settings.service_account,
+        )
+
+    @asynccontextmanager
+    async def place_for(self, remote: Remote, *, apart: str = "") -> AsyncIterator[Path]:
+        """A folder for the files of an adapter, which goes when this ends.
+
+        A fetch that broke off leaves it for the next one; bytes that turned out wrong are not gone on with.
+        """
+        folder = self.partial / key_of(remote.uri, remote.revision, remote.credentials, apart)
+        async with locked(folder):
+            try:
+                yield folder
+            except AdapterFetchFailed as failure:
+                if not may_go_on(failure):
+                    shutil.rmtree(folder, ignore_errors=True)
+                raise
+            else:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    async def bring(self, what: Literal["adapter", "model"], remote: Remote, into: Path, heard: Heard) -> None:
+        """Have a child bring the files. Raises AdapterFetchFailed."""
+        order = Order(
+            what=what,
+            uri=remote.uri,
+            revision=remote.revision,
+            credentials=remote.credentials,
+            max_bytes=remote.max_bytes,
+            into=str(into),
+            stall_seconds=self._stall_seconds,
+            parallel=self._parallel,
+            access=self._access,
+        )
+        await self._children.fetch(order, heard)
+
+
+def may_go_on(failure: AdapterFetchFailed) -> bool:
+    return 0 < failure.retry_after < LATER and failure.reason != "NoSpace"

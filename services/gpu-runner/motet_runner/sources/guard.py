@@ -1,0 +1,83 @@
+"""No connection to where a tenant has no business: loopback, the cluster's own network, a cloud's metadata service.
+
+It sits where sockets connect, so it sees the very address that is connected to, after every redirect and whatever a
+name resolved to a moment ago. It cannot be taken off again: it belongs into a process that does nothing else.
+"""
+
+import ipaddress
+import socket
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from motet.errors import AdapterFetchFailed
+from motet_runner.sources.failures import forbidden
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+_PLATFORM = frozenset({ipaddress.ip_address("168.63.129.16")})
+"""Globally routed by their numbers, and yet a cloud's own service to its machines."""
+
+
+class Guard:
+    """`allowed` are networks (10.1.0.0/16, 10.1.2.3) and names of hosts, which platform people trust."""
+
+    def __init__(self, allowed: Sequence[str]) -> None:
+        self._networks: list[Network] = []
+        self._hosts: list[str] = []
+        for entry in allowed:
+            try:
+                self._networks.append(ipaddress.ip_network(entry, strict=False))
+            except ValueError:
+                self._hosts.append(entry)
+
+    def install(self) -> None:
+        sys.addaudithook(self._hook)
+
+    def check(self, family: int, address: Any) -> None:
+        """Raises AdapterFetchFailed for an address that may not be connected to."""
+        if family not in (socket.AF_INET, socket.AF_INET6):
+            raise forbidden("the source leads to a socket of this machine, which is not allowed.")
+        found = ipaddress.ip_address(str(address[0]).partition("%")[0])
+        if is_public(found) or any(_plain(found) in network for network in self._networks):
+            return
+        if any(_plain(found) in _resolve(host) for host in self._hosts):
+            return
+        raise _refused(found)
+
+    def _hook(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event in ("socket.connect", "socket.sendto"):
+            found, address = arguments[:2]
+            self.check(found.family, address)
+
+
+def is_public(address: Address) -> bool:
+    plain = _plain(address)
+    return plain.is_global and not plain.is_multicast and plain not in _PLATFORM
+
+
+def _plain(address: Address) -> Address:
+    """The IPv4 address that an IPv6 one may carry inside it."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return address
+    inside = address.ipv4_mapped or address.sixtofour
+    if inside is None and address in _NAT64:
+        inside = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    return inside or address
+
+
+def _resolve(host: str) -> set[Address]:
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return set()
+    return {_plain(ipaddress.ip_address(str(entry[4][0]).partition("%")[0])) for entry in found}
+
+
+def _refused(address: Address) -> AdapterFetchFailed:
+    return forbidden(
+        f"the source leads to {address}, which is not a public address. If it is a mirror of yours, the platform adds "
+        "its host or network to MOTET_RUNNER_FETCH_ALLOWED_HOSTS."
+    )

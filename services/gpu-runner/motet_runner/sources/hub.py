@@ -1,0 +1,120 @@
+"""Files of a repository on a hub, or on a mirror that speaks like one, by the hub's own library."""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from motet.digest import CHUNK_BYTES
+from motet.errors import AdapterFetchFailed
+from motet_runner.sources.failures import credentials, missing, passing
+from motet_runner.sources.files import Wanted
+from motet_runner.sources.secret import Credentials
+from motet_runner.sources.uri import Hub
+from motet_runner.sources.web import explain, refused
+
+
+class HubRepository:
+    """One commit of a repository: a branch that moves meanwhile mixes nothing."""
+
+    def __init__(
+        self,
+        source: Hub,
+        endpoint: str,
+        secret: Credentials,
+        client: httpx2.Client,
+        *,
+        timeout: float,
+        checked: Callable[[int], None],
+    ) -> None:
+        if secret.username:
+            raise credentials(f"hf://{source.repository} is opened by a token: the Secret must have the key token.")
+        from huggingface_hub import HfApi, set_client_factory
+
+        client.follow_redirects = True
+        set_client_factory(lambda: client)
+        self.name = f"hf://{source.repository}"
+        self._source = source
+        self._token: str | bool = secret.token or False
+        self._endpoint = endpoint.rstrip("/")
+        self._timeout = timeout
+        self._checked = checked
+        api = HfApi(endpoint=self._endpoint, token=self._token)
+        info = self._ask(
+            lambda: api.model_info(source.repository, revision=source.revision, files_metadata=True, timeout=timeout)
+        )
+        self.commit: str = info.sha or ""
+        siblings = info.siblings or []
+        self.sizes: dict[str, int | None] = {file.rfilename: file.size for file in siblings}
+        self._sums = {file.rfilename: file.lfs.sha256 for file in siblings if file.lfs is not None}
+
+    def fetch(self, file: Wanted, into: Path) -> bool:
+        if file.name not in self.sizes:
+            return False
+        from huggingface_hub import hf_hub_download
+
+        path = into / file.name
+        self._ask(
+            lambda: hf_hub_download(
+                self._source.repository,
+                file.name,
+                revision=self.commit,
+                local_dir=into,
+                cache_dir=into / ".cache" / "none",
+                endpoint=self._endpoint,
+                token=self._token,
+                etag_timeout=self._timeout,
+            )
+        )
+        expected = self._sums.get(file.name)
+        if expected and self._sha256(path) != expected:
+            path.unlink()
+            raise passing(f"{file.name} of {self.name} has arrived damaged.")
+        return True
+
+    def _ask(self, call: Any) -> Any:
+        from huggingface_hub import errors
+
+        name = f"{self.name} at {self._source.revision}"
+        try:
+            return call()
+        except errors.GatedRepoError as error:
+            raise refused(name, error.response.status_code, given=bool(self._token)) from None
+        except errors.RepositoryNotFoundError as error:
+            if error.response.status_code in (401, 403):
+                raise credentials(
+                    f"{self.name} is not there, or it is private and "
+                    + ("the Secret in" if self._token else "needs a Secret in")
+                    + " source.credentialsSecretRef"
+                    + (" does not open it." if self._token else ".")
+                ) from None
+            raise missing(f"there is no repository {self.name} at {self._endpoint}.") from None
+        except errors.RevisionNotFoundError:
+            raise missing(f"{self.name} has no revision {self._source.revision}.") from None
+        except errors.EntryNotFoundError:
+            raise missing(f"{name} lacks a file that it lists.") from None
+        except errors.HfHubHTTPError as error:
+            status = error.response.status_code
+            if status in (401, 403):
+                raise refused(name, status, given=bool(self._token)) from None
+            if status == 429 or status >= 500:
+                raise passing(f"{name} cannot be fetched: the hub answers {status}.") from None
+            raise missing(f"{name} cannot be fetched: the hub answers {status}.") from None
+        except httpx2.HTTPError as error:
+            raise passing(f"{name} cannot be fetched from {self._endpoint}: {explain(error)}.") from None
+        except AdapterFetchFailed:
+            raise
+        except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise  # this machine's disk, not the hub
+            raise passing(f"{name} cannot be fetched: {type(error).__name__}.") from None
+
+    def _sha256(self, path: Path) -> str:
+        found = hashlib.sha256()
+        with path.open("rb") as file:
+            while chunk := file.read(CHUNK_BYTES):
+                found.update(chunk)
+                self._checked(len(chunk))
+        return found.hexdigest()

@@ -1,0 +1,49 @@
+"""What a fetching child is told, and what it says: lines of JSON. No secret is in either."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import orjson
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """How a child may reach the world."""
+
+    hub_endpoint: str = "https://huggingface.co"
+    allowed_hosts: tuple[str, ...] = ()
+    ca_file: str = ""
+    proxy: str = ""
+    manifests: str = ""
+    """The folder of manifests whose Secrets are used; empty: the API server's."""
+
+    api_server: str = ""
+    service_account: str = ""
+    """The folder with the runner's token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    what: Literal["adapter", "model"]
+    uri: str
+    into: str
+    """The folder for the files. What an earlier child has left there is gone on with."""
+
+    revision: str = ""
+    credentials: str = ""
+    """namespace/name of a Secret."""
+
+    max_bytes: int
+    stall_seconds: float
+    parallel: int = 1
+    parent: int = 0
+    access: Access = Access()
+
+    def encoded(self) -> bytes:
+        return orjson.dumps(asdict(self)) + b"\n"
+
+    @classmethod
+    def decode(cls, line: bytes) -> "Order":
+        said: dict[str, Any] = orjson.loads(line)
+        access = said.pop("access")
+        return cls(access=Access(**access | {"allowed_hosts": tuple(access["allowed_hosts"])}), **said)

@@ -1,0 +1,57 @@
+"""Where a fetch goes on: one folder for what is asked for, locked by the process that fetches into it."""
+
+import asyncio
+import fcntl
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+KEPT_SECONDS = 24 * 3600
+"""So long a fetch that broke off may be gone on with."""
+
+LOOK_AGAIN = 0.1
+
+
+def key_of(*words: str) -> str:
+    return hashlib.sha256("\0".join(words).encode()).hexdigest()[:32]
+
+
+@asynccontextmanager
+async def locked(folder: Path) -> AsyncIterator[Path]:
+    """The folder, made if need be, for one fetch alone, whichever runner of this machine it belongs to."""
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            if _lock(file, folder):
+                yield folder
+                return
+        finally:
+            os.close(file)
+        await asyncio.sleep(LOOK_AGAIN)  # not a blocking lock: that could not be cancelled
+
+
+def clear_old(root: Path) -> None:
+    """Remove what nobody has gone on with."""
+    for folder in root.iterdir() if root.is_dir() else ():
+        with suppress(OSError):
+            if time.time() - folder.stat().st_mtime < KEPT_SECONDS:
+                continue
+            file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                if _lock(file, folder):
+                    shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(file)
+
+
+def _lock(file: int, folder: Path) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.fstat(file), folder.stat())
+    except (BlockingIOError, FileNotFoundError):
+        return False

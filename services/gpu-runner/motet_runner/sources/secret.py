@@ -1,0 +1,154 @@
+"""The Secret that opens a source, read by the fetching child alone: from the API server, or from local manifests."""
+
+import base64
+import binascii
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx2
+import orjson
+
+from motet.resources import Secret, files_of, read_file
+from motet_runner.sources.failures import credentials, passing
+from motet_runner.sources.order import Access
+
+LARGEST = 2 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    token: str = field(default="", repr=False)
+    username: str = field(default="", repr=False)
+    password: str = field(default="", repr=False)
+
+    @property
+    def header(self) -> dict[str, str]:
+        if self.token:
+            return {"authorization": f"Bearer {self.token}"}
+        if self.username:
+            basic = base64.b64encode(f"{self.username}:{self.password}".encode()).decode()
+            return {"authorization": f"Basic {basic}"}
+        return {}
+
+    def scrub(self, text: str) -> str:
+        """The same text without any secret in it, however it came there."""
+        for secret in (self.token, self.password, *self.header.values()):
+            if secret:
+                text = text.replace(secret, "…").replace(quote(secret, safe=""), "…")
+        return text
+
+
+NOBODY = Credentials()
+
+
+def read_credentials(reference: str, access: Access, *, timeout: float) -> Credentials:
+    """Raises AdapterFetchFailed with the reason CredentialsInvalid and what to do."""
+    if not reference:
+        return NOBODY
+    namespace, _, name = reference.partition("/")
+    if access.manifests:
+        data = _from_manifests(namespace, name, Path(access.manifests))
+    elif access.api_server:
+        data = _from_api_server(namespace, name, access, timeout)
+    else:
+        raise credentials(f"Secret {reference} cannot be read: this runner has neither an API server nor manifests.")
+    return _credentials(reference, data)
+
+
+def _credentials(reference: str, data: Mapping[str, bytes]) -> Credentials:
+    try:
+        values = {key: data[key].decode("ascii").strip() for key in ("token", "username", "password") if key in data}
+    except UnicodeDecodeError:
+        raise credentials(f"Secret {reference} holds characters that no HTTP header may carry.") from None
+    if any(not value.isprintable() for value in values.values()):
+        raise credentials(f"Secret {reference} holds characters that no HTTP header may carry.")
+    if values.get("token"):
+        return Credentials(token=values["token"])
+    if values.get("username") and "password" in values:
+        return Credentials(username=values["username"], password=values["password"])
+    raise credentials(f"Secret {reference} has neither the key token nor the keys username and password.")
+
+
+def _from_manifests(namespace: str, name: str, folder: Path) -> dict[str, bytes]:
+    for path in files_of(folder):
+        for manifest in read_file(path).manifests:
+            found = manifest.resource
+            if isinstance(found, Secret) and (found.metadata.namespace, found.metadata.name) == (namespace, name):
+                return _decode(f"{namespace}/{name}", found.data) | {
+                    key: value.encode() for key, value in found.string_data.items()
+                }
+    raise credentials(f"there is no Secret {namespace}/{name} in {folder}: add one with the key token.")
+
+
+def _from_api_server(namespace: str, name: str, access: Access, timeout: float) -> dict[str, bytes]:
+    account = Path(access.service_account)
+    try:
+        token = (account / "token").read_text().strip()
+        trust = ssl.create_default_context(cafile=str(account / "ca.crt"))
+    except OSError as error:
+        raise credentials(
+            f"Secret {namespace}/{name} cannot be read: this runner has no service account token "
+            f"({error.strerror}: {error.filename})."
+        ) from None
+    path = f"/api/v1/namespaces/{quote(namespace, safe='')}/secrets/{quote(name, safe='')}"
+    try:
+        with (
+            httpx2.Client(verify=trust, trust_env=False, timeout=timeout) as client,
+            client.stream(
+                "GET",
+                access.api_server + path,
+                headers={"authorization": f"Bearer {token}", "accept-encoding": "identity"},
+            ) as response,
+        ):
+            status = response.status_code
+            body = b""
+            for chunk in response.iter_bytes():
+                body += chunk
+                if len(body) > LARGEST:
+                    raise passing("the API server's answer has no end.")
+    except httpx2.HTTPError as error:
+        raise passing(f"the API server does not answer ({type(error).__name__}).") from None
+    match status:
+        case 200:
+            try:
+                return _decode(f"{namespace}/{name}", orjson.loads(body).get("data") or {})
+            except (orjson.JSONDecodeError, AttributeError):
+                raise passing("the API server's answer is no Secret.") from None
+        case 403:
+            raise credentials(_how_to_grant(namespace, name, token))
+        case 404:
+            raise credentials(f"there is no Secret {namespace}/{name}: create one with the key token.")
+        case _:
+            raise passing(f"the API server answers {status} when asked for Secret {namespace}/{name}.")
+
+
+def _how_to_grant(namespace: str, name: str, token: str) -> str:
+    own, account = _account(token)
+    grant = f"motet-{name}"[:63]
+    return (
+        f"the runners may not read Secret {namespace}/{name}. Grant it: kubectl -n {namespace} create role {grant} "
+        f"--verb=get --resource=secrets --resource-name={name}; kubectl -n {namespace} create rolebinding {grant} "
+        f"--role={grant} --serviceaccount={own}:{account}"
+    )
+
+
+def _account(token: str) -> tuple[str, str]:
+    """Whose token this is, for people: (namespace, service account)."""
+    try:
+        claims = token.split(".")[1]
+        subject: str = orjson.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))["sub"]
+        _, _, own, account = subject.split(":")
+    except (IndexError, KeyError, ValueError, TypeError, AttributeError):
+        return "<namespace of the pool>", "<service account of its runners>"
+    return own, account
+
+
+def _decode(reference: str, data: Mapping[str, Any]) -> dict[str, bytes]:
+    try:
+        return {key: base64.b64decode(value, validate=True) for key, value in data.items()}
+    except (binascii.Error, TypeError, ValueError):
+        raise credentials(f"Secret {reference} holds data that is not base64.") from None

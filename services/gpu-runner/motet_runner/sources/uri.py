@@ -1,0 +1,69 @@
+"""What a source's URI means, and what it may not mean."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from motet.errors import AdapterFetchFailed
+
+SOURCES = "file:///folder, hf://org/name or https://host/folder/"
+
+_REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
+_REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """On this machine, or on a volume of it."""
+
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Hub:
+    repository: str
+    revision: str
+
+
+@dataclass(frozen=True, slots=True)
+class Web:
+    url: str
+    """Of a folder: it ends with a slash."""
+
+
+def parse(uri: str, revision: str = "") -> Folder | Hub | Web:
+    """Raises AdapterFetchFailed with what is wrong; never repeats what may be a password."""
+    try:
+        parts = urlsplit(uri)
+        host = parts.hostname
+        _ = parts.port
+    except ValueError as error:
+        raise AdapterFetchFailed(f"the source is no URI ({error}): write {SOURCES}.") from None
+    match parts.scheme:
+        case "file":
+            if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+                raise AdapterFetchFailed(f"{uri} names no folder of this machine: write file:///absolute/path.")
+            return Folder(Path(unquote(parts.path)))
+        case "hf":
+            repository = uri.removeprefix("hf://").rstrip("/")
+            if not _REPOSITORY.fullmatch(repository) or ".." in repository:
+                raise AdapterFetchFailed(f"{uri} names no repository: write hf://org/name.")
+            if revision and (not _REVISION.fullmatch(revision) or ".." in revision):
+                raise AdapterFetchFailed(f"source.revision {revision!r} is no branch, tag or commit of a repository.")
+            return Hub(repository, revision or "main")
+        case "https":
+            if parts.username is not None or parts.password is not None:
+                raise AdapterFetchFailed(
+                    "the source's URI holds a user name: put it into a Secret and name that in "
+                    "source.credentialsSecretRef.",
+                    reason="CredentialsInvalid",
+                )
+            if not host or not parts.path.endswith("/") or parts.query or parts.fragment:
+                raise AdapterFetchFailed(
+                    f"https://{host or ''}… must be the URL of a folder: it ends with a slash, without ? and #, and "
+                    "the files lie right below it."
+                )
+            return Web(uri)
+        case scheme:
+            raise AdapterFetchFailed(f"not yet: {scheme or uri}:// as a source; use {SOURCES}.")

@@ -1,0 +1,223 @@
+"""Files of a folder on the web: over TLS, resumed where they broke off, never longer than allowed."""
+
+import os
+import random
+import ssl
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote, urljoin, urlsplit
+
+import httpx2
+
+from motet.errors import AdapterFetchFailed
+from motet_runner.sources.failures import credentials, forbidden, missing, passing, too_large
+from motet_runner.sources.files import Wanted, not_there
+from motet_runner.sources.order import Access
+
+ATTEMPTS = 5
+"""In a row without a new byte; then the failure is told, and tried again later."""
+
+MAX_REDIRECTS = 5
+CHUNK = 1 << 18
+
+_REDIRECTS = (301, 302, 303, 307, 308)
+_PASSING = (408, 425, 429, 500, 502, 503, 504)
+
+
+def client(access: Access, *, timeout: float) -> httpx2.Client:
+    """Nothing comes from the environment: no proxy, no netrc. Who asks follows redirects, or tells it to."""
+    trust = ssl.create_default_context(cafile=access.ca_file or None)
+    if access.ca_file:
+        trust.load_default_certs()
+    return httpx2.Client(
+        verify=trust,
+        trust_env=False,
+        timeout=timeout,
+        proxy=access.proxy or None,
+        max_redirects=MAX_REDIRECTS,
+        headers={"user-agent": "motet", "accept-encoding": "identity"},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class WebFolder:
+    url: str
+    client: httpx2.Client
+    authorization: Mapping[str, str]
+    pause: float = 0.5
+    """Before the second attempt; doubles."""
+
+    def fetch(self, file: Wanted, into: Path) -> bool:
+        """Bring one file; False when it is not there and need not be."""
+        path, part, tag = into / file.name, into / f"{file.name}.part", into / f"{file.name}.etag"
+        if path.exists():
+            path.replace(part)  # of an earlier attempt: asked for again only if it has changed
+        failures = 0
+        while True:
+            before = _size(part)
+            try:
+                self._once(file, part, tag)
+            except FileNotFoundError:
+                for left in (part, tag):
+                    left.unlink(missing_ok=True)
+                if file.required:
+                    raise not_there(self.url, file.name) from None
+                return False
+            except _Broken as broken:
+                failures = 1 if _size(part) > before else failures + 1
+                if failures >= ATTEMPTS:
+                    raise passing(
+                        f"{self.url}{file.name} cannot be fetched: {broken.why}.", after=broken.after
+                    ) from None
+                time.sleep(max(broken.after, self.pause * 2 ** (failures - 1)) * random.uniform(0.5, 1.0))  # noqa: S311
+                continue
+            part.replace(path)
+            return True
+
+    def _once(self, file: Wanted, part: Path, tag: Path) -> None:
+        have = _size(part)
+        etag = tag.read_text() if tag.exists() else ""
+        headers = {"range": f"bytes={have}-", "if-range": etag} if have and etag else {}
+        with self._open(file.name, headers) as response:
+            if response.status_code == 416:
+                if response.headers.get("content-range", "").endswith(f"/{have}"):
+                    return  # it was whole already
+                part.unlink()
+                raise _Broken("the server does not go on where it broke off")
+            start = _start(response, have)
+            length = response.headers.get("content-length", "")
+            total = start + int(length) if length.isdigit() else None
+            if total is not None and total > file.limit:
+                raise too_large(f"{self.url}{file.name} has {total} bytes; at most {file.limit} are fetched.")
+            if response.headers.get("content-encoding", "identity") != "identity":
+                raise forbidden(f"{self.url}{file.name} comes compressed although that was not asked for.")
+            if not start:
+                part.unlink(missing_ok=True)
+                tag.write_text(_strong(response.headers.get("etag", "")))
+            self._write(response, file, part, start)
+            if total is not None and _size(part) != total:
+                raise _Broken(f"it ended after {_size(part)} of {total} bytes")
+
+    def _write(self, response: httpx2.Response, file: Wanted, part: Path, start: int) -> None:
+        written = start
+        with part.open("ab") as out:
+            for chunk in response.iter_raw(CHUNK):
+                written += len(chunk)
+                if written > file.limit:
+                    out.truncate(0)
+                    raise too_large(f"{self.url}{file.name} has more than {file.limit} bytes, which are the limit.")
+                out.write(chunk)
+            out.flush()
+            os.fsync(out.fileno())
+
+    @contextmanager
+    def _open(self, name: str, headers: Mapping[str, str]) -> Iterator[httpx2.Response]:
+        try:
+            response = self._follow(self.url + quote(name), headers)
+        except httpx2.HTTPError as error:
+            raise _told(error, self.url) from None
+        except (httpx2.InvalidURL, ValueError):
+            raise forbidden(f"{self.url} redirects to what is no URL.") from None
+        try:
+            self._judge(response, name)
+            yield response
+        except httpx2.HTTPError as error:
+            raise _told(error, self.url) from None
+        finally:
+            with suppress(httpx2.HTTPError):
+                response.close()
+
+    def _follow(self, url: str, headers: Mapping[str, str]) -> httpx2.Response:
+        home = _origin(url)
+        for _ in range(MAX_REDIRECTS + 1):
+            own = self.authorization if _origin(url) == home else {}
+            response = self.client.send(self.client.build_request("GET", url, headers={**headers, **own}), stream=True)
+            if response.status_code not in _REDIRECTS:
+                return response
+            response.close()
+            url = urljoin(url, response.headers.get("location", ""))
+            if urlsplit(url).scheme != "https":
+                raise forbidden(f"{self.url} redirects to {urlsplit(url).scheme}://, which is not followed.")
+        raise forbidden(f"{self.url} redirects more than {MAX_REDIRECTS} times.")
+
+    def _judge(self, response: httpx2.Response, name: str) -> None:
+        status = response.status_code
+        match status:
+            case 200 | 206 | 416:
+                return
+            case 404 | 410:
+                raise FileNotFoundError
+            case 401 | 403:
+                raise refused(self.url, status, given=bool(self.authorization))
+            case _ if status in _PASSING:
+                after = response.headers.get("retry-after", "")
+                raise _Broken(f"the server answers {status}", float(min(60, int(after))) if after.isdigit() else 0.0)
+            case _:
+                raise missing(f"{self.url}{name} cannot be fetched: the server answers {status}.")
+
+
+class _Broken(Exception):
+    """Something that may go better at the next attempt."""
+
+    def __init__(self, why: str, after: float = 0.0) -> None:
+        super().__init__(why)
+        self.why = why
+        self.after = after
+
+
+def refused(source: str, status: int, *, given: bool) -> AdapterFetchFailed:
+    if given:
+        return credentials(f"{source} answers {status}: the Secret in source.credentialsSecretRef does not open it.")
+    return credentials(f"{source} answers {status}: name a Secret that opens it in source.credentialsSecretRef.")
+
+
+def explain(error: httpx2.HTTPError) -> str:
+    """What happened, without any URL: a redirect's may hold a signature."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return (
+                f"its certificate is not trusted ({cause.verify_message}); MOTET_RUNNER_FETCH_CA_FILE names more "
+                "authorities"
+            )
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror.lower()
+        cause = cause.__cause__ or cause.__context__
+    if isinstance(error, httpx2.TimeoutException):
+        return "no byte came for too long"
+    return "the connection broke off"
+
+
+def _told(error: httpx2.HTTPError, url: str) -> Exception:
+    why = explain(error)
+    if "not trusted" in why:
+        return missing(f"{url}: {why}.")
+    return _Broken(why)
+
+
+def _start(response: httpx2.Response, have: int) -> int:
+    """Where in the file this answer begins."""
+    if response.status_code == 200:
+        return 0
+    if response.status_code == 206 and response.headers.get("content-range", "").startswith(f"bytes {have}-"):
+        return have
+    raise _Broken("the server does not go on where it broke off")
+
+
+def _strong(etag: str) -> str:
+    return "" if etag.startswith("W/") else etag
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
