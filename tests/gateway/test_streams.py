@@ -302,7 +302,7 @@ async def test_requests_wait_for_the_first_runner_of_their_group() -> None:
         async with serve(cluster, ready=False, hold_seconds=0.05) as served:
             result = Read()
             task = asyncio.create_task(read(served, long_request(), result))
-            await eventually(lambda: "waiting for a runner of tiny" in result.comments)
+            await eventually(lambda: "queued position=1 (waiting for a runner of tiny)" in result.comments)
             assert (await served.http.get("/health")).status_code == 503
             cluster.scheduler.runners = runners
             cluster.scheduler.publish()

@@ -72,6 +72,7 @@ class ControlPlane:
         self.scheduler_service: SchedulerService
         self.supervisor_service: SupervisorService
         self.supervisor_metrics = CollectorRegistry()
+        self.scheduler_metrics = CollectorRegistry()
         self._scheduler_settings = scheduler
         self._supervisor_settings = supervisor
         self._scale = time_scale
@@ -88,10 +89,11 @@ class ControlPlane:
 
     async def _run_scheduler(self, up: asyncio.Event) -> None:
         with LocalLeadership(self.folder / "scheduler.term") as leadership:
+            self.scheduler_metrics = CollectorRegistry()
             service = SchedulerService(
                 self._scheduler_settings.policy(self._scale),
                 leadership=leadership,
-                metrics=SchedulerMetrics(CollectorRegistry()),
+                metrics=SchedulerMetrics(self.scheduler_metrics),
                 supervisor_address=self.supervisor_address,
                 catalog_file=CatalogFile(self.folder / "catalog.json"),
             )
@@ -135,9 +137,14 @@ class SmallOperator:
             receive=self.received.append,
         )
 
-    def state(self, *adapters: scheduler_pb2.AdapterEntry, replicas: int = 1) -> None:
+    def state(self, *adapters: scheduler_pb2.AdapterEntry, replicas: int = 1, **of_the_pool: Any) -> None:
         pool = scheduler_pb2.PoolEntry(
-            pool="default/demo", group="default/demo", served_name="demo", model_uri="file:///demo", replicas=replicas
+            pool="default/demo",
+            group="default/demo",
+            served_name="demo",
+            model_uri="file:///demo",
+            replicas=replicas,
+            **of_the_pool,
         )
         self._snapshot = scheduler_pb2.CatalogSnapshot(revision=1, pools=[pool], adapters=adapters)
         self.link.send(scheduler_pb2.SyncUp(snapshot=self._snapshot))
@@ -147,6 +154,11 @@ class SmallOperator:
 
     def of(self, kind: str) -> list[Any]:
         return [getattr(down, kind) for down in self.received if down.WhichOneof("message") == kind]
+
+    @property
+    def desired(self) -> scheduler_pb2.DesiredCapacity | None:
+        """The last advice."""
+        return next(reversed(self.of("desired")), None)
 
     def adapter(self, name: str) -> scheduler_pb2.AdapterReport | None:
         """The last report about an adapter."""

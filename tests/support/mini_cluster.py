@@ -260,6 +260,7 @@ class MiniScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self.cancelled: list[scheduler_pb2.CancelRequest] = []
         self.finished: list[scheduler_pb2.Finished] = []
         self.lost: list[scheduler_pb2.Lost] = []
+        self.held: list[dict[str, int]] = []
         self.keeps_record = True
         # Ways to misbehave.
         self.holds = False
@@ -356,6 +357,8 @@ class MiniScheduler(scheduler_pb2_grpc.SchedulerServicer):
                 self._enqueue(message.enqueue, outbox)
             case "cancel":
                 self.cancelled.append(message.cancel)
+            case "held":
+                self.held.append({one.group: one.requests for one in message.held.groups})
             case "finished" if self.keeps_record:
                 self.finished.append(message.finished)
             case "finished":

@@ -70,6 +70,15 @@ class Target:
         return ""
 
 
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """What a request still waits for before it can be read."""
+
+    why: str
+    group: str = ""
+    """Set when it takes a runner of this group, and there is none."""
+
+
 @dataclass(frozen=True)
 class Catalog:
     groups: tuple[scheduler_pb2.CatalogGroup, ...] = ()

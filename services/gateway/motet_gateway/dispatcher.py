@@ -32,6 +32,7 @@ from motet_gateway.generation import (
     TellFinished,
     TellLost,
 )
+from motet_gateway.held import Held
 from motet_gateway.metrics import Metrics
 from motet_gateway.runners import Runners
 from motet_gateway.usage import RecentUsage
@@ -94,12 +95,14 @@ class Dispatcher:
         *,
         connect_seconds: float,
         max_live: int,
+        held: Held,
         clock: Clock = monotonic,
     ) -> None:
         self._gateway = gateway
         self._catalog = catalog
         self._metrics = metrics
         self._max_live = max_live
+        self._held = held
         self._clock = clock
         self._term = 0
         self._live: dict[str, _Live] = {}
@@ -134,10 +137,9 @@ class Dispatcher:
     # ------------------------------------------------------------------------------------------ asked by the HTTP side
 
     def check_room(self, choices: int) -> None:
-        if len(self._live) + choices > self._max_live:
-            raise Overloaded(
-                f"The gateway has {len(self._live)} requests under way, as many as it may. Try again soon."
-            )
+        under_way = len(self._live) + len(self._held)
+        if under_way + choices > self._max_live:
+            raise Overloaded(f"The gateway has {under_way} requests under way, as many as it may. Try again soon.")
 
     def start(self, order: Order, sink: Sink) -> None:
         live = _Live(order, sink, self._clock())
@@ -146,6 +148,10 @@ class Dispatcher:
         # With the scheduler away nothing is said now: the next greeting enqueues everything that waits.
         if not self._scheduler.send(scheduler_pb2.ServeUp(enqueue=self._enqueue(live))):
             sink.waits(NO_SCHEDULER)
+
+    def tell_held(self) -> None:
+        """How many wait for a first runner has changed."""
+        self._scheduler.send(self._held_message())
 
     def stop(self, request: str) -> None:
         """The text is complete, by a stop string."""
@@ -169,6 +175,8 @@ class Dispatcher:
             else:
                 waiting.append(live)
         yield scheduler_pb2.ServeUp(hello=hello)
+        if self._held:
+            yield self._held_message()
         for live in waiting:
             yield scheduler_pb2.ServeUp(enqueue=self._enqueue(live))
 
@@ -338,6 +346,10 @@ class Dispatcher:
             self._usage.add(*_tokens_of(live))
 
     # -------------------------------------------------------------------------------------------------------- messages
+
+    def _held_message(self) -> scheduler_pb2.ServeUp:
+        groups = [scheduler_pb2.HeldGroup(group=group, requests=n) for group, n in self._held.by_group().items()]
+        return scheduler_pb2.ServeUp(held=scheduler_pb2.Held(groups=groups))
 
     def _enqueue(self, live: _Live) -> scheduler_pb2.Enqueue:
         order, generation = live.order, live.generation

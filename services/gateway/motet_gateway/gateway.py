@@ -9,9 +9,10 @@ from typing import Protocol
 from motet.errors import EngineRestarted, MotetError
 from motet.settings import Addresses, ProcessSettings
 from motet_gateway.assets import AssetStore
-from motet_gateway.catalog import Caller, CatalogBook, Target
+from motet_gateway.catalog import Caller, CatalogBook, Obstacle, Target
 from motet_gateway.dispatcher import Dispatcher
 from motet_gateway.estimator import Estimator
+from motet_gateway.held import Held
 from motet_gateway.metrics import Metrics
 from motet_gateway.settings import Settings
 from motet_gateway.tokens.text_model import TextModel
@@ -43,6 +44,8 @@ class Gateway:
             budget_seconds=settings.predict_budget_seconds,
             time_scale=process.time_scale,
         )
+        self.held = Held(self._on_held)
+        self._held_told = True
         self.dispatcher = Dispatcher(
             self.name,
             addresses.scheduler_address,
@@ -50,6 +53,7 @@ class Gateway:
             metrics,
             connect_seconds=settings.connect_seconds * process.time_scale,
             max_live=settings.max_live_requests,
+            held=self.held,
         )
 
     async def run(self) -> None:
@@ -87,25 +91,42 @@ class Gateway:
         """At least one group has a runner."""
         return not self.draining and self.catalog.known and any(g.runners for g in self.catalog.current.groups)
 
-    def find(self, model: str, caller: Caller) -> tuple[Target, TextModel] | str:
-        """The model and how it reads and writes; or, as text, what that still waits for.
+    def find(self, model: str, caller: Caller) -> tuple[Target, TextModel] | Obstacle:
+        """The model and how it reads and writes; or what that still waits for.
 
         Raises ModelNotFound, or the adapter's own error.
         """
         if not self.catalog.known:
-            return "waiting for the scheduler"
+            return Obstacle("waiting for the scheduler")
         target = self.catalog.current.resolve(model, caller)
+        missing = "" if target.group.runners else target.group.group
         if waits_for := target.obstacle():
-            return waits_for
+            return Obstacle(waits_for, missing)
         if (text := self.assets.get(target.asset_digest)) is not None:
             return target, text
         self._fetch(target.asset_digest, target.group.group)
-        return f"fetching the tokenizer of {target.group.served_name}"
+        # Only a runner hands it out: to a gateway that has never met one, a pool at zero is as good as unknown.
+        return Obstacle(f"fetching the tokenizer of {target.group.served_name}", missing)
 
     def listen(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call `listener` whenever `find` may have another answer; ends with the function that this returns."""
         self._listeners.add(listener)
         return lambda: self._listeners.discard(listener)
+
+    def hold(self, request: str, group: str) -> None:
+        """Let a request wait for a runner of a group that has none. Raises Overloaded when too many wait."""
+        if not self.held.position(request):
+            self.dispatcher.check_room(1)
+        self.held.enter(request, group)
+
+    def _on_held(self) -> None:
+        if self._held_told:  # once for all that come together
+            self._held_told = False
+            asyncio.get_running_loop().call_soon(self._tell_held)
+
+    def _tell_held(self) -> None:
+        self._held_told = True
+        self.dispatcher.tell_held()
 
     def _on_catalog(self) -> None:
         # Ahead of the first request, so that it need not wait.

@@ -16,13 +16,13 @@ from starlette.types import Receive, Scope, Send
 
 from motet.api.v1 import common_pb2, predictor_pb2
 from motet.clock import Clock, monotonic
-from motet.errors import DeadlineExceeded, Internal, MotetError
+from motet.errors import DeadlineExceeded, Internal, MotetError, NoRunner
 from motet_gateway import sse
 from motet_gateway.answers.choice import ChoiceText
 from motet_gateway.answers.formats import ChatFormat, CompletionFormat, Format, usage
 from motet_gateway.answers.prompts import UNKNOWN_CONTEXT, room_for_answer, tokenise
 from motet_gateway.answers.timeline import Timeline
-from motet_gateway.catalog import Caller, Target
+from motet_gateway.catalog import Caller, Obstacle, Target
 from motet_gateway.dispatcher import Order
 from motet_gateway.errors import ClientGone
 from motet_gateway.generation import End
@@ -172,6 +172,8 @@ class Answer(Response):
         left = self._settings.deadline_seconds - (now - self._timeline.silent_since)
         if left <= 0:
             what = self._waits_for() or "no tokens came"
+            if self._gateway.held.position(self._id):
+                raise NoRunner(f"No runner came within {self._settings.deadline_seconds:g} s: {what}. Try again.")
             raise DeadlineExceeded(
                 f"The request made no progress for {self._settings.deadline_seconds:g} s ({what}) and was given up."
             )
@@ -186,6 +188,8 @@ class Answer(Response):
         self._arm(max(min(pause, left), SHORTEST_TICK_SECONDS))
 
     def _waits_for(self) -> str:
+        if position := self._gateway.held.position(self._id):
+            return f"queued position={position} ({self._status})"
         return next((c.waiting_for for c in self._choices if c.waiting_for and not c.over), self._status)
 
     async def _resolved(self, send: Send) -> tuple[Target, TextModel]:
@@ -200,13 +204,18 @@ class Answer(Response):
             return ready
         finally:
             stop_listening()
+            gateway.held.leave(self._id)
 
     def _ready(self) -> tuple[Target, TextModel] | None:
         found = self._gateway.find(self._body.model, self._caller)
-        if isinstance(found, str):
-            self._status = found
-            return None
-        return found
+        if not isinstance(found, Obstacle):
+            return found
+        self._status = found.why
+        if found.group:
+            self._gateway.hold(self._id, found.group)
+        else:
+            self._gateway.held.leave(self._id)
+        return None
 
     # -------------------------------------------------------------------------------------------------------- starting
 

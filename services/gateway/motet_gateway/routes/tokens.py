@@ -7,7 +7,7 @@ from starlette.responses import Response
 from motet.errors import InvalidRequest, NoRunner
 from motet_gateway.answers.prompts import chat_prompt
 from motet_gateway.bodies import read_json
-from motet_gateway.catalog import ANYBODY, Target
+from motet_gateway.catalog import ANYBODY, Obstacle, Target
 from motet_gateway.gateway import Gateway
 from motet_gateway.parameters import ChatBody, DetokenizeBody, TokenizeBody, check_tokens, parse
 from motet_gateway.routes.json import json_response
@@ -22,8 +22,8 @@ def token_routes(gateway: Gateway) -> APIRouter:
         if model is None and len(groups) != 1:
             raise InvalidRequest("model: this field is required where several models are served", param="model")
         found = gateway.find(model or groups[0].served_name, ANYBODY)
-        if isinstance(found, str):
-            raise NoRunner(f"The model's tokenizer is not here yet: {found}.")
+        if isinstance(found, Obstacle):
+            raise NoRunner(f"The model's tokenizer is not here yet: {found.why}.")
         return found
 
     @router.post("/tokenize")

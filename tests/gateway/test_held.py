@@ -1,0 +1,91 @@
+"""Requests for a model that has no runner: they wait, visibly, and the scheduler knows of them."""
+
+import asyncio
+
+from motet_gateway.held import Held
+from tests.gateway.conftest import eventually, serve
+from tests.gateway.test_streams import Read, long_request, read
+from tests.support.mini_cluster import GROUP, mini_cluster
+
+
+async def test_what_waits_for_a_first_runner_is_reported_and_placed_when_it_comes() -> None:
+    async with mini_cluster() as cluster:
+        scheduler = cluster.scheduler
+        runners, scheduler.runners = scheduler.runners, []
+        async with serve(cluster, ready=False, hold_seconds=0.05, keep_alive_seconds=0.05) as served:
+            streams = [Read(), Read()]
+            tasks = []
+            for stream in streams:
+                tasks.append(asyncio.create_task(read(served, long_request(), stream)))
+                await eventually(lambda: scheduler.held and scheduler.held[-1].get(GROUP) == len(tasks))
+            await eventually(lambda: "queued position=2 (waiting for a runner of tiny)" in streams[1].comments)
+            assert "queued position=1 (waiting for a runner of tiny)" in streams[0].comments
+            scheduler.runners = runners
+            scheduler.publish()
+            await asyncio.gather(*tasks)
+            assert [stream.finishes for stream in streams] == [["length"], ["length"]]
+            await eventually(lambda: scheduler.held[-1] == {})
+
+
+async def test_a_new_scheduler_hears_of_what_is_held_and_a_client_that_leaves_is_not() -> None:
+    async with mini_cluster() as cluster:
+        scheduler = cluster.scheduler
+        scheduler.runners = []
+        async with serve(cluster, ready=False, hold_seconds=0.05) as served:
+            task = asyncio.create_task(read(served, long_request()))
+            await eventually(lambda: scheduler.held == [{GROUP: 1}])
+            await scheduler.restart()
+            await eventually(lambda: scheduler.held == [{GROUP: 1}, {GROUP: 1}])
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await eventually(lambda: scheduler.held[-1] == {})
+
+
+async def test_a_gateway_that_never_met_a_runner_asks_for_one_to_read_with() -> None:
+    """The pool is at zero and its model is known, but the tokenizer is on other gateways' disks only."""
+    async with mini_cluster() as cluster:
+        scheduler = cluster.scheduler
+        groups = list(scheduler.catalog().groups)
+        del groups[0].runners[:]
+        scheduler.groups = groups
+        async with serve(cluster, ready=False, hold_seconds=0.05) as served:
+            stream = Read()
+            task = asyncio.create_task(read(served, long_request(), stream))
+            await eventually(lambda: scheduler.held == [{GROUP: 1}])
+            await eventually(lambda: "queued position=1 (fetching the tokenizer of tiny)" in stream.comments)
+            scheduler.groups = None
+            scheduler.publish()
+            await task
+            assert stream.finishes == ["length"]
+
+
+async def test_past_the_deadline_and_past_the_limit_clients_are_told_when_to_come_back() -> None:
+    async with mini_cluster() as cluster:
+        cluster.scheduler.runners = []
+        async with serve(cluster, ready=False, deadline_seconds=0.4, max_live_requests=1) as served:
+            body = long_request(stream=False)
+            waiting = asyncio.create_task(served.http.post("/v1/completions", json=body))
+            await eventually(lambda: cluster.scheduler.held)
+            refused = await served.http.post("/v1/completions", json=body)
+            gave_up = await waiting
+            for answer, code in ((refused, "overloaded"), (gave_up, "no_runner")):
+                assert answer.status_code == 503
+                assert answer.json()["error"]["code"] == code
+                assert int(answer.headers["retry-after"]) >= 1
+            unknown = await served.http.post("/v1/completions", json=body | {"model": "nobody"})
+            assert unknown.status_code == 404
+
+
+def test_positions_count_within_a_group_and_move_up() -> None:
+    changes: list[int] = []
+    held = Held(lambda: changes.append(len(held)))
+    held.enter("a", "x")
+    held.enter("b", "y")
+    held.enter("c", "x")
+    held.enter("c", "x")
+    assert [held.position(one) for one in "abcd"] == [1, 1, 2, 0]
+    held.leave("a")
+    held.leave("a")
+    assert held.position("c") == 1
+    assert held.by_group() == {"x": 1, "y": 1}
+    assert changes == [1, 2, 3, 2]
