@@ -76,9 +76,10 @@ kube:  ## Build the Kubernetes tools of the cluster tests into your cache; needs
 	@test -n "$(PYTHON)" || { echo "This needs Python 3.11 or newer: make PYTHON=/path/to/python3.11 kube" >&2; exit 1; }
 	@"$(PYTHON)" -m tools.kube.build $(KUBE_ARGS)
 
-generate: venv  ## Write the generated files again: gRPC modules, CRDs and reference pages.
+generate: venv  ## Write the generated files again: gRPC modules, CRDs, the chart's values and reference pages.
 	@PATH="$$PWD/$(BIN):$$PATH" $(BIN)/python tools/generate_api.py
 	@$(BIN)/python tools/generate_crds.py
+	@$(BIN)/python tools/generate_charts.py
 	@$(BIN)/python tools/generate_docs.py
 
 train: venv  ## Train the bundled model and its adapters again (about half an hour on two cores).

@@ -1,4 +1,4 @@
-"""Write what the chart says about its values from values.schema.json (`make generate`): values.yaml, the README's table.
+"""Write from the chart's values.schema.json its values.yaml and the table of its README (`make generate`).
 
 The schema is the one source of names, explanations and defaults. The result is committed; tests/repo writes it again
 and compares. `--out DIR` writes elsewhere.

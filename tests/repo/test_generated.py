@@ -39,6 +39,14 @@ def test_the_crds_equal_their_models(tmp_path: Path) -> None:
     written, committed = contents(tmp_path, "*.yaml"), contents(ROOT / "crds", "*")
     assert written.keys() == committed.keys()
     assert [name for name in written if written[name] != committed[name]] == [], "run `make generate`"
+    chart = ROOT / "charts" / "motet-crds" / "templates"
+    assert contents(tmp_path / "templates", "*.yaml") == contents(chart, "*"), "run `make generate`"
+
+
+def test_the_charts_values_equal_their_schema(tmp_path: Path) -> None:
+    generate("generate_charts.py", tmp_path)
+    for name, written in contents(tmp_path, "*").items():
+        assert written == (ROOT / "charts" / "motet" / name).read_text(), f"{name}: run `make generate`"
 
 
 def test_the_reference_pages_equal_the_code(tmp_path: Path) -> None:

@@ -32,7 +32,9 @@ app.kubernetes.io/part-of: motet
 {{- if $image.digest -}}
 @{{ $image.digest }}
 {{- else -}}
-:{{ $image.tag | default .root.Values.image.tag | default .root.Chart.AppVersion }}
+{{- $tag := $image.tag | default .root.Values.image.tag | default .root.Chart.AppVersion -}}
+{{- if eq $tag "latest" }}{{ fail (printf "the image tag of %s is latest, and nobody could say what runs: name a version" .component) }}{{ end -}}
+:{{ $tag }}
 {{- end -}}
 {{- end -}}
 

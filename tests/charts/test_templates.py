@@ -1,0 +1,441 @@
+"""What the chart makes of any values: safe pods, known settings, agreeing ports, the same each time."""
+
+import importlib
+import json
+import pkgutil
+import re
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.charts.helm import (
+    COMPONENTS,
+    CRDS,
+    DIGEST,
+    NAMESPACE,
+    VARIANTS,
+    Object,
+    containers,
+    named,
+    of_kind,
+    pod_templates,
+    render,
+    runner_template,
+    title,
+)
+from tests.repo.tree import ROOT, pyproject
+from tools.generate_docs import PACKAGES, settings_of, variable
+
+PORTS = {"gateway": 8000, "scheduler": 7101, "predictor": 7102, "supervisor": 7103, "runner": 7110}
+METRICS = 9090
+OF_THE_POD = {"POD_IP", "POD_NAME", "POD_NAMESPACE", "POD_UID"}
+
+every_variant = pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
+
+
+def environment(container: Object) -> dict[str, Any]:
+    """Of its variables, each of which must stand there once."""
+    names = [one["name"] for one in container["env"]]
+    assert len(names) == len(set(names)), names
+    return {one["name"]: one.get("value", one.get("valueFrom")) for one in container["env"]}
+
+
+def known_settings() -> set[str]:
+    found = set()
+    for package in PACKAGES:
+        root = importlib.import_module(package)
+        for module in pkgutil.walk_packages(root.__path__, f"{package}."):
+            if module.name.endswith(".settings"):
+                for kind in settings_of(importlib.import_module(module.name)):
+                    found |= {variable(kind, name) for name in kind.model_fields}
+    return found
+
+
+# Pods -----------------------------------------------------------------------------------------------------------------
+
+
+@every_variant
+def test_every_pod_is_as_restricted_as_can_be(values: Object) -> None:
+    for who, template in pod_templates(render(values)).items():
+        spec = template["spec"]
+        security = spec["securityContext"]
+        assert security["runAsNonRoot"], who
+        assert security["runAsUser"] == security["runAsGroup"] == security["fsGroup"] == 65532, who
+        assert security["seccompProfile"] == {"type": "RuntimeDefault"}, who
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys(), who
+        for container in containers(template):
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }, who
+        kinds = {kind for volume in spec.get("volumes", []) for kind in volume.keys() - {"name"}}
+        assert kinds <= {"emptyDir", "secret", "configMap"}, who
+
+
+@every_variant
+def test_no_pod_gets_variables_for_services(values: Object) -> None:
+    """The Service motet-gateway would set MOTET_GATEWAY_PORT, which is a setting, to tcp://…"""
+    for who, template in pod_templates(render(values)).items():
+        assert template["spec"]["enableServiceLinks"] is False, who
+
+
+@every_variant
+def test_only_those_who_ask_the_api_server_can(values: Object) -> None:
+    objects = render(values)
+    with_token = {
+        who.rsplit("-", 1)[-1].rsplit(" ", 1)[-1]
+        for who, template in pod_templates(objects).items()
+        if template["spec"]["automountServiceAccountToken"]
+    }
+    assert with_token == {"operator", "scheduler", "runner", "test"}
+    assert all(one["automountServiceAccountToken"] is False for one in of_kind(objects, "ServiceAccount"))
+
+
+@every_variant
+def test_every_container_asks_for_what_it_needs(values: Object) -> None:
+    for who, template in pod_templates(render(values)).items():
+        if who == "the operator's runner":
+            assert "resources" not in template["spec"]["containers"][0], "a pool says what its runners need"
+            continue
+        for container in containers(template):
+            assert {"cpu", "memory"} <= container["resources"]["requests"].keys(), who
+            assert "memory" in container["resources"]["limits"], who
+
+
+@every_variant
+def test_every_image_says_which_version_it_is(values: Object) -> None:
+    version = pyproject()["project"]["version"]
+    for who, template in pod_templates(render(values)).items():
+        for container in containers(template):
+            repository, _, rest = container["image"].rpartition("motet/")
+            assert repository in ("", "registry.example/team/"), who
+            assert re.fullmatch(rf"[a-z]+(:{re.escape(version)}|@{DIGEST})", rest), who
+
+
+def test_a_digest_wins_over_a_tag_and_a_tag_of_its_own_over_that_of_all() -> None:
+    values = {
+        "image": {"tag": "2.0"},
+        "gateway": {"image": {"digest": DIGEST, "tag": "3.0"}},
+        "scheduler": {"image": {"tag": "3.0"}},
+    }
+    images = {
+        one["metadata"]["name"]: one["spec"]["template"]["spec"]["containers"][0]["image"]
+        for one in of_kind(render(values), "Deployment")
+    }
+    assert images["motet-gateway"] == f"motet/gateway@{DIGEST}"
+    assert images["motet-scheduler"] == "motet/scheduler:3.0"
+    assert images["motet-operator"] == "motet/operator:2.0"
+
+
+@every_variant
+def test_a_mount_has_its_volume_and_a_volume_its_mount(values: Object) -> None:
+    for who, template in pod_templates(render(values)).items():
+        volumes = [volume["name"] for volume in template["spec"].get("volumes", [])]
+        mounts = {mount["name"] for one in containers(template) for mount in one.get("volumeMounts", [])}
+        assert sorted(mounts) == sorted(volumes), who
+
+
+@every_variant
+def test_what_a_pod_mounts_or_reads_is_there_or_is_the_users(values: Object) -> None:
+    objects = render(values)
+    there = {
+        (one["kind"], one["metadata"]["namespace"], one["metadata"]["name"])
+        for one in of_kind(objects, "Secret", "ConfigMap", "ServiceAccount")
+    }
+    there |= {
+        ("Secret", one["metadata"]["namespace"], one["spec"]["secretName"]) for one in of_kind(objects, "Certificate")
+    }
+    if values.get("tls", {}).get("source") == "Existing":
+        there |= {("Secret", NAMESPACE, f"motet-{component}-tls") for component in COMPONENTS}
+        there |= {("Secret", "motet-pools", "motet-runner-tls")}
+    if "existingSecret" in values.get("database", {}):
+        there |= {("Secret", NAMESPACE, "postgres")}
+    pools = values.get("pools", {}).get("namespaces", ["motet-pools"])
+    for who, template in pod_templates(objects).items():
+        for namespace in pools if who == "the operator's runner" else [NAMESPACE]:
+            spec = template["spec"]
+            needed = {("Secret", one["secret"]["secretName"]) for one in spec.get("volumes", []) if "secret" in one} | {
+                ("ConfigMap", one["configMap"]["name"]) for one in spec.get("volumes", []) if "configMap" in one
+            }
+            needed |= {
+                ("Secret", source["secretKeyRef"]["name"])
+                for container in containers(template)
+                for source in environment(container).values()
+                if isinstance(source, dict) and "secretKeyRef" in source
+            }
+            if account := spec.get("serviceAccountName"):
+                needed.add(("ServiceAccount", account))
+            missing = {(kind, name) for kind, name in needed if (kind, namespace, name) not in there}
+            assert missing == set(), f"{who} in {namespace}"
+
+
+# Settings -------------------------------------------------------------------------------------------------------------
+
+
+@every_variant
+def test_every_variable_is_a_setting(values: Object) -> None:
+    known = known_settings() | OF_THE_POD
+    for who, template in pod_templates(render(values)).items():
+        for container in containers(template):
+            if container["name"] != "test":
+                assert environment(container).keys() - known == set(), who
+
+
+@every_variant
+def test_what_refers_to_the_pod_comes_after_what_the_pod_knows(values: Object) -> None:
+    """Kubernetes replaces $(NAME) only by what stands before."""
+    for who, template in pod_templates(render(values)).items():
+        for container in containers(template):
+            before: set[str] = set()
+            for one in container["env"]:
+                assert set(re.findall(r"\$\((\w+)\)", one.get("value", ""))) <= before, f"{who}: {one}"
+                before.add(one["name"])
+
+
+def test_the_users_word_is_the_last() -> None:
+    values = {
+        "logLevel": "warning",
+        "env": {"MOTET_LOG_LEVEL": "error", "MOTET_LOG_FORMAT": "console"},
+        "gateway": {"env": {"MOTET_LOG_LEVEL": "debug"}},
+        "runner": {"env": {"MOTET_RUNNER_OUTBOX_KIB": "1"}},
+    }
+    objects = render(values)
+    of = {who: environment(template["spec"]["containers"][0]) for who, template in pod_templates(objects).items()}
+    gateway, scheduler = of[f"Deployment {NAMESPACE}/motet-gateway"], of[f"Deployment {NAMESPACE}/motet-scheduler"]
+    assert (gateway["MOTET_LOG_LEVEL"], scheduler["MOTET_LOG_LEVEL"]) == ("debug", "error")
+    assert gateway["MOTET_LOG_FORMAT"] == "console"
+    assert of["the operator's runner"]["MOTET_RUNNER_OUTBOX_KIB"] == "1"
+
+
+def test_every_process_listens_on_the_address_of_its_pod() -> None:
+    """Whoever listens everywhere listens on networks it does not know of."""
+    for who, template in pod_templates(render()).items():
+        for one in containers(template):
+            for name, value in environment(one).items():
+                assert not re.search(r"0\.0\.0\.0|localhost|127\.|\[::\]", str(value)), f"{who}: {name}"
+
+
+def test_the_operator_is_told_of_every_pool_namespace() -> None:
+    operator = named(render({"pools": {"namespaces": ["a", "b"]}}), "Deployment", "motet-operator")
+    said = environment(operator["spec"]["template"]["spec"]["containers"][0])
+    assert json.loads(said["MOTET_CLUSTER_POOL_NAMESPACES"]) == ["a", "b"]
+
+
+# Ports and addresses --------------------------------------------------------------------------------------------------
+
+
+@every_variant
+def test_every_address_is_a_service_that_leads_to_a_listening_pod(values: Object) -> None:
+    objects = render(values)
+    services = {
+        f"{one['metadata']['name']}.{one['metadata']['namespace']}.svc": one for one in of_kind(objects, "Service")
+    }
+    dialled = set()
+    for template in pod_templates(objects).values():
+        for container in containers(template):
+            for value in environment(container).values():
+                if isinstance(value, str) and (found := re.fullmatch(r"([a-z.-]+\.svc):(\d+)", value)):
+                    host, port = found[1], int(found[2])
+                    assert port in {one["port"] for one in services[host]["spec"]["ports"]}, value
+                    dialled.add(port)
+    assert dialled == {PORTS[name] for name in ("gateway", "scheduler", "predictor", "supervisor")}
+
+
+@every_variant
+def test_every_port_means_the_same_everywhere(values: Object) -> None:
+    objects = render(values)
+    for service in of_kind(objects, "Service"):
+        component = service["metadata"]["labels"]["app.kubernetes.io/component"]
+        (deployment,) = [
+            one
+            for one in of_kind(objects, "Deployment")
+            if service["spec"]["selector"].items() <= one["spec"]["template"]["metadata"]["labels"].items()
+        ]
+        (container,) = deployment["spec"]["template"]["spec"]["containers"]
+        held = {one["name"]: one["containerPort"] for one in container["ports"]}
+        assert set(held.values()) == {METRICS} | ({PORTS[component]} if component in PORTS else set())
+        for port in service["spec"]["ports"]:
+            assert held[port["targetPort"]] == port["port"], title(service)
+    runner = runner_template(objects)["spec"]["containers"][0]
+    assert {one["containerPort"] for one in runner["ports"]} == {PORTS["runner"], METRICS}
+
+
+def test_streams_are_not_balanced_by_the_network() -> None:
+    for service in of_kind(render(), "Service"):
+        headless = service["spec"].get("clusterIP") == "None"
+        assert headless == (service["metadata"]["name"] != "motet-gateway"), title(service)
+
+
+def test_only_the_gateway_can_be_shown_to_the_world_and_without_its_metrics() -> None:
+    service = named(render({"gateway": {"service": {"type": "LoadBalancer"}}}), "Service", "motet-gateway")
+    assert service["spec"]["type"] == "LoadBalancer"
+    assert [port["port"] for port in service["spec"]["ports"]] == [PORTS["gateway"]]
+
+
+@every_variant
+def test_every_long_lived_container_is_probed_where_health_is_served(values: Object) -> None:
+    for who, template in pod_templates(render(values)).items():
+        if who.startswith(("Job", "Pod")):
+            continue
+        for container in template["spec"]["containers"]:
+            assert environment(container)["MOTET_METRICS_ADDRESS"] == f"$(POD_IP):{METRICS}"
+            ports = {one["name"]: one["containerPort"] for one in container["ports"]}
+            paths = {}
+            for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+                get = container[probe]["httpGet"]
+                assert ports[get["port"]] == METRICS, who
+                paths[probe] = get["path"]
+            assert (paths["livenessProbe"], paths["readinessProbe"]) == ("/livez", "/readyz"), who
+
+
+def test_a_runner_may_take_twenty_minutes_to_load() -> None:
+    probe = runner_template(render())["spec"]["containers"][0]["startupProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] >= 20 * 60
+    assert probe["httpGet"]["path"] == "/readyz"
+
+
+def test_who_serves_clients_waits_until_nobody_sends_more() -> None:
+    templates = pod_templates(render())
+    for who in ("the operator's runner", f"Deployment {NAMESPACE}/motet-gateway"):
+        (container,) = templates[who]["spec"]["containers"]
+        assert container["lifecycle"] == {"preStop": {"sleep": {"seconds": 5}}}
+    gateway = templates[f"Deployment {NAMESPACE}/motet-gateway"]["spec"]
+    drain = 30  # of MOTET_GATEWAY_DRAIN_SECONDS
+    assert gateway["terminationGracePeriodSeconds"] >= 5 + drain + 15
+
+
+# Objects --------------------------------------------------------------------------------------------------------------
+
+
+@every_variant
+def test_every_object_is_labelled_and_stands_once(values: Object) -> None:
+    objects = [one for one in render(values) if one["kind"] != "CustomResourceDefinition"]
+    titles = [title(one) for one in objects]
+    assert len(titles) == len(set(titles))
+    for one in objects:
+        labels = one["metadata"]["labels"]
+        assert labels["app.kubernetes.io/part-of"] == "motet", title(one)
+        assert labels["app.kubernetes.io/managed-by"] == "Helm", title(one)
+
+
+@every_variant
+def test_rendering_twice_gives_the_same_but_for_keys(values: Object) -> None:
+    def without_keys(objects: list[Object]) -> list[Object]:
+        return [one | {"data": None} if one.get("type") == "kubernetes.io/tls" else one for one in objects]
+
+    assert without_keys(render(values)) == without_keys(render(values | {"global": {}}))
+
+
+def test_without_certificates_of_its_own_everything_is_the_same_each_time() -> None:
+    values = {"tls": {"source": "Existing"}}
+    assert render(values) == render(values | {"global": {}})
+
+
+@every_variant
+def test_budgets_let_broken_pods_go_and_exist_where_somebody_is_left(values: Object) -> None:
+    objects = render(values)
+    wanted = set()
+    for deployment in of_kind(objects, "Deployment"):
+        component = deployment["metadata"]["labels"]["app.kubernetes.io/component"]
+        asked = values.get(component, {}).get("podDisruptionBudget", {}).get("mode") == "Always"
+        if asked or deployment["spec"].get("replicas", 2) > 1:
+            wanted.add(deployment["metadata"]["name"])
+    budgets = of_kind(objects, "PodDisruptionBudget")
+    assert {one["metadata"]["name"] for one in budgets if not one["metadata"]["name"].endswith("-runner")} == wanted
+    assert all(one["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow" for one in budgets)
+    assert all(one["spec"]["maxUnavailable"] >= 1 for one in budgets)
+
+
+def test_an_autoscaler_may_have_the_gateways_replicas() -> None:
+    deployment = named(render({"gateway": {"replicas": None}}), "Deployment", "motet-gateway")
+    assert "replicas" not in deployment["spec"]
+
+
+def test_pods_are_spread_by_default() -> None:
+    for deployment in of_kind(render(), "Deployment"):
+        spread = deployment["spec"]["template"]["spec"]["topologySpreadConstraints"]
+        assert [one["topologyKey"] for one in spread] == ["topology.kubernetes.io/zone", "kubernetes.io/hostname"]
+        for one in spread:
+            assert one["labelSelector"]["matchLabels"] == deployment["spec"]["selector"]["matchLabels"]
+
+
+@every_variant
+def test_what_the_operator_reads_restarts_it_when_it_changes(values: Object) -> None:
+    def annotation(values: Object) -> str:
+        (operator,) = [
+            one for one in of_kind(render(values), "Deployment") if one["metadata"]["name"].endswith("operator")
+        ]
+        said: str = operator["spec"]["template"]["metadata"]["annotations"]["motet.dev/runner-template"]
+        return said
+
+    runner = values.get("runner", {})
+    changed = values | {"runner": runner | {"env": {"MOTET_RUNNER_OUTBOX_KIB": "7"}}}
+    assert annotation(values) == annotation(values | {"global": {}}) != annotation(changed)
+
+
+def test_what_runners_have_in_common_says_nothing_that_a_pool_says() -> None:
+    """A field with two writers would be fought over."""
+    template = runner_template(render())
+    (container,) = template["spec"]["containers"]
+    assert container["name"] == "runner"
+    pools = {"nodeSelector", "tolerations", "affinity", "topologySpreadConstraints", "priorityClassName"}
+    pools |= {"runtimeClassName", "terminationGracePeriodSeconds"}
+    assert not pools & template["spec"].keys()
+    assert {"command", "args"}.isdisjoint(container)
+
+
+def test_the_database_is_migrated_before_anything_of_this_version_runs() -> None:
+    objects = render({"database": {"url": "postgresql+asyncpg://motet:secret@db.example/motet"}})
+    job = named(objects, "Job", "motet-migrate")
+    assert job["metadata"]["annotations"]["helm.sh/hook"] == "pre-install,pre-upgrade"
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert container["command"] == ["python", "-P", "-m", "motet.store"]
+    needs = environment(container)["MOTET_DATABASE_URL"]["secretKeyRef"]["name"]
+    before = named(objects, "Secret", needs)["metadata"]["annotations"]
+    assert before["helm.sh/hook"] == job["metadata"]["annotations"]["helm.sh/hook"]
+    assert int(before["helm.sh/hook-weight"]) < int(job["metadata"]["annotations"]["helm.sh/hook-weight"])
+
+
+def test_without_a_database_the_predictor_makes_a_file_of_its_own() -> None:
+    objects = render()
+    assert of_kind(objects, "Job") == []
+    predictor = named(objects, "Deployment", "motet-predictor")["spec"]["template"]["spec"]
+    (schema,) = predictor["initContainers"]
+    assert schema["command"] == ["python", "-P", "-m", "motet.store"]
+    assert environment(schema)["MOTET_DATA_DIR"] == environment(predictor["containers"][0])["MOTET_DATA_DIR"]
+    with_database = render({"database": {"url": "postgresql+asyncpg://db.example/motet"}})
+    assert "initContainers" not in named(with_database, "Deployment", "motet-predictor")["spec"]["template"]["spec"]
+
+
+@every_variant
+def test_secrets_are_written_nowhere_but_in_secrets(values: Object) -> None:
+    for one in render(values):
+        if one["kind"] != "Secret":
+            assert "motet:secret@" not in yaml.safe_dump(one), title(one)
+
+
+# Definitions, versions ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("values", [{}, {"crds": {"install": False}}], ids=["with", "without"])
+def test_definitions_come_with_the_chart_unless_they_have_a_release_of_their_own(values: Object) -> None:
+    definitions = of_kind(render(values), "CustomResourceDefinition")
+    assert len(definitions) == (0 if values else 2)
+
+
+def test_definitions_are_those_of_the_repository_and_stay_when_the_release_goes() -> None:
+    for definition in render(chart=CRDS):
+        metadata = definition["metadata"]
+        assert metadata.pop("annotations") == {"helm.sh/resource-policy": "keep"}
+        file = ROOT / "crds" / f"{definition['spec']['group']}_{definition['spec']['names']['plural']}.yaml"
+        assert definition == yaml.safe_load(file.read_text())
+
+
+@pytest.mark.parametrize("chart", ["motet", "motet-crds"])
+def test_charts_have_the_version_of_what_they_install(chart: str) -> None:
+    about = yaml.safe_load((ROOT / "charts" / chart / "Chart.yaml").read_text())
+    version = pyproject()["project"]["version"]
+    assert (about["version"], about["appVersion"], about["kubeVersion"]) == (version, version, ">=1.33.0-0")
+    assert all(one["version"] == version for one in about.get("dependencies", []))

@@ -1,0 +1,125 @@
+"""What can be set, that a misspelt value is refused by its name, and that the explanations are complete."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.charts.helm import CRDS, MOTET, VARIANTS, HelmFailed, Object, helm, render, with_values
+
+SCHEMA: Object = json.loads((MOTET / "values.schema.json").read_text())
+HELMS_OWN = {"global", "motet-crds"}
+
+
+def nodes(schema: Object, path: str = "") -> Iterator[tuple[str, Object]]:
+    """Every schema of an own value, with its path."""
+    for name, inner in schema.get("properties", {}).items():
+        if path or name not in HELMS_OWN:
+            yield f"{path}/{name}", inner
+            yield from nodes(inner, f"{path}/{name}")
+
+
+def resolved(node: Object) -> Object:
+    return SCHEMA["$defs"][node["$ref"].rsplit("/", 1)[1]] | node if "$ref" in node else node
+
+
+def test_every_value_is_explained_and_has_a_default_or_parts() -> None:
+    for path, node in nodes(SCHEMA):
+        assert node.get("description", "").endswith((".", "it")), path
+        assert ("default" in node) != ("properties" in node), path
+
+
+def test_no_object_takes_what_it_does_not_name() -> None:
+    """Maps take any key, and say of what type their values are; the rest is Kubernetes' own."""
+    kubernetes = {"nodeAffinity", "podAffinity", "podAntiAffinity", "labelSelector", "namespaceSelector", "podSelector"}
+
+    def check(node: Any, path: str) -> None:
+        if isinstance(node, list):
+            for inner in node:
+                check(inner, path)
+        if not isinstance(node, dict):
+            return
+        if node.get("type") == "object" and path.rsplit("/", 1)[1] not in kubernetes | HELMS_OWN:
+            extra = node.get("additionalProperties")
+            assert extra is False or "type" in extra, path
+        for key in ("properties", "$defs"):
+            for name, inner in node.get(key, {}).items():
+                check(inner, f"{path}/{name}")
+        check(node.get("items"), f"{path}/items")
+
+    check(SCHEMA, "/")
+
+
+def test_the_values_file_holds_exactly_what_the_schema_names() -> None:
+    def paths(value: Any, node: Object, path: str) -> Iterator[str]:
+        if isinstance(value, dict) and "properties" in node and "default" not in node:
+            for name, inner in value.items():
+                yield from paths(inner, node["properties"][name], f"{path}/{name}")
+        else:
+            yield path
+
+    values = yaml.safe_load((MOTET / "values.yaml").read_text())
+    assert set(paths(values, SCHEMA, "")) == {path for path, node in nodes(SCHEMA) if "default" in node}
+
+
+def test_every_value_has_a_line_in_the_readme() -> None:
+    readme = (MOTET / "README.md").read_text()
+    for path, node in nodes(SCHEMA):
+        if "default" in node:
+            assert f"| `{path.removeprefix('/').replace('/', '.')}` |" in readme, path
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ("gatewey.replicas=1", "at '': additional properties 'gatewey' not allowed"),
+        ("gateway.replica=1", "at '/gateway': additional properties 'replica' not allowed"),
+        ("runner.image.tagg=1", "at '/runner/image': additional properties 'tagg' not allowed"),
+        ("networkPolicy.dns.port=53", "at '/networkPolicy/dns': additional properties 'port' not allowed"),
+        ("gateway.replicas=many", "at '/gateway/replicas': got string, want null or integer"),
+        ("predictor.replicas=2", "at '/predictor/replicas': maximum: got 2, want 1"),
+        ("env.MOTET_TIME_SCALE=1", "at '/env/MOTET_TIME_SCALE': got number, want string"),
+        ("tls.source=Vault", "at '/tls/source': value must be one of 'Chart', 'CertManager', 'Existing'"),
+        ("pools.namespaces=null", "at '/pools': missing property 'namespaces'"),
+        ("pools.namespaces={A}", "at '/pools/namespaces/0': 'A' does not match pattern"),
+        ("runner.image.digest=sha256:1", "at '/runner/image/digest': 'sha256:1' does not match pattern"),
+        ("database.url=mysql://x", "at '/database/url': 'mysql://x' does not match pattern"),
+        ("motet-crds.keep=false", "at '': additional properties 'keep' not allowed"),
+        (
+            "tls.source=CertManager",
+            "tls.certManager.issuerRef.name is empty: name the ClusterIssuer that signs, or leave tls.source at Chart",
+        ),
+        (
+            "scheduler.image.tag=latest",
+            "the image tag of scheduler is latest, and nobody could say what runs: name a version",
+        ),
+    ],
+)
+def test_a_mistake_is_refused_by_its_name(given: str, sentence: str) -> None:
+    with pytest.raises(HelmFailed) as refused:
+        helm("template", "motet", str(MOTET), f"--set={given}")
+    assert sentence in str(refused.value)
+
+
+@pytest.mark.parametrize("chart", [MOTET, CRDS], ids=lambda chart: chart.name)
+def test_helm_finds_nothing_to_complain_about(chart: Path) -> None:
+    said = helm("lint", "--strict", str(chart))
+    assert re.search(r"\[(WARNING|ERROR)\]", said) is None, said
+
+
+@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
+def test_helm_finds_nothing_to_complain_about_whatever_is_set(values: Object, tmp_path: Path) -> None:
+    said = helm("lint", "--strict", str(MOTET), with_values(values, tmp_path))
+    assert re.search(r"\[(WARNING|ERROR)\]", said) is None, said
+
+
+def test_dependencies_need_no_network(tmp_path: Path) -> None:
+    said = helm("dependency", "list", str(MOTET))
+    assert re.search(r"motet-crds\s+\S+\s+file://../motet-crds\s+unpacked", said)
+    helm("package", str(MOTET), f"--destination={tmp_path}")
+    (package,) = tmp_path.glob("*.tgz")
+    assert render(chart=package) != []
