@@ -8,7 +8,7 @@ TORCH   := $(shell sed -n 's/^ *"\(torch>=[^"]*\)",*$$/\1/p' pyproject.toml)
 PYTHON  ?= $(shell for name in python3.11 python3.12 python3.13 python3 python; do \
              "$$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$name" && break; done)
 # What `make check` can afford: the repository's own tests, the shared core, and policies without a process or a socket.
-FAST    := tests/repo tests/common tests/store tests/resources tests/kernels \
+FAST    := tests/repo tests/docs tests/common tests/store tests/resources tests/kernels \
            $(filter-out tests/common/%, $(wildcard \
              tests/*/plan tests/*/policy tests/*/reconcile tests/*/test_policy*.py tests/*/test_model.py))
 

@@ -1,0 +1,177 @@
+"""Pages as programs: their shell blocks, run in order in one shell, and what they print compared with what is shown.
+
+A block marked `sh` is commands; each must succeed. A block marked `console` is commands after `$ ` (continued after
+`> `), with the lines that they print. In those, `…` stands for anything, a line that is only `…` for any number of
+lines, and the width of columns does not count. A comment before a block says what is not in it:
+
+    <!-- not run: why it cannot run here -->
+    <!-- fails -->     its last command is refused, and the page shows how
+"""
+
+import os
+import re
+import selectors
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+ANYTHING = "…"
+
+_BLOCK = re.compile(
+    r"(?:^<!-- (?P<note>[^\n]*?) -->\n\n?)?^```(?P<kind>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    command: str
+    shown: str | None = None
+    """What the page says that it prints; None where the page says nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    page: Path
+    line: int
+    kind: str
+    text: str
+    note: str = ""
+    """What a comment before it says."""
+
+    @property
+    def runs(self) -> bool:
+        return self.kind in ("sh", "console") and not self.reason_not_to_run
+
+    @property
+    def reason_not_to_run(self) -> str:
+        return self.note.removeprefix("not run: ") if self.note.startswith("not run: ") else ""
+
+    @property
+    def fails(self) -> bool:
+        return self.note == "fails"
+
+    @property
+    def steps(self) -> list[Step]:
+        return [Step(self.text)] if self.kind == "sh" else list(_steps(self.text))
+
+    def __str__(self) -> str:
+        return f"{self.page.name}:{self.line}"
+
+
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text()
+    return [
+        Block(
+            page=page,
+            line=text.count("\n", 0, found.start("kind")) + 1,
+            kind=found["kind"],
+            text=found["text"],
+            note=found["note"] or "",
+        )
+        for found in _BLOCK.finditer(text)
+    ]
+
+
+def _steps(text: str) -> Iterator[Step]:
+    command: list[str] = []
+    shown: list[str] = []
+    for line in text.splitlines():
+        if line.startswith("$ "):
+            if command:
+                yield Step("\n".join(command), "\n".join(shown))
+            command, shown = [line[2:]], []
+        elif line.startswith("> ") and command and not shown:
+            command.append(line[2:])
+        else:
+            shown.append(line)
+    if not command:
+        raise ValueError(f"a console block begins with a command after '$ ': {text[:80]!r}")
+    yield Step("\n".join(command), "\n".join(shown))
+
+
+def matches(shown: str, printed: str) -> bool:
+    """Whether a program printed what the page shows."""
+    pattern = ""
+    for line in _squeezed(shown):
+        if line == ANYTHING:
+            pattern += r"(?:.*\n)*?"
+        else:
+            pattern += ".*".join(map(re.escape, line.split(ANYTHING))) + r"\n"
+    return re.fullmatch(pattern, "".join(f"{line}\n" for line in _squeezed(printed))) is not None
+
+
+def _squeezed(text: str) -> list[str]:
+    return [" ".join(line.split()) for line in text.strip("\n").splitlines()]
+
+
+class NotAsShown(AssertionError):
+    """A command does not do what its page says."""
+
+
+class Shell:
+    """One bash, which remembers what earlier blocks have set, and ends with all that they started."""
+
+    def __init__(self, folder: Path, *, scratch: Path, env: Mapping[str, str], timeout_s: float = 240) -> None:
+        """`folder` is where the reader is; `scratch` is ours."""
+        self._folder, self._scratch, self._env, self._timeout_s = folder, scratch, env, timeout_s
+        self._count = 0
+
+    def __enter__(self) -> Self:
+        self._statuses, writable = os.pipe()
+        os.set_blocking(self._statuses, False)
+        self._bash = subprocess.Popen(
+            ["bash", "--noprofile", "--norc"],
+            cwd=self._folder,
+            env=dict(self._env),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            pass_fds=(writable,),
+            start_new_session=True,
+        )
+        self._report = writable
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.killpg(self._bash.pid, signal.SIGKILL)
+        self._bash.wait()
+        assert self._bash.stdin is not None
+        self._bash.stdin.close()
+        os.close(self._statuses)
+        os.close(self._report)
+
+    def run(self, block: Block) -> None:
+        """Raises NotAsShown, with the command and all that it printed."""
+        steps = block.steps
+        for step in steps:
+            status, printed = self._run(step.command)
+            refused = block.fails and step is steps[-1]
+            if status is None:
+                raise NotAsShown(f"{block}: not within {self._timeout_s:g} s:\n{step.command}\n{printed}")
+            if (status != 0) is not refused:
+                said = "is refused on the page, and succeeds" if refused else f"ends with {status}"
+                raise NotAsShown(f"{block}: {said}:\n{step.command}\n{printed}")
+            if step.shown is not None and not matches(step.shown, printed):
+                raise NotAsShown(f"{block}: {step.command}\n--- shows\n{step.shown}\n--- printed\n{printed}")
+
+    def _run(self, command: str) -> tuple[int | None, str]:
+        """Exit status (None: it takes too long) and output. The first command that fails ends the script."""
+        self._count += 1
+        script, output = (self._scratch / f"{self._count}.{suffix}" for suffix in ("sh", "out"))
+        script.write_text(f"trap 'status=$?; trap - ERR; return $status' ERR\n{command}\ntrap - ERR\n")
+        output.touch()
+        assert self._bash.stdin is not None
+        self._bash.stdin.write(f"source {script} >{output} 2>&1 </dev/null; echo $? >&{self._report}\n")
+        self._bash.stdin.flush()
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._statuses, selectors.EVENT_READ)
+            answered = selector.select(self._timeout_s)
+        status = int(os.read(self._statuses, 64)) if answered else None
+        return status, output.read_text(errors="replace")

@@ -1,0 +1,106 @@
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.docs.blocks import Block, NotAsShown, Shell, Step, blocks, matches
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    folder = tmp_path / "reader"
+    folder.mkdir()
+    with Shell(folder, scratch=tmp_path, env={"PATH": os.environ["PATH"]}, timeout_s=10) as started:
+        yield started
+
+
+def block(text: str, kind: str = "sh", note: str = "") -> Block:
+    return Block(page=Path("page.md"), line=1, kind=kind, text=text, note=note)
+
+
+def test_a_page_is_its_blocks_with_what_is_said_of_them(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("Do:\n\n```sh\nls\n```\n\n<!-- not run: no GPU -->\n```sh\nnvidia-smi\n```\n\n```yaml\na: 1\n```\n")
+    first, second, third = blocks(page)
+    assert (first.text, first.line, first.runs) == ("ls\n", 3, True)
+    assert (second.reason_not_to_run, second.runs) == ("no GPU", False)
+    assert (third.kind, third.runs) == ("yaml", False)
+
+
+def test_a_console_block_is_commands_and_what_they_print() -> None:
+    steps = block("$ echo a\na\n$ cat <<END\n> b\n> END\nb\n", "console").steps
+    assert steps == [Step("echo a", "a"), Step("cat <<END\nb\nEND", "b")]
+
+
+def test_a_console_block_without_a_command_is_a_mistake() -> None:
+    with pytest.raises(ValueError, match=r"begins with a command"):
+        _ = block("a\n", "console").steps
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "same"),
+    [
+        ("a  b", "a b", True),
+        ("a b", "a c", False),
+        ("NAME … AGE", "NAME   READY   AGE", True),
+        ("a\n…\nd", "a\nb\nc\nd", True),
+        ("a\n…\nd", "a\nd", True),
+        ("a\n…", "b\na", False),
+        ("a", "a\nb", False),
+        ("cost: 1.5 (…)", "cost: 1x5 (now)", False),
+        ("", "", True),
+        ("", "something", False),
+    ],
+)
+def test_dots_stand_for_anything_and_columns_for_their_words(shown: str, printed: str, *, same: bool) -> None:
+    assert matches(shown, printed) is same
+
+
+def test_what_a_block_sets_the_next_one_has(shell: Shell) -> None:
+    shell.run(block('mkdir one\ncd one\nNAME=value\nsay() { echo "$NAME $(basename $PWD)"; }\n'))
+    shell.run(block("$ say\nvalue one\n", "console"))
+
+
+def test_the_first_command_that_fails_ends_a_block(shell: Shell) -> None:
+    with pytest.raises(NotAsShown, match=r"(?s)page.md:1: ends with 3.*before"):
+        shell.run(block("echo before\n(exit 3)\ntouch after\n"))
+    shell.run(block("test ! -e after\n"))
+
+
+def test_a_command_that_prints_something_else_is_told(shell: Shell) -> None:
+    with pytest.raises(NotAsShown, match=r"(?s)--- shows\none\n--- printed\ntwo"):
+        shell.run(block("$ echo two\none\n", "console"))
+
+
+def test_a_refusal_must_be_one(shell: Shell) -> None:
+    shell.run(block("$ echo no; false\nno\n", "console", note="fails"))
+    with pytest.raises(NotAsShown, match=r"is refused on the page, and succeeds"):
+        shell.run(block("$ echo no\nno\n", "console", note="fails"))
+
+
+def test_what_takes_too_long_is_told_with_what_it_said(tmp_path: Path) -> None:
+    with (
+        Shell(tmp_path, scratch=tmp_path, env={"PATH": os.environ["PATH"]}, timeout_s=0.5) as shell,
+        pytest.raises(NotAsShown, match=r"(?s)not within 0.5 s.*still here"),
+    ):
+        shell.run(block("echo still here\nsleep 30\n"))
+
+
+def test_what_a_block_started_ends_with_the_shell(tmp_path: Path) -> None:
+    with Shell(tmp_path, scratch=tmp_path, env={"PATH": os.environ["PATH"]}, timeout_s=10) as shell:
+        shell.run(block("sleep 300 &\necho $! > pid\n"))
+        pid = int((tmp_path / "pid").read_text())
+        assert runs(pid)
+    deadline = time.monotonic() + 5
+    while runs(pid):
+        assert time.monotonic() < deadline
+
+
+def runs(pid: int) -> bool:
+    """A zombie does not."""
+    try:
+        return "Z (zombie)" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
