@@ -1,4 +1,5 @@
-"""The local operator's own settings, MOTET_OPERATOR_<FIELD> in the environment; `motet up` sets them."""
+"""The operator's own settings: MOTET_OPERATOR_<FIELD> locally, where `motet up` sets them, and MOTET_CLUSTER_<FIELD> on
+a cluster, where the chart does."""
 
 from pathlib import Path
 
@@ -38,3 +39,53 @@ class Settings(BaseSettings):
 
     gateway_drain_seconds: float = Field(3.0, ge=0)
     """How long answers under way may go on when everything stops."""
+
+
+class ClusterSettings(BaseSettings):
+    """The operator on a cluster."""
+
+    model_config = SettingsConfigDict(env_prefix="MOTET_CLUSTER_", frozen=True, extra="ignore")
+
+    namespace: str = "motet-system"
+    """Where this operator runs."""
+
+    pool_namespaces: tuple[str, ...] = ("motet-pools",)
+    """Where ServingPools may run, as a JSON list. Only there the operator looks at Deployments and Pods."""
+
+    runner_template: Path = Path("/etc/motet/runner/template.yaml")
+    """A pod template with exactly one container, `runner`: what every runner pod has whatever its pool says. A change
+    of it is a new revision of every pool."""
+
+    kubeconfig: Path | None = None
+    """How to reach the API server from outside a cluster. Absent: by the token and address that every pod gets."""
+
+    writes_per_second: float = Field(200.0, gt=0)
+    """Requests to the API server a second, in the long run. An answer of 429 is obeyed besides."""
+
+    write_burst: float = Field(400.0, ge=1)
+    """Requests that may go out at once after a quiet time."""
+
+    writers: int = Field(16, ge=1, le=256)
+    """Requests under way at once."""
+
+    resync_seconds: float = Field(300.0, gt=0)
+    """How often every kind is listed and compared with what the watches have said: the longest that a lost event can
+    matter. Multiplied by MOTET_TIME_SCALE."""
+
+    takeover_seconds: float = Field(3.0, ge=0)
+    """How long a new leader leaves the status of adapters alone that the scheduler has not yet told it of. Multiplied
+    by MOTET_TIME_SCALE."""
+
+    condemned_seconds: float = Field(5.0, ge=0)
+    """A runner that hangs or is silent may come back by itself for so long; then its pod is deleted and made again.
+    Multiplied by MOTET_TIME_SCALE."""
+
+    vanished_seconds: float = Field(600.0, ge=0)
+    """How long serving goes on with what was last known when a whole kind disappears, as when its definition has been
+    deleted. Multiplied by MOTET_TIME_SCALE."""
+
+    events_per_second: float = Field(5.0, gt=0)
+    """Kubernetes Events a second, in the long run; five times as many at once. More are dropped: status tells all."""
+
+    request_seconds: float = Field(30.0, gt=0)
+    """How long one answer of the API server may take."""

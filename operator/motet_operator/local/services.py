@@ -10,6 +10,7 @@ from motet.processes import ProcessSpec
 from motet.processes.keeper import KEPT_BY
 from motet.rpc import is_healthy
 from motet.settings import Database, ProcessSettings
+from motet_operator.environment import runner_environment
 from motet_operator.local.layout import Layout
 from motet_operator.reconcile import RunnerTemplate
 from motet_operator.settings import Settings
@@ -44,28 +45,9 @@ class Services:
 
     def runner(self, instance: str, pool: str, revision: str, template: RunnerTemplate) -> ProcessSpec:
         address = self._layout.address(instance)
-        named = {
-            "POOL": pool,
-            "GROUP": str(template.group),
-            "REVISION": revision,
-            "INSTANCE": instance,
-            "MODEL_URI": template.model_uri,
-            "MODEL_DIGEST": template.model_digest,
-            "LISTEN": address,
-            "PRESET": template.engine.preset,
-            "DTYPE": template.engine.dtype,
-            "DEVICE": template.engine.device,
-            "MAX_LORA_RANK": template.engine.max_lora_rank,
-            "MAX_RESIDENT_ADAPTERS": template.engine.max_resident_adapters,
-            "MAX_CACHED_ADAPTERS": template.engine.max_cached_adapters,
-            "MAX_MODEL_LENGTH": template.engine.max_model_length,
-            "MAX_CONCURRENT_SEQUENCES": template.engine.max_concurrent_sequences,
-            "MEMORY_UTILIZATION_PERCENT": template.engine.memory_utilization_percent,
-            "KV_CACHE_MIB": template.engine.kv_cache_mib,
-            "PREFILL_CHUNK_TOKENS": template.engine.prefill_chunk_tokens,
-        }
         env = {variable.name: variable.value for variable in template.pod.env}
-        env |= {f"MOTET_RUNNER_{name}": str(value) for name, value in named.items() if value not in (None, "")}
+        env |= runner_environment(pool, revision, template)
+        env |= {"MOTET_RUNNER_INSTANCE": instance, "MOTET_RUNNER_LISTEN": address}
         return self._spec(instance, "runner", env, address)
 
     def _grpc_service(self, name: str) -> ProcessSpec:

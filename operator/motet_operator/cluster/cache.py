@@ -1,0 +1,125 @@
+"""What the API server has told us, from whichever side: watches, lists, and the answers to our own writes.
+
+Whatever comes late or twice does no harm: of two versions of one object the newer stays, and what was deleted does not
+come back through an older list.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from motet.clock import Clock, monotonic
+from motet_operator.cluster.kinds import ADAPTERS, NAMESPACES, PODS, WATCHED, Kind, Object, key_of, uid_of, version_of
+
+Key = tuple[str, str]
+"""Namespace and name."""
+
+TOMBSTONE_SECONDS = 900.0
+"""Longer than any list may be under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repairs:
+    """What a list knew and the watch had not said."""
+
+    added: int = 0
+    changed: int = 0
+    removed: int = 0
+
+    @property
+    def any(self) -> bool:
+        return bool(self.added or self.changed or self.removed)
+
+
+class Settled:
+    """What the server made of what we wrote, where that is not the same: a field that it prunes, fills in or spells
+    otherwise. Writing it again would make nothing better."""
+
+    def __init__(self) -> None:
+        self._answers: dict[str, tuple[object, object]] = {}
+
+    def __contains__(self, each: tuple[str, object, object]) -> bool:
+        uid, wanted, found = each
+        return self._answers.get(uid) == (wanted, found)
+
+    def note(self, uid: str, wanted: object, found: object) -> None:
+        if wanted == found:
+            self._answers.pop(uid, None)
+        else:
+            self._answers[uid] = (wanted, found)
+
+
+class Cache:
+    def __init__(self, changed: Callable[[Kind], None] = lambda _: None, clock: Clock = monotonic) -> None:
+        self._objects: dict[Kind, dict[Key, Object]] = {kind: {} for kind in WATCHED}
+        self._buried: dict[str, float] = {}
+        self._changed = changed
+        self._clock = clock
+        self.settled = Settled()
+
+    def get(self, kind: Kind, key: Key) -> Object | None:
+        return self._objects[kind].get(key)
+
+    def count(self, kind: Kind) -> int:
+        return len(self._objects[kind])
+
+    def snapshot(self) -> Mapping[Kind, Mapping[Key, Object]]:
+        """What is known now. Objects are never changed in place, so that another thread may read them."""
+        return {kind: dict(objects) for kind, objects in self._objects.items()}
+
+    def put(self, kind: Kind, it: Object) -> bool:
+        """False when it says nothing new."""
+        key, uid = key_of(it), uid_of(it)
+        before = self._objects[kind].get(key)
+        if uid in self._buried:
+            return False
+        if before is not None and version_of(before) >= version_of(it):
+            return False
+        if before is not None and uid_of(before) != uid:
+            self._bury(before)
+        self._objects[kind][key] = _lean(kind, it)
+        self._changed(kind)
+        return True
+
+    def remove(self, kind: Kind, it: Object) -> bool:
+        key = key_of(it)
+        self._bury(it)
+        before = self._objects[kind].get(key)
+        if before is None or uid_of(before) != uid_of(it):
+            return False
+        del self._objects[kind][key]
+        self._changed(kind)
+        return True
+
+    def replace(self, kind: Kind, items: Iterable[Object], version: int, namespace: str = "") -> Repairs:
+        """Set right what differs from a list of everything in `namespace`, or everywhere, as of `version`."""
+        added = changed = removed = 0
+        listed = set()
+        for it in items:
+            listed.add(key_of(it))
+            known = key_of(it) in self._objects[kind]
+            if self.put(kind, it):
+                added += not known
+                changed += known
+        for key, it in list(self._objects[kind].items()):
+            # What is newer than the list came after it.
+            if key not in listed and (not namespace or key[0] == namespace) and version_of(it) <= version:
+                removed += self.remove(kind, it)
+        self._forget_old_graves()
+        return Repairs(added, changed, removed)
+
+    def _bury(self, it: Object) -> None:
+        self._buried[uid_of(it)] = self._clock()
+
+    def _forget_old_graves(self) -> None:
+        old = self._clock() - TOMBSTONE_SECONDS
+        self._buried = {uid: at for uid, at in self._buried.items() if at > old}
+
+
+def _lean(kind: Kind, it: Object) -> Object:
+    """Without what nobody here reads: a cluster has many pods, and each remembers all who ever wrote it."""
+    metadata = it["metadata"]
+    if kind in (ADAPTERS, NAMESPACES, PODS) and "managedFields" in metadata:
+        it = it | {"metadata": {name: value for name, value in metadata.items() if name != "managedFields"}}
+    if kind is PODS and "spec" in it:
+        it = it | {"spec": {"nodeName": it["spec"].get("nodeName", "")}}
+    return it

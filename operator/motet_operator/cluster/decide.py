@@ -1,0 +1,286 @@
+"""One round: from what the API server and the scheduler have said to everything that should be written. Pure but for
+its memory of the round before, which only saves work."""
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+
+from motet.model import ObjectName
+from motet_operator.cluster.cache import Key
+from motet_operator.cluster.deployments import PlatformTemplate, deployment, leaving_marks
+from motet_operator.cluster.kinds import ADAPTERS, DEPLOYMENTS, NAMESPACES, PODS, POOLS, Kind, Object, key_of, uid_of
+from motet_operator.cluster.statuses import adapter_status, pool_status, unreadable_status
+from motet_operator.cluster.view import (
+    DELETION_COST,
+    Reader,
+    Unreadable,
+    conditions_of,
+    lives,
+    pool_of,
+    read_adapter,
+    read_instance,
+    read_labels,
+    read_pool,
+    read_runner_set,
+    readable,
+    revision_of,
+    with_advice,
+)
+from motet_operator.cluster.writes import (
+    DeleteDeployment,
+    DeletePod,
+    DeploymentWrite,
+    MarkWrite,
+    ScaleWrite,
+    StatusWrite,
+    Write,
+    WriteKey,
+    covers,
+    scaled_by_us,
+)
+from motet_operator.reconcile import (
+    AdapterKnowledge,
+    AdapterStatus,
+    Advice,
+    Condition,
+    Event,
+    Memory,
+    Plan,
+    PoolStatus,
+    RunnerSet,
+    View,
+    reconcile,
+)
+from motet_operator.reconcile.conditions import no, progress, settle
+from motet_operator.sync import Condemned
+
+NO_FILES = {"file": "name a claim of the pool's adapterVolumes under persistentVolumeClaim, or use hf:// or https://"}
+"""A path means nothing where runners may be on any node."""
+
+Snapshot = Mapping[Kind, Mapping[Key, Object]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulersWord:
+    """What the scheduler last said."""
+
+    known: Mapping[ObjectName, AdapterKnowledge] = field(default_factory=dict)
+    drained: Collection[str] = ()
+    condemned: Mapping[str, Condemned] = field(default_factory=dict)
+    advice: Mapping[ObjectName, Advice] = field(default_factory=dict)
+    slots: Mapping[str, int] = field(default_factory=dict)
+    awaited: bool = False
+    """It has not yet told all it knows: an adapter that it has not named may be served all the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    plan: Plan
+    writes: Mapping[WriteKey, Write]
+    due: float | None
+    """Seconds after which something happens by itself."""
+
+
+class Decider:
+    def __init__(
+        self, pool_namespaces: Collection[str], denied: Callable[[str], str], condemned_patience: timedelta
+    ) -> None:
+        """`denied` says why runners in a namespace cannot be what they should be, or nothing."""
+        self._pools = Reader(POOLS, lambda it: read_pool(it, prepared=lambda name: name in pool_namespaces))
+        self._adapters = Reader(ADAPTERS, read_adapter)
+        self._labels = Reader(NAMESPACES, read_labels)
+        self._instances = Reader(PODS, read_instance)
+        self._sets = Reader(DEPLOYMENTS, read_runner_set)
+        self._memory = Memory()
+        self._documents: dict[ObjectName, tuple[AdapterStatus, Object]] = {}
+        self._denied = denied
+        self._patience = condemned_patience
+
+    def decide(self, snapshot: Snapshot, word: SchedulersWord, platform: PlatformTemplate, now: datetime) -> Decision:
+        pools = self._pools(_declared(snapshot[POOLS]))
+        adapters = self._adapters(_declared(snapshot[ADAPTERS]))
+        unreadable = {ObjectName(*key) for key, one in pools.items() if isinstance(one, Unreadable)}
+        pods = {key: pod for key, pod in snapshot[PODS].items() if lives(pod) and pool_of(pod) not in unreadable}
+        deployments = {key: one for key, one in snapshot[DEPLOYMENTS].items() if pool_of(one) not in unreadable}
+        view = View(
+            now=now,
+            pools=tuple(readable(pools)),
+            adapters=tuple(readable(adapters)),
+            namespaces=dict(self._namespaces(snapshot)),
+            runner_sets=tuple(readable(self._sets(deployments))),
+            instances=tuple(
+                with_advice(one, word.drained, word.condemned.get(one.name), self._patience)
+                for one in readable(self._instances(pods))
+            ),
+            known=word.known,
+            advice=word.advice,
+            slots=word.slots,
+            platform=platform.digest,
+            refused_schemes=NO_FILES,
+        )
+        plan = self._with_denials(reconcile(view, self._memory), view)
+        writes: list[Write] = [
+            *self._statuses(plan, snapshot, word),
+            *_unreadable(POOLS, pools, snapshot, now),
+            *_unreadable(ADAPTERS, adapters, snapshot, now),
+            *_children(plan, view, snapshot, pods, deployments, platform),
+        ]
+        return Decision(plan=plan, writes={write.key: write for write in writes}, due=_due(plan, view))
+
+    def _namespaces(self, snapshot: Snapshot) -> Iterable[tuple[str, Mapping[str, str]]]:
+        for (_, name), labels in self._labels(snapshot[NAMESPACES]).items():
+            if not isinstance(labels, Unreadable):
+                yield name, labels
+
+    def _with_denials(self, plan: Plan, view: View) -> Plan:
+        """A pool whose runners we are not allowed to touch says which right is missing."""
+        why = {pool.name: self._denied(pool.name.namespace) for pool in plan.pools}
+        if not any(why.values()):
+            return plan
+        before = {pool.resource.object_name: pool for pool in view.pools}
+        pools = tuple(
+            _denied(status, why[status.name], before[status.name].conditions, view.now) if why[status.name] else status
+            for status in plan.pools
+        )
+        changed = {status.name for status in pools if why[status.name]}
+        kept = [event for event in plan.events if event.kind != POOLS.name or event.name not in changed]
+        return replace(plan, pools=pools, events=tuple(kept))
+
+    def _statuses(self, plan: Plan, snapshot: Snapshot, word: SchedulersWord) -> Iterable[Write]:
+        events: dict[tuple[str, ObjectName], list[Event]] = defaultdict(list)
+        for event in plan.events:
+            events[event.kind, event.name].append(event)
+        for pool in plan.pools:
+            yield from _status(POOLS, pool.name, pool_status(pool), snapshot, events)
+        before, self._documents = self._documents, {}
+        for status in plan.adapters:
+            known = before.get(status.name)
+            if known is None or known[0] is not status:
+                known = (status, adapter_status(status))
+            self._documents[status.name] = known
+            if word.awaited and status.name not in word.known:
+                it = snapshot[ADAPTERS].get((status.name.namespace, status.name.name))
+                if it is not None and conditions_of(it):
+                    continue
+            yield from _status(ADAPTERS, status.name, known[1], snapshot, events)
+
+
+def _declared(objects: Mapping[Key, Object]) -> Mapping[Key, Object]:
+    """Without those that are on their way out."""
+    return {key: it for key, it in objects.items() if "deletionTimestamp" not in it["metadata"]}
+
+
+def _denied(status: PoolStatus, why: str, before: Iterable[Condition], now: datetime) -> PoolStatus:
+    problem = no("Ready", "PermissionDenied", why)
+    others = [one for one in status.conditions if one.type not in ("Ready", "Reconciling", "Stalled", "Progressing")]
+    found = (*others, no("Progressing", problem.reason, why), problem, *progress(stalled=problem))
+    return replace(
+        status,
+        conditions=settle(found, before, now=now, generation=status.observed_generation),
+    )
+
+
+def _status(
+    kind: Kind,
+    name: ObjectName,
+    document: Object,
+    snapshot: Snapshot,
+    events: Mapping[tuple[str, ObjectName], list[Event]],
+) -> Iterable[Write]:
+    key = (name.namespace, name.name)
+    it = snapshot[kind].get(key)
+    if it is None or (it.get("status") or {}) == document:
+        return
+    first = not (it.get("status") or {}).get("conditions")
+    # That a new object is new is no news.
+    told = tuple(one for one in events.get((kind.name, name), ()) if not first or one.type == "Warning")
+    yield StatusWrite(kind, key, uid_of(it), document, told)
+
+
+def _unreadable(kind: Kind, found: Mapping[Key, object], snapshot: Snapshot, now: datetime) -> Iterable[Write]:
+    for key, one in found.items():
+        if isinstance(one, Unreadable):
+            it = snapshot[kind][key]
+            generation = it["metadata"].get("generation", 1)
+            document = unreadable_status(one, conditions_of(it), now=now, generation=generation)
+            event = Event(
+                kind=kind.name, name=ObjectName(*key), type="Warning", reason="Unreadable", message=one.message
+            )
+            yield from _status(kind, ObjectName(*key), document, snapshot, {(kind.name, event.name): [event]})
+
+
+# ------------------------------------------------------------------------------------------------------------- runners
+
+
+def _children(  # noqa: PLR0917
+    plan: Plan,
+    view: View,
+    snapshot: Snapshot,
+    pods: Mapping[Key, Object],
+    deployments: Mapping[Key, Object],
+    platform: PlatformTemplate,
+) -> Iterable[Write]:
+    members: dict[tuple[ObjectName, str], dict[str, Object]] = defaultdict(dict)
+    for pod in pods.values():
+        members[pool_of(pod), revision_of(pod)][pod["metadata"]["name"]] = pod
+    existing = {(pool_of(one), revision_of(one)): one for one in deployments.values()}
+    newest = {pool.name: pool.revision for pool in plan.pools}
+    pools = {pool.resource.object_name: pool.resource for pool in view.pools}
+    by_name = {pod["metadata"]["name"]: pod for pod in pods.values()}
+
+    for drain in plan.drains:
+        if (leaving := by_name.get(drain.instance)) is not None:
+            yield from _mark(leaving, leaving_marks(drain.deadline))
+    wanted = set()
+    for each in plan.runner_sets:
+        wanted.add((each.pool, each.revision))
+        found = existing.get((each.pool, each.revision))
+        if each.revision == newest.get(each.pool) and each.pool in pools:
+            uid = uid_of(snapshot[POOLS][each.pool.namespace, each.pool.name])
+            document = deployment(each, pools[each.pool], uid, platform)
+            if found is None or not covers(found, document):
+                yield DeploymentWrite(document, each.replicas)
+        if found is not None:
+            yield from _resize(each, found, members[each.pool, each.revision])
+    for (pool, revision), old in existing.items():
+        # Without pods nothing of an old revision is left. A pool that is gone takes its Deployments with it.
+        if (pool, revision) not in wanted and not members[pool, revision] and pool in newest:
+            yield DeleteDeployment(key_of(old), uid_of(old), pool.name, revision)
+    for replacement in plan.replacements:
+        if (condemned := by_name.get(replacement.instance)) is not None:
+            yield DeletePod(key_of(condemned), uid_of(condemned), replacement.why)
+
+
+def _resize(each: RunnerSet, found: Object, members: Mapping[str, Object]) -> Iterable[Write]:
+    """Up at once. Down once those who leave are marked, so that they are the ones."""
+    spec, key, uid = found["spec"], key_of(found), uid_of(found)
+    leaving = [members[name] for name in each.leaving if name in members]
+    unmarked = [pod for pod in leaving if DELETION_COST not in (pod["metadata"].get("annotations") or {})]
+    for pod in unmarked:
+        yield from _mark(pod, leaving_marks(None))
+    now = spec.get("replicas", 1)
+    if (
+        each.replicas > now
+        or (each.replicas < now and not unmarked)
+        or (now == each.replicas and not scaled_by_us(found))
+    ):
+        yield ScaleWrite(key, uid, each.replicas)
+        return
+    status = found.get("status") or {}
+    settled = status.get("observedGeneration") == found["metadata"].get("generation")
+    if now == each.replicas and settled and status.get("replicas", 0) == now:
+        # The number is right and they are still there: another pod went in their place, or one is to take it.
+        for pod in leaving:
+            yield DeletePod(key_of(pod), uid_of(pod), "its time is over")
+
+
+def _mark(pod: Object, annotations: Mapping[str, str]) -> Iterable[Write]:
+    if not (annotations.items() <= (pod["metadata"].get("annotations") or {}).items()):
+        yield MarkWrite(key_of(pod), uid_of(pod), annotations)
+
+
+def _due(plan: Plan, view: View) -> float | None:
+    due = [(drain.deadline - view.now).total_seconds() for drain in plan.drains]
+    due += [(at - view.now).total_seconds() for one in view.instances if (at := one.replace_at) and at > view.now]
+    return max(0.05, min(due)) if due else None

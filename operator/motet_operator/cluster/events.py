@@ -1,0 +1,114 @@
+"""Kubernetes Events, our own way: on transitions, merged where they repeat, and dropped where there are too many.
+
+Status tells all there is; an Event tells when. So an Event may be lost, and never holds up a status.
+"""
+
+import asyncio
+import uuid
+from collections import OrderedDict
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Literal
+
+import structlog
+
+from motet.clock import Clock, monotonic
+from motet_operator.cluster.api import Api, ApiError
+from motet_operator.cluster.kinds import EVENTS, Kind, Object, key_of, uid_of
+from motet_operator.cluster.limiter import Limiter
+from motet_operator.cluster.writes import CHILDREN_MANAGER
+from motet_operator.metrics import ClusterMetrics
+
+log = structlog.get_logger(__name__)
+
+REPEAT_SECONDS = 300.0
+"""One object says one thing once in so long; meanwhile it is only counted."""
+
+MOST_REMEMBERED = 4096
+MOST_WAITING = 256
+
+
+@dataclass(slots=True)
+class _Told:
+    name: str
+    first: datetime
+    told_at: float
+    count: int = 0
+    untold: int = 0
+
+
+class EventWriter:
+    def __init__(
+        self,
+        api: Api,
+        metrics: ClusterMetrics,
+        reporter: str,
+        *,
+        per_second: float = 5.0,
+        clock: Clock = monotonic,
+        time_scale: float = 1.0,
+    ) -> None:
+        self._api, self._metrics, self._reporter = api, metrics, reporter
+        self._limiter = Limiter(per_second, per_second * 5, clock)
+        self._clock = clock
+        self._repeat = REPEAT_SECONDS * time_scale
+        self._told: OrderedDict[tuple[str, str], _Told] = OrderedDict()
+        self._waiting: asyncio.Queue[Object] = asyncio.Queue(MOST_WAITING)
+
+    def say(self, kind: Kind, it: Object, type_: Literal["Normal", "Warning"], reason: str, message: str) -> None:
+        now, key = self._clock(), (uid_of(it), reason)
+        told = self._told.get(key)
+        if told is None:
+            told = self._told[key] = _Told(f"{it['metadata']['name']}.{uuid.uuid4().hex[:16]}", datetime.now(UTC), now)
+            while len(self._told) > MOST_REMEMBERED:
+                self._told.popitem(last=False)
+        elif now - told.told_at < self._repeat:
+            told.untold += 1
+            self._metrics.events.labels("merged").inc()
+            return
+        told.count += 1 + told.untold
+        told.untold, told.told_at = 0, now
+        try:
+            self._waiting.put_nowait(_event(kind, it, type_, reason, message, told, self._reporter))
+        except asyncio.QueueFull:
+            self._metrics.events.labels("dropped").inc()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            event = await self._waiting.get()
+            await self._limiter.take()
+            try:
+                await self._api.apply(EVENTS, event, manager=CHILDREN_MANAGER)
+                self._metrics.events.labels("posted").inc()
+            except ApiError as error:
+                self._metrics.events.labels("dropped").inc()
+                log.debug("an event was dropped", event=event["reason"], error=str(error))
+
+
+def _event(  # noqa: PLR0917
+    kind: Kind, it: Object, type_: str, reason: str, message: str, told: _Told, reporter: str
+) -> Object:
+    namespace, name = key_of(it)
+    now = datetime.now(UTC)
+    return {
+        "apiVersion": EVENTS.api_version,
+        "kind": EVENTS.name,
+        "metadata": {"name": told.name, "namespace": namespace or "default"},
+        "involvedObject": {
+            "apiVersion": kind.api_version,
+            "kind": kind.name,
+            "namespace": namespace,
+            "name": name,
+            "uid": uid_of(it),
+        },
+        "type": type_,
+        "reason": reason,
+        "message": message[:1024],
+        "source": {"component": "motet-operator"},
+        "reportingComponent": "motet.dev/operator",
+        "reportingInstance": reporter,
+        "firstTimestamp": told.first.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "lastTimestamp": now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "count": told.count,
+    }

@@ -1,0 +1,64 @@
+"""The kinds that the operator reads and writes, and where the API server keeps them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from motet.resources import GROUP, VERSION
+
+Object = dict[str, Any]
+"""An object as the API server sends it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    name: str
+    group: str
+    version: str
+    plural: str
+    namespaced: bool = True
+
+    @property
+    def api_version(self) -> str:
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    @property
+    def resource(self) -> str:
+        """As a Role names it."""
+        return f"{self.plural}.{self.group}" if self.group else self.plural
+
+    def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
+        root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
+        within = f"/namespaces/{namespace}" if namespace and self.namespaced else ""
+        return "/".join(part for part in (f"{root}{within}/{self.plural}", name, subresource) if part)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+ADAPTERS = Kind("LoRAAdapter", GROUP, VERSION, "loraadapters")
+POOLS = Kind("ServingPool", GROUP, VERSION, "servingpools")
+NAMESPACES = Kind("Namespace", "", "v1", "namespaces", namespaced=False)
+DEPLOYMENTS = Kind("Deployment", "apps", "v1", "deployments")
+PODS = Kind("Pod", "", "v1", "pods")
+EVENTS = Kind("Event", "", "v1", "events")
+
+OURS = (ADAPTERS, POOLS, NAMESPACES)
+"""Watched everywhere."""
+
+CHILDREN = (DEPLOYMENTS, PODS)
+"""Watched where pools live, and only those with our label."""
+
+WATCHED = (*OURS, *CHILDREN)
+
+
+def uid_of(it: Object) -> str:
+    return str(it["metadata"].get("uid", ""))
+
+
+def version_of(it: Object) -> int:
+    """Where in the API server's history this is. Of one kind, a greater one is newer."""
+    return int(it["metadata"].get("resourceVersion") or 0)
+
+
+def key_of(it: Object) -> tuple[str, str]:
+    return it["metadata"].get("namespace", ""), it["metadata"]["name"]

@@ -1,0 +1,298 @@
+"""The operator on a cluster: watches everywhere, and where it leads, makes what is equal to what should be."""
+
+import asyncio
+import os
+import random
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime, timedelta
+
+import structlog
+from prometheus_client import CollectorRegistry
+
+from motet.clock import monotonic
+from motet.errors import SetupError
+from motet.health import Health
+from motet.kube import KubeApi
+from motet.lease import Election, LeaseSettings
+from motet.service import run_until
+from motet.settings import Addresses, ProcessSettings
+from motet.tasks import together
+from motet_operator.cluster.api import Api, Credentials, Refused
+from motet_operator.cluster.cache import Cache
+from motet_operator.cluster.catalog import Continuity
+from motet_operator.cluster.decide import Decider, Decision, SchedulersWord
+from motet_operator.cluster.denials import Denials
+from motet_operator.cluster.deployments import PlatformTemplate, read_template
+from motet_operator.cluster.events import EventWriter
+from motet_operator.cluster.kinds import CHILDREN, OURS, Kind, Object
+from motet_operator.cluster.limiter import Limiter
+from motet_operator.cluster.resync import Resync
+from motet_operator.cluster.watch import Engine, Heard, What
+from motet_operator.cluster.writer import Writer
+from motet_operator.cluster.writes import StatusWrite, Write
+from motet_operator.metrics import ClusterMetrics
+from motet_operator.reconcile import AdapterStatus, PoolStatus
+from motet_operator.settings import ClusterSettings
+from motet_operator.sync import SchedulerSync
+
+log = structlog.get_logger(__name__)
+
+LEAST_PAUSE_SECONDS = 0.02
+PAUSE_PER_ROUND = 3.0
+"""After a round that took t nothing happens for so many t: at most a quarter of a core thinks."""
+
+LOOK_SECONDS = 10.0
+"""A round comes at least so often, whether or not anything is known to have changed."""
+
+STALLED_SECONDS = 60.0
+SILENT_SECONDS = 150.0
+ANSWERED_SECONDS = 30.0
+"""A watch is taken for dead only while the API server answers everything else: nobody starts again for an outage."""
+
+TEMPLATE_SECONDS = 5.0
+
+
+class ClusterOperator:
+    def __init__(self, process: ProcessSettings, settings: ClusterSettings, lease: LeaseSettings) -> None:
+        self._process, self._settings, self._lease = process, settings, lease
+        self._scale = process.time_scale
+        self._wake = asyncio.Event()
+        self._ticked = monotonic()
+        self._leading = False
+        self._election: Election | None = None
+        self._denials = Denials()
+        self._heard = Heard()
+        self._decider = Decider(
+            settings.pool_namespaces,
+            self._denials.of_runners,
+            timedelta(seconds=settings.condemned_seconds * self._scale),
+        )
+        self._platform = read_template(settings.runner_template)
+        self._silent_until = 0.0
+
+    async def run(self, stop: asyncio.Event, registry: CollectorRegistry, health: Health) -> None:
+        """Raises SetupError for what a person has to put right."""
+        settings = self._settings
+        self._metrics = metrics = ClusterMetrics(registry)
+        self._health = health
+        health.set_ready(False, "connecting to the API server")
+        health.alive_while(self._dead_because)
+        credentials = Credentials(settings.kubeconfig)
+        await credentials.configuration()
+        limiter = Limiter(settings.writes_per_second, settings.write_burst)
+        self._api = Api(credentials, limiter, metrics, request_seconds=settings.request_seconds)
+        self._cache = Cache(lambda _: self._wake.set())
+        self._resync = Resync(
+            self._api,
+            self._cache,
+            self._denials,
+            metrics,
+            settings.pool_namespaces,
+            seconds=settings.resync_seconds,
+            changed=self._wake.set,
+            returned=self._kind_returned,
+            time_scale=self._scale,
+        )
+        self._events = EventWriter(
+            self._api,
+            metrics,
+            self._lease.pod_name or os.uname().nodename,
+            per_second=settings.events_per_second,
+            time_scale=self._scale,
+        )
+        self._writer = Writer(
+            self._api,
+            self._cache,
+            self._denials,
+            metrics,
+            leading=self._holds,
+            written=self._written,
+            denied=self._denied,
+            time_scale=self._scale,
+        )
+        self._sync = SchedulerSync(Addresses().scheduler_address, self._wake.set)
+        self._continuity = Continuity(self._api, settings.vanished_seconds * self._scale)
+        self._engines = [
+            Engine(
+                name,
+                kinds,
+                namespaces,
+                credentials,
+                self._heard,
+                deliver=self._deliver,
+                restarted=lambda name=name: self._engine_restarted(name),  # type: ignore[misc]
+                time_scale=self._scale,
+            )
+            for name, kinds, namespaces in (("declared", OURS, ()), ("runners", CHILDREN, settings.pool_namespaces))
+        ]
+        try:
+            await run_until(stop, self._resync.run(), self._watch(), self._lead(), self._look_after())
+        finally:
+            await self._api.close()
+
+    # ------------------------------------------------------------------------------------------------------- watching
+
+    async def _watch(self) -> None:
+        # kopf looks once for the kinds there are: what is not there by then is never watched.
+        await self._resync.listed.wait()
+        await together(*(engine.run() for engine in self._engines))
+
+    def _deliver(self, kind: Kind, what: What, it: Object) -> None:
+        if what == "deleted":
+            self._cache.remove(kind, it)
+        else:
+            it.setdefault("apiVersion", kind.api_version)
+            it.setdefault("kind", kind.name)
+            self._cache.put(kind, it)
+
+    def _engine_restarted(self, name: str) -> None:
+        self._metrics.watch_restarts.labels(name).inc()
+        self._resync.hurry()
+
+    def _kind_returned(self, kind: Kind) -> None:
+        for engine in self._engines:
+            engine.restart_if_it_watches(kind)
+        self._wake.set()
+
+    # -------------------------------------------------------------------------------------------------------- leading
+
+    async def _lead(self) -> None:
+        async with AsyncExitStack() as stack:
+            if self._lease.name:
+                door = await stack.enter_async_context(KubeApi(self._lease.kubeconfig or self._settings.kubeconfig))
+                self._election = Election(door, self._lease, time_scale=self._scale)
+                await stack.enter_async_context(self._election)
+                await self._election.won()
+            self._leading = True
+            self._metrics.leader.set(1)
+            await self._resync.listed.wait()
+            await self._resync.once()  # a standby's watch may have been behind
+            self._silent_until = monotonic() + self._settings.takeover_seconds * self._scale
+            log.info("leads; everything is listed")
+            await together(
+                self._reconcile_for_ever(),
+                self._writer.run(self._settings.writers),
+                self._events.run(),
+                self._sync.run(),
+            )
+
+    def _holds(self) -> bool:
+        return self._leading and (self._election is None or self._election.leads)
+
+    async def _reconcile_for_ever(self) -> None:
+        while True:
+            self._wake.clear()
+            began = monotonic()
+            try:
+                again = await self._round()
+            except Exception:
+                log.exception("reconciling failed")
+                again = 1.0
+            took = monotonic() - began
+            self._ticked = monotonic()
+            self._metrics.reconciles.inc()
+            self._metrics.reconcile_seconds.observe(took)
+            # What comes together is looked at together, and a large cluster leaves time for everything else.
+            await asyncio.sleep(max(LEAST_PAUSE_SECONDS, PAUSE_PER_ROUND * took))
+            try:
+                async with asyncio.timeout(min(again or LOOK_SECONDS, LOOK_SECONDS)):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+
+    async def _round(self) -> float | None:
+        """Returns the seconds after which something happens by itself."""
+        snapshot = self._cache.snapshot()
+        if (frozen := await self._continuity.check(snapshot)) is not None:
+            self._writer.want({})
+            return frozen
+        now = datetime.now(UTC).replace(microsecond=0)
+        word = self._scheduler_said()
+        # In a thread: with ten thousand adapters a round takes a while, and watches and the Lease must not wait.
+        decision = await asyncio.to_thread(self._decider.decide, snapshot, word, self._platform, now)
+        self._count(decision)
+        self._sync.tell(decision.plan.catalog, decision.plan.drains)
+        self._writer.want(decision.writes)
+        due = [each for each in (decision.due, self._silent_until - monotonic() if word.awaited else None) if each]
+        return max(0.05, min(due)) if due else None
+
+    def _scheduler_said(self) -> SchedulersWord:
+        sync = self._sync
+        return SchedulersWord(
+            known=dict(sync.known),
+            drained=frozenset(sync.drained),
+            condemned=dict(sync.condemned),
+            advice=dict(getattr(sync, "advice", {})),
+            slots=dict(sync.slots),
+            awaited=monotonic() < self._silent_until,
+        )
+
+    def _written(self, write: Write) -> None:
+        if isinstance(write, StatusWrite):
+            for event in write.events:
+                if (it := self._cache.get(write.kind, write.object)) is not None:
+                    self._events.say(write.kind, it, event.type, event.reason, event.message)
+
+    def _denied(self, write: Write, error: Refused) -> None:
+        """Said where its owner looks: on the pool whose runners it is about, else on the object itself."""
+        self._wake.set()
+        kind, key = write.key.kind, write.key.object
+        if kind in CHILDREN:
+            return  # the pool's own conditions tell, and their event
+        if (it := self._cache.get(kind, key)) is not None:
+            self._events.say(kind, it, "Warning", "PermissionDenied", self._denials.sentence(error))
+
+    def _count(self, decision: Decision) -> None:
+        kinds: tuple[tuple[str, tuple[PoolStatus, ...] | tuple[AdapterStatus, ...]], ...] = (
+            ("ServingPool", decision.plan.pools),
+            ("LoRAAdapter", decision.plan.adapters),
+        )
+        for kind, statuses in kinds:
+            self._metrics.objects.labels(kind).set(len(statuses))
+            ready = sum(one.type == "Ready" and one.holds for status in statuses for one in status.conditions)
+            self._metrics.ready_objects.labels(kind).set(ready)
+
+    # --------------------------------------------------------------------------------------------------------- health
+
+    async def _look_after(self) -> None:
+        """Tells how it goes, and reads the platform's template again when it has changed."""
+        looked = 0.0
+        while True:
+            if not self._leading or not self._resync.listed.is_set():
+                self._ticked = monotonic()  # a standby has no rounds that could hang
+            for path, age in self._heard.ages().items():
+                self._metrics.watch_age.labels(path).set(age)
+            waiting = self._resync.waiting_for()
+            unanswered = monotonic() - self._api.answered_at
+            if waiting:
+                self._health.set_ready(False, waiting)
+            elif unanswered > ANSWERED_SECONDS + self._settings.resync_seconds * self._scale:
+                self._health.set_ready(False, f"the API server has said nothing for {unanswered:.0f} s")
+            else:
+                self._health.set_ready(True)
+            if monotonic() - looked > TEMPLATE_SECONDS * self._scale:
+                looked = monotonic()
+                self._read_template()
+            await asyncio.sleep(random.uniform(0.8, 1.0) * max(0.1, self._scale))  # noqa: S311
+
+    def _read_template(self) -> None:
+        try:
+            template: PlatformTemplate = read_template(self._settings.runner_template)
+        except SetupError as error:
+            log.warning("the runner template is wrong; the one before it goes on", error=error.message)
+            return
+        if template.digest != self._platform.digest:
+            log.info("the platform's template of runners has changed")
+            self._platform = template
+            self._wake.set()
+
+    def _dead_because(self) -> str:
+        stalled = monotonic() - self._ticked
+        if stalled > STALLED_SECONDS:
+            return f"the work loop has not ticked for {stalled:.0f} s"
+        if monotonic() - self._api.answered_at > ANSWERED_SECONDS:
+            return ""
+        silent = max(self._heard.ages().items(), key=lambda one: one[1], default=("", 0.0))
+        if silent[1] > SILENT_SECONDS:
+            return f"the watch of {silent[0]} has said nothing for {silent[1]:.0f} s"
+        return ""

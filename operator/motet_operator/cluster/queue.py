@@ -1,0 +1,115 @@
+"""What is to be done, each thing once however often it is asked for. Pure: whoever works asks `pop` with the time.
+
+Namespaces take turns, so that one tenant's thousand adapters do not delay another's first. What failed comes again
+after a jittered wait that doubles, for ever.
+"""
+
+import heapq
+import random
+from collections import OrderedDict, deque
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+
+FIRST_WAIT_SECONDS = 0.25
+LAST_WAIT_SECONDS = 30.0
+
+
+class WorkQueue(Generic[Key]):
+    def __init__(self, *, first_wait: float = FIRST_WAIT_SECONDS, last_wait: float = LAST_WAIT_SECONDS) -> None:
+        self._first, self._last = first_wait, last_wait
+        self._turns: OrderedDict[str, deque[Key]] = OrderedDict()
+        self._group_of: dict[Key, str] = {}
+        self._ready: set[Key] = set()
+        self._busy: set[Key] = set()
+        self._again: set[Key] = set()
+        self._waiting: dict[Key, float] = {}
+        self._alarms: list[tuple[float, int, Key]] = []
+        self._counter = 0
+        self._failures: dict[Key, int] = {}
+
+    def __len__(self) -> int:
+        """What is ready or waits for its next attempt; not what is being done."""
+        return len(self._ready) + len(self._waiting)
+
+    @property
+    def busy(self) -> int:
+        return len(self._busy)
+
+    def failures(self, key: Key) -> int:
+        return self._failures.get(key, 0)
+
+    def add(self, key: Key, group: str) -> None:
+        """Ask for it. What is being done is done once more afterwards; what failed keeps its wait."""
+        self._group_of[key] = group
+        if key in self._busy:
+            self._again.add(key)
+        elif key not in self._waiting:
+            self._enqueue(key)
+
+    def drop(self, key: Key) -> None:
+        """Not wanted any more."""
+        self._again.discard(key)
+        self._waiting.pop(key, None)
+        self._failures.pop(key, None)
+        if key in self._ready:
+            self._ready.discard(key)
+            group = self._turns.get(self._group_of[key])
+            if group is not None:
+                group.remove(key)
+        if key not in self._busy:
+            self._group_of.pop(key, None)
+
+    def pop(self, now: float) -> Key | None:
+        """The next one whose turn it is; `done` or `failed` must follow."""
+        self._wake(now)
+        while self._turns:
+            group, keys = self._turns.popitem(last=False)
+            if not keys:
+                continue
+            key = keys.popleft()
+            if keys:
+                self._turns[group] = keys  # at the end: the next namespace first
+            self._ready.discard(key)
+            self._busy.add(key)
+            return key
+        return None
+
+    def next_due(self) -> float | None:
+        """When something that waits is ready again."""
+        while self._alarms and self._waiting.get(self._alarms[0][2]) != self._alarms[0][0]:
+            heapq.heappop(self._alarms)
+        return self._alarms[0][0] if self._alarms else None
+
+    def done(self, key: Key) -> None:
+        self._busy.discard(key)
+        self._failures.pop(key, None)
+        if key in self._again:
+            self._again.discard(key)
+            self._enqueue(key)
+        else:
+            self._group_of.pop(key, None)
+
+    def failed(self, key: Key, now: float) -> float:
+        """Returns how long it waits."""
+        self._busy.discard(key)
+        self._again.discard(key)
+        failures = self._failures.get(key, 0)
+        self._failures[key] = failures + 1
+        wait = min(self._last, self._first * 2.0 ** min(failures, 32)) * random.uniform(0.5, 1.0)  # noqa: S311
+        self._waiting[key] = now + wait
+        self._counter += 1
+        heapq.heappush(self._alarms, (now + wait, self._counter, key))
+        return wait
+
+    def _wake(self, now: float) -> None:
+        while (due := self.next_due()) is not None and due <= now:
+            key = heapq.heappop(self._alarms)[2]
+            del self._waiting[key]
+            self._enqueue(key)
+
+    def _enqueue(self, key: Key) -> None:
+        if key not in self._ready:
+            self._ready.add(key)
+            self._turns.setdefault(self._group_of[key], deque()).append(key)

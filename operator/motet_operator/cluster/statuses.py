@@ -1,0 +1,110 @@
+"""What is decided about an object, as its status subresource says it. Pure."""
+
+from collections.abc import Iterable
+from datetime import datetime
+
+from motet.resources.status import (
+    AdapterCounts,
+    Artifact,
+    Condition,
+    LoRAAdapterStatus,
+    Report,
+    ServingPoolStatus,
+    Slots,
+)
+from motet_operator.cluster.kinds import Object
+from motet_operator.cluster.view import POOL_LABEL, Unreadable
+from motet_operator.reconcile import AdapterStatus, Certificate, PoolStatus
+from motet_operator.reconcile import Condition as Found
+from motet_operator.reconcile.conditions import no, progress, settle
+
+MAX_MODULES = 64
+
+
+def adapter_status(found: AdapterStatus) -> Object:
+    return _document(
+        LoRAAdapterStatus(
+            observed_generation=found.observed_generation,
+            conditions=_conditions(found.conditions),
+            model_name=found.model,
+            base_model=found.base_model or None,
+            artifact=_artifact(found.certificate),
+            desired_replicas=found.desired,
+            loaded_replicas=found.loaded,
+            placement_summary=f"{found.loaded}/{found.desired}",
+            last_load_time=found.last_load,
+        )
+    )
+
+
+def pool_status(found: PoolStatus) -> Object:
+    adapters, slots = found.adapters, found.slots
+    return _document(
+        ServingPoolStatus(
+            observed_generation=found.observed_generation,
+            conditions=_conditions(found.conditions),
+            served_name=found.model,
+            desired_replicas=found.replicas,
+            replicas=found.existing,
+            ready_replicas=found.ready,
+            updated_replicas=found.updated,
+            draining_replicas=found.draining,
+            replica_summary=f"{found.ready}/{found.replicas}",
+            selector=f"{POOL_LABEL}={found.name.name}",
+            adapters=AdapterCounts(
+                registered=adapters.registered,
+                loaded=adapters.loaded,
+                failed=adapters.failed,
+                summary=f"{adapters.loaded}/{adapters.registered}",
+            ),
+            slots=Slots(total=slots.total, used=slots.used),
+            current_revision=found.current_revision or None,
+            update_revision=found.revision,
+        )
+    )
+
+
+def unreadable_status(why: Unreadable, before: Iterable[Found], *, now: datetime, generation: int) -> Object:
+    """For an object that says what we do not understand. Nothing is done about it, and it says so."""
+    accepted = no("Accepted", "Unreadable", why.message)
+    found = (accepted, no("Ready", accepted.reason, accepted.message), *progress(stalled=accepted))
+    return _document(
+        LoRAAdapterStatus(
+            observed_generation=generation,
+            conditions=_conditions(settle(found, before, now=now, generation=generation)),
+        )
+    )
+
+
+def _document(report: Report) -> Object:
+    document: Object = report.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return document
+
+
+def _conditions(found: Iterable[Found]) -> tuple[Condition, ...]:
+    return tuple(
+        Condition(
+            type=one.type,
+            status=one.status,
+            reason=one.reason,
+            message=one.message,
+            last_transition_time=one.last_transition_time,
+            observed_generation=one.observed_generation,
+        )
+        for one in found
+        if one.last_transition_time is not None
+    )
+
+
+def _artifact(certificate: Certificate | None) -> Artifact | None:
+    if certificate is None:
+        return None
+    return Artifact(
+        digest=certificate.digest,
+        short_digest=certificate.digest.removeprefix("sha256:")[:12],
+        size_bytes=certificate.size_bytes,
+        rank=certificate.rank,
+        alpha=f"{certificate.alpha:g}",
+        target_modules=tuple(sorted(certificate.target_modules))[:MAX_MODULES],
+        format="peft",
+    )

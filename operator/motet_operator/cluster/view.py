@@ -1,0 +1,254 @@
+"""From the API server's objects to what reconcile reads.
+
+What has not changed since the round before is the same object as then: reconcile thinks again only about the rest.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Generic, TypeVar, cast
+
+from pydantic import ValidationError
+
+from motet.model import ObjectName
+from motet.resources import API_VERSION, GROUP, LoRAAdapter, ServingPool
+from motet_operator.cluster.cache import Key
+from motet_operator.cluster.kinds import Kind, Object, version_of
+from motet_operator.reconcile import AdapterObject, Condition, Instance, PoolObject, RunnerSet, RunnerTemplate
+from motet_operator.sync import Condemned
+
+POOL_LABEL = f"{GROUP}/pool"
+GROUP_LABEL = f"{GROUP}/group"
+REVISION_LABEL = f"{GROUP}/revision"
+DRAINING = f"{GROUP}/draining-until"
+DRAIN_SECONDS = f"{GROUP}/drain-seconds"
+DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
+
+VOLUMES = "/var/lib/motet/volumes"
+MODEL = "/var/lib/motet/model"
+
+Parsed = TypeVar("Parsed")
+_TRUTHS = ("True", "False", "Unknown")
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """An object that this operator cannot read: a newer schema has stored it, or an older one."""
+
+    message: str
+
+
+class Reader(Generic[Parsed]):
+    """Reads each version of each object once."""
+
+    def __init__(self, kind: Kind, read: Callable[[Object], Parsed]) -> None:
+        self._kind, self._read = kind, read
+        self._known: dict[Key, tuple[str, int, Parsed | Unreadable]] = {}
+
+    def __call__(self, objects: Mapping[Key, Object]) -> dict[Key, Parsed | Unreadable]:
+        before, self._known = self._known, {}
+        for key, it in objects.items():
+            uid, version = it["metadata"].get("uid", ""), version_of(it)
+            known = before.get(key)
+            if known is None or known[:2] != (uid, version):
+                known = (uid, version, self._once(it))
+            self._known[key] = known
+        return {key: parsed for key, (_, _, parsed) in self._known.items()}
+
+    def _once(self, it: Object) -> Parsed | Unreadable:
+        try:
+            return self._read(it)
+        except ValidationError as error:
+            problem = error.errors(include_url=False)[0]
+            where = ".".join(str(part) for part in problem["loc"])
+            return Unreadable(
+                f"{where}: {problem['msg']}. This operator is of another version than the resource definitions: "
+                "bring both to the same one, or change the field."
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            return Unreadable(f"cannot be read: {type(error).__name__}: {error}")
+
+
+def readable(found: Mapping[Key, Parsed | Unreadable]) -> Iterable[Parsed]:
+    return (one for one in found.values() if not isinstance(one, Unreadable))
+
+
+def read_pool(it: Object, *, prepared: Callable[[str], bool]) -> PoolObject:
+    resource = ServingPool.model_validate(_resource(it, "ServingPool"), by_alias=True, by_name=False)
+    status = it.get("status") or {}
+    return PoolObject(
+        resource=resource,
+        model_uri=model_uri(resource),
+        generation=it["metadata"].get("generation", 1),
+        age=_age(it),
+        conditions=conditions_of(it),
+        wanted=status.get("desiredReplicas"),
+        current_revision=status.get("currentRevision", ""),
+        prepared=prepared(resource.metadata.namespace),
+        scale_writers=scale_writers(it),
+    )
+
+
+def read_adapter(it: Object) -> AdapterObject:
+    resource = LoRAAdapter.model_validate(_resource(it, "LoRAAdapter"), by_alias=True, by_name=False)
+    status = it.get("status") or {}
+    return AdapterObject(
+        resource=resource,
+        source=adapter_source(resource),
+        generation=it["metadata"].get("generation", 1),
+        age=_age(it),
+        conditions=conditions_of(it),
+        last_load=_time(status.get("lastLoadTime")),
+    )
+
+
+def read_labels(it: Object) -> Mapping[str, str]:
+    return dict(it["metadata"].get("labels") or {})
+
+
+def _resource(it: Object, kind: str) -> Object:
+    metadata = it["metadata"]
+    return {
+        "apiVersion": API_VERSION,
+        "kind": kind,
+        "metadata": {"name": metadata["name"], "namespace": metadata["namespace"]},
+        "spec": it.get("spec") or {},
+    }
+
+
+def model_uri(pool: ServingPool) -> str:
+    scheme, _, rest = pool.spec.model.uri.partition("://")
+    if scheme != "pvc":
+        return pool.spec.model.uri
+    _, _, path = rest.partition("/")
+    return f"file://{MODEL}/{path}".rstrip("/")
+
+
+def model_claim(pool: ServingPool) -> str:
+    """The claim that holds the model; empty when it comes from elsewhere."""
+    scheme, _, rest = pool.spec.model.uri.partition("://")
+    return rest.partition("/")[0] if scheme == "pvc" else ""
+
+
+def adapter_source(adapter: LoRAAdapter) -> str:
+    source = adapter.spec.source
+    claim = source.persistent_volume_claim
+    return f"file://{VOLUMES}/{claim.claim_name}/{claim.path}" if claim is not None else source.uri or ""
+
+
+def scale_writers(pool: Object) -> tuple[str, ...]:
+    return tuple(
+        sorted(
+            entry.get("manager", "")
+            for entry in pool["metadata"].get("managedFields") or ()
+            if entry.get("subresource") == "scale" and "f:replicas" in (entry.get("fieldsV1") or {}).get("f:spec", {})
+        )
+    )
+
+
+def conditions_of(it: Object) -> tuple[Condition, ...]:
+    """As last written, by whichever version of us. What makes no sense counts as never written."""
+    return tuple(
+        Condition(
+            type=each["type"],
+            status=each["status"],
+            reason=each.get("reason", ""),
+            message=each.get("message", ""),
+            last_transition_time=_time(each.get("lastTransitionTime")),
+            observed_generation=each.get("observedGeneration", 0),
+        )
+        for each in (it.get("status") or {}).get("conditions") or ()
+        if each.get("status") in _TRUTHS and each.get("type")
+    )
+
+
+def _time(text: object) -> datetime | None:
+    try:
+        return datetime.fromisoformat(text) if isinstance(text, str) else None
+    except ValueError:
+        return None
+
+
+def _age(it: Object) -> int:
+    created = _time(it["metadata"].get("creationTimestamp"))
+    return int(created.timestamp()) if created is not None else 0
+
+
+# ------------------------------------------------------------------------------------------------------------- runners
+
+
+def pool_of(child: Object) -> ObjectName:
+    metadata = child["metadata"]
+    return ObjectName(metadata.get("namespace", ""), (metadata.get("labels") or {}).get(POOL_LABEL, ""))
+
+
+def revision_of(child: Object) -> str:
+    return str((child["metadata"].get("labels") or {}).get(REVISION_LABEL, ""))
+
+
+def lives(pod: Object) -> bool:
+    """Neither on its way out nor over: what its Deployment counts."""
+    over = (pod.get("status") or {}).get("phase") in ("Failed", "Succeeded")
+    return not over and "deletionTimestamp" not in pod["metadata"]
+
+
+def read_instance(pod: Object) -> Instance:
+    """What the pod says. What the scheduler says of it is added by `with_advice`."""
+    status = pod.get("status") or {}
+    ready = any(one["type"] == "Ready" and one["status"] == "True" for one in status.get("conditions") or ())
+    containers = status.get("containerStatuses") or ()
+    return Instance(
+        name=pod["metadata"]["name"],
+        pool=pool_of(pod),
+        revision=revision_of(pod),
+        ordinal=_age(pod),
+        ready=ready,
+        draining_until=_time((pod["metadata"].get("annotations") or {}).get(DRAINING)),
+        failures=0 if ready else sum(one.get("restartCount", 0) for one in containers),
+        reason="" if ready else _trouble(status, containers),
+    )
+
+
+_UNREMARKABLE = ("ContainerCreating", "PodInitializing")
+
+
+def _trouble(status: Object, containers: Iterable[Object]) -> str:
+    """The first thing that keeps a pod from serving, as Kubernetes puts it."""
+    for one in containers:
+        if (ended := (one.get("lastState") or {}).get("terminated")) is not None:
+            return f"{ended.get('reason', 'Error')}, exit code {ended.get('exitCode', '?')}"
+        waiting = (one.get("state") or {}).get("waiting") or {}
+        if waiting.get("reason") and waiting["reason"] not in _UNREMARKABLE:
+            return ": ".join(part for part in (waiting["reason"], waiting.get("message", "")) if part)[:300]
+    for one in status.get("conditions") or ():
+        if one["type"] == "PodScheduled" and one["status"] == "False":
+            return f"{one.get('reason', 'Unschedulable')}: {one.get('message', '')}"[:300]
+    return ""
+
+
+def with_advice(
+    instance: Instance, drained: Collection[str], condemned: Condemned | None, patience: timedelta
+) -> Instance:
+    """`patience` is how long a condemned one may try to come back by itself."""
+    if instance.name not in drained and condemned is None:
+        return instance
+    return replace(
+        instance,
+        drained=instance.name in drained,
+        condemned=condemned.why if condemned is not None else "",
+        replace_at=condemned.since + patience if condemned is not None else None,
+    )
+
+
+def read_runner_set(deployment: Object) -> RunnerSet:
+    """Its template is left open: nothing is ever added to a set of an old revision."""
+    metadata = deployment["metadata"]
+    pool = pool_of(deployment)
+    seconds = (metadata.get("annotations") or {}).get(DRAIN_SECONDS, "0")
+    return RunnerSet(
+        pool=pool,
+        revision=revision_of(deployment),
+        template=RunnerTemplate(group=pool, model_uri=""),
+        replicas=cast("int", (deployment.get("spec") or {}).get("replicas", 1)),
+        drain_seconds=float(seconds) if seconds.replace(".", "", 1).isdigit() else 0.0,
+    )

@@ -1,0 +1,134 @@
+"""Carries out what is wanted: the newest word for each object, a few at a time, until it is so."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+import structlog
+
+from motet.clock import monotonic
+from motet_operator.cluster.api import Api, Refused, Unreachable
+from motet_operator.cluster.cache import Cache
+from motet_operator.cluster.denials import Denials
+from motet_operator.cluster.queue import FIRST_WAIT_SECONDS, LAST_WAIT_SECONDS, WorkQueue
+from motet_operator.cluster.writes import Write, WriteKey
+from motet_operator.metrics import ClusterMetrics
+
+log = structlog.get_logger(__name__)
+
+
+class NotLeading(Exception):
+    """Somebody else may be writing by now."""
+
+
+class Writer:
+    def __init__(
+        self,
+        api: Api,
+        cache: Cache,
+        denials: Denials,
+        metrics: ClusterMetrics,
+        *,
+        leading: Callable[[], bool],
+        written: Callable[[Write], None],
+        denied: Callable[[Write, Refused], None],
+        time_scale: float = 1.0,
+    ) -> None:
+        self._api, self._cache, self._denials, self._metrics = api, cache, denials, metrics
+        self._leading, self._written, self._denied = leading, written, denied
+        self._queue: WorkQueue[WriteKey] = WorkQueue(
+            first_wait=FIRST_WAIT_SECONDS * time_scale, last_wait=LAST_WAIT_SECONDS * time_scale
+        )
+        self._wanted: dict[WriteKey, Write] = {}
+        self._more = asyncio.Event()
+
+    @property
+    def depth(self) -> int:
+        return len(self._queue) + self._queue.busy
+
+    def want(self, writes: Mapping[WriteKey, Write]) -> None:
+        """This is all that is wanted; what was wanted before and is not any more is dropped."""
+        for key in [key for key in self._wanted if key not in writes]:
+            del self._wanted[key]
+            self._queue.drop(key)
+        for key, write in writes.items():
+            if self._wanted.get(key) != write:
+                self._wanted[key] = write
+                self._queue.add(key, key.object[0])
+                self._more.set()
+        self._metrics.queue_depth.set(self.depth)
+
+    async def run(self, workers: int) -> None:
+        """Until cancelled, or until NotLeading."""
+        async with asyncio.TaskGroup() as group:
+            for number in range(workers):
+                group.create_task(self._work(), name=f"writer {number}")
+
+    async def _work(self) -> None:
+        while True:
+            key = await self._next()
+            write = self._wanted.get(key)
+            if write is None or not write.needed(self._cache):
+                self._finish(key, write)
+                continue
+            if not self._leading():
+                raise NotLeading
+            await self._carry_out(key, write)
+
+    async def _next(self) -> WriteKey:
+        while True:
+            if (key := self._queue.pop(monotonic())) is not None:
+                return key
+            self._more.clear()
+            due = self._queue.next_due()
+            try:
+                async with asyncio.timeout(None if due is None else max(0.0, due - monotonic())):
+                    await self._more.wait()
+            except TimeoutError:
+                continue
+
+    async def _carry_out(self, key: WriteKey, write: Write) -> None:
+        outcome = "done"
+        try:
+            await write.carry_out(self._api, self._cache)
+        except Refused as error:
+            outcome = _outcome(error)
+            if error.forbidden and self._denials.note(error):
+                log.warning("the operator lacks a right", write=str(key), error=error.message)
+                self._denied(write, error)
+            elif outcome not in ("gone", "forbidden"):
+                log.info("a write was refused", write=str(key), status=error.status, error=error.message[:300])
+        except Unreachable as error:
+            outcome = "unreachable"
+            log.debug("the API server did not answer", write=str(key), error=str(error))
+        except Exception:
+            outcome = "error"
+            log.exception("a write failed", write=str(key))
+        self._metrics.writes.labels(key.what, outcome).inc()
+        if outcome == "done":
+            self._denials.clear(write.verb, key.kind, key.object[0], subresource=key.what == "status")
+            self._finish(key, write)
+            self._written(write)
+        elif outcome == "gone":
+            self._finish(key, write)  # the watch will tell what there is now
+        else:
+            self._queue.failed(key, monotonic())
+            self._more.set()  # somebody who sleeps may have to wake earlier
+        self._metrics.queue_depth.set(self.depth)
+
+    def _finish(self, key: WriteKey, write: Write | None) -> None:
+        if self._wanted.get(key) is write:
+            self._wanted.pop(key, None)
+        self._queue.done(key)
+        if self._wanted.get(key) is not None:
+            self._queue.add(key, key.object[0])  # a newer word came while the older was being written
+
+
+def _outcome(error: Refused) -> str:
+    if error.gone:
+        return "gone"
+    if error.forbidden:
+        # A namespace that is going takes nothing new. It is no right that is missing.
+        return "gone" if "because it is being terminated" in error.message else "forbidden"
+    if error.conflict:
+        return "conflict"
+    return "throttled" if error.status == 429 else "refused"

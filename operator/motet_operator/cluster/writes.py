@@ -1,0 +1,261 @@
+"""What can be written to the API server: each thing knows whether it is still needed, and how it is done."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from motet_operator.cluster.api import Api
+from motet_operator.cluster.cache import Cache, Key
+from motet_operator.cluster.kinds import DEPLOYMENTS, PODS, Kind, Object, key_of, uid_of
+from motet_operator.cluster.view import POOL_LABEL, REVISION_LABEL
+from motet_operator.reconcile import Event
+
+CHILDREN_MANAGER = "motet-operator"
+STATUS_MANAGER = "motet-status"
+SCALE_MANAGER = "motet-scaler"
+DRAIN_MANAGER = "motet-drainer"
+
+
+@dataclass(frozen=True, slots=True)
+class WriteKey:
+    what: str
+    kind: Kind
+    object: Key
+
+    def __str__(self) -> str:
+        return f"{self.what} {self.kind} {'/'.join(self.object)}"
+
+
+class Write(Protocol):
+    @property
+    def key(self) -> WriteKey: ...
+
+    @property
+    def verb(self) -> str: ...
+
+    def needed(self, cache: Cache) -> bool:
+        """Asked again just before it is done: meanwhile it may have been."""
+
+    async def carry_out(self, api: Api, cache: Cache) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StatusWrite:
+    kind: Kind
+    object: Key
+    uid: str
+    status: Object
+    events: tuple[Event, ...] = ()
+    """To be told once it is written."""
+
+    @property
+    def key(self) -> WriteKey:
+        return WriteKey("status", self.kind, self.object)
+
+    @property
+    def verb(self) -> str:
+        return "patch"
+
+    def needed(self, cache: Cache) -> bool:
+        it = cache.get(self.kind, self.object)
+        if it is None or uid_of(it) != self.uid:
+            return False
+        found = it.get("status") or {}
+        return found != self.status and (self.uid, self.status, found) not in cache.settled
+
+    async def carry_out(self, api: Api, cache: Cache) -> None:
+        namespace, name = self.object
+        document = {
+            "apiVersion": self.kind.api_version,
+            "kind": self.kind.name,
+            "metadata": {"name": name, "namespace": namespace, "uid": self.uid},
+            "status": self.status,
+        }
+        answer = await api.apply(self.kind, document, manager=STATUS_MANAGER, subresource="status")
+        cache.settled.note(self.uid, self.status, answer.get("status") or {})
+        cache.put(self.kind, answer)
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentWrite:
+    """Make a Deployment, or bring one back to what it should be."""
+
+    document: Object
+    replicas: int
+    """Of a new one."""
+
+    @property
+    def key(self) -> WriteKey:
+        return WriteKey("deployment", DEPLOYMENTS, key_of(self.document))
+
+    @property
+    def verb(self) -> str:
+        return "patch"
+
+    def needed(self, cache: Cache) -> bool:
+        it = cache.get(DEPLOYMENTS, key_of(self.document))
+        if it is None:
+            return True
+        if "deletionTimestamp" in it["metadata"]:
+            return False
+        return (
+            not covers(it, self.document) and (f"{uid_of(it)}/template", self.document, it["spec"]) not in cache.settled
+        )
+
+    async def carry_out(self, api: Api, cache: Cache) -> None:
+        document = self.document
+        if cache.get(DEPLOYMENTS, key_of(document)) is None:
+            # Without a number there would be one pod until the scaler has spoken.
+            document = document | {"spec": document["spec"] | {"replicas": self.replicas}}
+        answer = await api.apply(DEPLOYMENTS, document, manager=CHILDREN_MANAGER)
+        cache.settled.note(f"{uid_of(answer)}/template", self.document, answer["spec"])
+        cache.put(DEPLOYMENTS, answer)
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleWrite:
+    """How many pods, under a manager of its own: nothing else that is applied ever touches the number."""
+
+    object: Key
+    uid: str
+    replicas: int
+
+    @property
+    def key(self) -> WriteKey:
+        return WriteKey("scale", DEPLOYMENTS, self.object)
+
+    @property
+    def verb(self) -> str:
+        return "patch"
+
+    def needed(self, cache: Cache) -> bool:
+        it = cache.get(DEPLOYMENTS, self.object)
+        if it is None or uid_of(it) != self.uid or "deletionTimestamp" in it["metadata"]:
+            return False
+        return it["spec"].get("replicas") != self.replicas or not scaled_by_us(it)
+
+    async def carry_out(self, api: Api, cache: Cache) -> None:
+        namespace, name = self.object
+        document = {
+            "apiVersion": DEPLOYMENTS.api_version,
+            "kind": DEPLOYMENTS.name,
+            "metadata": {"name": name, "namespace": namespace, "uid": self.uid},
+            "spec": {"replicas": self.replicas},
+        }
+        cache.put(DEPLOYMENTS, await api.apply(DEPLOYMENTS, document, manager=SCALE_MANAGER))
+
+
+@dataclass(frozen=True, slots=True)
+class MarkWrite:
+    """Say on a pod that it is on its way out."""
+
+    object: Key
+    uid: str
+    annotations: Mapping[str, str] = field(hash=False)
+
+    @property
+    def key(self) -> WriteKey:
+        return WriteKey("mark", PODS, self.object)
+
+    @property
+    def verb(self) -> str:
+        return "patch"
+
+    def needed(self, cache: Cache) -> bool:
+        it = cache.get(PODS, self.object)
+        if it is None or uid_of(it) != self.uid:
+            return False
+        return not (self.annotations.items() <= (it["metadata"].get("annotations") or {}).items())
+
+    async def carry_out(self, api: Api, cache: Cache) -> None:
+        namespace, name = self.object
+        document = {
+            "apiVersion": PODS.api_version,
+            "kind": PODS.name,
+            "metadata": {"name": name, "namespace": namespace, "uid": self.uid, "annotations": dict(self.annotations)},
+        }
+        cache.put(PODS, await api.apply(PODS, document, manager=DRAIN_MANAGER))
+
+
+@dataclass(frozen=True, slots=True)
+class DeletePod:
+    """End this very pod; its Deployment makes another where one is wanted."""
+
+    object: Key
+    uid: str
+    why: str
+
+    @property
+    def key(self) -> WriteKey:
+        return WriteKey("delete", PODS, self.object)
+
+    @property
+    def verb(self) -> str:
+        return "delete"
+
+    def needed(self, cache: Cache) -> bool:
+        it = cache.get(PODS, self.object)
+        return it is not None and uid_of(it) == self.uid and "deletionTimestamp" not in it["metadata"]
+
+    async def carry_out(self, api: Api, cache: Cache) -> None:
+        namespace, name = self.object
+        await api.delete(PODS, namespace, name, uid=self.uid)
+        if (now := await api.get(PODS, namespace, name)) is not None:
+            cache.put(PODS, now)
+        elif (it := cache.get(PODS, self.object)) is not None and uid_of(it) == self.uid:
+            cache.remove(PODS, it)
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteDeployment:
+    """Remove an old revision that has no pods. The API server is asked whether that is so: a cache may be behind."""
+
+    object: Key
+    uid: str
+    pool: str
+    revision: str
+
+    @property
+    def key(self) -> WriteKey:
+        return WriteKey("delete", DEPLOYMENTS, self.object)
+
+    @property
+    def verb(self) -> str:
+        return "delete"
+
+    def needed(self, cache: Cache) -> bool:
+        it = cache.get(DEPLOYMENTS, self.object)
+        return it is not None and uid_of(it) == self.uid and "deletionTimestamp" not in it["metadata"]
+
+    async def carry_out(self, api: Api, cache: Cache) -> None:
+        namespace, name = self.object
+        selector = f"{POOL_LABEL}={self.pool},{REVISION_LABEL}={self.revision}"
+        pods, _ = await api.list(PODS, namespace, selector=selector, fresh=True)
+        if pods:
+            for pod in pods:
+                cache.put(PODS, pod)
+            return
+        it = cache.get(DEPLOYMENTS, self.object)
+        await api.delete(DEPLOYMENTS, namespace, name, uid=self.uid)
+        if it is not None and uid_of(it) == self.uid:
+            cache.remove(DEPLOYMENTS, it)
+
+
+def scaled_by_us(deployment: Object) -> bool:
+    return any(
+        entry.get("manager") == SCALE_MANAGER and entry.get("operation") == "Apply"
+        for entry in deployment["metadata"].get("managedFields") or ()
+    )
+
+
+def covers(found: object, wanted: object) -> bool:
+    """Whether everything wanted is found; what the server has filled in besides does not matter."""
+    if isinstance(wanted, dict):
+        return isinstance(found, dict) and all(covers(found.get(key), value) for key, value in wanted.items())
+    if isinstance(wanted, list):
+        return (
+            isinstance(found, list)
+            and len(found) == len(wanted)
+            and all(covers(one, other) for one, other in zip(found, wanted, strict=True))
+        )
+    return found == wanted or (found is None and wanted == "")

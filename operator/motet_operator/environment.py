@@ -1,0 +1,28 @@
+"""What the operator tells a runner through its environment, the same as a process and as a pod."""
+
+from motet_operator.reconcile import RunnerTemplate
+
+
+def runner_environment(pool: str, revision: str, template: RunnerTemplate) -> dict[str, str]:
+    engine = template.engine
+    named = {
+        "POOL": pool,
+        "GROUP": str(template.group),
+        "REVISION": revision,
+        "MODEL_URI": template.model_uri,
+        "MODEL_DIGEST": template.model_digest,
+        "MODEL_REVISION": template.model_revision,
+        "MODEL_CREDENTIALS": template.model_credentials,
+        "PRESET": engine.preset,
+        "DTYPE": engine.dtype,
+        "DEVICE": engine.device,
+        "MAX_LORA_RANK": engine.max_lora_rank,
+        "MAX_RESIDENT_ADAPTERS": engine.max_resident_adapters,
+        "MAX_CACHED_ADAPTERS": engine.max_cached_adapters,
+        "MAX_MODEL_LENGTH": engine.max_model_length,
+        "MAX_CONCURRENT_SEQUENCES": engine.max_concurrent_sequences,
+        "MEMORY_UTILIZATION_PERCENT": engine.memory_utilization_percent,
+        "KV_CACHE_MIB": engine.kv_cache_mib,
+        "PREFILL_CHUNK_TOKENS": engine.prefill_chunk_tokens,
+    }
+    return {f"MOTET_RUNNER_{name}": str(value) for name, value in named.items() if value not in (None, "")}

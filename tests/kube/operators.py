@@ -1,0 +1,222 @@
+"""The operator as a process on the test cluster: with a ServiceAccount's rights, beside others of its kind or alone."""
+
+import os
+import sys
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from motet.resources.crd import KINDS
+from tests.kube.cluster import Cluster
+from tests.kube.network import CONTROL_PLANE, Network
+from tests.kube.programs import Program
+from tests.repo.tree import ROOT
+
+TIME_SCALE = 0.05
+TEMPLATE = {
+    "metadata": {},
+    "spec": {
+        "containers": [
+            {
+                "name": "runner",
+                "image": "motet/runner:test",
+                "env": [{"name": "MOTET_RUNNER_INSTANCE", "value": "$(POD_NAME)"}],
+            }
+        ]
+    },
+}
+RULES = [
+    {"apiGroups": ["motet.dev"], "resources": ["loraadapters", "servingpools"], "verbs": ["list", "watch"]},
+    {"apiGroups": ["motet.dev"], "resources": ["loraadapters/status", "servingpools/status"], "verbs": ["patch"]},
+    {"apiGroups": [""], "resources": ["namespaces"], "verbs": ["list", "watch"]},
+    {"apiGroups": [""], "resources": ["events"], "verbs": ["create", "patch"]},
+]
+POOL_RULES = [
+    {
+        "apiGroups": ["apps"],
+        "resources": ["deployments"],
+        "verbs": ["list", "watch", "create", "patch", "delete"],
+    },
+    {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch", "patch", "delete"]},
+]
+LEASE_RULES = [{"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "update"]}]
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where one test's operators are at home: a namespace for themselves, one for pools, and the rights for both."""
+
+    cluster: Cluster
+    name: str
+    kubeconfig: Path
+    template: Path
+    folder: Path
+
+    @property
+    def home(self) -> str:
+        return f"{self.name}-system"
+
+    @property
+    def pools(self) -> str:
+        return f"{self.name}-pools"
+
+    @property
+    def user(self) -> str:
+        return f"system:serviceaccount:{self.home}:operator"
+
+    def pool(self, name: str = "demo", **spec: Any) -> dict[str, Any]:
+        spec = {"model": {"uri": "hf://acme/base"}, "allowedNamespaces": {"from": "All"}} | spec
+        return _resource("ServingPool", name, self.pools, spec)
+
+    def adapter(self, name: str, tenant: str, pool: str = "demo", **spec: Any) -> dict[str, Any]:
+        reference = {"name": pool, "namespace": self.pools}
+        return _resource(
+            "LoRAAdapter", name, tenant, {"poolRef": reference, "source": {"uri": f"hf://acme/{name}"}} | spec
+        )
+
+    def conditions(self, kind: str, name: str, namespace: str) -> dict[str, dict[str, Any]]:
+        found = self.cluster.get(kind, name, f"--namespace={namespace}").get("status", {}).get("conditions", [])
+        return {one["type"]: one for one in found}
+
+    def ready_reason(self, kind: str, name: str, namespace: str) -> str:
+        return str(self.conditions(kind, name, namespace)["Ready"]["reason"])
+
+    def tenant(self, suffix: str = "tenant", **labels: str) -> str:
+        name = f"{self.name}-{suffix}"
+        self.cluster.apply(
+            {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": dict(labels)}}
+        )
+        return name
+
+
+@contextmanager
+def site(cluster: Cluster, folder: Path) -> Iterator[Site]:
+    name = f"site-{uuid.uuid4().hex[:6]}"
+    apply_definitions(cluster)
+    template = folder / f"{name}.yaml"
+    template.write_text(yaml.safe_dump(TEMPLATE))
+    home, pools = f"{name}-system", f"{name}-pools"
+    account = {"kind": "ServiceAccount", "name": "operator", "namespace": home}
+    cluster.apply(
+        *(_plain("v1", "Namespace", each) for each in (home, pools)),
+        _plain("v1", "ServiceAccount", "operator", home),
+        *_granted("ClusterRole", name, "", RULES, account),
+        *_granted("Role", name, pools, POOL_RULES, account),
+        *_granted("Role", name, home, LEASE_RULES, account),
+    )
+    try:
+        yield Site(cluster, name, cluster.kubeconfig_for("operator", home), template, folder)
+    finally:
+        namespaces = [one["metadata"]["name"] for one in cluster.items("namespaces")]
+        ours = [each for each in namespaces if each.startswith(f"{name}-")]
+        cluster.kubectl("delete", "namespace", *ours, "--wait=false")
+        for kind in ("clusterrole", "clusterrolebinding"):
+            cluster.kubectl("delete", kind, name, "--ignore-not-found")
+
+
+def apply_definitions(cluster: Cluster) -> None:
+    for kind in KINDS:
+        cluster.apply(yaml.safe_load((ROOT / "crds" / kind.file_name).read_text()))
+        cluster.kubectl("wait", "--for=condition=Established", f"crd/{kind.crd_name}", "--timeout=20s")
+
+
+def role(site: Site, rules: list[dict[str, Any]]) -> dict[str, Any]:
+    """The operator's Role in the namespace of its pools, to be applied with other rules."""
+    account = {"kind": "ServiceAccount", "name": "operator", "namespace": site.home}
+    return _granted("Role", site.name, site.pools, rules, account)[0]
+
+
+def _resource(kind: str, name: str, namespace: str, spec: dict[str, Any]) -> dict[str, Any]:
+    return _plain("motet.dev/v1alpha1", kind, name, namespace) | {"spec": spec}
+
+
+def _plain(version: str, kind: str, name: str, namespace: str = "") -> dict[str, Any]:
+    metadata = {"name": name} | ({"namespace": namespace} if namespace else {})
+    return {"apiVersion": version, "kind": kind, "metadata": metadata}
+
+
+def _granted(
+    kind: str, name: str, namespace: str, rules: list[dict[str, Any]], subject: dict[str, str]
+) -> list[dict[str, Any]]:
+    group = "rbac.authorization.k8s.io"
+    reference = {"apiGroup": group, "kind": kind, "name": name}
+    return [
+        _plain(f"{group}/v1", kind, name, namespace) | {"rules": rules},
+        _plain(f"{group}/v1", f"{kind}Binding", name, namespace) | {"roleRef": reference, "subjects": [subject]},
+    ]
+
+
+@dataclass
+class Operator:
+    """One replica."""
+
+    site: Site
+    name: str = "operator-0"
+    lease: bool = False
+    kubeconfig: Path | None = None
+    """Another way to the API server, such as through a proxy."""
+
+    env: dict[str, str] = field(default_factory=dict)
+    port: int = 9090
+    program: Program = field(init=False)
+
+    def __post_init__(self) -> None:
+        site = self.site
+        kubeconfig = str(self.kubeconfig or site.kubeconfig)
+        env = {
+            "MOTET_DATA_DIR": str(site.folder / self.name),
+            "MOTET_TIME_SCALE": str(TIME_SCALE),
+            "MOTET_METRICS_ADDRESS": f"{CONTROL_PLANE}:{self.port}",
+            "MOTET_SCHEDULER_ADDRESS": f"unix:{site.folder}/scheduler.sock",
+            "MOTET_CLUSTER_KUBECONFIG": kubeconfig,
+            "MOTET_CLUSTER_NAMESPACE": site.home,
+            "MOTET_CLUSTER_POOL_NAMESPACES": f'["{site.pools}"]',
+            "MOTET_CLUSTER_RUNNER_TEMPLATE": str(site.template),
+            "POD_NAME": self.name,
+        }
+        if self.lease:
+            env |= {
+                "MOTET_LEASE_NAME": "motet-operator",
+                "MOTET_LEASE_NAMESPACE": site.home,
+                "MOTET_LEASE_KUBECONFIG": kubeconfig,
+            }
+        network = site.cluster.network or Network()
+        log = site.folder / f"{site.name}-{self.name}.log"
+        command = [sys.executable, "-P", "-m", "motet_operator.cluster"]
+        self.program = Program(command, log, network, self.is_ready, env={**os.environ, **env, **self.env})
+
+    def __enter__(self) -> "Operator":
+        self.program.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.program.stop()
+
+    def is_ready(self) -> bool:
+        return self.ask("readyz")[0] == 200
+
+    def ask(self, path: str) -> tuple[int, str]:
+        """What it answers on its health port; status 0 when it does not."""
+        try:
+            with (
+                self.site.cluster.inside(),
+                urllib.request.urlopen(f"http://{CONTROL_PLANE}:{self.port}/{path}", timeout=2) as answer,
+            ):
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+        except OSError as error:
+            return 0, str(error)
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric over its labels."""
+        _, text = self.ask("metrics")
+        lines = [line for line in text.splitlines() if line.split("{")[0].split(" ")[0] == name]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines)

@@ -1,0 +1,46 @@
+"""The operator process on a real API server: what tenants and platform teams see of it."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.kube.cluster import Cluster
+from tests.kube.operators import Operator, Site, site
+
+pytestmark = pytest.mark.kube
+
+
+@pytest.fixture(scope="module")
+def home(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with cluster.inside(), site(cluster, tmp_path_factory.mktemp("operator")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def operator(home: Site) -> Iterator[Operator]:
+    with Operator(home) as running:
+        yield running
+
+
+def test_an_adapter_without_its_pool_says_so_and_one_with_it_waits_for_a_runner(
+    cluster: Cluster, home: Site, operator: Operator
+) -> None:
+    tenant = home.tenant()
+    cluster.apply(home.adapter("lonely", tenant, pool="nowhere"))
+    cluster.wait_for(lambda: home.ready_reason("lora", "lonely", tenant) == "PoolNotFound")
+    cluster.apply(home.pool(), home.adapter("legal", tenant))
+    cluster.wait_for(lambda: home.ready_reason("lora", "legal", tenant) == "WaitingForRunner")
+    assert home.conditions("lora", "legal", tenant)["Accepted"]["status"] == "True"
+
+
+def test_a_pool_becomes_a_deployment_of_its_revision_with_as_many_pods(
+    cluster: Cluster, home: Site, operator: Operator
+) -> None:
+    cluster.apply(home.pool("three", replicas=3))
+    where = (f"--namespace={home.pools}", "--selector=motet.dev/pool=three")
+    cluster.wait_for(lambda: len(cluster.items("pods", *where)) == 3)
+    (made,) = cluster.items("deployments", *where)
+    status = cluster.get("spool", "three", f"--namespace={home.pools}")["status"]
+    assert made["metadata"]["name"] == f"three-{status['updateRevision']}"
+    assert made["metadata"]["ownerReferences"][0]["name"] == "three"
+    assert home.ready_reason("spool", "three", home.pools) == "RunnersStarting"
