@@ -95,10 +95,11 @@ def installed(cluster: Cluster, folder: Path, values: dict[str, Any] | None = No
         )
         yield Product(cluster)
     finally:
-        _remove(cluster)
+        remove(cluster)
 
 
-def _remove(cluster: Cluster) -> None:
+def remove(cluster: Cluster) -> None:
+    """All of it, however much of it is there."""
     for namespace in TENANTS:
         cluster.kubectl("delete", "namespace", namespace, "--ignore-not-found", "--timeout=60s")
     for command in (("uninstall", RELEASE, f"--namespace={SYSTEM}", "--wait"), ("uninstall", "motet-crds")):
@@ -108,16 +109,17 @@ def _remove(cluster: Cluster) -> None:
             if "not found" not in str(error):
                 raise
     cluster.kubectl("delete", "namespace", SYSTEM, POOLS, "--ignore-not-found", "--timeout=60s", timeout_s=70)
+    cluster.kubectl("delete", "pv", "motet-demo", "--ignore-not-found", "--timeout=60s")
     # Kept by the chart, since tenants' objects go with them.
     cluster.kubectl("delete", "crd", "loraadapters.motet.dev", "servingpools.motet.dev", "--ignore-not-found")
 
 
-def fill_volume(product: Product, folder: Path) -> None:
-    """The example's claim and Job. Clusters have a provisioner for volumes; here one is made of a folder."""
+def provide_volume(cluster: Cluster, folder: Path) -> None:
+    """What the example's claim will be bound to. Clusters have a provisioner; here a volume is a folder."""
     volume = folder / "volume"
     volume.mkdir(mode=0o777, exist_ok=True)
     volume.chmod(0o777)
-    product.cluster.apply(
+    cluster.apply(
         {
             "apiVersion": "v1",
             "kind": "PersistentVolume",
@@ -131,6 +133,11 @@ def fill_volume(product: Product, folder: Path) -> None:
             },
         }
     )
+
+
+def fill_volume(product: Product, folder: Path) -> None:
+    """The example's claim and Job."""
+    provide_volume(product.cluster, folder)
     product.cluster.kubectl("apply", "--server-side", f"--filename={EXAMPLES / 'demo-volume.yaml'}")
     product.cluster.kubectl(
         "wait", "--for=condition=Complete", "job/motet-demo-volume", f"--namespace={POOLS}", "--timeout=60s"

@@ -1,0 +1,38 @@
+"""Somebody who reads a page and types what it says, on the test cluster."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.docs.blocks import Shell
+from tests.kube.cluster import Cluster
+from tests.repo.tree import ROOT
+from tools.kube.locate import find
+
+# What pages take from the repository.
+FOLDERS = ("charts", "examples", "crds")
+
+
+@contextmanager
+def reader(cluster: Cluster, folder: Path, *, timeout_s: float = 330) -> Iterator[Shell]:
+    """In a copy of the repository, with kubectl and helm in the PATH and the cluster as their own."""
+    here, tools, scratch = (folder / name for name in ("motet", "tools", "scratch"))
+    for name in FOLDERS:
+        ignored = shutil.ignore_patterns(".mypy_cache", "__pycache__", "volumes")
+        shutil.copytree(ROOT / name, here / name, symlinks=True, ignore=ignored)
+    for one in (tools, scratch):
+        one.mkdir()
+    helm = find("helm")
+    assert helm is not None, "helm is not built: run make kube"
+    (tools / "kubectl").symlink_to(cluster.tool)
+    (tools / "helm").symlink_to(helm)
+    env = {
+        "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
+        "HOME": str(scratch),
+        "KUBECONFIG": str(cluster.kubeconfig),
+        "LANG": "C.UTF-8",
+    }
+    with cluster.inside(), Shell(here, scratch=scratch, env=env, timeout_s=timeout_s) as shell:
+        yield shell
