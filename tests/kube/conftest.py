@@ -9,6 +9,8 @@ import pytest
 
 from tests.kube.control_plane import NEEDED, Cluster, control_plane
 from tests.kube.network import CannotIsolate, network
+from tests.kube.nodes import Node, addons
+from tests.kube.nodes import node as one_node
 from tools.kube.locate import find, uses_existing_cluster
 
 
@@ -31,6 +33,15 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             yield started
     except CannotIsolate as error:
         _cannot_run(str(error))
+
+
+@pytest.fixture(scope="session")
+def node(cluster: Cluster) -> Iterator[Node]:
+    """A node that runs pods, for the whole run; what a test breaks of it, it mends."""
+    if cluster.network is None:
+        pytest.skip("runs pods on a node of our own, beside a control plane of our own")
+    with addons(cluster), one_node(cluster, "node-1", 1) as running:
+        yield running
 
 
 def _cannot_run(reason: str) -> NoReturn:

@@ -106,6 +106,7 @@ class _Plane:
             f"--service-account-key-file={self.tokens.certificate}",
             f"--service-account-signing-key-file={self.tokens.key}",
             "--authorization-mode=Node,RBAC",
+            "--anonymous-auth=false",
             "--enable-admission-plugins=NodeRestriction",
             "--allow-privileged",
             "--event-ttl=10m",

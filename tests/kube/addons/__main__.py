@@ -1,0 +1,38 @@
+"""`python -m tests.kube.addons`: cluster DNS and the placing of pods, which on a real cluster run as pods."""
+
+import argparse
+import asyncio
+from pathlib import Path
+
+from tests.kube.addons.dns import Names, Resolver
+from tests.kube.addons.scheduler import Scheduler
+from tests.kube.api import Api, Mirror
+from tests.kube.network import DNS
+
+
+async def run(scheduler: Path, dns: Path, ready: Path) -> None:
+    async with Api(scheduler) as places, Api(dns) as reads, asyncio.TaskGroup() as tasks:
+        services = Mirror(reads, "/api/v1/services")
+        slices = Mirror(reads, "/apis/discovery.k8s.io/v1/endpointslices")
+        names = Names(services, slices)
+        loop = asyncio.get_running_loop()
+        await loop.create_datagram_endpoint(lambda: Resolver(names.addresses), local_addr=(DNS, 53))
+        tasks.create_task(services.run())
+        tasks.create_task(slices.run())
+        tasks.create_task(Scheduler(places).run())
+        await services.synced.wait()
+        await slices.synced.wait()
+        ready.touch()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.kube.addons", description=__doc__)
+    parser.add_argument("--scheduler-kubeconfig", type=Path, required=True)
+    parser.add_argument("--dns-kubeconfig", type=Path, required=True)
+    parser.add_argument("--ready-file", type=Path, required=True, help="appears when both know the cluster")
+    given = parser.parse_args()
+    asyncio.run(run(given.scheduler_kubeconfig, given.dns_kubeconfig, given.ready_file))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""Faults that a test asks for, over a socket in the kubelet's folder: one line of JSON each way."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+
+@dataclass
+class Faults:
+    """What is to go wrong, until it is taken back."""
+
+    lies: dict[tuple[str, str], bool] = field(default_factory=dict)
+    """What a probe says whatever is the case: by `namespace/pod` and liveness, readiness or startup."""
+    start_delay_s: float = 0.0
+    """Before each container, as a slow image pull."""
+    silent: bool = False
+    """The node tells the API server nothing: no Lease, no status, neither its own nor its pods'."""
+
+
+Handler = Callable[[dict[str, Any]], Awaitable[object]]
+
+
+async def serve(socket: Path, handler: Handler) -> asyncio.AbstractServer:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            try:
+                said: object = {"ok": await handler(orjson.loads(await reader.readline()))}
+            except Exception as error:  # the test that asked gets to see it
+                said = {"error": f"{type(error).__name__}: {error}"}
+            writer.write(orjson.dumps(said) + b"\n")
+            await writer.drain()
+        finally:
+            writer.close()
+
+    return await asyncio.start_unix_server(answer, socket)

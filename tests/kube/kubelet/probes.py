@@ -1,0 +1,42 @@
+"""A probe: asked again and again, believed when it said the same often enough."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from tests.kube.api import Object
+
+Ask = Callable[[], Awaitable[bool]]
+
+
+async def verdicts(probe: Object, ask: Ask, *, initially: bool | None, time_scale: float) -> AsyncIterator[bool]:
+    """What to believe from now on, each time that changes; also each further time that a failed one fails, since a
+    container that was not stopped for the first failure is for the next."""
+    believed, run, last = initially, 0, None
+    wanted = {True: probe.get("successThreshold", 1), False: probe.get("failureThreshold", 3)}
+    await asyncio.sleep(probe.get("initialDelaySeconds", 0) * time_scale)
+    while True:
+        well = await ask()
+        run = run + 1 if well == last else 1
+        last = well
+        if run >= wanted[well] and (believed != well or not well):
+            believed, run = well, 0
+            yield well
+        await asyncio.sleep(probe.get("periodSeconds", 10) * time_scale)
+
+
+class Backoff:
+    """How long to wait before the next start: not at all, then ten seconds, doubling to five minutes; ten minutes of
+    running clear it."""
+
+    FIRST_S, LAST_S, FORGIVEN_S = 10.0, 300.0, 600.0
+
+    def __init__(self, time_scale: float, *, at_once_first: bool) -> None:
+        self._scale, self._at_once = time_scale, at_once_first
+        self._failures = 0
+
+    def next(self, ran_s: float) -> float:
+        if ran_s >= self.FORGIVEN_S * self._scale:
+            self._failures = 0
+        self._failures += 1
+        doublings = self._failures - (2 if self._at_once else 1)
+        return 0.0 if doublings < 0 else min(self.FIRST_S * 2.0 ** min(doublings, 10), self.LAST_S) * self._scale

@@ -1,0 +1,140 @@
+"""Nodes as a test has them: started, broken, asked for what their pods do."""
+
+import json
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.kube.cluster import Cluster, identity
+from tests.kube.network import node_address
+from tests.kube.programs import Program
+from tests.repo.tree import ROOT
+
+TIME_SCALE = 0.1
+"""Back-off and probe periods of the tests' kubelets, as a part of what a manifest says."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A kubelet that runs pods. Pods are named `namespace/name`; no container means the first one."""
+
+    name: str
+    address: str
+    folder: Path
+    program: Program
+
+    def kill(self, pod: str, container: str = "") -> None:
+        """SIGKILL to all processes of a container."""
+        self._signal(pod, container, 9)
+
+    def out_of_memory(self, pod: str, container: str = "") -> None:
+        """As the kernel does it, and with the reason that a runtime finds in the cgroup."""
+        self._signal(pod, container, 9, "OOMKilled")
+
+    def pause(self, pod: str, container: str = "") -> None:
+        """SIGSTOP: alive, connected, silent."""
+        self._signal(pod, container, 19)
+
+    def resume(self, pod: str, container: str = "") -> None:
+        self._signal(pod, container, 18)
+
+    def lie(self, pod: str, probe: str, says: bool | None) -> None:
+        """What the pod's liveness, readiness or startup probe finds from now on; None for the truth."""
+        self._ask(do="lie", pod=pod, probe=probe, says=says)
+
+    def delay_starts(self, seconds: float) -> None:
+        """Of every container from now on."""
+        self._ask(do="delay", seconds=seconds)
+
+    @contextmanager
+    def silent(self) -> Iterator[None]:
+        """It runs its pods and tells nobody: no Lease, no status."""
+        self._ask(do="silence", on=True)
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                self._ask(do="silence", on=False)
+
+    def lose(self) -> None:
+        """Power cut: every process of the node is gone at once. `program.start()` brings the node back."""
+        self.program.kill()
+
+    def execute(self, pod: str, *command: str, container: str = "", timeout_s: float = 20) -> tuple[int, str]:
+        """Exit status and output of a command in a container, as `kubectl exec` would give them."""
+        code, said = self._ask(do="exec", pod=pod, container=container, command=command, timeout_s=timeout_s)
+        return code, said
+
+    def _signal(self, pod: str, container: str, number: int, reason: str = "") -> None:
+        self._ask(do="signal", pod=pod, container=container, signal=number, reason=reason)
+
+    def _ask(self, **asked: object) -> Any:
+        """Raises AssertionError with what the kubelet says against it."""
+        with socket.socket(socket.AF_UNIX) as wire:
+            wire.settimeout(30)
+            wire.connect(str(self.folder / "faults.sock"))
+            wire.sendall(json.dumps(asked).encode() + b"\n")
+            with wire.makefile("rb") as answers:
+                answer = json.loads(answers.readline())
+        assert "error" not in answer, answer["error"]
+        return answer["ok"]
+
+
+@contextmanager
+def node(
+    cluster: Cluster,
+    name: str,
+    number: int,
+    *,
+    gpus: int = 0,
+    labels: dict[str, str] | None = None,
+    time_scale: float = TIME_SCALE,
+) -> Iterator[Node]:
+    """One more node, ready; with it go its pods. `number` (1 to 99) is unlike any other's and gives its addresses."""
+    assert cluster.network is not None, "nodes are added to our own cluster only"
+    assert cluster.authority is not None
+    folder = cluster.folder / name
+    folder.mkdir(exist_ok=True)
+    address = node_address(number)
+    serving = cluster.authority.serving(f"{name}-serving", [address, name])
+    command = [
+        sys.executable, "-m", "tests.kube.kubelet",
+        f"--name={name}", f"--number={number}", f"--folder={folder}", f"--gpus={gpus}", f"--time-scale={time_scale}",
+        f"--kubeconfig={identity(cluster.authority, cluster.folder, f'system:node:{name}', 'system:nodes')}",
+        f"--certificate={serving.certificate}", f"--key={serving.key}",
+        *(f"--label={label}={value}" for label, value in (labels or {}).items()),
+    ]  # fmt: skip
+    ready = folder / "ready"
+
+    def is_ready() -> bool:
+        return ready.exists()
+
+    program = Program(command, cluster.folder / f"{name}.log", cluster.network, is_ready, cwd=ROOT)
+    with program:
+        cluster.kubectl("wait", "--for=condition=Ready", f"node/{name}", "--timeout=30s")
+        # The controllers keep pods off a new node until they have seen that it is ready.
+        cluster.wait_for(lambda: not cluster.get("node", name)["spec"].get("taints"), f"{name} without taints")
+        yield Node(name, address, folder, program)
+    with suppress(Exception):
+        cluster.kubectl("delete", "node", name, "--wait=false", "--ignore-not-found")
+
+
+@contextmanager
+def addons(cluster: Cluster) -> Iterator[Program]:
+    """Cluster DNS and the placing of pods."""
+    assert cluster.network is not None
+    assert cluster.authority is not None
+    ready = cluster.folder / "addons-ready"
+    command = [
+        sys.executable, "-m", "tests.kube.addons",
+        f"--scheduler-kubeconfig={identity(cluster.authority, cluster.folder, 'system:kube-scheduler')}",
+        f"--dns-kubeconfig={identity(cluster.authority, cluster.folder, 'motet-test:dns', 'system:masters')}",
+        f"--ready-file={ready}",
+    ]  # fmt: skip
+    with ExitStack() as running:
+        program = Program(command, cluster.folder / "addons.log", cluster.network, ready.exists, cwd=ROOT)
+        yield running.enter_context(program)

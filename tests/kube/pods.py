@@ -1,0 +1,95 @@
+"""Manifests of small pods, for tests that are about pods and not about what runs in them."""
+
+import uuid
+from typing import Any
+
+from tests.kube.cluster import Cluster
+
+
+def pod(namespace: str, *containers: dict[str, Any], name: str = "", **spec: Any) -> dict[str, Any]:
+    """Ends within a second when asked to, unless `spec` says otherwise."""
+    metadata = {"name": name or f"pod-{uuid.uuid4().hex[:6]}", "namespace": namespace}
+    metadata |= {part: spec.pop(part) for part in ("labels", "annotations") if part in spec}
+    named = [{"name": "main", **one} for one in containers]
+    whole = {"containers": named, "terminationGracePeriodSeconds": 1, **spec}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": whole}
+
+
+def shell(script: str, **more: Any) -> dict[str, Any]:
+    """A container that runs a script of the shell; `exec` in it makes a program the first process."""
+    return {"image": "busybox", "command": ["sh", "-c", script], **more}
+
+
+def python(code: str, **more: Any) -> dict[str, Any]:
+    """A container that runs a little Python, with everything this environment has."""
+    return {"image": "python", "command": ["python", "-u", "-c", code], **more}
+
+
+IDLE = "trap 'exit 0' TERM; sleep 600 & wait"
+"""A script that waits to be ended."""
+
+
+class Pods:
+    """The pods of one namespace."""
+
+    def __init__(self, cluster: Cluster, namespace: str) -> None:
+        self.cluster, self.namespace = cluster, namespace
+
+    def run(self, *containers: dict[str, Any], **spec: Any) -> str:
+        """The name of a new pod."""
+        made = pod(self.namespace, *containers, **spec)
+        self.cluster.apply(made)
+        name: str = made["metadata"]["name"]
+        return name
+
+    def path(self, name: str) -> str:
+        """How a node calls it."""
+        return f"{self.namespace}/{name}"
+
+    def get(self, name: str) -> dict[str, Any]:
+        return self.cluster.get("pod", name, f"--namespace={self.namespace}")
+
+    def status(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.get(name)["status"]
+        return found
+
+    def container(self, name: str, container: str = "main") -> dict[str, Any]:
+        """Its entry in `containerStatuses` or `initContainerStatuses`."""
+        status = self.status(name)
+        every = [*status.get("containerStatuses", ()), *status.get("initContainerStatuses", ())]
+        return {one["name"]: one for one in every}[container]
+
+    def condition(self, name: str, kind: str) -> dict[str, Any]:
+        return {one["type"]: one for one in self.status(name)["conditions"]}[kind]
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        return self.cluster.items(
+            "events", f"--namespace={self.namespace}", f"--field-selector=involvedObject.name={name}"
+        )
+
+    def wait_ready(self, name: str, *, within_s: int = 20) -> None:
+        """Raises Refused when it is not in time."""
+        self.wait(name, "condition=Ready", within_s=within_s)
+
+    def wait_phase(self, name: str, phase: str, *, within_s: int = 20) -> None:
+        self.wait(name, f"jsonpath={{.status.phase}}={phase}", within_s=within_s)
+
+    def wait(self, name: str, what: str, *, within_s: int = 20) -> None:
+        self.cluster.kubectl(
+            "wait", f"--for={what}", f"pod/{name}", f"--namespace={self.namespace}", f"--timeout={within_s}s"
+        )
+
+    def finish(self, *containers: dict[str, Any], **spec: Any) -> str:
+        """Run it once, to its end, and give what it wrote."""
+        name = self.run(*containers, **{"restartPolicy": "Never", **spec})
+        self.cluster.wait_for(
+            lambda: self.status(name)["phase"] in ("Succeeded", "Failed"), f"the end of {name}", within_s=30
+        )
+        return self.logs(name)
+
+    def logs(self, name: str, *arguments: str) -> str:
+        return self.cluster.logs(name, self.namespace, *arguments)
+
+    def delete(self, name: str, *arguments: str) -> None:
+        """And wait until it is gone."""
+        self.cluster.kubectl("delete", "pod", name, f"--namespace={self.namespace}", *arguments)
