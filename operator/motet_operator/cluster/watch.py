@@ -98,15 +98,19 @@ class Engine:
 
     async def run(self) -> None:
         """Until cancelled."""
-        stopping = threading.Event()
-        stop: list[Callable[[], None]] = []
-        done = asyncio.Event()
-        thread = threading.Thread(
-            target=self._live, args=(stopping, stop, done), name=f"watch {self._name}", daemon=True
-        )
+        stopping, done = threading.Event(), asyncio.Event()
+
+        def live() -> None:
+            try:
+                self._live(stopping)
+            finally:
+                self._tell(done.set)
+
+        thread = threading.Thread(target=live, name=f"watch {self._name}", daemon=True)
         thread.start()
         try:
             await done.wait()
+            raise RuntimeError(f"the watch layer {self._name} has ended for good")
         finally:
             stopping.set()
             self._end_this_life()
@@ -114,21 +118,20 @@ class Engine:
 
     # ---------------------------------------------------------------------------------------- in the engine's thread
 
-    def _live(self, stopping: threading.Event, done: asyncio.Event) -> None:
+    def _live(self, stopping: threading.Event) -> None:
         waits = iter(Waits(self._scale))
         while not stopping.is_set():
             began = time.monotonic()
             try:
                 asyncio.run(self._engine(stopping))
-            except BaseException as error:
+            except BaseException as error:  # whatever ended it, it starts again
                 log.warning("the watch layer ended and starts again", engine=self._name, error=f"{error!r:.500}")
             if stopping.is_set():
-                break
+                return
             if time.monotonic() - began > 60 * self._scale:
                 waits = iter(Waits(self._scale))
             self._tell(self._restarted)
             stopping.wait(next(waits))
-        self._tell(done.set)
 
     async def _engine(self, stopping: threading.Event) -> None:
         loop = asyncio.get_running_loop()
