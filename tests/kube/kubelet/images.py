@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.repo.tree import ROOT
 
-_REFERENCE = re.compile(r"(?:.*/)?(?P<name>[^/:@]+/[^/:@]+|[^/:@]+)(?::[\w.-]+)?(?:@sha256:[0-9a-f]{64})?")
+_REFERENCE = re.compile(r"(?:.+?/)??(?P<name>[^/:@]+/[^/:@]+|[^/:@]+)(?::[\w.-]+)?(?:@sha256:[0-9a-f]{64})?")
 _MODULE = re.compile(r"motet_(\w+)(\.\w+)*")
 
 
@@ -27,6 +27,8 @@ class Image:
     """Numeric, with or without a group; empty is root."""
     folder: str = "/"
     env: dict[str, str] = field(default_factory=dict)
+    users: tuple[tuple[str, int], ...] = ()
+    """Name and number of those that its build adds."""
 
 
 FOR_TESTS = {
@@ -76,6 +78,9 @@ def parse(dockerfile: str) -> Image:
         user=words.get("USER", ""),
         folder=words.get("WORKDIR", "/"),
         env=env,
+        users=tuple(
+            (name, int(number)) for number, name in re.findall(r"useradd\b.*--uid (\d+).* (\w+)$", words.get("RUN", ""))
+        ),
     )
 
 
