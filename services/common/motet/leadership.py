@@ -1,6 +1,6 @@
 """Who leads, and in which term. This is the local half: a lock file with a counter that survives everything.
 
-A term never repeats: the counter is on disk before anyone hears of it. In a cluster a Lease takes this place.
+A term never repeats: the counter is on disk before anyone hears of it. In a cluster a Lease takes this place (`lease`).
 """
 
 import fcntl
@@ -8,9 +8,18 @@ import os
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from motet.errors import StateDirectoryError
+
+
+class Leadership(Protocol):
+    """The right to act, under a number that no other holder of it has."""
+
+    term: int
+
+    def exceed(self, term: int) -> int:
+        """Make the term higher than one that somebody reports to have seen; gives the term from now on."""
 
 
 class LocalLeadership:

@@ -5,9 +5,9 @@ else in the code reads the environment.
 """
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -72,3 +72,41 @@ class Database(BaseSettings):
 
     def url(self, process: ProcessSettings) -> str:
         return self.database_url or f"sqlite+aiosqlite:///{process.data_dir.absolute() / 'motet.db'}"
+
+
+class LeaseSettings(BaseSettings):
+    """Which Lease decides who leads, and how quickly."""
+
+    model_config = SettingsConfigDict(env_prefix="MOTET_LEASE_", frozen=True, extra="ignore", populate_by_name=True)
+
+    name: str = ""
+    """The Lease that candidates compete for. Empty: a lock file in the state directory decides, for one machine."""
+
+    namespace: str = ""
+    """The namespace of the Lease."""
+
+    seconds: float = Field(15.0, gt=0)
+    """How long a leader that has died without a word keeps the others waiting, before the time scale."""
+
+    renew_seconds: float = Field(10.0, gt=0)
+    """A leader that could not renew its Lease for this long ends itself, before the time scale."""
+
+    retry_seconds: float = Field(2.0, gt=0)
+    """Time between renewals, and between a candidate's looks at the Lease at the longest, before the time scale."""
+
+    kubeconfig: Path | None = None
+    """How to reach the cluster from outside of it. Unset: as the ServiceAccount of this pod."""
+
+    pod_name: str = Field("", validation_alias="POD_NAME")
+    """POD_NAME: the pod this is, for people who look at the Lease."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if not self.retry_seconds < self.renew_seconds < self.seconds:
+            raise ValueError(
+                "MOTET_LEASE_RETRY_SECONDS < MOTET_LEASE_RENEW_SECONDS < MOTET_LEASE_SECONDS must hold: a leader gives "
+                "up before another may take over"
+            )
+        if self.name and not self.namespace:
+            raise ValueError("MOTET_LEASE_NAMESPACE must name the namespace of the Lease MOTET_LEASE_NAME")
+        return self

@@ -1,0 +1,326 @@
+"""Who leads, in a cluster: one candidate of several holds a Lease. The other half is `leadership`, for one machine.
+
+Time is measured, never compared: a holder counts from when it asked for its last renewal, the others from when they
+last saw the Lease change, each on its own monotonic clock. A holder gives up `renew` seconds after the last renewal
+that came through, before anybody may take the Lease after `lease` seconds. Even so two may act for a moment, as
+when a process was stopped and goes on: so everything that acts carries the term, which grows with each holder.
+"""
+
+import asyncio
+import math
+import os
+import random
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Protocol, Self
+
+import structlog
+
+from motet.clock import Clock, monotonic
+from motet.errors import SetupError
+from motet.kube import CONFLICT, FORBIDDEN, NOT_FOUND, Object, Refused, Unreachable
+from motet.settings import LeaseSettings
+
+log = structlog.get_logger(__name__)
+
+TERM = "motet.dev/term"
+ADDRESS = "motet.dev/address"
+
+RELEASE_SECONDS = 2.0
+SHORTEST_REQUEST_SECONDS = 1.0
+LOST_LEADERSHIP = 1
+"""Exit status: start this process again, as a candidate."""
+
+
+class LeaseApi(Protocol):
+    """What an election needs of the API server: get, create and update on one Lease."""
+
+    async def get(self, path: str, *, seconds: float) -> Object: ...
+    async def post(self, path: str, body: Object, *, seconds: float) -> Object: ...
+    async def put(self, path: str, body: Object, *, seconds: float) -> Object: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What a Lease says."""
+
+    holder: str
+    seconds: float
+    renewed: str
+    transitions: int
+    term: int
+    address: str
+
+    @classmethod
+    def of(cls, lease: Object) -> Self:
+        spec, notes = lease.get("spec") or {}, lease["metadata"].get("annotations") or {}
+        transitions, term = int(spec.get("leaseTransitions") or 0), notes.get(TERM, "0")
+        return cls(
+            holder=spec.get("holderIdentity") or "",
+            seconds=float(spec.get("leaseDurationSeconds") or 0),
+            renewed=spec.get("renewTime") or "",
+            transitions=transitions,
+            # Damaged: the time is above any counter that elections alone can have reached.
+            term=max(transitions, int(term)) if term.isdecimal() else int(time.time()),
+            address=notes.get(ADDRESS, ""),
+        )
+
+
+def end_process(why: str) -> None:
+    """At once: whatever this process still does, it does without a right to."""
+    try:
+        log.critical("leadership lost; this process ends", why=why)
+        sys.stderr.flush()
+    finally:  # whatever has become of the log
+        os._exit(LOST_LEADERSHIP)
+
+
+class Election:
+    """A candidate while it is entered: stands by, may win, and then leads until it is left or the process ends.
+
+    Entering raises SetupError when the API server forbids what an election needs. Leaving hands the Lease back, so that
+    the next leader need not wait. `term` and `exceed` count from the moment it was won.
+    """
+
+    def __init__(
+        self,
+        api: LeaseApi,
+        settings: LeaseSettings,
+        *,
+        address: str = "",
+        time_scale: float = 1.0,
+        clock: Clock = monotonic,
+        lost: Callable[[str], None] = end_process,
+    ) -> None:
+        self.identity = f"{settings.pod_name or os.uname().nodename}-{secrets.token_hex(4)}"
+        """New at every start: nobody is taken for a predecessor of the same name."""
+        self.term = 0
+        self._api = api
+        self._name, self._namespace = settings.name, settings.namespace
+        self._address = address
+        self._lease_seconds = settings.seconds * time_scale
+        self._renew_seconds = settings.renew_seconds * time_scale
+        self._retry_seconds = settings.retry_seconds * time_scale
+        self._clock = clock
+        self._lost = lost
+        self._seen: Record | None = None
+        self._seen_at = 0.0
+        self._lease: Object | None = None
+        self._leads = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._campaign: asyncio.Task[None] | None = None
+        self._watchdog: _Watchdog | None = None
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._turn()
+        except Refused as error:
+            if error.status != FORBIDDEN:
+                raise SetupError(f"the Lease {self._namespace}/{self._name}: {error}") from None
+            raise SetupError(
+                f"{error}. Grant this ServiceAccount get, create and update on leases of coordination.k8s.io in the "
+                f"namespace {self._namespace}."
+            ) from None
+        self._campaign = asyncio.create_task(self._run(), name="election")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._campaign is not None:
+            self._campaign.cancel()
+            await asyncio.gather(self._campaign, return_exceptions=True)
+        if self._leads.is_set():
+            await self._release()
+            self._leads.clear()
+        if self._watchdog is not None:
+            self._watchdog.stop()
+
+    @property
+    def leads(self) -> bool:
+        return self._leads.is_set()
+
+    @property
+    def leader_address(self) -> str:
+        """Where the leader is reached, as last heard; empty: nobody leads, or nobody knows."""
+        return self._seen.address if self._seen is not None and self._seen.holder else ""
+
+    async def won(self) -> None:
+        """Wait until this candidate leads."""
+        await self._leads.wait()
+
+    def exceed(self, term: int) -> int:
+        """Make the term higher than one that somebody reports to have seen. It is written to the Lease at once."""
+        if term >= self.term:
+            self.term = term + 1
+            self._hurry.set()
+        return self.term
+
+    # ---------------------------------------------------------------------------------------------------------- course
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                wait = await self._turn()
+            except Refused as error:
+                log.warning("the API server refuses", lease=self._name, reason=str(error))
+                wait = self._retry_seconds
+            try:
+                async with asyncio.timeout(wait):
+                    await self._hurry.wait()
+                self._hurry.clear()
+            except TimeoutError:
+                pass
+
+    async def _turn(self) -> float:
+        """One look, or one renewal. Gives the time until the next."""
+        asked = self._clock()
+        try:
+            if self._leads.is_set():
+                await self._renew(asked)
+                return max(0.0, asked + self._retry_seconds - self._clock())
+            return await self._look(asked)
+        except Unreachable as error:
+            log.warning("the API server is away", lease=self._name, leads=self._leads.is_set(), reason=str(error))
+            # A request that timed out has taken its time already.
+            return max(self._retry_seconds / 4, asked + self._retry_seconds - self._clock())
+
+    async def _look(self, asked: float) -> float:
+        """Take the Lease when it is free."""
+        lease = await self._get()
+        record = Record.of(lease) if lease is not None else Record("", 0, "", 0, 0, "")
+        if record != self._seen:
+            self._seen, self._seen_at = record, self._clock()
+        # Our own name in it: an earlier attempt of ours came through, and its answer did not.
+        taken = record.holder not in ("", self.identity)
+        free_in = self._seen_at + (record.seconds or self._lease_seconds) - self._clock()
+        if taken and free_in > 0:
+            pause = random.uniform(0.3, 0.5) * self._retry_seconds  # noqa: S311 - spreads load, guards nothing
+            return min(pause, free_in)
+        term = record.term + 1
+        transitions = record.transitions + 1 if lease is not None else 0
+        try:
+            self._lease = await self._write(self._held(lease, term, transitions))
+        except Refused as error:
+            if error.status not in (CONFLICT, NOT_FOUND):
+                raise
+            return 0.0  # another was faster: look who
+        self.term = term
+        self._seen = Record.of(self._lease)
+        self._watchdog = _Watchdog(asked + self._renew_seconds, self._clock, self._lost)
+        self._leads.set()
+        log.info("leads", lease=self._name, identity=self.identity, term=term, after=record.holder)
+        return self._retry_seconds
+
+    async def _renew(self, asked: float) -> None:
+        assert self._lease is not None
+        assert self._watchdog is not None
+        try:
+            self._lease = await self._write(self._held(self._lease, self.term))
+        except Refused as error:
+            if error.status not in (CONFLICT, NOT_FOUND):
+                raise
+            # Somebody has written to it, or removed it: it may still be ours, with another version.
+            self._lease = await self._get()
+            holder = Record.of(self._lease).holder if self._lease is not None else ""
+            if self._lease is not None and holder != self.identity:
+                self._lost(f"{holder or 'nobody'} holds the Lease {self._namespace}/{self._name}")
+                return
+            try:
+                self._lease = await self._write(self._held(self._lease, self.term))
+            except Refused as again:
+                raise Unreachable(f"the Lease changes too fast: {again}") from None
+        self._watchdog.until(asked + self._renew_seconds)
+
+    async def _release(self) -> None:
+        try:
+            async with asyncio.timeout(RELEASE_SECONDS):
+                # A renewal that was under way may still come through, and make the version that we read an old one.
+                while (lease := await self._get()) is not None and Record.of(lease).holder == self.identity:
+                    lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": _now()}
+                    lease["metadata"]["annotations"] |= {TERM: str(self.term), ADDRESS: ""}
+                    with suppress(Refused):
+                        await self._write(lease)
+                        log.info("Lease handed back", lease=self._name, term=self.term)
+                        return
+        except (Refused, Unreachable, TimeoutError) as error:
+            log.warning("the Lease could not be handed back; the next leader waits it out", reason=str(error))
+
+    # ---------------------------------------------------------------------------------------------------------- object
+
+    def _held(self, lease: Object | None, term: int, transitions: int | None = None) -> Object:
+        """The Lease as ours. With `transitions`: it becomes ours now."""
+        old = lease or {"metadata": {"name": self._name, "namespace": self._namespace}, "spec": {}}
+        spec = {
+            **(old.get("spec") or {}),
+            "holderIdentity": self.identity,
+            "leaseDurationSeconds": math.ceil(self._lease_seconds),
+            "renewTime": _now(),
+        }
+        if transitions is not None:
+            spec |= {"acquireTime": spec["renewTime"], "leaseTransitions": transitions}
+        notes = {**(old["metadata"].get("annotations") or {}), TERM: str(term), ADDRESS: self._address}
+        return {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {**old["metadata"], "annotations": notes},
+            "spec": spec,
+        }
+
+    @property
+    def _leases(self) -> str:
+        return f"/apis/coordination.k8s.io/v1/namespaces/{self._namespace}/leases"
+
+    @property
+    def _request_seconds(self) -> float:
+        return max(1.5 * self._retry_seconds, SHORTEST_REQUEST_SECONDS)
+
+    async def _get(self) -> Object | None:
+        try:
+            return await self._api.get(f"{self._leases}/{self._name}", seconds=self._request_seconds)
+        except Refused as error:
+            if error.status == NOT_FOUND:
+                return None
+            raise
+
+    async def _write(self, lease: Object) -> Object:
+        """Create or replace; a version that is no longer the last is refused."""
+        seconds = self._request_seconds
+        if "resourceVersion" in lease["metadata"]:
+            return await self._api.put(f"{self._leases}/{self._name}", lease, seconds=seconds)
+        return await self._api.post(self._leases, lease, seconds=seconds)
+
+
+class _Watchdog:
+    """Ends the process when its time is up, from a thread of its own: an event loop that hangs cannot be asked to."""
+
+    def __init__(self, end: float, clock: Clock, lost: Callable[[str], None]) -> None:
+        self._end = end
+        self._clock = clock
+        self._lost = lost
+        self._stopped = threading.Event()
+        threading.Thread(target=self._watch, name="lease watchdog", daemon=True).start()
+
+    def until(self, end: float) -> None:
+        self._end = end
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(max(0.0, self._end - self._clock())):
+            if self._clock() >= self._end:
+                self._lost("the Lease could not be renewed in time")
+                return
+
+
+def _now() -> str:
+    """For people: nobody computes with it."""
+    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")

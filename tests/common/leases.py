@@ -1,0 +1,68 @@
+"""One Lease as the API server keeps it, in memory, which can be told to fail."""
+
+import asyncio
+import copy
+
+from motet.kube import CONFLICT, NOT_FOUND, Object, Refused, Unreachable
+
+
+class Leases:
+    def __init__(self) -> None:
+        self.lease: Object | None = None
+        self.away = False
+        """No request gets through."""
+        self.deaf = False
+        """Requests get through, answers do not."""
+        self.refusing: Refused | None = None
+        self.version = 0
+        self.writes = 0
+
+    @property
+    def term(self) -> int:
+        assert self.lease is not None
+        return int(self.lease["metadata"]["annotations"]["motet.dev/term"])
+
+    @property
+    def holder(self) -> str:
+        return self.lease["spec"]["holderIdentity"] if self.lease is not None else ""
+
+    def write(self, lease: Object) -> None:
+        """Whatever it says, as an administrator would."""
+        self.version += 1
+        self.lease = copy.deepcopy(lease)
+        self.lease["metadata"]["resourceVersion"] = str(self.version)
+
+    async def get(self, path: str, *, seconds: float) -> Object:
+        assert path == "/apis/coordination.k8s.io/v1/namespaces/here/leases/it"
+        await self._arrive()
+        if self.lease is None:
+            raise Refused(NOT_FOUND, "not found")
+        return copy.deepcopy(self.lease)
+
+    async def post(self, path: str, body: Object, *, seconds: float) -> Object:
+        await self._arrive()
+        if self.lease is not None:
+            raise Refused(CONFLICT, "exists")
+        return self._written(body)
+
+    async def put(self, path: str, body: Object, *, seconds: float) -> Object:
+        await self._arrive()
+        if self.lease is None:
+            raise Refused(NOT_FOUND, "not found")
+        if body["metadata"]["resourceVersion"] != self.lease["metadata"]["resourceVersion"]:
+            raise Refused(CONFLICT, "changed")
+        return self._written(body)
+
+    async def _arrive(self) -> None:
+        await asyncio.sleep(0)
+        if self.away:
+            raise Unreachable("away")
+        if self.refusing is not None:
+            raise self.refusing
+
+    def _written(self, body: Object) -> Object:
+        self.write(body)
+        self.writes += 1
+        if self.deaf:
+            raise Unreachable("no answer")
+        return copy.deepcopy(body) | {"metadata": {**body["metadata"], "resourceVersion": str(self.version)}}

@@ -1,0 +1,247 @@
+"""Candidates for one Lease: never two, never a term twice, and nobody waits longer than need be."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+from pydantic import ValidationError
+
+from motet.errors import SetupError
+from motet.kube import FORBIDDEN, Refused
+from motet.lease import Election, Record
+from motet.settings import LeaseSettings
+from tests.common.leases import Leases
+from tests.common.waiting import until
+
+LEASE, RENEW, RETRY = 1.0, 0.6, 0.1
+SETTINGS = LeaseSettings(name="it", namespace="here", seconds=LEASE, renew_seconds=RENEW, retry_seconds=RETRY)
+SLACK = 0.5
+"""For a busy machine."""
+
+
+@pytest.fixture
+def leases() -> Leases:
+    return Leases()
+
+
+class Candidate(Election):
+    def __init__(self, leases: Leases, address: str = "") -> None:
+        self.losses: list[str] = []
+        super().__init__(leases, SETTINGS, address=address, lost=self.losses.append)
+
+
+@asynccontextmanager
+async def candidates(leases: Leases, count: int) -> AsyncIterator[list[Candidate]]:
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(Candidate(leases, f"10.0.0.{number}:1")) for number in range(count)]
+
+
+async def test_one_of_several_wins_and_the_others_know_where_it_is(leases: Leases) -> None:
+    async with candidates(leases, 4) as all_of_them:
+        (leader,) = [one for one in all_of_them if one.leads]
+        await asyncio.sleep(2 * LEASE)
+        assert [one for one in all_of_them if one.leads] == [leader]
+        assert {one.leader_address for one in all_of_them} == {"10.0.0.0:1"}
+        assert leases.holder == leader.identity
+        assert not any(one.losses for one in all_of_them)
+
+
+async def test_a_leader_that_leaves_is_followed_at_once_in_a_higher_term(leases: Leases) -> None:
+    async with Candidate(leases) as first:
+        assert first.term == 1
+    terms = [1]
+    for _ in range(3):
+        async with Candidate(leases) as first:
+            terms.append(first.term)
+            async with Candidate(leases) as waiting:
+                assert not waiting.leads
+                left = asyncio.create_task(first.__aexit__(None, None, None))
+                started = time.monotonic()
+                await asyncio.wait_for(waiting.won(), LEASE)
+                assert time.monotonic() - started < RETRY + SLACK
+                terms.append(waiting.term)
+                await left
+    assert terms == list(range(1, 8))
+
+
+async def test_between_two_leaders_there_is_no_address_to_go_to(leases: Leases) -> None:
+    async with Candidate(leases, "a:1"):
+        pass
+    assert leases.holder == ""
+    leases.away = True
+    async with Candidate(leases, "b:1") as second:
+        assert second.leader_address == ""
+
+
+async def test_a_leader_that_vanishes_is_followed_when_its_lease_ends_and_not_before(leases: Leases) -> None:
+    async with Candidate(leases) as first:
+        assert first._campaign is not None
+        first._campaign.cancel()  # as if its process had been killed
+        vanished = time.monotonic()
+        async with Candidate(leases) as second:
+            await second.won()
+            assert LEASE - RETRY - 0.05 < time.monotonic() - vanished < LEASE + RETRY + SLACK
+            assert second.term == first.term + 1
+
+
+async def test_who_cannot_renew_gives_up_before_another_may_begin(leases: Leases) -> None:
+    async with Candidate(leases) as leader:
+        renewed = time.monotonic()
+        leases.away = True
+        await until(lambda: leader.losses)
+        assert RENEW - RETRY - 0.05 < time.monotonic() - renewed < LEASE
+        assert "could not be renewed in time" in leader.losses[0]
+
+
+async def test_a_loop_that_hangs_is_given_up_all_the_same(leases: Leases) -> None:
+    async with Candidate(leases) as leader:
+        time.sleep(RENEW + 0.2)  # noqa: ASYNC251
+        assert leader.losses
+
+
+async def test_a_hiccup_of_the_api_server_costs_nothing(leases: Leases) -> None:
+    async with candidates(leases, 2) as (leader, other):
+        for _ in range(3):
+            leases.away = True
+            await asyncio.sleep(RENEW / 2)
+            leases.away = False
+            await asyncio.sleep(3 * RETRY)
+        assert (leader.leads, other.leads, leader.losses) == (True, False, [])
+
+
+async def test_a_leader_whose_lease_another_holds_ends_at_once(leases: Leases) -> None:
+    async with Candidate(leases) as leader:
+        assert leases.lease is not None
+        leases.write(leases.lease | {"spec": {**leases.lease["spec"], "holderIdentity": "somebody"}})
+        await until(lambda: leader.losses, RETRY + SLACK)
+        assert leader.losses[0] == "somebody holds the Lease here/it"
+
+
+async def test_a_lease_that_somebody_annotates_or_deletes_stays_the_leaders(leases: Leases) -> None:
+    async with candidates(leases, 2) as (leader, other):
+        assert leases.lease is not None
+        leases.lease["metadata"]["labels"] = {"seen": "yes"}
+        leases.write(leases.lease)
+        await asyncio.sleep(3 * RETRY)
+        assert leases.lease["metadata"]["labels"] == {"seen": "yes"}
+        leases.lease = None
+        await asyncio.sleep(LEASE + 3 * RETRY)
+        led = [one for one in (leader, other) if one.leads and not one.losses]
+        assert len(led) == 1
+        assert leases.holder == led[0].identity
+
+
+async def test_a_victory_whose_news_was_lost_is_found_out(leases: Leases) -> None:
+    leases.deaf = True
+    async with Candidate(leases) as candidate:
+        assert not candidate.leads
+        leases.deaf = False
+        await asyncio.wait_for(candidate.won(), RETRY + SLACK)
+        assert candidate.term == leases.term
+
+
+async def test_a_later_term_that_a_peer_has_seen_is_exceeded_and_kept(leases: Leases) -> None:
+    async with Candidate(leases) as leader:
+        assert leader.exceed(41) == leader.term == 42
+        assert leader.exceed(7) == 42
+        await until(lambda: leases.term == 42, SLACK)
+        assert leader.exceed(99) == 100  # and left at once
+    async with Candidate(leases) as successor:
+        assert successor.term == 101
+
+
+async def test_a_damaged_term_is_succeeded_by_one_above_any_counter(leases: Leases) -> None:
+    async with Candidate(leases):
+        pass
+    assert leases.lease is not None
+    leases.lease["metadata"]["annotations"]["motet.dev/term"] = "many"
+    async with Candidate(leases) as leader:
+        assert leader.term > 1_500_000_000
+
+
+async def test_a_lease_of_other_hands_counts_by_its_transitions(leases: Leases) -> None:
+    leases.write({"metadata": {"name": "it", "namespace": "here"}, "spec": {"leaseTransitions": 8}})
+    async with Candidate(leases) as leader:
+        assert leader.term == 9
+        assert leases.lease is not None
+        assert leases.lease["spec"]["leaseTransitions"] == 9
+
+
+def test_an_empty_lease_is_free() -> None:
+    assert Record.of({"metadata": {}}) == Record("", 0.0, "", 0, 0, "")
+
+
+async def test_what_the_server_forbids_is_said_with_what_to_grant(leases: Leases) -> None:
+    leases.refusing = Refused(FORBIDDEN, 'leases "it" is forbidden')
+    with pytest.raises(SetupError, match=r"forbidden\. Grant .* get, create and update on leases"):
+        async with Candidate(leases):
+            pass
+
+
+async def test_a_server_that_is_away_at_the_start_is_waited_for(leases: Leases) -> None:
+    leases.away = True
+    async with Candidate(leases) as candidate:
+        await asyncio.sleep(3 * RETRY)
+        assert not candidate.leads
+        leases.away = False
+        await asyncio.wait_for(candidate.won(), RETRY + SLACK)
+
+
+def test_every_start_is_a_candidate_of_its_own(leases: Leases) -> None:
+    assert Candidate(leases).identity != Candidate(leases).identity
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"seconds": 5}, "MOTET_LEASE_RENEW_SECONDS < MOTET_LEASE_SECONDS"),
+        ({"retry_seconds": 10}, "MOTET_LEASE_RETRY_SECONDS < MOTET_LEASE_RENEW_SECONDS"),
+        ({"name": "it"}, "MOTET_LEASE_NAMESPACE"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(fields: dict[str, object], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        LeaseSettings.model_validate(fields)
+
+
+LEAD = """
+import asyncio
+from motet.lease import Election
+from tests.common.leases import Leases
+from tests.common.test_lease import SETTINGS
+
+async def lead():
+    leases = Leases()
+    async with Election(leases, SETTINGS):
+        print("leads", flush=True)
+        leases.away = True
+        await asyncio.Event().wait()
+
+asyncio.run(lead())
+"""
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_who_may_lead_no_longer_ends_hard(stopped: bool) -> None:
+    with subprocess.Popen([sys.executable, "-c", LEAD], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert "leads\n" in iter(process.stdout.readline, "")
+            process.stdout.close()  # so that even its last word cannot be said
+            if stopped:  # and goes on when its time is over
+                process.send_signal(signal.SIGSTOP)
+                time.sleep(LEASE)
+                process.send_signal(signal.SIGCONT)
+            assert process.wait(RENEW + 5) == 1
+        finally:
+            process.kill()
+
+
+def test_a_local_stack_never_loads_the_clusters_client() -> None:
+    code = "import motet_scheduler.__main__, motet.lease, motet.kube, sys; assert 'kubernetes' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
