@@ -83,7 +83,11 @@ class Watch:
             return False
         if self._pools_since is None:
             self._pools_since = self.clock()
-        undecided = [adapter for adapter in self.status["adapters"] if ready_of(adapter).get("status") == "Unknown"]
+        # The pools have what they want: an adapter that waits for a runner waits for its first request.
+        verdicts = [ready_of(adapter) for adapter in self.status["adapters"]]
+        undecided = [
+            one for one in verdicts if one.get("status") == "Unknown" and one.get("reason") != "WaitingForRunner"
+        ]
         return not undecided or self.clock() - self._pools_since > ADAPTER_SECONDS
 
 

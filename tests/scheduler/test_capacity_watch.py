@@ -1,6 +1,7 @@
 """What the scheduler makes of what it sees: which load a pool has, what it holds back for, and when it speaks."""
 
 from motet.fleet import RunnerIdentity
+from motet.model import RequestId
 from motet_scheduler.policy import effects as do
 from motet_scheduler.policy import events as on
 from motet_scheduler.policy.values import GroupName, Instance, ScalingMode
@@ -91,6 +92,7 @@ def test_an_idle_pool_goes_to_nothing_after_its_window_and_knows_what_a_runner_t
     told.detach("r0")
     for number in range(9):
         told.enqueue(f"a{number}", max_tokens=16)
+    assert told.scheduler.requests[RequestId("a0")].why == "no runner of this model is up"
     assert look(told) == [(1, "Pacing")]
     assert "3 runners" in told.of(do.TellDesired)[0].reason
 

@@ -134,7 +134,8 @@ async def lean_stream(
         while (header := (await reader.readline()).decode().strip()) != "":
             if header.startswith("server-timing:"):
                 spans = dict(re.findall(r"(\w+);dur=([\d.]+)", header))
-                answer.placed_after = (float(spans["prepare"]) + float(spans["queue"])) / 1000
+                if "queue" in spans:  # else the stream was opened before it had a place
+                    answer.placed_after = (float(spans["prepare"]) + float(spans["queue"])) / 1000
         async for line in reader:
             if not line.startswith(b"data: {"):
                 continue

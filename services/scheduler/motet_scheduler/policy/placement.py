@@ -79,12 +79,14 @@ _PARKED = "parked requests go first"
 _FULL = "every batch is full"
 _SLOTS = "all adapter slots are in use"
 _DECLINED = "the runner declined a moment ago"
-_MORE_TELLING_FIRST = (_DECLINED, _PARKED, _SLOTS, _FULL, _DRAINING, _DOWN)
+_MORE_TELLING_FIRST = (_DECLINED, _PARKED, _SLOTS, _FULL, _DRAINING, _DOWN, NO_RUNNER)
 
 
 def _obstacle(request: Request, runner: Runner, pages: int, now: float) -> str:
     if not runner.takes_work:
-        return _DRAINING if runner.attached and runner.drain is not None else _DOWN
+        if runner.drain is None:
+            return _DOWN
+        return _DRAINING if runner.attached else NO_RUNNER  # it went as it was told to
     if runner.parked:
         return _PARKED
     if runner.sequences >= runner.max_sequences:

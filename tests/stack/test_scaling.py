@@ -1,0 +1,147 @@
+"""Runners come with load and leave after it, on real processes, and no request fails on the way."""
+
+import asyncio
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.runner.random_models import EIGHT, llama
+from tests.stack.harness import Stack, running_stack
+from tests.stack.voices import Answer, Voice, add_pool, assert_right, lean_stream, prompt_of
+
+pytestmark = [
+    pytest.mark.stack,
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+
+PLACES = 4
+"""In a runner's batch, of which the scheduler plans with three."""
+
+CLIENTS = 3 * 3
+TOKENS = 120
+TWENTIETH = {
+    "MOTET_SCHEDULER_CAPACITY_SECONDS": "0.05",
+    "MOTET_SCHEDULER_QUEUE_PATIENCE_SECONDS": "0.25",
+    "MOTET_SCHEDULER_GROWTH_SECONDS": "1.5",
+    "MOTET_GATEWAY_KEEP_ALIVE_SECONDS": "0.5",
+    "MOTET_GATEWAY_HOLD_SECONDS": "0.1",
+}
+STABILIZATION = 3
+
+
+def scaled_pool(manifests: Path, *, low: int, high: int, replicas: int) -> tuple[Path, list[Voice]]:
+    base, voices = add_pool(
+        manifests,
+        "llama",
+        engine={"kvCacheMiB": 32, "maxConcurrentSequences": PLACES},
+        specs=EIGHT[:2],
+        config=llama(context=2048),
+        replicas=replicas,
+    )
+    path = manifests / "llama.json"
+    pool = json.loads(path.read_text())
+    pool["spec"]["autoscaling"] = {
+        "mode": "Builtin",
+        "minReplicas": low,
+        "maxReplicas": high,
+        "scaleDownStabilizationSeconds": STABILIZATION,
+    }
+    path.write_text(json.dumps(pool))
+    return base, voices
+
+
+def pool_of(stack: Stack) -> dict[str, object]:
+    (pool,) = stack.status()["pools"]
+    return pool  # type: ignore[no-any-return]
+
+
+def scaling_of(stack: Stack) -> tuple[str, str]:
+    conditions = pool_of(stack)["conditions"]
+    found = next(one for one in conditions if one["type"] == "ScalingActive")  # type: ignore[attr-defined]
+    return found["reason"], found["message"]
+
+
+async def reaches(stack: Stack, ready: int, *, seconds: float = 90) -> None:
+    def there() -> bool:
+        pool = pool_of(stack)
+        return (pool["replicas"], pool["ready"]) == (ready, ready)
+
+    await asyncio.to_thread(stack.until, there, seconds)
+
+
+async def test_a_pool_grows_under_load_and_shrinks_after_it_without_a_failed_request(tmp_path: Path) -> None:
+    base, voices = scaled_pool(tmp_path / "manifests", low=1, high=3, replicas=1)
+    answers: list[Answer] = []
+    busy, few = asyncio.Event(), asyncio.Event()
+
+    async def client(number: int, leave: asyncio.Event) -> None:
+        turn = 0
+        while not leave.is_set():
+            voice = voices[(number + turn) % len(voices)]
+            answers.append(await lean_stream(stack.url, voice, prompt_of(number * 1000 + turn, spread=40), TOKENS))
+            turn += 1
+
+    with running_stack(tmp_path, manifests=tmp_path / "manifests", env=TWENTIETH) as stack:
+        await reaches(stack, 1)
+        async with asyncio.TaskGroup() as clients:
+            for number in range(CLIENTS):
+                clients.create_task(client(number, few if number == 0 else busy))
+            await reaches(stack, 3)
+            assert scaling_of(stack)[0] == "FollowingDemand"
+            served = len(answers)
+            await asyncio.to_thread(stack.until, lambda: len(answers) > served + CLIENTS)
+            busy.set()  # one client stays: runners leave while somebody is served
+            await reaches(stack, 1)
+            few.set()
+        assert scaling_of(stack)[0] in ("FollowingDemand", "AtMinimum")
+    print(f"{len(answers)} requests while the pool went from 1 to 3 runners and back")
+    assert [len(answer.tokens) for answer in answers] == [TOKENS] * len(answers)
+    assert [answer.reasons for answer in answers] == [["length"]] * len(answers)
+    assert_right(base, answers[:: max(1, len(answers) // 20)])
+
+
+async def test_a_pool_at_zero_wakes_for_a_request_serves_it_and_goes_back_to_sleep(tmp_path: Path) -> None:
+    base, voices = scaled_pool(tmp_path / "manifests", low=0, high=2, replicas=0)
+    with running_stack(tmp_path, manifests=tmp_path / "manifests", env=TWENTIETH) as stack:
+        assert pool_of(stack)["replicas"] == 0
+        answers = []
+        # First nobody knows how the model reads, so the gateway holds it; then the scheduler's queue does.
+        for comment in ("queued position=1 (waiting for a runner of base-llama)", "no runner of this model is up"):
+            heard: list[str] = []
+            asked = asyncio.create_task(asyncio.to_thread(comments_and_words, stack, voices[0], heard))
+            await asyncio.to_thread(stack.until, lambda heard=heard, comment=comment: comment in " ".join(heard))
+            began = time.monotonic()
+            words = await asked
+            print(f"answered {time.monotonic() - began:.1f} s after it was seen to wait: a runner's start, mostly")
+            answers.append(Answer(voices[0], prompt_of(1), [int(word[1:]) for word in words]))
+            assert pool_of(stack)["replicas"] == 1
+            await reaches(stack, 0)
+            await asyncio.to_thread(
+                stack.until, lambda: all(one["kind"] != "runner" for one in stack.status()["services"])
+            )
+    assert [len(answer.tokens) for answer in answers] == [TOKENS, TOKENS]
+    assert answers[0].tokens == answers[1].tokens
+    assert_right(base, answers)
+
+
+def comments_and_words(stack: Stack, voice: Voice, heard: list[str]) -> list[str]:
+    """The words of one answer; what the stream says besides them goes to `heard` as it comes."""
+    body = {"model": voice.model, "prompt": prompt_of(1), "max_tokens": TOKENS, "temperature": 0, "stream": True}
+    words: list[str] = []
+    with (
+        stack.http() as client,
+        client.stream("POST", "/v1/completions", json=body | {"ignore_eos": True}) as response,
+    ):
+        assert response.status_code == 200
+        for line in response.iter_lines():
+            if line.startswith(":"):
+                heard.append(line)
+            elif line.startswith("data: {"):
+                event = json.loads(line[6:])
+                assert "error" not in event, event
+                words += event["choices"][0]["text"].split() if event["choices"] else []
+    return words
