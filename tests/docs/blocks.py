@@ -134,7 +134,8 @@ class Shell:
             pass_fds=(writable,),
             start_new_session=True,
         )
-        self._report = writable
+        os.close(writable)
+        self._report = writable  # as bash and what it starts know it
         return self
 
     def __exit__(
@@ -145,7 +146,6 @@ class Shell:
         assert self._bash.stdin is not None
         self._bash.stdin.close()
         os.close(self._statuses)
-        os.close(self._report)
 
     def run(self, block: Block) -> None:
         """Raises NotAsShown, with the command and all that it printed."""
@@ -173,5 +173,5 @@ class Shell:
         with selectors.DefaultSelector() as selector:
             selector.register(self._statuses, selectors.EVENT_READ)
             answered = selector.select(self._timeout_s)
-        status = int(os.read(self._statuses, 64)) if answered else None
-        return status, output.read_text(errors="replace")
+        status = os.read(self._statuses, 64) if answered else b""
+        return int(status) if status else None, output.read_text(errors="replace")

@@ -1,0 +1,40 @@
+"""The table of faults says of each what is true."""
+
+import re
+
+import pytest
+
+from tests.docs.pages import DOCS, names_of_tests, rows
+
+FAULTS = rows(DOCS / "reliability.md", "The faults we test")
+MUST_BE_TESTED = (2, 4, 5, 8, 9, 12, 14, 35)
+
+
+def named(state: str) -> set[str]:
+    return set(re.findall(r"`(test_\w+)`", state))
+
+
+def test_all_48_faults_are_there_in_order() -> None:
+    assert [int(row[0]) for row in FAULTS] == list(range(1, 49))
+
+
+@pytest.mark.parametrize("row", FAULTS, ids=lambda row: f"row-{row[0]}")
+def test_a_state_is_tested_or_partly_or_later_with_tests_that_exist(row: list[str]) -> None:
+    _, fault, expected, state = row
+    assert fault
+    assert expected
+    kind, _, why = state.partition(":")
+    assert kind in ("tested", "partly", "later")
+    assert bool(named(why)) is (kind != "later")
+    assert (";" in why) is (kind == "partly"), "partly says what is missing"
+    assert named(why) <= names_of_tests()
+
+
+@pytest.mark.parametrize("number", MUST_BE_TESTED)
+def test_what_was_promised_to_be_tested_is(number: int) -> None:
+    assert FAULTS[number - 1][3].startswith("tested: ")
+
+
+def test_a_test_named_after_a_row_is_in_it() -> None:
+    of_rows = {name: int(found[1]) for name in names_of_tests() if (found := re.match(r"test_row_(\d+)_", name))}
+    assert {name: number for name, number in of_rows.items() if name not in named(FAULTS[number - 1][3])} == {}
