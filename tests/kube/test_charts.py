@@ -1,0 +1,502 @@
+"""The charts on a real API server: every object is accepted, rights are what they seem, certificates stay."""
+
+import base64
+import contextlib
+import http.client
+import importlib.util
+import json
+import socket
+import ssl
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+from cryptography import x509
+
+from motet.resources.crd import KINDS
+from tests.charts.helm import COMPONENTS, CRDS, MOTET, VARIANTS, containers, of_kind, pod_templates, title, with_values
+from tests.kube.cluster import Cluster, Refused
+from tests.kube.network import API_PORT, CONTROL_PLANE
+from tests.repo.tree import ROOT
+
+pytestmark = pytest.mark.kube
+
+Object = dict[str, Any]
+FOREIGN = {"cert-manager.io/v1", "monitoring.coreos.com/v1"}
+"""Kinds of other projects, whose definitions are not here."""
+NOWHERE: Object = {
+    **{name: {"nodeSelector": {"motet.dev/test": "no-such-node"}} for name in COMPONENTS},
+    "crds": {"install": False},
+}
+"""So that pods stay pending where a node is running for other tests."""
+ADAPTER: Object = {
+    "apiVersion": "motet.dev/v1alpha1",
+    "kind": "LoRAAdapter",
+    "metadata": {"name": "mine"},
+    "spec": {"poolRef": {"name": "base"}, "source": {"uri": "https://adapters.example.com/mine/"}},
+}
+
+
+@dataclass(frozen=True)
+class Release:
+    """A name that no other test has, a namespace for it, and two for its pools: all as strict as Pod Security gets."""
+
+    cluster: Cluster
+    name: str
+
+    @property
+    def system(self) -> str:
+        return f"{self.name}-system"
+
+    @property
+    def pools(self) -> tuple[str, str]:
+        return f"{self.name}-pools", f"{self.name}-more"
+
+    def values(self, values: Object, folder: Path) -> str:
+        return with_values({"pools": {"namespaces": list(self.pools[:1])}} | values, folder)
+
+    def objects(self, values: Object, folder: Path) -> list[Object]:
+        """As rendered, without what other projects define."""
+        text = self.cluster.helm(
+            "template", self.name, str(MOTET), f"--namespace={self.system}", self.values(values, folder)
+        )
+        documents = [document for document in yaml.load_all(text, yaml.CSafeLoader) if document]
+        return [one for one in documents if one["apiVersion"] not in FOREIGN]
+
+    def helm(self, command: str, values: Object, folder: Path) -> None:
+        self.cluster.helm(command, self.name, str(MOTET), f"--namespace={self.system}", self.values(values, folder))
+
+    def secrets(self, namespace: str) -> dict[str, dict[str, str]]:
+        """Those of the chart, by what follows the release's name."""
+        found = self.cluster.items("secrets", f"--namespace={namespace}", "--selector=app.kubernetes.io/part-of=motet")
+        return {one["metadata"]["name"].removeprefix(f"{self.name}-"): one["data"] for one in found}
+
+
+@pytest.fixture
+def release(cluster: Cluster) -> Iterator[Release]:
+    made = Release(cluster, f"m{uuid.uuid4().hex[:6]}")
+    strict = {"pod-security.kubernetes.io/enforce": "restricted"}
+    for name in (made.system, *made.pools):
+        cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": strict}})
+    yield made
+    with contextlib.suppress(Refused):
+        cluster.helm("uninstall", made.name, f"--namespace={made.system}")
+    cluster.kubectl("delete", "namespace", made.system, *made.pools, "--wait=false")
+
+
+@pytest.fixture
+def definitions(cluster: Cluster) -> None:
+    for kind in KINDS:
+        cluster.apply(yaml.safe_load((ROOT / "crds" / kind.file_name).read_text()))
+        cluster.kubectl("wait", "--for=condition=Established", f"crd/{kind.crd_name}", "--timeout=20s")
+
+
+# Objects --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
+def test_the_server_accepts_every_object(release: Release, values: Object, tmp_path: Path) -> None:
+    namespaces = list(release.pools) if "pools" in values else [release.pools[0]]
+    objects = release.objects(values | {"crds": {"install": False}, "pools": {"namespaces": namespaces}}, tmp_path)
+    release.cluster.apply(*of_kind(objects, "ServiceAccount"))  # a pod is refused without its account
+    said = release.cluster.kubectl(
+        *("apply", "--server-side", "--dry-run=server", "--validate=strict", "--filename=-", "--output=name"),
+        stdin=yaml.safe_dump_all(objects),
+    )
+    assert len(said.splitlines()) == len(objects)
+
+
+def as_pod(template: Object, account: str) -> Object:
+    spec = {**template["spec"], "restartPolicy": "Never", "serviceAccountName": account}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "trial"}, "spec": spec}
+
+
+def test_restricted_pod_security_admits_every_pod_and_is_there(release: Release, tmp_path: Path) -> None:
+    cluster, namespace = release.cluster, release.system
+    cluster.wait_for(lambda: cluster.get("serviceaccount", "default", f"--namespace={namespace}"))
+
+    def trial(pod: Object) -> None:
+        cluster.kubectl(
+            *("create", "--dry-run=server", f"--namespace={namespace}", "--filename=-"), stdin=yaml.safe_dump(pod)
+        )
+
+    values = VARIANTS["everything that can be asked for"] | {"pools": {"namespaces": list(release.pools)}}
+    templates = pod_templates(release.objects(values, tmp_path))
+    assert len(templates) == 8
+    for template in templates.values():
+        trial(as_pod(template, "default"))
+    loose = as_pod(template, "default")
+    containers(loose)[0]["securityContext"]["allowPrivilegeEscalation"] = True
+    with pytest.raises(Refused, match='violates PodSecurity "restricted'):
+        trial(loose)
+
+
+# The life of a release ------------------------------------------------------------------------------------------------
+
+
+def certificate(secret: dict[str, str], key: str = "tls.crt") -> x509.Certificate:
+    return x509.load_pem_x509_certificate(base64.b64decode(secret[key]))
+
+
+def names(one: x509.Certificate) -> list[str]:
+    said = one.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return said.get_values_for_type(x509.DNSName)
+
+
+def test_certificates_are_one_familys_and_carry_their_role(release: Release, tmp_path: Path) -> None:
+    release.helm("install", NOWHERE | {"pools": {"namespaces": list(release.pools)}}, tmp_path)
+    system = release.secrets(release.system)
+    authority = certificate(system["ca"])
+    runners = [release.secrets(namespace)["runner-tls"] for namespace in release.pools]
+    for role, secret in [
+        *((name, system[f"{name}-tls"]) for name in COMPONENTS),
+        *(("runner", one) for one in runners),
+    ]:
+        assert names(certificate(secret)) == [f"{role}.motet.internal"]
+        certificate(secret).verify_directly_issued_by(authority)
+        assert certificate(secret, "ca.crt") == authority
+        use = certificate(secret).extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+        assert {x509.oid.ExtendedKeyUsageOID.SERVER_AUTH, x509.oid.ExtendedKeyUsageOID.CLIENT_AUTH} <= set(use)
+    assert "tls.key" not in {key for secret in runners for key in secret if secret[key] == system["ca"]["tls.key"]}
+
+
+def test_upgrades_and_rollbacks_keep_certificates_and_make_what_is_missing(release: Release, tmp_path: Path) -> None:
+    cluster = release.cluster
+    release.helm("install", NOWHERE, tmp_path)
+    before, runner = release.secrets(release.system), release.secrets(release.pools[0])
+    release.helm("upgrade", NOWHERE | {"logLevel": "debug"}, tmp_path)
+    cluster.helm("rollback", release.name, "1", f"--namespace={release.system}")
+    assert release.secrets(release.system) == before
+    assert release.secrets(release.pools[0]) == runner
+
+    # A namespace more, and one certificate that somebody wants anew.
+    cluster.kubectl("delete", "secret", f"{release.name}-gateway-tls", f"--namespace={release.system}")
+    release.helm("upgrade", NOWHERE | {"pools": {"namespaces": list(release.pools)}}, tmp_path)
+    after = release.secrets(release.system)
+    assert {name for name in before if before[name] != after[name]} == {"gateway-tls"}
+    for made in (after["gateway-tls"], release.secrets(release.pools[1])["runner-tls"]):
+        certificate(made).verify_directly_issued_by(certificate(before["ca"]))
+
+
+def test_a_lost_authority_is_replaced_with_all_it_had_signed(release: Release, tmp_path: Path) -> None:
+    release.helm("install", NOWHERE, tmp_path)
+    before = release.secrets(release.system)
+    release.cluster.kubectl("delete", "secret", f"{release.name}-ca", f"--namespace={release.system}")
+    release.helm("upgrade", NOWHERE, tmp_path)
+    after = release.secrets(release.system)
+    assert [name for name in before if before[name] == after[name]] == []
+    certificate(after["gateway-tls"]).verify_directly_issued_by(certificate(after["ca"]))
+
+
+@pytest.mark.usefixtures("definitions")
+def test_nothing_is_left_but_the_definitions_and_a_second_installation_takes_over(
+    release: Release, tmp_path: Path
+) -> None:
+    cluster = release.cluster
+    # In a cluster of its own the definitions would come with the release; here other tests own them, too.
+    whole = [*("--take-ownership", "--force-conflicts", f"--namespace={release.system}")]
+    cluster.helm("install", f"{release.name}-crds", str(CRDS), *whole)
+    release.helm("install", NOWHERE, tmp_path)
+    for name in (release.name, f"{release.name}-crds"):
+        cluster.helm("uninstall", name, f"--namespace={release.system}")
+
+    kinds = "deployments,services,serviceaccounts,secrets,configmaps,roles,rolebindings,networkpolicies,"
+    kinds += "poddisruptionbudgets,clusterroles,clusterrolebindings,flowschemas"
+    left = cluster.items(kinds, "--all-namespaces", "--selector=app.kubernetes.io/part-of=motet")
+    assert [title(one) for one in left if one["metadata"]["name"].startswith(release.name)] == []
+    for kind in KINDS:
+        cluster.get("crd", kind.crd_name)
+
+    cluster.helm("install", f"{release.name}-crds", str(CRDS), *whole)
+    release.helm("install", NOWHERE, tmp_path)
+    cluster.helm("uninstall", f"{release.name}-crds", f"--namespace={release.system}")
+
+
+# Rights ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("definitions")
+def test_rights_are_what_the_roles_say(release: Release, tmp_path: Path) -> None:
+    cluster, system, pools = release.cluster, release.system, release.pools[0]
+    release.helm("install", NOWHERE, tmp_path)
+
+    def may(account: str, verb: str, what: str, namespace: str, home: str = system) -> bool:
+        who = f"system:serviceaccount:{home}:{release.name}-{account}"
+        try:
+            said = cluster.kubectl("auth", "can-i", verb, what, f"--namespace={namespace}", f"--as={who}")
+        except Refused:
+            return False
+        return said.strip() == "yes"
+
+    for verb, what, namespace in [
+        ("watch", "loraadapters.motet.dev", "default"),
+        ("list", "servingpools.motet.dev", "default"),
+        ("watch", "namespaces", "default"),
+        ("create", "events", "default"),
+        ("patch", "deployments.apps", pools),
+        ("delete", "pods", pools),
+        ("update", f"leases.coordination.k8s.io/{release.name}-operator", system),
+    ]:
+        assert may("operator", verb, what, namespace), f"{verb} {what} in {namespace}"
+    for verb, what, namespace in [
+        ("patch", "loraadapters.motet.dev", "default"),
+        ("delete", "servingpools.motet.dev", pools),
+        ("get", "secrets", pools),
+        ("get", "secrets", system),
+        ("list", "pods", "default"),
+        ("create", "pods", pools),
+        ("create", "deployments.apps", system),
+        ("update", f"leases.coordination.k8s.io/{release.name}-scheduler", system),
+        ("get", "leases.coordination.k8s.io/other", system),
+    ]:
+        assert not may("operator", verb, what, namespace), f"{verb} {what} in {namespace}"
+    assert may("scheduler", "update", f"leases.coordination.k8s.io/{release.name}-scheduler", system)
+    assert not may("scheduler", "get", "pods", system)
+    assert not may("runner", "get", "secrets/token", pools, home=pools)
+    for account in ("gateway", "predictor", "supervisor"):
+        assert not may(account, "get", "pods", system)
+
+
+def roles_in_the_readme(tenant: str, runners: str, release: str) -> list[Object]:
+    """What a tenant applies to let runners read one Secret, for this release."""
+    readme = (MOTET / "README.md").read_text()
+    (block,) = [one.split("```")[0] for one in readme.split("```yaml\n")[1:] if "resourceNames" in one]
+    block = (
+        block.replace("tenant-a", tenant).replace("motet-pools", runners).replace("motet-runner", f"{release}-runner")
+    )
+    return list(yaml.safe_load_all(block))
+
+
+def test_a_tenant_grants_the_runners_one_secret(release: Release, namespace: str, tmp_path: Path) -> None:
+    cluster, pools = release.cluster, release.pools[0]
+    release.helm("install", NOWHERE, tmp_path)
+    runner = cluster.kubeconfig_for(f"{release.name}-runner", pools)
+    for name in ("hub-token", "other"):
+        cluster.kubectl("create", "secret", "generic", name, f"--namespace={namespace}", "--from-literal=token=x")
+
+    def read(name: str) -> None:
+        cluster.kubectl("get", "secret", name, f"--namespace={namespace}", kubeconfig=runner)
+
+    with pytest.raises(Refused, match="Forbidden"):
+        read("hub-token")
+    cluster.apply(*roles_in_the_readme(namespace, pools, release.name))
+    read("hub-token")
+    with pytest.raises(Refused, match="Forbidden"):
+        read("other")
+
+
+@pytest.mark.usefixtures("definitions")
+def test_tenants_and_the_platform_team_get_their_roles(release: Release, namespace: str, tmp_path: Path) -> None:
+    cluster = release.cluster
+    release.helm("install", NOWHERE, tmp_path)
+    for who, role in (("edith", "edit"), ("vera", "view"), ("paul", f"{release.name}-platform-admin")):
+        cluster.kubectl(
+            "create", "rolebinding", who, f"--clusterrole={role}", f"--user={who}", f"--namespace={namespace}"
+        )
+
+    def may(who: str, verb: str, what: str) -> bool:
+        what, _, part = what.partition("/")
+        asked = (what, f"--subresource={part}", f"--namespace={namespace}", f"--as={who}")
+        try:
+            said = cluster.kubectl("auth", "can-i", verb, *asked)
+        except Refused:
+            return False
+        return said.strip() == "yes"
+
+    # The cluster's own roles are put together by a controller.
+    cluster.wait_for(
+        lambda: may("edith", "create", "loraadapters.motet.dev") and may("vera", "get", "servingpools.motet.dev")
+    )
+    assert may("edith", "get", "servingpools.motet.dev")
+    assert not may("edith", "create", "servingpools.motet.dev")
+    assert not may("edith", "patch", "loraadapters.motet.dev/status")
+    assert not may("vera", "create", "loraadapters.motet.dev")
+    assert may("paul", "create", "servingpools.motet.dev")
+    assert may("paul", "patch", "servingpools.motet.dev/scale")
+    assert not may("paul", "get", "secrets")
+
+
+# Policies -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("definitions")
+def test_each_policy_refuses_in_its_words_what_it_is_for(release: Release, namespace: str, tmp_path: Path) -> None:
+    cluster = release.cluster
+    limits = f"{release.name}-limits"
+    cluster.kubectl("label", "namespace", namespace, f"motet-test={release.name}")
+    cluster.kubectl("create", "configmap", limits, f"--namespace={namespace}", "--from-literal=maxReplicas=2")
+    cluster.kubectl("create", "rolebinding", "tess", "--clusterrole=edit", "--user=tess", f"--namespace={namespace}")
+    ours, digest = f"https://ours.example/{namespace}/mine/", {"digest": f"sha256:{'0' * 64}"}
+
+    def apply(user: str, spec: Object) -> None:
+        good = {"poolRef": {"name": "base"}, "source": {"uri": ours, **digest}, "placement": {"maxReplicas": 2}}
+        cluster.kubectl(
+            *("apply", "--server-side", "--dry-run=server", f"--namespace={namespace}", "--filename=-"),
+            *([f"--as={user}"] if user else []),
+            stdin=yaml.safe_dump(ADAPTER | {"spec": good | spec}),
+        )
+
+    cases: list[tuple[str, Object, str]] = [
+        (
+            "",
+            {"source": {"uri": "https://ours.example/other/mine/", **digest}},
+            "spec.source.uri must begin with one of https://ours.example/{namespace}/ ({namespace} is this one's name)",
+        ),
+        (
+            "",
+            {"source": {"uri": ours}},
+            "spec.source.digest must be set in this namespace: write the one that status shows where it may be absent",
+        ),
+        (
+            "tess",
+            {},
+            "spec.poolRef names a pool that you may not use: ask the platform team for the verb `use` on it",
+        ),
+        (
+            "",
+            {"placement": {"maxReplicas": 3}},
+            f"spec.placement.maxReplicas must be set, and not above maxReplicas of this namespace's ConfigMap {limits}",
+        ),
+    ]
+    release.helm("install", NOWHERE, tmp_path)
+    cluster.wait_for(lambda: [apply(user, spec) for user, spec, _ in cases], "all to be accepted while all are off")
+
+    enabled = {"enabled": True}
+    policies = {
+        "sourcePrefix": enabled | {"prefixes": ["https://ours.example/{namespace}/"]},
+        "requireDigest": enabled | {"namespaceLabel": f"motet-test={release.name}"},
+        "usePool": enabled,
+        "maxReplicas": enabled | {"configMapName": limits},
+    }
+    release.helm("upgrade", NOWHERE | {"admissionPolicies": policies}, tmp_path)
+
+    def is_refused(user: str, spec: Object, sentence: str) -> bool:
+        said = "nothing"
+        try:
+            apply(user, spec)
+        except Refused as refused:
+            said = str(refused)
+        assert f"denied request: {sentence}" in said
+        return True
+
+    for user, spec, sentence in cases:
+        cluster.wait_for(lambda case=(user, spec, sentence): is_refused(*case), sentence)
+    apply("", {})
+
+
+def test_the_operators_requests_have_a_flow_of_their_own(release: Release, tmp_path: Path) -> None:
+    cluster = release.cluster
+    release.helm("install", NOWHERE, tmp_path)
+    flow = cluster.get("flowschema", release.name)["metadata"]["uid"]
+    trust = ssl.create_default_context(cadata=authority(cluster))
+
+    def flow_of(account: str) -> str | None:
+        token = cluster.token_for(f"{release.name}-{account}", release.system)
+        connection = http.client.HTTPSConnection(CONTROL_PLANE, API_PORT, context=trust, timeout=10)
+        with contextlib.closing(connection):
+            connection.request("GET", "/api/v1/namespaces?limit=1", headers={"authorization": f"Bearer {token}"})
+            answer = connection.getresponse()
+            answer.read()
+            return answer.getheader("X-Kubernetes-Pf-Flowschema-Uid")
+
+    cluster.wait_for(lambda: flow_of("operator") == flow, "the operator's flow")
+    assert flow_of("scheduler") == flow
+    assert flow_of("gateway") not in (flow, None)
+
+
+# helm test ------------------------------------------------------------------------------------------------------------
+
+
+def authority(cluster: Cluster) -> str:
+    """Who signed the API server's certificate, as PEM."""
+    said = yaml.safe_load(cluster.kubeconfig.read_text())["clusters"][0]["cluster"]["certificate-authority-data"]
+    return base64.b64decode(said).decode()
+
+
+@pytest.fixture
+def check(release: Release, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script of `helm test` with the account and the rights of its pod, which in a pod it finds mounted."""
+    cluster = release.cluster
+    objects = release.objects(NOWHERE, tmp_path)
+    of_the_test = [one for one in objects if one["metadata"]["labels"]["app.kubernetes.io/component"] == "test"]
+    cluster.apply(*of_kind(of_the_test, "ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"))
+    account = tmp_path / "account"
+    account.mkdir()
+    (account / "token").write_text(cluster.token_for(f"{release.name}-test", release.system))
+    (account / "namespace").write_text(release.system)
+    (account / "ca.crt").write_text(authority(cluster))
+    (pod,) = of_kind(of_the_test, "Pod")
+    (tmp_path / "check.py").write_text(pod["spec"]["containers"][0]["args"][0])
+    spec = importlib.util.spec_from_file_location("check", tmp_path / "check.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "ACCOUNT", account)
+    monkeypatch.setattr(module, "PATIENCE_SECONDS", 2.0)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", CONTROL_PLANE)
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(API_PORT))
+    return module
+
+
+@pytest.fixture
+def gateway(tmp_path: Path) -> Iterator[str]:
+    """A real one, without anybody to serve."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {
+        "PATH": "/usr/bin:/bin",
+        "MOTET_GATEWAY_PORT": str(port),
+        "MOTET_DATA_DIR": str(tmp_path / "data"),
+    }
+    with (tmp_path / "gateway.log").open("w") as log:
+        process = subprocess.Popen([sys.executable, "-P", "-m", "motet_gateway"], env=environment, stderr=log)
+    try:
+        deadline = time.monotonic() + 30
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+                break
+            assert process.poll() is None, (tmp_path / "gateway.log").read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        yield f"127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+@pytest.mark.usefixtures("definitions")
+def test_helm_test_is_content_with_a_good_installation(
+    check: ModuleType, gateway: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GATEWAY", gateway)
+    check.main()
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in said] == ["ok", "ok", "ok"]
+    assert "exactly one of uri and persistentVolumeClaim must be set" in said[1]
+
+
+@pytest.mark.usefixtures("definitions")
+def test_helm_test_names_what_is_missing(
+    check: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GATEWAY", "127.0.0.1:9")
+    with pytest.raises(SystemExit):
+        check.main()
+    assert "FAILED the_gateway_answers: <urlopen error [Errno 111] Connection refused>" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("definitions")
+def test_helm_test_does_not_take_a_good_adapter_for_refused(check: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "INVALID", json.loads(json.dumps(ADAPTER)))
+    with pytest.raises(AssertionError, match="was accepted"):
+        check.an_invalid_adapter_is_refused()
