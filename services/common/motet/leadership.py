@@ -22,6 +22,17 @@ class Leadership(Protocol):
         """Make the term higher than one that somebody reports to have seen; gives the term from now on."""
 
 
+class Candidacy(Leadership, Protocol):
+    """Somebody who leads, or may one day."""
+
+    @property
+    def leader_address(self) -> str:
+        """Where the leader is reached, as last heard; empty: nobody leads, or nobody knows."""
+
+    async def won(self) -> None:
+        """Wait until this candidate leads."""
+
+
 class LocalLeadership:
     """Holds the lock of `path` while entered, with a term above every earlier one.
 
@@ -54,6 +65,11 @@ class LocalLeadership:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+    leader_address = ""
+
+    async def won(self) -> None:
+        """Whoever has entered it leads."""
 
     def exceed(self, term: int) -> int:
         """Make the term higher than one that somebody reports to have seen (a state directory may have been lost)."""

@@ -144,7 +144,7 @@ def _is_served(path: Path) -> bool:
 
 
 class LedBy(Exception):
-    """Raised by a link's `receive`: the peer sends us to another address, or nowhere yet."""
+    """The peer does not lead, and sends us to who does; or nowhere, while nobody does."""
 
     def __init__(self, address: str) -> None:
         super().__init__(address or "nobody yet")
@@ -156,9 +156,9 @@ class Link(Generic[Up, Down]):
 
     `peer` is the role of who answers at `address`. `greet` makes the first messages of each connection. `receive` is
     called with every message from the peer, in order, and must not block; an error of it ends the connection, not the
-    link, and LedBy goes on at once where it points, until that connection breaks. `opened` and `closed` are called when
-    a connection comes and goes. `run` ends only by cancellation; `send` says False, and drops the message, while there
-    is no connection.
+    link. A peer whose first word is NotLeader is left at once for the one it names, until that connection breaks; it is
+    the link's to hear, not `receive`'s. `opened` and `closed` are called when a connection comes and goes. `run` ends
+    only by cancellation; `send` says False, and drops the message, while there is no connection.
     """
 
     def __init__(
@@ -254,10 +254,13 @@ class Link(Generic[Up, Down]):
                 log.info("stream up", link=self.peer, address=address)
                 if self._opened is not None:
                     self._opened()
+                first = True
                 async for message in call:
+                    if first and (leader := _led_by(message)) is not None:
+                        raise LedBy(leader)
+                    first = self._led = False
                     for one in _unpacked(message):
                         self._receive(one)
-                    self._led = False
             except LedBy as word:
                 why = f"led by {word}"
                 raise
@@ -291,6 +294,13 @@ def _packed(first: Any, outbox: Outbox[Any]) -> Any:
         waiting.append(following)
         size += following.ByteSize()
     return first if len(waiting) == 1 else type(first)(more=waiting)
+
+
+def _led_by(message: Any) -> str | None:
+    """Where a standby sends us; None from anybody else."""
+    if not hasattr(message, "not_leader") or not message.HasField("not_leader"):
+        return None
+    return str(message.not_leader.address)
 
 
 def _unpacked(message: Any) -> Any:

@@ -204,8 +204,6 @@ class Dispatcher:
                 self._runners.keep(self._catalog.current.runner_addresses(), busy=busy)
             case "welcome":
                 self._term = max(self._term, message.welcome.term)
-            case "not_leader":
-                log.warning("scheduler does not lead", leader=message.not_leader.address)
             case unknown:
                 log.debug("message not understood", sender="scheduler", kind=unknown)
 

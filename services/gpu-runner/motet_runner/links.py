@@ -175,9 +175,6 @@ class SchedulerLink:
         kind = down.WhichOneof("message")
         if kind is None:
             return  # of a later version
-        if kind == "not_leader":
-            log.info("this scheduler does not lead", leader=down.not_leader.address)
-            return
         order = getattr(down, kind)
         if not self._book.accepts_term(order.term):
             log.info("ignored an order of a past term", order=kind, term=order.term, highest=self._book.highest_term)

@@ -1,17 +1,23 @@
 """`python -m motet_scheduler`: the scheduler's process."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from prometheus_client import CollectorRegistry
 
 from motet.api.v1 import scheduler_pb2_grpc
 from motet.clock import every
 from motet.health import Health
-from motet.leadership import LocalLeadership
+from motet.kube import KubeApi
+from motet.leadership import Candidacy, LocalLeadership
+from motet.lease import Election
 from motet.rpc import serving
 from motet.service import read, run, run_until
-from motet.settings import Addresses, ProcessSettings
+from motet.settings import Addresses, LeaseSettings, ProcessSettings
+from motet.tasks import together
 from motet_scheduler.catalog_file import CatalogFile
+from motet_scheduler.front import Front
 from motet_scheduler.metrics import Metrics
 from motet_scheduler.service import SERVICE, SchedulerService
 from motet_scheduler.settings import Settings
@@ -23,27 +29,50 @@ SHORTEST_TICK = 0.02
 
 
 def main() -> None:
-    settings, process, addresses = read(Settings), read(ProcessSettings), read(Addresses)
+    settings, process, addresses, lease = read(Settings), read(ProcessSettings), read(Addresses), read(LeaseSettings)
 
     async def schedule(stop: asyncio.Event, registry: CollectorRegistry, health: Health) -> None:
-        with LocalLeadership(process.data_dir / "scheduler.term") as leadership:
-            service = SchedulerService(
-                settings.policy(process.time_scale),
-                leadership=leadership,
-                metrics=Metrics(registry),
-                supervisor_address=addresses.supervisor_address,
-                catalog_file=CatalogFile(process.data_dir / "scheduler" / "catalog.json"),
-            )
-            tick = max(TICK_SECONDS * process.time_scale, SHORTEST_TICK)
+        metrics = Metrics(registry)
+        async with candidacy(lease, process, addresses.scheduler_address) as leadership:
+            front = Front(lambda: leadership.leader_address)
+
+            async def lead() -> None:
+                await leadership.won()
+                service = SchedulerService(
+                    settings.policy(process.time_scale),
+                    leadership=leadership,
+                    metrics=metrics,
+                    supervisor_address=addresses.supervisor_address,
+                    catalog_file=CatalogFile(process.data_dir / "scheduler" / "catalog.json"),
+                )
+                front.open(service)
+                tick = max(TICK_SECONDS * process.time_scale, SHORTEST_TICK)
+                await together(service.supervisor.run(), every(tick, service.tick, name="tick"))
+
             async with serving(
                 addresses.scheduler_address,
-                lambda server: scheduler_pb2_grpc.add_SchedulerServicer_to_server(service, server),
+                lambda server: scheduler_pb2_grpc.add_SchedulerServicer_to_server(front, server),
                 names=[SERVICE],
                 process=health,
+                grace=0,  # streams never end by themselves, and the next leader need not wait for them
             ):
-                await run_until(stop, service.supervisor.run(), every(tick, service.tick, name="tick"))
+                await run_until(stop, lead())
 
     run("scheduler", process, schedule)
+
+
+@asynccontextmanager
+async def candidacy(lease: LeaseSettings, process: ProcessSettings, address: str) -> AsyncIterator[Candidacy]:
+    """In a cluster, one of several who may lead; on one machine the only one."""
+    if not lease.name:
+        with LocalLeadership(process.data_dir / "scheduler.term") as alone:
+            yield alone
+        return
+    async with (
+        KubeApi(lease.kubeconfig) as api,
+        Election(api, lease, address=address, time_scale=process.time_scale) as election,
+    ):
+        yield election
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from motet.api.v1.common_pb2 import Welcome
 from motet.clock import Clock, monotonic
 from motet.errors import InvalidRequest, NotFound
 from motet.fleet import RunnerIdentity
-from motet.leadership import LocalLeadership
+from motet.leadership import Leadership
 from motet.model import RequestId
 from motet.rpc import Link, Outbox, Sessions, converse
 from motet_scheduler import translate
@@ -32,7 +32,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self,
         policy: Policy,
         *,
-        leadership: LocalLeadership,
+        leadership: Leadership,
         metrics: Metrics,
         supervisor_address: str,
         catalog_file: CatalogFile,

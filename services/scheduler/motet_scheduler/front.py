@@ -1,0 +1,57 @@
+"""Who answers at the scheduler's address: the scheduler while this process leads, else a word about who does.
+
+A standby is ready and holds no state: its catalog, its queue and its ledger are told to it when it leads.
+"""
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from motet.api.v1 import scheduler_pb2, scheduler_pb2_grpc
+from motet.api.v1.common_pb2 import NotLeader
+from motet.errors import Overloaded
+from motet_scheduler.service import SchedulerService
+
+
+class Front(scheduler_pb2_grpc.SchedulerServicer):
+    def __init__(self, leader_address: Callable[[], str]) -> None:
+        self._leader_address = leader_address
+        self._service: SchedulerService | None = None
+
+    def open(self, service: SchedulerService) -> None:
+        self._service = service
+
+    async def Serve(  # type: ignore[override]  # noqa: N802 - gRPC's name
+        self, request_iterator: AsyncIterator[scheduler_pb2.ServeUp], context: Any
+    ) -> None:
+        if self._service is not None:
+            await self._service.Serve(request_iterator, context)
+        else:
+            await context.write(scheduler_pb2.ServeDown(not_leader=self._not_leader()))
+
+    async def Attach(  # type: ignore[override]  # noqa: N802 - gRPC's name
+        self, request_iterator: AsyncIterator[scheduler_pb2.AttachUp], context: Any
+    ) -> None:
+        if self._service is not None:
+            await self._service.Attach(request_iterator, context)
+        else:
+            await context.write(scheduler_pb2.AttachDown(not_leader=self._not_leader()))
+
+    async def Sync(  # type: ignore[override]  # noqa: N802 - gRPC's name
+        self, request_iterator: AsyncIterator[scheduler_pb2.SyncUp], context: Any
+    ) -> None:
+        if self._service is not None:
+            await self._service.Sync(request_iterator, context)
+        else:
+            await context.write(scheduler_pb2.SyncDown(not_leader=self._not_leader()))
+
+    async def Explain(  # noqa: N802 - gRPC's name
+        self, request: scheduler_pb2.ExplainRequest, context: Any
+    ) -> scheduler_pb2.ExplainResponse:
+        if self._service is not None:
+            return await self._service.Explain(request, context)
+        error = Overloaded(f"this scheduler stands by; {self._leader_address() or 'nobody yet'} leads")
+        await context.abort(error.row.grpc, error.message)
+        raise error
+
+    def _not_leader(self) -> NotLeader:
+        return NotLeader(address=self._leader_address())

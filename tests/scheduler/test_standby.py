@@ -1,0 +1,138 @@
+"""A scheduler that does not lead says who does, and its clients go there."""
+
+import asyncio
+import time
+from contextlib import AsyncExitStack, asynccontextmanager
+from types import SimpleNamespace
+
+import grpc
+import pytest
+from prometheus_client import CollectorRegistry
+
+from motet.api.v1 import scheduler_pb2, scheduler_pb2_grpc
+from motet.rpc import Link, is_healthy, open_channel, serving
+from motet_scheduler.catalog_file import CatalogFile
+from motet_scheduler.front import Front
+from motet_scheduler.metrics import Metrics
+from motet_scheduler.service import SchedulerService
+from motet_scheduler.settings import Settings
+from tests.support.control_plane import until
+from tests.support.runners import fake_runner
+from tests.support.small_gateway import small_gateway
+
+
+class CountingFront(Front):
+    """Counts who asked it."""
+
+    def __init__(self, leader_address):
+        super().__init__(leader_address)
+        self.asked = 0
+
+    async def Serve(self, request_iterator, context):
+        self.asked += 1
+        await super().Serve(request_iterator, context)
+
+
+class Replica:
+    """One of several schedulers, in this process; `lead` is what winning an election leads to."""
+
+    def __init__(self, folder, name):
+        self.address = f"unix:{folder}/{name}.sock"
+        self.knows = ""
+        self.front = CountingFront(lambda: self.knows)
+        self._folder = folder / name
+
+    def lead(self, term):
+        leadership = SimpleNamespace(term=term, exceed=lambda seen: max(term, seen + 1))
+        service = SchedulerService(
+            Settings().policy(0.05),
+            leadership=leadership,
+            metrics=Metrics(CollectorRegistry()),
+            supervisor_address=f"unix:{self._folder}/nowhere.sock",
+            catalog_file=CatalogFile(self._folder / "catalog.json"),
+        )
+        self.front.open(service)
+        return service
+
+    @asynccontextmanager
+    async def up(self):
+        add = lambda server: scheduler_pb2_grpc.add_SchedulerServicer_to_server(self.front, server)  # noqa: E731
+        async with serving(self.address, add, grace=0):
+            yield
+
+
+async def test_clients_of_a_standby_go_on_at_the_leader_at_once(folder):
+    first, second = Replica(folder, "a"), Replica(folder, "b")
+    leader = first.lead(1)
+    second.knows = first.address
+    async with second.up():
+        assert await is_healthy(second.address), "a standby is ready"
+        async with first.up():
+            started = time.monotonic()
+            async with (
+                small_gateway("g0", scheduler=second.address) as gateway,
+                fake_runner(folder, scheduler=second.address),
+            ):
+                await until(lambda: gateway.term == 1 and leader.scheduler.runners)
+                assert time.monotonic() - started < 5
+                assert second.front.asked == 1
+
+
+async def test_when_the_leader_breaks_its_clients_ask_where_they_asked_first(folder):
+    first, second = Replica(folder, "a"), Replica(folder, "b")
+    first.lead(1)
+    second.knows = first.address
+    async with second.up(), AsyncExitStack() as clients:
+        async with first.up():
+            gateway = await clients.enter_async_context(small_gateway("g0", scheduler=second.address))
+            await clients.enter_async_context(fake_runner(folder, scheduler=second.address))
+            await until(lambda: gateway.term == 1)
+        follower = second.lead(2)
+        await until(lambda: gateway.term == 2 and follower.scheduler.runners)
+
+
+@asynccontextmanager
+async def gateway_link(address):
+    """Gives what it hears."""
+    heard = []
+    link = Link(
+        "scheduler",
+        address,
+        lambda channel: scheduler_pb2_grpc.SchedulerStub(channel).Serve(),
+        greet=lambda: [scheduler_pb2.ServeUp(hello=scheduler_pb2.GatewayHello(gateway="g0"))],
+        receive=heard.append,
+    )
+    running = asyncio.create_task(link.run())
+    try:
+        yield heard
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_while_nobody_leads_clients_ask_at_leisure(folder):
+    alone = Replica(folder, "a")
+    async with alone.up(), gateway_link(alone.address) as heard:
+        await asyncio.sleep(2)
+        assert 2 <= alone.front.asked <= 10
+        assert heard == []
+        alone.lead(1)
+        await until(lambda: heard, seconds=2)
+        assert heard[0].welcome.term == 1
+
+
+async def test_those_who_point_at_each_other_are_asked_at_leisure(folder):
+    first, second = Replica(folder, "a"), Replica(folder, "b")
+    first.knows, second.knows = second.address, first.address
+    async with first.up(), second.up(), gateway_link(first.address) as heard:
+        await asyncio.sleep(2)
+        assert first.front.asked + second.front.asked <= 12
+        assert heard == []
+
+
+async def test_a_standby_explains_nothing(folder):
+    alone = Replica(folder, "a")
+    alone.knows = "10.0.0.7:7101"
+    async with alone.up(), open_channel(alone.address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError, match=r"stands by; 10\.0\.0\.7:7101 leads"):
+            await scheduler_pb2_grpc.SchedulerStub(channel).Explain(scheduler_pb2.ExplainRequest(request="a"))
