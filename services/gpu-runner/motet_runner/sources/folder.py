@@ -58,6 +58,8 @@ class AdapterFolder:
 
     def look(self, max_bytes: int) -> Signature:
         """What its files look like from outside; raises AdapterFetchFailed if they cannot be an adapter."""
+        if self.root is not None and not self.path.resolve().is_relative_to(self.root.resolve()):
+            raise forbidden(f"{self.path} is a link that leads out of its volume.")  # whether there is anything or not
         if not self.path.is_dir():
             raise missing(f"there is no folder {self.path}.")
         entries = []

@@ -93,6 +93,11 @@ class HubRepository:
             raise missing(f"there is no repository {self.name} at {self._endpoint}.") from None
         except errors.RevisionNotFoundError:
             raise missing(f"{self.name} has no revision {self._source.revision}.") from None
+        except errors.LocalEntryNotFoundError as error:  # its head could not be asked for
+            why = (
+                explain(error.__cause__) if isinstance(error.__cause__, httpx2.HTTPError) else "the hub does not answer"
+            )
+            raise passing(f"{name} cannot be fetched from {self._endpoint}: {why}.") from None
         except errors.EntryNotFoundError:
             raise missing(f"{name} lacks a file that it lists.") from None
         except errors.HfHubHTTPError as error:

@@ -21,7 +21,6 @@ ATTEMPTS = 5
 """In a row without a new byte; then the failure is told, and tried again later."""
 
 MAX_REDIRECTS = 5
-CHUNK = 1 << 18
 
 _REDIRECTS = (301, 302, 303, 307, 308)
 _PASSING = (408, 425, 429, 500, 502, 503, 504)
@@ -104,7 +103,7 @@ class WebFolder:
     def _write(self, response: httpx2.Response, file: Wanted, part: Path, start: int) -> None:
         written = start
         with part.open("ab") as out:
-            for chunk in response.iter_raw(CHUNK):
+            for chunk in response.iter_raw():  # as they come: a collected one would be lost with the connection
                 written += len(chunk)
                 if written > file.limit:
                     out.truncate(0)

@@ -1,0 +1,71 @@
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from motet.settings import ProcessSettings
+from motet_runner.adapters.fetch import DiskCache, Fetcher, Wanted
+from motet_runner.settings import Settings
+from motet_runner.sources.fetching import Sources
+from tests.support.runners import write_adapter
+from tests.support.sources import hub_server, web_server
+
+SCALE = 0.05
+
+
+class Bench:
+    """A runner's fetching, with a cache of its own, and settings that a test may add to."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.settings: dict[str, object] = {}
+        self.scale = SCALE
+        self.cache = DiskCache(folder / "data/cache/adapters", max_adapter_bytes=1 << 20)
+        self.cache.prepare()
+        self._fetcher: Fetcher | None = None
+        self.registry = CollectorRegistry()
+
+    @property
+    def sources(self) -> Sources:
+        process = ProcessSettings(data_dir=self.folder / "data", time_scale=self.scale)
+        return Sources(Settings(**self.settings), process, self.registry)
+
+    @property
+    def fetcher(self) -> Fetcher:
+        if self._fetcher is None:
+            self._fetcher = Fetcher(self.cache, self.sources)
+        return self._fetcher
+
+    async def fetch(self, source: str, **how: object):
+        return await self.fetcher.fetch(Wanted(source=source, namespace="tenant-a", **how))
+
+    def cached(self) -> list[str]:
+        return sorted(path.name for path in self.cache.folder.iterdir())
+
+    def partial(self) -> list[Path]:
+        return [path for path in (self.folder / "data/cache/partial").rglob("*") if path.is_file()]
+
+
+@pytest.fixture
+def bench(tmp_path):
+    return Bench(tmp_path)
+
+
+@pytest.fixture
+async def web(tmp_path, bench):
+    async with web_server(tmp_path) as server:
+        bench.settings |= {"fetch_ca_file": str(server.ca_file), "fetch_allowed_hosts": ["127.0.0.1"]}
+        yield server
+
+
+@pytest.fixture
+async def hub(tmp_path, bench):
+    async with hub_server(tmp_path) as server:
+        bench.settings |= {"fetch_ca_file": str(server.ca_file), "hub_endpoint": server.base}
+        yield server
+
+
+@pytest.fixture
+def adapter(tmp_path):
+    """With weights of a few hundred KiB, so that there is something to break off."""
+    return write_adapter(tmp_path / "source", rank=512)

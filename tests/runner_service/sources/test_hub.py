@@ -1,0 +1,143 @@
+"""Adapters from a hub, by the hub's own client, against a server that speaks like one."""
+
+import pytest
+
+from motet.digest import adapter_digest
+from motet.errors import AdapterFetchFailed
+from tests.support.runners import write_adapter
+from tests.support.sources import Answer, Cut
+
+
+def secrets(tmp_path, bench, **data):
+    folder = tmp_path / "manifests"
+    folder.mkdir()
+    lines = "".join(f"  {key}: {value!r}\n" for key, value in data.items())
+    (folder / "key.yaml").write_text(
+        f"apiVersion: v1\nkind: Secret\nmetadata: {{name: key, namespace: tenant-a}}\nstringData:\n{lines}"
+    )
+    bench.settings["manifests"] = str(folder)
+
+
+async def test_an_adapter_comes_from_a_hub(hub, bench, adapter):
+    hub.publish("org/pirate", adapter)
+    fetched = await bench.fetch("hf://org/pirate")
+    assert fetched.digest == adapter_digest(adapter)
+    assert sorted(path.name for path in fetched.folder.iterdir() if not path.name.startswith(".")) == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    ]
+    assert not bench.partial()
+
+
+async def test_nothing_but_an_adapters_own_files_is_taken(hub, bench, adapter):
+    (adapter / "adapter_model.bin").write_bytes(b"a pickle")
+    (adapter / "README.md").write_text("hello")
+    (adapter / "checkpoint-500").mkdir()
+    (adapter / "checkpoint-500" / "optimizer.pt").write_bytes(b"another")
+    hub.publish("org/pirate", adapter)
+    await bench.fetch("hf://org/pirate")
+    names = {one.path.rpartition("/")[2] for one in hub.asked if "/resolve/" in one.path}
+    assert names == {"adapter_config.json", "adapter_model.safetensors"}
+
+
+async def test_a_revision_is_a_branch_a_tag_or_a_commit(hub, bench, adapter, tmp_path):
+    hub.publish("org/pirate", adapter)
+    other = write_adapter(tmp_path / "other", seed=9)
+    commit = hub.publish("org/pirate", other, revision="v2")
+    assert (await bench.fetch("hf://org/pirate")).digest == adapter_digest(adapter)
+    for revision in ("v2", commit):
+        assert (await bench.fetch("hf://org/pirate", revision=revision)).digest == adapter_digest(other)
+
+
+async def test_a_connection_to_a_hub_that_breaks_off_is_gone_on_with(hub, bench, adapter):
+    commit = hub.publish("org/pirate", adapter)
+    weights = f"/org/pirate/resolve/{commit}/adapter_model.safetensors"
+    hub.faults[weights] = Cut(after=20_000)
+    assert (await bench.fetch("hf://org/pirate")).digest == adapter_digest(adapter)
+    assert [one.method for one in hub.asked_for("safetensors")].count("GET") == 2
+
+
+async def test_bytes_that_are_not_what_the_hub_lists_are_not_taken(hub, bench, adapter):
+    hub.publish("org/pirate", adapter)
+    hub.wrong_sum = True
+    with pytest.raises(AdapterFetchFailed, match="arrived damaged"):
+        await bench.fetch("hf://org/pirate")
+    assert bench.cached() == []
+
+
+async def test_weights_beyond_the_bound_are_refused_by_the_listing(hub, bench, adapter):
+    hub.publish("org/pirate", adapter)
+    with pytest.raises(AdapterFetchFailed, match="at most 1000 are fetched") as failed:
+        await bench.fetch("hf://org/pirate", max_bytes=1000)
+    assert failed.value.reason == "TooLarge"
+    assert not [one for one in hub.asked if "/resolve/" in one.path]
+
+
+async def test_a_repository_with_only_a_pickle_is_refused_with_the_way_out(hub, bench, adapter):
+    (adapter / "adapter_model.safetensors").rename(adapter / "adapter_model.bin")
+    hub.publish("org/pirate", adapter)
+    with pytest.raises(AdapterFetchFailed, match=r"has adapter_model\.bin but no") as failed:
+        await bench.fetch("hf://org/pirate")
+    assert failed.value.reason == "FormatRejected"
+
+
+async def test_what_a_hub_does_not_have_is_said(hub, bench, adapter):
+    hub.publish("org/pirate", adapter)
+    with pytest.raises(AdapterFetchFailed, match="no repository hf://org/poet"):
+        await bench.fetch("hf://org/poet")
+    with pytest.raises(AdapterFetchFailed, match="no revision v9") as failed:
+        await bench.fetch("hf://org/pirate", revision="v9")
+    assert failed.value.retry_after > 1, "looked for again after minutes"
+
+
+async def test_a_hub_that_is_in_trouble_is_asked_again_soon(hub, bench, adapter):
+    hub.publish("org/pirate", adapter)
+    hub.faults["/api/models/org/pirate/revision/main"] = Answer(502)
+    with pytest.raises(AdapterFetchFailed, match="the hub answers 502") as failed:
+        await bench.fetch("hf://org/pirate")
+    assert 0 < failed.value.retry_after < 1
+
+
+async def test_a_hub_that_nobody_answers_for_is_asked_again_soon(bench):
+    bench.settings["hub_endpoint"] = "https://127.0.0.1:1"
+    with pytest.raises(AdapterFetchFailed, match="connection refused") as failed:
+        await bench.fetch("hf://org/pirate")
+    assert 0 < failed.value.retry_after < 1
+
+
+async def test_a_private_repository_opens_with_the_secrets_token(hub, bench, adapter, tmp_path):
+    hub.publish("org/pirate", adapter)
+    hub.authorization = "Bearer open-sesame"
+    secrets(tmp_path, bench, token="open-sesame")
+    with pytest.raises(AdapterFetchFailed, match=r"needs a Secret in source\.credentialsSecretRef") as failed:
+        await bench.fetch("hf://org/pirate")
+    assert failed.value.reason == "CredentialsInvalid"
+    assert (await bench.fetch("hf://org/pirate", credentials="tenant-a/key")).digest == adapter_digest(adapter)
+
+
+async def test_a_gated_repository_says_that_the_secret_does_not_open_it(hub, bench, adapter, tmp_path):
+    hub.publish("org/pirate", adapter)
+    hub.authorization, hub.gated = "Bearer another", True
+    secrets(tmp_path, bench, token="open-sesame")
+    with pytest.raises(AdapterFetchFailed, match="does not open it") as failed:
+        await bench.fetch("hf://org/pirate", credentials="tenant-a/key")
+    assert failed.value.reason == "CredentialsInvalid"
+    assert "sesame" not in failed.value.message
+
+
+async def test_a_hub_takes_a_token_and_no_password(hub, bench, adapter, tmp_path):
+    hub.publish("org/pirate", adapter)
+    secrets(tmp_path, bench, username="me", password="geheim")
+    with pytest.raises(AdapterFetchFailed, match="must have the key token") as failed:
+        await bench.fetch("hf://org/pirate", credentials="tenant-a/key")
+    assert failed.value.reason == "CredentialsInvalid"
+
+
+async def test_row_33_a_hub_that_redirects_inside_is_not_followed(hub, bench, adapter):
+    commit = hub.publish("org/pirate", adapter)
+    path = f"/org/pirate/resolve/{commit}/adapter_config.json"
+    told = {"Location": "https://10.0.0.1/adapter_config.json", "X-Repo-Commit": commit, "X-Linked-Etag": '"1"'}
+    hub.faults[path] = Answer(302, headers=(*told.items(), ("X-Linked-Size", "10")))
+    with pytest.raises(AdapterFetchFailed) as failed:
+        await bench.fetch("hf://org/pirate")
+    assert "10.0.0.1" in failed.value.message

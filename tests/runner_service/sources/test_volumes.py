@@ -1,0 +1,134 @@
+"""Adapters on volumes that tenants write to: each volume is a world of its own."""
+
+import os
+import shutil
+
+import pytest
+
+from motet.digest import adapter_digest
+from motet.errors import AdapterFetchFailed
+from tests.support.runners import write_adapter
+
+
+@pytest.fixture
+def volumes(tmp_path, bench):
+    root = tmp_path / "volumes"
+    root.mkdir()
+    bench.settings["volumes"] = str(root)
+    write_adapter(root / "mine" / "pirate")
+    write_adapter(root / "theirs" / "poet", seed=1)
+    return root
+
+
+async def test_an_adapter_comes_from_a_volume_and_is_copied_once(volumes, bench):
+    source = (volumes / "mine/pirate").as_uri()
+    fetched = await bench.fetch(source)
+    assert fetched.digest == adapter_digest(volumes / "mine/pirate")
+    shutil.rmtree(volumes / "mine")
+    again = await bench.fetch(source, expected=fetched.digest, proven=False)
+    assert again.folder == fetched.folder
+    assert bench.fetcher.copies == 1
+
+
+@pytest.mark.parametrize("path", ["/etc", "{root}", "{root}/mine/../theirs/poet", "{root}/../volumes/mine/pirate"])
+async def test_row_32_a_path_that_leaves_the_volumes_is_refused(volumes, bench, path):
+    with pytest.raises(AdapterFetchFailed, match="lies on no volume of this pool") as failed:
+        await bench.fetch("file://" + path.format(root=volumes))
+    assert failed.value.retry_after == 0
+
+
+async def test_in_a_cluster_only_volumes_are_read_whatever_the_chart_says(bench, tmp_path):
+    bench.settings["KUBERNETES_SERVICE_HOST"] = "10.0.0.1"
+    with pytest.raises(AdapterFetchFailed, match="lies on no volume"):
+        await bench.fetch(write_adapter(tmp_path / "a").as_uri())
+
+
+@pytest.mark.parametrize("target", ["../theirs/poet", "../nowhere", "/etc", "{root}/theirs/poet"])
+async def test_row_32_a_folder_that_is_a_link_out_of_its_volume_is_refused(volumes, bench, target):
+    link = volumes / "mine" / "link"
+    link.symlink_to(target.format(root=volumes))
+    if target == "/etc":
+        write_adapter(volumes / "etc")
+        link.unlink()
+        link.symlink_to(volumes / "etc")
+    with pytest.raises(AdapterFetchFailed, match="a link that leads out of its volume") as failed:
+        await bench.fetch(link.as_uri())
+    assert failed.value.retry_after == 0
+    assert bench.cached() == []
+
+
+async def test_row_32_a_file_that_is_a_link_out_of_its_volume_is_refused(volumes, bench):
+    weights = volumes / "mine/pirate/adapter_model.safetensors"
+    weights.unlink()
+    weights.symlink_to(volumes / "theirs/poet/adapter_model.safetensors")
+    with pytest.raises(AdapterFetchFailed, match="a link that leads out of its volume"):
+        await bench.fetch((volumes / "mine/pirate").as_uri())
+
+
+async def test_links_inside_a_volume_are_followed(volumes, bench):
+    weights = volumes / "mine/pirate/adapter_model.safetensors"
+    weights.rename(volumes / "mine/blob")
+    weights.symlink_to("../blob")
+    assert (await bench.fetch((volumes / "mine/pirate").as_uri())).bytes
+
+
+async def test_a_fifo_on_a_volume_stops_nothing(volumes, bench):
+    weights = volumes / "mine/pirate/adapter_model.safetensors"
+    weights.unlink()
+    os.mkfifo(weights)
+    with pytest.raises(AdapterFetchFailed, match="is not a file"):
+        await bench.fetch((volumes / "mine/pirate").as_uri())
+
+
+async def test_a_link_to_itself_is_named(volumes, bench):
+    weights = volumes / "mine/pirate/adapter_model.safetensors"
+    weights.unlink()
+    weights.symlink_to(weights)
+    with pytest.raises(AdapterFetchFailed, match="leads to itself"):
+        await bench.fetch((volumes / "mine/pirate").as_uri())
+
+
+async def test_a_sparse_giant_is_refused_unread(volumes, bench):
+    os.truncate(volumes / "mine/pirate/adapter_model.safetensors", 1 << 40)
+    with pytest.raises(AdapterFetchFailed, match="at most 1048576 are read") as failed:
+        await bench.fetch((volumes / "mine/pirate").as_uri())
+    assert failed.value.reason == "TooLarge"
+
+
+async def test_what_is_not_on_the_volume_yet_is_looked_for_again_after_minutes(volumes, bench):
+    with pytest.raises(AdapterFetchFailed, match="there is no folder") as failed:
+        await bench.fetch((volumes / "mine/later").as_uri())
+    assert failed.value.retry_after == pytest.approx(300 * bench.scale, rel=0.25)
+
+
+@pytest.fixture
+def layout(volumes):
+    """A volume that a hub's client has filled: blobs, snapshots of links to them, and refs."""
+    root = volumes / "mine" / "models--org--pirate"
+    for commit, seed in (("c1", 1), ("c2", 2)):
+        write_adapter(root / "snapshots" / commit, seed=seed)
+        for path in list((root / "snapshots" / commit).iterdir()):
+            blob = root / "blobs" / f"{commit}-{path.name}"
+            blob.parent.mkdir(exist_ok=True)
+            path.rename(blob)
+            path.symlink_to(f"../../blobs/{blob.name}")
+    (root / "refs").mkdir()
+    (root / "refs" / "main").write_text("c1")
+    (root / "refs" / "v2").write_text("c2")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("inside", "revision", "commit"),
+    [("", "", "c1"), ("", "main", "c1"), ("", "v2", "c2"), ("", "c2", "c2"), ("snapshots/c2", "", "c2")],
+)
+async def test_a_hubs_own_layout_on_a_volume_is_understood(layout, bench, inside, revision, commit):
+    fetched = await bench.fetch((layout / inside).as_uri(), revision=revision)
+    assert fetched.digest == adapter_digest(layout / "snapshots" / commit)
+
+
+async def test_a_revision_that_the_layout_lacks_is_named(layout, bench):
+    with pytest.raises(AdapterFetchFailed, match="no snapshot of the revision v9"):
+        await bench.fetch(layout.as_uri(), revision="v9")
+    with pytest.raises(AdapterFetchFailed, match="no branch"):
+        await bench.fetch(layout.as_uri(), revision="../../../../theirs")

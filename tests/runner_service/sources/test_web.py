@@ -1,0 +1,241 @@
+"""Adapters from the web: a real server over TLS, the real child, and what goes wrong between them."""
+
+import gzip
+import json
+
+import pytest
+
+from motet.digest import adapter_digest
+from motet.errors import AdapterFetchFailed, AdapterIncompatible
+from tests.support.runners import write_adapter
+from tests.support.sources import Answer, Cut, Drip, Encoded, Endless, Short, web_server
+
+WEIGHTS = "/pirate/adapter_model.safetensors"
+CONFIG = "/pirate/adapter_config.json"
+
+
+async def test_an_adapter_comes_from_a_folder_on_the_web(web, bench, adapter):
+    fetched = await bench.fetch(web.put("/pirate/", adapter))
+    assert fetched.digest == adapter_digest(adapter) == adapter_digest(fetched.folder)
+    assert bench.cached() == [fetched.digest.removeprefix("sha256:")]
+    assert not bench.partial()
+    assert {one.path for one in web.asked} == {CONFIG, WEIGHTS}
+
+
+async def test_a_connection_that_breaks_off_is_gone_on_with_where_it_broke(web, bench, adapter):
+    source = web.put("/pirate/", adapter)
+    web.faults[WEIGHTS] = Cut(after=20_000, times=3)
+    fetched = await bench.fetch(source)
+    assert fetched.digest == adapter_digest(adapter)
+    ranges = [one.headers.get("range") for one in web.asked_for(WEIGHTS)]
+    assert ranges[0] is None
+    assert all(wanted is not None and wanted != "bytes=0-" for wanted in ranges[1:])
+    assert web.sent < 1.2 * sum(len(body) for body in web.files.values()), "nothing twice"
+
+
+async def test_a_file_that_changes_between_two_attempts_is_begun_again(web, bench, adapter, tmp_path):
+    source = web.put("/pirate/", adapter)
+    changed = write_adapter(tmp_path / "other", rank=512, seed=5)
+    web.faults[WEIGHTS] = Cut(after=20_000, then=lambda: web.put("/pirate/", changed))
+    assert (await bench.fetch(source)).digest == adapter_digest(changed)
+
+
+async def test_what_an_earlier_attempt_brought_is_not_fetched_again(web, bench, adapter):
+    source = web.put("/pirate/", adapter)
+    web.faults[WEIGHTS] = Answer(503)
+    with pytest.raises(AdapterFetchFailed, match="answers 503") as failed:
+        await bench.fetch(source)
+    assert failed.value.retry_after > 0
+    web.faults.clear()
+    await bench.fetch(source)
+    assert web.asked_for(CONFIG)[-1].headers["if-range"]
+    assert web.sent == sum(len(body) for body in web.files.values())
+
+
+async def test_a_length_that_is_never_reached_is_a_failure_that_may_pass(web, bench, adapter):
+    source = web.put("/pirate/", adapter)
+    web.faults[WEIGHTS] = Short()
+    with pytest.raises(AdapterFetchFailed, match="cannot be fetched") as failed:
+        await bench.fetch(source)
+    assert failed.value.retry_after > 0
+    assert bench.cached() == []
+
+
+async def test_a_server_that_drips_is_given_up(web, bench, adapter):
+    source = web.put("/pirate/", adapter)
+    web.faults[WEIGHTS] = Drip()
+    with pytest.raises(AdapterFetchFailed, match=r"gave \d+ bytes in") as failed:
+        await bench.fetch(source)
+    assert failed.value.retry_after > 0
+
+
+async def test_row_34_a_gzip_bomb_is_refused_unopened(web, bench, adapter):
+    source = web.put("/pirate/", adapter)
+    web.faults[WEIGHTS] = Encoded(gzip.compress(bytes(64 << 20)))
+    with pytest.raises(AdapterFetchFailed, match="comes compressed"):
+        await bench.fetch(source)
+    assert not bench.partial()
+
+
+async def test_row_34_a_body_without_an_end_is_cut_at_the_bound(web, bench, adapter):
+    source = web.put("/pirate/", adapter)
+    web.faults[WEIGHTS] = Endless()
+    with pytest.raises(AdapterFetchFailed, match="more than 1048576") as failed:
+        await bench.fetch(source)
+    assert failed.value.reason == "TooLarge"
+    assert not bench.partial()
+
+
+async def test_weights_beyond_what_the_pool_admits_are_not_begun(web, bench, adapter):
+    source = web.put("/pirate/", adapter)
+    with pytest.raises(AdapterFetchFailed, match="at most 1000 are fetched") as failed:
+        await bench.fetch(source, max_bytes=1000)
+    assert failed.value.reason == "TooLarge"
+    assert failed.value.retry_after == 0
+
+
+async def test_row_26_a_truncated_file_is_refused_and_nothing_is_cached(web, bench, adapter):
+    source = web.put("/pirate/", adapter)
+    web.files[WEIGHTS] = web.files[WEIGHTS][:-100]
+    with pytest.raises(AdapterIncompatible, match="promises"):
+        await bench.fetch(source)
+    with pytest.raises(AdapterFetchFailed) as failed:
+        await bench.fetch(source, expected=adapter_digest(adapter))
+    assert failed.value.reason == "DigestMismatch"
+    assert bench.cached() == []
+
+
+async def test_row_27_a_flipped_bit_is_another_digest(web, bench, adapter):
+    source = web.put("/pirate/", adapter)
+    body = bytearray(web.files[WEIGHTS])
+    body[-1] ^= 1
+    web.files[WEIGHTS] = bytes(body)
+    with pytest.raises(AdapterFetchFailed, match="has the digest") as failed:
+        await bench.fetch(source, expected=adapter_digest(adapter))
+    assert (failed.value.reason, failed.value.retry_after) == ("DigestMismatch", 0)
+    assert bench.cached() == []
+    assert not bench.partial(), "wrong bytes are not gone on with"
+
+
+async def test_row_30_a_pickle_under_a_safe_name_is_refused_unopened(web, bench, adapter, tmp_path):
+    source = web.put("/pirate/", adapter)
+    proof = tmp_path / "code-ran"
+    web.files[WEIGHTS] = b"cos\nsystem\n(S'touch " + str(proof).encode() + b"'\ntR."
+    with pytest.raises(AdapterIncompatible, match="not a safetensors file"):
+        await bench.fetch(source)
+    assert not proof.exists()
+
+
+async def test_row_31_a_huge_configuration_is_cut_off(web, bench, adapter):
+    source = web.put("/pirate/", adapter)
+    web.files[CONFIG] = json.dumps({"peft_type": "LORA", "x": "y" * (2 << 20)}).encode()
+    with pytest.raises(AdapterFetchFailed, match="at most 1048576") as failed:
+        await bench.fetch(source)
+    assert failed.value.reason == "TooLarge"
+
+
+async def test_row_33_a_redirect_to_a_loopback_address_is_not_followed(web, bench, adapter, tmp_path):
+    source = web.put("/pirate/", adapter)
+    async with web_server(tmp_path, "127.0.0.2") as inside:
+        inside.put("/pirate/", adapter)
+        web.faults[CONFIG] = Answer(302, headers=(("Location", inside.url(CONFIG)),))
+        with pytest.raises(AdapterFetchFailed, match=r"leads to 127\.0\.0\.2.*FETCH_ALLOWED_HOSTS") as failed:
+            await bench.fetch(source)
+        assert failed.value.retry_after == 0
+        assert inside.asked == []
+
+
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1", "[::1]", "localhost", "169.254.169.254", "10.0.0.1", "[::ffff:10.0.0.1]", "0.0.0.0"]
+)
+async def test_row_33_no_source_leads_to_what_is_not_public(bench, address):
+    with pytest.raises(AdapterFetchFailed, match="not a public address"):
+        await bench.fetch(f"https://{address}/latest/meta-data/")
+
+
+async def test_row_33_a_redirect_to_plain_http_is_not_followed(web, bench, adapter):
+    source = web.put("/pirate/", adapter)
+    web.faults[CONFIG] = Answer(302, headers=(("Location", "http://127.0.0.1/"),))
+    with pytest.raises(AdapterFetchFailed, match="redirects to http://"):
+        await bench.fetch(source)
+
+
+async def test_redirects_have_an_end(web, bench, adapter):
+    source = web.put("/pirate/", adapter)
+    web.faults[CONFIG] = Answer(302, headers=(("Location", CONFIG),))
+    with pytest.raises(AdapterFetchFailed, match="more than 5 times"):
+        await bench.fetch(source)
+
+
+async def test_a_redirect_to_a_store_is_followed_without_the_credentials(web, bench, adapter, tmp_path):
+    source = web.put("/pirate/", adapter)
+    async with web_server(tmp_path, "127.0.0.3") as store:
+        both = tmp_path / "both.pem"
+        both.write_bytes(web.ca_file.read_bytes() + store.ca_file.read_bytes())
+        bench.settings |= {"fetch_allowed_hosts": ["127.0.0.0/24"], "fetch_ca_file": str(both)}
+        manifests = tmp_path / "manifests"
+        manifests.mkdir()
+        (manifests / "secret.yaml").write_text(
+            "apiVersion: v1\nkind: Secret\nmetadata: {name: key, namespace: tenant-a}\nstringData: {token: open}\n"
+        )
+        bench.settings["manifests"] = str(manifests)
+        store.put("/store/", adapter)
+        web.authorization = "Bearer open"
+        web.faults[WEIGHTS] = Answer(302, headers=(("Location", store.url("/store/adapter_model.safetensors")),))
+        assert (await bench.fetch(source, credentials="tenant-a/key")).digest == adapter_digest(adapter)
+        assert "authorization" not in store.asked[0].headers
+
+
+async def test_a_server_whose_certificate_nobody_vouches_for_is_not_trusted(web, bench, adapter):
+    bench.settings["fetch_ca_file"] = ""
+    with pytest.raises(AdapterFetchFailed, match="FETCH_CA_FILE"):
+        await bench.fetch(web.put("/pirate/", adapter))
+
+
+async def test_what_is_not_there_is_looked_for_again_after_minutes(web, bench):
+    with pytest.raises(AdapterFetchFailed, match=r"has no adapter_config\.json") as failed:
+        await bench.fetch(web.url("/nowhere/"))
+    assert failed.value.retry_after == pytest.approx(300 * bench.scale, rel=0.25)
+    assert len(web.asked) == 1, "asking again at once would not help"
+
+
+async def test_each_failure_that_may_pass_is_waited_for_longer(web, bench, adapter):
+    source = web.put("/pirate/", adapter)
+    web.faults[CONFIG] = Answer(500)
+    waits = []
+    for _ in range(3):
+        with pytest.raises(AdapterFetchFailed) as failed:
+            await bench.fetch(source)
+        waits.append(failed.value.retry_after)
+    assert waits[0] * 1.2 < waits[1] < waits[2]
+    web.faults.clear()
+    await bench.fetch(source)
+
+
+@pytest.mark.parametrize(
+    ("uri", "words"),
+    [
+        ("https://host/folder", "ends with a slash"),
+        ("https://host/folder/?key=geheim", "without"),
+        ("https://me:geheim@host/folder/", "put it into a Secret"),
+        ("ftp://host/folder/", "not yet: ftp://.*hf://org/name or https://host/folder/"),
+        ("hf://only-one-word", "names no repository"),
+        ("hf://org/../secrets", "names no repository"),
+        ("https://[", "no URI"),
+    ],
+)
+async def test_row_32_an_odd_uri_is_refused_in_words(bench, uri, words):
+    with pytest.raises(AdapterFetchFailed, match=words) as failed:
+        await bench.fetch(uri)
+    assert "geheim" not in failed.value.message
+
+
+async def test_a_digest_alone_opens_nothing(web, bench, adapter):
+    """A tenant who has got hold of another's digest must still be able to open the source."""
+    fetched = await bench.fetch(web.put("/pirate/", adapter))
+    with pytest.raises(AdapterFetchFailed, match="has no adapter_config"):
+        await bench.fetch(web.url("/elsewhere/"), expected=fetched.digest, proven=False)
+    asked = len(web.asked)
+    again = await bench.fetch(web.url("/pirate/"), expected=fetched.digest, proven=False)
+    assert again.digest == fetched.digest
+    assert len(web.asked) == asked, "from there it is known"

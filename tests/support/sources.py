@@ -1,0 +1,304 @@
+"""Places that adapters and models come from, as real servers over TLS, and what they do on a bad day.
+
+async with web_server(tmp_path) as web:
+    web.put("/pirate/", folder)
+    web.faults["/pirate/adapter_model.safetensors"] = Cut(after=1000)
+    ...  # web.url("/pirate/"), web.asked
+"""
+
+import asyncio
+import hashlib
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiohttp import web
+
+from tests.kube.certificates import Authority
+
+CHUNK = 4096
+
+
+@dataclass
+class Asked:
+    method: str
+    path: str
+    headers: dict[str, str]
+
+
+@dataclass
+class Cut:
+    """The connection breaks off after so many bytes of the file, `times` times; `then` something happens."""
+
+    after: int
+    times: int = 1
+    then: Callable[[], object] | None = None
+
+
+@dataclass
+class Drip:
+    """A byte now and then."""
+
+    every: float = 0.05
+
+
+@dataclass
+class Answer:
+    """A status instead of the file, `times` times."""
+
+    status: int
+    times: int = 1_000_000
+    headers: tuple[tuple[str, str], ...] = ()
+    body: bytes = b""
+
+
+@dataclass
+class Encoded:
+    """These bytes, said to be gzip."""
+
+    body: bytes
+
+
+@dataclass
+class Endless:
+    """Chunk after chunk without an end or a length."""
+
+
+@dataclass
+class Short:
+    """It promises more than it gives, every time."""
+
+    missing: int = 10
+
+
+Fault = Cut | Drip | Answer | Encoded | Endless | Short
+
+
+class WebServer:
+    """Files by path, with ranges and entity tags."""
+
+    def __init__(self, ca_file: Path) -> None:
+        self.ca_file = ca_file
+        self.base = ""
+        self.files: dict[str, bytes] = {}
+        self.faults: dict[str, Fault] = {}
+        self.authorization = ""
+        """What every request must bring."""
+
+        self.asked: list[Asked] = []
+        self.sent = 0
+
+    def url(self, path: str) -> str:
+        return self.base + path
+
+    def put(self, at: str, folder: Path) -> str:
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                self.files[at + path.relative_to(folder).as_posix()] = path.read_bytes()
+        return self.url(at)
+
+    def asked_for(self, name: str) -> list[Asked]:
+        return [one for one in self.asked if one.path.endswith(name)]
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        self.asked.append(Asked(request.method, request.path, {k.lower(): v for k, v in request.headers.items()}))
+        if self.authorization and request.headers.get("authorization") != self.authorization:
+            return self.unauthorized()
+        return await self.serve(request, request.path)
+
+    def unauthorized(self) -> web.StreamResponse:
+        return web.Response(status=401, text="who are you?")
+
+    async def serve(self, request: web.Request, path: str, headers: dict[str, str] | None = None) -> web.StreamResponse:
+        fault = self.faults.get(path)
+        if isinstance(fault, Answer) and fault.times > 0:
+            fault.times -= 1
+            return web.Response(status=fault.status, headers=dict(fault.headers), body=fault.body)
+        body = self.files.get(path)
+        if body is None:
+            return web.Response(status=404)
+        etag = f'"{hashlib.sha256(body).hexdigest()}"'
+        response = web.StreamResponse(headers={"ETag": etag, **(headers or {})})
+        start = self._start(request, body, etag)
+        if start is None:
+            return web.Response(status=416, headers={"Content-Range": f"bytes */{len(body)}"})
+        if start:
+            response.set_status(206)
+            response.headers["Content-Range"] = f"bytes {start}-{len(body) - 1}/{len(body)}"
+        if isinstance(fault, Encoded):
+            response.headers["Content-Encoding"] = "gzip"
+            body = fault.body
+        if not isinstance(fault, Endless):
+            response.content_length = len(body) - start
+        await response.prepare(request)
+        if request.method == "HEAD":
+            return response
+        await self._write(request, response, body[start:], fault)
+        return response
+
+    @staticmethod
+    def _start(request: web.Request, body: bytes, etag: str) -> int | None:
+        wanted = request.headers.get("range", "")
+        if not wanted or request.headers.get("if-range", etag) != etag:
+            return 0
+        start = int(wanted.removeprefix("bytes=").removesuffix("-"))
+        return start if start < len(body) else None
+
+    async def _write(
+        self, request: web.Request, response: web.StreamResponse, body: bytes, fault: Fault | None
+    ) -> None:
+        stop = len(body)
+        if isinstance(fault, Cut) and fault.times > 0:
+            fault.times -= 1
+            stop = min(stop, fault.after)
+        if isinstance(fault, Short):
+            stop -= fault.missing
+        if isinstance(fault, Drip):
+            for byte in body:
+                await response.write(bytes([byte]))
+                await asyncio.sleep(fault.every)
+        if isinstance(fault, Endless):
+            while True:
+                await response.write(bytes(CHUNK * 16))
+                await asyncio.sleep(0.001)
+        for at in range(0, stop, CHUNK):
+            piece = body[at : min(at + CHUNK, stop)]
+            await response.write(piece)
+            self.sent += len(piece)
+        if stop < len(body):
+            await asyncio.sleep(0.05)  # what was written is on its way before the connection goes
+            assert request.transport is not None
+            request.transport.abort()
+            if isinstance(fault, Cut) and fault.then is not None:
+                fault.then()
+
+
+class HubServer(WebServer):
+    """What the hub's own client asks of a hub: a repository's listing, and its files at a commit."""
+
+    def __init__(self, ca_file: Path) -> None:
+        super().__init__(ca_file)
+        self.commits: dict[str, str] = {}
+        """By repository and revision: org/name@main."""
+
+        self.gated = False
+        self.hides = False
+        """Answers 401 for what is not there, as the public hub does to who brings no token."""
+
+        self.wrong_sum = False
+
+    def publish(self, repository: str, folder: Path, *, revision: str = "main") -> str:
+        content = b"".join(path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file())
+        commit = hashlib.sha1(content + revision.encode()).hexdigest()
+        self.commits[f"{repository}@{revision}"] = self.commits[f"{repository}@{commit}"] = commit
+        self.put(f"/{repository}/resolve/{commit}/", folder)
+        return commit
+
+    def unauthorized(self) -> web.StreamResponse:
+        headers = {"X-Error-Code": "GatedRepo", "X-Error-Message": "ask first"} if self.gated else {}
+        return web.Response(status=403 if self.gated else 401, headers=headers)
+
+    async def serve(self, request: web.Request, path: str, headers: dict[str, str] | None = None) -> web.StreamResponse:
+        if path.startswith("/api/models/"):
+            fault = self.faults.get(path)
+            if isinstance(fault, Answer):
+                return web.Response(status=fault.status)
+            return self._listing(path.removeprefix("/api/models/"))
+        if "/resolve/" in path and path not in self.files:
+            return web.Response(status=404, headers={"X-Error-Code": "EntryNotFound"})
+        commit = path.partition("/resolve/")[2].partition("/")[0]
+        body = self.files.get(path, b"")
+        more = {"X-Repo-Commit": commit, "X-Linked-Size": str(len(body))}
+        return await super().serve(request, path, more)
+
+    def _listing(self, path: str) -> web.StreamResponse:
+        repository, _, revision = path.partition("/revision/")
+        if not any(name.startswith(f"{repository}@") for name in self.commits):
+            return web.Response(status=401 if self.hides else 404, headers={"X-Error-Code": "RepoNotFound"})
+        commit = self.commits.get(f"{repository}@{revision}")
+        if commit is None:
+            return web.Response(status=404, headers={"X-Error-Code": "RevisionNotFound"})
+        root = f"/{repository}/resolve/{commit}/"
+        siblings = []
+        for name, body in self.files.items():
+            if name.startswith(root):
+                entry: dict[str, object] = {"rfilename": name.removeprefix(root), "size": len(body)}
+                if name.endswith(".safetensors"):
+                    found = hashlib.sha256(b"another" if self.wrong_sum else body).hexdigest()
+                    entry["lfs"] = {"sha256": found, "size": len(body), "pointerSize": 100}
+                siblings.append(entry)
+        return web.json_response({"id": repository, "sha": commit, "siblings": siblings, "private": False})
+
+
+class ApiServer(WebServer):
+    """What reading a Secret asks of an API server, with a token of its own."""
+
+    TOKEN = "e30.eyJzdWIiOiJzeXN0ZW06c2VydmljZWFjY291bnQ6bW90ZXQtcG9vbHM6bW90ZXQtcnVubmVyIn0.x"
+
+    def __init__(self, ca_file: Path) -> None:
+        super().__init__(ca_file)
+        self.secrets: dict[str, dict[str, str]] = {}
+        self.granted: set[str] = set()
+        self.authorization = f"Bearer {self.TOKEN}"
+
+    def account(self, folder: Path) -> Path:
+        """A service account's folder, as in a pod."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "token").write_text(self.TOKEN)
+        (folder / "ca.crt").write_bytes(self.ca_file.read_bytes())
+        return folder
+
+    async def serve(self, request: web.Request, path: str, headers: dict[str, str] | None = None) -> web.StreamResponse:
+        _, _, _, _, namespace, _, name = path.split("/")
+        reference = f"{namespace}/{name}"
+        if reference not in self.granted:
+            return web.json_response({"kind": "Status", "code": 403}, status=403)
+        if reference not in self.secrets:
+            return web.json_response({"kind": "Status", "code": 404}, status=404)
+        return web.json_response({"kind": "Secret", "data": self.secrets[reference]})
+
+
+@asynccontextmanager
+async def _running(
+    folder: Path, make: Callable[[Path], WebServer], host: str = "127.0.0.1"
+) -> AsyncIterator[WebServer]:
+    folder.mkdir(parents=True, exist_ok=True)
+    authority = Authority(folder, f"authority-of-{folder.name}")
+    pair = authority.serving(f"server-{host}", [host, "localhost"])
+    server = make(authority.pair.certificate)
+    trust = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    trust.load_cert_chain(pair.certificate, pair.key)
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", server.handle)
+    runner = web.AppRunner(application, shutdown_timeout=0, access_log=None)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, host, 0, ssl_context=trust)
+        await site.start()
+        port = runner.addresses[0][1]
+        server.base = f"https://{host}:{port}"
+        yield server
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def web_server(folder: Path, host: str = "127.0.0.1") -> AsyncIterator[WebServer]:
+    async with _running(folder / f"web-{host}", WebServer, host) as server:
+        yield server
+
+
+@asynccontextmanager
+async def hub_server(folder: Path) -> AsyncIterator[HubServer]:
+    async with _running(folder / "hub", HubServer) as server:
+        assert isinstance(server, HubServer)
+        yield server
+
+
+@asynccontextmanager
+async def api_server(folder: Path) -> AsyncIterator[ApiServer]:
+    async with _running(folder / "api", ApiServer) as server:
+        assert isinstance(server, ApiServer)
+        yield server
