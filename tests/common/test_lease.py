@@ -199,7 +199,7 @@ def test_every_start_is_a_candidate_of_its_own(leases: Leases) -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"seconds": 5}, "MOTET_LEASE_RENEW_SECONDS < MOTET_LEASE_SECONDS"),
+        ({"seconds": 5}, "both together at most MOTET_LEASE_SECONDS"),
         ({"retry_seconds": 10}, "MOTET_LEASE_RETRY_SECONDS < MOTET_LEASE_RENEW_SECONDS"),
         ({"name": "it"}, "MOTET_LEASE_NAMESPACE"),
     ],

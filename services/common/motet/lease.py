@@ -197,7 +197,8 @@ class Election:
         lease = await self._get()
         record = Record.of(lease) if lease is not None else Record("", 0, "", 0, 0, "")
         if record != self._seen:
-            self._seen, self._seen_at = record, self._clock()
+            # It may have changed just after the last look. Settings leave the holder more room than that.
+            self._seen, self._seen_at = record, self._clock() - self._retry_seconds / 2
         # Our own name in it: an earlier attempt of ours came through, and its answer did not.
         taken = record.holder not in ("", self.identity)
         free_in = self._seen_at + (record.seconds or self._lease_seconds) - self._clock()

@@ -102,10 +102,10 @@ class LeaseSettings(BaseSettings):
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
-        if not self.retry_seconds < self.renew_seconds < self.seconds:
+        if not self.retry_seconds < self.renew_seconds <= self.seconds - self.retry_seconds:
             raise ValueError(
-                "MOTET_LEASE_RETRY_SECONDS < MOTET_LEASE_RENEW_SECONDS < MOTET_LEASE_SECONDS must hold: a leader gives "
-                "up before another may take over"
+                "MOTET_LEASE_RETRY_SECONDS < MOTET_LEASE_RENEW_SECONDS, and both together at most MOTET_LEASE_SECONDS: a "
+                "leader must give up before another may take over"
             )
         if self.name and not self.namespace:
             raise ValueError("MOTET_LEASE_NAMESPACE must name the namespace of the Lease MOTET_LEASE_NAME")

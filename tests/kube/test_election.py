@@ -1,0 +1,208 @@
+"""Two schedulers and one Lease of a real API server."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from motet.errors import SetupError
+from motet.kube import KubeApi
+from motet.lease import Election
+from motet.rpc import is_healthy
+from motet.settings import LeaseSettings
+from tests.kube.cluster import Cluster
+from tests.support.control_plane import SmallOperator, until
+from tests.support.fake_engine import FakeEngine, tokens_of
+from tests.support.runners import fake_runner, short_folder
+from tests.support.small_gateway import small_gateway
+
+LEASE = "motet-scheduler"
+ACCOUNT = "scheduler"
+QUICK = {"seconds": 4.0, "renew_seconds": 2.5, "retry_seconds": 0.5}
+
+
+@pytest.fixture
+def account(cluster: Cluster, namespace: str) -> Path:
+    """A kubeconfig of a ServiceAccount that may do what an election needs, and nothing else."""
+    metadata = {"name": ACCOUNT, "namespace": namespace}
+    group = {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"]}
+    cluster.apply(
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata},
+        {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "Role",
+            "metadata": metadata,
+            "rules": [
+                # A name cannot be asked for when the object is not there yet.
+                {**group, "verbs": ["create"]},
+                {**group, "verbs": ["get", "update"], "resourceNames": [LEASE]},
+            ],
+        },
+        {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "RoleBinding",
+            "metadata": metadata,
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": ACCOUNT},
+            "subjects": [{"kind": "ServiceAccount", "name": ACCOUNT, "namespace": namespace}],
+        },
+    )
+    return cluster.kubeconfig_for(ACCOUNT, namespace)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with short_folder() as path:
+        yield path
+
+
+def settings(namespace: str, **more: float) -> LeaseSettings:
+    return LeaseSettings(name=LEASE, namespace=namespace, **more)
+
+
+def lease_in(cluster: Cluster, namespace: str) -> dict:
+    return cluster.get("lease", LEASE, f"--namespace={namespace}")
+
+
+async def test_what_a_lease_says_while_led_and_after(cluster: Cluster, namespace: str, account: Path) -> None:
+    async with KubeApi(account) as api:
+        for term in (1, 2):
+            async with Election(api, settings(namespace), address="10.1.2.3:7101") as election:
+                lease = lease_in(cluster, namespace)
+                assert election.term == term
+                assert lease["metadata"]["annotations"] == {
+                    "motet.dev/term": str(term),
+                    "motet.dev/address": "10.1.2.3:7101",
+                }
+                spec = lease["spec"]
+                assert spec["holderIdentity"] == election.identity
+                assert (spec["leaseDurationSeconds"], spec["leaseTransitions"]) == (15, term - 1)
+            assert not lease_in(cluster, namespace)["spec"].get("holderIdentity")
+
+
+async def test_without_the_right_to_a_lease_the_sentence_says_which(cluster: Cluster, namespace: str) -> None:
+    cluster.kubectl("create", "serviceaccount", "nobody", f"--namespace={namespace}")
+    async with KubeApi(cluster.kubeconfig_for("nobody", namespace)) as api:
+        with pytest.raises(SetupError, match=r"cannot get resource .* Grant .* get, create and update on leases"):
+            async with Election(api, settings(namespace)):
+                pass
+
+
+class SchedulerProcess:
+    """`python -m motet_scheduler` as a pod runs it."""
+
+    def __init__(self, folder: Path, name: str, namespace: str, kubeconfig: Path, lease: dict[str, float]) -> None:
+        self.name = name
+        self.address = f"unix:{folder}/{name}.sock"
+        self._log = folder / f"{name}.log"
+        self._environment = os.environ | {
+            "MOTET_DATA_DIR": str(folder / name),
+            "MOTET_SCHEDULER_ADDRESS": self.address,
+            "MOTET_SUPERVISOR_ADDRESS": f"unix:{folder}/supervisor.sock",
+            "MOTET_LEASE_NAME": LEASE,
+            "MOTET_LEASE_NAMESPACE": namespace,
+            "MOTET_LEASE_KUBECONFIG": str(kubeconfig),
+            "POD_NAME": name,
+            **{f"MOTET_LEASE_{key}".upper(): str(value) for key, value in lease.items()},
+        }
+        self.process: asyncio.subprocess.Process
+
+    async def start(self) -> None:
+        with self._log.open("ab") as log:
+            self.process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "motet_scheduler", env=self._environment, stderr=log
+            )
+        while not await is_healthy(self.address):
+            assert self.process.returncode is None, self._log.read_text()
+            await asyncio.sleep(0.05)
+
+    async def end(self, signum: signal.Signals) -> int:
+        if self.process.returncode is None:
+            self.process.send_signal(signum)
+        return await self.process.wait()
+
+    def said(self) -> str:
+        return self._log.read_text()
+
+
+@asynccontextmanager
+async def replicas(
+    folder: Path, namespace: str, kubeconfig: Path, lease: dict[str, float]
+) -> AsyncIterator[list[SchedulerProcess]]:
+    """The first leads."""
+    both = [SchedulerProcess(folder, name, namespace, kubeconfig, lease) for name in ("a", "b")]
+    async with AsyncExitStack() as stack:
+        for one in both:
+            await one.start()
+            stack.push_async_callback(one.end, signal.SIGKILL)
+        yield both
+
+
+@pytest.mark.parametrize(
+    ("signum", "lease", "within"),
+    [
+        pytest.param(signal.SIGTERM, {}, 2.0, id="stopped politely, at the defaults"),
+        pytest.param(signal.SIGKILL, QUICK, QUICK["seconds"] + QUICK["retry_seconds"], id="killed"),
+    ],
+)
+async def test_when_the_leader_goes_the_other_acts_and_streams_resume(
+    *,
+    cluster: Cluster,
+    namespace: str,
+    account: Path,
+    folder: Path,
+    signum: signal.Signals,
+    lease: dict[str, float],
+    within: float,
+    record_property,
+) -> None:
+    async with replicas(folder, namespace, account, lease) as (leader, standby), AsyncExitStack() as clients:
+        operator = SmallOperator(standby.address)
+        operator.state()
+        operating = asyncio.create_task(operator.link.run())
+        clients.callback(operating.cancel)
+        # They know the standby alone, which sends them to the leader.
+        runner = fake_runner(
+            folder,
+            instance="r0",
+            scheduler=standby.address,
+            engine=lambda: FakeEngine(step_seconds=0.005),
+            time_scale=1.0,
+        )
+        await clients.enter_async_context(runner)
+        gateway = await clients.enter_async_context(small_gateway("g0", scheduler=standby.address))
+        running = gateway.start("running", prompt=(5,), max_tokens=1500)
+        await until(lambda: gateway.asked["running"].tokens)
+        assert gateway.term == 1
+        gone = time.monotonic()
+        status = await leader.end(signum)
+        assert status == (0 if signum == signal.SIGTERM else -signum)
+        assert await gateway.ask("new", prompt=(9,), max_tokens=2) == tokens_of((9,), 7, 2)
+        seconds = gateway.asked["new"].placed_at - gone
+        record_property("seconds_to_place", seconds)
+        print(f"placed by the other {seconds:.2f} s after {signum.name}")
+        assert seconds <= within + 1.0, standby.said()  # a placement, on a busy machine
+        assert gateway.term == 2
+        assert lease_in(cluster, namespace)["spec"]["holderIdentity"].startswith("b-")
+        assert await running == tokens_of((5,), 7, 1500)
+        assert len(gateway.asked["running"].placements) == 1, "what ran was not touched"
+        # The one that went comes back as the standby.
+        await leader.start()
+        assert gateway.term == 2
+
+
+async def test_a_leader_that_was_frozen_ends_when_it_wakes_and_the_other_leads(
+    cluster: Cluster, namespace: str, account: Path, folder: Path
+) -> None:
+    async with replicas(folder, namespace, account, QUICK) as (leader, standby):
+        leader.process.send_signal(signal.SIGSTOP)
+        await until(lambda: "leads" in standby.said(), seconds=20)
+        leader.process.send_signal(signal.SIGCONT)
+        assert await asyncio.wait_for(leader.process.wait(), 5) == 1
+        assert "leadership lost" in leader.said()
+        assert lease_in(cluster, namespace)["metadata"]["annotations"]["motet.dev/term"] == "2"
