@@ -82,6 +82,9 @@ class _Plane:
         names = ["localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"]
         names.append("kubernetes.default.svc.cluster.local")
         serving = self.authority.serving("kube-apiserver", [CONTROL_PLANE, FIRST_SERVICE, *names])
+        # Of an authority of its own: whoever it vouches for may say that he speaks for anybody.
+        front = Authority(self.folder, "front-proxy")
+        to_extensions = front.client("front-proxy-client")
         to_kubelets = self.authority.client("kube-apiserver-kubelet-client", "system:masters")
         policy = self.folder / "audit-policy.yaml"
         policy.write_text(AUDIT_POLICY)
@@ -102,6 +105,15 @@ class _Plane:
             f"--kubelet-client-certificate={to_kubelets.certificate}",
             f"--kubelet-client-key={to_kubelets.key}",
             "--kubelet-preferred-address-types=InternalIP",
+            f"--requestheader-client-ca-file={front.pair.certificate}",
+            "--requestheader-allowed-names=front-proxy-client",
+            "--requestheader-username-headers=X-Remote-User",
+            "--requestheader-group-headers=X-Remote-Group",
+            "--requestheader-extra-headers-prefix=X-Remote-Extra-",
+            f"--proxy-client-cert-file={to_extensions.certificate}",
+            f"--proxy-client-key-file={to_extensions.key}",
+            # Extensions of the API are found by their endpoints: there is no kube-proxy behind a Service's address.
+            "--enable-aggregator-routing",
             "--service-account-issuer=https://kubernetes.default.svc",
             f"--service-account-key-file={self.tokens.certificate}",
             f"--service-account-signing-key-file={self.tokens.key}",

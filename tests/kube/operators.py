@@ -124,7 +124,9 @@ def site(cluster: Cluster, folder: Path) -> Iterator[Site]:
 def apply_definitions(cluster: Cluster) -> None:
     for kind in KINDS:
         cluster.apply(yaml.safe_load((ROOT / "crds" / kind.file_name).read_text()))
-        cluster.kubectl("wait", "--for=condition=Established", f"crd/{kind.crd_name}", "--timeout=20s")
+        # One that has no conditions yet at all makes kubectl give up at once.
+        waiting = ("wait", "--for=condition=Established", f"crd/{kind.crd_name}", "--timeout=20s")
+        cluster.wait_for(lambda waiting=waiting: cluster.kubectl(*waiting))  # type: ignore[misc]
 
 
 def role(site: Site, rules: list[dict[str, Any]]) -> dict[str, Any]:

@@ -74,7 +74,7 @@ async def test_a_restarted_scheduler_advises_nothing_away_that_it_has_not_heard_
 
 
 def figure(house, name: str) -> float:
-    return house.control.scheduler_metrics.get_sample_value(name, {"pool": "default/demo"}) or 0.0
+    return house.control.scheduler_metrics.get_sample_value(name, {"pool_namespace": "default", "pool": "demo"}) or 0.0
 
 
 async def test_the_figures_that_an_autoscaler_reads_are_served(house):

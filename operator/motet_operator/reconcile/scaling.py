@@ -82,7 +82,7 @@ def _builtin(pool: ServingPool, held: int, advice: Advice | None, *, rolling_out
         why = advice.reason or "the scheduler cannot be heard"
         return Scaling(
             replicas=replicas,
-            condition=unknown("ScalingActive", "HoldingStaleAdvice", f"none of {replicas} runners leaves: {why}"),
+            condition=unknown("ScalingActive", "HoldingStaleAdvice", f"{replicas} runners stay: {why}"),
         )
     if rolling_out and asked < held:
         why = f"{asked} runners would do; {held} stay until the rollout is complete"

@@ -37,7 +37,8 @@ class Metrics:
         self.parked = Gauge(
             "motet_ledger_parked_requests", "Requests that wait to come back.", ["instance"], registry=registry
         )
-        pool = ["pool"]
+        # Two labels, since a selector of Kubernetes cannot ask for a value with a slash in it.
+        pool = ["pool_namespace", "pool"]
         self.desired = Gauge(
             "motet_pool_desired_replicas", "Runners that a pool should have, as advised.", pool, registry=registry
         )
@@ -96,4 +97,5 @@ class Metrics:
         for gauge, value in of_a_pool:
             gauge.clear()  # of pools that are no more
             for name, figures in pools.items():
-                gauge.labels(name).set(value(figures))
+                namespace, _, pool = name.partition("/")
+                gauge.labels(namespace, pool).set(value(figures))

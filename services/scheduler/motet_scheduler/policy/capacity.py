@@ -179,6 +179,8 @@ def _why(need: Need, bounds: Bounds, paced: int, advised: int, hold: Hold | None
         if bounds.maximum is not None and advised >= bounds.maximum:
             return "AtMaximum", f"{need.reason}: that needs {runners}, and maxReplicas is {bounds.maximum}"
         return "Pacing", f"{need.reason}: that needs {runners}; they at most double within half a minute"
+    if hold is not None and hold.stale:
+        return hold.code, hold.reason
     if need.replicas == advised:
         return need.code, need.reason
     if advised > paced or (advised == bounds.minimum and hold is None):

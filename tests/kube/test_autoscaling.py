@@ -1,0 +1,188 @@
+"""A pool's size on a real control plane: a real HorizontalPodAutoscaler, kubectl scale, and the scheduler's advice."""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from motet.api.v1 import scheduler_pb2
+from tests.kube.cluster import Cluster
+from tests.kube.external_metrics import ExternalMetrics, external_metrics
+from tests.kube.network import Network
+from tests.kube.operators import Operator, Site, site
+from tests.kube.programs import Program
+from tests.support.control_plane import until
+from tests.support.small_gateway import small_gateway
+from tools.kube.locate import uses_existing_cluster
+
+pytestmark = [
+    pytest.mark.kube,
+    pytest.mark.skipif(uses_existing_cluster(), reason="a cluster has one external metrics API, its own"),
+]
+
+DESIRED = "motet_pool_desired_replicas"
+
+
+@pytest.fixture(scope="module")
+def home(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with cluster.inside(), site(cluster, tmp_path_factory.mktemp("scaling")) as made, Operator(made):
+        yield made
+
+
+@pytest.fixture(scope="module")
+def metrics(cluster: Cluster, home: Site) -> Iterator[ExternalMetrics]:
+    with cluster.inside(), external_metrics(cluster, home.home) as served:
+        yield served
+
+
+def autoscaler(home: Site, pool: str, *, high: int = 5) -> dict[str, Any]:
+    """As docs/autoscaling.md shows it."""
+    selector = {"matchLabels": {"pool_namespace": home.pools, "pool": pool}}
+    target = {"type": "AverageValue", "averageValue": "1"}
+    return {
+        "apiVersion": "autoscaling/v2",
+        "kind": "HorizontalPodAutoscaler",
+        "metadata": {"name": pool, "namespace": home.pools},
+        "spec": {
+            "scaleTargetRef": {"apiVersion": "motet.dev/v1alpha1", "kind": "ServingPool", "name": pool},
+            "minReplicas": 1,
+            "maxReplicas": high,
+            "metrics": [
+                {"type": "External", "external": {"metric": {"name": DESIRED, "selector": selector}, "target": target}}
+            ],
+            "behavior": {"scaleDown": {"stabilizationWindowSeconds": 0}},
+        },
+    }
+
+
+def builtin(low: int, high: int, **more: int) -> dict[str, Any]:
+    return {"mode": "Builtin", "minReplicas": low, "maxReplicas": high} | more
+
+
+class PoolSeen:
+    """One pool, as kubectl shows it."""
+
+    def __init__(self, home: Site, name: str) -> None:
+        self._home, self._name = home, name
+
+    @property
+    def spec(self) -> int:
+        return int(self._object["spec"]["replicas"])
+
+    @property
+    def desired(self) -> int:
+        return int(self._object["status"]["desiredReplicas"])
+
+    @property
+    def pods(self) -> int:
+        where = (f"--namespace={self._home.pools}", f"--selector=motet.dev/pool={self._name}")
+        return len(
+            [one for one in self._home.cluster.items("pods", *where) if "deletionTimestamp" not in one["metadata"]]
+        )
+
+    @property
+    def scaling(self) -> dict[str, Any]:
+        return self._home.conditions("spool", self._name, self._home.pools)["ScalingActive"]
+
+    @property
+    def _object(self) -> dict[str, Any]:
+        return self._home.cluster.get("spool", self._name, f"--namespace={self._home.pools}")
+
+
+def test_a_real_autoscaler_scales_a_pool_up_and_down_by_the_schedulers_figure(
+    cluster: Cluster, home: Site, metrics: ExternalMetrics
+) -> None:
+    pool = PoolSeen(home, "external")
+    scaling = {"mode": "External", "minReplicas": 1, "maxReplicas": 4}
+    metrics.set(DESIRED, 3, pool_namespace=home.pools, pool="external")
+    cluster.apply(home.pool("external", autoscaling=scaling), autoscaler(home, "external"))
+    cluster.wait_for(lambda: (pool.spec, pool.desired, pool.pods) == (3, 3, 3), within_s=60)
+    assert (pool.scaling["status"], pool.scaling["reason"]) == ("True", "External")
+    assert metrics.asked[-1] == f"{DESIRED}{{pool=external,pool_namespace={home.pools}}}"
+
+    metrics.set(DESIRED, None, pool_namespace=home.pools, pool="external")
+    asked = len(metrics.asked)
+    cluster.wait_for(lambda: len(metrics.asked) > asked + 2)
+    assert (pool.spec, pool.pods) == (3, 3), "no figure is no reason to shrink"
+
+    metrics.set(DESIRED, 1, pool_namespace=home.pools, pool="external")
+    cluster.wait_for(lambda: (pool.spec, pool.desired, pool.pods) == (1, 1, 1), within_s=60)
+
+    metrics.set(DESIRED, 5, pool_namespace=home.pools, pool="external")
+    cluster.wait_for(lambda: (pool.spec, pool.desired, pool.pods) == (5, 4, 4), within_s=60)
+    assert pool.scaling["reason"] == "AtMaximum"
+
+
+def test_an_autoscaler_on_a_pool_that_scales_itself_is_a_conflict_until_one_of_them_goes(
+    cluster: Cluster, home: Site, metrics: ExternalMetrics
+) -> None:
+    pool = PoolSeen(home, "both")
+    manifest = home.pool("both", replicas=2, autoscaling=builtin(1, 5))
+    cluster.apply(manifest)
+    cluster.wait_for(lambda: (pool.desired, pool.pods) == (2, 2))
+    assert pool.scaling["reason"] == "HoldingStaleAdvice"
+    metrics.set(DESIRED, 4, pool_namespace=home.pools, pool="both")
+    cluster.apply(autoscaler(home, "both"))
+    cluster.wait_for(lambda: pool.scaling["reason"] == "ConflictingManager")
+    assert pool.scaling["status"] == "False"
+    assert "kube-controller-manager writes spec.replicas" in pool.scaling["message"]
+    assert (pool.spec, pool.desired, pool.pods) == (4, 2, 2), "what there is stays"
+    # As the message says.
+    cluster.kubectl("delete", "hpa", "both", f"--namespace={home.pools}")
+    path = Path(home.folder / "both.json")
+    path.write_text(json.dumps(manifest))
+    cluster.kubectl("apply", "--server-side", "--force-conflicts", f"--filename={path}")
+    cluster.wait_for(lambda: pool.scaling["reason"] == "HoldingStaleAdvice")
+    assert (pool.desired, pool.pods) == (2, 2)
+
+
+def test_without_autoscaling_the_last_word_of_a_person_counts(cluster: Cluster, home: Site) -> None:
+    pool = PoolSeen(home, "manual")
+    cluster.apply(home.pool("manual", replicas=1))
+    cluster.wait_for(lambda: pool.pods == 1)
+    cluster.kubectl("scale", "spool", "manual", "--replicas=3", f"--namespace={home.pools}")
+    cluster.wait_for(lambda: (pool.desired, pool.pods) == (3, 3))
+    assert (pool.scaling["status"], pool.scaling["reason"]) == ("False", "ScalingDisabled")
+
+
+@pytest.fixture
+def scheduler(cluster: Cluster, home: Site) -> Iterator[str]:
+    """A real one, whose Unix socket is seen from every network."""
+    address = f"unix:{home.folder}/scheduler.sock"
+    env = {
+        "MOTET_DATA_DIR": str(home.folder / "scheduler"),
+        "MOTET_SCHEDULER_ADDRESS": address,
+        "MOTET_SUPERVISOR_ADDRESS": f"unix:{home.folder}/nobody.sock",
+        "MOTET_METRICS_ADDRESS": f"unix:{home.folder}/metrics.sock",
+        "MOTET_TIME_SCALE": "0.05",
+    }
+    command = [sys.executable, "-P", "-m", "motet_scheduler"]
+    log = home.folder / "scheduler.log"
+    socket = home.folder / "scheduler.sock"
+    with Program(command, log, cluster.network or Network(), socket.exists, env={**os.environ, **env}):
+        yield address
+
+
+async def test_a_held_request_brings_the_first_pod_and_its_absence_takes_it_away(
+    cluster: Cluster, home: Site, scheduler: str
+) -> None:
+    pool = PoolSeen(home, "sleepy")
+    scaling = builtin(0, 2, scaleDownStabilizationSeconds=1)
+    cluster.apply(home.pool("sleepy", replicas=0, autoscaling=scaling))
+    await asyncio.to_thread(cluster.wait_for, lambda: pool.scaling["reason"] == "HoldingStaleAdvice")
+    async with small_gateway("g0", scheduler=scheduler) as gateway:
+        await asyncio.to_thread(cluster.wait_for, lambda: pool.scaling["reason"] == "FollowingDemand")
+        assert (pool.desired, pool.pods) == (0, 0)
+        held = scheduler_pb2.Held(groups=[scheduler_pb2.HeldGroup(group=f"{home.pools}/sleepy", requests=1)])
+        await until(lambda: gateway.link.send(scheduler_pb2.ServeUp(held=held)))
+        await asyncio.to_thread(cluster.wait_for, lambda: (pool.desired, pool.pods) == (1, 1))
+        assert "1 request held" in pool.scaling["message"]
+        gateway.link.send(scheduler_pb2.ServeUp(held=scheduler_pb2.Held()))
+        await asyncio.to_thread(cluster.wait_for, lambda: (pool.desired, pool.pods) == (0, 0))
+    await asyncio.to_thread(cluster.wait_for, lambda: pool.scaling["reason"] == "HoldingStaleAdvice")
+    assert "no gateway is connected" in pool.scaling["message"]
