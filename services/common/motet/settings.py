@@ -104,7 +104,7 @@ class LeaseSettings(BaseSettings):
     def _in_order(self) -> Self:
         if not self.retry_seconds < self.renew_seconds <= self.seconds - self.retry_seconds:
             raise ValueError(
-                "MOTET_LEASE_RETRY_SECONDS < MOTET_LEASE_RENEW_SECONDS, and both together at most MOTET_LEASE_SECONDS: a "
+                "MOTET_LEASE_RETRY_SECONDS < MOTET_LEASE_RENEW_SECONDS, both together at most MOTET_LEASE_SECONDS: a "
                 "leader must give up before another may take over"
             )
         if self.name and not self.namespace:
