@@ -89,6 +89,8 @@ class WebServer:
 
         self.asked: list[Asked] = []
         self.sent = 0
+        self.open = 0
+        """Answers under way."""
 
     def url(self, path: str) -> str:
         return self.base + path
@@ -106,7 +108,11 @@ class WebServer:
         self.asked.append(Asked(request.method, request.path, {k.lower(): v for k, v in request.headers.items()}))
         if self.authorization and request.headers.get("authorization") != self.authorization:
             return self.unauthorized()
-        return await self.serve(request, request.path)
+        self.open += 1
+        try:
+            return await self.serve(request, request.path)
+        finally:
+            self.open -= 1
 
     def unauthorized(self) -> web.StreamResponse:
         return web.Response(status=401, text="who are you?")
@@ -188,6 +194,8 @@ class HubServer(WebServer):
         """Answers 401 for what is not there, as the public hub does to who brings no token."""
 
         self.wrong_sum = False
+        self.claims: dict[str, int] = {}
+        """Sizes that the listing tells, by name, whatever is there."""
 
     def publish(self, repository: str, folder: Path, *, revision: str = "main") -> str:
         content = b"".join(path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file())
@@ -224,7 +232,8 @@ class HubServer(WebServer):
         siblings = []
         for name, body in self.files.items():
             if name.startswith(root):
-                entry: dict[str, object] = {"rfilename": name.removeprefix(root), "size": len(body)}
+                entry: dict[str, object] = {"rfilename": name.removeprefix(root)}
+                entry["size"] = self.claims.get(name.removeprefix(root), len(body))
                 if name.endswith(".safetensors"):
                     found = hashlib.sha256(b"another" if self.wrong_sum else body).hexdigest()
                     entry["lfs"] = {"sha256": found, "size": len(body), "pointerSize": 100}

@@ -70,6 +70,11 @@ class Generation:
         self.refusing = ""
         """Why nothing new is taken on; empty while it is."""
 
+    @property
+    def flushed(self) -> bool:
+        """Whether everything that there was to say has been handed to gRPC."""
+        return all(stream.outbox.empty for stream in self._streams.values())
+
     # -------------------------------------------------------------------------------------------------------- streams
 
     async def serve(self, requests: AsyncIterator[runner_pb2.GenerateUp], context: Any) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import structlog
 
 from motet.api.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc, supervisor_pb2, supervisor_pb2_grpc
+from motet.clock import monotonic
 from motet.errors import MotetError
 from motet.model import BASE, Digest, RequestId
 from motet.rpc import Link
@@ -97,8 +98,11 @@ class SchedulerLink:
         shelf: Shelf,
         requests: Requests,
         last_report: Callable[[], EngineReport | None],
+        welcomed: Callable[[], None],
         time_scale: float,
     ) -> None:
+        self._welcomed = welcomed
+        self._drain_ends: float | None = None
         self._facts = facts
         self._book = book
         self._shelf = shelf
@@ -146,6 +150,16 @@ class SchedulerLink:
     def declined(self, declined: scheduler_pb2.RunnerDeclined) -> None:
         self.link.send(scheduler_pb2.AttachUp(declined=declined))
 
+    def draining(self, seconds: float) -> None:
+        """Tell this scheduler, and any that follows, that nothing more must come here."""
+        self._drain_ends = monotonic() + seconds
+        self.link.send(self._draining())
+
+    def _draining(self) -> scheduler_pb2.AttachUp:
+        assert self._drain_ends is not None
+        left = max(0.0, self._drain_ends - monotonic())
+        return scheduler_pb2.AttachUp(draining=scheduler_pb2.RunnerDraining(deadline_seconds=left))
+
     def adapter_came(self, one: Shelved) -> None:
         """The engine has it on the device: tell everybody's name for it."""
         for ref in one.refs.values():
@@ -170,6 +184,8 @@ class SchedulerLink:
                 highest_term=self._book.highest_term,
             )
         )
+        if self._drain_ends is not None:
+            yield self._draining()
 
     def _receive(self, down: scheduler_pb2.AttachDown) -> None:
         kind = down.WhichOneof("message")
@@ -180,6 +196,8 @@ class SchedulerLink:
             log.info("ignored an order of a past term", order=kind, term=order.term, highest=self._book.highest_term)
             return
         match kind:
+            case "welcome":
+                self._welcomed()
             case "expect":
                 self._book.expect(order.request, order.epoch)
                 if order.adapter_digest != BASE:

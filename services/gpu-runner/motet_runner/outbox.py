@@ -26,6 +26,10 @@ class StepOutbox(Outbox[bytes]):
         self.merged = 0
 
     @property
+    def empty(self) -> bool:
+        return not self._waiting
+
+    @property
     def full(self) -> bool:
         return self._bytes > self._limit
 

@@ -47,6 +47,7 @@ from motet_runner.metrics import Metrics
 from motet_runner.protocol import Batch, ReportNow
 from motet_runner.settings import Settings
 from motet_runner.sources.fetching import Sources
+from motet_runner.sources.model import doubt
 
 log = structlog.get_logger(__name__)
 
@@ -118,6 +119,7 @@ class RunnerService:
             base, assets = await digests
             expected = self._settings.model_digest
             if expected and base != expected:
+                doubt(self._folder)
                 raise ModelFolderError(
                     f"the model in {self._folder} has the digest {base}, but the pool {self._settings.pool} asks for "
                     f"{expected}: put the right files there, or correct model.digest."

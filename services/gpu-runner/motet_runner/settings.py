@@ -154,6 +154,13 @@ class Settings(BaseSettings):
     supervisor_answer_seconds: float = Field(1.0, gt=0)
     """How long an announced overflow may stay unanswered until the runner protects itself, before the time scale."""
 
+    drain_seconds: float = Field(0.0, ge=0)
+    """How long running answers may go on after SIGTERM. Nothing new is taken on meanwhile, what waits goes back at
+    once, and what still runs at the end moves to another runner. 0: everything moves at once."""
+
+    hung_seconds: float = Field(60.0, gt=0)
+    """An engine that has work and completes no step for this long counts as hung: /livez says so."""
+
     outbox_kib: int = Field(16 * 1024, ge=1)
     """KiB that may wait for a gateway that does not read. Beyond it its stream is broken: it is as good as dead."""
 

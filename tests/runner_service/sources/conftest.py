@@ -28,6 +28,7 @@ class Bench:
     @property
     def sources(self) -> Sources:
         process = ProcessSettings(data_dir=self.folder / "data", time_scale=self.scale)
+        self.registry = CollectorRegistry()
         return Sources(Settings(**self.settings), process, self.registry)
 
     @property

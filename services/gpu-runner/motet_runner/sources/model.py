@@ -3,6 +3,7 @@
 import asyncio
 import random
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import orjson
@@ -87,6 +88,12 @@ class _Progress:
         if time.monotonic() - self._logged >= self._log_seconds:
             self._logged = time.monotonic()
             log.info("fetching the model", bytes=here, total=total or None)
+
+
+def doubt(folder: Path) -> None:
+    """It was not what the pool asks for: its next fetch looks whether the source has something else by now."""
+    with suppress(OSError):  # a folder of somebody else's has none
+        (folder / COMPLETE).unlink()
 
 
 def _is_complete(folder: Path) -> bool:

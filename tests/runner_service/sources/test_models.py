@@ -1,0 +1,219 @@
+"""Base models from hubs and the web: whole before the engine starts, gone on with, or refused in words."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import orjson
+import pytest
+import structlog
+from prometheus_client import generate_latest
+from safetensors.numpy import save_file
+
+from motet.digest import base_digest
+from motet.errors import ModelFolderError, SetupError
+from motet_runner.settings import Settings
+from motet_runner.sources.model import doubt, model_folder
+from tests.support.runners import write_model
+from tests.support.sources import Answer, Cut, Drip
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A model in three shards."""
+    folder = write_model(tmp_path / "model")
+    (folder / "model.safetensors").unlink()
+    shards = {f"w{n}": f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)}
+    for name, shard in shards.items():
+        save_file({name: np.full((64, 512), 1.5, np.float32)}, folder / shard)
+    (folder / "model.safetensors.index.json").write_bytes(orjson.dumps({"metadata": {}, "weight_map": shards}))
+    return folder
+
+
+class Loader:
+    def __init__(self, bench):
+        self.bench = bench
+
+    async def load(self, uri, **settings):
+        self.bench.settings |= {"model_uri": uri, "pool": "pools/demo"} | settings
+        return await model_folder(
+            Settings(**self.bench.settings), self.bench.sources, self.bench.folder / "data/cache/models"
+        )
+
+
+@pytest.fixture
+def loader(bench):
+    return Loader(bench)
+
+
+async def test_a_model_in_shards_comes_from_a_hub_whole(hub, loader, model):
+    (model / "pytorch_model.bin").write_bytes(b"a pickle")
+    (model / "modeling_evil.py").write_text("import os")
+    hub.publish("org/base", model)
+    folder = await loader.load("hf://org/base")
+    assert base_digest(folder) == base_digest(model)
+    assert not (folder / "modeling_evil.py").exists()
+    assert not (folder / "pytorch_model.bin").exists()
+    for name in ("tokenizer.json", "chat_template.jinja"):
+        assert (folder / name).read_bytes() == (model / name).read_bytes()
+
+
+async def test_a_model_comes_from_a_folder_on_the_web_too(web, loader, model):
+    folder = await loader.load(web.put("/base/", model))
+    assert base_digest(folder) == base_digest(model)
+
+
+async def test_a_model_without_an_index_is_one_file(web, loader, tmp_path):
+    model = write_model(tmp_path / "model")
+    assert base_digest(await loader.load(web.put("/base/", model))) == base_digest(model)
+
+
+async def test_a_revision_of_a_model_is_what_the_pool_names(hub, loader, model, tmp_path):
+    hub.publish("org/base", model)
+    other = write_model(tmp_path / "other")
+    hub.publish("org/base", other, revision="v2")
+    assert base_digest(await loader.load("hf://org/base", model_revision="v2")) == base_digest(other)
+
+
+async def test_a_model_that_is_here_is_not_fetched_again(web, loader, model):
+    uri = web.put("/base/", model)
+    first = await loader.load(uri)
+    asked = len(web.asked)
+    assert await loader.load(uri) == first
+    assert len(web.asked) == asked
+
+
+async def test_two_runners_of_one_machine_fetch_a_model_once(web, loader, model):
+    uri = web.put("/base/", model)
+    folders = await asyncio.gather(loader.load(uri), loader.load(uri))
+    assert len(set(folders)) == 1
+    assert len(web.asked_for("model-00001-of-00003.safetensors")) == 1
+
+
+async def test_a_model_whose_shards_break_off_is_gone_on_with(web, loader, model):
+    uri = web.put("/base/", model)
+    for n in (1, 2, 3):
+        web.faults[f"/base/model-0000{n}-of-00003.safetensors"] = Cut(after=30_000, times=2)
+    assert base_digest(await loader.load(uri)) == base_digest(model)
+    assert web.sent < 1.2 * sum(len(body) for body in web.files.values())
+
+
+async def test_shards_are_fetched_side_by_side(web, loader, model):
+    uri = web.put("/base/", model)
+    for n in (1, 2):
+        web.faults[f"/base/model-0000{n}-of-00003.safetensors"] = Drip(every=0.2)
+    with pytest.raises(ModelFolderError):
+        await loader.load(uri)
+    assert web.asked_for("model-00003-of-00003.safetensors")
+
+
+async def test_the_fetch_of_a_model_is_told_of(web, loader, model):
+    with structlog.testing.capture_logs() as logs:
+        await loader.load(web.put("/base/", model))
+    assert [line["event"] for line in logs][:1] == ["fetching the model"]
+    assert logs[-1]["event"] == "the model is here"
+    size = sum(path.stat().st_size for path in model.glob("*.safetensors"))
+    lines = dict(
+        line.rsplit(" ", 1) for line in generate_latest(loader.bench.registry).decode().splitlines() if line[0] != "#"
+    )
+    assert float(lines["motet_model_fetch_bytes"]) >= size
+    assert float(lines['motet_fetch_bytes_total{what="model"}']) >= size
+
+
+async def test_a_model_that_is_nowhere_ends_the_runner_with_the_reason(hub, loader, model):
+    with pytest.raises(ModelFolderError, match="the model of pool pools/demo: there is no repository hf://org/base"):
+        await loader.load("hf://org/base")
+    assert len(hub.asked) == 1
+
+
+async def test_a_private_model_names_the_pools_own_field(hub, loader, model):
+    hub.publish("org/base", model)
+    hub.authorization = "Bearer x"
+    with pytest.raises(ModelFolderError, match=r"needs a Secret in model\.credentialsSecretRef") as failed:
+        await loader.load("hf://org/base")
+    assert failed.value.reason == "CredentialsInvalid"
+
+
+async def test_a_model_larger_than_it_may_be_is_not_begun(hub, loader, model):
+    hub.publish("org/base", model)
+    hub.claims["model-00002-of-00003.safetensors"] = 2 << 30
+    with pytest.raises(ModelFolderError, match="at most 1073741824 are fetched") as failed:
+        await loader.load("hf://org/base", max_model_gib=1)
+    assert failed.value.reason == "TooLarge"
+    assert not [one for one in hub.asked_for(".safetensors") if one.method == "GET"]
+
+
+async def test_a_model_of_another_digest_is_looked_at_again_in_the_next_life(web, loader, model, tmp_path):
+    uri = web.put("/base/", model)
+    folder = await loader.load(uri)
+    asked = len(web.asked)
+    doubt(folder)
+    changed = write_model(tmp_path / "changed")
+    for path in [path for path in web.files if path.startswith("/base/")]:
+        del web.files[path]
+    web.put("/base/", changed)
+    assert base_digest(await loader.load(uri)) == base_digest(changed)
+    assert len(web.asked) > asked
+
+
+@pytest.mark.parametrize("names", [["../../etc/passwd"], ["/etc/shadow.safetensors"], ["model.bin"], [7], []])
+async def test_row_32_an_index_names_only_files_beside_it(web, loader, model, names):
+    weights = {f"w{n}": name for n, name in enumerate(names)}
+    (model / "model.safetensors.index.json").write_bytes(orjson.dumps({"weight_map": weights}))
+    with pytest.raises(ModelFolderError, match=r"names .*, which is no") as failed:
+        await loader.load(web.put("/base/", model))
+    assert failed.value.reason == "FormatRejected"
+
+
+async def test_a_server_in_trouble_is_asked_again_a_few_times_and_then_the_runner_ends(web, loader, model):
+    uri = web.put("/base/", model)
+    web.faults["/base/config.json"] = Answer(503, times=7)
+    assert base_digest(await loader.load(uri)) == base_digest(model)
+
+
+async def test_an_unknown_scheme_names_those_there_are(loader):
+    with pytest.raises(ModelFolderError, match="hf://org/name or https://host/folder/"):
+        await loader.load("s3://bucket/base")
+    with pytest.raises(SetupError, match="MOTET_RUNNER_MODEL_URI is not set"):
+        await loader.load("")
+
+
+async def test_a_runner_that_cannot_have_its_model_ends_with_status_2_and_a_last_word(tmp_path, hub):
+    environment = os.environ | {
+        "MOTET_RUNNER_MODEL_URI": "hf://org/base",
+        "MOTET_RUNNER_HUB_ENDPOINT": hub.base,
+        "MOTET_RUNNER_FETCH_CA_FILE": str(hub.ca_file),
+        "MOTET_RUNNER_LISTEN": f"unix:{tmp_path}/r.sock",
+        "MOTET_DATA_DIR": str(tmp_path / "data"),
+    }
+    command = [sys.executable, "-P", "-m", "motet_runner"]
+    process = await asyncio.create_subprocess_exec(*command, env=environment, stderr=asyncio.subprocess.PIPE)
+    _, said = await process.communicate()
+    assert process.returncode == 2
+    assert b"runner: the model of pool default/default: there is no repository hf://org/base" in said.splitlines()[-1]
+
+
+async def test_no_child_outlives_its_runner(tmp_path, web, model):
+    uri = web.put("/base/", model)
+    web.faults["/base/config.json"] = Drip(every=0.05)
+    environment = os.environ | {
+        "MOTET_RUNNER_MODEL_URI": uri,
+        "MOTET_RUNNER_FETCH_CA_FILE": str(web.ca_file),
+        "MOTET_RUNNER_FETCH_ALLOWED_HOSTS": '["127.0.0.1"]',
+        "MOTET_RUNNER_LISTEN": f"unix:{tmp_path}/r.sock",
+        "MOTET_DATA_DIR": str(tmp_path / "data"),
+    }
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-P", "-m", "motet_runner", env=environment, stderr=subprocess.DEVNULL
+    )
+    async with asyncio.timeout(30):
+        while not web.asked:
+            await asyncio.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    await process.wait()
+    async with asyncio.timeout(10):
+        while web.open:
+            await asyncio.sleep(0.05)
