@@ -55,7 +55,13 @@ def autoscaler(home: Site, pool: str, *, high: int = 5) -> dict[str, Any]:
             "metrics": [
                 {"type": "External", "external": {"metric": {"name": DESIRED, "selector": selector}, "target": target}}
             ],
-            "behavior": {"scaleDown": {"stabilizationWindowSeconds": 0}},
+            "behavior": {
+                "scaleUp": {"policies": [{"type": "Percent", "value": 1000, "periodSeconds": 1}]},
+                "scaleDown": {
+                    "stabilizationWindowSeconds": 0,
+                    "policies": [{"type": "Percent", "value": 100, "periodSeconds": 1}],
+                },
+            },
         },
     }
 

@@ -23,7 +23,7 @@ async def house(folder):
 
 async def test_a_held_request_brings_the_first_runner_and_runs_on_it(house):
     house.operator.state(replicas=0, **BUILTIN)
-    await until(lambda: house.operator.desired)
+    await until(lambda: house.operator.desired and not house.operator.desired.stale)
     assert (house.operator.desired.replicas, house.operator.desired.reason_code) == (0, "Idle")
     held = scheduler_pb2.Held(groups=[scheduler_pb2.HeldGroup(group="default/demo", requests=1)])
     house.gateway.link.send(scheduler_pb2.ServeUp(held=held))
