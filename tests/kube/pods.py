@@ -8,8 +8,8 @@ from tests.kube.cluster import Cluster
 
 def pod(namespace: str, *containers: dict[str, Any], name: str = "", **spec: Any) -> dict[str, Any]:
     """Ends within a second when asked to, unless `spec` says otherwise."""
-    metadata = {"name": name or f"pod-{uuid.uuid4().hex[:6]}", "namespace": namespace}
-    metadata |= {part: spec.pop(part) for part in ("labels", "annotations") if part in spec}
+    metadata: dict[str, Any] = {"name": name or f"pod-{uuid.uuid4().hex[:6]}", "namespace": namespace}
+    metadata |= {part: spec.pop(part) for part in ("labels", "annotations", "finalizers") if part in spec}
     named = [{"name": "main", **one} for one in containers]
     whole = {"containers": named, "terminationGracePeriodSeconds": 1, **spec}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": whole}
@@ -57,10 +57,12 @@ class Pods:
         """Its entry in `containerStatuses` or `initContainerStatuses`."""
         status = self.status(name)
         every = [*status.get("containerStatuses", ()), *status.get("initContainerStatuses", ())]
-        return {one["name"]: one for one in every}[container]
+        found: dict[str, Any] = {one["name"]: one for one in every}[container]
+        return found
 
     def condition(self, name: str, kind: str) -> dict[str, Any]:
-        return {one["type"]: one for one in self.status(name)["conditions"]}[kind]
+        found: dict[str, Any] = {one["type"]: one for one in self.status(name)["conditions"]}[kind]
+        return found
 
     def events(self, name: str) -> list[dict[str, Any]]:
         return self.cluster.items(

@@ -138,7 +138,7 @@ async def run(given: argparse.Namespace) -> None:
         await node.register()
         tasks.create_task(node.stay_alive())
         tasks.create_task(kubelet.follow_pods())
-        (given.folder / "ready").touch()
+        (given.folder / "ready").write_text(str(os.getpid()))
 
 
 def isolate(folder: Path) -> None:

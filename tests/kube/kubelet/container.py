@@ -16,7 +16,7 @@ import orjson
 
 from motet.processes.launch import last_words
 from motet.processes.linux import Identity, identity_of, send
-from tests.kube.api import Object
+from tests.kube.api import ApiError, Object
 from tests.kube.kubelet import environment
 from tests.kube.kubelet.actions import Failed, act
 from tests.kube.kubelet.images import Image, NotPullable, image, interpreter_folders
@@ -49,6 +49,7 @@ class Home(Protocol):
     address: str
     stopping: asyncio.Event
     volumes: Mapping[str, Volume]
+    grace_s: float
 
     @property
     def pod(self) -> Object: ...
@@ -78,7 +79,7 @@ class Container:
 
     @property
     def folder(self) -> Path:
-        return self._home.folder / self.spec["name"]
+        return self._home.folder / str(self.spec["name"])
 
     @property
     def running(self) -> bool:
@@ -148,10 +149,6 @@ class Container:
         except NotPullable as error:
             raise CannotStart("ErrImagePull", str(error)) from error
         namespace = pod["metadata"]["namespace"]
-        objects = {
-            (kind, name): await self._machine.objects.get(kind, namespace, name, fresh=True)
-            for kind, name in environment.wanted(spec)
-        }
         links = environment.of_services(self._machine.services.objects, namespace)
         given = {
             "PATH": PATH,
@@ -177,8 +174,12 @@ class Container:
             "hostIP": self._machine.address,
         }
         try:
+            objects = {
+                (kind, name): await self._machine.objects.get(kind, namespace, name, fresh=True)
+                for kind, name in environment.wanted(spec)
+            }
             env = environment.resolve(spec, served, objects, given)
-        except environment.ConfigError as error:
+        except (environment.ConfigError, ApiError, OSError, TimeoutError) as error:
             raise CannotStart("CreateContainerConfigError", str(error)) from error
         if self._context("runAsNonRoot") and self._user(found)[0] == 0:
             raise CannotStart("CreateContainerConfigError", "container has runAsNonRoot and image will run as root")
@@ -289,6 +290,7 @@ class Container:
             "privileged": bool(context.get("privileged")),
             "drop": capabilities.get("drop") or [],
             "add": capabilities.get("add") or [],
+            "users": found.users,
             "no_new_privileges": context.get("allowPrivilegeEscalation") is False,
         }
 
@@ -297,12 +299,15 @@ class Container:
         if self._process is None:
             return
         health = asyncio.create_task(self._watch_health())
+        # The order to end may have come while it started.
+        late = asyncio.create_task(self.stop(self._home.grace_s)) if self._home.stopping.is_set() else None
         try:
             code = await ended(self._process)
         finally:
-            health.cancel()
-            with suppress(asyncio.CancelledError):
-                await health
+            for task in filter(None, (health, late)):
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
         self._process = self._first = None
         self._over.set()
         shutil.rmtree(self._layers, ignore_errors=True)
@@ -423,6 +428,8 @@ class Container:
         if process is None:
             return
         self._deadline = time.monotonic() + grace_s
+        if self._home.stopping.is_set() and grace_s > 0:
+            self._machine.event(self._home.pod, "Killing", f"Stopping container {self.spec['name']}")
         hook = (self.spec.get("lifecycle") or {}).get("preStop")
         if hook is not None and grace_s > 0:
             try:

@@ -35,9 +35,10 @@ def of_services(services: Mapping[tuple[str, str], Object], namespace: str) -> d
         if where != namespace or address in ("None", ""):
             continue
         prefix = name.upper().replace("-", "_")
-        ports = service["spec"].get("ports") or ()
-        env |= {f"{prefix}_SERVICE_HOST": address, f"{prefix}_SERVICE_PORT": str(ports[0]["port"])}
-        env[f"{prefix}_PORT"] = f"tcp://{address}:{ports[0]['port']}"
+        ports: list[Object] = service["spec"].get("ports") or []
+        first = ports[0]["port"]
+        env |= {f"{prefix}_SERVICE_HOST": address, f"{prefix}_SERVICE_PORT": str(first)}
+        env[f"{prefix}_PORT"] = f"{ports[0].get('protocol', 'TCP').lower()}://{address}:{first}"
         for port in ports:
             number, protocol = str(port["port"]), port.get("protocol", "TCP").lower()
             if "name" in port:

@@ -42,9 +42,9 @@ def image(reference: str) -> Image:
     """Raises NotPullable."""
     found = _REFERENCE.fullmatch(reference)
     name = found["name"] if found else ""
-    owner, slash, deployable = name.partition("/")
-    if not slash and name in FOR_TESTS:
-        return FOR_TESTS[name]
+    owner, _, deployable = name.rpartition("/")
+    if owner != "motet" and deployable in FOR_TESTS:
+        return FOR_TESTS[deployable]
     if owner == "motet":
         for folder in (*sorted((ROOT / "services").iterdir()), ROOT / "operator"):
             if (folder / "Dockerfile").exists():

@@ -25,6 +25,9 @@ class PodWorker:
         self.folder: Path = machine.folder / "pods" / f"{metadata['namespace']}_{metadata['name']}_{self.uid}"
         self.address = ""
         self.stopping = asyncio.Event()
+        """Containers are ended and none is started any more."""
+        self._deleted = asyncio.Event()
+        """The API server wants it gone, or has forgotten it."""
         self.volumes: Mapping[str, Volume] = {}
         self._volumes = Volumes(machine.api, machine.objects, self.folder / "volumes")
         self._started_at = pod["status"].get("startTime") or now()
@@ -32,7 +35,8 @@ class PodWorker:
         self._dirty = asyncio.Event()
         self._finished = asyncio.Event()
         self._sent: Object = {}
-        self._grace_s = 30.0
+        self.grace_s: float = pod["spec"].get("terminationGracePeriodSeconds", 30)
+        """What containers get to end, once they are to."""
         self.init, self.containers = self._make_containers()
 
     @property
@@ -62,13 +66,15 @@ class PodWorker:
         self._dirty.set()
         if "deletionTimestamp" in pod["metadata"]:
             self._stop(pod["metadata"].get("deletionGracePeriodSeconds", 30))
+            self._deleted.set()
 
     def forgotten(self) -> None:
         """The API server does not have it any more, whether it ended or not."""
         self._stop(0)
+        self._deleted.set()
 
     def _stop(self, grace_s: float) -> None:
-        self._grace_s = min(self._grace_s, grace_s) if self.stopping.is_set() else grace_s
+        self.grace_s = min(self.grace_s, grace_s) if self.stopping.is_set() else grace_s
         for one in self.all:
             one.hurry(grace_s)
         self.stopping.set()
@@ -114,7 +120,7 @@ class PodWorker:
         self._finished.set()
         self._dirty.set()
         await writer
-        await self.stopping.wait()
+        await self._deleted.wait()
         await self._let_go()
         if self.address:
             await self.machine.give_back_address(self.address)
@@ -125,7 +131,7 @@ class PodWorker:
             self._restore()
             return
         async with asyncio.TaskGroup() as tasks:
-            stopper = tasks.create_task(self._end_when_asked())
+            stopper = tasks.create_task(self._end_in_time())
             deadline = tasks.create_task(self._end_when_late())
             await self._go_through(tasks)
             stopper.cancel()
@@ -137,9 +143,9 @@ class PodWorker:
             await asyncio.gather(*(one.run() for one in self.containers))
         for one in self.containers:
             _settle(one.seen)
-        for sidecar in [one for one in reversed(self.init) if one.seen.is_sidecar]:
-            sidecar.seen.restart_policy = "Never"
-            await sidecar.stop(self._grace_s)
+        self.stopping.set()  # sidecars end last, in the reverse of their order
+        for sidecar in reversed(self.init):
+            await sidecar.stop(self.grace_s)
         await asyncio.gather(*sidecars)
         for one in self.init:
             _settle(one.seen)
@@ -156,9 +162,7 @@ class PodWorker:
                 one.seen.state, one.seen.restarts, one.seen.done = known["state"], known["restartCount"], True
 
     async def _prepare(self) -> bool:
-        """An address, files and volumes; False when the pod is to end first."""
-        self.address = await self.machine.take_address()
-        self._write_files()
+        """Volumes, an address, files; False when the pod is to end first."""
         while not self.stopping.is_set():
             try:
                 self.volumes = await self._volumes.prepare(self._pod)
@@ -167,8 +171,11 @@ class PodWorker:
             except (ApiError, OSError, TimeoutError) as error:
                 self.machine.event(self._pod, "FailedMount", f"MountVolume.SetUp failed: {error}", warning=True)
             else:
+                self.address = await self.machine.take_address()
+                self._write_files()
                 self.changed()
                 return True
+            self.changed()
             await self.rest(0.3)
         return False
 
@@ -202,13 +209,10 @@ class PodWorker:
                 one.seen.state = waiting("ContainerCreating")
         return True
 
-    async def _end_when_asked(self) -> None:
+    async def _end_in_time(self) -> None:
         await self.stopping.wait()
         ending = [one for one in self.all if one.running and not one.seen.is_sidecar]
-        for one in ending:
-            if self._grace_s > 0:
-                self.machine.event(self._pod, "Killing", f"Stopping container {one.seen.name}")
-        await asyncio.gather(*(one.stop(self._grace_s) for one in ending))
+        await asyncio.gather(*(one.stop(self.grace_s) for one in ending))
 
     async def _end_when_late(self) -> None:
         limit = self._pod["spec"].get("activeDeadlineSeconds")
@@ -239,6 +243,7 @@ class PodWorker:
             host=self.machine.address,
             address=self.address,
             over=self._over,
+            before=self._sent.get("conditions"),
         )
 
     async def _write_status(self) -> None:
@@ -249,8 +254,6 @@ class PodWorker:
             last = self._finished.is_set()
             said = self.status()
             if said != self._sent and not await self._send(said):
-                if last and self.stopping.is_set():
-                    return
                 continue
             if last:
                 return

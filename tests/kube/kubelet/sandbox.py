@@ -107,6 +107,8 @@ def build_root(spec: dict) -> str:
     for one in sorted(spec["mounts"], key=lambda each: each["target"].count("/")):
         bind(one["source"], place(root, one["target"], like=one["source"]), readonly=one["readonly"])
     os.makedirs(inside(root, spec["cwd"]), exist_ok=True)
+    with open(inside(root, "/etc/passwd"), "a") as passwords:
+        passwords.writelines(f"{name}:x:{user}:{user}::/tmp:/usr/sbin/nologin\n" for name, user in spec["users"])
     place(root, "/proc", like="/proc")
     if spec["readonly"]:
         mount("", root, flags=MS_BIND | MS_REMOUNT | MS_RDONLY)

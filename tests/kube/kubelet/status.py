@@ -69,9 +69,15 @@ def phase(containers: Sequence[Seen], init: Sequence[Seen]) -> str:
 
 
 def conditions(
-    pod: Object, containers: Sequence[Seen], init: Sequence[Seen], current: str, *, has_network: bool
+    pod: Object,
+    containers: Sequence[Seen],
+    init: Sequence[Seen],
+    current: str,
+    *,
+    has_network: bool,
+    said: Sequence[Object] | None = None,
 ) -> list[Object]:
-    """In the kubelet's order and words; transitions are stamped where the status changes."""
+    """In the kubelet's order and words; transitions are stamped where the status is not the one that was `said`."""
     initialized = [one.name for one in init if not (one.started if one.is_sidecar else one.exit_code == 0)]
     unready = [one.name for one in [*(one for one in init if one.is_sidecar), *containers] if not one.ready]
     finished = current in ("Succeeded", "Failed")
@@ -81,7 +87,7 @@ def conditions(
     met: dict[str, tuple[bool, str, str]] = {
         "PodReadyToStartContainers": (has_network, "", ""),
         "Initialized": (
-            (not initialized and (not init or any(one.done or one.started for one in init))) or current == "Succeeded",
+            not initialized or current == "Succeeded",
             "ContainersNotInitialized",
             f"containers with incomplete status: [{' '.join(initialized)}]",
         ),
@@ -92,8 +98,8 @@ def conditions(
         ),
         "ContainersReady": (not unready and not finished, ready_why, missing),
     }
-    before = {one["type"]: one for one in pod["status"].get("conditions") or ()}
-    return [_condition(before.get(kind), kind, *said) for kind, said in met.items()]
+    before = {one["type"]: one for one in said or pod["status"].get("conditions") or ()}
+    return [_condition(before.get(kind), kind, *what) for kind, what in met.items()]
 
 
 def _gates(pod: Object) -> list[str]:
@@ -125,8 +131,10 @@ def status(
     host: str,
     address: str,
     over: Mapping[str, str],
+    before: Sequence[Object] | None = None,
 ) -> Object:
-    """`over` replaces phase, reason and message where the pod as a whole ended for a reason of its own."""
+    """`over` replaces phase, reason and message where the pod as a whole ended for its own reason; `before` is what
+    the conditions were last said to be."""
     current = over.get("phase") or phase(containers, init)
     said: Object = {
         "phase": current,
@@ -135,7 +143,7 @@ def status(
         "startTime": started,
         "observedGeneration": pod["metadata"].get("generation", 1),
         "qosClass": pod["status"].get("qosClass", "BestEffort"),
-        "conditions": conditions(pod, containers, init, current, has_network=bool(address)),
+        "conditions": conditions(pod, containers, init, current, has_network=bool(address), said=before),
         "containerStatuses": _all(containers),
         **{name: text for name, text in over.items() if name != "phase"},
     }

@@ -57,6 +57,10 @@ class Objects:
                     if error.status not in (403, 404):
                         raise
                     found = None
+                except (OSError, TimeoutError):
+                    if found is None:
+                        raise
+                    return found  # as kubelets do: what is known is good enough while the API server is away
                 self._held[key] = time.monotonic(), found
             return found
 
@@ -102,9 +106,10 @@ class Volumes:
             return Volume(await self._claimed(pod, claim["claimName"]), bool(claim.get("readOnly")))
         for kind in ("configMap", "secret", "downwardAPI", "projected"):
             if kind in volume:
-                source = volume[kind]
+                source: Object = volume[kind]
                 mode = source.get("defaultMode", 0o644)
-                sources = source.get("sources") or () if kind == "projected" else ({kind: _as_projected(kind, source)},)
+                one_source: list[Object] = [{kind: _as_projected(kind, source)}]
+                sources: list[Object] = (source.get("sources") or []) if kind == "projected" else one_source
                 payload: Payload = {}
                 for one in sources:
                     payload |= await self._payload(pod, name, one, mode)
@@ -116,7 +121,7 @@ class Volumes:
         )
 
     def _empty_dir(self, pod: Object, folder: Path, source: Object) -> Volume:
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)  # it outlives a kubelet
         if source.get("medium") == "Memory":
             size = f",size={int(quantity(source['sizeLimit']))}" if "sizeLimit" in source else ""
             done = ctypes.CDLL(None).mount(b"tmpfs", os.fsencode(folder), b"tmpfs", 0, f"mode=777{size}".encode())
@@ -194,7 +199,7 @@ class Volumes:
             },
         )
         ends = datetime.fromisoformat(answer["status"]["expirationTimestamp"]).timestamp()
-        token = answer["status"]["token"].encode()
+        token = str(answer["status"]["token"]).encode()
         self._tokens[key] = time.time() + 0.8 * (ends - time.time()), token
         return token
 

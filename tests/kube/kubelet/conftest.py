@@ -1,0 +1,18 @@
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from tests.kube.cluster import Cluster
+from tests.kube.nodes import Node
+from tests.kube.pods import Pods
+
+
+@pytest.fixture(scope="module")
+def pods(cluster: Cluster, node: Node) -> Iterator[Pods]:
+    """Pods of a namespace that the tests of a module share, on a node that runs them."""
+    name = f"pods-{uuid.uuid4().hex[:8]}"
+    cluster.kubectl("create", "namespace", name)
+    cluster.wait_for(lambda: cluster.get("serviceaccount", "default", f"--namespace={name}"), "the account of pods")
+    yield Pods(cluster, name)
+    cluster.kubectl("delete", "namespace", name, "--wait=false")

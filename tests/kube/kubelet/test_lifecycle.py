@@ -1,0 +1,239 @@
+"""A pod from its first container to its last, as "Pod Lifecycle" and "Init Containers" of the Kubernetes documentation
+tell it: phases, conditions, states, restarts, back-off.
+"""
+
+import re
+
+import pytest
+
+from tests.kube.nodes import Node
+from tests.kube.pods import IDLE, Pods, python, shell
+
+pytestmark = pytest.mark.kube
+
+
+def state(pods: Pods, name: str, container: str = "main") -> tuple[str, str]:
+    """Of a container: the state, and its reason."""
+    ((kind, said),) = pods.container(name, container)["state"].items()
+    return kind, said.get("reason", "")
+
+
+def test_a_running_pod_says_where_it_is_and_since_when(pods: Pods, node: Node) -> None:
+    name = pods.run(shell(IDLE))
+    pods.wait_ready(name)
+    status = pods.status(name)
+    assert status["phase"] == "Running"
+    assert status["hostIP"] == node.address
+    assert status["podIPs"] == [{"ip": status["podIP"]}]
+    assert status["startTime"]
+    assert status["observedGeneration"] == pods.get(name)["metadata"]["generation"]
+    kinds = ("PodScheduled", "PodReadyToStartContainers", "Initialized", "ContainersReady", "Ready")
+    assert {kind: pods.condition(name, kind)["status"] for kind in kinds} == dict.fromkeys(kinds, "True")
+    (container,) = status["containerStatuses"]
+    assert (container["ready"], container["started"], container["restartCount"]) == (True, True, 0)
+    assert "startedAt" in container["state"]["running"]
+    assert "Started" in {event["reason"] for event in pods.events(name)}
+
+
+def test_a_pod_whose_containers_all_ended_well_has_succeeded(pods: Pods) -> None:
+    name = pods.run(shell("exit 0"), shell("sleep 0.2", name="other"), restartPolicy="Never")
+    pods.wait_phase(name, "Succeeded")
+    assert state(pods, name) == ("terminated", "Completed")
+    ready = pods.condition(name, "Ready")
+    assert (ready["status"], ready["reason"]) == ("False", "PodCompleted")
+    assert pods.condition(name, "Initialized")["status"] == "True"
+
+
+def test_a_pod_of_which_one_container_failed_has_failed(pods: Pods) -> None:
+    name = pods.run(shell("exit 3"), shell("exit 0", name="other"), restartPolicy="Never")
+    pods.wait_phase(name, "Failed")
+    assert state(pods, name) == ("terminated", "Error")
+    assert pods.container(name)["state"]["terminated"]["exitCode"] == 3
+    assert pods.container(name)["restartCount"] == 0
+
+
+def test_on_failure_a_container_is_started_again_until_it_ends_well(pods: Pods) -> None:
+    volume = {"name": "memory", "emptyDir": {}}
+    script = "echo x >> /memory/tries; test $(wc -l < /memory/tries) -ge 3"
+    mount = [{"name": "memory", "mountPath": "/memory"}]
+    name = pods.run(shell(script, volumeMounts=mount), restartPolicy="OnFailure", volumes=[volume])
+    pods.wait_phase(name, "Succeeded")
+    assert pods.container(name)["restartCount"] == 2
+    assert pods.container(name)["lastState"]["terminated"]["exitCode"] == 1
+
+
+def test_a_container_of_a_lasting_pod_is_started_again_also_after_it_ended_well(pods: Pods) -> None:
+    name = pods.run(shell("exit 0"))
+    pods.cluster.wait_for(lambda: pods.container(name)["restartCount"] >= 1, "a restart")
+    assert pods.container(name)["lastState"]["terminated"]["reason"] == "Completed"
+    assert pods.status(name)["phase"] == "Running"
+
+
+def test_crashes_are_followed_by_longer_and_longer_waits(pods: Pods) -> None:
+    name = pods.run(shell("exit 1"))
+    pods.cluster.wait_for(lambda: state(pods, name) == ("waiting", "CrashLoopBackOff"), "back-off")
+    container = pods.container(name)
+    assert re.match(r"back-off 10s restarting failed container=main pod=", container["state"]["waiting"]["message"])
+    assert container["lastState"]["terminated"]["exitCode"] == 1
+    assert container["restartCount"] == 1  # the first restart comes at once
+    pods.cluster.wait_for(
+        lambda: "back-off 20s" in pods.container(name)["state"]["waiting"]["message"], "a longer back-off"
+    )
+    assert pods.condition(name, "Ready")["reason"] == "ContainersNotReady"
+    assert pods.condition(name, "Ready")["message"] == "containers with unready status: [main]"
+
+
+def test_a_killed_container_ended_with_137(pods: Pods, node: Node) -> None:
+    name = pods.run(shell(IDLE))
+    pods.wait_ready(name)
+    node.kill(pods.path(name))
+    pods.cluster.wait_for(lambda: pods.container(name)["restartCount"] == 1, "a restart")
+    ended = pods.container(name)["lastState"]["terminated"]
+    assert (ended["exitCode"], ended["reason"]) == (137, "Error")
+
+
+def test_out_of_memory_is_said_by_its_name(pods: Pods, node: Node) -> None:
+    name = pods.run(shell(IDLE), restartPolicy="Never")
+    pods.wait_ready(name)
+    node.out_of_memory(pods.path(name))
+    pods.wait_phase(name, "Failed")
+    ended = pods.container(name)["state"]["terminated"]
+    assert (ended["exitCode"], ended["reason"]) == (137, "OOMKilled")
+
+
+def test_an_image_that_is_nowhere_is_tried_again_and_again(pods: Pods) -> None:
+    name = pods.run({"image": "example.invalid/nothing:1"})
+    pods.cluster.wait_for(lambda: state(pods, name) == ("waiting", "ErrImagePull"), "the first attempt")
+    pods.cluster.wait_for(lambda: state(pods, name) == ("waiting", "ImagePullBackOff"), "the wait after it")
+    assert pods.status(name)["phase"] == "Pending"
+    assert "example.invalid/nothing:1" in pods.container(name)["state"]["waiting"]["message"]
+    pods.delete(name)
+
+
+def test_a_command_that_is_not_in_the_image_does_not_start(pods: Pods) -> None:
+    name = pods.run({"image": "busybox", "command": ["/no/such/program"]}, restartPolicy="Never")
+    pods.wait_phase(name, "Failed")
+    ended = pods.container(name)["state"]["terminated"]
+    assert (ended["exitCode"], ended["reason"]) == (128, "StartError")
+    assert "No such file" in ended["message"]
+
+
+def test_a_container_waits_for_the_config_map_that_its_environment_names(pods: Pods) -> None:
+    reference = {"configMapKeyRef": {"name": "late", "key": "word"}}
+    name = pods.run(shell("echo $WORD", env=[{"name": "WORD", "valueFrom": reference}]), restartPolicy="Never")
+    pods.cluster.wait_for(lambda: state(pods, name) == ("waiting", "CreateContainerConfigError"), "the complaint")
+    assert pods.container(name)["state"]["waiting"]["message"] == 'configmap "late" not found'
+    pods.cluster.kubectl("create", "configmap", "late", "--from-literal=word=hello", f"--namespace={pods.namespace}")
+    pods.wait_phase(name, "Succeeded")
+    assert pods.logs(name) == "hello\n"
+
+
+def test_root_is_refused_to_a_container_that_must_not_be_root(pods: Pods) -> None:
+    name = pods.run(shell(IDLE, securityContext={"runAsNonRoot": True}))
+    pods.cluster.wait_for(lambda: state(pods, name) == ("waiting", "CreateContainerConfigError"), "the refusal")
+    assert "image will run as root" in pods.container(name)["state"]["waiting"]["message"]
+
+
+def test_a_pod_that_is_active_too_long_has_failed(pods: Pods) -> None:
+    name = pods.run(shell(IDLE), activeDeadlineSeconds=1)
+    pods.wait_phase(name, "Failed")
+    assert pods.status(name)["reason"] == "DeadlineExceeded"
+    assert pods.get(name)["metadata"].get("deletionTimestamp") is None
+
+
+def test_init_containers_run_one_after_the_other_before_the_rest(pods: Pods) -> None:
+    mount = [{"name": "diary", "mountPath": "/diary"}]
+    init = [shell(f"sleep 1; echo {name} >> /diary/all", name=name, volumeMounts=mount) for name in ("first", "second")]
+    name = pods.run(
+        shell("cat /diary/all", volumeMounts=mount),
+        initContainers=init,
+        volumes=[{"name": "diary", "emptyDir": {}}],
+        restartPolicy="Never",
+    )
+    pods.cluster.wait_for(lambda: state(pods, name, "first")[0] == "running", "the first")
+    assert state(pods, name, "second") == ("waiting", "PodInitializing")
+    assert state(pods, name) == ("waiting", "PodInitializing")
+    assert pods.condition(name, "Initialized")["message"] == "containers with incomplete status: [first second]"
+    pods.wait_phase(name, "Succeeded")
+    assert pods.logs(name) == "first\nsecond\n"
+
+
+def test_an_init_container_that_fails_is_repeated_before_anything_else_starts(pods: Pods) -> None:
+    name = pods.run(shell(IDLE), initContainers=[shell("exit 1", name="prepare")])
+    pods.cluster.wait_for(lambda: pods.container(name, "prepare")["restartCount"] >= 1, "a second attempt")
+    assert pods.status(name)["phase"] == "Pending"
+    assert state(pods, name) == ("waiting", "PodInitializing")
+
+
+def test_an_init_container_that_may_not_be_repeated_fails_the_pod(pods: Pods) -> None:
+    name = pods.run(shell(IDLE), initContainers=[shell("exit 1", name="prepare")], restartPolicy="Never")
+    pods.wait_phase(name, "Failed")
+    assert "containerID" not in pods.container(name)
+
+
+def test_a_sidecar_is_there_before_the_others_and_does_not_keep_the_pod_from_ending(pods: Pods) -> None:
+    mount = [{"name": "diary", "mountPath": "/diary"}]
+    sidecar = shell(
+        "echo began > /diary/sidecar; trap 'exit 0' TERM; sleep 600 & wait",
+        name="helper", restartPolicy="Always", volumeMounts=mount,
+        startupProbe={"exec": {"command": ["test", "-e", "/diary/sidecar"]}, "periodSeconds": 1},
+    )  # fmt: skip
+    name = pods.run(
+        shell("cat /diary/sidecar", volumeMounts=mount),
+        initContainers=[sidecar],
+        volumes=[{"name": "diary", "emptyDir": {}}],
+        restartPolicy="Never",
+    )
+    pods.wait_phase(name, "Succeeded")
+    assert pods.logs(name) == "began\n"
+    assert state(pods, name, "helper") == ("terminated", "Completed")
+
+
+def test_a_container_leaves_a_message_or_the_last_line_of_its_log(pods: Pods) -> None:
+    told = pods.run(shell("echo told > /dev/termination-log; exit 1"), restartPolicy="Never")
+    logged = pods.run(
+        shell("echo first; echo logged; exit 1", terminationMessagePolicy="FallbackToLogsOnError"),
+        restartPolicy="Never",
+    )
+    for name, message in ((told, "told"), (logged, "logged")):
+        pods.wait_phase(name, "Failed")
+        assert pods.container(name)["state"]["terminated"]["message"].strip() == message
+
+
+def job(pods: Pods, name: str, script: str, **spec: object) -> None:
+    template = {"spec": {"containers": [{"name": "main", **shell(script)}], "restartPolicy": "Never"}}
+    pods.cluster.apply(
+        {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": {"name": name, "namespace": pods.namespace},
+            "spec": {"template": template, **spec},
+        }
+    )
+
+
+def test_a_job_is_complete_when_its_pods_succeeded(pods: Pods) -> None:
+    job(pods, "well", "exit 0", completions=2, parallelism=2)
+    pods.cluster.kubectl(
+        "wait", "--for=condition=Complete", "job/well", f"--namespace={pods.namespace}", "--timeout=20s"
+    )
+
+
+def test_a_job_has_failed_when_its_pods_failed_too_often(pods: Pods) -> None:
+    job(pods, "badly", "exit 1", backoffLimit=0)
+    pods.cluster.kubectl(
+        "wait", "--for=condition=Failed", "job/badly", f"--namespace={pods.namespace}", "--timeout=20s"
+    )
+
+
+def test_a_container_is_alone_in_its_world(pods: Pods) -> None:
+    """Own processes, own host name, own root; no home, no temporary files, no devices of this machine."""
+    code = """
+import os, socket
+print(os.getpid(), socket.gethostname(), os.listdir("/tmp"), len([one for one in os.listdir("/proc") if one.isdigit()]))
+open("/anywhere", "w").write("x")
+print(os.path.exists("/dev/sda"), os.path.exists("/dev/vda"), os.environ["HOSTNAME"])
+"""
+    name = pods.run(python(code), restartPolicy="Never", hostname="inside")
+    pods.wait_phase(name, "Succeeded")
+    assert pods.logs(name) == "1 inside [] 1\nFalse False inside\n"

@@ -1,0 +1,191 @@
+"""What a node tells of itself and its pods, what is placed on it, and what becomes of its pods when it is gone."""
+
+import subprocess
+import time
+from typing import Any
+
+import pytest
+
+from tests.kube.cluster import Cluster, Refused
+from tests.kube.nodes import Node
+from tests.kube.nodes import node as one_node
+from tests.kube.pods import IDLE, Pods, shell
+
+pytestmark = pytest.mark.kube
+
+
+def ready(cluster: Cluster, name: str) -> str:
+    conditions = {one["type"]: one["status"] for one in cluster.get("node", name)["status"]["conditions"]}
+    return str(conditions["Ready"])
+
+
+def test_a_node_is_ready_and_renews_its_lease(cluster: Cluster, node: Node) -> None:
+    assert ready(cluster, node.name) == "True"
+
+    def renewed() -> str:
+        return str(cluster.get("lease", node.name, "--namespace=kube-node-lease")["spec"]["renewTime"])
+
+    first = renewed()
+    cluster.wait_for(lambda: renewed() != first, "the next renewal", within_s=10)
+
+
+def test_logs_are_read_of_this_run_and_of_the_one_before(pods: Pods, node: Node) -> None:
+    script = f"test -e /memory/again && echo second || echo first; touch /memory/again; {IDLE}"
+    mount = [{"name": "memory", "mountPath": "/memory"}]
+    name = pods.run(shell(script, volumeMounts=mount), volumes=[{"name": "memory", "emptyDir": {}}])
+    pods.wait_ready(name)
+    assert pods.logs(name) == "first\n"
+    with pytest.raises(Refused, match="previous terminated container"):
+        pods.logs(name, "--previous")
+    node.kill(pods.path(name))
+    pods.cluster.wait_for(lambda: pods.logs(name) == "second\n", "the second run")
+    assert pods.logs(name, "--previous") == "first\n"
+
+
+def test_logs_are_cut_and_followed(pods: Pods) -> None:
+    name = pods.run(shell("echo one; echo two; sleep 1; echo three"), restartPolicy="Never")
+    pods.wait_phase(name, "Running")
+    assert pods.logs(name, "--follow") == "one\ntwo\nthree\n"
+    assert pods.logs(name, "--tail=2") == "two\nthree\n"
+    assert pods.logs(name, "--limit-bytes=3") == "one"
+
+
+def test_nobody_reads_logs_past_the_api_server(cluster: Cluster, node: Node) -> None:
+    asked = subprocess.run(
+        ["curl", "--silent", "--insecure", "--max-time", "5", f"https://{node.address}:10250/containerLogs/a/b/c"],
+        check=False,
+        capture_output=True,
+    )
+    assert asked.returncode != 0
+
+
+def test_a_frozen_container_is_alive_and_silent(pods: Pods, node: Node) -> None:
+    name = pods.run(shell("while :; do date +%N; sleep 0.05; done"))
+    pods.wait_ready(name)
+    node.pause(pods.path(name))
+    time.sleep(0.2)
+    before = pods.logs(name)
+    time.sleep(0.3)
+    assert pods.logs(name) == before
+    node.resume(pods.path(name))
+    pods.cluster.wait_for(lambda: len(pods.logs(name)) > len(before), "its awakening")
+    assert pods.container(name)["restartCount"] == 0
+
+
+def test_slow_starts_can_be_ordered(pods: Pods, node: Node) -> None:
+    node.delay_starts(1.5)
+    try:
+        began = time.monotonic()
+        name = pods.run(shell(IDLE))
+        pods.wait_ready(name)
+        assert time.monotonic() - began >= 1.5
+    finally:
+        node.delay_starts(0)
+
+
+def unschedulable(pods: Pods, name: str) -> str:
+    pods.cluster.wait_for(lambda: pods.condition(name, "PodScheduled")["status"] == "False", "the refusal")
+    condition = pods.condition(name, "PodScheduled")
+    assert condition["reason"] == "Unschedulable"
+    return str(condition["message"])
+
+
+def test_a_pod_for_which_no_node_has_room_stays_pending_and_says_why(pods: Pods) -> None:
+    name = pods.run(shell(IDLE, resources={"requests": {"cpu": "1000"}}))
+    assert unschedulable(pods, name) == "0/1 nodes are available: 1 Insufficient cpu."
+    assert pods.status(name)["phase"] == "Pending"
+
+
+def test_a_pod_that_wants_another_node_waits_for_it(pods: Pods, cluster: Cluster) -> None:
+    name = pods.run(
+        shell('echo "[$CUDA_VISIBLE_DEVICES]"', resources={"limits": {"nvidia.com/gpu": "2"}}),
+        nodeSelector={"zone": "gpu"},
+        restartPolicy="Never",
+    )
+    assert "didn't match Pod's node affinity/selector" in unschedulable(pods, name)
+    with one_node(cluster, "node-gpu", 7, gpus=2, labels={"zone": "gpu"}) as other:
+        pods.wait_phase(name, "Succeeded")
+        assert pods.logs(name) == "[0,1]\n"
+        assert pods.status(name)["hostIP"] == other.address
+
+
+def test_a_drained_node_gets_no_pods_and_loses_those_it_has(pods: Pods, cluster: Cluster) -> None:
+    with one_node(cluster, "node-drained", 8, labels={"zone": "drained"}) as other:
+        name = pods.run(shell(IDLE), nodeSelector={"zone": "drained"})
+        pods.wait_ready(name)
+        cluster.kubectl(
+            "drain", other.name, "--force", "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=20s"
+        )
+        with pytest.raises(Refused, match="not found"):
+            pods.get(name)
+        late = pods.run(shell(IDLE), nodeSelector={"zone": "drained"})
+        assert "unschedulable" in unschedulable(pods, late)
+
+
+def deployment(pods: Pods, name: str, **spec: Any) -> None:
+    """One that does not wait for a node which is not ready."""
+    gone = [
+        {"key": f"node.kubernetes.io/{kind}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 0}
+        for kind in ("not-ready", "unreachable")
+    ]
+    template = {
+        "containers": [{"name": "main", **shell(IDLE)}],
+        "tolerations": gone,
+        "terminationGracePeriodSeconds": 1,
+    }
+    pods.cluster.apply(
+        {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": {"name": name, "namespace": pods.namespace},
+            "spec": {
+                "replicas": 1,
+                "selector": {"matchLabels": {"app": name}},
+                "template": {"metadata": {"labels": {"app": name}}, "spec": {**template, **spec}},
+            },
+        }
+    )
+
+
+def test_the_pods_of_a_silent_node_are_replaced_and_go_when_it_speaks_again(pods: Pods, cluster: Cluster) -> None:
+    with one_node(cluster, "node-silent", 9, labels={"zone": "silent"}) as other:
+        deployment(pods, "moving")
+
+        def running() -> list[str]:
+            found = cluster.items("pods", f"--namespace={pods.namespace}", "--selector=app=moving")
+            return [one["spec"].get("nodeName", "") for one in found if one["status"]["phase"] == "Running"]
+
+        # It goes to the node with fewer pods, which is the new one.
+        cluster.wait_for(lambda: running() == [other.name], "the pod")
+        with other.silent():
+            cluster.wait_for(lambda: ready(cluster, other.name) == "Unknown", "the controllers to notice", within_s=30)
+            cluster.wait_for(lambda: "node-1" in running(), "a replacement")
+            assert other.name in running()  # nobody knows better
+        cluster.wait_for(lambda: ready(cluster, other.name) == "True", "its return")
+        cluster.wait_for(lambda: running() == ["node-1"], "the end of the old one")
+        cluster.kubectl("delete", "deployment", "moving", f"--namespace={pods.namespace}")
+
+
+def test_a_node_that_lost_its_power_starts_its_pods_again(pods: Pods, cluster: Cluster) -> None:
+    with one_node(cluster, "node-lost", 10, labels={"zone": "lost"}) as other:
+        name = pods.run(shell(IDLE), nodeSelector={"zone": "lost"})
+        pods.wait_ready(name)
+        other.lose()
+        other.program.start()
+        pods.cluster.wait_for(lambda: pods.container(name)["restartCount"] == 1, "the restart")
+        pods.wait_ready(name)
+        other.execute(pods.path(name), "true")
+
+
+def test_pods_run_on_while_the_api_server_is_away(pods: Pods, cluster: Cluster, node: Node) -> None:
+    name = pods.run(shell(IDLE))
+    pods.wait_ready(name)
+    assert cluster.apiserver is not None
+    cluster.apiserver.stop()
+    try:
+        node.kill(pods.path(name))
+        time.sleep(0.5)
+        assert node.execute(pods.path(name), "true")[0] == 0  # started again without asking anybody
+    finally:
+        cluster.apiserver.start()
+    cluster.wait_for(lambda: pods.container(name)["restartCount"] == 1, "the news of it")
