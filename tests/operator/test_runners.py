@@ -57,6 +57,17 @@ def test_a_pool_becomes_processes_that_know_who_they_are(tmp_path: Path) -> None
     assert (env["MOTET_RUNNER_KV_CACHE_MIB"], env["MOTET_RUNNER_PRESET"]) == ("64", "orca")
     assert "MOTET_RUNNER_MAX_LORA_RANK" not in env, "what the pool leaves open is the runner's to decide"
     assert env["OMP_WAIT_POLICY"] == "passive"
+    assert env["MOTET_RUNNER_MANIFESTS"] == str(tmp_path), "its Secrets open sources"
+
+
+def test_a_next_operator_knows_where_an_adopted_runners_model_came_from(tmp_path: Path) -> None:
+    table = runners(tmp_path)
+    model = {"uri": "hf://org/base", "revision": "v2", "credentialsSecretRef": {"name": "key"}}
+    carry_out(table, pool("acme/demo", model=model))
+    (spec,) = runners(tmp_path).specs()
+    assert spec.env["MOTET_RUNNER_MODEL_REVISION"] == "v2"
+    assert spec.env["MOTET_RUNNER_MODEL_CREDENTIALS"] == "acme/key"
+    assert list(runners(tmp_path).sets()) == list(table.sets())
 
 
 def test_the_longest_names_still_fit_a_socket(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def _sorted_out(manifests: Iterable[Manifest], problems: Iterable[Problem]) -> O
             case Namespace(metadata=metadata):
                 namespaces[metadata.name] = metadata.labels
             case _:
-                pass  # a Secret: nothing local reads it
+                pass  # a Secret: only the child that fetches reads it
     return Objects(tuple(pools), tuple(adapters), namespaces, tuple(problems))
 
 

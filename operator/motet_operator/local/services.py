@@ -47,7 +47,12 @@ class Services:
         address = self._layout.address(instance)
         env = {variable.name: variable.value for variable in template.pod.env}
         env |= runner_environment(pool, revision, template)
-        env |= {"MOTET_RUNNER_INSTANCE": instance, "MOTET_RUNNER_LISTEN": address}
+        env |= {
+            "MOTET_RUNNER_INSTANCE": instance,
+            "MOTET_RUNNER_LISTEN": address,
+            # Its Secrets open sources, as a cluster's do; the child that fetches reads them.
+            "MOTET_RUNNER_MANIFESTS": str(self._settings.manifests.absolute()),
+        }
         return self._spec(instance, "runner", env, address)
 
     def _grpc_service(self, name: str) -> ProcessSpec:

@@ -28,7 +28,7 @@ class Namespace(Shape):
 
 
 class Secret(Shape):
-    """Accepted, so that one folder serves both worlds. Its content is neither read nor kept."""
+    """What opens a source: `token`, or `username` and `password`. Only the process that fetches reads it."""
 
     api_version: Literal["v1"] = "v1"
     kind: Literal["Secret"] = "Secret"
