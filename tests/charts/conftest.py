@@ -6,10 +6,7 @@ from tools.kube.locate import find
 
 
 @pytest.fixture(autouse=True)
-def helm_is_built(request: pytest.FixtureRequest) -> None:
-    """Tests of what Helm renders need Helm; those of files do not, and say `pytestmark = []`."""
-    if request.module.__name__.endswith("test_dockerfiles") or find("helm") is not None:
-        return
-    if os.environ.get("CI"):
-        pytest.fail("run make kube (helm not built)", pytrace=False)
-    pytest.skip("run make kube (helm not built)")
+def _helm() -> None:
+    """These tests look at what Helm makes of the charts. Where they are meant to run, skipping would look green."""
+    if find("helm") is None:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)("run make kube (helm not built)")

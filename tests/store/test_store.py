@@ -3,6 +3,8 @@
 import asyncio
 import os
 import sqlite3
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -179,3 +181,25 @@ async def test_a_postgresql_server_that_is_away_is_named_without_its_password() 
     with pytest.raises(StateDirectoryError, match=r"127\.0\.0\.1:1/motet cannot be used") as caught:
         await migrate(url)
     assert "secret" not in str(caught.value)
+
+
+def test_a_database_is_brought_up_to_date_by_a_command_of_its_own(tmp_path: Path) -> None:
+    def bring(url: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-P", "-m", "motet.store"],
+            env=os.environ | {"MOTET_DATABASE_URL": url},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    url = f"sqlite+aiosqlite:///{tmp_path / 'motet.db'}"
+    for _ in range(2):
+        done = bring(url)
+        assert done.returncode == 0, done.stderr
+    with sqlite3.connect(tmp_path / "motet.db") as connection:
+        assert connection.execute("SELECT count(*) FROM alembic_version").fetchone() == (1,)
+    connection.close()
+    failed = bring("postgresql+asyncpg://motet@127.0.0.1:9/motet")
+    assert failed.returncode == 2
+    assert failed.stderr.splitlines()[-1].startswith("store: ")

@@ -1,0 +1,27 @@
+"""`python -m motet.store`: bring the database up to date, and end. In a cluster, before anything else starts."""
+
+import asyncio
+
+import structlog
+from prometheus_client import CollectorRegistry
+
+from motet.health import Health
+from motet.service import read, run
+from motet.settings import Database, ProcessSettings
+from motet.store import migrate
+
+log = structlog.get_logger(__name__)
+
+
+def main() -> None:
+    process, database = read(ProcessSettings), read(Database)
+
+    async def bring(_stop: asyncio.Event, _registry: CollectorRegistry, _health: Health) -> None:
+        await migrate(database.url(process))
+        log.info("the database is up to date")
+
+    run("store", process, bring)
+
+
+if __name__ == "__main__":
+    main()

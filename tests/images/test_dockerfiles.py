@@ -1,0 +1,109 @@
+"""One image for each deployable: what it starts, as whom, and with what inside."""
+
+import importlib.util
+import re
+
+import pytest
+
+from tests.images.dockerfile import FOLDERS, read
+from tests.repo.tree import ROOT, package_folders, pyproject
+
+MODULES = {
+    "gateway": "motet_gateway",
+    "scheduler": "motet_scheduler",
+    "predictor": "motet_predictor",
+    "supervisor": "motet_supervisor",
+    "runner": "motet_runner",
+    "operator": "motet_operator.cluster",
+}
+PORTS = {"gateway": "8000", "scheduler": "7101", "predictor": "7102", "supervisor": "7103", "runner": "7110"}
+OF_A_CLUSTER = {"kubernetes", "postgres"}
+"""Extras for what a deployable meets in a cluster and not on a laptop."""
+
+every_deployable = pytest.mark.parametrize("name", FOLDERS)
+
+
+def test_every_deployable_has_one_and_nothing_else_has() -> None:
+    found = {path.parent for path in ROOT.glob("*/Dockerfile")} | {path.parent for path in ROOT.glob("*/*/Dockerfile")}
+    assert found == set(FOLDERS.values())
+
+
+@every_deployable
+def test_it_starts_its_module_so_that_signals_arrive(name: str) -> None:
+    assert read(FOLDERS[name]).entrypoint == ["python", "-P", "-m", MODULES[name]]
+    assert importlib.util.find_spec(f"{MODULES[name]}.__main__") is not None
+
+
+@every_deployable
+def test_it_runs_as_a_user_by_number_which_kubelets_can_check(name: str) -> None:
+    final = read(FOLDERS[name]).final
+    assert final.last("USER") == "65532:65532"
+    after = [what for what, _ in final.instructions][[what for what, _ in final.instructions].index("USER") :]
+    assert set(after) <= {"USER", "EXPOSE", "ENTRYPOINT"}, "what comes later would not be root's"
+
+
+@every_deployable
+def test_it_is_built_in_stages_and_the_last_has_no_tools(name: str) -> None:
+    file = read(FOLDERS[name])
+    assert [stage.base for stage in file.stages] == ["${PYTHON}"] * 3
+    assert [stage.name for stage in file.stages] == ["wheel", "environment", ""]
+    assert file.final.all("COPY") == ["--from=environment /opt/motet /opt/motet"]
+    assert not re.search("pip|apt", " ".join(file.final.all("RUN")))
+
+
+@every_deployable
+def test_its_base_is_a_version_that_the_builder_may_choose(name: str) -> None:
+    base = read(FOLDERS[name]).arguments["PYTHON"]
+    assert re.fullmatch(r"python:3\.\d+-slim-[a-z]+", base)
+    assert "latest" not in read(FOLDERS[name]).text
+
+
+@every_deployable
+def test_it_holds_its_own_extra_and_what_a_cluster_asks_for(name: str) -> None:
+    extras = read(FOLDERS[name]).extras
+    assert extras[0] == name
+    assert set(extras[1:]) <= OF_A_CLUSTER
+    assert set(extras) <= pyproject()["project"]["optional-dependencies"].keys()
+
+
+@every_deployable
+def test_it_says_what_it_is(name: str) -> None:
+    labels = read(FOLDERS[name]).final.labels
+    assert labels["org.opencontainers.image.title"] == f"motet-{name}"
+    assert labels["org.opencontainers.image.version"] == pyproject()["project"]["version"]
+    assert labels["org.opencontainers.image.licenses"] == pyproject()["project"]["license"]
+    assert read(FOLDERS[name]).final.last("EXPOSE").split() == [*filter(None, [PORTS.get(name)]), "9090"]
+
+
+def test_they_differ_only_in_what_they_are() -> None:
+    """Six copies are read as one; what is put right in one is put right in all."""
+    texts = set()
+    for name, folder in FOLDERS.items():
+        file = read(folder)
+        text = file.text
+        if name == "runner":  # torch comes first, from an index of its own
+            text = re.sub(r"# An index.*?torch>=[^\n]*\n", "", text, flags=re.DOTALL)
+            text = text.replace("RUN /opt/motet/bin/pip", "RUN python -m venv /opt/motet \\\n && /opt/motet/bin/pip")
+        text = text.replace(file.final.labels["org.opencontainers.image.description"], "WHAT")
+        text = text.replace(f"[{','.join(file.extras)}]", "[EXTRAS]")
+        text = text.replace(f"{folder.relative_to(ROOT).as_posix()}/", "FOLDER/")
+        text = text.replace(f'"{MODULES[name]}"', '"MODULE"')
+        text = re.sub(rf"motet([/-]){name}", r"motet\1NAME", text)
+        texts.add(re.sub(r"EXPOSE .*", "EXPOSE PORTS", text))
+    (one,) = texts
+    assert one.startswith("# WHAT. Built from the root of the repository:\n#   docker build --file FOLDER/Dockerfile")
+
+
+def test_the_runner_takes_the_torch_that_the_package_asks_for() -> None:
+    (torch,) = [one for one in pyproject()["project"]["optional-dependencies"]["runner"] if one.startswith("torch")]
+    assert f'"{torch}"' in read(FOLDERS["runner"]).text
+
+
+def test_the_builder_gets_what_the_wheel_is_made_of_and_little_else() -> None:
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    assert lines[1] == "*"
+    let_in = {line.removeprefix("!") for line in lines if line.startswith("!")}
+    needed = {folder.relative_to(ROOT).parts[0] for folder in package_folders()}
+    project = pyproject()["project"]
+    needed |= {"pyproject.toml", "constraints.txt", project["readme"], *project["license-files"]}
+    assert let_in == needed
