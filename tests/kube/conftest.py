@@ -7,10 +7,12 @@ from typing import NoReturn
 
 import pytest
 
+from tests.docs.blocks import Shell
 from tests.kube.control_plane import NEEDED, Cluster, control_plane
 from tests.kube.network import CannotIsolate, network
 from tests.kube.nodes import Node, addons
 from tests.kube.nodes import node as one_node
+from tests.kube.reader import reader
 from tools.kube.locate import find, uses_existing_cluster
 
 
@@ -42,6 +44,14 @@ def node(cluster: Cluster) -> Iterator[Node]:
         pytest.skip("runs pods on a node of our own, beside a control plane of our own")
     with addons(cluster), one_node(cluster, "node-1", 1) as running:
         yield running
+
+
+@pytest.fixture
+def shell(cluster: Cluster, node: Node, tmp_path: Path) -> Iterator[Shell]:
+    """Of somebody who types what a page says, and has a cluster without Motet."""
+    tmp_path.chmod(0o755)
+    with reader(cluster, tmp_path) as typing:
+        yield typing
 
 
 def _cannot_run(reason: str) -> NoReturn:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tests.docs.blocks import Shell
 from tests.kube.cluster import Cluster
+from tests.kube.product import provide_volume, remove
 from tests.repo.tree import ROOT
 from tools.kube.locate import find
 
@@ -17,7 +18,8 @@ FOLDERS = ("charts", "examples", "crds")
 
 @contextmanager
 def reader(cluster: Cluster, folder: Path, *, timeout_s: float = 330) -> Iterator[Shell]:
-    """In a copy of the repository, with kubectl and helm in the PATH and the cluster as their own."""
+    """In a copy of the repository, with kubectl and helm in the PATH, and a cluster that has a volume to give. What is
+    left of the product in the end goes."""
     here, tools, scratch = (folder / name for name in ("motet", "tools", "scratch"))
     for name in FOLDERS:
         ignored = shutil.ignore_patterns(".mypy_cache", "__pycache__", "volumes")
@@ -34,5 +36,10 @@ def reader(cluster: Cluster, folder: Path, *, timeout_s: float = 330) -> Iterato
         "KUBECONFIG": str(cluster.kubeconfig),
         "LANG": "C.UTF-8",
     }
-    with cluster.inside(), Shell(here, scratch=scratch, env=env, timeout_s=timeout_s) as shell:
-        yield shell
+    with cluster.inside():
+        provide_volume(cluster, folder)
+        try:
+            with Shell(here, scratch=scratch, env=env, timeout_s=timeout_s) as shell:
+                yield shell
+        finally:
+            remove(cluster)

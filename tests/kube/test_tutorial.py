@@ -1,30 +1,14 @@
 """The tutorial, typed by somebody who does nothing but read it."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from tests.docs.blocks import Shell, blocks
 from tests.kube.cluster import Cluster
-from tests.kube.product import provide_volume, remove
-from tests.kube.reader import reader
 from tests.repo.tree import ROOT
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(1500)]
 
 PAGE = ROOT / "docs" / "tutorials" / "kubernetes.md"
-
-
-@pytest.fixture
-def shell(cluster: Cluster, node: object, tmp_path: Path) -> Iterator[Shell]:
-    tmp_path.chmod(0o755)
-    provide_volume(cluster, tmp_path)
-    try:
-        with reader(cluster, tmp_path) as shell:
-            yield shell
-    finally:
-        remove(cluster)
 
 
 def test_the_tutorial_leads_from_an_empty_cluster_to_the_first_token_and_back(cluster: Cluster, shell: Shell) -> None:
