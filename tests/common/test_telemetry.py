@@ -56,12 +56,17 @@ async def test_probes_are_answered_beside_the_figures(tmp_path: Path) -> None:
         assert await probe("readyz") == ("503 Service Unavailable", "starting")
         health.set_ready(True)
         assert await probe("readyz") == ("200 OK", "ok")
+        obstacles = [""]
+        health.ready_unless(lambda: obstacles[0])
+        assert await probe("readyz") == ("200 OK", "ok")
+        obstacles[0] = "draining"
+        assert await probe("readyz") == ("503 Service Unavailable", "draining")
         health.set_ready(False, "the model is being loaded")
         assert await probe("readyz") == ("503 Service Unavailable", "the model is being loaded")
         stuck = ["", "no step for 60 s"]
-        health.alive_while(lambda: stuck[0])
+        health.alive_unless(lambda: stuck[0])
         assert await probe("livez") == ("200 OK", "ok")
-        health.alive_while(lambda: stuck[1])
+        health.alive_unless(lambda: stuck[1])
         assert await probe("livez") == ("503 Service Unavailable", "no step for 60 s")
         health.stop()
         health.set_ready(True)

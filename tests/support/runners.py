@@ -19,6 +19,7 @@ import numpy as np
 from prometheus_client import CollectorRegistry
 from safetensors.numpy import save_file
 
+from motet.health import Health
 from motet.settings import Addresses, ProcessSettings
 from motet_runner.host import EngineHost, ThreadHost
 from motet_runner.interface import Engine
@@ -118,6 +119,7 @@ async def fake_runner(
     supervisor: str = NOWHERE,
     engine: Callable[[], Engine] = FakeEngine,
     time_scale: float = SCALE,
+    health: Health | None = None,
     **settings: Any,
 ) -> AsyncIterator[FakeRunner]:
     """A running service. All runners of one `folder` share its model and disk cache, as on one machine."""
@@ -131,7 +133,7 @@ async def fake_runner(
 
     def make() -> tuple[RunnerService, EngineHost]:
         host = ThreadHost(engine)
-        return RunnerService(own, process, addresses, host, CollectorRegistry()), host
+        return RunnerService(own, process, addresses, host, CollectorRegistry(), health=health), host
 
     runner = FakeRunner(make, listen)
     await runner.start()

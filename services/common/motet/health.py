@@ -12,7 +12,8 @@ class Health:
     def __init__(self) -> None:
         self._unready = "starting"
         self._stopping = False
-        self._checks: list[Check] = []
+        self._obstacles: list[Check] = []
+        self._failings: list[Check] = []
 
     def set_ready(self, ready: bool, why: str = "") -> None:
         """Whether new work may come, and if not, what is in the way."""
@@ -21,13 +22,21 @@ class Health:
     def stop(self) -> None:
         self._stopping = True
 
-    def alive_while(self, check: Check) -> None:
+    def ready_unless(self, check: Check) -> None:
+        """Beside what is set: not ready while `check` says why."""
+        self._obstacles.append(check)
+
+    def alive_unless(self, check: Check) -> None:
         """Count as dead, and be started again, while `check` says why. It must look at this process alone: one that
         ends because another is away makes an outage of a hiccup."""
-        self._checks.append(check)
+        self._failings.append(check)
 
     def unready_because(self) -> str:
-        return "stopping" if self._stopping else self._unready
+        return "stopping" if self._stopping else self._unready or _first(self._obstacles)
 
     def dead_because(self) -> str:
-        return next((why for check in self._checks if (why := check())), "")
+        return _first(self._failings)
+
+
+def _first(checks: list[Check]) -> str:
+    return next((why for check in checks if (why := check())), "")

@@ -26,8 +26,11 @@ def main() -> None:
 
     async def serve(stop: asyncio.Event, registry: CollectorRegistry, health: Health) -> None:
         sources = Sources(settings, process, registry)
+        service: RunnerService | None = None
+        drained = asyncio.Event()
 
         async def serve_model() -> None:
+            nonlocal service
             model = await model_folder(settings, sources, process.cache_dir.absolute() / "models")
             host = ChildHost(settings.engine_config(model), process)
             service = RunnerService(
@@ -35,7 +38,13 @@ def main() -> None:
             )
             await service.run()
 
-        await run_until(stop, serve_model())
+        async def leave() -> None:
+            await stop.wait()
+            if service is not None:
+                await service.drain(settings.drain_seconds)
+            drained.set()
+
+        await run_until(drained, serve_model(), leave())
 
     try:
         run("runner", process, serve)

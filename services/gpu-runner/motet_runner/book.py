@@ -120,3 +120,8 @@ class Book:
                 line.parked_times = known.parked_times
             entries.append(line)
         return entries
+
+
+def has_work(report: EngineReport, book: Book) -> bool:
+    """Parked and loading requests give the engine nothing to do; only what could run shows a hung engine."""
+    return report.running + report.waiting > 0 or len(book) > len(report.book)

@@ -17,7 +17,7 @@ from motet.errors import MotetError
 from motet.model import BASE, Digest, RequestId
 from motet.rpc import Link
 from motet_runner.adapters.shelf import Shelf, Shelved, wanted
-from motet_runner.book import Book
+from motet_runner.book import Book, has_work
 from motet_runner.interface import (
     AdapterFailed,
     EngineInfo,
@@ -305,8 +305,7 @@ class SupervisorLink:
             pages_promised=report.pages_promised,
             host_bytes_free=report.host_bytes_free,
             steps=report.steps,
-            # Parked and loading requests give the engine nothing to do; only what could run shows a hung engine.
-            work_pending=report.running + report.waiting > 0 or len(self._book) > len(report.book),
+            work_pending=has_work(report, self._book),
             prefill_seconds_per_token=report.prefill_seconds_per_token,
             swap_seconds_per_page=report.swap_seconds_per_page,
             live=self._book.entries(report),

@@ -6,7 +6,8 @@ the links go up, the socket answers "serving". It ends when it is cancelled, or 
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from motet_runner.adapters.certify import certify
 from motet_runner.adapters.fetch import DiskCache
 from motet_runner.adapters.shelf import Check, Shelf
 from motet_runner.assets import stream_assets
-from motet_runner.book import Book
+from motet_runner.book import Book, Placement, has_work
 from motet_runner.generation import Generation
 from motet_runner.host import EngineHost
 from motet_runner.interface import (
@@ -40,10 +41,12 @@ from motet_runner.interface import (
     OverflowAhead,
     ParkedNow,
     ResumedNow,
+    State,
     StateChanged,
 )
 from motet_runner.links import Facts, SchedulerLink, SupervisorLink
 from motet_runner.metrics import Metrics
+from motet_runner.progress import Progress
 from motet_runner.protocol import Batch, ReportNow
 from motet_runner.settings import Settings
 from motet_runner.sources.fetching import Sources
@@ -52,6 +55,10 @@ from motet_runner.sources.model import doubt
 log = structlog.get_logger(__name__)
 
 SERVICE_NAME = "motet.api.v1.Runner"
+
+DRAIN_LOOK_SECONDS = 0.1
+LAST_WORDS_SECONDS = 2.0
+"""How long a runner that ends waits until gateways have heard what they have to place elsewhere."""
 
 
 class RunnerService:
@@ -76,9 +83,15 @@ class RunnerService:
         self._addresses = addresses
         self._host = host
         self._check = check
-        self._health = health or Health()
         self._sources = sources or Sources(settings, process, registry)
         self._folder = model or settings.model_folder()
+        self._server: Server | None = None
+        self._progress = Progress(settings.hung_seconds)
+        self._welcome = False
+        health = health or Health()
+        health.alive_unless(self._progress.hung_because)
+        health.ready_unless(self._unready_because)
+        health.set_ready(True)
         self._last: EngineReport | None = None
         self._report_asked = False
         self._parts: _Parts | None = None
@@ -99,13 +112,53 @@ class RunnerService:
     def draining(self) -> bool:
         return self._parts is not None and bool(self._parts.generation.refusing)
 
+    async def drain(self, seconds: float) -> None:
+        """Take on nothing new, hand back what waits, and let what runs come to its end, for `seconds` at the most.
+
+        What is left then goes on elsewhere, with the tokens that it has. It may be cut short at any time: a gateway
+        moves what a runner leaves behind.
+        """
+        parts = self._parts
+        if parts is None or self._server is None or seconds <= 0:
+            return
+        log.info("draining", seconds=seconds, requests=len(self.book))
+        parts.generation.refusing = "this runner is being drained"
+        await self._server.set_ready(False)
+        parts.scheduler.draining(seconds)
+        handed_back: set[tuple[str, int]] = set()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while len(self.book):
+                    self._beat()
+                    await asyncio.sleep(DRAIN_LOOK_SECONDS)
+                    for one in self._waiting():
+                        if (one.request, one.epoch) not in handed_back:
+                            handed_back.add((one.request, one.epoch))
+                            parts.generation.cancel(one.request, one.epoch)
+        left = list(self.book)
+        for one in left:
+            parts.generation.cancel(one.request, one.epoch)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WORDS_SECONDS):
+                while len(self.book) or not parts.generation.flushed:  # noqa: ASYNC110 - the engine's doing
+                    await asyncio.sleep(0.01)
+                await asyncio.sleep(0.05)  # what gRPC has taken is on its way
+        log.info("drained", handed_back=len(handed_back), moved=len(left))
+
+    def _waiting(self) -> Iterator[Placement]:
+        """Who makes no tokens here now."""
+        entries = self._last.book if self._last is not None else []
+        idle = {(one.request, one.epoch) for one in entries if one.state in (State.WAITING, State.PARKED)}
+        return (one for one in self.book if not one.in_engine or (one.request, one.epoch) in idle)
+
     async def run(self) -> None:
         # The child first: channels and servers are made after processes are.
         await self._host.start()
         try:
             async with serving(
-                self._settings.listen, self._add_to, names=[SERVICE_NAME], ready=False, grace=0, process=self._health
+                self._settings.listen, self._add_to, names=[SERVICE_NAME], ready=False, grace=0
             ) as server:
+                self._server = server
                 await self._serve(server)
         finally:
             await self._host.stop()
@@ -180,6 +233,7 @@ class RunnerService:
             shelf=shelf,
             requests=generation,
             last_report=lambda: self._last,
+            welcomed=self._welcomed,
             time_scale=scale,
         )
         supervisor = SupervisorLink(
@@ -192,6 +246,15 @@ class RunnerService:
         )
         parts = self._parts = _Parts(facts, shelf, generation, scheduler, supervisor)
         return parts
+
+    def _welcomed(self) -> None:
+        self._welcome = True
+
+    def _unready_because(self) -> str:
+        """Requests may come once a scheduler knows us; one that goes away later leaves us ready for the next."""
+        if self._parts is None:
+            return "the model is being loaded"
+        return self._parts.generation.refusing or ("" if self._welcome else "no scheduler has welcomed it yet")
 
     # ---------------------------------------------------------------------------------------------------------- engine
 
@@ -244,6 +307,7 @@ class RunnerService:
 
     def _publish(self, report: EngineReport) -> None:
         parts = self._loaded()
+        self._progress.saw(report.steps, work=has_work(report, self.book))
         self.metrics.on_report(report, pages=parts.facts.info.pages, model=self._folder.name)
         running = {entry.adapter for entry in report.book if entry.adapter and entry.pages_used}
         wanted = {one.adapter for one in self.book if one.adapter}

@@ -265,6 +265,8 @@ def attach_event(identity: RunnerIdentity, up: scheduler_pb2.AttachUp) -> on.Eve
         case "declined":
             no = up.declined
             return on.RunnerDeclined(instance, RequestId(no.request), no.epoch, Failure.from_proto(no.failure))
+        case "draining":
+            return on.DrainAsked(identity, up.draining.deadline_seconds)
         case "adapter":
             state = up.adapter
             return on.AdapterStateChanged(

@@ -802,6 +802,7 @@ class AttachUp(_message.Message):
     REPORT_FIELD_NUMBER: _builtins.int
     DECLINED_FIELD_NUMBER: _builtins.int
     ADAPTER_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___RunnerHello: ...
     @_builtins.property
@@ -810,6 +811,8 @@ class AttachUp(_message.Message):
     def declined(self) -> Global___RunnerDeclined: ...
     @_builtins.property
     def adapter(self) -> Global___AdapterState: ...
+    @_builtins.property
+    def draining(self) -> Global___RunnerDraining: ...
     def __init__(
         self,
         *,
@@ -817,16 +820,38 @@ class AttachUp(_message.Message):
         report: Global___Report | None = ...,
         declined: Global___RunnerDeclined | None = ...,
         adapter: Global___AdapterState | None = ...,
+        draining: Global___RunnerDraining | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "declined", b"declined", "hello", b"hello", "message", b"message", "report", b"report"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "declined", b"declined", "draining", b"draining", "hello", b"hello", "message", b"message", "report", b"report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "declined", b"declined", "hello", b"hello", "message", b"message", "report", b"report"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "declined", b"declined", "draining", b"draining", "hello", b"hello", "message", b"message", "report", b"report"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "report", "declined", "adapter"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "report", "declined", "adapter", "draining"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
 Global___AttachUp: _TypeAlias = AttachUp  # noqa: Y015
+
+@_typing.final
+class RunnerDraining(_message.Message):
+    """The runner has been told to end: it takes nothing new, and lets what runs come to its end until the deadline."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEADLINE_SECONDS_FIELD_NUMBER: _builtins.int
+    deadline_seconds: _builtins.float
+    def __init__(
+        self,
+        *,
+        deadline_seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_seconds", b"deadline_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunnerDraining: _TypeAlias = RunnerDraining  # noqa: Y015
 
 @_typing.final
 class AttachDown(_message.Message):
