@@ -87,5 +87,5 @@ class ClusterSettings(BaseSettings):
     events_per_second: float = Field(5.0, gt=0)
     """Kubernetes Events a second, in the long run; five times as many at once. More are dropped: status tells all."""
 
-    request_seconds: float = Field(30.0, gt=0)
+    request_seconds: float = Field(15.0, gt=0)
     """How long one answer of the API server may take."""

@@ -143,9 +143,13 @@ class Decider:
             _denied(status, why[status.name], before[status.name].conditions, view.now) if why[status.name] else status
             for status in plan.pools
         )
-        changed = {status.name for status in pools if why[status.name]}
-        kept = [event for event in plan.events if event.kind != POOLS.name or event.name not in changed]
-        return replace(plan, pools=pools, events=tuple(kept))
+        events = [event for event in plan.events if event.kind != POOLS.name or not why[event.name]]
+        events += [
+            Event(kind=POOLS.name, name=name, type="Warning", reason="PermissionDenied", message=sentence)
+            for name, sentence in why.items()
+            if sentence and not _said(before[name].conditions, "PermissionDenied")
+        ]
+        return replace(plan, pools=pools, events=tuple(events))
 
     def _statuses(self, plan: Plan, snapshot: Snapshot, word: SchedulersWord) -> Iterable[Write]:
         events: dict[tuple[str, ObjectName], list[Event]] = defaultdict(list)
@@ -169,6 +173,10 @@ class Decider:
 def _declared(objects: Mapping[Key, Object]) -> Mapping[Key, Object]:
     """Without those that are on their way out."""
     return {key: it for key, it in objects.items() if "deletionTimestamp" not in it["metadata"]}
+
+
+def _said(conditions: Iterable[Condition], reason: str) -> bool:
+    return any(one.type == "Ready" and one.reason == reason for one in conditions)
 
 
 def _denied(status: PoolStatus, why: str, before: Iterable[Condition], now: datetime) -> PoolStatus:

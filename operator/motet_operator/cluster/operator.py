@@ -74,9 +74,7 @@ class ClusterOperator:
         """Raises SetupError for what a person has to put right."""
         settings = self._settings
         self._metrics = metrics = ClusterMetrics(registry)
-        self._health = health
-        health.set_ready(False, "connecting to the API server")
-        health.alive_while(self._dead_because)
+        health.alive_unless(self._dead_because)
         credentials = Credentials(settings.kubeconfig)
         await credentials.configuration()
         limiter = Limiter(settings.writes_per_second, settings.write_burst)
@@ -125,6 +123,8 @@ class ClusterOperator:
             )
             for name, kinds, namespaces in (("declared", OURS, ()), ("runners", CHILDREN, settings.pool_namespaces))
         ]
+        health.ready_unless(self._unready_because)
+        health.set_ready(True)
         try:
             await run_until(stop, self._resync.run(), self._watch(), self._lead(), self._look_after())
         finally:
@@ -262,14 +262,6 @@ class ClusterOperator:
                 self._ticked = monotonic()  # a standby has no rounds that could hang
             for path, age in self._heard.ages().items():
                 self._metrics.watch_age.labels(path).set(age)
-            waiting = self._resync.waiting_for()
-            unanswered = monotonic() - self._api.answered_at
-            if waiting:
-                self._health.set_ready(False, waiting)
-            elif unanswered > ANSWERED_SECONDS + self._settings.resync_seconds * self._scale:
-                self._health.set_ready(False, f"the API server has said nothing for {unanswered:.0f} s")
-            else:
-                self._health.set_ready(True)
             if monotonic() - looked > TEMPLATE_SECONDS * self._scale:
                 looked = monotonic()
                 self._read_template()
@@ -285,6 +277,13 @@ class ClusterOperator:
             log.info("the platform's template of runners has changed")
             self._platform = template
             self._wake.set()
+
+    def _unready_because(self) -> str:
+        """A standby is ready, too: it would act at once."""
+        unanswered = monotonic() - self._api.answered_at
+        if unanswered > ANSWERED_SECONDS + self._settings.resync_seconds * self._scale:
+            return f"the API server has said nothing for {unanswered:.0f} s"
+        return self._resync.waiting_for()
 
     def _dead_because(self) -> str:
         stalled = monotonic() - self._ticked

@@ -5,6 +5,7 @@ ends, and ends an engine in ordinary weather; so an ended engine is started agai
 """
 
 import asyncio
+import logging
 import random
 import threading
 import time
@@ -24,6 +25,8 @@ from motet_operator.cluster.kinds import CHILDREN, Kind, Object
 
 log = structlog.get_logger(__name__)
 
+logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)  # that it handles no signals is on purpose
+
 SERVER_SECONDS = 290.0
 CLIENT_SECONDS = 300.0
 INACTIVE_SECONDS = 70.0
@@ -35,6 +38,9 @@ TOKEN_SECONDS = 600.0
 FIRST_RESTART_SECONDS = 0.5
 LAST_RESTART_SECONDS = 5.0
 MOST_IN_A_SLICE = 200
+
+STOP_SECONDS = 0.5
+"""kopf takes its time to end. Nothing of it is worth waiting for."""
 
 What = Literal["seen", "deleted"]
 Deliver = Callable[[Kind, What, Object], None]
@@ -114,7 +120,7 @@ class Engine:
         finally:
             stopping.set()
             self._end_this_life()
-            await asyncio.to_thread(thread.join, 5)
+            await asyncio.to_thread(thread.join, STOP_SECONDS)
 
     # ---------------------------------------------------------------------------------------- in the engine's thread
 
@@ -189,7 +195,7 @@ class Engine:
         scale = self._scale
         settings.networking.error_backoffs = Waits(scale)
         settings.networking.connect_timeout = 5
-        settings.networking.request_timeout = 30
+        settings.networking.request_timeout = 15
         settings.watching.server_timeout = max(1, int(SERVER_SECONDS * scale))
         settings.watching.client_timeout = max(2.0, CLIENT_SECONDS * scale)
         settings.watching.inactivity_timeout = INACTIVE_SECONDS * scale

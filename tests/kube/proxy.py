@@ -1,0 +1,197 @@
+"""A way to the API server on which things go wrong when a test says so."""
+
+import asyncio
+import json
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import yaml
+from aiohttp import web
+
+from tests.kube.cluster import Cluster, write_kubeconfig
+from tests.kube.network import API_PORT, CONTROL_PLANE
+
+WRITES = ("POST", "PUT", "PATCH", "DELETE")
+HOP_BY_HOP = ("transfer-encoding", "content-encoding", "content-length", "connection", "keep-alive")
+
+Answer = tuple[int, dict[str, Any]]
+"""Instead of the API server's: a status and what is said."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A request that came through."""
+
+    at: float
+    method: str
+    path: str
+    status: int
+
+
+def status(code: int, reason: str, message: str = "as the test asked for") -> Answer:
+    return code, {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "status": "Failure",
+        "code": code,
+        "reason": reason,
+        "message": message,
+    }
+
+
+@dataclass
+class Faults:
+    """Nothing goes wrong unless one of these is set. Functions are called in the proxy's own thread."""
+
+    down: bool = False
+    """Connections end as soon as something is asked on them."""
+
+    silent: bool = False
+    """What is asked is not answered until this is over."""
+
+    answer: Callable[[str, str], Answer | None] = lambda method, path: None
+    """By method and path: an answer of our own, and the API server never hears of it."""
+
+    written: Callable[[Seen], None] = lambda seen: None
+    """After the API server has carried a write out, and before whoever asked hears of it."""
+
+    event: Callable[[str, dict[str, Any]], bool] = lambda path, event: True
+    """By the path that is watched and the event: whether it is passed on."""
+
+
+@dataclass
+class Proxy:
+    faults: Faults
+    kubeconfig: Path = Path()
+    seen: list[Seen] = field(default_factory=list)
+    _loop: asyncio.AbstractEventLoop | None = None
+    _watches: dict[web.StreamResponse, str] = field(default_factory=dict)
+
+    def writes(self, *, since: float = 0.0, leases: bool = False) -> list[Seen]:
+        """Those that were carried out, without the Lease's."""
+        return [
+            one
+            for one in list(self.seen)
+            if one.method in WRITES and one.at >= since and one.status < 300 and (leases or "/leases" not in one.path)
+        ]
+
+    @property
+    def watches(self) -> int:
+        """Open at the moment."""
+        return len(self._watches)
+
+    def say_on_watches(self, event: dict[str, Any], *, of: str = "") -> int:
+        """Put an event of our own on every open watch whose path has `of` in it. How many there are."""
+
+        async def say() -> int:
+            watches = [watch for watch, path in self._watches.items() if of in path]
+            for watch in watches:
+                with suppress(ConnectionError):
+                    await watch.write(json.dumps(event).encode() + b"\n")
+            return len(watches)
+
+        return self._call(say())
+
+    def _call(self, coroutine: Any) -> Any:
+        assert self._loop is not None
+        future: Future[Any] = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        return future.result(10)
+
+    async def handle(self, session: aiohttp.ClientSession, upstream: str, request: web.Request) -> web.StreamResponse:
+        faults, path = self.faults, request.path
+        if faults.down:
+            assert request.transport is not None
+            request.transport.abort()
+            raise ConnectionResetError
+        while faults.silent:
+            await asyncio.sleep(0.05)
+        if (answer := faults.answer(request.method, path)) is not None:
+            return web.json_response(answer[1], status=answer[0])
+        body = await request.read()
+        headers = {name: value for name, value in request.headers.items() if name.lower() not in (*HOP_BY_HOP, "host")}
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
+        async with session.request(
+            request.method, f"{upstream}{request.path_qs}", headers=headers, data=body or None, timeout=timeout
+        ) as response:
+            if request.query.get("watch") == "true":
+                return await self._stream(request, response)
+            data = await response.read()
+            seen = Seen(time.monotonic(), request.method, path, response.status)
+            self.seen.append(seen)
+            if seen.method in WRITES and seen.status < 300:
+                faults.written(seen)
+            kept = {name: value for name, value in response.headers.items() if name.lower() not in HOP_BY_HOP}
+            return web.Response(body=data, status=response.status, headers=kept)
+
+    async def _stream(self, request: web.Request, response: aiohttp.ClientResponse) -> web.StreamResponse:
+        passed = web.StreamResponse(status=response.status, headers={"content-type": "application/json"})
+        await passed.prepare(request)
+        self._watches[passed] = request.path
+        try:
+            async for line in response.content:
+                if self.faults.down:
+                    assert request.transport is not None
+                    request.transport.abort()
+                    break
+                while self.faults.silent:
+                    await asyncio.sleep(0.05)
+                if self.faults.event(request.path, json.loads(line)):
+                    await passed.write(line)
+        except (ConnectionError, aiohttp.ClientError):
+            pass
+        finally:
+            del self._watches[passed]
+        return passed
+
+
+@contextmanager
+def proxy(cluster: Cluster, kubeconfig: Path, port: int = 6444) -> Iterator[Proxy]:
+    """In front of the API server, for whoever uses `.kubeconfig`: as `kubeconfig`, but through the proxy."""
+    made = Proxy(Faults())
+    ours = yaml.safe_load(kubeconfig.read_text())
+    made.kubeconfig = write_kubeconfig(
+        kubeconfig.with_suffix(f".proxy-{port}.kubeconfig"),
+        {"server": f"http://{CONTROL_PLANE}:{port}"},
+        ours["users"][0]["user"],
+    )
+    trust = ssl.create_default_context(cadata=_authority(cluster))
+    started, stop = threading.Event(), asyncio.Event()
+
+    async def serve() -> None:
+        made._loop = asyncio.get_running_loop()
+        connector = aiohttp.TCPConnector(ssl=trust, limit=0)
+        async with aiohttp.ClientSession(connector=connector, read_bufsize=2**21, auto_decompress=True) as session:
+            upstream = f"https://{CONTROL_PLANE}:{API_PORT}"
+
+            async def handle(request: web.Request) -> web.StreamResponse:
+                return await made.handle(session, upstream, request)
+
+            runner = web.ServerRunner(web.Server(handle), shutdown_timeout=0.1, handler_cancellation=True)
+            await runner.setup()
+            await web.TCPSite(runner, CONTROL_PLANE, port).start()
+            started.set()
+            await stop.wait()
+            await runner.cleanup()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), name="fault proxy", daemon=True)
+    thread.start()
+    assert started.wait(10), "the proxy did not start"
+    try:
+        yield made
+    finally:
+        assert made._loop is not None
+        made._loop.call_soon_threadsafe(stop.set)
+        thread.join(10)
+
+
+def _authority(cluster: Cluster) -> str:
+    assert cluster.authority is not None
+    return cluster.authority.pair.certificate.read_text()

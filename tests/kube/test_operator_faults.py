@@ -1,0 +1,211 @@
+"""Faults between the operator and the API server, each by its number in docs/reliability.md. Timers at a twentieth."""
+
+import random
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.kube.cluster import Cluster
+from tests.kube.operators import POOL_RULES, Operator, Site, role, site
+from tests.kube.proxy import Proxy, proxy, status
+
+pytestmark = pytest.mark.kube
+
+QUICK_RESYNC = {"MOTET_CLUSTER_RESYNC_SECONDS": "40"}
+"""Two seconds on our clock."""
+
+
+@pytest.fixture(scope="module")
+def home(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with cluster.inside(), site(cluster, tmp_path_factory.mktemp("faults")) as made:
+        yield made
+
+
+@pytest.fixture
+def door(cluster: Cluster, home: Site) -> Iterator[Proxy]:
+    with proxy(cluster, home.kubeconfig) as made:
+        yield made
+
+
+@pytest.fixture
+def operator(home: Site, door: Proxy) -> Iterator[Operator]:
+    with Operator(home, kubeconfig=door.kubeconfig, env=QUICK_RESYNC) as running:
+        yield running
+
+
+def sees_changes(home: Site, tenant: str, name: str, *, within_s: float = 10) -> None:
+    home.cluster.apply(home.adapter(name, tenant, pool="nowhere"))
+    home.cluster.wait_for(
+        lambda: home.ready_reason("lora", name, tenant) == "PoolNotFound", f"a status of {name}", within_s=within_s
+    )
+
+
+@pytest.mark.parametrize("how", ["down", "silent"])
+def test_row_2_an_api_server_that_is_away_for_long_is_waited_for(
+    home: Site, door: Proxy, operator: Operator, how: str
+) -> None:
+    tenant = home.tenant("away")
+    sees_changes(home, tenant, f"before-{how}")
+    before = operator.program.pid
+    setattr(door.faults, how, True)
+    time.sleep(8)  # 160 s on the operator's clock, three times what kopf alone endures
+    operator.program.assert_alive()
+    setattr(door.faults, how, False)
+    sees_changes(home, tenant, f"after-{how}", within_s=10)
+    assert operator.program.pid == before
+
+
+@pytest.mark.parametrize("code", [410, 429, 500, 504])
+def test_row_4_an_error_on_a_watch_is_followed_by_a_new_one(
+    cluster: Cluster, home: Site, door: Proxy, operator: Operator, code: int
+) -> None:
+    tenant = home.tenant("errors")
+    cluster.apply(home.pool("steady", replicas=1))
+    where = (f"--namespace={home.pools}", "--selector=motet.dev/pool=steady")
+    cluster.wait_for(lambda: cluster.items("deployments", *where))
+    uids = [one["metadata"]["uid"] for one in cluster.items("deployments", *where)]
+    cluster.wait_for(lambda: door.watches >= 5)
+    assert door.say_on_watches({"type": "ERROR", "object": status(code, "Expired")[1]}) >= 5
+    sees_changes(home, tenant, f"after-{code}")
+    operator.program.assert_alive()
+    assert [one["metadata"]["uid"] for one in cluster.items("deployments", *where)] == uids
+
+
+@pytest.mark.parametrize("lost", ["ADDED", "MODIFIED", "DELETED"])
+def test_row_5_an_event_that_never_came_is_made_up_for(
+    cluster: Cluster, home: Site, door: Proxy, operator: Operator, lost: str
+) -> None:
+    tenant = home.tenant("missed")
+    name = f"missed-{lost.lower()}"
+    if lost != "ADDED":
+        sees_changes(home, tenant, name)
+    door.faults.event = lambda path, event: (
+        not (event["type"] == lost and event["object"].get("metadata", {}).get("name") == name)
+    )
+    match lost:
+        case "ADDED":
+            sees_changes(home, tenant, name)
+        case "MODIFIED":
+            cluster.apply(home.adapter(name, tenant, pool="nowhere", suspend=True))
+            cluster.wait_for(lambda: home.ready_reason("lora", name, tenant) == "Suspended")
+        case "DELETED":
+            known = operator.metric("motet_objects")
+            cluster.kubectl("delete", "lora", name, f"--namespace={tenant}")
+            cluster.wait_for(lambda: operator.metric("motet_objects") == known - 1)
+    assert operator.metric("motet_cache_repairs_total") > 0
+
+
+def test_row_9_conflicts_on_every_other_write_delay_and_lose_nothing(
+    cluster: Cluster, home: Site, door: Proxy, operator: Operator
+) -> None:
+    dice = random.Random(9)
+    refused = 0
+
+    def answer(method: str, path: str) -> tuple[int, dict[str, object]] | None:
+        nonlocal refused
+        if method != "PATCH" or dice.random() < 0.5:
+            return None
+        refused += 1
+        return dice.choice([status(409, "Conflict"), status(422, "Invalid")])
+
+    door.faults.answer = answer
+    tenant = home.tenant("conflicts")
+    names = [f"conflict-{number}" for number in range(10)]
+    cluster.apply(home.pool("contended", replicas=2), *(home.adapter(name, tenant, "contended") for name in names))
+    for name in names:
+        cluster.wait_for(lambda name=name: home.ready_reason("lora", name, tenant) == "WaitingForRunner")
+    where = (f"--namespace={home.pools}", "--selector=motet.dev/pool=contended")
+    cluster.wait_for(lambda: len(cluster.items("pods", *where)) == 2)
+    assert len(cluster.items("deployments", *where)) == 1
+    assert refused > 5
+
+
+def test_row_12_a_right_that_is_taken_away_is_named_and_nothing_restarts_when_it_is_back(
+    cluster: Cluster, home: Site, operator: Operator
+) -> None:
+    crippled = [
+        {**rule, "verbs": [verb for verb in rule["verbs"] if verb not in ("create", "patch")]}
+        if rule["resources"] == ["deployments"]
+        else rule
+        for rule in POOL_RULES
+    ]
+    cluster.apply(role(home, crippled))
+    cluster.apply(home.pool("forbidden"))
+    cluster.wait_for(lambda: home.ready_reason("spool", "forbidden", home.pools) == "PermissionDenied")
+    ready = home.conditions("spool", "forbidden", home.pools)["Ready"]
+    assert "may not patch deployments.apps in namespace" in ready["message"]
+
+    def told() -> list[str]:
+        events = cluster.items("events", f"--namespace={home.pools}")
+        return [one["message"] for one in events if one["reason"] == "PermissionDenied"]
+
+    cluster.wait_for(told)
+    cluster.apply(role(home, POOL_RULES))
+    where = (f"--namespace={home.pools}", "--selector=motet.dev/pool=forbidden")
+    cluster.wait_for(lambda: cluster.items("deployments", *where))
+    cluster.wait_for(lambda: home.ready_reason("spool", "forbidden", home.pools) == "RunnersStarting")
+    operator.program.assert_alive()
+
+
+def test_row_14_a_namespace_goes_whether_or_not_an_operator_runs(cluster: Cluster, home: Site, door: Proxy) -> None:
+    kubeconfig = door.kubeconfig
+    for running in (True, False):
+        tenant = home.tenant(f"going-{running}".lower())
+        operator = Operator(home, kubeconfig=kubeconfig, env=QUICK_RESYNC)
+        with operator:
+            sees_changes(home, tenant, "leaving")
+            if not running:
+                operator.program.kill()
+            cluster.kubectl("delete", "namespace", tenant, "--timeout=30s")
+    with Operator(home, kubeconfig=kubeconfig, env=QUICK_RESYNC) as operator:
+        assert not [one for one in cluster.items("lora", "-A") if one["metadata"]["name"] == "leaving"]
+        operator.program.assert_alive()
+
+
+def test_row_35_the_older_of_two_keeps_its_name_and_tenants_do_not_meet(
+    cluster: Cluster, home: Site, operator: Operator
+) -> None:
+    one, other = home.tenant("one"), home.tenant("other")
+    cluster.apply(home.pool("names"))
+    cluster.apply(home.adapter("first", one, "names", modelName="twin"))
+    time.sleep(1.1)  # ages are told apart by the second
+    cluster.apply(home.adapter("a-second", one, "names", modelName="twin"))
+    cluster.apply(home.adapter("elsewhere", other, "names", modelName="twin"))
+    cluster.wait_for(lambda: home.ready_reason("lora", "a-second", one) == "NameConflict")
+    for name, tenant in (("first", one), ("elsewhere", other)):
+        cluster.wait_for(
+            lambda name=name, tenant=tenant: home.conditions("lora", name, tenant)["Accepted"]["status"] == "True"
+        )
+    assert cluster.get("lora", "elsewhere", f"--namespace={other}")["status"]["modelName"] == f"{other}/twin"
+    cluster.kubectl("delete", "lora", "first", f"--namespace={one}")
+    cluster.wait_for(lambda: home.conditions("lora", "a-second", one)["Accepted"]["status"] == "True")
+
+
+def test_row_8_a_leader_that_was_frozen_past_its_lease_writes_nothing_when_it_wakes(
+    cluster: Cluster, home: Site
+) -> None:
+    tenant = home.tenant("frozen")
+    with (
+        proxy(cluster, home.kubeconfig, 6445) as its,
+        Operator(home, "old-leader", lease=True, kubeconfig=its.kubeconfig, port=9091) as old,
+    ):
+        sees_changes(home, tenant, "by-the-old")
+        with Operator(home, "new-leader", lease=True, port=9092) as new:
+            old.program.pause()
+            cluster.wait_for(lambda: new.metric("motet_operator_leader") == 1, "a new leader")
+            sees_changes(home, tenant, "by-the-new")
+            woken = time.monotonic()
+            old.program.resume()
+            sees_changes(home, tenant, "after-both")
+            cluster.wait_for(lambda: has_ended(old), "the end of the old leader")
+            assert its.writes(since=woken, leases=True) == []
+            new.program.assert_alive()
+
+
+def has_ended(operator: Operator) -> bool:
+    try:
+        operator.program.assert_alive()
+    except AssertionError:
+        return True
+    return False
