@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from motet.api.v1 import scheduler_pb2
 from tests.kube.cluster import Cluster
@@ -16,6 +17,7 @@ from tests.kube.external_metrics import ExternalMetrics, external_metrics
 from tests.kube.network import Network
 from tests.kube.operators import Operator, Site, site
 from tests.kube.programs import Program
+from tests.repo.tree import ROOT
 from tests.support.control_plane import until
 from tests.support.small_gateway import small_gateway
 from tools.kube.locate import uses_existing_cluster
@@ -40,30 +42,16 @@ def metrics(cluster: Cluster, home: Site) -> Iterator[ExternalMetrics]:
         yield served
 
 
-def autoscaler(home: Site, pool: str, *, high: int = 5) -> dict[str, Any]:
-    """As docs/autoscaling.md shows it."""
-    selector = {"matchLabels": {"pool_namespace": home.pools, "pool": pool}}
-    target = {"type": "AverageValue", "averageValue": "1"}
-    return {
-        "apiVersion": "autoscaling/v2",
-        "kind": "HorizontalPodAutoscaler",
-        "metadata": {"name": pool, "namespace": home.pools},
-        "spec": {
-            "scaleTargetRef": {"apiVersion": "motet.dev/v1alpha1", "kind": "ServingPool", "name": pool},
-            "minReplicas": 1,
-            "maxReplicas": high,
-            "metrics": [
-                {"type": "External", "external": {"metric": {"name": DESIRED, "selector": selector}, "target": target}}
-            ],
-            "behavior": {
-                "scaleUp": {"policies": [{"type": "Percent", "value": 1000, "periodSeconds": 1}]},
-                "scaleDown": {
-                    "stabilizationWindowSeconds": 0,
-                    "policies": [{"type": "Percent", "value": 100, "periodSeconds": 1}],
-                },
-            },
-        },
-    }
+def autoscaler(home: Site, pool: str) -> dict[str, Any]:
+    """The example's, for a pool of the test."""
+    document: dict[str, Any] = yaml.safe_load((ROOT / "examples" / "autoscaling" / "hpa.yaml").read_text())
+    document["metadata"] = {"name": pool, "namespace": home.pools}
+    spec = document["spec"]
+    spec["scaleTargetRef"]["name"] = pool
+    spec["maxReplicas"] = 5
+    (metric,) = spec["metrics"]
+    metric["external"]["metric"]["selector"]["matchLabels"] = {"pool_namespace": home.pools, "pool": pool}
+    return document
 
 
 def builtin(low: int, high: int, **more: int) -> dict[str, Any]:

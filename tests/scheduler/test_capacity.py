@@ -50,6 +50,14 @@ def test_the_reason_says_the_numbers():
     assert need_of(load(adapters=9), patience=5).reason == "adapters need 9 slots; a runner has 4"
 
 
+def test_the_guides_example_is_right():
+    """docs/guides/autoscaling.md."""
+    room = Room(pages=1000, sequences=32, adapter_slots=32)
+    assert room.fits(25) == 25
+    assert need_of(load(requests=90, pages=90 * 25, room=room), patience=5).replicas == 4
+    assert need_of(load(requests=90, pages=90 * 25, adapters=130, room=room), patience=5).replicas == 5
+
+
 def advise(pace: Pace, replicas: int, now: float, *, hold: Hold | None = None, **bounds) -> Advice:
     return pace.advise(Need(replicas, "Requests", "so many requests"), Bounds(**bounds), now, hold)
 
