@@ -1,4 +1,4 @@
-"""The store on SQLite: schema and models agree, batches are all or nothing, and failures say what to do."""
+"""The store on both databases: schema and models agree, batches are all or nothing, and failures say what to do."""
 
 import asyncio
 import os
@@ -16,17 +16,33 @@ from sqlalchemy import Connection
 from motet.errors import SetupError, StateDirectoryError, StoreUnavailable
 from motet.store import Store, lengths, migrate, open_store
 from motet.store.migrate import configuration
+from tests.support.postgresql import PostgreSQL
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
+def sqlite_url(tmp_path: Path) -> str:
     return f"sqlite+aiosqlite:///{tmp_path}/state/motet.db"
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+async def url(request: pytest.FixtureRequest, sqlite_url: str) -> str:
+    if request.param == "sqlite":
+        return sqlite_url
+    server: PostgreSQL = request.getfixturevalue("postgresql")
+    return await server.new_database()
 
 
 @pytest.fixture
 async def store(url: str) -> AsyncIterator[Store]:
     await migrate(url)
     async with open_store(url) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def sqlite(sqlite_url: str) -> AsyncIterator[Store]:
+    await migrate(sqlite_url)
+    async with open_store(sqlite_url) as opened:
         yield opened
 
 
@@ -107,41 +123,41 @@ async def test_one_version_is_active_at_a_time(store: Store) -> None:
 
 async def test_a_batch_is_written_whole_or_not_at_all(store: Store) -> None:
     state = lengths.State("global", "", "", b"x")
-    with pytest.raises(StoreUnavailable, match="FOREIGN KEY"):
+    with pytest.raises(StoreUnavailable, match=r"(?i)foreign key"):
         await lengths.save(store, "never activated", [state], [sample()], keep_samples=10)
     assert await lengths.count_samples(store) == 0
 
 
 async def test_readers_go_on_while_somebody_writes(store: Store, url: str) -> None:
     async with open_store(url) as other, store.write() as connection:
-        await connection.exec_driver_sql("INSERT INTO predictor_versions VALUES ('v', 1, '2026-01-01')")
+        await connection.exec_driver_sql("INSERT INTO predictor_versions VALUES ('v', true, '2026-01-01')")
         assert await lengths.load_states(other, "v", limit=10) == []
 
 
-async def test_a_database_locked_by_somebody_else_is_named(url: str, store: Store) -> None:
-    holder = sqlite3.connect(url.removeprefix("sqlite+aiosqlite:///"), isolation_level=None)
+async def test_a_database_locked_by_somebody_else_is_named(sqlite_url: str, sqlite: Store) -> None:
+    holder = sqlite3.connect(sqlite_url.removeprefix("sqlite+aiosqlite:///"), isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
     try:
-        async with open_store(url, busy_seconds=0.05) as impatient:
+        async with open_store(sqlite_url, busy_seconds=0.05) as impatient:
             with pytest.raises(StoreUnavailable, match=r"motet\.db stayed locked by another process"):
                 await lengths.activate_version(impatient, "v1")
         with pytest.raises(StateDirectoryError, match="locked by another process"):
-            await migrate(url, busy_seconds=0.05)
+            await migrate(sqlite_url, busy_seconds=0.05)
     finally:
         holder.close()
-    await lengths.activate_version(store, "v1")
+    await lengths.activate_version(sqlite, "v1")
 
 
-async def test_a_full_disk_is_named_and_costs_nothing_kept(store: Store) -> None:
-    await lengths.activate_version(store, "v1")
-    await lengths.save(store, "v1", [], [sample(1)], keep_samples=10)
-    async with store.engine.connect() as connection:
+async def test_a_full_disk_is_named_and_costs_nothing_kept(sqlite: Store) -> None:
+    await lengths.activate_version(sqlite, "v1")
+    await lengths.save(sqlite, "v1", [], [sample(1)], keep_samples=10)
+    async with sqlite.engine.connect() as connection:
         pages = (await connection.exec_driver_sql("PRAGMA page_count")).scalar_one()
         # SQLite's own way to run out of room.
         await connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(StoreUnavailable, match="disk is full"):
-        await lengths.save(store, "v1", [], [sample(2, features=b"x" * 100_000)], keep_samples=10)
-    assert await lengths.count_samples(store) == 1
+        await lengths.save(sqlite, "v1", [], [sample(2, features=b"x" * 100_000)], keep_samples=10)
+    assert await lengths.count_samples(sqlite) == 1
 
 
 async def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
@@ -178,16 +194,76 @@ async def test_an_unusable_url_is_refused_with_the_right_form(url: str) -> None:
 
 async def test_a_postgresql_server_that_is_away_is_named_without_its_password() -> None:
     url = "postgresql+asyncpg://motet:secret@127.0.0.1:1/motet"
-    with pytest.raises(StateDirectoryError, match=r"127\.0\.0\.1:1/motet cannot be used") as caught:
+    with pytest.raises(StateDirectoryError, match=r"127\.0\.0\.1:1/motet cannot be used.*MOTET_DATABASE_URL") as caught:
         await migrate(url)
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("database", "password", "said"),
+    [
+        ("postgres", "wrong", r"with this user and password\. Correct them in MOTET_DATABASE_URL"),
+        ("nowhere", "secret", r"nowhere does not exist on that server\. Create it, or correct MOTET_DATABASE_URL"),
+    ],
+)
+async def test_a_postgresql_server_that_says_no_is_not_waited_for(
+    postgresql: PostgreSQL, database: str, password: str, said: str
+) -> None:
+    with pytest.raises(StateDirectoryError, match=said) as caught:
+        async with asyncio.timeout(10):
+            await migrate(postgresql.url(database, password=password), wait_seconds=60)
+    assert password not in str(caught.value)
+
+
+async def test_a_user_who_may_not_create_tables_is_told_so(postgresql: PostgreSQL) -> None:
+    url = await postgresql.new_database()
+    database = url.rpartition("/")[2]
+    async with open_store(url) as store, store.write() as connection:
+        for statement in (
+            f"CREATE USER {database} PASSWORD 'secret'",
+            "REVOKE ALL ON SCHEMA public FROM PUBLIC",
+            f"GRANT CONNECT ON DATABASE {database} TO {database}",
+        ):
+            await connection.exec_driver_sql(statement)
+    with pytest.raises(StateDirectoryError, match="MOTET_DATABASE_URL the database's owner"):
+        await migrate(postgresql.url(database, user=database))
+
+
+async def test_a_postgresql_server_that_comes_late_is_waited_for(postgresql: PostgreSQL) -> None:
+    url = await postgresql.new_database()
+    postgresql.stop()
+    try:
+        with pytest.raises(StateDirectoryError, match="Is it running"):
+            await migrate(url, wait_seconds=0.1)
+        migrating = asyncio.create_task(migrate(url, wait_seconds=60))
+        await asyncio.sleep(0.2)
+        assert not migrating.done()
+    finally:
+        await asyncio.to_thread(postgresql.start)
+    await migrating
+    async with open_store(url) as store:
+        assert await lengths.count_samples(store) == 0
+
+
+async def test_connections_outlive_a_restart_of_the_server(postgresql: PostgreSQL) -> None:
+    url = await postgresql.new_database()
+    await migrate(url)
+    async with open_store(url) as store:
+        assert await lengths.count_samples(store) == 0
+        postgresql.stop()
+        try:
+            with pytest.raises(StoreUnavailable, match="Is it running and reachable"):
+                await lengths.count_samples(store)
+        finally:
+            await asyncio.to_thread(postgresql.start)
+        assert await lengths.count_samples(store) == 0
 
 
 def test_a_database_is_brought_up_to_date_by_a_command_of_its_own(tmp_path: Path) -> None:
     def bring(url: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-P", "-m", "motet.store"],
-            env=os.environ | {"MOTET_DATABASE_URL": url},
+            env=os.environ | {"MOTET_DATABASE_URL": url, "MOTET_DATABASE_WAIT_SECONDS": "0.1"},
             capture_output=True,
             text=True,
             check=False,

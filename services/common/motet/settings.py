@@ -70,6 +70,9 @@ class Database(BaseSettings):
     """An SQLAlchemy URL, `sqlite+aiosqlite:///path` or `postgresql+asyncpg://user@host/name`. Empty: `motet.db` in the
     state directory. The operator brings its schema up to date before it starts anything else."""
 
+    database_wait_seconds: float = Field(60.0, ge=0)
+    """How long `python -m motet.store` waits for a server that is not there yet, before it ends with the reason."""
+
     def url(self, process: ProcessSettings) -> str:
         return self.database_url or f"sqlite+aiosqlite:///{process.data_dir.absolute() / 'motet.db'}"
 

@@ -17,7 +17,7 @@ def main() -> None:
     process, database = read(ProcessSettings), read(Database)
 
     async def bring(_stop: asyncio.Event, _registry: CollectorRegistry, _health: Health) -> None:
-        await migrate(database.url(process))
+        await migrate(database.url(process), wait_seconds=database.database_wait_seconds)
         log.info("the database is up to date")
 
     run("store", process, bring)

@@ -18,6 +18,10 @@ from motet.errors import SetupError, StoreUnavailable
 BUSY_SECONDS = 5.0
 """How long a writer waits for another process's transaction on the same SQLite file. Ours take milliseconds."""
 
+CONNECT_SECONDS = 5.0
+COMMAND_SECONDS = 30.0
+"""Until a PostgreSQL server that says nothing counts as away. What a migration does may take longer, and may."""
+
 _WRITES = "motet_writes"
 
 
@@ -45,21 +49,29 @@ class Store:
 
 
 @asynccontextmanager
-async def open_store(url: str, *, busy_seconds: float = BUSY_SECONDS) -> AsyncIterator[Store]:
+async def open_store(
+    url: str, *, busy_seconds: float = BUSY_SECONDS, command_seconds: float | None = COMMAND_SECONDS
+) -> AsyncIterator[Store]:
     """Raises SetupError when `url` is none; connects only when first used."""
-    engine = _create_engine(url, busy_seconds)
+    engine = _create_engine(url, busy_seconds, command_seconds)
     try:
         yield Store(engine)
     finally:
         await engine.dispose()
 
 
-def _create_engine(url: str, busy_seconds: float) -> AsyncEngine:
+def _create_engine(url: str, busy_seconds: float, command_seconds: float | None) -> AsyncEngine:
     parsed = parse(url)
     if parsed.get_backend_name() != "sqlite":
         try:
             # A pooled connection may have died with a restart of the server: ask before use, it costs a round trip.
-            return create_async_engine(parsed, pool_pre_ping=True, pool_size=4, max_overflow=4)
+            return create_async_engine(
+                parsed,
+                pool_pre_ping=True,
+                pool_size=4,
+                max_overflow=4,
+                connect_args={"timeout": CONNECT_SECONDS, "command_timeout": command_seconds},
+            )
         except ModuleNotFoundError as error:
             raise SetupError(f"PostgreSQL needs {error.name}: pip install 'motet[postgres]'.") from None
     engine = create_async_engine(parsed, connect_args={"timeout": busy_seconds})
@@ -138,7 +150,19 @@ def telling_why(url: URL) -> Iterator[None]:
     except (DBAPIError, sqlite3.Error) as error:
         raise StoreUnavailable(f"the database {where} {_reason(_original(error))}") from error
     except (SQLAlchemyError, OSError) as error:
-        raise StoreUnavailable(f"the database {where} cannot be used: {error}. Is it running and reachable?") from error
+        raise StoreUnavailable(
+            f"the database {where} cannot be used: {error or type(error).__name__}. Is it running and reachable, and "
+            "is MOTET_DATABASE_URL right?"
+        ) from error
+
+
+def may_come(error: StoreUnavailable) -> bool:
+    """Whether it is a server that is not there yet, rather than one that says no."""
+    cause = _original(error.__cause__)
+    return isinstance(cause, OSError) or getattr(cause, "sqlstate", "") in _NOT_YET
+
+
+_NOT_YET = {"57P03", "57P01", "53300"}  # starting up, going down, no connection left
 
 
 def _original(error: BaseException | None) -> BaseException | None:
@@ -160,4 +184,12 @@ def _reason(error: BaseException | None) -> str:
         sqlite3.SQLITE_CORRUPT: "is damaged. Restore a copy, or move the file away to start afresh.",
         sqlite3.SQLITE_IOERR: "cannot be read or written: the disk reports an error, or is full.",
     }
-    return known.get(_sqlite_code(error), f"answered: {error}")
+    answers = {
+        "28P01": "lets nobody in with this user and password. Correct them in MOTET_DATABASE_URL.",
+        "28000": "does not let this user in. Correct MOTET_DATABASE_URL, or the server's pg_hba.conf.",
+        "3D000": "does not exist on that server. Create it, or correct MOTET_DATABASE_URL.",
+        "3F000": "has no schema that this user may use. Make the user of MOTET_DATABASE_URL the database's owner.",
+        "42501": "forbids this user what Motet needs. Make the user of MOTET_DATABASE_URL the database's owner.",
+    }
+    said = known.get(_sqlite_code(error)) or answers.get(getattr(error, "sqlstate", None) or "")
+    return said or f"answered: {error}"

@@ -1,20 +1,30 @@
 """Bring a database to this version's schema. Works from an installed wheel: the migrations are part of the package."""
 
+import asyncio
+import time
 from pathlib import Path
 
+import structlog
 from alembic import command
 from alembic.config import Config
 from alembic.util import CommandError
 from sqlalchemy import Connection
 
-from motet.errors import MotetError, StateDirectoryError
-from motet.store.engine import BUSY_SECONDS, open_store, parse, use_write_ahead_log
+from motet.errors import MotetError, StateDirectoryError, StoreUnavailable
+from motet.store.engine import BUSY_SECONDS, may_come, open_store, parse, use_write_ahead_log
+
+log = structlog.get_logger(__name__)
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 
 
-async def migrate(url: str, *, busy_seconds: float = BUSY_SECONDS) -> None:
+RETRY_SECONDS = 0.5
+
+
+async def migrate(url: str, *, busy_seconds: float = BUSY_SECONDS, wait_seconds: float = 0.0) -> None:
     """Create or upgrade the schema; nothing happens when it is up to date. Two at once wait for each other.
+
+    A server that is not there yet is waited for, `wait_seconds` at the most.
 
     Raises StateDirectoryError with the reason and the fix when it cannot be done; the database is then as it was.
     """
@@ -27,22 +37,36 @@ async def migrate(url: str, *, busy_seconds: float = BUSY_SECONDS) -> None:
             raise StateDirectoryError(
                 f"the folder {folder} cannot be made: {error.strerror}. Use another --data-dir."
             ) from None
+    give_up = time.monotonic() + wait_seconds
     try:
-        async with open_store(url, busy_seconds=busy_seconds) as store:
-            if store.dialect == "sqlite":
-                await use_write_ahead_log(store, busy_seconds=busy_seconds)
-            async with store.write() as connection:
-                if store.dialect == "postgresql":
-                    # Held until the transaction ends. The number is arbitrary; it means "Motet migrates".
-                    await connection.exec_driver_sql("SELECT pg_advisory_xact_lock(77616974)")
-                await connection.run_sync(_upgrade)
+        while True:
+            try:
+                await _migrate(url, busy_seconds)
+            except StoreUnavailable as error:
+                if not may_come(error) or time.monotonic() > give_up:
+                    raise
+                log.info("waiting for the database", reason=error.message)
+                await asyncio.sleep(RETRY_SECONDS)
+            else:
+                return
     except MotetError as error:
         raise StateDirectoryError(error.message) from error
     except CommandError as error:
         raise StateDirectoryError(
             f"the database {parsed.render_as_string(hide_password=True)} was written by a newer version of Motet "
-            f"({error}). Use that version, or another --data-dir."
+            f"({error}). Use that version, or another database."
         ) from None
+
+
+async def _migrate(url: str, busy_seconds: float) -> None:
+    async with open_store(url, busy_seconds=busy_seconds, command_seconds=None) as store:
+        if store.dialect == "sqlite":
+            await use_write_ahead_log(store, busy_seconds=busy_seconds)
+        async with store.write() as connection:
+            if store.dialect == "postgresql":
+                # Held until the transaction ends. The number is arbitrary; it means "Motet migrates".
+                await connection.exec_driver_sql("SELECT pg_advisory_xact_lock(77616974)")
+            await connection.run_sync(_upgrade)
 
 
 def configuration(connection: Connection) -> Config:
