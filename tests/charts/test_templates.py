@@ -184,6 +184,14 @@ def test_every_variable_is_a_setting(values: Object) -> None:
 
 
 @every_variant
+def test_certificates_are_mounted_where_they_are_looked_for(values: Object) -> None:
+    for who, template in pod_templates(render(values)).items():
+        for container in containers(template):
+            mounts = {one["mountPath"] for one in container.get("volumeMounts", []) if one["name"] == "tls"}
+            assert {environment(container).get("MOTET_TLS_DIR", "")} - {""} == mounts, f"{who}: {container['name']}"
+
+
+@every_variant
 def test_what_refers_to_the_pod_comes_after_what_the_pod_knows(values: Object) -> None:
     """Kubernetes replaces $(NAME) only by what stands before."""
     for who, template in pod_templates(render(values)).items():

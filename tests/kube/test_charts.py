@@ -209,7 +209,7 @@ def test_nothing_is_left_but_the_definitions_and_a_second_installation_takes_ove
         cluster.helm("uninstall", name, f"--namespace={release.system}")
 
     kinds = "deployments,services,serviceaccounts,secrets,configmaps,roles,rolebindings,networkpolicies,"
-    kinds += "poddisruptionbudgets,clusterroles,clusterrolebindings,flowschemas"
+    kinds += "poddisruptionbudgets,leases,clusterroles,clusterrolebindings,flowschemas"
     left = cluster.items(kinds, "--all-namespaces", "--selector=app.kubernetes.io/part-of=motet")
     assert [title(one) for one in left if one["metadata"]["name"].startswith(release.name)] == []
     for kind in KINDS:

@@ -92,7 +92,7 @@ spec:
           startupProbe:
             httpGet: {path: /livez, port: metrics}
             periodSeconds: 1
-            failureThreshold: 60
+            failureThreshold: 180
           livenessProbe:
             httpGet: {path: /livez, port: metrics}
             periodSeconds: 10

@@ -100,6 +100,12 @@ to it. Each name is written once, whoever sets it: the user's word for this comp
 {{- end }}
 {{- end -}}
 
+{{/* Of a container that does one thing to the database and ends. */}}
+{{- define "motet.speaksToNobody" -}}
+MOTET_METRICS_ADDRESS: ""
+MOTET_TLS_DIR: ""
+{{- end -}}
+
 {{- define "motet.tlsVolume" -}}
 {{- if .root.Values.tls.enabled }}
 - name: tls
