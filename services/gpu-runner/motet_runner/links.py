@@ -13,7 +13,7 @@ import structlog
 
 from motet.api.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc, supervisor_pb2, supervisor_pb2_grpc
 from motet.clock import monotonic
-from motet.errors import MotetError
+from motet.errors import Internal, MotetError
 from motet.model import BASE, Digest, RequestId
 from motet.rpc import Link
 from motet_runner.adapters.shelf import Shelf, Shelved, wanted
@@ -229,6 +229,14 @@ class SchedulerLink:
             self._tell_adapter(
                 scheduler_pb2.AdapterState(
                     ref=order.adapter, digest=order.expected_digest, failure=error.to_proto(), answers=order.stage
+                )
+            )
+        except Exception:
+            log.exception("an adapter's check failed", adapter=f"{order.adapter.namespace}/{order.adapter.name}")
+            failure = Internal("the runner could not check this adapter; its log says why").to_proto()
+            self._tell_adapter(
+                scheduler_pb2.AdapterState(
+                    ref=order.adapter, digest=order.expected_digest, failure=failure, answers=order.stage
                 )
             )
         finally:

@@ -101,7 +101,7 @@ def place(tensors: dict[str, Tensor], shapes: Shapes) -> dict[str, Half]:
         hint = f" The nearest module of this base is {nearest}." if nearest else ""
         raise AdapterIncompatible(
             f"{len(unmapped)} of {len(tensors)} tensors have no place in this base ({len(places)} have), "
-            f"for example {unmapped[0]}.{hint} Was it trained on another model?",
+            f"for example {', '.join(unmapped[:3])}.{hint} Was it trained on another model?",
             reason="UnmappedTensors",
         )
     strange = next((name for name in places if tensors[name].dtype not in FLOATS), None)

@@ -1,12 +1,17 @@
 """The header of a safetensors file: names, shapes and types, read without torch and without touching the weights."""
 
-import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from motet.errors import AdapterIncompatible
+from motet_runner.adapters.strict_json import parse
 
-HEADER_AT_MOST = 64 * 1024 * 1024
+HEADER_AT_MOST = 16 * 1024 * 1024
+MOST_DIMENSIONS = 8
+WIDTHS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+"""Bytes of one value of each common type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,19 +29,40 @@ def read_header(path: Path) -> dict[str, Tensor]:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(size - 8, HEADER_AT_MOST):
-            raise AdapterIncompatible(f"{path.name} is not a safetensors file, or it is cut short.")
+            raise AdapterIncompatible(
+                f"{path.name} is not a safetensors file, or it is cut short.", reason="FormatRejected"
+            )
         raw = file.read(length)
-    try:
-        entries = json.loads(raw)
-        tensors = {
-            name: Tensor(tuple(entry["shape"]), entry["dtype"], end - start, 8 + length + start)
-            for name, entry in entries.items()
-            if name != "__metadata__"
-            for start, end in [entry["data_offsets"]]
-        }
-        end = max((entry["data_offsets"][1] for name, entry in entries.items() if name != "__metadata__"), default=0)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise AdapterIncompatible(f"{path.name} has a broken header; save the adapter again.") from error
-    if end != size - 8 - length:
-        raise AdapterIncompatible(f"{path.name} holds {size - 8 - length} bytes of weights and promises {end}.")
+    entries = parse(raw, f"the header of {path.name}")
+    if not isinstance(entries, dict):
+        raise _broken(path)
+    tensors = {name: _tensor(path, entry, 8 + length) for name, entry in entries.items() if name != "__metadata__"}
+    end = 8 + length
+    for tensor in sorted(tensors.values(), key=lambda each: (each.start, each.bytes)):
+        if tensor.start != end:  # a hole, or the same bytes twice
+            raise _broken(path)
+        end += tensor.bytes
+    if end != size:
+        raise AdapterIncompatible(
+            f"{path.name} holds {size - 8 - length} bytes of weights and promises {end - 8 - length}.",
+            reason="FormatRejected",
+        )
     return tensors
+
+
+def _tensor(path: Path, entry: Any, begin: int) -> Tensor:
+    try:
+        shape, dtype, (start, end) = entry["shape"], entry["dtype"], entry["data_offsets"]
+    except (KeyError, TypeError, ValueError):
+        raise _broken(path) from None
+    numbers = [start, end, *shape] if isinstance(shape, list) else [None]
+    if not all(type(number) is int and number >= 0 for number in numbers) or not isinstance(dtype, str):
+        raise _broken(path)
+    width = WIDTHS.get(dtype)
+    if len(shape) > MOST_DIMENSIONS or end < start or (width is not None and math.prod(shape) * width != end - start):
+        raise _broken(path)
+    return Tensor(tuple(shape), dtype, end - start, begin + start)
+
+
+def _broken(path: Path) -> AdapterIncompatible:
+    return AdapterIncompatible(f"{path.name} has a broken header; save the adapter again.", reason="FormatRejected")

@@ -6,16 +6,27 @@ that is not understood is never passed over.
 
 import json
 import math
-import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import regex
+
 from motet.errors import AdapterIncompatible
+from motet_runner.adapters.strict_json import parse
 
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
+
+CONFIG_AT_MOST = 1 << 20
+MATCHING_SECONDS = 1.0
+"""What all regular expressions of one adapter may take together: a tenant's must not stop its neighbours."""
+
+PATTERN_AT_MOST = 1000
+_BRACES = regex.compile(r"\{(?:\d{1,4},?\d{0,4})\}")
+_GROUPS = regex.compile(r"\(\?(?:[:!=]|<[!=])")
 
 Number = TypeVar("Number", int, float)
 
@@ -69,6 +80,40 @@ CHANGES_THE_BASE = ("pissa", "olora", "corda", "loftq")
 GENERATES = (None, "CAUSAL_LM")
 
 
+class Matcher:
+    """Matches a tenant's regular expressions, within a time for all of them together."""
+
+    def __init__(self) -> None:
+        self._left = MATCHING_SECONDS
+
+    def first(self, pattern: Mapping[str, Number], module: str, default: Number) -> Number:
+        """PEFT's rule: the first key that matches the end of the path, as a regular expression."""
+        for key, value in pattern.items():
+            if self._matches(rf"(.*\.)?({key})$", module):
+                return value
+        return default
+
+    def is_whole(self, pattern: str, module: str) -> bool:
+        return self._matches(rf"(?:{pattern})\Z", module)
+
+    def _matches(self, pattern: str, text: str) -> bool:
+        began = time.perf_counter()
+        try:
+            return regex.match(pattern, text, timeout=self._left) is not None
+        except TimeoutError:
+            self._left = 0.0
+            raise AdapterIncompatible(
+                f"A regular expression in {CONFIG_NAME} takes too long: {pattern[:80]}. Name the modules instead.",
+                reason="FormatRejected",
+            ) from None
+        except regex.error as error:
+            raise AdapterIncompatible(
+                f"A regular expression in {CONFIG_NAME} makes no sense: {error}.", reason="FormatRejected"
+            ) from None
+        finally:
+            self._left = max(self._left - (time.perf_counter() - began), 0.001)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraConfig:
     r: int
@@ -78,17 +123,18 @@ class LoraConfig:
     alpha_pattern: Mapping[str, float] = field(default_factory=dict)
     target_modules: str | tuple[str, ...] | None = None
     base_model: str | None = None
+    matcher: Matcher = field(default_factory=Matcher, compare=False, repr=False)
 
     @property
     def method(self) -> str:
         return "rslora" if self.rslora else "lora"
 
     def rank_of(self, module: str) -> int:
-        return _matching(self.rank_pattern, module, self.r)
+        return self.matcher.first(self.rank_pattern, module, self.r)
 
     def scale_of(self, module: str) -> float:
         """alpha / r, or alpha / √r for rank-stabilised LoRA, with the module's own rank and alpha (PU-08)."""
-        alpha, rank = _matching(self.alpha_pattern, module, self.alpha), self.rank_of(module)
+        alpha, rank = self.matcher.first(self.alpha_pattern, module, self.alpha), self.rank_of(module)
         return alpha / math.sqrt(rank) if self.rslora else alpha / rank
 
     def targets(self, module: str) -> bool:
@@ -97,26 +143,17 @@ class LoraConfig:
         if wanted is None:
             return True
         if isinstance(wanted, str):
-            return wanted == "all-linear" or re.fullmatch(wanted, module) is not None
+            return wanted == "all-linear" or self.matcher.is_whole(wanted, module)
         return any(module == name or module.endswith(f".{name}") for name in wanted)
-
-
-def _matching(pattern: Mapping[str, Number], module: str, default: Number) -> Number:
-    """PEFT's rule: the first key that matches the end of the path, as a regular expression."""
-    for key, value in pattern.items():
-        if re.match(rf"(.*\.)?({key})$", module):
-            return value
-    return default
 
 
 def read_config(folder: Path) -> LoraConfig:
     path = folder / CONFIG_NAME
     if not path.is_file():
         raise AdapterIncompatible(f"{folder} holds no {CONFIG_NAME}; the source must name the folder that PEFT saved.")
-    try:
-        raw = json.loads(path.read_text())
-    except (ValueError, UnicodeDecodeError) as error:
-        raise AdapterIncompatible(f"{CONFIG_NAME} is not JSON: {error}") from error
+    if path.stat().st_size > CONFIG_AT_MOST:
+        raise AdapterIncompatible(f"{CONFIG_NAME} has more than {CONFIG_AT_MOST} bytes.", reason="TooLarge")
+    raw = parse(path.read_bytes(), CONFIG_NAME)
     if not isinstance(raw, dict):
         raise AdapterIncompatible(f"{CONFIG_NAME} must hold an object.")
     return parse_config(raw)
@@ -147,26 +184,41 @@ def parse_config(raw: Mapping[str, Any]) -> LoraConfig:
         raise _refused("target_modules", targets, "It must be a list of names or one regular expression.")
     try:
         if isinstance(targets, str):
-            re.compile(targets)
+            _regex(targets)
         config = LoraConfig(
             r=_positive("r", raw.get("r")),
-            alpha=float(raw.get("lora_alpha") or 0),
+            alpha=_finite("lora_alpha", raw.get("lora_alpha") or 0),
             rslora=bool(raw.get("use_rslora")),
             rank_pattern={_regex(k): _positive("rank_pattern", v) for k, v in (raw.get("rank_pattern") or {}).items()},
-            alpha_pattern={_regex(k): float(v) for k, v in (raw.get("alpha_pattern") or {}).items()},
+            alpha_pattern={_regex(k): _finite("alpha_pattern", v) for k, v in (raw.get("alpha_pattern") or {}).items()},
             target_modules=tuple(targets) if isinstance(targets, list) else targets,
             base_model=raw.get("base_model_name_or_path"),
         )
-    except (TypeError, ValueError, AttributeError, re.error) as error:
+    except (TypeError, ValueError, AttributeError, OverflowError, RecursionError, regex.error) as error:
         raise AdapterIncompatible(f"{CONFIG_NAME} is not as PEFT writes it: {error}.") from error
     if config.alpha == 0:
         raise _refused("lora_alpha", raw.get("lora_alpha"), "With alpha 0 the adapter does nothing.")
     return config
 
 
-def _regex(key: str) -> str:
-    re.compile(key)
-    return key
+def _regex(pattern: str) -> str:
+    """The pattern, if it is one that takes little memory to compile: its matching is bounded where it happens."""
+    counts = [int(number) for braces in _BRACES.findall(pattern) for number in braces[1:-1].split(",") if number]
+    if (
+        len(pattern) > PATTERN_AT_MOST
+        or pattern.count("{") != len(_BRACES.findall(pattern))
+        or pattern.count("(?") != len(_GROUPS.findall(pattern))
+        or math.prod(max(count, 1) for count in counts) > PATTERN_AT_MOST
+    ):
+        raise ValueError(f"the regular expression {pattern[:80]} is longer or stranger than a module's name needs")
+    regex.compile(pattern)
+    return pattern
+
+
+def _finite(name: str, value: Any) -> float:
+    if not isinstance(value, int | float) or not math.isfinite(number := float(value)):
+        raise _refused(name, value, "It must be a number.")
+    return number
 
 
 def _positive(name: str, value: Any) -> int:

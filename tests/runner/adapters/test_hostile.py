@@ -1,0 +1,208 @@
+"""Files that a tenant has made to hurt: refused in words, in little time and memory, and nothing in them runs."""
+
+import json
+import math
+import os
+import pickle
+import struct
+import time
+import tracemalloc
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from motet.errors import AdapterIncompatible
+from motet_runner.adapters.check import check
+from motet_runner.adapters.values import check_values
+from tests.support.runners import write_adapter
+
+MODULE = "model.layers.0.self_attn.q_proj"
+SHAPES = {MODULE: (16, 16)}
+A, B = (f"base_model.model.{MODULE}.lora_{half}.weight" for half in "AB")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write_adapter(tmp_path / "a")
+
+
+def look(folder: Path) -> None:
+    tracemalloc.start()
+    began = time.perf_counter()
+    try:
+        check(folder, SHAPES, max_rank=64)
+        check_values(folder, SHAPES)
+    finally:
+        assert time.perf_counter() - began < 20
+        assert tracemalloc.get_traced_memory()[1] < 200 << 20
+        tracemalloc.stop()
+
+
+def header_of(folder: Path) -> tuple[dict, bytes]:
+    raw = (folder / "adapter_model.safetensors").read_bytes()
+    (length,) = struct.unpack("<Q", raw[:8])
+    return json.loads(raw[8 : 8 + length]), raw[8 + length :]
+
+
+def write(folder: Path, header: bytes, body: bytes, *, length: int | None = None) -> None:
+    size = struct.pack("<Q", len(header) if length is None else length)
+    (folder / "adapter_model.safetensors").write_bytes(size + header + body)
+
+
+def test_what_is_not_touched_passes(folder):
+    look(folder)
+
+
+HEADERS = {
+    "absurd dimensions": lambda tensor: tensor | {"shape": [2**60, 16]},
+    "negative dimensions": lambda tensor: tensor | {"shape": [-4, -16]},
+    "dimensions that are no numbers": lambda tensor: tensor | {"shape": ["4", [16]]},
+    "no dimensions": lambda tensor: tensor | {"shape": None},
+    "true for one": lambda tensor: tensor | {"shape": [True, 16]},
+    "a start before the file": lambda tensor: tensor | {"data_offsets": [-256, tensor["data_offsets"][1]]},
+    "an end before the start": lambda tensor: tensor | {"data_offsets": [256, 0]},
+    "an end far beyond": lambda tensor: tensor | {"data_offsets": [0, 2**62]},
+    "a hole": lambda tensor: tensor | {"data_offsets": [8, tensor["data_offsets"][1]]},
+    "offsets that are no numbers": lambda tensor: tensor | {"data_offsets": ["0", "256"]},
+    "fractions": lambda tensor: tensor | {"data_offsets": [0.5, 256.5]},
+    "another size than its shape's": lambda tensor: tensor | {"shape": [4, 8]},
+    "an unknown type": lambda tensor: tensor | {"dtype": "F4096"},
+    "a type that is no text": lambda tensor: tensor | {"dtype": ["F32"]},
+    "nothing": lambda tensor: None,
+    "a list": lambda tensor: [tensor],
+}
+
+
+@pytest.mark.parametrize("how", HEADERS)
+def test_row_29_a_tensor_that_lies_about_itself_is_refused(folder, how):
+    header, body = header_of(folder)
+    header[A] = HEADERS[how](header[A])
+    write(folder, json.dumps(header).encode(), body)
+    with pytest.raises(AdapterIncompatible):
+        look(folder)
+
+
+def test_row_29_two_tensors_on_the_same_bytes_are_refused(folder):
+    header, body = header_of(folder)
+    header[A]["data_offsets"] = header[B]["data_offsets"]
+    write(folder, json.dumps(header).encode(), body)
+    with pytest.raises(AdapterIncompatible):
+        look(folder)
+
+
+@pytest.mark.parametrize("length", [2**63, 2**64 - 1, 1 << 40, 0, 7])
+def test_row_29_a_header_of_an_absurd_length_is_refused(folder, length):
+    header, body = header_of(folder)
+    write(folder, json.dumps(header).encode(), body, length=length)
+    with pytest.raises(AdapterIncompatible):
+        look(folder)
+
+
+@pytest.mark.parametrize(
+    "text", [b"[" * 200_000, b'{"a":' * 100_000, b"\xff\xfe", b"1e999", b"[]", b'"x"', b'{"a": 1' + b"0" * 6000 + b"}"]
+)
+def test_row_31_json_that_is_made_to_hurt_is_refused(folder, text):
+    _, body = header_of(folder)
+    write(folder, text, body)
+    with pytest.raises(AdapterIncompatible):
+        look(folder)
+    write_adapter(folder)
+    (folder / "adapter_config.json").write_bytes(text)
+    with pytest.raises(AdapterIncompatible):
+        look(folder)
+
+
+def test_row_31_a_key_that_is_there_twice_is_refused(folder):
+    header, body = header_of(folder)
+    again = json.dumps(header)[:-1] + f', "{A}": {json.dumps(header[A])}' + "}"
+    write(folder, again.encode(), body)
+    with pytest.raises(AdapterIncompatible, match="twice"):
+        look(folder)
+    write_adapter(folder)
+    config = (folder / "adapter_config.json").read_text()
+    (folder / "adapter_config.json").write_text(config[:-1] + ', "r": 4}')
+    with pytest.raises(AdapterIncompatible, match="twice"):
+        look(folder)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"r": 0}, {"r": -1}, {"r": 10**30}, {"r": True}, {"r": math.nan}, {"r": "4"}, {"lora_alpha": math.nan},
+        {"lora_alpha": math.inf}, {"lora_alpha": 10**400}, {"alpha_pattern": {"q_proj": math.nan}},
+        {"rank_pattern": {"q_proj": 0}}, {"rank_pattern": {"(": 4}}, {"auto_map": {"x": "evil.py"}},
+        {"trust_remote_code": True}, {"target_modules": [1]}, {"peft_type": ["LORA"]}, {"task_type": {}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_row_31_a_configuration_that_is_made_to_hurt_is_refused(folder, fields):
+    write_adapter(folder, **fields)
+    with pytest.raises(AdapterIncompatible):
+        look(folder)
+
+
+@pytest.mark.parametrize(
+    "pattern", [r"((\w|\.)+)+[!?]", "(.*)" * 20 + "[!?]", r"(([a-z_.0-9]+)*)*[!?]", "(.*)" * 14 + r"\1\2\3\4\5[!?]"]
+)
+def test_row_31_a_regular_expression_without_an_end_stops_nobody(folder, pattern):
+    for fields in ({"target_modules": pattern}, {"rank_pattern": {pattern + "x?" * n: 8 for n in range(20)}}):
+        write_adapter(folder, **fields)
+        with suppress(AdapterIncompatible):
+            look(folder)  # in bounded time
+
+
+def test_a_regular_expression_that_takes_too_long_is_told_of(folder):
+    write_adapter(folder, target_modules="(.*)" * 14 + r"\1\2\3\4\5[!?]")
+    with pytest.raises(AdapterIncompatible, match="takes too long") as refused:
+        look(folder)
+    assert refused.value.reason == "FormatRejected"
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "(?:(?:(?:x{9999}){9999}){9999})",
+        "((x{100}){100}){100}",
+        "(?R)",
+        "(?:q){e<=3}",
+        "(" * 900 + ")" * 90,
+        "q" * 2000,
+    ],
+)
+def test_row_31_a_regular_expression_that_eats_memory_is_not_compiled(folder, pattern):
+    write_adapter(folder, rank_pattern={pattern: 4})
+    with pytest.raises(AdapterIncompatible, match="not as PEFT writes it"):
+        look(folder)
+
+
+def test_regular_expressions_as_tools_write_them_are_fine(folder):
+    pattern = r"(?:.*?(?:language|text).*?(?:q_proj).*?)|(?:\bmodel\.layers\.[\d]{1,}\.(?:self_attn)\.(?:(?:q_proj)))"
+    write_adapter(folder, target_modules=pattern)
+    look(folder)
+
+
+def test_row_30_nothing_unpickles(folder, tmp_path):
+    proof = tmp_path / "code-ran"
+
+    class Payload:
+        def __reduce__(self):
+            return os.system, (f"touch {proof}",)
+
+    payload = pickle.dumps(Payload())
+    for name in ("adapter_model.safetensors", "adapter_model.bin", "adapter_config.json"):
+        (folder / name).write_bytes(payload)
+        with pytest.raises(AdapterIncompatible):
+            look(folder)
+    assert not proof.exists()
+    pickle.loads(payload)
+    assert proof.exists(), "the payload works"
+
+
+def test_row_28_of_many_tensors_without_a_place_the_first_three_are_named(folder):
+    header, body = header_of(folder)
+    names = {A: "model.h.0.c_attn.lora_A.weight", B: "model.h.0.c_attn.lora_B.weight"}
+    write(folder, json.dumps({names.get(name, name): tensor for name, tensor in header.items()}).encode(), body)
+    with pytest.raises(AdapterIncompatible, match=r"lora_A\.weight, model\.h\.0\.c_attn\.lora_B") as refused:
+        look(folder)
+    assert refused.value.reason == "UnmappedTensors"
