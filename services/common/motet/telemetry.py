@@ -121,7 +121,7 @@ async def serving_metrics(
             server = await asyncio.start_unix_server(answer, path)
         else:
             host, _, port = address.rpartition(":")
-            server = await asyncio.start_server(answer, host or "127.0.0.1", int(port))
+            server = await asyncio.start_server(answer, host.strip("[]") or "127.0.0.1", int(port))
     except (OSError, ValueError, OverflowError) as error:
         raise SetupError(
             f"cannot serve metrics on {address}: {error}. Set MOTET_METRICS_ADDRESS to unix:/path or host:port."

@@ -1,0 +1,183 @@
+"""The five services as pods run them: TCP, mutual TLS by role, probes over HTTP, and a polite end on SIGTERM."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+
+import httpx2 as httpx
+import pytest
+
+from motet.api.v1 import scheduler_pb2, scheduler_pb2_grpc
+from motet.rpc import Link, is_healthy
+from motet.tls import Identity, acting_as
+from tests.stack.harness import BUNDLED, free_port
+from tests.support.authority import Authority
+from tests.support.control_plane import adapter_entry
+
+SERVICES = ("scheduler", "supervisor", "predictor", "runner", "gateway")
+READY_WITHIN_S = 90.0
+GRACE_S = 10.0
+
+
+class Pods:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.authority = Authority()
+        self.ports = {name: free_port() for name in SERVICES}
+        self.probes = {name: free_port() for name in SERVICES}
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        for role in (*SERVICES, "operator"):
+            self.issue(role)
+
+    def issue(self, role: str) -> Path:
+        return self.authority.issue(self.folder / "tls" / role, role)
+
+    def address(self, service: str) -> str:
+        return f"127.0.0.1:{self.ports[service]}"
+
+    @contextmanager
+    def running(self, service: str) -> Iterator[subprocess.Popen[bytes]]:
+        of_its_own = {
+            "gateway": {"MOTET_GATEWAY_HOST": "127.0.0.1", "MOTET_GATEWAY_PORT": str(self.ports["gateway"])},
+            "runner": {
+                "MOTET_RUNNER_LISTEN": self.address("runner"),
+                "MOTET_RUNNER_ADDRESS": self.address("runner"),
+                "MOTET_RUNNER_POOL": "default/demo",
+                "MOTET_RUNNER_MODEL_URI": (BUNDLED / "model").as_uri(),
+                "MOTET_RUNNER_KV_CACHE_MIB": "64",
+                "MOTET_RUNNER_DRAIN_SECONDS": "20",
+            },
+        }
+        shared = {
+            "MOTET_DATA_DIR": str(self.folder / service),
+            "MOTET_TLS_DIR": str(self.folder / "tls" / service),
+            "MOTET_METRICS_ADDRESS": f"127.0.0.1:{self.probes[service]}",
+            **{
+                f"MOTET_{name}_ADDRESS".upper(): self.address(name) for name in ("scheduler", "predictor", "supervisor")
+            },
+        }
+        with self.log(service).open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", f"motet_{service}"],
+                env=os.environ | shared | of_its_own.get(service, {}),
+                stdout=log,
+                stderr=log,
+            )
+        self.processes[service] = process
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+    def log(self, service: str) -> Path:
+        return self.folder / f"{service}.log"
+
+    def probe(self, service: str, what: str = "readyz") -> tuple[int, str]:
+        try:
+            answer = httpx.get(f"http://127.0.0.1:{self.probes[service]}/{what}", timeout=2)
+        except httpx.HTTPError as error:
+            return 0, str(error)
+        return answer.status_code, answer.text.strip()
+
+    async def until_ready(self, service: str) -> None:
+        deadline = time.monotonic() + READY_WITHIN_S
+        while (said := await asyncio.to_thread(self.probe, service)) != (200, "ok"):
+            assert self.processes[service].poll() is None, self.log(service).read_text()
+            assert time.monotonic() < deadline, f"{service} says {said}:\n{self.log(service).read_text()[-2000:]}"
+            await asyncio.sleep(0.1)
+
+    @asynccontextmanager
+    async def operator(self) -> AsyncIterator[Link[scheduler_pb2.SyncUp, scheduler_pb2.SyncDown]]:
+        """States one pool and one adapter."""
+        pool = scheduler_pb2.PoolEntry(
+            pool="default/demo", group="default/demo", served_name="demo", model_uri="file:///demo", replicas=1
+        )
+        pirate = adapter_entry("pirate", BUNDLED / "adapters" / "pirate")
+        snapshot = scheduler_pb2.CatalogSnapshot(revision=1, pools=[pool], adapters=[pirate])
+        link: Link[scheduler_pb2.SyncUp, scheduler_pb2.SyncDown] = Link(
+            "scheduler",
+            self.address("scheduler"),
+            lambda channel: scheduler_pb2_grpc.SchedulerStub(channel).Sync(),
+            greet=lambda: [scheduler_pb2.SyncUp(snapshot=snapshot)],
+            receive=lambda _: None,
+        )
+        with acting_as(Identity(self.folder / "tls" / "operator", "operator")):
+            running = asyncio.create_task(link.run())
+        try:
+            yield link
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    async def ask(self, model: str, *, tokens: int = 8) -> str:
+        async with httpx.AsyncClient(base_url=f"http://{self.address('gateway')}/v1", timeout=60) as client:
+            body = {
+                "model": model,
+                "messages": [{"role": "user", "content": "Who keeps the lighthouse of Brindle?"}],
+                "max_tokens": tokens,
+            }
+            deadline = time.monotonic() + 60
+            while True:
+                answer = await client.post("/chat/completions", json=body)
+                if answer.status_code == 200:
+                    return str(answer.json()["choices"][0]["message"]["content"])
+                assert time.monotonic() < deadline, answer.text
+                await asyncio.sleep(0.2)
+
+
+@pytest.fixture
+def pods(tmp_path: Path) -> Pods:
+    return Pods(tmp_path)
+
+
+def all_end(processes: list[subprocess.Popen[bytes]]) -> list[int]:
+    deadline = time.monotonic() + GRACE_S
+    return [process.wait(max(0.1, deadline - time.monotonic())) for process in processes]
+
+
+async def test_services_serve_each_other_over_tls_through_a_rotation_and_end_politely(pods: Pods) -> None:
+    with ExitStack() as stack:
+        for service in SERVICES:
+            stack.enter_context(pods.running(service))
+        async with pods.operator():
+            for service in SERVICES:
+                await pods.until_ready(service)
+                assert pods.probe(service, "livez") == (200, "ok")
+            assert await pods.ask("demo")
+            assert await pods.ask("pirate")
+            assert not await is_healthy(pods.address("scheduler"), "scheduler"), "plain text is refused"
+
+            # Every certificate is replaced under the running processes, by another authority's.
+            pods.authority = Authority("next")
+            for role in (*SERVICES, "operator"):
+                pods.issue(role)
+            scheduler = pods.processes["scheduler"]
+            scheduler.send_signal(signal.SIGTERM)
+            assert await asyncio.to_thread(scheduler.wait, GRACE_S) == 0
+            stack.enter_context(pods.running("scheduler"))
+            await pods.until_ready("scheduler")
+            assert await pods.ask("pirate"), "new handshakes use the new certificates"
+
+            # The runner lets a running answer come to its end.
+            answering = asyncio.create_task(pods.ask("demo", tokens=200))
+            await asyncio.sleep(0.3)
+            runner = pods.processes["runner"]
+            runner.send_signal(signal.SIGTERM)
+            assert await answering
+            assert await asyncio.to_thread(runner.wait, 25) == 0
+            assert "drained" in pods.log("runner").read_text()
+        for service in SERVICES:
+            if service != "runner":
+                pods.processes[service].send_signal(signal.SIGTERM)
+        others = [pods.processes[name] for name in SERVICES if name != "runner"]
+        assert await asyncio.to_thread(all_end, others) == [0] * len(others)
+        for service in SERVICES:
+            assert "Traceback" not in pods.log(service).read_text(), service
