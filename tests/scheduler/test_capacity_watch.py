@@ -183,7 +183,20 @@ def test_a_successor_begins_with_what_is_wanted_and_says_nothing_before_it_has_s
     told = Told(remembered=first.scheduler.remembered(), now=2000.0, settle=0.5)
     told.gateway()
     assert look(told, 0.2) == []
-    assert look(told, 0.5) == [(3, "RunnerAway")] or told.of(do.TellDesired)[0].replicas == 3
+    assert look(told, 0.5) == [(3, "JustStarted")]
+    assert told.of(do.TellDesired)[0].stale
+
+
+def test_a_successor_without_a_memory_takes_nothing_away_from_runners_on_their_way_back():
+    told = scaled(replicas=3, stabilization=0.0)
+    assert look(told) == [(3, "JustStarted")]
+    told.attach("r0")
+    calm(told, "r0", seconds=3)
+    assert desired(told) == 3
+    told.attach("r1")
+    told.attach("r2")
+    calm(told, "r0", "r1", "r2", seconds=1)
+    assert desired(told) == 0
 
 
 def test_a_number_is_said_when_it_changes_and_to_whoever_connects():
@@ -206,7 +219,8 @@ def test_a_pool_that_a_person_scales_is_told_as_it_is():
     told.state(pools=(pool(replicas=5),))
     assert look(told, 0.0) == [(5, "Disabled")]
     told.state(pools=(builtin(replicas=5),))
-    assert look(told, 0.0) == [(5, "Stabilizing")]
+    assert look(told, 0.0) == [(5, "JustStarted")]
+    assert look(told, 11.0) == [(5, "Stabilizing")]
 
 
 def test_pools_of_a_group_share_a_queue_and_the_first_that_may_grow_takes_it():

@@ -52,7 +52,8 @@ class Settings(BaseSettings):
     already starting."""
 
     report_patience_seconds: float = Field(10.0, gt=0)
-    """While a runner of a pool has not reported for so long, no runner of that pool is advised away."""
+    """While a runner of a pool has not reported for so long, no runner of that pool is advised away; nor for so long
+    after a start, while some have not come back."""
 
     growth_seconds: float = Field(30.0, gt=0)
     """A pool is advised to double at most once in so long."""

@@ -1,14 +1,16 @@
 """Looks at every pool now and then and says how many runners it should have. The rule itself is `capacity`.
 
-Pools of one group share a queue: what waits there is asked of the first of them, by name, that may still grow, and what
-is to be kept resident of the first that anybody scales.
+Pools of one group share a queue: what waits there is asked of the first of them, by name, that may still grow, and the
+slots of their adapters of the first that anybody scales.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from math import ceil
 
 from motet.fleet import Capacity
-from motet.model import BASE, Digest
+from motet.model import Digest
 from motet_scheduler.policy.capacity import Advice, Bounds, Hold, Load, Pace, Room, need_of
 from motet_scheduler.policy.effects import TellDesired
 from motet_scheduler.policy.runners import Runner
@@ -18,7 +20,11 @@ from motet_scheduler.policy.values import GroupName, Pool, ScalingMode
 SAY_AGAIN_AFTER = 10
 """Looks until another reason for the same number is told: sentences change with every request."""
 
+SAMPLE = 200
+"""Waiting requests whose size is looked at; the others are taken to be like them."""
+
 NO_GATEWAY = Hold("NoGateway", "no gateway is connected, so that nobody knows what is asked for", stale=True)
+BEGINNING = Hold("JustStarted", "the scheduler has just started, and not all runners are back", stale=True)
 ROLLOUT = Hold("RollingOut", "runners are being replaced; none leaves meanwhile")
 
 
@@ -52,7 +58,19 @@ class _Waiting:
     pages: int = 0
     waited: float = 0.0
     held: int = 0
-    digests: frozenset[Digest] = frozenset()
+
+
+@dataclass(slots=True)
+class _Adapters:
+    """Those of a group that need places in device memory."""
+
+    in_use: set[Digest] = field(default_factory=set)
+    pinned: dict[Digest, int] = field(default_factory=dict)
+    """To be kept resident, on so many runners."""
+
+    @property
+    def slots(self) -> int:
+        return len(self.in_use | self.pinned.keys()) + sum(self.pinned.values()) - len(self.pinned)
 
 
 class CapacityWatch:
@@ -61,6 +79,7 @@ class CapacityWatch:
         self._watched: dict[str, _Watched] = {}
         self._capacity: dict[str, Capacity] = {}
         """Of one runner of each pool, when somebody last looked: also a pool without any knows what one would take."""
+        self._began_at = state.now
         self._looked_at: float | None = None
         self.figures: Mapping[str, Figures] = {}
 
@@ -78,7 +97,12 @@ class CapacityWatch:
         for name in self._watched.keys() - self._state.pools.keys():
             del self._watched[name]
             self._capacity.pop(name, None)
-        self.figures = dict(figure for group, pools in groups.items() for figure in self._look(group, pools))
+        adapters = self._adapters()
+        self.figures = {
+            name: figures
+            for group, pools in groups.items()
+            for name, figures in self._look(group, pools, adapters.get(group, _Adapters()))
+        }
 
     def pools_changed(self) -> None:
         """Look at the next tick."""
@@ -92,7 +116,7 @@ class CapacityWatch:
 
     # ------------------------------------------------------------------------------------------------------- one group
 
-    def _look(self, group: GroupName, pools: Sequence[Pool]) -> Iterator[tuple[str, Figures]]:
+    def _look(self, group: GroupName, pools: Sequence[Pool], adapters: _Adapters) -> Iterator[tuple[str, Figures]]:
         members: dict[str, list[Runner]] = {pool.pool: [] for pool in pools}
         for runner in self._state.runners_of(group):
             if runner.identity.pool in members:
@@ -103,48 +127,43 @@ class CapacityWatch:
                 self._capacity[name] = newest.capacity
         scalable = [pool for pool in pools if pool.scalable]
         taker = next((pool for pool in scalable if self._may_grow(pool)), next(iter(scalable[-1:]), pools[0]))
-        pinned, spread = self._pinned(group)
         waiting = self._waiting(group, self._capacity.get(taker.pool))
         for pool in pools:
             runners = members[pool.pool]
-            here = waiting if pool is taker else _Waiting()
-            load = self._load(pool, runners, here)
-            digests = {digest for runner in runners for digest in runner.live()} | here.digests
+            load = self._load(pool, runners, waiting if pool is taker else _Waiting())
             if scalable and pool is scalable[0]:
-                slots = len(digests | pinned.keys()) + sum(pinned.values()) - len(pinned)
-                load = replace(load, adapters=slots, spread=spread)
-            else:
-                load = replace(load, adapters=len(digests))
-            advice = self._advise(pool, load, self._hold(runners))
+                load = replace(load, adapters=adapters.slots, spread=max(adapters.pinned.values(), default=0))
+            advice = self._advise(pool, load, self._hold(pool, runners))
             yield pool.pool, _figures(runners, load, advice)
 
     def _may_grow(self, pool: Pool) -> bool:
         return pool.max_replicas is None or self._watched[pool.pool].pace.replicas < pool.max_replicas
 
-    def _pinned(self, group: GroupName) -> tuple[dict[Digest, int], int]:
-        """Adapters that are to be kept resident, by how many runners, and the largest of these numbers."""
-        pinned: dict[Digest, int] = {}
+    def _adapters(self) -> Mapping[GroupName, _Adapters]:
+        found: dict[GroupName, _Adapters] = {}
         for adapter in self._state.adapters:
-            wanted = adapter.spec.min_replicas
-            if wanted and adapter.spec.group == group:
-                # One that no runner has checked yet has no digest; it needs its places all the same.
-                digest = adapter.serving.digest if adapter.serving is not None else Digest(str(adapter.spec.ref))
-                pinned[digest] = max(wanted, pinned.get(digest, 0))
-        return pinned, max(pinned.values(), default=0)
+            spec, serving = adapter.spec, adapter.serving
+            # One that no runner has checked yet has no digest; it needs its places all the same.
+            digest = serving.digest if serving is not None else Digest(str(spec.ref))
+            if spec.min_replicas:
+                pinned = found.setdefault(spec.group, _Adapters()).pinned
+                pinned[digest] = max(spec.min_replicas, pinned.get(digest, 0))
+            if digest in self._state.uses:
+                found.setdefault(spec.group, _Adapters()).in_use.add(digest)
+        return found
 
     def _waiting(self, group: GroupName, capacity: Capacity | None) -> _Waiting:
         held = sum(groups.get(group, 0) for groups in self._state.held.values())
         queue = self._state.queues.get(group)
-        if not queue:
+        oldest = queue.oldest() if queue is not None else None
+        if queue is None or oldest is None:
             return _Waiting(held=held)
-        pages, since, digests = 0, self._state.now, set()
-        for request in queue.unordered():
-            if capacity is not None:
-                pages += request.need_on(capacity, self._state.policy).promise.pages
-            since = min(since, request.waits_since)
-            digests.add(request.digest)
-        digests.discard(BASE)
-        return _Waiting(len(queue), pages, self._state.now - since, held, frozenset(digests))
+        pages = 0
+        if capacity is not None:
+            sample = list(islice(queue.unordered(), 0, None, ceil(len(queue) / SAMPLE)))
+            wanted = sum(request.need_on(capacity, self._state.policy).promise.pages for request in sample)
+            pages = round(wanted / len(sample) * len(queue))
+        return _Waiting(len(queue), pages, self._state.now - oldest.waits_since, held)
 
     # -------------------------------------------------------------------------------------------------------- one pool
 
@@ -169,7 +188,7 @@ class CapacityWatch:
             room=room,
         )
 
-    def _hold(self, runners: Sequence[Runner]) -> Hold | None:
+    def _hold(self, pool: Pool, runners: Sequence[Runner]) -> Hold | None:
         if not self._state.gateways:
             return NO_GATEWAY
         staying = [runner for runner in runners if runner.drain is None]
@@ -178,6 +197,9 @@ class CapacityWatch:
                 return Hold("RunnerAway", f"{runner.instance} is not connected", stale=True)
             if self._state.now - runner.heard_at > self._state.policy.report_patience:
                 return Hold("ReportsMissing", f"{runner.instance} does not report", stale=True)
+        just_started = self._state.now - self._began_at < self._state.policy.report_patience
+        if just_started and len(staying) < pool.replicas:
+            return BEGINNING
         if len({runner.identity.revision for runner in staying}) > 1:
             return ROLLOUT
         return None
