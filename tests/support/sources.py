@@ -9,16 +9,19 @@ async with web_server(tmp_path) as web:
 import asyncio
 import hashlib
 import ssl
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from aiohttp import web
 
 from tests.kube.certificates import Authority
 
 CHUNK = 4096
+Server = TypeVar("Server")
 
 
 @dataclass
@@ -311,3 +314,19 @@ async def api_server(folder: Path) -> AsyncIterator[ApiServer]:
     async with _running(folder / "api", ApiServer) as server:
         assert isinstance(server, ApiServer)
         yield server
+
+
+@contextmanager
+def in_a_thread(context: AbstractAsyncContextManager[Server]) -> Iterator[Server]:
+    """For tests that are not asynchronous themselves."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="server", daemon=True)
+    thread.start()
+    server = asyncio.run_coroutine_threadsafe(context.__aenter__(), loop).result(30)
+    try:
+        yield server
+    finally:
+        asyncio.run_coroutine_threadsafe(context.__aexit__(None, None, None), loop).result(30)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

@@ -12,7 +12,6 @@ from urllib.parse import quote
 import httpx2
 import orjson
 
-from motet.resources import Secret, files_of, read_file
 from motet_runner.sources.failures import credentials, passing
 from motet_runner.sources.order import Access
 
@@ -74,6 +73,8 @@ def _credentials(reference: str, data: Mapping[str, bytes]) -> Credentials:
 
 
 def _from_manifests(namespace: str, name: str, folder: Path) -> dict[str, bytes]:
+    from motet.resources import Secret, files_of, read_file  # takes a while, and in a cluster nobody needs it
+
     for path in files_of(folder):
         for manifest in read_file(path).manifests:
             found = manifest.resource
