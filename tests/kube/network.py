@@ -1,10 +1,11 @@
-"""A network of its own for each run: one namespace, whose loopback carries the addresses of nodes, pods and services.
+"""A network of its own for each run: one namespace with the nodes, from which a cable leads to that of each pod.
 
-Every pod has an address and every port is free, as on a real cluster; nothing outside can be reached from inside, and
-nothing of it is seen outside. The namespace has no name: it ends with the last process that is in it.
+Every pod has an address and all ports, as on a real cluster; nothing outside can be reached from inside, and nothing of
+it is seen outside. Namespaces have no names: they end with the last process that is in them.
 
-    10.244.255.1      the API server (and etcd, and the controllers)
-    10.244.255.1<n>   node n, whose pods have 10.244.<n>.0/24
+    10.244.255.1      the API server (and etcd, and the controllers), on the loopback
+    10.244.255.<10+n> node n, on the loopback
+    10.244.<n>.<m>    pods of node n, each at the end of a cable
     10.0.0.0/24       services; of these only cluster DNS, 10.0.0.10, answers: there is no kube-proxy
 """
 
@@ -25,7 +26,7 @@ FIRST_SERVICE = "10.0.0.1"
 DNS = "10.0.0.10"
 CLUSTER_DOMAIN = "cluster.local"
 
-_NEW_NETWORK = 0x40000000
+NEW_NETWORK = 0x40000000
 _OWN = Path("/proc/thread-self/ns/net")
 
 
@@ -41,13 +42,18 @@ def pod_address(number: int, pod: int) -> str:
     return f"10.244.{number}.{pod}"
 
 
+def pods_of(number: int) -> str:
+    """All addresses of a node's pods."""
+    return f"10.244.{number}.0/24"
+
+
 class Network:
     """One network namespace, as long as this object is open or a process is in it."""
 
     def __init__(self) -> None:
         if missing := [tool for tool in ("ip", "nsenter", "setpriv") if shutil.which(tool) is None]:
             raise CannotIsolate(f"{', '.join(missing)} not found: install iproute2 and util-linux")
-        self._descriptor = _made_elsewhere()
+        self._descriptor = new_namespace()
 
     @property
     def path(self) -> Path:
@@ -69,12 +75,27 @@ class Network:
 
     def add_address(self, address: str) -> None:
         """Raises CalledProcessError when it is there already."""
-        with self.inside():
-            subprocess.run(["ip", "address", "add", f"{address}/32", "dev", "lo"], check=True, capture_output=True)
+        self.ip("address", "add", f"{address}/32", "dev", "lo")
 
     def remove_address(self, address: str) -> None:
+        self.ip("address", "del", f"{address}/32", "dev", "lo")
+
+    @contextmanager
+    def cut(self, one: str, other: str = "0.0.0.0/0") -> Iterator[None]:
+        """Between these addresses (or ranges) nothing passes, and nobody is told: what is sent is lost."""
+        rules = [["from", one, "to", other], ["from", other, "to", one]]
+        for rule in rules:
+            self.ip("rule", "add", "pref", "50", *rule, "blackhole")
+        try:
+            yield
+        finally:
+            for rule in rules:
+                self.ip("rule", "del", "pref", "50", *rule, "blackhole")
+
+    def ip(self, *arguments: str) -> None:
+        """Raises CalledProcessError."""
         with self.inside():
-            subprocess.run(["ip", "address", "del", f"{address}/32", "dev", "lo"], check=True, capture_output=True)
+            subprocess.run(["ip", *arguments], check=True, capture_output=True)
 
     def close(self) -> None:
         with suppress(OSError):
@@ -86,8 +107,12 @@ def network() -> Iterator[Network]:
     """Raises CannotIsolate where this process may not."""
     made = Network()
     try:
+        made.ip("link", "set", "lo", "up")
         with made.inside():
-            subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+            Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
+        # The kernel looks for its own addresses before all rules; `cut` wants to be asked before that.
+        made.ip("rule", "add", "pref", "100", "lookup", "local")
+        made.ip("rule", "del", "pref", "0")
         for address in (CONTROL_PLANE, DNS):
             made.add_address(address)
         yield made
@@ -95,13 +120,13 @@ def network() -> Iterator[Network]:
         made.close()
 
 
-def _made_elsewhere() -> int:
-    """A descriptor of a new namespace. A thread of its own makes it, since `unshare` moves whoever calls it."""
+def new_namespace() -> int:
+    """Its descriptor. A thread of its own makes it, since `unshare` moves whoever calls it. Raises CannotIsolate."""
     made: list[int | OSError] = []
 
     def make() -> None:
         libc = ctypes.CDLL(None, use_errno=True)
-        if libc.unshare(_NEW_NETWORK) == 0:
+        if libc.unshare(NEW_NETWORK) == 0:
             made.append(os.open(_OWN, os.O_RDONLY))
         else:
             made.append(OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno())))
@@ -117,5 +142,5 @@ def _made_elsewhere() -> int:
 
 def _enter(descriptor: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.setns(descriptor, _NEW_NETWORK) != 0:
+    if libc.setns(descriptor, NEW_NETWORK) != 0:
         raise OSError(ctypes.get_errno(), "setns to a network namespace failed")

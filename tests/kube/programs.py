@@ -96,7 +96,8 @@ class Program:
             self._process = None
 
     def restart(self) -> None:
-        self.stop()
+        """As after a crash. An API server that is asked to end waits for its clients instead, up to a minute."""
+        self.kill()
         self.start()
 
     def pause(self) -> None:

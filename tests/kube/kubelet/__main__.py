@@ -13,7 +13,7 @@ from motet.processes.linux import Stat, all_stats, become_subreaper, send
 from tests.kube.api import Api, Mirror, Object
 from tests.kube.kubelet import faults, logs
 from tests.kube.kubelet.container import Container
-from tests.kube.kubelet.machine import Machine
+from tests.kube.kubelet.machine import Machine, reap
 from tests.kube.kubelet.node import Node
 from tests.kube.kubelet.pod import PodWorker
 from tests.kube.kubelet.sandbox import CLONE_NEWNS, MS_PRIVATE, MS_REC
@@ -133,6 +133,7 @@ async def run(given: argparse.Namespace) -> None:
         kubelet, node = Kubelet(machine), Node(machine, dict(one.split("=", 1) for one in given.label))
         await logs.serve(machine.address, given.certificate, given.key, api.authority, kubelet.find)
         await faults.serve(given.folder / "faults.sock", kubelet.fault)
+        tasks.create_task(reap())
         tasks.create_task(services.run())
         await services.synced.wait()
         await node.register()

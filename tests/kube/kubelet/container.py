@@ -20,7 +20,7 @@ from tests.kube.api import ApiError, Object
 from tests.kube.kubelet import environment
 from tests.kube.kubelet.actions import Failed, act
 from tests.kube.kubelet.images import Image, NotPullable, image, interpreter_folders
-from tests.kube.kubelet.machine import Machine, ended, run
+from tests.kube.kubelet.machine import Machine, Wire, ended, run, spawn
 from tests.kube.kubelet.probes import Backoff, verdicts
 from tests.kube.kubelet.status import Seen, now, waiting
 from tests.kube.kubelet.volumes import Volume
@@ -50,6 +50,7 @@ class Home(Protocol):
     stopping: asyncio.Event
     volumes: Mapping[str, Volume]
     grace_s: float
+    wire: Wire | None
 
     @property
     def pod(self) -> Object: ...
@@ -209,13 +210,12 @@ class Container:
         read, write = os.pipe()
         try:
             with self.log(self.seen.restarts).open("ab") as output:
-                process = subprocess.Popen(  # noqa: ASYNC220 - its parent has to be this very thread
+                process = spawn(
                     [sys.executable, "-I", "-S", SANDBOX, file, str(write)],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
-                    pass_fds=[write],
-                    start_new_session=True,
+                    pass_fds=[write, *([] if self._home.wire is None else [self._home.wire.namespace])],
                 )
         finally:
             os.close(write)
@@ -291,6 +291,7 @@ class Container:
             "drop": capabilities.get("drop") or [],
             "add": capabilities.get("add") or [],
             "users": found.users,
+            "network": None if self._home.wire is None else self._home.wire.namespace,
             "no_new_privileges": context.get("allowPrivilegeEscalation") is False,
         }
 
@@ -342,6 +343,7 @@ class Container:
             "nsenter",
             f"--target={self._first.pid}",
             "--mount",
+            "--net",
             "--pid",
             "--uts",
             "--ipc",
@@ -402,7 +404,13 @@ class Container:
                 return False
             return True
 
-        return verdicts(probe, ask, initially=initially, time_scale=self._machine.time_scale)
+        # Those that kill are as patient as their manifest says, however quick the tests want to know of success.
+        scale, patience = self._machine.time_scale, 1.0
+        if kind == "liveness":
+            scale = 1.0
+        elif kind == "startup":
+            patience = 1.0 / scale
+        return verdicts(probe, ask, initially=initially, time_scale=scale, patience=patience)
 
     async def _act(self, action: Object, timeout_s: float) -> None:
         await act(action, self.spec, self._home.address, self.execute, timeout_s)

@@ -2,17 +2,20 @@
 
 import asyncio
 import os
+import secrets
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from motet.processes.linux import reap_orphans
 from tests.kube.api import Api, ApiError, Mirror, Object
 from tests.kube.kubelet.faults import Faults
 from tests.kube.kubelet.status import now
 from tests.kube.kubelet.volumes import Objects
-from tests.kube.network import node_address, pod_address
+from tests.kube.network import CONTROL_PLANE, new_namespace, node_address, pod_address
 
 
 @dataclass
@@ -24,8 +27,8 @@ class Machine:
     objects: Objects
     services: Mirror
     time_scale: float
-    """Multiplies how long the kubelet waits of its own accord (back-off, probe periods), never how patient it is with
-    others (time-outs, grace)."""
+    """Multiplies how long the kubelet waits of its own accord: back-off, the periods of startup and readiness probes.
+    Not how patient it is with others: time-outs, grace, and how long until a probe kills."""
     gpus: int
     allocatable: Mapping[str, str]
     faults: Faults = field(default_factory=Faults)
@@ -39,20 +42,22 @@ class Machine:
     def address(self) -> str:
         return node_address(self.number)
 
-    async def take_address(self) -> str:
-        """In turn, so that one that was just given back is not the next."""
+    async def connect_pod(self) -> "Wire":
+        """A network for a pod. Addresses come in turn, so that one that was just given back is not the next. Raises
+        OSError."""
         for _ in range(253):
             self._cursor = self._cursor % 253 + 1
             address = pod_address(self.number, self._cursor + 1)
             if address not in self._addresses:
                 self._addresses.add(address)
-                await run(["ip", "address", "add", f"{address}/32", "dev", "lo"])
-                return address
+                wire = Wire(address)
+                await wire.lay()
+                return wire
         raise OSError("this node has no address left")
 
-    async def give_back_address(self, address: str) -> None:
-        self._addresses.discard(address)
-        await run(["ip", "address", "del", f"{address}/32", "dev", "lo"])
+    def disconnect_pod(self, wire: "Wire") -> None:
+        self._addresses.discard(wire.address)
+        wire.cut()
 
     def take_gpus(self, uid: str, count: int) -> list[int]:
         taken = {one for each in self._gpus_taken.values() for one in each}
@@ -105,8 +110,74 @@ class Machine:
         await self.api.patch(f"{where}/{name}", change)
 
 
+class Wire:
+    """The network of one pod: a namespace, and a cable from there to the node."""
+
+    _NODE_END = "169.254.1.1"
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.namespace = new_namespace()
+
+    async def lay(self) -> None:
+        """Raises OSError."""
+        inside, name = f"/proc/{os.getpid()}/fd/{self.namespace}", f"pod{secrets.token_hex(4)}"
+        outer = [
+            f"link add {name} type veth peer name eth0 netns {inside}",
+            f"address add {self._NODE_END}/32 dev {name}",
+            f"link set {name} up",
+            f"route replace {self.address}/32 dev {name} src {CONTROL_PLANE}",
+        ]
+        inner = [
+            "link set lo up",
+            f"address add {self.address}/32 dev eth0",
+            "link set eth0 up",
+            f"route add {self._NODE_END} dev eth0",
+            f"route add default via {self._NODE_END} src {self.address}",
+        ]
+        await _batch(["ip", "-batch", "-"], outer)
+        await _batch(["nsenter", f"--net={inside}", "ip", "-batch", "-"], inner)
+
+    def cut(self) -> None:
+        """The kernel takes the cable away with the last process of the pod."""
+        with suppress(OSError):
+            os.close(self.namespace)
+
+
+async def _batch(command: list[str], lines: list[str]) -> None:
+    code, said = await run(command, stdin="\n".join(lines))
+    if code != 0:
+        raise OSError(f"{' '.join(command)}: {said.strip()}")
+
+
+_own: set[int] = set()
+"""Processes that somebody here waits for."""
+
+
+def spawn(command: Sequence[str | Path], **how: Any) -> subprocess.Popen[bytes]:
+    """In a session of its own, and not with asyncio's means: those wait in threads. Raises OSError."""
+    process = subprocess.Popen(command, start_new_session=True, **how)
+    _own.add(process.pid)
+    return process
+
+
+async def reap() -> None:
+    """Collect, for ever, what other processes left behind: a container does not end before all in it are collected."""
+    while True:
+        reap_orphans(_own)
+        await asyncio.sleep(0.1)
+
+
 async def ended(process: subprocess.Popen[bytes]) -> int:
     """Its exit status, without a thread that waits for it."""
+    try:
+        return await _ended(process)
+    finally:
+        if process.returncode is not None:
+            _own.discard(process.pid)
+
+
+async def _ended(process: subprocess.Popen[bytes]) -> int:
     if process.poll() is not None:
         return process.returncode
     loop, over = asyncio.get_running_loop(), asyncio.Event()
@@ -121,19 +192,21 @@ async def ended(process: subprocess.Popen[bytes]) -> int:
 
 
 async def run(
-    command: Sequence[str], *, env: Mapping[str, str] | None = None, timeout_s: float = 30
+    command: Sequence[str], *, env: Mapping[str, str] | None = None, timeout_s: float = 30, stdin: str = ""
 ) -> tuple[int, str]:
     """Exit status and output. Killed, with all that it started, and TimeoutError when it takes longer."""
-    process = subprocess.Popen(  # noqa: ASYNC220 - asyncio's own would wait in a thread
+    process = spawn(
         command,
         env=env,
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        start_new_session=True,
     )
     assert process.stdout is not None
     try:
+        if process.stdin is not None:
+            process.stdin.write(stdin.encode())
+            process.stdin.close()
         async with asyncio.timeout(timeout_s):
             code = await ended(process)
         os.set_blocking(process.stdout.fileno(), False)
@@ -143,4 +216,5 @@ async def run(
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, 9)
             process.wait()
+        _own.discard(process.pid)
         process.stdout.close()

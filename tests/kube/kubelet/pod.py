@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.kube.api import ApiError, Object
 from tests.kube.kubelet.container import Container
-from tests.kube.kubelet.machine import Machine
+from tests.kube.kubelet.machine import Machine, Wire
 from tests.kube.kubelet.status import Seen, now, status, waiting
 from tests.kube.kubelet.volumes import NotYet, Volume, Volumes
 from tests.kube.network import CLUSTER_DOMAIN, DNS
@@ -23,7 +23,7 @@ class PodWorker:
         metadata = pod["metadata"]
         self.uid: str = metadata["uid"]
         self.folder: Path = machine.folder / "pods" / f"{metadata['namespace']}_{metadata['name']}_{self.uid}"
-        self.address = ""
+        self.wire: Wire | None = None
         self.stopping = asyncio.Event()
         """Containers are ended and none is started any more."""
         self._deleted = asyncio.Event()
@@ -42,6 +42,12 @@ class PodWorker:
     @property
     def pod(self) -> Object:
         return self._pod
+
+    @property
+    def address(self) -> str:
+        if self._pod["spec"].get("hostNetwork"):
+            return self.machine.address
+        return "" if self.wire is None else self.wire.address
 
     @property
     def path(self) -> str:
@@ -122,8 +128,8 @@ class PodWorker:
         await writer
         await self._deleted.wait()
         await self._let_go()
-        if self.address:
-            await self.machine.give_back_address(self.address)
+        if self.wire is not None:
+            self.machine.disconnect_pod(self.wire)
         shutil.rmtree(self.folder / "volumes", ignore_errors=True)
 
     async def _live(self) -> None:
@@ -166,12 +172,13 @@ class PodWorker:
         while not self.stopping.is_set():
             try:
                 self.volumes = await self._volumes.prepare(self._pod)
+                if not self._pod["spec"].get("hostNetwork"):
+                    self.wire = await self.machine.connect_pod()
             except NotYet as error:
                 self.machine.event(self._pod, "FailedMount", str(error), warning=True)
             except (ApiError, OSError, TimeoutError) as error:
                 self.machine.event(self._pod, "FailedMount", f"MountVolume.SetUp failed: {error}", warning=True)
             else:
-                self.address = await self.machine.take_address()
                 self._write_files()
                 self.changed()
                 return True

@@ -2,17 +2,21 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from math import ceil
 
 from tests.kube.api import Object
 
 Ask = Callable[[], Awaitable[bool]]
 
 
-async def verdicts(probe: Object, ask: Ask, *, initially: bool | None, time_scale: float) -> AsyncIterator[bool]:
+async def verdicts(
+    probe: Object, ask: Ask, *, initially: bool | None, time_scale: float, patience: float = 1.0
+) -> AsyncIterator[bool]:
     """What to believe from now on, each time that changes; also each further time that a failed one fails, since a
-    container that was not stopped for the first failure is for the next."""
+    container that was not stopped for the first failure is for the next. `patience` multiplies the failures it takes.
+    """
     believed, run, last = initially, 0, None
-    wanted = {True: probe.get("successThreshold", 1), False: probe.get("failureThreshold", 3)}
+    wanted = {True: probe.get("successThreshold", 1), False: ceil(probe.get("failureThreshold", 3) * patience)}
     await asyncio.sleep(probe.get("initialDelaySeconds", 0) * time_scale)
     while True:
         well = await ask()

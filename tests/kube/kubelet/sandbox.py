@@ -1,9 +1,10 @@
 """Become a container: `python -I -S sandbox.py <spec.json> <pipe>`, started by the kubelet once per container run.
 
-Own mounts, own processes, own host name and IPC. The root is an overlay of this machine's, in which /root, /home, /tmp
-and the like are empty, with exactly the interpreter and the checkout bound in; so what a container writes stays its
-own, and a user who may not look into somebody's home can run the interpreter that lies there. The first process has
-number 1, with what the kernel makes of that: a signal it does not handle is ignored, and all others end with it.
+Own mounts, own processes, own host name and IPC, in the network of its pod. The root is an overlay of this machine's,
+in which /root, /home, /tmp and the like are empty, with exactly the interpreter and the checkout bound in; so what a
+container writes stays its own, and a user who may not look into somebody's home can run the interpreter that lies
+there. The first process has number 1, with what the kernel makes of that: a signal it does not handle is ignored, and
+all others end with it.
 
 Standard library only, and little of it (not even pathlib): every container pays for the imports. Writes `pid <n>` to
 the pipe, and after it why the command could not be executed, if so. Ends as the container does (128 + signal).
@@ -18,7 +19,8 @@ import sys
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 MS_REMOUNT, MS_BIND, MS_MOVE, MS_REC, MS_PRIVATE = 32, 4096, 8192, 16384, 1 << 18
-CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWPID = 0x20000, 0x4000000, 0x8000000, 0x20000000
+CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x4000000, 0x8000000
+CLONE_NEWPID, CLONE_NEWNET = 0x20000000, 0x40000000
 PR_SET_PDEATHSIG, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 24, 38
 EMPTY = {"root": 0o755, "home": 0o755, "tmp": 0o1777, "run": 0o755, "mnt": 0o755, "srv": 0o755, "var/tmp": 0o1777}
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
@@ -151,6 +153,9 @@ def main() -> None:
     os.set_inheritable(pipe, False)  # an executed command closes it: that is how the kubelet learns of success
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     try:
+        if spec["network"] is not None:
+            check(libc.setns(spec["network"], CLONE_NEWNET), "setns")
+            os.close(spec["network"])
         check(libc.unshare(CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWPID), "unshare")
         mount("", "/", flags=MS_REC | MS_PRIVATE)
         root = build_root(spec)

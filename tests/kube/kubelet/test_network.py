@@ -100,6 +100,51 @@ def test_two_pods_have_the_same_port(pods: Pods) -> None:
     assert one != other
 
 
+ECHO = """
+import socket
+server = socket.create_server(("0.0.0.0", 8000))
+while True:
+    connection, peer = server.accept()
+    connection.sendall(peer[0].encode())
+    connection.close()
+"""
+
+
+def test_a_pod_has_its_own_loopback_and_calls_from_its_own_address(pods: Pods, node: Node) -> None:
+    server = pods.run(python(ECHO, readinessProbe={"tcpSocket": {"port": 8000}, "periodSeconds": 1}))
+    pods.wait_ready(server)
+    code = """
+import socket, sys
+print(socket.create_connection((sys.argv[1], 8000)).recv(100).decode())
+try:
+    socket.create_connection(("127.0.0.1", 8000))
+except OSError as error:
+    print(type(error).__name__)
+"""
+    client = pods.run({**python(code), "args": [pods.status(server)["podIP"]]}, restartPolicy="Never")
+    pods.wait_phase(client, "Succeeded")
+    assert pods.logs(client).split() == [pods.status(client)["podIP"], "ConnectionRefusedError"]
+
+
+def test_a_pair_can_be_cut_while_all_else_passes(pods: Pods, node: Node, cluster: Cluster) -> None:
+    def server() -> str:
+        return pods.run(python(ECHO, readinessProbe={"tcpSocket": {"port": 8000}, "periodSeconds": 1}))
+
+    names = [server(), server(), pods.run(shell(IDLE))]
+    for name in names:
+        pods.wait_ready(name)
+    one, other, client = (pods.status(name)["podIP"] for name in names)
+
+    def reaches(address: str) -> bool:
+        call = f"import socket; socket.create_connection(('{address}', 8000), timeout=1)"
+        return node.execute(pods.path(names[2]), "python", "-c", call)[0] == 0
+
+    assert cluster.network is not None
+    with cluster.network.cut(client, one):
+        assert (reaches(one), reaches(other)) == (False, True)
+    assert reaches(one)
+
+
 def test_the_tests_are_inside_and_nothing_outside_is_reached(cluster: Cluster, node: Node) -> None:
     socket.create_connection((CONTROL_PLANE, API_PORT), timeout=5).close()
     with pytest.raises(OSError, match="Network is unreachable"):

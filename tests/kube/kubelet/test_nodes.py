@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from motet.processes.linux import all_stats, environment_of
 from tests.kube.cluster import Cluster, Refused
 from tests.kube.nodes import Node
 from tests.kube.nodes import node as one_node
@@ -166,11 +167,19 @@ def test_the_pods_of_a_silent_node_are_replaced_and_go_when_it_speaks_again(pods
         cluster.kubectl("delete", "deployment", "moving", f"--namespace={pods.namespace}")
 
 
+def marked(mark: str) -> int:
+    """Processes on this machine that were started with this mark."""
+    return sum(environment_of(stat.identity.pid).get("MARK") == mark for stat in all_stats() if not stat.dead)
+
+
 def test_a_node_that_lost_its_power_starts_its_pods_again(pods: Pods, cluster: Cluster) -> None:
     with one_node(cluster, "node-lost", 10, labels={"zone": "lost"}) as other:
-        name = pods.run(shell(IDLE), nodeSelector={"zone": "lost"})
+        mark = f"lost-{time.monotonic_ns()}"
+        name = pods.run(shell(f"MARK={mark} sleep 600 & {IDLE}"), nodeSelector={"zone": "lost"})
         pods.wait_ready(name)
+        assert marked(mark) == 1
         other.lose()
+        assert not marked(mark), "they die with it"
         other.program.start()
         pods.cluster.wait_for(lambda: pods.container(name)["restartCount"] == 1, "the restart")
         pods.wait_ready(name)
@@ -181,7 +190,7 @@ def test_pods_run_on_while_the_api_server_is_away(pods: Pods, cluster: Cluster, 
     name = pods.run(shell(IDLE))
     pods.wait_ready(name)
     assert cluster.apiserver is not None
-    cluster.apiserver.stop()
+    cluster.apiserver.kill()
     try:
         node.kill(pods.path(name))
         time.sleep(0.5)

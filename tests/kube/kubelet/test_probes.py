@@ -1,5 +1,5 @@
-"""What probes decide, as "Liveness, Readiness and Startup Probes" of the Kubernetes documentation tells it. Periods are
-a tenth of what is written here.
+"""What probes decide, as "Liveness, Readiness and Startup Probes" of the Kubernetes documentation tells it. Readiness
+and startup are asked for ten times as often as is written here; what kills is as patient as is written.
 """
 
 import time
