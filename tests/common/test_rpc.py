@@ -1,10 +1,13 @@
 """Streams that break and come back, over real gRPC on real sockets."""
 
 import asyncio
+import signal
 import socket
+import subprocess
+import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -266,3 +269,59 @@ async def test_an_outbox_never_blocks_who_puts() -> None:
     for number in range(1000):
         outbox.put(number)
     assert [await outbox.get() for _ in range(1000)] == list(range(1000))
+
+
+SERVE = """
+import asyncio, sys
+from motet.rpc import serving
+from tests.common.echo import Echo
+
+async def serve():
+    async with serving("127.0.0.1:0", Echo().add) as server:
+        print(server.port, flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(serve())
+"""
+
+
+SPEAK = """
+import asyncio, sys
+from motet.rpc import Link
+from tests.common.echo import open_talk
+
+asyncio.run(Link("test", sys.argv[1], open_talk, greet=lambda: [b"hello"], receive=lambda _: None).run())
+"""
+
+
+@contextmanager
+def child(code: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen([sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+SILENCE_SECONDS = 13.0
+"""Ten, on a busy machine. A stopped process is a machine that vanished: its connection stays, and nobody answers."""
+
+
+async def test_a_server_that_falls_silent_is_noticed_and_found_again() -> None:
+    with child(SERVE) as process:
+        assert process.stdout is not None
+        async with linked(f"127.0.0.1:{int(process.stdout.readline())}") as client:
+            await until(lambda: client.link.connected)
+            process.send_signal(signal.SIGSTOP)
+            await until(lambda: not client.link.connected, SILENCE_SECONDS)
+            process.send_signal(signal.SIGCONT)
+            await until(lambda: client.link.connected)
+
+
+async def test_a_client_that_falls_silent_is_noticed() -> None:
+    echo = Echo()
+    async with serving("127.0.0.1:0", echo.add, grace=0) as server:
+        with child(SPEAK, f"127.0.0.1:{server.port}") as process:
+            await until(lambda: echo.heard == [[b"hello"]])
+            process.send_signal(signal.SIGSTOP)
+            await until(lambda: echo.ended, SILENCE_SECONDS)

@@ -41,28 +41,31 @@ MOST_IN_A_PACK = 64
 LARGEST_PACK_BYTES = 1024 * 1024  # before its last message
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
-_CHANNEL_OPTIONS: list[tuple[str, Any]] = [
+_BOTH: list[tuple[str, Any]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # A peer whose machine vanished sends nothing; without pings its stream would look healthy for ever. The time that
+    # an answer may take has two names, of which the second counts; and without the last of these, a stream on which
+    # nobody speaks would be pinged twice and then once a minute.
+    ("grpc.keepalive_time_ms", 5_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+]
+_CHANNEL_OPTIONS: list[tuple[str, Any]] = [
+    *_BOTH,
     # Each connection attempt is ours: no back-off remembered from an earlier channel to the same address.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", int(FIRST_RETRY_SECONDS * 1000)),
     ("grpc.max_reconnect_backoff_ms", int(LAST_RETRY_SECONDS * 1000)),
-    # A peer whose machine vanished sends nothing; without pings its stream would look healthy for ever. And without
-    # the last of these, a stream on which nobody speaks would be pinged twice and then once a minute.
-    ("grpc.keepalive_time_ms", 5_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
     # A pod that comes back has another address; by default a channel asks for it twice a minute.
     ("grpc.dns_min_time_between_resolutions_ms", 500),
     ("grpc.enable_http_proxy", 0),
 ]
 _SERVER_OPTIONS: list[tuple[str, Any]] = [
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    *_BOTH,
     ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
-    ("grpc.keepalive_permit_without_calls", 1),
     # Two processes on one port would share its requests at random.
     ("grpc.so_reuseport", 0),
 ]
