@@ -93,7 +93,14 @@ async def test_a_pool_grows_under_load_and_shrinks_after_it_without_a_failed_req
             await reaches(stack, 3)
             assert scaling_of(stack)[0] == "FollowingDemand"
             served = len(answers)
-            await asyncio.to_thread(stack.until, lambda: len(answers) > served + CLIENTS)
+            # Neither a scheduler nor an operator that begins anew takes anything away that it has not heard of.
+            for name in ("scheduler", "operator"):
+                killed = stack.kill(name)
+                while (found := stack.service(name))["pid"] == killed or not found["ready"]:
+                    assert pool_of(stack)["replicas"] == 3
+                    await asyncio.sleep(0.05)
+            await asyncio.to_thread(stack.until, lambda: len(answers) > served + CLIENTS, 60)
+            assert pool_of(stack)["replicas"] == 3
             busy.set()  # one client stays: runners leave while somebody is served
             await reaches(stack, 1)
             few.set()
