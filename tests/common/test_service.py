@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from motet import service
 from motet.errors import SetupError
 from motet.service import run_until
 from motet.settings import Addresses, Database, ProcessSettings
@@ -151,3 +152,13 @@ def test_without_a_database_url_it_is_a_file_in_the_state_directory(
     assert Database().url(process) == f"sqlite+aiosqlite:///{tmp_path}/motet.db"
     monkeypatch.setenv("MOTET_DATABASE_URL", "postgresql+asyncpg://db/motet")
     assert Database().url(process) == "postgresql+asyncpg://db/motet"
+
+
+def test_in_a_pod_the_last_word_is_its_status_message(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    log = tmp_path / "termination-log"
+    monkeypatch.setattr(service, "TERMINATION_LOG", log)
+    service._last_word("nowhere to write")
+    assert not log.exists(), "only Kubernetes makes it"
+    log.touch()
+    service._last_word("runner: there is no model folder")
+    assert log.read_text() == "runner: there is no model folder"

@@ -216,7 +216,10 @@ def _trouble(status: Object, containers: Iterable[Object]) -> str:
     """The first thing that keeps a pod from serving, as Kubernetes puts it."""
     for one in containers:
         if (ended := (one.get("lastState") or {}).get("terminated")) is not None:
-            return f"{ended.get('reason', 'Error')}, exit code {ended.get('exitCode', '?')}"
+            # A process of ours leaves a sentence when it cannot start.
+            return (ended.get("message") or f"{ended.get('reason', 'Error')}, exit code {ended.get('exitCode', '?')}")[
+                :300
+            ]
         waiting = (one.get("state") or {}).get("waiting") or {}
         if waiting.get("reason") and waiting["reason"] not in _UNREMARKABLE:
             return ": ".join(part for part in (waiting["reason"], waiting.get("message", "")) if part)[:300]

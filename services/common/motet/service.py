@@ -4,6 +4,8 @@ import asyncio
 import signal
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import TypeVar
 
 import structlog
@@ -42,8 +44,15 @@ def read(kind: type[Read]) -> Read:
     sys.exit(SETUP_FAILED)
 
 
+TERMINATION_LOG = Path("/dev/termination-log")
+"""In a pod, what is written here is its status' message: the operator repeats it in the pool's."""
+
+
 def _last_word(sentence: str) -> None:
     print(sentence, file=sys.stderr)  # noqa: T201 - the last line a person sees
+    with suppress(OSError):
+        if TERMINATION_LOG.is_file():
+            TERMINATION_LOG.write_text(sentence)
 
 
 Main = Callable[[asyncio.Event, CollectorRegistry, Health], Awaitable[None]]
