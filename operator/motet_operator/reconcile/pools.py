@@ -6,11 +6,11 @@ once a new one is ready, so that the pool never serves with fewer than it should
 
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from motet.model import ObjectName
-from motet_operator.reconcile.conditions import Condition, no, progress, settle, unknown, yes
+from motet_operator.reconcile.conditions import Condition, named, no, progress, settle, unknown, yes
 from motet_operator.reconcile.plan import AdapterCounts, CatalogPool, Drain, PoolStatus, Replacement, SlotCounts
 from motet_operator.reconcile.scaling import Scaling, scale
 from motet_operator.reconcile.view import Instance, PoolObject, RunnerSet, RunnerTemplate, View
@@ -106,13 +106,19 @@ def scaling_of(view: View, pool: PoolObject) -> Scaling:
             condition=no("ScalingActive", "ScalingDisabled", f"--runners {view.runners_override} decides"),
         )
     revision = revision_of(name, template_of(pool, view.platform))
-    return scale(
+    found = scale(
         pool.resource,
         current=pool.wanted,
         advice=view.advice.get(name),
         rolling_out=any(one.pool == name and one.revision != revision for one in view.instances),
         writers=pool.scale_writers,
     )
+    before = named(pool.conditions, "ScalingActive")
+    now = found.condition
+    if before is None or (before.status, before.reason, pool.wanted) != (now.status, now.reason, found.replicas):
+        return found
+    # Demand's figures change with every request. The sentence is about the decision, and costs a write each time.
+    return Scaling(replicas=found.replicas, condition=replace(now, message=before.message))
 
 
 def roll_out(view: View, pool: PoolObject, wanted: int) -> Rollout:

@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from motet_operator.reconcile import (
     AdapterCounts,
     AdapterKnowledge,
+    Advice,
     Instance,
     Plan,
     PoolObject,
+    PoolStatus,
     Residence,
     RunnerSet,
     SlotCounts,
@@ -390,3 +392,17 @@ def test_the_revision_in_service_moves_when_the_rollout_is_complete() -> None:
     assert (status.current_revision, status.revision) == (revision(before), revision(after))
     (status,) = reconcile(view(pools=[after], instances=[new])).pools
     assert status.current_revision == status.revision == revision(after)
+
+
+def test_why_so_many_is_said_when_it_is_decided() -> None:
+    busy = pool(autoscaling={"mode": "Builtin", "minReplicas": 1, "maxReplicas": 3})
+
+    def decided(before: PoolObject, replicas: int, reason: str) -> PoolStatus:
+        advice = {name("demo"): Advice(replicas=replicas, reason=reason)}
+        (status,) = reconcile(view(pools=[before], advice=advice)).pools
+        return status
+
+    first = decided(busy, 2, "90 requests wait")
+    again = replace(busy, wanted=first.replicas, conditions=first.conditions)
+    assert decided(again, 2, "91 requests wait") == first
+    assert condition(decided(again, 3, "200 requests wait").conditions, "ScalingActive").message == "200 requests wait"
