@@ -17,8 +17,20 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
-_PLATFORM = frozenset({ipaddress.ip_address("168.63.129.16")})
-"""Globally routed by their numbers, and yet a cloud's own service to its machines."""
+_NOT_PUBLIC = tuple(
+    ipaddress.ip_network(network)
+    for network in (
+        "168.63.129.16/32",  # globally routed by its number, and yet a cloud's own service to its machines
+        "192.0.0.0/24",  # a cloud's metadata lies in it; what Python takes for global differs by its version
+        "192.88.99.0/24",
+        "64:ff9b:1::/48",
+        "100::/64",
+        "2001::/23",
+        "3fff::/20",
+        "5f00::/16",
+        "fec0::/10",
+    )
+)
 
 
 class Guard:
@@ -55,7 +67,7 @@ class Guard:
 
 def is_public(address: Address) -> bool:
     plain = _plain(address)
-    return plain.is_global and not plain.is_multicast and plain not in _PLATFORM
+    return plain.is_global and not plain.is_multicast and not any(plain in network for network in _NOT_PUBLIC)
 
 
 def _plain(address: Address) -> Address:

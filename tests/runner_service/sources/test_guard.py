@@ -1,0 +1,88 @@
+"""Which addresses a fetch may connect to, and that nothing gets past."""
+
+import ipaddress
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from motet.errors import AdapterFetchFailed
+from motet_runner.sources.guard import Guard, is_public
+
+INSIDE = [
+    "127.0.0.1", "127.255.0.1", "0.0.0.0", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1",
+    "100.100.100.200", "168.63.129.16", "224.0.0.1", "239.1.1.1", "255.255.255.255", "240.0.0.1", "192.0.0.192",
+    "198.18.0.1", "::", "::1", "fe80::1", "fc00::1", "fd00:ec2::254", "ff02::1", "::ffff:10.0.0.1", "::ffff:127.0.0.1",
+    "64:ff9b::a9fe:a9fe", "64:ff9b::10.0.0.1", "2002:7f00:1::", "2002:a9fe:a9fe::", "2001:db8::1", "64:ff9b:1::1", "fec0::1", "2001::1", "100::1",
+]  # fmt: skip
+OUTSIDE = [
+    "1.1.1.1",
+    "151.101.1.1",
+    "172.32.0.1",
+    "100.128.0.1",
+    "2606:4700::1111",
+    "::ffff:1.1.1.1",
+    "64:ff9b::101:101",
+]
+
+
+@pytest.mark.parametrize("address", INSIDE)
+def test_row_33_an_address_inside_is_not_public(address):
+    assert not is_public(ipaddress.ip_address(address))
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with pytest.raises(AdapterFetchFailed, match="not a public address"):
+        Guard([]).check(family, (address, 443))
+
+
+@pytest.mark.parametrize("address", OUTSIDE)
+def test_an_address_of_the_internet_is_public(address):
+    Guard([]).check(socket.AF_INET6 if ":" in address else socket.AF_INET, (address, 443))
+
+
+@pytest.mark.parametrize("entry", ["10.0.0.0/8", "10.1.2.3", "10.1.2.3/24"])
+def test_what_the_platform_names_is_let_through_and_nothing_else(entry):
+    guard = Guard([entry])
+    guard.check(socket.AF_INET, ("10.1.2.3", 443))
+    guard.check(socket.AF_INET6, ("::ffff:10.1.2.3", 443, 0, 0))
+    with pytest.raises(AdapterFetchFailed):
+        guard.check(socket.AF_INET, ("192.168.0.1", 443))
+
+
+def test_a_host_that_the_platform_names_is_let_through_wherever_it_is():
+    Guard(["localhost"]).check(socket.AF_INET, ("127.0.0.1", 443))
+    with pytest.raises(AdapterFetchFailed):
+        Guard(["localhost"]).check(socket.AF_INET, ("127.0.0.2", 443))
+    with pytest.raises(AdapterFetchFailed):
+        Guard(["nowhere.invalid"]).check(socket.AF_INET, ("127.0.0.1", 443))
+
+
+def test_sockets_of_this_machine_are_refused():
+    with pytest.raises(AdapterFetchFailed, match="socket of this machine"):
+        Guard(["0.0.0.0/0"]).check(socket.AF_UNIX, "/run/docker.sock")
+
+
+def test_once_on_it_sits_before_every_connection_of_the_process():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        code = (
+            "import asyncio, http.client, socket, sys, urllib.request\n"
+            "from motet.errors import AdapterFetchFailed\n"
+            "from motet_runner.sources.guard import Guard\n"
+            "port = int(sys.argv[1]); Guard([]).install()\n"
+            "async def connect(): await asyncio.open_connection('127.0.0.1', port)\n"
+            "ways = [lambda: socket.create_connection(('localhost', port)),\n"
+            "    lambda: socket.socket().connect_ex(('127.0.0.1', port)),\n"
+            "    lambda: http.client.HTTPConnection('127.0.0.1', port).request('GET', '/'),\n"
+            "    lambda: urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f'http://127.0.0.1:{port}'),\n"
+            "    lambda: socket.socket(type=socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', port)),\n"
+            "    lambda: asyncio.run(connect())]\n"
+            "for way in ways:\n"
+            "    try: way()\n"
+            "    except AdapterFetchFailed: continue\n"
+            "    sys.exit('it got past')\n"
+        )
+        subprocess.run([sys.executable, "-W", "ignore", "-c", code, str(port)], check=True)
+        server.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            server.accept()
