@@ -9,6 +9,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import asyncpg
 import pytest
 import yaml
 from cryptography import x509
@@ -26,6 +28,8 @@ from tests.charts.helm import COMPONENTS, CRDS, MOTET, VARIANTS, containers, of_
 from tests.kube.cluster import Cluster, Refused
 from tests.kube.network import API_PORT, CONTROL_PLANE
 from tests.repo.tree import ROOT
+from tests.support.postgresql import PostgreSQL
+from tests.support.postgresql import find as find_postgresql
 
 pytestmark = pytest.mark.kube
 
@@ -218,6 +222,60 @@ def test_nothing_is_left_but_the_definitions_and_a_second_installation_takes_ove
     cluster.helm("install", f"{release.name}-crds", str(CRDS), *whole)
     release.helm("install", NOWHERE, tmp_path)
     cluster.helm("uninstall", f"{release.name}-crds", f"--namespace={release.system}")
+
+
+# The database ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def postgresql(cluster: Cluster) -> Iterator[PostgreSQL]:
+    """A server that pods reach."""
+    if find_postgresql("postgres") is None:
+        pytest.skip("no PostgreSQL server")
+    with tempfile.TemporaryDirectory(prefix="motet-postgresql-") as folder, cluster.inside():
+        server = PostgreSQL(Path(folder), CONTROL_PLANE)
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
+
+
+@pytest.mark.usefixtures("node")
+async def test_nothing_starts_before_the_database_has_its_schema(
+    release: Release, postgresql: PostgreSQL, tmp_path: Path
+) -> None:
+    cluster, system = release.cluster, f"--namespace={release.system}"
+    url = await postgresql.new_database()
+    alone = {
+        "crds": {"install": False},
+        "env": {"MOTET_DATABASE_WAIT_SECONDS": "2"},
+        **{name: {"replicas": 0} for name in COMPONENTS if name != "predictor"},
+    }
+
+    def values(url: str) -> str:
+        return release.values(alone | {"database": {"url": url}}, tmp_path)
+
+    wrong = values(postgresql.url(url.rsplit("/", 1)[1], password="mistaken"))
+    with pytest.raises(Refused, match="pre-install"):
+        cluster.helm("install", release.name, str(MOTET), system, wrong, "--timeout=2m")
+    assert cluster.items("deployments", system) == []
+    # What failed is kept, so that people can see why.
+    (pod, *_) = cluster.items("pods", system, "--selector=app.kubernetes.io/component=migrate")
+    said = cluster.logs(pod["metadata"]["name"], release.system)
+    assert "lets nobody in with this user and password. Correct them in MOTET_DATABASE_URL." in said
+    assert cluster.items("secrets", system, "--selector=app.kubernetes.io/component=migrate") == []
+    cluster.helm("uninstall", release.name, system)
+
+    cluster.helm("install", release.name, str(MOTET), system, values(url), "--wait", "--timeout=2m")
+    connection = await asyncpg.connect(url.replace("+asyncpg", ""))
+    try:
+        assert await connection.fetchval("SELECT count(*) FROM alembic_version") == 1
+    finally:
+        await connection.close()
+    cluster.helm("upgrade", release.name, str(MOTET), system, values(url), "--wait", "--timeout=2m")
+    left = cluster.items("jobs,secrets,networkpolicies", system, "--selector=app.kubernetes.io/component=migrate")
+    assert left == []
 
 
 # Rights ---------------------------------------------------------------------------------------------------------------

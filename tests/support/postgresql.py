@@ -30,11 +30,12 @@ def find(program: str) -> str | None:
 
 
 class PostgreSQL:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, host: str = "127.0.0.1") -> None:
+        self.host = host
         self._data = folder / "data"
         self._log = folder / "log"
         with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
+            free.bind((host, 0))
             self.port = int(free.getsockname()[1])
         # It refuses to run as root.
         self._user: dict[str, Any] = {"cwd": folder}
@@ -48,10 +49,12 @@ class PostgreSQL:
         command = [find("initdb"), f"--pgdata={self._data}", f"--username={USER}", f"--pwfile={password}"]
         options = ["--auth=scram-sha-256", "--no-sync", "--encoding=UTF8", "--locale=C"]
         subprocess.run([*command, *options], check=True, capture_output=True, **self._user)
+        with (self._data / "pg_hba.conf").open("a") as rules:  # by itself it lets in only this machine
+            rules.write("host all all all scram-sha-256\n")
         self._process: subprocess.Popen[bytes] | None = None
 
     def url(self, database: str, *, password: str = PASSWORD, user: str = USER) -> str:
-        return f"postgresql+asyncpg://{user}:{password}@127.0.0.1:{self.port}/{database}"
+        return f"postgresql+asyncpg://{user}:{password}@{self.host}:{self.port}/{database}"
 
     async def new_database(self) -> str:
         """The URL of an empty one."""
@@ -64,7 +67,12 @@ class PostgreSQL:
         return self.url(name)
 
     def start(self) -> None:
-        settings = [f"--port={self.port}", "--listen_addresses=127.0.0.1", "--unix_socket_directories=", "--fsync=off"]
+        settings = [
+            f"--port={self.port}",
+            f"--listen_addresses={self.host}",
+            "--unix_socket_directories=",
+            "--fsync=off",
+        ]
         said = self._log.stat().st_size if self._log.exists() else 0
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
