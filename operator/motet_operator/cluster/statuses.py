@@ -31,7 +31,7 @@ def adapter_status(found: AdapterStatus) -> Object:
             artifact=_artifact(found.certificate),
             desired_replicas=found.desired,
             loaded_replicas=found.loaded,
-            placement_summary=f"{found.loaded}/{found.desired}",
+            placement_summary=f"{found.loaded}/{found.desired}" if found.desired else f"{found.loaded}",
             last_load_time=found.last_load,
         )
     )

@@ -69,7 +69,7 @@ ADAPTER = Kind(
         Column("Pool", ".spec.poolRef.name", "the group of pools that serves it"),
         Column("Base Model", ".status.baseModel", "what the pool serves"),
         Column("Rank", ".status.artifact.rank", "of its largest matrix", "integer"),
-        Column("Loaded", ".status.placementSummary", "runners that hold it, of those that should"),
+        Column("Loaded", ".status.placementSummary", "runners that hold it, and of how many that should"),
         Column("Model", ".status.modelName", "what clients call it"),
         AGE,
         Column("Digest", ".status.artifact.shortDigest", "of the bytes that serve", wide=True),

@@ -37,7 +37,7 @@ _REFUSED = {
     "NameConflict": "An older adapter of this namespace has the model name. Set another `spec.modelName`.",
     "QuotaExceeded": "The pool is full (`spec.admission.maxAdapters`). Delete an older adapter or ask for more room.",
     "PolicyDenied": "The pool does not take bytes from there, or not without a digest. The message names the rule.",
-    "InvalidSpec": "The object was stored under other rules than today's. Apply it again; the message names the field.",
+    "Unreadable": "The object was stored under other rules than today's. Apply it again; the message names the field.",
 }
 _LOADING = {
     "Loading": "Fewer runners hold it than `spec.placement.minReplicas` asks for. More are loading it.",
@@ -81,12 +81,12 @@ _POOL_REFUSED = {
     "NamespaceNotPrepared": "The operator may not run anything in this namespace. Add it to the chart's value "
     "`pools.namespaces` and upgrade the release.",
     "ModelMismatch": "An older pool of the group serves another base model. Use the same model or another group.",
-    "InvalidSpec": _REFUSED["InvalidSpec"],
-    "WriteForbidden": "The API server refuses what the operator wants to write; the message names verb and resource. "
-    "Give the right back (`helm upgrade` does); nothing has to be restarted.",
+    "Unreadable": _REFUSED["Unreadable"],
 }
 _RUNNERS = {
     "RunnersStarting": "Runners are loading the base model. The first start also downloads it.",
+    "PermissionDenied": "The operator lacks a right; the message names verb and resource. Give it back (`helm upgrade` "
+    "does); nothing has to be restarted.",
     "RunnerFailing": "A runner dies again and again; the message has its last words, and `kubectl logs --previous` all "
     "of them.",
 }

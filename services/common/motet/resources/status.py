@@ -129,7 +129,7 @@ class LoRAAdapterStatus(Report):
     """Runners that hold it."""
 
     placement_summary: Fraction | None = None
-    """Loaded of desired, such as 2/3."""
+    """Loaded of desired, such as 2/3; only the first where it loads on demand."""
 
     last_load_time: Annotated[datetime, Field(strict=False)] | None = None
     """When a runner last loaded it."""
