@@ -86,7 +86,8 @@ class Credentials:
             return self._configuration
 
     async def _read(self) -> None:
-        configuration = Configuration()
+        # Else each request would look for a proxy in files and variables, in a thread.
+        configuration = Configuration(client_session_kwargs={"trust_env": False})
         try:
             if self._kubeconfig is not None:
                 await kube_config.load_kube_config(str(self._kubeconfig), client_configuration=configuration)

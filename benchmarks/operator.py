@@ -1,0 +1,295 @@
+"""The operator on a real API server: how fast a cluster of adapters gets its status, and what the operator costs.
+
+    sync_1000_s        1,000 adapters in 50 namespaces, from the start of the process to the last status
+    reconciles_per_s   statuses a second between the first write and the last
+    idle_writes        writes in the half minute afterwards, Lease renewals aside (audit log); lists and rounds included
+    operator_mib       peak resident memory
+    takeover_s         from the leader's SIGKILL, and from its SIGTERM, to the next leader's first write
+
+etcd, API server, controller-manager and this benchmark share the machine with the operator. The baseline is an operator
+as kopf's documentation writes one: a handler for creation that patches status; it is measured on the same objects,
+alternating. Run it with `python -m benchmarks.operator`.
+"""
+
+import argparse
+import asyncio
+import os
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+from prometheus_client import CollectorRegistry
+
+from benchmarks.harness import Pairs, Result, alternate, arguments, report, watching
+from motet_operator.cluster.api import Api, Credentials
+from motet_operator.cluster.kinds import ADAPTERS, NAMESPACES, POOLS
+from motet_operator.cluster.limiter import Limiter
+from motet_operator.metrics import ClusterMetrics
+from tests.kube.cluster import Cluster
+from tests.kube.control_plane import control_plane
+from tests.kube.network import network
+from tests.kube.operators import Operator, Site, site
+from tests.kube.programs import Program
+
+SYNC_TARGET_S = 20.0
+RATE_TARGET = 100.0
+MEMORY_TARGET_MIB = 256.0
+KILLED_TARGET_S, POLITE_TARGET_S = 20.0, 2.0
+IDLE_S = 30.0
+REAL_TIME = {"MOTET_TIME_SCALE": "1"}
+
+BASELINE = """
+import asyncio, os, sys
+import kopf
+
+@kopf.on.login()
+def login(**kwargs):
+    return kopf.login_with_kubeconfig(**kwargs)
+
+@kopf.on.startup()
+def configure(settings, **_):
+    settings.posting.enabled = False
+    settings.networking.connect_timeout = 5
+
+@kopf.on.create("motet.dev", "v1alpha1", "loraadapters")
+@kopf.on.resume("motet.dev", "v1alpha1", "loraadapters")
+async def created(patch, body, **_):
+    patch.status["observedGeneration"] = body.metadata["generation"]
+    patch.status["conditions"] = [dict(
+        type="Ready", status="Unknown", reason="WaitingForRunner", message="no runner is ready",
+        lastTransitionTime="2026-01-01T00:00:00Z", observedGeneration=body.metadata["generation"],
+    )]
+
+asyncio.run(kopf.operator(clusterwide=True, standalone=True))
+"""
+
+
+@asynccontextmanager
+async def door(cluster: Cluster) -> AsyncIterator[Api]:
+    """To the API server as its administrator, as fast as it can."""
+    api = Api(Credentials(cluster.kubeconfig), Limiter(1e6, 1e6), ClusterMetrics(CollectorRegistry()))
+    try:
+        yield api
+    finally:
+        await api.close()
+
+
+async def populate(api: Api, home: Site, adapters: int, namespaces: int, prefix: str) -> list[str]:
+    """Adapters spread over tenants. Gives the tenants."""
+    tenants = [f"{home.name}-{prefix}-{number}" for number in range(namespaces)]
+    limit = asyncio.Semaphore(16)
+
+    async def apply(kind: Any, document: dict[str, Any]) -> None:
+        async with limit:
+            await api.apply(kind, document, manager="benchmark")
+
+    await apply(POOLS, home.pool())
+    await asyncio.gather(
+        *(apply(NAMESPACES, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}) for name in tenants)
+    )
+    await asyncio.gather(
+        *(
+            apply(ADAPTERS, home.adapter(f"adapter-{number}", tenants[number % namespaces]))
+            for number in range(adapters)
+        )
+    )
+    return tenants
+
+
+async def told(api: Api, tenants: Sequence[str], adapters: int, alive: Callable[[], None], within_s: float) -> None:
+    """Wait until all have their status. Asks seldom: the API server has better things to do."""
+    deadline, mine, done = time.monotonic() + within_s, set(tenants), 0
+    while time.monotonic() < deadline:
+        alive()
+        items, _ = await api.list(ADAPTERS, *(tenants if len(tenants) == 1 else ()))
+        done = sum(
+            (it.get("status") or {}).get("observedGeneration") == it["metadata"]["generation"]
+            for it in items
+            if it["metadata"]["namespace"] in mine
+        )
+        if done >= adapters:
+            return
+        await asyncio.sleep(2.0 if adapters > 100 else 0.1)
+    raise AssertionError(f"not told within {within_s} s: {done} of {adapters}")
+
+
+def last_status(cluster: Cluster, tenants: Sequence[str]) -> datetime:
+    """When the last of them was written, by the audit log."""
+    mine = set(tenants)
+    return max(
+        datetime.fromisoformat(entry["stageTimestamp"])
+        for entry in cluster.audit()
+        if entry["verb"] == "patch"
+        and entry["objectRef"]["resource"] == "loraadapters"
+        and entry["objectRef"].get("subresource") == "status"
+        and entry["objectRef"]["namespace"] in mine
+    )
+
+
+@dataclass(frozen=True)
+class Load:
+    """What was written, by the audit log."""
+
+    writes: int
+    per_second: float
+
+
+def load_of(home: Site, *, since: int = 0) -> Load:
+    entries = [
+        entry
+        for entry in home.cluster.audit(home.user)[since:]
+        if entry["verb"] in ("create", "update", "patch", "delete")
+        and entry["objectRef"]["resource"] != "leases"
+        and entry["responseStatus"]["code"] < 300
+    ]
+    statuses = [
+        datetime.fromisoformat(entry["stageTimestamp"])
+        for entry in entries
+        if entry["objectRef"].get("subresource") == "status" and entry["objectRef"]["resource"] == "loraadapters"
+    ]
+    span = (max(statuses) - min(statuses)).total_seconds() if len(statuses) > 1 else 0.0
+    return Load(len(entries), len(statuses) / span if span else 0.0)
+
+
+def peak_mib(pid: int) -> float:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
+
+
+async def sync(api: Api, home: Site, adapters: int, namespaces: int, within_s: float) -> list[Result]:
+    began = time.monotonic()
+    tenants = await populate(api, home, adapters, namespaces, "many")
+    print(f"{adapters} adapters made in {time.monotonic() - began:.1f} s; now the operator starts, from cold")
+    operator = Operator(home, "cold", env={**REAL_TIME, "MOTET_CLUSTER_RESYNC_SECONDS": "10"})
+    began_at = datetime.now(UTC)
+    operator.program.start(wait=False)
+    try:
+        plane = psutil.Process().children(recursive=True)
+        cpu = {one.pid: sum(one.cpu_times()[:2]) for one in plane}
+        with watching(plane) as foreign:
+            await told(api, tenants, adapters, operator.program.assert_alive, within_s)
+        shares = ", ".join(f"{one.name()} {sum(one.cpu_times()[:2]) - cpu[one.pid]:.1f} s" for one in plane)
+        took = (last_status(home.cluster, tenants) - began_at).total_seconds()
+        await asyncio.sleep(3)
+        work = load_of(home)
+        before = len(home.cluster.audit(home.user))
+        await asyncio.sleep(IDLE_S)
+        idle = load_of(home, since=before)
+        peak = peak_mib(operator.program.pid)
+    finally:
+        operator.program.stop()
+    print(
+        f"{adapters} adapters in {namespaces} namespaces: told in {took:.1f} s, {work.writes} writes, "
+        f"{work.per_second:.0f} statuses a second; {idle.writes} writes in {IDLE_S:.0f} s afterwards; "
+        f"peak {peak:.0f} MiB; CPU: {shares}; others took {foreign.share:.0%} of the machine"
+    )
+    return [
+        Result(f"sync_{adapters}_s", took, "s", f"<= {SYNC_TARGET_S:.0f} s", took <= SYNC_TARGET_S),
+        Result("reconciles_per_s", work.per_second, "1/s", f">= {RATE_TARGET:.0f}", work.per_second >= RATE_TARGET),
+        Result("idle_writes", idle.writes, "writes", "0", idle.writes == 0),
+        Result("operator_mib", peak, "MiB", f"<= {MEMORY_TARGET_MIB:.0f} MiB", peak <= MEMORY_TARGET_MIB),
+    ]
+
+
+async def takeover(api: Api, home: Site, *, polite: bool) -> float:
+    """From the leader's end to the first write of the next."""
+    tenant = home.tenant(f"takeover-{polite}".lower())
+    name = "polite" if polite else "killed"
+    one = Operator(home, f"{name}-one", lease=True, port=9091, env=REAL_TIME)
+    other = Operator(home, f"{name}-other", lease=True, port=9092, env=REAL_TIME)
+    with one, other:
+        home.cluster.wait_for(lambda: one.metric("motet_operator_leader") + other.metric("motet_operator_leader") == 1)
+        leader = one if one.metric("motet_operator_leader") else other
+        await api.apply(ADAPTERS, home.adapter("before", tenant, "nowhere"), manager="benchmark")
+        await told(api, [tenant], 1, lambda: None, 20)
+        began = time.monotonic()
+        if polite:
+            psutil.Process(leader.program.pid).terminate()
+        else:
+            leader.program.kill()
+        await api.apply(ADAPTERS, home.adapter("after", tenant, "nowhere"), manager="benchmark")
+        await told(api, [tenant], 2, lambda: None, 40)
+        return time.monotonic() - began
+
+
+async def against_the_usual_way(api: Api, home: Site, adapters: int, pairs: int) -> Pairs:
+    """Seconds to tell so many new adapters, by an operator in kopf's usual style (A) and by ours (B)."""
+    script = home.folder / "usual.py"
+    script.write_text(BASELINE)
+    number = 0
+
+    async def measure(start: Callable[[], Program]) -> float:
+        nonlocal number
+        number += 1
+        tenants = await populate(api, home, adapters, 10, f"pair{number}")
+        program = start()
+        began_at = datetime.now(UTC)
+        program.start(wait=False)
+        try:
+            await told(api, tenants, adapters, program.assert_alive, 120)
+            return (last_status(home.cluster, tenants) - began_at).total_seconds()
+        finally:
+            program.stop()
+            for tenant in tenants:
+                items, _ = await api.list(ADAPTERS, tenant)
+                for it in items:
+                    await api.delete(ADAPTERS, tenant, it["metadata"]["name"], uid=it["metadata"]["uid"])
+
+    def usual() -> Program:
+        assert home.cluster.network is not None
+        env = {**os.environ, "KUBECONFIG": str(home.cluster.kubeconfig)}
+        command = [sys.executable, str(script)]
+        return Program(command, home.folder / "usual.log", home.cluster.network, lambda: True, env=env)
+
+    return await alternate(
+        lambda: measure(usual),
+        lambda: measure(lambda: Operator(home, "pair", env=REAL_TIME).program),
+        pairs=pairs,
+        attempts=pairs,
+    )
+
+
+async def measure(cluster: Cluster, folder: Path, given: argparse.Namespace) -> list[Result]:
+    results = []
+    async with door(cluster) as api:
+        with site(cluster, folder) as home:
+            results += await sync(api, home, given.adapters, given.namespaces, within_s=given.within)
+        if given.only_sync:
+            return results
+        with site(cluster, folder) as home:
+            for polite, target in ((False, KILLED_TARGET_S), (True, POLITE_TARGET_S)):
+                seconds = await takeover(api, home, polite=polite)
+                name = "takeover_polite_s" if polite else "takeover_s"
+                results.append(Result(name, seconds, "s", f"<= {target:.0f} s", seconds <= target))
+        with site(cluster, folder) as home:
+            both = await against_the_usual_way(api, home, given.pair_adapters, given.pairs)
+            print(f"{given.pair_adapters} new adapters, kopf's usual way against ours: {both}")
+            results.append(Result("usual_way_ratio", both.ratio, "x"))
+    return results
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--adapters", type=int, default=1000)
+    parser.add_argument("--namespaces", type=int, default=50)
+    parser.add_argument("--within", type=float, default=180.0, help="seconds after which it has failed")
+    parser.add_argument("--pairs", type=int, default=2, help="pairs against the baseline")
+    parser.add_argument("--pair-adapters", type=int, default=300)
+    parser.add_argument("--only-sync", action="store_true", help="no takeover, no baseline")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="motet-benchmark-") as name, network() as isolated:
+        folder = Path(name)
+        with control_plane(folder, isolated) as cluster, cluster.inside():
+            results = asyncio.run(measure(cluster, folder, given))
+    report("operator", results, as_json=given.json)
+
+
+if __name__ == "__main__":
+    main()

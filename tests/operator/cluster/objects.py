@@ -1,0 +1,87 @@
+"""Objects as the API server sends them, with good defaults."""
+
+from typing import Any
+
+from motet_operator.cluster.deployments import PlatformTemplate
+from motet_operator.cluster.kinds import ADAPTERS, DEPLOYMENTS, NAMESPACES, PODS, POOLS, WATCHED, Kind, Object, key_of
+
+PLATFORM = PlatformTemplate(
+    {
+        "metadata": {"annotations": {"example.com/team": "platform"}},
+        "spec": {
+            "serviceAccountName": "motet-runner",
+            "containers": [
+                {
+                    "name": "runner",
+                    "image": "motet/runner:1",
+                    "env": [
+                        {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+                        {"name": "MOTET_RUNNER_LISTEN", "value": "$(POD_IP):7110"},
+                    ],
+                    "volumeMounts": [{"name": "data", "mountPath": "/var/lib/motet"}],
+                }
+            ],
+            "volumes": [{"name": "data", "emptyDir": {}}],
+        },
+    }
+)
+
+
+def made(kind: Kind, name: str, namespace: str = "", *, version: int = 1, uid: str = "", **more: Any) -> Object:
+    metadata = {"name": name, "resourceVersion": str(version), "uid": uid or f"{namespace}/{name}", "generation": 1}
+    metadata |= {"creationTimestamp": "2026-01-01T00:00:00Z"} | more.pop("metadata", {})
+    if namespace:
+        metadata["namespace"] = namespace
+    return {"apiVersion": kind.api_version, "kind": kind.name, "metadata": metadata, **more}
+
+
+def pool(name: str = "demo", namespace: str = "pools", *, version: int = 1, **spec: Any) -> Object:
+    full = {"model": {"uri": "hf://acme/base"}, "allowedNamespaces": {"from": "All"}} | spec
+    return made(POOLS, name, namespace, version=version, spec=full)
+
+
+def adapter(name: str = "legal", namespace: str = "tenant", *, version: int = 1, **spec: Any) -> Object:
+    full = {"poolRef": {"name": "demo", "namespace": "pools"}, "source": {"uri": f"hf://acme/{name}"}} | spec
+    return made(ADAPTERS, name, namespace, version=version, spec=full)
+
+
+def namespace(name: str, **labels: str) -> Object:
+    return made(NAMESPACES, name, metadata={"labels": labels})
+
+
+def child(kind: Kind, name: str, pool: str, revision: str, **more: Any) -> Object:
+    labels = {"motet.dev/pool": pool, "motet.dev/revision": revision}
+    metadata = {"labels": labels} | more.pop("metadata", {})
+    return made(kind, name, "pools", metadata=metadata, **more)
+
+
+def pod(name: str, revision: str, pool: str = "demo", *, ready: bool = True, **metadata: Any) -> Object:
+    conditions = [{"type": "Ready", "status": "True" if ready else "False"}]
+    labels = {"motet.dev/pool": pool, "motet.dev/revision": revision}
+    status = {"phase": "Running", "conditions": conditions}
+    return made(PODS, name, "pools", metadata={"labels": labels} | metadata, status=status)
+
+
+def deployment(revision: str, replicas: int, pool: str = "demo", *, settled: bool = True, ours: bool = True) -> Object:
+    managers = [{"manager": "motet-scaler", "operation": "Apply"}] if ours else []
+    status = {"observedGeneration": 1, "replicas": replicas} if settled else {}
+    return child(
+        DEPLOYMENTS,
+        f"{pool}-{revision}",
+        pool,
+        revision,
+        metadata={
+            "labels": {"motet.dev/pool": pool, "motet.dev/revision": revision},
+            "managedFields": managers,
+        },
+        spec={"replicas": replicas},
+        status=status,
+    )
+
+
+def snapshot(*objects: Object) -> dict[Kind, dict[tuple[str, str], Object]]:
+    found: dict[Kind, dict[tuple[str, str], Object]] = {kind: {} for kind in WATCHED}
+    by_name = {kind.name: kind for kind in WATCHED}
+    for it in objects:
+        found[by_name[it["kind"]]][key_of(it)] = it
+    return found

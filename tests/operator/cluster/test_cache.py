@@ -1,0 +1,98 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from motet.clock import FakeClock
+from motet_operator.cluster.cache import TOMBSTONE_SECONDS, Cache, Repairs
+from motet_operator.cluster.kinds import ADAPTERS, PODS, Object
+from tests.operator.cluster.objects import adapter, made, pod
+
+KEY = ("tenant", "legal")
+
+
+def test_of_two_versions_the_newer_stays_whichever_comes_last() -> None:
+    cache = Cache()
+    assert cache.put(ADAPTERS, adapter(version=5))
+    assert not cache.put(ADAPTERS, adapter(version=4))
+    assert not cache.put(ADAPTERS, adapter(version=5))
+    assert cache.get(ADAPTERS, KEY) == adapter(version=5)
+
+
+def test_versions_are_numbers() -> None:
+    cache = Cache()
+    cache.put(ADAPTERS, adapter(version=9))
+    assert cache.put(ADAPTERS, adapter(version=10))
+
+
+def test_what_was_deleted_does_not_come_back_through_an_older_list() -> None:
+    clock = FakeClock()
+    cache = Cache(clock=clock)
+    cache.put(ADAPTERS, adapter(version=5))
+    cache.remove(ADAPTERS, adapter(version=6))
+    cache.replace(ADAPTERS, [adapter(version=5)], version=5)
+    assert cache.count(ADAPTERS) == 0
+    clock.advance(TOMBSTONE_SECONDS + 1)
+    cache.replace(ADAPTERS, [], version=7)
+    assert cache.put(ADAPTERS, adapter(version=5))  # graves are not kept for ever
+
+
+def test_an_object_of_the_same_name_is_another_object() -> None:
+    cache = Cache()
+    cache.put(ADAPTERS, adapter(version=5))
+    again = made(ADAPTERS, "legal", "tenant", version=8, uid="another", spec={})
+    cache.put(ADAPTERS, again)
+    assert not cache.remove(ADAPTERS, adapter(version=9))  # a late word about the first
+    assert cache.get(ADAPTERS, KEY) == again
+
+
+def test_a_list_makes_up_for_each_kind_of_lost_event() -> None:
+    cache = Cache()
+    cache.put(ADAPTERS, adapter("changed", version=1))
+    cache.put(ADAPTERS, adapter("gone", version=2))
+    cache.put(ADAPTERS, adapter("newer", version=9))
+    listed = [adapter("changed", version=5), adapter("added", version=4)]
+    assert cache.replace(ADAPTERS, listed, version=6) == Repairs(added=1, changed=1, removed=1)
+    assert sorted(name for _, name in cache.snapshot()[ADAPTERS]) == ["added", "changed", "newer"]
+    assert not cache.replace(ADAPTERS, listed, version=6).any
+
+
+def test_a_list_of_one_namespace_says_nothing_of_others() -> None:
+    cache = Cache()
+    cache.put(PODS, pod("here", "1"))
+    cache.replace(PODS, [], version=10, namespace="elsewhere")
+    assert cache.count(PODS) == 1
+
+
+def test_somebody_is_told_of_news_and_of_nothing_else() -> None:
+    told = []
+    cache = Cache(told.append)
+    cache.put(ADAPTERS, adapter(version=1))
+    cache.put(ADAPTERS, adapter(version=1))
+    cache.remove(ADAPTERS, adapter(version=2))
+    cache.remove(ADAPTERS, adapter(version=2))
+    assert told == [ADAPTERS, ADAPTERS]
+
+
+def test_what_nobody_reads_is_not_kept() -> None:
+    cache = Cache()
+    it = pod("one", "1") | {"spec": {"nodeName": "node-1", "containers": [{"env": ["much"] * 100}]}}
+    it["metadata"]["managedFields"] = [{"manager": "somebody"}]
+    cache.put(PODS, it)
+    kept = cache.get(PODS, ("pools", "one"))
+    assert kept is not None
+    assert kept["spec"] == {"nodeName": "node-1"}
+    assert "managedFields" not in kept["metadata"]
+
+
+@given(st.permutations(range(6)), st.integers(0, 5))
+def test_the_order_in_which_news_arrives_does_not_matter(order: list[int], lists: int) -> None:
+    """Five versions and a deletion after them, with a list somewhere between: in the end it is gone."""
+    cache = Cache()
+    for step, number in enumerate(order):
+        if step == lists:
+            cache.replace(ADAPTERS, [adapter(version=3)], version=3)
+        it: Object = adapter(version=number + 1)
+        if number == 5:
+            cache.remove(ADAPTERS, it)
+        else:
+            cache.put(ADAPTERS, it)
+    assert cache.get(ADAPTERS, KEY) is None

@@ -1,0 +1,128 @@
+from datetime import UTC, datetime
+
+import pytest
+
+from motet.resources import LoRAAdapter
+from motet_operator.cluster.kinds import ADAPTERS, PODS
+from motet_operator.cluster.view import (
+    Reader,
+    Unreadable,
+    conditions_of,
+    lives,
+    model_claim,
+    model_uri,
+    read_adapter,
+    read_instance,
+    read_pool,
+    scale_writers,
+)
+from tests.operator.cluster.objects import adapter, made, pod, pool
+
+
+def test_each_version_is_read_once() -> None:
+    reads = []
+
+    def read(it: object) -> object:
+        reads.append(it)
+        return object()
+
+    reader = Reader(ADAPTERS, read)
+    first = reader({("tenant", "legal"): adapter(version=1)})
+    assert reader({("tenant", "legal"): adapter(version=1)}) == first
+    assert reader({("tenant", "legal"): adapter(version=2)}) != first
+    assert len(reads) == 2
+
+
+def test_what_cannot_be_read_says_why_and_harms_nobody_else() -> None:
+    reader = Reader(ADAPTERS, read_adapter)
+    found = reader(
+        {("tenant", "odd"): adapter("odd", fromTheFuture=True), ("tenant", "legal"): adapter(), ("t", "x"): {}}
+        | {("t", "x"): made(ADAPTERS, "x", "t")}
+    )
+    odd = found["tenant", "odd"]
+    assert isinstance(odd, Unreadable)
+    assert "spec.fromTheFuture" in odd.message
+    assert isinstance(found["t", "x"], Unreadable)
+    assert not isinstance(found["tenant", "legal"], Unreadable)
+
+
+def test_a_volume_is_a_path_that_its_runners_have() -> None:
+    claim = {"claimName": "adapters", "path": "legal/v2"}
+    it = read_adapter(adapter(source={"persistentVolumeClaim": claim}))
+    assert it.source == "file:///var/lib/motet/volumes/adapters/legal/v2"
+    model = read_pool(pool(model={"uri": "pvc://weights/llama"}), prepared=lambda _: True)
+    assert model.model_uri == "file:///var/lib/motet/model/llama"
+    assert model_claim(model.resource) == "weights"
+    assert model_claim(read_pool(pool(), prepared=lambda _: True).resource) == ""
+    assert model_uri(read_pool(pool(), prepared=lambda _: True).resource) == "hf://acme/base"
+
+
+def test_labels_that_offline_validation_would_refuse_do_no_harm() -> None:
+    it = adapter()
+    it["metadata"]["labels"] = {f"many-{number}": "" for number in range(100)}
+    assert isinstance(read_adapter(it).resource, LoRAAdapter)
+
+
+def test_a_pool_says_what_was_decided_last_and_who_scaled_it() -> None:
+    it = pool() | {"status": {"desiredReplicas": 3, "currentRevision": "abc"}}
+    it["metadata"]["managedFields"] = [
+        {"manager": "kubectl", "subresource": "scale", "fieldsV1": {"f:spec": {"f:replicas": {}}}},
+        {"manager": "somebody", "subresource": "status", "fieldsV1": {"f:status": {}}},
+    ]
+    read = read_pool(it, prepared=lambda name: name == "pools")
+    assert (read.wanted, read.current_revision, read.prepared) == (3, "abc", True)
+    assert scale_writers(it) == read.scale_writers == ("kubectl",)
+    assert not read_pool(it, prepared=lambda _: False).prepared
+
+
+def test_conditions_are_read_back_as_they_were_written_and_nonsense_is_left_out() -> None:
+    written = {
+        "type": "Ready",
+        "status": "False",
+        "reason": "PoolNotFound",
+        "message": "there is none",
+        "lastTransitionTime": "2026-01-02T03:04:05Z",
+        "observedGeneration": 7,
+    }
+    it = adapter() | {"status": {"conditions": [written, {"type": "Odd", "status": "Perhaps"}, {"status": "True"}]}}
+    (read,) = conditions_of(it)
+    assert (read.type, read.status, read.reason, read.observed_generation) == ("Ready", "False", "PoolNotFound", 7)
+    assert read.last_transition_time == datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+def test_a_pod_that_leaves_or_is_over_is_no_runner() -> None:
+    assert lives(pod("one", "1"))
+    assert not lives(pod("one", "1", deletionTimestamp="2026-01-01T00:00:00Z"))
+    assert not lives(pod("one", "1") | {"status": {"phase": "Failed"}})
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        ({"containerStatuses": [{"state": {"waiting": {"reason": "ContainerCreating"}}}]}, ""),
+        (
+            {"containerStatuses": [{"state": {"waiting": {"reason": "ErrImagePull", "message": "no such image"}}}]},
+            "ErrImagePull: no such image",
+        ),
+        (
+            {"containerStatuses": [{"lastState": {"terminated": {"reason": "OOMKilled", "exitCode": 137}}}]},
+            "OOMKilled, exit code 137",
+        ),
+        (
+            {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "full"}]},
+            "Unschedulable: full",
+        ),
+    ],
+)
+def test_what_keeps_a_pod_from_serving_is_said_in_kubernetes_words(status: dict[str, object], reason: str) -> None:
+    assert read_instance(made(PODS, "one", "pools", status=status)).reason == reason
+
+
+def test_a_ready_pod_has_no_failures_and_a_draining_one_says_until_when() -> None:
+    it = pod("one", "1", annotations={"motet.dev/draining-until": "2026-01-01T00:00:30+00:00"})
+    it["status"]["containerStatuses"] = [{"restartCount": 4}]
+    read = read_instance(it)
+    assert (read.ready, read.failures) == (True, 0)
+    assert read.draining_until == datetime(2026, 1, 1, 0, 0, 30, tzinfo=UTC)
+    it["status"]["conditions"][0]["status"] = "False"
+    assert read_instance(it).failures == 4
