@@ -40,7 +40,8 @@ async def test_a_held_request_brings_the_first_runner_and_runs_on_it(house):
 async def test_a_queue_at_a_pool_that_went_to_nothing_brings_a_runner_back(house):
     house.operator.state(replicas=0, **BUILTIN)
     answer = house.gateway.start("a", max_tokens=4)
-    await until(lambda: house.operator.desired and house.operator.desired.replicas == 1)
+    await until(lambda: house.operator.desired and house.operator.desired.reason_code == "Requests")
+    assert house.operator.desired.replicas == 1
     assert house.gateway.asked["a"].positions[0] == (1, "no runner of this model is up")
     house.operator.state(replicas=1, **BUILTIN)
     await house.runner("r0")
