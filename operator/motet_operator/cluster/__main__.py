@@ -1,5 +1,10 @@
 """`python -m motet_operator.cluster`: the operator on a cluster, as the chart starts it."""
 
+import asyncio
+
+from prometheus_client import CollectorRegistry
+
+from motet.health import Health
 from motet.lease import LeaseSettings
 from motet.service import read, run
 from motet.settings import ProcessSettings
@@ -8,9 +13,12 @@ from motet_operator.settings import ClusterSettings
 
 
 def main() -> None:
-    process = read(ProcessSettings)
-    operator = ClusterOperator(process, read(ClusterSettings), read(LeaseSettings))
-    run("operator", process, operator.run)
+    process, settings, lease = read(ProcessSettings), read(ClusterSettings), read(LeaseSettings)
+
+    async def operate(stop: asyncio.Event, registry: CollectorRegistry, health: Health) -> None:
+        await ClusterOperator(process, settings, lease).run(stop, registry, health)
+
+    run("operator", process, operate)
 
 
 if __name__ == "__main__":
