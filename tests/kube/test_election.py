@@ -10,9 +10,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
+import yaml
 
 from motet.errors import SetupError
-from motet.kube import KubeApi
+from motet.kube import KubeApi, Refused, Unreachable
 from motet.lease import Election
 from motet.rpc import is_healthy
 from motet.settings import LeaseSettings
@@ -91,6 +92,34 @@ async def test_without_the_right_to_a_lease_the_sentence_says_which(cluster: Clu
         with pytest.raises(SetupError, match=r"cannot get resource .* Grant .* get, create and update on leases"):
             async with Election(api, settings(namespace)):
                 pass
+
+
+async def test_a_token_that_was_refused_is_read_again(cluster: Cluster, namespace: str, account: Path) -> None:
+    good = account.read_text()
+    token = yaml.safe_load(good)["users"][0]["user"]["token"]
+    path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{LEASE}"
+    account.write_text(good.replace(token, "stale"))
+    async with KubeApi(account) as api:
+        with pytest.raises(Unreachable, match="401"):
+            await api.get(path, seconds=5)
+        account.write_text(good)
+        with pytest.raises(Refused, match="not found"):
+            await api.get(path, seconds=5)
+
+
+async def test_an_api_server_that_restarts_costs_a_leader_nothing(
+    cluster: Cluster, namespace: str, account: Path
+) -> None:
+    if cluster.apiserver is None:
+        pytest.skip("the API server of an existing cluster is not ours to stop")
+    losses: list[str] = []
+    patient = settings(namespace, seconds=60, renew_seconds=40)  # this test holds up its own event loop
+    async with KubeApi(account) as api, Election(api, patient, lost=losses.append) as election:
+        cluster.apiserver.restart()
+        assert election.exceed(7) == 8
+        await until(lambda: lease_in(cluster, namespace)["metadata"]["annotations"]["motet.dev/term"] == "8")
+        assert election.leads
+        assert losses == []
 
 
 class SchedulerProcess:
