@@ -5,9 +5,8 @@ import asyncio
 from prometheus_client import CollectorRegistry
 
 from motet.health import Health
-from motet.lease import LeaseSettings
 from motet.service import read, run
-from motet.settings import ProcessSettings
+from motet.settings import LeaseSettings, ProcessSettings
 from motet_operator.cluster.operator import ClusterOperator
 from motet_operator.settings import ClusterSettings
 
