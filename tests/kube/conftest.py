@@ -28,13 +28,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield Cluster(Path(kubeconfig), folder, Path(kubectl))
         return
     if missing := [tool for tool in NEEDED if find(tool) is None]:
-        _cannot_run(f"run make kube ({', '.join(missing)} not built)")
+        cannot_run(f"run make kube ({', '.join(missing)} not built)")
     try:
         isolated = network()
         with isolated as own, control_plane(folder, own) as started:
             yield started
     except CannotIsolate as error:
-        _cannot_run(str(error))
+        cannot_run(str(error))
 
 
 @pytest.fixture(scope="session")
@@ -54,7 +54,7 @@ def shell(cluster: Cluster, node: Node, tmp_path: Path) -> Iterator[Shell]:
         yield typing
 
 
-def _cannot_run(reason: str) -> NoReturn:
+def cannot_run(reason: str) -> NoReturn:
     """Where the tier is meant to run a skipped one must not look like a green one."""
     if os.environ.get("CI"):
         pytest.fail(reason, pytrace=False)

@@ -147,8 +147,8 @@ class PodWorker:
         sidecars: list[asyncio.Task[None]] = []
         if await self._prepare() and await self._initialize(tasks, sidecars):
             await asyncio.gather(*(one.run() for one in self.containers))
-        for one in self.containers:
-            _settle(one.seen)
+        for one in self.all if self.stopping.is_set() else self.containers:
+            _settle(one.seen, ended_early=self.stopping.is_set())
         self.stopping.set()  # sidecars end last, in the reverse of their order
         for sidecar in reversed(self.init):
             await sidecar.stop(self.grace_s)
@@ -305,9 +305,16 @@ class PodWorker:
             await asyncio.sleep(0.2)
 
 
-def _settle(seen: Seen) -> None:
-    """Nothing more will happen to it; one that never began ends in a state that says so."""
+def _settle(seen: Seen, *, ended_early: bool = False) -> None:
+    """Nothing more will happen to it. One that had no chance to begin must not look as if it had ended well."""
+    if seen.is_sidecar and "running" in seen.state:
+        return  # its end is still to come
     seen.ready = seen.started = False
     seen.done = True
-    if "terminated" not in seen.state and seen.container_id:
-        seen.state = seen.last_state or seen.state
+    if "terminated" in seen.state:
+        return
+    if "terminated" in seen.last_state:
+        seen.state = seen.last_state
+    elif ended_early:
+        message = "The container could not be located when the pod was terminated"
+        seen.state = {"terminated": {"exitCode": 137, "reason": "ContainerStatusUnknown", "message": message}}

@@ -105,6 +105,19 @@ def test_a_pod_that_never_started_goes_at_once(pods: Pods) -> None:
     assert seconds_to_delete(pods, name) < 5
 
 
+def test_a_pod_that_never_started_has_not_succeeded(pods: Pods) -> None:
+    missing = [{"name": "missing", "secret": {"secretName": "not-there"}}]
+    name = pods.run(shell("exit 0"), volumes=missing, restartPolicy="Never", finalizers=["motet.dev/test"])
+    pods.cluster.wait_for(lambda: pods.status(name).get("hostIP"), "the node to have it")
+    pods.delete(name, "--wait=false")
+    pods.wait_phase(name, "Failed")
+    assert pods.container(name)["state"]["terminated"]["reason"] == "ContainerStatusUnknown"
+    pods.cluster.kubectl(
+        *("patch", "pod", name, f"--namespace={pods.namespace}", "--type=merge"),
+        '--patch={"metadata":{"finalizers":null}}',
+    )
+
+
 def test_a_pod_that_is_ending_gets_no_new_requests_while_it_finishes_its_old_ones(pods: Pods, node: Node) -> None:
     service = {
         "apiVersion": "v1",
