@@ -190,7 +190,10 @@ def _pod_template(each: RunnerSet, pool: ServingPool, platform: PlatformTemplate
 
 
 def _environment(each: RunnerSet) -> list[Object]:
-    ours = runner_environment(str(each.pool), each.revision, each.template)
+    ours = runner_environment(str(each.pool), each.revision, each.template) | {
+        # As long as the grace leaves room for; a pod that is evicted drains by itself.
+        "MOTET_RUNNER_DRAIN_SECONDS": f"{each.drain_seconds:g}",
+    }
     theirs = [_without_nothing(one.model_dump(mode="json", by_alias=True)) for one in each.template.pod.env]
     return _merged(theirs, [{"name": name, "value": value} for name, value in ours.items()])
 
