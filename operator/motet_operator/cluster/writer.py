@@ -92,7 +92,7 @@ class Writer:
             await write.carry_out(self._api, self._cache)
         except Refused as error:
             outcome = _outcome(error)
-            if error.forbidden and self._denials.note(error):
+            if outcome == "forbidden" and self._denials.note(error):
                 log.warning("the operator lacks a right", write=str(key), error=error.message)
                 self._denied(write, error)
             elif outcome not in ("gone", "forbidden"):

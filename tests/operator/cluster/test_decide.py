@@ -1,0 +1,197 @@
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+
+from motet.model import ObjectName
+from motet_operator.cluster.decide import Decider, Decision, SchedulersWord
+from motet_operator.cluster.kinds import ADAPTERS, POOLS, Object
+from motet_operator.cluster.writes import (
+    DeleteDeployment,
+    DeletePod,
+    DeploymentWrite,
+    MarkWrite,
+    ScaleWrite,
+    StatusWrite,
+    Write,
+)
+from motet_operator.sync import Condemned
+from tests.operator.cluster.objects import PLATFORM, adapter, deployment, namespace, pod, pool, snapshot
+
+NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+NOTHING_SAID = SchedulersWord()
+
+
+def decided(
+    *objects: Object,
+    word: SchedulersWord = NOTHING_SAID,
+    decider: Decider | None = None,
+    denied: str = "",
+    now: datetime = NOW,
+) -> Decision:
+    decider = decider or Decider(["pools"], lambda _: denied, timedelta(seconds=5))
+    return decider.decide(snapshot(*objects), word, PLATFORM, now)
+
+
+def of(decision: Decision, kind: type[Write]) -> list:
+    return [write for write in decision.writes.values() if isinstance(write, kind)]
+
+
+def revision() -> str:
+    (status,) = decided(pool()).plan.pools
+    return status.revision
+
+
+def status_of(decision: Decision, kind: object, name: str) -> Mapping[str, object]:
+    (write,) = [one for one in of(decision, StatusWrite) if one.kind is kind and one.object[1] == name]
+    return write.status
+
+
+def reason_of(decision: Decision, kind: object, name: str, type_: str = "Ready") -> str:
+    conditions = status_of(decision, kind, name)["conditions"]
+    return next(one["reason"] for one in conditions if one["type"] == type_)  # type: ignore[attr-defined]
+
+
+def test_a_new_pool_gets_a_deployment_and_both_kinds_their_status() -> None:
+    decision = decided(pool(replicas=2), adapter(), namespace("tenant"))
+    (write,) = of(decision, DeploymentWrite)
+    assert write.replicas == 2
+    assert reason_of(decision, POOLS, "demo") == "RunnersStarting"
+    assert reason_of(decision, ADAPTERS, "legal") == "WaitingForRunner"
+    assert decision.plan.catalog.adapters[0].name == ObjectName("tenant", "legal")
+
+
+def test_what_is_written_is_not_written_again() -> None:
+    first = decided(pool(), adapter(), namespace("tenant"))
+    (made,) = of(first, DeploymentWrite)
+    applied = made.document | {
+        "metadata": made.document["metadata"]
+        | {
+            "uid": "d",
+            "resourceVersion": "2",
+            "generation": 1,
+            "managedFields": [{"manager": "motet-scaler", "operation": "Apply"}],
+        },
+        "spec": made.document["spec"] | {"replicas": 1},
+    }
+    told = [
+        it | {"status": status_of(first, kind, it["metadata"]["name"])}
+        for kind, it in ((POOLS, pool()), (ADAPTERS, adapter()))
+    ]
+    assert decided(*told, applied, namespace("tenant"), now=NOW + timedelta(hours=1)).writes == {}
+
+
+def test_what_cannot_be_read_is_refused_in_its_status_and_its_runners_stay() -> None:
+    odd = pool(fromTheFuture=True)
+    runner = pod("demo-1", "old")
+    decision = decided(odd, runner, deployment("old", 1), adapter("odd", fromTheFuture=True))
+    assert reason_of(decision, POOLS, "demo", "Accepted") == "Unreadable"
+    assert reason_of(decision, ADAPTERS, "odd", "Accepted") == "Unreadable"
+    assert [write for write in decision.writes.values() if not isinstance(write, StatusWrite)] == []
+
+
+def test_a_new_runner_set_grows_at_once() -> None:
+    name = revision()
+    decision = decided(pool(replicas=3), deployment(name, 1), pod("one", name))
+    (scale,) = of(decision, ScaleWrite)
+    assert scale.replicas == 3
+
+
+def test_one_that_shrinks_drains_first_then_marks_then_lowers_the_number() -> None:
+    name = revision()
+    pods = [pod("one", name, creationTimestamp="2026-01-01T00:00:00Z"), pod("two", name)]
+    pods[1]["metadata"]["creationTimestamp"] = "2026-01-01T00:10:00Z"
+    first = decided(pool(replicas=1), deployment(name, 2), *pods)
+    assert not of(first, ScaleWrite)
+    (mark,) = of(first, MarkWrite)
+    assert mark.object == ("pools", "two")
+    assert mark.annotations["controller.kubernetes.io/pod-deletion-cost"] == "-1000"
+    assert mark.annotations["motet.dev/draining-until"] == (NOW + timedelta(seconds=30)).isoformat()
+
+    pods[1]["metadata"]["annotations"] = dict(mark.annotations)
+    assert not of(decided(pool(replicas=1), deployment(name, 2), *pods), ScaleWrite)  # it still has requests
+    drained = SchedulersWord(drained={"two"})
+    (scale,) = of(decided(pool(replicas=1), deployment(name, 2), *pods, word=drained), ScaleWrite)
+    assert scale.replicas == 1
+
+
+def test_one_that_should_have_gone_and_is_still_there_is_deleted_itself() -> None:
+    name = revision()
+    annotations = {
+        "motet.dev/draining-until": NOW.isoformat(),
+        "controller.kubernetes.io/pod-deletion-cost": "-1000",
+    }
+    leaving = pod("two", name, annotations=annotations)
+    found = (pool(replicas=1), leaving, pod("one", name))
+    assert not of(decided(*found, deployment(name, 1, settled=False)), DeletePod)
+    # The number is right: another pod must have gone in its place.
+    only = (pool(replicas=1), leaving)
+    (gone,) = of(decided(*only, deployment(name, 1)), DeletePod)
+    assert gone.uid == leaving["metadata"]["uid"]
+
+
+def test_an_old_revision_without_pods_goes_and_the_newest_stays_even_at_zero() -> None:
+    decision = decided(pool(replicas=0), deployment(revision(), 0), deployment("old", 0))
+    assert [write.revision for write in of(decision, DeleteDeployment)] == ["old"]
+
+
+def test_a_number_that_others_could_take_is_claimed() -> None:
+    name = revision()
+    (scale,) = of(decided(pool(), deployment(name, 1, ours=False), pod("one", name)), ScaleWrite)
+    assert scale.replicas == 1
+
+
+def test_a_condemned_runner_is_deleted_by_its_uid_once_its_patience_is_over() -> None:
+    name = revision()
+    hung = Condemned("incarnation", "hangs", NOW - timedelta(seconds=4))
+    found = (pool(), deployment(name, 1), pod("one", name))
+    early = decided(*found, word=SchedulersWord(condemned={"one": hung}))
+    assert not of(early, DeletePod)
+    assert early.due == 1.0
+    late = decided(*found, word=SchedulersWord(condemned={"one": hung}), now=NOW + timedelta(seconds=2))
+    assert [write.object for write in of(late, DeletePod)] == [("pools", "one")]
+
+
+def test_a_right_that_is_missing_is_named_by_the_pool_once() -> None:
+    why = "the operator may not patch deployments.apps in namespace pools"
+    decision = decided(pool(), denied=why)
+    assert reason_of(decision, POOLS, "demo") == "PermissionDenied"
+    (write,) = [one for one in of(decision, StatusWrite) if one.kind is POOLS]
+    assert [event.message for event in write.events] == [why]
+    told = pool() | {"status": dict(write.status)}
+    assert not of(decided(told, denied=why), StatusWrite)
+
+
+def test_a_new_leader_leaves_alone_what_the_scheduler_has_not_told_it_yet() -> None:
+    told = adapter() | {"status": {"conditions": [{"type": "Ready", "status": "True", "reason": "Serving"}]}}
+    word = SchedulersWord(awaited=True)
+    assert ADAPTERS not in [write.kind for write in of(decided(pool(), told, word=word), StatusWrite)]
+    assert ADAPTERS in [write.kind for write in of(decided(pool(), told), StatusWrite)]
+    assert ADAPTERS in [write.kind for write in of(decided(pool(), adapter(), word=word), StatusWrite)]
+
+
+def test_that_a_new_object_is_new_is_no_event_and_that_it_fails_is() -> None:
+    decision = decided(pool(), adapter(), adapter("lonely", poolRef={"name": "nowhere"}))
+    events = {write.object[1]: write.events for write in of(decision, StatusWrite) if write.kind is ADAPTERS}
+    assert events["legal"] == ()
+    assert [event.reason for event in events["lonely"]] == ["PoolNotFound"]
+
+
+def test_what_is_being_deleted_is_no_longer_declared() -> None:
+    going = adapter()
+    going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    decision = decided(pool(), going)
+    assert decision.plan.catalog.adapters == ()
+    assert ADAPTERS not in [write.kind for write in of(decision, StatusWrite)]
+
+
+def test_a_pool_elsewhere_says_how_its_namespace_is_prepared() -> None:
+    decision = decided(pool(namespace="elsewhere"))
+    assert reason_of(decision, POOLS, "demo") == "NamespaceNotPrepared"
+    assert not of(decision, DeploymentWrite)
+
+
+def test_a_round_in_which_nothing_changed_judges_nothing_again() -> None:
+    decider = Decider(["pools"], lambda _: "", timedelta(seconds=5))
+    objects = (pool(), *(adapter(f"a-{number}") for number in range(50)), namespace("tenant"))
+    first = decided(*objects, decider=decider)
+    again = decided(*objects, decider=decider)
+    assert all(a is b for a, b in zip(first.plan.adapters, again.plan.adapters, strict=True))

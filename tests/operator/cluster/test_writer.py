@@ -1,0 +1,247 @@
+"""The writer, its events and what holds them back, against an API server that answers as it is told."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from motet.clock import FakeClock
+from motet_operator.cluster.api import ApiError, Refused, Unreachable
+from motet_operator.cluster.cache import Cache
+from motet_operator.cluster.catalog import Continuity
+from motet_operator.cluster.denials import Denials
+from motet_operator.cluster.events import EventWriter
+from motet_operator.cluster.kinds import ADAPTERS, DEPLOYMENTS, POOLS, Kind, Object
+from motet_operator.cluster.writer import NotLeading, Writer
+from motet_operator.cluster.writes import StatusWrite, Write
+from motet_operator.metrics import ClusterMetrics
+from tests.common.waiting import until
+from tests.operator.cluster.objects import adapter, pool, snapshot
+
+
+class ScriptedApi:
+    """Carries everything out, but for the answers that it was given to say first."""
+
+    def __init__(self, *answers: ApiError | Object) -> None:
+        self.answers = list(answers)
+        self.applied: list[Object] = []
+        self.served: frozenset[str] = frozenset({"create"})
+
+    async def apply(self, kind: Kind, document: Object, **_: Any) -> Object:
+        await asyncio.sleep(0)
+        if self.answers:
+            answer = self.answers.pop(0)
+            if isinstance(answer, ApiError):
+                raise answer
+            self.applied.append(document)
+            return answer
+        self.applied.append(document)
+        metadata = document["metadata"] | {"resourceVersion": str(100 + len(self.applied))}
+        return document | {"metadata": metadata}
+
+    async def verbs(self, kind: Kind) -> frozenset[str]:
+        return self.served
+
+
+def refused(status: int, message: str = "no") -> Refused:
+    return Refused("patch", ADAPTERS, "tenant", status=status, message=message, subresource=True)
+
+
+def wanted(status: str = "new", name: str = "legal") -> StatusWrite:
+    return StatusWrite(ADAPTERS, ("tenant", name), f"tenant/{name}", {"said": status})
+
+
+class Bench:
+    def __init__(self, api: ScriptedApi, *, leading: bool = True, time_scale: float = 0.01) -> None:
+        self.cache = Cache()
+        self.cache.put(ADAPTERS, adapter())
+        self.denials = Denials()
+        self.denied: list[Refused] = []
+        self.written: list[Write] = []
+        self.leading = leading
+        self.writer = Writer(
+            api,  # type: ignore[arg-type]
+            self.cache,
+            self.denials,
+            ClusterMetrics(CollectorRegistry()),
+            leading=lambda: self.leading,
+            written=self.written.append,
+            denied=lambda _, error: self.denied.append(error),
+            time_scale=time_scale,
+        )
+
+    def want(self, *writes: Write) -> None:
+        self.writer.want({write.key: write for write in writes})
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self.writer.run(4))
+        try:
+            yield
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+
+async def test_what_is_wanted_is_written_once_and_the_cache_knows_it() -> None:
+    api = ScriptedApi()
+    bench = Bench(api)
+    async with bench.running():
+        bench.want(wanted())
+        await until(lambda: bench.written)
+        bench.want(wanted())  # from a round that had not yet seen the answer
+        await asyncio.sleep(0.02)
+    assert len(api.applied) == 1
+    known = bench.cache.get(ADAPTERS, ("tenant", "legal"))
+    assert known is not None
+    assert known["status"] == {"said": "new"}
+
+
+@pytest.mark.parametrize("error", [refused(409), refused(422), refused(500), refused(429), Unreachable("gone")])
+async def test_what_fails_comes_again(error: ApiError) -> None:
+    bench = Bench(ScriptedApi(error, error))
+    async with bench.running():
+        bench.want(wanted())
+        await until(lambda: bench.written)
+    assert bench.denied == []
+
+
+async def test_the_newest_word_wins_over_one_that_waits() -> None:
+    api = ScriptedApi(refused(409))
+    bench = Bench(api, time_scale=1.0)
+    async with bench.running():
+        bench.want(wanted("old"))
+        await until(lambda: not api.answers)
+        bench.want(wanted("new"))
+        await until(lambda: bench.written)
+    assert [one["status"] for one in api.applied] == [{"said": "new"}]
+
+
+async def test_what_is_no_longer_wanted_is_not_tried_again() -> None:
+    api = ScriptedApi(refused(409))
+    bench = Bench(api, time_scale=1.0)
+    async with bench.running():
+        bench.want(wanted())
+        await until(lambda: not api.answers)
+        bench.want()
+        await asyncio.sleep(0.4)
+    assert api.applied == []
+    assert bench.writer.depth == 0
+
+
+async def test_a_missing_right_is_told_once_and_forgotten_when_it_is_back() -> None:
+    bench = Bench(ScriptedApi(refused(403), refused(403)))
+    async with bench.running():
+        bench.want(wanted())
+        await until(lambda: bench.denied)
+        assert len(bench.denials) == 1
+        await until(lambda: bench.written)
+    assert len(bench.denied) == 1
+    assert len(bench.denials) == 0
+
+
+async def test_an_object_that_is_gone_and_a_namespace_that_goes_are_left_alone() -> None:
+    going = refused(403, 'cannot create in namespace "x" because it is being terminated')
+    for answer in (refused(404), going):
+        api = ScriptedApi(answer)
+        bench = Bench(api)
+        async with bench.running():
+            bench.want(wanted())
+            await until(lambda api=api: not api.answers)
+            await asyncio.sleep(0.05)
+        assert (api.applied, bench.denied) == ([], [])
+
+
+async def test_who_does_not_lead_writes_nothing() -> None:
+    api = ScriptedApi()
+    bench = Bench(api, leading=False)
+    bench.want(wanted())
+    with pytest.raises(ExceptionGroup) as ended:
+        await bench.writer.run(2)
+    assert ended.group_contains(NotLeading)
+    assert api.applied == []
+
+
+async def test_what_the_server_makes_of_it_is_not_fought() -> None:
+    """A field that an older definition prunes would otherwise be written for ever."""
+    pruned = adapter(version=50) | {"status": {}}
+    api = ScriptedApi(pruned)
+    bench = Bench(api)
+    async with bench.running():
+        for _ in range(3):
+            bench.want(wanted())
+            await asyncio.sleep(0.02)
+    assert len(api.applied) == 1
+
+
+def test_a_missing_right_is_said_in_words_an_administrator_can_use() -> None:
+    denials = Denials()
+    denials.note(Refused("create", DEPLOYMENTS, "pools", status=403, message="no"))
+    why = denials.of_runners("pools")
+    assert why == "the operator may not create deployments.apps in namespace pools; grant its ServiceAccount that verb"
+    assert denials.of_runners("elsewhere") == ""
+
+
+# -------------------------------------------------------------------------------------------------------------- events
+
+
+async def test_an_event_that_repeats_is_counted_and_told_again_after_a_while() -> None:
+    api, clock = ScriptedApi(), FakeClock()
+    events = EventWriter(api, ClusterMetrics(CollectorRegistry()), "me", clock=clock)  # type: ignore[arg-type]
+    task = asyncio.create_task(events.run())
+    for _ in range(5):
+        events.say(ADAPTERS, adapter(), "Warning", "FetchFailed", "cannot be fetched")
+    events.say(ADAPTERS, adapter(), "Normal", "Serving", "")
+    await until(lambda: len(api.applied) == 2)
+    clock.advance(301)
+    events.say(ADAPTERS, adapter(), "Warning", "FetchFailed", "cannot be fetched")
+    await until(lambda: len(api.applied) == 3)
+    task.cancel()
+    first, _, last = api.applied
+    assert (first["count"], last["count"]) == (1, 6)
+    assert first["metadata"]["name"] == last["metadata"]["name"]  # one Event, not two
+
+
+async def test_a_flood_of_events_is_dropped_and_holds_up_nothing() -> None:
+    metrics = ClusterMetrics(CollectorRegistry())
+    events = EventWriter(ScriptedApi(), metrics, "me")  # type: ignore[arg-type]
+    for number in range(1000):
+        events.say(ADAPTERS, adapter(f"a-{number}"), "Warning", "FetchFailed", "")
+    assert metrics.events.labels("dropped")._value.get() == 1000 - 256
+
+
+# ---------------------------------------------------------------------------------------------------------- continuity
+
+
+async def test_objects_that_vanish_with_their_kind_are_kept_for_a_while() -> None:
+    api, clock = ScriptedApi(), FakeClock()
+    continuity = Continuity(api, 600, clock)  # type: ignore[arg-type]
+    full = snapshot(pool(), adapter(), adapter("other"))
+    assert await continuity.check(full) is None
+    api.served = frozenset({"get", "list", "watch", "delete"})  # a definition that is being deleted
+    assert await continuity.check(snapshot(pool(), adapter())) == 5
+    clock.advance(595)
+    assert await continuity.check(snapshot(pool())) == 5
+    clock.advance(6)
+    assert await continuity.check(snapshot(pool())) is None
+
+
+async def test_objects_that_are_deleted_one_by_one_are_gone_at_once() -> None:
+    continuity = Continuity(ScriptedApi(), 600)  # type: ignore[arg-type]
+    assert await continuity.check(snapshot(pool(), adapter())) is None
+    assert await continuity.check(snapshot(pool())) is None
+
+
+async def test_a_kind_that_comes_back_ends_the_waiting() -> None:
+    api = ScriptedApi()
+    continuity = Continuity(api, 600, FakeClock())  # type: ignore[arg-type]
+    await continuity.check(snapshot(pool(), adapter()))
+    api.served = frozenset()
+    assert await continuity.check(snapshot(pool())) == 5
+    api.served = frozenset({"create"})
+    assert await continuity.check(snapshot(pool(), adapter())) is None
+    assert POOLS in snapshot()
