@@ -1,13 +1,17 @@
 """Pages are made of what can be tried."""
 
+import json
+import re
 import subprocess
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from motet.resources import read_text
 from tests.docs.blocks import Block, blocks
 from tests.docs.pages import DOCS, written_pages
-from tests.repo.tree import ROOT
+from tests.repo.tree import ROOT, package_folders
 
 EXECUTED = {"tutorials/kubernetes.md", "guides/platform.md", "guides/tenant.md"}
 """By tests/kube/test_tutorial.py and tests/kube/test_guides.py."""
@@ -42,3 +46,47 @@ def test_a_page_with_shell_blocks_is_executed() -> None:
 @pytest.mark.parametrize("block", [block for block in BLOCKS if block.kind == "yaml"], ids=str)
 def test_a_manifest_on_a_page_is_valid(block: Block) -> None:
     assert [str(problem) for problem in read_text(block.text, file=str(block)).problems] == []
+
+
+def test_metrics_on_pages_exist() -> None:
+    known = set(re.findall(r"^\| `(\w+)`", (DOCS / "reference" / "metrics.md").read_text(), re.MULTILINE))
+    packages = {folder.name for folder in package_folders()}
+    for page in written_pages():
+        named = set(re.findall(r"\b(motet_[a-z_]+)\b", page.read_text())) - packages
+        assert named - known == set(), page
+
+
+def test_fields_and_values_on_pages_exist() -> None:
+    """Whatever is written with dots and backticks is a chart's value or a field of ours, or its last parts are."""
+    known = chart_values() | {f"{kind}.{name}" for kind in ("spec", "status") for name in fields()}
+    tails = {
+        ".".join(parts[at:]) for parts in (name.split(".") for name in known | fields()) for at in range(len(parts))
+    }
+    for page in written_pages():
+        dotted = set(re.findall(r"`([a-z]\w*(?:\.[a-z][A-Za-z]+)+)(?::[^`]*)?`", page.read_text()))
+        assert {name for name in dotted if not NO_FIELD.search(name)} - tails == set(), page
+
+
+NO_FIELD = re.compile(
+    r"\.(motet\.dev|motet\.internal|json|yaml|py|crt|key|md|proto|toml|io|safetensors)$|^motet\.|^app\."
+)
+"""Resources, hosts, files and modules."""
+
+
+def chart_values() -> set[str]:
+    def paths(schema: dict[str, Any], prefix: str = "") -> Iterator[str]:
+        for name, one in schema.get("properties", {}).items():
+            yield f"{prefix}{name}"
+            yield from paths(one, f"{prefix}{name}.")
+
+    readme = (ROOT / "charts/motet/README.md").read_text()
+    return set(re.findall(r"^\| `([\w.]+)`", readme, re.MULTILINE)) | set(
+        paths(json.loads((ROOT / "charts/motet/values.schema.json").read_text()))
+    )
+
+
+def fields() -> set[str]:
+    """Of both kinds, without `spec.` and brackets."""
+    text = "".join((DOCS / "reference" / name).read_text() for name in ("manifests.md", "crds.md"))
+    found = re.findall(r"^\| `(?:spec\.)?([\w.\[\]]+)`", text, re.MULTILINE)
+    return {name.replace("[]", "") for name in found}
