@@ -10,7 +10,9 @@ from motet_runner.sources.fetching import Sources
 from tests.support.runners import write_adapter
 from tests.support.sources import hub_server, web_server
 
-SCALE = 0.05
+SCALE = 0.1
+HUB_SCALE = 0.2
+"""The hub's library sleeps a second between two attempts, whatever the scale."""
 
 
 class Bench:
@@ -63,6 +65,7 @@ async def web(tmp_path, bench):
 async def hub(tmp_path, bench):
     async with hub_server(tmp_path) as server:
         bench.settings |= {"fetch_ca_file": str(server.ca_file), "hub_endpoint": server.base}
+        bench.scale = HUB_SCALE
         yield server
 
 

@@ -87,7 +87,7 @@ async def test_what_a_hub_does_not_have_is_said(hub, bench, adapter):
         await bench.fetch("hf://org/poet")
     with pytest.raises(AdapterFetchFailed, match="no revision v9") as failed:
         await bench.fetch("hf://org/pirate", revision="v9")
-    assert failed.value.retry_after > 1, "looked for again after minutes"
+    assert failed.value.retry_after > 100 * bench.scale, "looked for again after minutes"
 
 
 async def test_a_hub_that_is_in_trouble_is_asked_again_soon(hub, bench, adapter):
@@ -95,14 +95,14 @@ async def test_a_hub_that_is_in_trouble_is_asked_again_soon(hub, bench, adapter)
     hub.faults["/api/models/org/pirate/revision/main"] = Answer(502)
     with pytest.raises(AdapterFetchFailed, match="the hub answers 502") as failed:
         await bench.fetch("hf://org/pirate")
-    assert 0 < failed.value.retry_after < 1
+    assert 0 < failed.value.retry_after < 10 * bench.scale
 
 
 async def test_a_hub_that_nobody_answers_for_is_asked_again_soon(bench):
     bench.settings["hub_endpoint"] = "https://127.0.0.1:1"
     with pytest.raises(AdapterFetchFailed, match="connection refused") as failed:
         await bench.fetch("hf://org/pirate")
-    assert 0 < failed.value.retry_after < 1
+    assert 0 < failed.value.retry_after < 10 * bench.scale
 
 
 async def test_a_private_repository_opens_with_the_secrets_token(hub, bench, adapter, tmp_path):
