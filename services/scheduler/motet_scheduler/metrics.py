@@ -67,6 +67,7 @@ class Metrics:
             pool,
             registry=registry,
         )
+        self._pools: Mapping[str, Figures] | None = None
         self.term = Gauge("motet_scheduler_term", "The term this scheduler leads in.", registry=registry)
 
     def observe(self, scheduler: Scheduler) -> None:
@@ -85,6 +86,9 @@ class Metrics:
             self.parked.labels(runner.instance).set(len(runner.parked))
 
     def _observe_pools(self, pools: Mapping[str, Figures]) -> None:
+        if pools is self._pools:
+            return  # nobody has looked since
+        self._pools = pools
         of_a_pool: tuple[tuple[Gauge, Callable[[Figures], float]], ...] = (
             (self.desired, lambda it: it.desired),
             (self.serving, lambda it: it.serving),
