@@ -1,6 +1,7 @@
 """The control plane that the other tests here trust is a real one."""
 
 import json
+import subprocess
 
 import pytest
 
@@ -66,3 +67,35 @@ def test_every_request_is_in_the_audit_log(cluster: Cluster, namespace: str) -> 
     assert cluster.audit_log is not None
     cluster.kubectl("create", "configmap", "seen", f"--namespace={namespace}")
     assert f"/api/v1/namespaces/{namespace}/configmaps" in cluster.audit_log.read_text()
+
+
+def test_a_test_can_be_any_service_account(cluster: Cluster, namespace: str) -> None:
+    cluster.kubectl("create", "serviceaccount", "somebody", f"--namespace={namespace}")
+    kubeconfig = cluster.kubeconfig_for("somebody", namespace)
+    said = cluster.kubectl("auth", "whoami", "--output=jsonpath={.status.userInfo.username}", kubeconfig=kubeconfig)
+    assert said == f"system:serviceaccount:{namespace}:somebody"
+    with pytest.raises(Refused, match='cannot list resource "secrets"'):
+        cluster.kubectl("get", "secrets", f"--namespace={namespace}", kubeconfig=kubeconfig)
+    if cluster.audit_log is not None:
+        (listed,) = [one for one in cluster.audit(said) if one["requestURI"].startswith("/api/v1/namespaces/")]
+        assert (listed["verb"], listed["responseStatus"]["code"]) == ("list", 403)
+
+
+@own
+def test_an_api_server_can_be_frozen_and_waken(cluster: Cluster) -> None:
+    assert cluster.apiserver is not None
+    cluster.apiserver.pause()
+    try:
+        with pytest.raises(subprocess.TimeoutExpired):
+            cluster.kubectl("get", "nodes", timeout_s=1)
+    finally:
+        cluster.apiserver.resume()
+    cluster.kubectl("get", "nodes")
+
+
+@own
+def test_what_was_stored_is_there_after_a_crash_of_the_api_server(cluster: Cluster, namespace: str) -> None:
+    assert cluster.apiserver is not None
+    cluster.kubectl("create", "configmap", "kept", f"--namespace={namespace}")
+    cluster.apiserver.restart()
+    cluster.get("configmap", "kept", f"--namespace={namespace}")
