@@ -1,0 +1,67 @@
+"""What the chart makes for other people's operators, whose kinds no server of ours knows."""
+
+from tests.charts.helm import COMPONENTS, NAMESPACE, Object, of_kind, pod_templates, render, title
+
+MONITORS: Object = {
+    "pools": {"namespaces": ["a", "b"]},
+    "metrics": {
+        "serviceMonitor": {"enabled": True, "interval": "30s", "labels": {"release": "prometheus"}},
+        "podMonitor": {"enabled": True},
+    },
+}
+
+
+def test_nothing_of_them_is_made_unless_asked_for() -> None:
+    assert of_kind(render(), "ServiceMonitor", "PodMonitor", "Certificate") == []
+
+
+def test_prometheus_reads_every_service_once() -> None:
+    objects = render(MONITORS)
+    (monitor,) = of_kind(objects, "ServiceMonitor")
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert endpoint == {"port": "metrics", "path": "/metrics", "interval": "30s"}
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    read = [
+        one["metadata"]["labels"]["app.kubernetes.io/component"]
+        for one in of_kind(objects, "Service")
+        if monitor["spec"]["selector"]["matchLabels"].items() <= one["metadata"]["labels"].items()
+        and endpoint["port"] in {port["name"] for port in one["spec"]["ports"]}
+    ]
+    assert sorted(read) == sorted(COMPONENTS)
+
+
+def test_prometheus_reads_the_runners_of_every_pool_namespace() -> None:
+    objects = render(MONITORS)
+    monitors = of_kind(objects, "PodMonitor")
+    assert [one["metadata"]["namespace"] for one in monitors] == ["a", "b"]
+    runner = pod_templates(objects)["the operator's runner"]["spec"]["containers"][0]
+    for monitor in monitors:
+        (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+        assert endpoint["port"] in {port["name"] for port in runner["ports"]}
+
+
+def test_cert_manager_makes_every_secret_that_is_mounted() -> None:
+    issuer = {"name": "private", "kind": "ClusterIssuer", "group": "cert-manager.io"}
+    values = {
+        "pools": {"namespaces": ["a", "b"]},
+        "tls": {"source": "CertManager", "certManager": {"issuerRef": issuer}},
+    }
+    objects = render(values)
+    assert [title(one) for one in of_kind(objects, "Secret")] == []
+    made = {}
+    for one in of_kind(objects, "Certificate"):
+        spec = one["spec"]
+        assert spec["issuerRef"] == issuer
+        assert {"server auth", "client auth"} <= set(spec["usages"])
+        made[one["metadata"]["namespace"], spec["secretName"]] = spec["dnsNames"]
+    wanted = {(NAMESPACE, f"motet-{name}-tls"): [f"{name}.motet.internal"] for name in COMPONENTS}
+    assert made == wanted | {(where, "motet-runner-tls"): ["runner.motet.internal"] for where in ("a", "b")}
+
+
+def test_existing_secrets_are_left_to_whoever_made_them() -> None:
+    objects = render({"tls": {"source": "Existing"}})
+    assert of_kind(objects, "Secret", "Certificate") == []
+    for template in pod_templates(objects).values():
+        for volume in template["spec"].get("volumes", []):
+            if "secret" in volume:
+                assert volume["secret"]["secretName"].endswith("-tls")

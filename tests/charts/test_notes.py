@@ -1,0 +1,39 @@
+"""What Helm says after an installation: commands that work as they stand."""
+
+import re
+
+from motet.resources import LoRAAdapter, ServingPool, read_text
+from tests.charts.helm import MOTET, NAMESPACE, RELEASE, helm, named, render
+
+
+def notes(*options: str) -> str:
+    said = helm("install", RELEASE, str(MOTET), f"--namespace={NAMESPACE}", "--dry-run=client", *options)
+    return said.split("\nNOTES:\n", 1)[1]
+
+
+def test_they_begin_with_the_next_three_commands() -> None:
+    assert re.findall(r"^(\d)\. ", notes(), re.MULTILINE) == ["1", "2", "3"]
+
+
+def test_their_manifests_are_good_ones_for_the_first_pool_namespace() -> None:
+    said = notes("--set=pools.namespaces={models,more}")
+    manifests = re.findall(r"<<(\w+)\n(.*?)\n\1$", said, re.MULTILINE | re.DOTALL)
+    pool, adapter = (read_text(text) for _, text in manifests)
+    assert [*pool.problems, *adapter.problems] == []
+    (made,), (mine,) = pool.manifests, adapter.manifests
+    assert isinstance(made.resource, ServingPool)
+    assert isinstance(mine.resource, LoRAAdapter)
+    assert made.resource.metadata.namespace == "models"
+    assert str(mine.resource.group) == "models/base"
+
+
+def test_their_gateway_is_the_one_that_was_installed() -> None:
+    (service,) = re.findall(r"port-forward service/(\S+) 8000:8000", notes())
+    assert named(render(), "Service", service)["spec"]["ports"][0]["port"] == 8000
+
+
+def test_they_warn_of_what_is_switched_off() -> None:
+    assert "WARNING" not in notes()
+    assert "WARNING: tls.enabled is false" in notes("--set=tls.enabled=false")
+    assert "There is no database" in notes()
+    assert "There is no database" not in notes("--set=database.existingSecret.name=postgres")
