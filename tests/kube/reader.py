@@ -37,6 +37,7 @@ def reader(cluster: Cluster, folder: Path, *, timeout_s: float = 330) -> Iterato
         "LANG": "C.UTF-8",
     }
     with cluster.inside():
+        remove(cluster)  # what other tests have left of our definitions is not Helm's
         provide_volume(cluster, folder)
         try:
             with Shell(here, scratch=scratch, env=env, timeout_s=timeout_s) as shell:
