@@ -39,8 +39,9 @@ class Bench:
             self._fetcher = Fetcher(self.cache, self.sources)
         return self._fetcher
 
-    async def fetch(self, source: str, **how: object):
-        return await self.fetcher.fetch(Wanted(source=source, namespace="tenant-a", **how))
+    async def fetch(self, source: str, *, proven: bool = False, **how: object):
+        """As for the check of a new revision, unless its digest is proven."""
+        return await self.fetcher.fetch(Wanted(source=source, namespace="tenant-a", proven=proven, **how))
 
     def cached(self) -> list[str]:
         return sorted(path.name for path in self.cache.folder.iterdir())

@@ -25,7 +25,7 @@ async def test_an_adapter_comes_from_a_volume_and_is_copied_once(volumes, bench)
     fetched = await bench.fetch(source)
     assert fetched.digest == adapter_digest(volumes / "mine/pirate")
     shutil.rmtree(volumes / "mine")
-    again = await bench.fetch(source, expected=fetched.digest, proven=False)
+    again = await bench.fetch(source, expected=fetched.digest)
     assert again.folder == fetched.folder
     assert bench.fetcher.copies == 1
 

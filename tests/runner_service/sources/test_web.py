@@ -234,8 +234,20 @@ async def test_a_digest_alone_opens_nothing(web, bench, adapter):
     """A tenant who has got hold of another's digest must still be able to open the source."""
     fetched = await bench.fetch(web.put("/pirate/", adapter))
     with pytest.raises(AdapterFetchFailed, match="has no adapter_config"):
-        await bench.fetch(web.url("/elsewhere/"), expected=fetched.digest, proven=False)
+        await bench.fetch(web.url("/elsewhere/"), expected=fetched.digest)
     asked = len(web.asked)
-    again = await bench.fetch(web.url("/pirate/"), expected=fetched.digest, proven=False)
+    again = await bench.fetch(web.url("/pirate/"), expected=fetched.digest)
     assert again.digest == fetched.digest
     assert len(web.asked) == asked, "from there it is known"
+
+
+async def test_orders_to_load_what_cannot_be_fetched_do_not_hammer_its_source(web, bench, adapter):
+    source, digest = web.put("/pirate/", adapter), adapter_digest(adapter)
+    web.faults[CONFIG] = Answer(403)
+    for _ in range(5):
+        with pytest.raises(AdapterFetchFailed, match="answers 403"):
+            await bench.fetch(source, expected=digest, proven=True)
+    assert len(web.asked) == 1
+    web.faults.clear()
+    checked = await bench.fetch(source, expected=digest)  # a changed spec is looked at at once
+    assert checked.digest == digest

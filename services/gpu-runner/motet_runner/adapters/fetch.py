@@ -230,6 +230,13 @@ class Wanted:
         return key_of(self.namespace, self.source, self.revision, self.credentials)
 
 
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    times: int
+    until: float
+    error: AdapterError
+
+
 class Fetcher:
     """Fetches, one at a time for the same bytes: whoever asks meanwhile gets the same answer."""
 
@@ -240,7 +247,7 @@ class Fetcher:
         self._scale = sources.time_scale if sources is not None else 1.0
         self._under_way: dict[object, asyncio.Task[Fetched]] = {}
         self._bytes: dict[str, int] = {}
-        self._failures: dict[tuple[str, str], int] = {}
+        self._failures: dict[tuple[str, str], _Failed] = {}
         self.copies = 0
 
     async def fetch(self, wanted: Wanted) -> Fetched:
@@ -248,6 +255,9 @@ class Fetcher:
         cached = await asyncio.to_thread(self._cached, wanted)
         if cached is not None:
             return cached
+        failed = self._failures.get((wanted.origin, wanted.expected))
+        if wanted.proven and failed is not None and time.monotonic() < failed.until:
+            raise failed.error  # each request for it orders it again, and the source must not hear of all of them
         try:
             task = await self._task(wanted)
         except AdapterError as error:
@@ -330,14 +340,15 @@ class Fetcher:
 
     def _patient(self, error: AdapterError, wanted: Wanted) -> AdapterError:
         """The same error, to be tried again a little later each time, and not by all at the same moment."""
-        if not error.retry_after:
-            return error
         if len(self._failures) > MOST_REMEMBERED:
             self._failures.clear()
         key = (wanted.origin, wanted.expected)
-        times = self._failures[key] = self._failures.get(key, 0) + 1
+        before = self._failures.get(key)
+        times = before.times + 1 if before is not None else 1
         after = min(error.retry_after * 2 ** min(times - 1, 10), max(LATER, error.retry_after))
         error.retry_after = after * random.uniform(0.8, 1.2) * self._scale  # noqa: S311
+        until = time.monotonic() + (error.retry_after or LATER * self._scale)
+        self._failures[key] = _Failed(times, until, error)
         return error
 
 
