@@ -217,3 +217,14 @@ async def test_no_child_outlives_its_runner(tmp_path, web, model):
     async with asyncio.timeout(10):
         while web.open:
             await asyncio.sleep(0.05)
+
+
+async def test_a_model_on_a_volume_may_lie_in_a_hubs_own_layout(loader, model, tmp_path):
+    root = tmp_path / "models--org--base"
+    (root / "snapshots").mkdir(parents=True)
+    (root / "refs").mkdir()
+    (root / "refs/main").write_text("c1")
+    model.rename(root / "snapshots/c1")
+    assert await loader.load(root.as_uri()) == root / "snapshots/c1"
+    with pytest.raises(ModelFolderError, match="no snapshot of the revision v2"):
+        await loader.load(root.as_uri(), model_revision="v2")

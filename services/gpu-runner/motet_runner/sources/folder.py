@@ -97,17 +97,23 @@ class AdapterFolder:
 def adapter_folder(path: Path, confines: Confines, revision: str = "") -> AdapterFolder:
     """The folder with the files: the one named, or the snapshot inside a hub's own layout (models--org--name)."""
     root = confines.root_of(path)
-    snapshots = path / "snapshots"
-    if (path / CONFIG).exists() or not snapshots.is_dir():
+    if (path / CONFIG).exists():
         return AdapterFolder(path, root)
+    return AdapterFolder(snapshot_in(path, revision, root) or path, root)
+
+
+def snapshot_in(path: Path, revision: str, root: Path | None = None) -> Path | None:
+    """Where a hub's own layout has a revision; None for a folder of another kind."""
+    snapshots = path / "snapshots"
+    if not snapshots.is_dir():
+        return None
     wanted = revision or "main"
     if ".." in Path(wanted).parts:
-        raise forbidden(f"source.revision {revision!r} is no branch, tag or commit.")
-    commit = snapshots / wanted
-    if not commit.is_dir():
-        try:
-            with os.fdopen(AdapterFolder(path / "refs", root).open(wanted), "rb") as ref:
-                commit = snapshots / Path(ref.read(100).decode().strip()).name
-        except (OSError, UnicodeDecodeError):
-            raise missing(f"{path} has no snapshot of the revision {wanted}.") from None
-    return AdapterFolder(commit, root)
+        raise forbidden(f"the revision {revision!r} is no branch, tag or commit.")
+    if (snapshots / wanted).is_dir():
+        return snapshots / wanted
+    try:
+        with os.fdopen(AdapterFolder(path / "refs", root).open(wanted), "rb") as ref:
+            return snapshots / Path(ref.read(100).decode().strip()).name
+    except (OSError, UnicodeDecodeError):
+        raise missing(f"{path} has no snapshot of the revision {wanted}.") from None

@@ -13,6 +13,7 @@ from motet.errors import AdapterFetchFailed, ModelFolderError, SetupError
 from motet_runner.settings import Settings
 from motet_runner.sources.failures import LATER
 from motet_runner.sources.fetching import Remote, Sources, may_go_on
+from motet_runner.sources.folder import snapshot_in
 from motet_runner.sources.partial import key_of, locked
 from motet_runner.sources.uri import Folder, parse
 
@@ -35,8 +36,10 @@ async def model_folder(settings: Settings, sources: Sources, root: Path) -> Path
             "https://host/folder/."
         )
     try:
-        if isinstance(parse(settings.model_uri, settings.model_revision), Folder):
-            return settings.model_folder()
+        source = parse(settings.model_uri, settings.model_revision)
+        if isinstance(source, Folder):
+            inside = snapshot_in(source.path, settings.model_revision)
+            return settings.model_folder() if inside is None else settings.check_model(inside)
         folder = root / key_of(settings.model_uri, settings.model_revision)
         async with locked(folder):
             if not _is_complete(folder):
