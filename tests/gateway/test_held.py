@@ -2,6 +2,7 @@
 
 import asyncio
 
+from motet.api.v1 import scheduler_pb2
 from motet_gateway.held import Held
 from tests.gateway.conftest import eventually, serve
 from tests.gateway.test_streams import Read, long_request, read
@@ -89,3 +90,19 @@ def test_positions_count_within_a_group_and_move_up() -> None:
     assert held.position("c") == 1
     assert held.by_group() == {"x": 1, "y": 1}
     assert changes == [1, 2, 3, 2]
+
+
+async def test_a_request_whose_adapter_is_being_checked_keeps_its_pool_up() -> None:
+    async with mini_cluster() as cluster:
+        adapter = cluster.add_adapter("fresh", digest="", state=scheduler_pb2.ADAPTER_READINESS_LOADING)
+        async with serve(cluster, hold_seconds=0.05, keep_alive_seconds=0.05) as served:
+            stream = Read()
+            task = asyncio.create_task(read(served, long_request(model="fresh"), stream))
+            await eventually(lambda: cluster.scheduler.held == [{GROUP: 1}])
+            await eventually(lambda: "checking adapter default/fresh" in stream.comments)
+            adapter.digest = "sha256:" + "f" * 64
+            adapter.state = scheduler_pb2.ADAPTER_READINESS_COLD
+            cluster.scheduler.publish()
+            await task
+            assert stream.finishes == ["length"]
+            await eventually(lambda: cluster.scheduler.held[-1] == {})

@@ -76,7 +76,10 @@ class Obstacle:
 
     why: str
     group: str = ""
-    """Set when it takes a runner of this group, and there is none."""
+    """Set when it takes a runner of this group to get out of the way: one that is not there, or one that must stay."""
+
+    runners: bool = True
+    """The group has some."""
 
 
 @dataclass(frozen=True)

@@ -99,14 +99,14 @@ class Gateway:
         if not self.catalog.known:
             return Obstacle("waiting for the scheduler")
         target = self.catalog.current.resolve(model, caller)
-        missing = "" if target.group.runners else target.group.group
+        group, runners = target.group.group, bool(target.group.runners)
         if waits_for := target.obstacle():
-            return Obstacle(waits_for, missing)
+            return Obstacle(waits_for, group, runners)
         if (text := self.assets.get(target.asset_digest)) is not None:
             return target, text
         self._fetch(target.asset_digest, target.group.group)
         # Only a runner hands it out: to a gateway that has never met one, a pool at zero is as good as unknown.
-        return Obstacle(f"fetching the tokenizer of {target.group.served_name}", missing)
+        return Obstacle(f"fetching the tokenizer of {target.group.served_name}", "" if runners else group, runners)
 
     def listen(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call `listener` whenever `find` may have another answer; ends with the function that this returns."""
@@ -114,7 +114,7 @@ class Gateway:
         return lambda: self._listeners.discard(listener)
 
     def hold(self, request: str, group: str) -> None:
-        """Let a request wait for a runner of a group that has none. Raises Overloaded when too many wait."""
+        """Let a request wait for what only a runner of its group can do. Raises Overloaded when too many wait."""
         if not self.held.position(request):
             self.dispatcher.check_room(1)
         self.held.enter(request, group)

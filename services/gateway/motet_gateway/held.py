@@ -1,6 +1,7 @@
-"""Requests that cannot even be read yet, because their model has had no runner: they wait here, in order.
+"""Requests that cannot even be read yet, because it takes a runner that is not there, or that still checks their
+adapter: they wait here, in order.
 
-The scheduler is told how many there are: that is what brings a pool back from zero.
+The scheduler is told how many there are: that is what brings a pool back from zero, and keeps it up meanwhile.
 """
 
 from collections import Counter

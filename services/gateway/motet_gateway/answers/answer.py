@@ -62,7 +62,7 @@ class Answer(Response):
         self._prompts: list[Tokens] = []
         self._estimate = common_pb2.Estimate()
         self._target: Target | None = None
-        self._status = ""
+        self._obstacle: Obstacle | None = None
         # What has happened since the writer last looked.
         self._waiter: asyncio.Future[None] | None = None
         self._dirty = False
@@ -172,7 +172,7 @@ class Answer(Response):
         left = self._settings.deadline_seconds - (now - self._timeline.silent_since)
         if left <= 0:
             what = self._waits_for() or "no tokens came"
-            if self._gateway.held.position(self._id):
+            if self._obstacle is not None and not self._obstacle.runners:
                 raise NoRunner(f"No runner came within {self._settings.deadline_seconds:g} s: {what}. Try again.")
             raise DeadlineExceeded(
                 f"The request made no progress for {self._settings.deadline_seconds:g} s ({what}) and was given up."
@@ -188,9 +188,11 @@ class Answer(Response):
         self._arm(max(min(pause, left), SHORTEST_TICK_SECONDS))
 
     def _waits_for(self) -> str:
-        if position := self._gateway.held.position(self._id):
-            return f"queued position={position} ({self._status})"
-        return next((c.waiting_for for c in self._choices if c.waiting_for and not c.over), self._status)
+        if (obstacle := self._obstacle) is not None:
+            if obstacle.runners:
+                return obstacle.why
+            return f"queued position={self._gateway.held.position(self._id)} ({obstacle.why})"
+        return next((c.waiting_for for c in self._choices if c.waiting_for and not c.over), "")
 
     async def _resolved(self, send: Send) -> tuple[Target, TextModel]:
         """The model and its tokenizer: at once nearly always, else as soon as there is a runner to ask."""
@@ -209,8 +211,9 @@ class Answer(Response):
     def _ready(self) -> tuple[Target, TextModel] | None:
         found = self._gateway.find(self._body.model, self._caller)
         if not isinstance(found, Obstacle):
+            self._obstacle = None
             return found
-        self._status = found.why
+        self._obstacle = found
         if found.group:
             self._gateway.hold(self._id, found.group)
         else:
