@@ -3,7 +3,7 @@
 import uuid
 from typing import Any
 
-from tests.kube.cluster import Cluster
+from tests.kube.cluster import Cluster, Refused
 
 
 def pod(namespace: str, *containers: dict[str, Any], name: str = "", **spec: Any) -> dict[str, Any]:
@@ -37,17 +37,20 @@ class Pods:
 
     def run(self, *containers: dict[str, Any], **spec: Any) -> str:
         """The name of a new pod."""
-        made = pod(self.namespace, *containers, **spec)
-        self.cluster.apply(made)
+        made = self.cluster.call("POST", self._path, pod(self.namespace, *containers, **spec))
         name: str = made["metadata"]["name"]
         return name
+
+    @property
+    def _path(self) -> str:
+        return f"/api/v1/namespaces/{self.namespace}/pods"
 
     def path(self, name: str) -> str:
         """How a node calls it."""
         return f"{self.namespace}/{name}"
 
     def get(self, name: str) -> dict[str, Any]:
-        return self.cluster.get("pod", name, f"--namespace={self.namespace}")
+        return self.cluster.call("GET", f"{self._path}/{name}")
 
     def status(self, name: str) -> dict[str, Any]:
         found: dict[str, Any] = self.get(name)["status"]
@@ -65,28 +68,33 @@ class Pods:
         return found
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        return self.cluster.items(
-            "events", f"--namespace={self.namespace}", f"--field-selector=involvedObject.name={name}"
-        )
+        path = f"/api/v1/namespaces/{self.namespace}/events?fieldSelector=involvedObject.name={name}"
+        found: list[dict[str, Any]] = self.cluster.call("GET", path)["items"]
+        return found
 
-    def wait_ready(self, name: str, *, within_s: int = 20) -> None:
-        """Raises Refused when it is not in time."""
-        self.wait(name, "condition=Ready", within_s=within_s)
+    def wait_ready(self, name: str) -> None:
+        self.wait_condition(name, "Ready")
 
-    def wait_phase(self, name: str, phase: str, *, within_s: int = 20) -> None:
-        self.wait(name, f"jsonpath={{.status.phase}}={phase}", within_s=within_s)
+    def wait_condition(self, name: str, kind: str, status: str = "True") -> None:
+        self.cluster.wait_for(lambda: self.condition(name, kind)["status"] == status, f"{name}: {kind} {status}")
 
-    def wait(self, name: str, what: str, *, within_s: int = 20) -> None:
-        self.cluster.kubectl(
-            "wait", f"--for={what}", f"pod/{name}", f"--namespace={self.namespace}", f"--timeout={within_s}s"
-        )
+    def wait_phase(self, name: str, phase: str) -> None:
+        self.cluster.wait_for(lambda: self.status(name)["phase"] == phase, f"{name}: phase {phase}")
+
+    def wait_gone(self, name: str) -> None:
+        self.cluster.wait_for(lambda: self._is_gone(name), f"{name}: gone")
+
+    def _is_gone(self, name: str) -> bool:
+        try:
+            self.get(name)
+        except Refused:
+            return True
+        return False
 
     def finish(self, *containers: dict[str, Any], **spec: Any) -> str:
         """Run it once, to its end, and give what it wrote."""
         name = self.run(*containers, **{"restartPolicy": "Never", **spec})
-        self.cluster.wait_for(
-            lambda: self.status(name)["phase"] in ("Succeeded", "Failed"), f"the end of {name}", within_s=30
-        )
+        self.cluster.wait_for(lambda: self.status(name)["phase"] in ("Succeeded", "Failed"), f"{name}: an end")
         return self.logs(name)
 
     def logs(self, name: str, *arguments: str) -> str:

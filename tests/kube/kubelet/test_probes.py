@@ -54,7 +54,7 @@ def test_a_container_is_ready_when_its_probe_says_so_and_not_ready_when_it_no_lo
     node.execute(pods.path(name), "touch", "/tmp/ready")
     pods.wait_ready(name)
     node.execute(pods.path(name), "rm", "/tmp/ready")
-    pods.wait(name, "condition=Ready=False")
+    pods.wait_condition(name, "Ready", "False")
     assert restarts(pods, name) == 0  # it is left alone
     assert "Unhealthy" in {event["reason"] for event in pods.events(name)}
 
@@ -145,7 +145,7 @@ def test_a_hook_after_the_start_comes_before_readiness(pods: Pods) -> None:
 
 def test_a_pod_with_a_gate_is_ready_when_the_gate_is_open(pods: Pods) -> None:
     name = pods.run(shell(IDLE), readinessGates=[{"conditionType": "motet.dev/loaded"}])
-    pods.wait(name, "condition=ContainersReady")
+    pods.wait_condition(name, "ContainersReady")
     assert pods.condition(name, "Ready")["reason"] == "ReadinessGatesNotReady"
     pods.cluster.kubectl(
         *("patch", "pod", name, f"--namespace={pods.namespace}", "--subresource=status"),
@@ -158,6 +158,6 @@ def test_a_probe_can_be_made_to_lie(pods: Pods, node: Node) -> None:
     name = pods.run(shell(IDLE, readinessProbe={"exec": {"command": ["true"]}, "periodSeconds": 1}))
     pods.wait_ready(name)
     node.lie(pods.path(name), "readiness", says=False)
-    pods.wait(name, "condition=Ready=False")
+    pods.wait_condition(name, "Ready", "False")
     node.lie(pods.path(name), "readiness", says=None)
     pods.wait_ready(name)

@@ -39,7 +39,7 @@ def test_a_container_that_does_not_is_killed_when_its_grace_is_over(pods: Pods) 
         *("patch", "pod", name, f"--namespace={pods.namespace}", "--type=merge"),
         '--patch={"metadata":{"finalizers":null}}',
     )
-    pods.wait(name, "delete")
+    pods.wait_gone(name)
 
 
 def test_the_first_process_without_a_handler_does_not_hear_sigterm(pods: Pods) -> None:
