@@ -188,6 +188,10 @@ class Operator:
                 "MOTET_LEASE_NAME": "motet-operator",
                 "MOTET_LEASE_NAMESPACE": site.home,
                 "MOTET_LEASE_KUBECONFIG": kubeconfig,
+                # Three seconds on our clock: a busy machine must not lose its leader by itself.
+                "MOTET_LEASE_SECONDS": "60",
+                "MOTET_LEASE_RENEW_SECONDS": "40",
+                "MOTET_LEASE_RETRY_SECONDS": "8",
             }
         network = site.cluster.network or Network()
         log = site.folder / f"{site.name}-{self.name}.log"

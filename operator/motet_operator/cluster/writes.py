@@ -250,6 +250,8 @@ def scaled_by_us(deployment: Object) -> bool:
 
 def covers(found: object, wanted: object) -> bool:
     """Whether everything wanted is found; what the server has filled in besides does not matter."""
+    if found is None and wanted in ("", [], {}):
+        return True
     if isinstance(wanted, dict):
         return isinstance(found, dict) and all(covers(found.get(key), value) for key, value in wanted.items())
     if isinstance(wanted, list):
@@ -258,4 +260,4 @@ def covers(found: object, wanted: object) -> bool:
             and len(found) == len(wanted)
             and all(covers(one, other) for one, other in zip(found, wanted, strict=True))
         )
-    return found == wanted or (found is None and wanted == "")
+    return found == wanted

@@ -126,7 +126,7 @@ def test_a_template_that_makes_no_pod_ends_the_start_with_its_name(tmp_path: Pat
 
 
 def test_what_the_server_fills_in_is_no_difference_and_what_somebody_changed_is() -> None:
-    wanted = {"spec": {"containers": [{"name": "runner", "env": [{"name": "A", "value": ""}]}]}}
+    wanted = {"spec": {"containers": [{"name": "runner", "env": [{"name": "A", "value": ""}]}], "volumes": []}}
     found = {"spec": {"containers": [{"name": "runner", "env": [{"name": "A"}], "terminationMessagePath": "/dev"}]}}
     assert covers(found, wanted)
     assert not covers({"spec": {"containers": []}}, wanted)
