@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -184,12 +184,19 @@ def running_stack(
         raise
     finally:
         ended = stack.down()
-        left = stack.processes()
+        left = {pid: _command_of(pid) for pid in stack.processes()}
         for pid in left:
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert not left, f"{left} outlived motet down"
     assert not stack.sockets()
+
+
+def _command_of(pid: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    return "gone since"
 
 
 def _logs(stack: Stack, lines: int = 15) -> str:
