@@ -13,6 +13,7 @@ Rules, each learnt from a failure seen in practice:
 import asyncio
 import random
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -37,6 +38,8 @@ FIRST_RETRY_SECONDS = 0.05
 LAST_RETRY_SECONDS = 0.5
 LOOK_SECONDS = 0.025
 CONNECT_SECONDS = 5.0
+PATIENCE_SECONDS = 10.0
+"""A peer that stays away for longer is worth a warning, once."""
 MOST_IN_A_PACK = 64
 LARGEST_PACK_BYTES = 1024 * 1024  # before its last message
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -178,6 +181,7 @@ class Link(Generic[Up, Down]):
         self.peer = peer
         self.address = address
         self._said = ""
+        self._down_since = time.monotonic()
         self._led = False
         self._open_stream = open_stream
         self._greet = greet
@@ -230,6 +234,8 @@ class Link(Generic[Up, Down]):
             log.debug("stream down", link=self.peer, address=here, why=why)
             if (identity := tls.current()) is not None and (reason := identity.blame(why, self.peer)):
                 self._warn(reason)
+            elif not self._said and time.monotonic() - self._down_since > PATIENCE_SECONDS:
+                self._warn(why)
             await _pause(here, backoff.next())
 
     def _warn(self, reason: str) -> None:
@@ -277,6 +283,7 @@ class Link(Generic[Up, Down]):
                     await asyncio.gather(writer, return_exceptions=True)
                 call.cancel()
                 if connected:
+                    self._down_since = time.monotonic()
                     log.info("stream lost", link=self.peer, address=address, why=why)
                     if self._closed is not None:
                         self._closed(why)
