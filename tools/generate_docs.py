@@ -132,17 +132,19 @@ def settings_page() -> str:
 
 
 def metrics_of(module: ModuleType) -> list[list[str]]:
-    registry = CollectorRegistry(auto_describe=True)
-    module.Metrics(registry)
-    rows = []
-    for collector in list(registry._collector_to_names):
-        labels = getattr(collector, "_labelnames", ()) if isinstance(collector, MetricWrapperBase) else ()
-        for metric in collector.describe() if hasattr(collector, "describe") else collector.collect():
-            if not metric.documentation:
-                sys.exit(f"{module.__name__}: the metric {metric.name} has no explanation")
-            name = metric.name + ("_total" if metric.type == "counter" else "")
-            rows.append([code(name), metric.type, ", ".join(map(code, labels)), flat(metric.documentation)])
-    return sorted(rows, key=lambda row: row[0].strip("`"))
+    rows: dict[str, list[str]] = {}
+    for kind in (value for name, value in vars(module).items() if name.endswith("Metrics") and inspect.isclass(value)):
+        # A registry for each: two classes of one package may have figures in common.
+        registry = CollectorRegistry(auto_describe=True)
+        kind(registry)
+        for collector in list(registry._collector_to_names):
+            labels = getattr(collector, "_labelnames", ()) if isinstance(collector, MetricWrapperBase) else ()
+            for metric in collector.describe() if hasattr(collector, "describe") else collector.collect():
+                if not metric.documentation:
+                    sys.exit(f"{module.__name__}: the metric {metric.name} has no explanation")
+                name = metric.name + ("_total" if metric.type == "counter" else "")
+                rows[name] = [code(name), metric.type, ", ".join(map(code, labels)), flat(metric.documentation)]
+    return [rows[name] for name in sorted(rows)]
 
 
 def metrics_page() -> str:

@@ -100,8 +100,11 @@ async def test_who_cannot_renew_gives_up_before_another_may_begin(leases: Leases
 
 async def test_a_loop_that_hangs_is_given_up_all_the_same(leases: Leases) -> None:
     async with Candidate(leases) as leader:
+        assert leader.in_time
         time.sleep(RENEW + 0.2)  # noqa: ASYNC251
         assert leader.losses
+        assert leader.leads  # as far as the loop knows
+        assert not leader.in_time
 
 
 async def test_a_hiccup_of_the_api_server_costs_nothing(leases: Leases) -> None:

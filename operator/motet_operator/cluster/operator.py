@@ -13,9 +13,9 @@ from motet.clock import monotonic
 from motet.errors import SetupError
 from motet.health import Health
 from motet.kube import KubeApi
-from motet.lease import Election, LeaseSettings
+from motet.lease import Election
 from motet.service import run_until
-from motet.settings import Addresses, ProcessSettings
+from motet.settings import Addresses, LeaseSettings, ProcessSettings
 from motet.tasks import together
 from motet_operator.cluster.api import Api, Credentials, Refused
 from motet_operator.cluster.cache import Cache
@@ -177,7 +177,7 @@ class ClusterOperator:
             )
 
     def _holds(self) -> bool:
-        return self._leading and (self._election is None or self._election.leads)
+        return self._leading and (self._election is None or self._election.in_time)
 
     async def _reconcile_for_ever(self) -> None:
         while True:
@@ -222,7 +222,7 @@ class ClusterOperator:
             known=dict(sync.known),
             drained=frozenset(sync.drained),
             condemned=dict(sync.condemned),
-            advice=dict(getattr(sync, "advice", {})),
+            advice=dict(sync.advice),
             slots=dict(sync.slots),
             awaited=monotonic() < self._silent_until,
         )

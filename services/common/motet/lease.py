@@ -148,6 +148,11 @@ class Election:
         return self._leads.is_set()
 
     @property
+    def in_time(self) -> bool:
+        """Whether it leads by its own clock as well. Asked before each act: after a freeze the watchdog may be late."""
+        return self._leads.is_set() and self._watchdog is not None and self._watchdog.in_time
+
+    @property
     def leader_address(self) -> str:
         """Where the leader is reached, as last heard; empty: nobody leads, or nobody knows."""
         return self._seen.address if self._seen is not None and self._seen.holder else ""
@@ -308,6 +313,10 @@ class _Watchdog:
         self._lost = lost
         self._stopped = threading.Event()
         threading.Thread(target=self._watch, name="lease watchdog", daemon=True).start()
+
+    @property
+    def in_time(self) -> bool:
+        return self._clock() < self._end
 
     def until(self, end: float) -> None:
         self._end = end
