@@ -76,10 +76,11 @@ def test_a_scheduler_is_told_what_is_accepted_and_nothing_before_everything_is_l
 
 
 def test_a_scheduler_keeps_its_catalog_while_a_definition_is_gone(cluster: Cluster, home: Site) -> None:
-    """Row 13: nobody has asked for the adapters to go."""
+    """Row 13: nobody has asked for the adapters to go. Ten seconds of grace on our clock."""
     tenant = home.tenant()
     cluster.apply(home.pool(), *(home.adapter(name, tenant) for name in ("legal", "medical")))
-    with Scheduler(home) as scheduler, Operator(home, env={"MOTET_CLUSTER_RESYNC_SECONDS": "20"}) as operator:
+    env = {"MOTET_CLUSTER_RESYNC_SECONDS": "20", "MOTET_CLUSTER_VANISHED_SECONDS": "200"}
+    with Scheduler(home) as scheduler, Operator(home, env=env) as operator:
         cluster.wait_for(lambda: scheduler.names() == {"legal", "medical"})
         definition = cluster.get("crd", "loraadapters.motet.dev")
         try:
@@ -93,5 +94,6 @@ def test_a_scheduler_keeps_its_catalog_while_a_definition_is_gone(cluster: Clust
             cluster.apply(definition)
             cluster.kubectl("wait", "--for=condition=Established", "crd/loraadapters.motet.dev", "--timeout=20s")
         cluster.apply(home.adapter("later", tenant))
-        cluster.wait_for(lambda: scheduler.names() == {"later"}, "what there is now")
+        cluster.wait_for(lambda: scheduler.names() == {"legal", "medical", "later"}, within_s=9)
+        cluster.wait_for(lambda: scheduler.names() == {"later"}, "what there is after the grace")
         operator.program.assert_alive()

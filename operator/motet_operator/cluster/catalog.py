@@ -1,17 +1,19 @@
 """What is gone, and what only seems to be. When the definition of a kind is deleted, every object of it goes with it,
-one by one, and nobody has asked for any of that: serving goes on with what was last known, for a while."""
+one by one, and nobody has asked for any of that: serving goes on with what was last known, for a while, also when the
+definition is back and its objects are not yet.
+"""
+
+from collections.abc import Mapping
 
 import structlog
 
 from motet.clock import Clock, monotonic
 from motet_operator.cluster.api import Api, ApiError
 from motet_operator.cluster.cache import Key
-from motet_operator.cluster.decide import Snapshot
-from motet_operator.cluster.kinds import ADAPTERS, POOLS, Kind
+from motet_operator.cluster.decide import GHOST, Snapshot
+from motet_operator.cluster.kinds import ADAPTERS, POOLS, Kind, Object
 
 log = structlog.get_logger(__name__)
-
-LOOK_SECONDS = 5.0
 
 
 class Continuity:
@@ -19,32 +21,36 @@ class Continuity:
 
     def __init__(self, api: Api, grace_seconds: float, clock: Clock = monotonic) -> None:
         self._api, self._grace, self._clock = api, grace_seconds, clock
-        self._seen: dict[Kind, frozenset[Key]] = {}
-        self._until: float | None = None
+        self._seen: dict[Kind, Mapping[Key, Object]] = {ADAPTERS: {}, POOLS: {}}
+        self._ghosts: dict[Kind, dict[Key, tuple[Object, float]]] = {ADAPTERS: {}, POOLS: {}}
 
-    async def check(self, snapshot: Snapshot) -> float | None:
-        """None: what is seen is what is. Else nothing may be done now, and the seconds until another look."""
-        now = self._clock()
-        keys = {kind: frozenset(snapshot[kind]) for kind in (ADAPTERS, POOLS)}
-        gone = [kind for kind, here in keys.items() if self._seen.get(kind, frozenset()) - here]
-        if gone and not await self._all_served(gone):
-            if self._until is None:
-                self._until = now + self._grace
+    async def complete(self, snapshot: Snapshot) -> Snapshot:
+        """With the ghosts of what nobody has asked to go."""
+        now, whole = self._clock(), dict(snapshot)
+        for kind, ghosts in self._ghosts.items():
+            here = snapshot[kind]
+            gone = self._seen[kind].keys() - here.keys()
+            if gone and not await self._is_served(kind):
                 log.warning(
-                    "a kind is no longer served; what was last known goes on", kinds=[str(kind) for kind in gone]
+                    "a kind is no longer served; what was last known goes on", kind=str(kind), objects=len(gone)
                 )
-            if now < self._until:
-                return min(LOOK_SECONDS, self._until - now)
-        else:
-            if self._until is not None:
-                log.info("every kind is served again")
-            self._until = None
-        self._seen = keys
-        return None
+                for key in gone:
+                    ghosts[key] = (self._seen[kind][key] | {GHOST: True}, now + self._grace)
+            self._seen[kind] = here
+            for key in [key for key, (_, until) in ghosts.items() if key in here or now >= until]:
+                del ghosts[key]
+            if ghosts:
+                whole[kind] = {**here, **{key: it for key, (it, _) in ghosts.items()}}
+        return whole
 
-    async def _all_served(self, kinds: list[Kind]) -> bool:
+    def due(self) -> float | None:
+        """Seconds after which the first ghost is laid to rest."""
+        ends = [until for ghosts in self._ghosts.values() for _, until in ghosts.values()]
+        return max(0.05, min(ends) - self._clock()) if ends else None
+
+    async def _is_served(self, kind: Kind) -> bool:
         try:
             # A definition that is being deleted still lets its objects be read.
-            return all(["create" in await self._api.verbs(kind) for kind in kinds])
+            return "create" in await self._api.verbs(kind)
         except ApiError:
             return False

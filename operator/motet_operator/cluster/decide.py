@@ -60,6 +60,9 @@ NO_FILES = {"file": "name a claim of the pool's adapterVolumes under persistentV
 
 Snapshot = Mapping[Kind, Mapping[Key, Object]]
 
+GHOST = "ghost"
+"""Set on an object that is gone because its kind is: it is still to be served, and nothing can be written about it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulersWord:
@@ -198,7 +201,7 @@ def _status(
 ) -> Iterable[Write]:
     key = (name.namespace, name.name)
     it = snapshot[kind].get(key)
-    if it is None or (it.get("status") or {}) == document:
+    if it is None or GHOST in it or (it.get("status") or {}) == document:
         return
     first = not (it.get("status") or {}).get("conditions")
     # That a new object is new is no news.
@@ -237,12 +240,16 @@ def _children(  # noqa: PLR0917
     pools = {pool.resource.object_name: pool.resource for pool in view.pools}
     by_name = {pod["metadata"]["name"]: pod for pod in pods.values()}
 
+    ghosts = {ObjectName(*key) for key, it in snapshot[POOLS].items() if GHOST in it}
+
     for drain in plan.drains:
         if (leaving := by_name.get(drain.instance)) is not None:
             yield from _mark(leaving, leaving_marks(drain.deadline))
     wanted = set()
     for each in plan.runner_sets:
         wanted.add((each.pool, each.revision))
+        if each.pool in ghosts:
+            continue  # what is owned by nobody would be collected at once
         found = existing.get((each.pool, each.revision))
         if each.revision == newest.get(each.pool) and each.pool in pools:
             uid = uid_of(snapshot[POOLS][each.pool.namespace, each.pool.name])

@@ -202,10 +202,7 @@ class ClusterOperator:
 
     async def _round(self) -> float | None:
         """Returns the seconds after which something happens by itself."""
-        snapshot = self._cache.snapshot()
-        if (frozen := await self._continuity.check(snapshot)) is not None:
-            self._writer.want({})
-            return frozen
+        snapshot = await self._continuity.complete(self._cache.snapshot())
         now = datetime.now(UTC).replace(microsecond=0)
         word = self._scheduler_said()
         # In a thread: with ten thousand adapters a round takes a while, and watches and the Lease must not wait.
@@ -213,7 +210,8 @@ class ClusterOperator:
         self._count(decision)
         self._sync.tell(decision.plan.catalog, decision.plan.drains)
         self._writer.want(decision.writes)
-        due = [each for each in (decision.due, self._silent_until - monotonic() if word.awaited else None) if each]
+        silence = self._silent_until - monotonic() if word.awaited else None
+        due = [each for each in (decision.due, silence, self._continuity.due()) if each]
         return max(0.05, min(due)) if due else None
 
     def _scheduler_said(self) -> SchedulersWord:

@@ -2,7 +2,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 
 from motet.model import ObjectName
-from motet_operator.cluster.decide import Decider, Decision, SchedulersWord
+from motet_operator.cluster.decide import GHOST, Decider, Decision, SchedulersWord
 from motet_operator.cluster.kinds import ADAPTERS, POOLS, Object
 from motet_operator.cluster.writes import (
     DeleteDeployment,
@@ -195,3 +195,9 @@ def test_a_round_in_which_nothing_changed_judges_nothing_again() -> None:
     first = decided(*objects, decider=decider)
     again = decided(*objects, decider=decider)
     assert all(a is b for a, b in zip(first.plan.adapters, again.plan.adapters, strict=True))
+
+
+def test_what_is_gone_with_its_kind_is_served_and_nothing_is_written_about_it() -> None:
+    decision = decided(pool() | {GHOST: True}, adapter() | {GHOST: True}, deployment("old", 0))
+    assert [each.name.name for each in decision.plan.catalog.adapters] == ["legal"]
+    assert [write for write in decision.writes.values() if not isinstance(write, DeleteDeployment)] == []

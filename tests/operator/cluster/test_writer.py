@@ -14,7 +14,7 @@ from motet_operator.cluster.cache import Cache
 from motet_operator.cluster.catalog import Continuity
 from motet_operator.cluster.denials import Denials
 from motet_operator.cluster.events import EventWriter
-from motet_operator.cluster.kinds import ADAPTERS, DEPLOYMENTS, POOLS, Kind, Object
+from motet_operator.cluster.kinds import ADAPTERS, DEPLOYMENTS, Kind, Object
 from motet_operator.cluster.writer import NotLeading, Writer
 from motet_operator.cluster.writes import StatusWrite, Write
 from motet_operator.metrics import ClusterMetrics
@@ -206,6 +206,17 @@ async def test_an_event_that_repeats_is_counted_and_told_again_after_a_while() -
     assert first["metadata"]["name"] == last["metadata"]["name"]  # one Event, not two
 
 
+async def test_an_event_that_is_refused_is_dropped_and_the_next_one_is_posted() -> None:
+    api = ScriptedApi(refused(403), Unreachable("away"))
+    events = EventWriter(api, ClusterMetrics(CollectorRegistry()), "me")  # type: ignore[arg-type]
+    task = asyncio.create_task(events.run())
+    for number in range(3):
+        events.say(ADAPTERS, adapter(f"a-{number}"), "Warning", "FetchFailed", "")
+    await until(lambda: api.applied or task.done())
+    assert [one["involvedObject"]["name"] for one in api.applied] == ["a-2"]
+    task.cancel()
+
+
 async def test_a_flood_of_events_is_dropped_and_holds_up_nothing() -> None:
     metrics = ClusterMetrics(CollectorRegistry())
     events = EventWriter(ScriptedApi(), metrics, "me")  # type: ignore[arg-type]
@@ -217,31 +228,27 @@ async def test_a_flood_of_events_is_dropped_and_holds_up_nothing() -> None:
 # ---------------------------------------------------------------------------------------------------------- continuity
 
 
+async def names(continuity: Continuity, *objects: Object) -> list[str]:
+    return sorted(name for _, name in (await continuity.complete(snapshot(*objects)))[ADAPTERS])
+
+
 async def test_objects_that_vanish_with_their_kind_are_kept_for_a_while() -> None:
     api, clock = ScriptedApi(), FakeClock()
     continuity = Continuity(api, 600, clock)  # type: ignore[arg-type]
-    full = snapshot(pool(), adapter(), adapter("other"))
-    assert await continuity.check(full) is None
+    assert await names(continuity, pool(), adapter(), adapter("other")) == ["legal", "other"]
     api.served = frozenset({"get", "list", "watch", "delete"})  # a definition that is being deleted
-    assert await continuity.check(snapshot(pool(), adapter())) == 5
-    clock.advance(595)
-    assert await continuity.check(snapshot(pool())) == 5
-    clock.advance(6)
-    assert await continuity.check(snapshot(pool())) is None
+    assert await names(continuity, pool(), adapter()) == ["legal", "other"]
+    assert await names(continuity, pool()) == ["legal", "other"]
+    api.served = frozenset({"create"})  # made again, and its objects are not there yet
+    assert await names(continuity, pool(), adapter("new")) == ["legal", "new", "other"]
+    assert await names(continuity, pool(), adapter("new"), adapter("other", version=9)) == ["legal", "new", "other"]
+    assert continuity.due() == 600
+    clock.advance(601)
+    assert await names(continuity, pool(), adapter("new"), adapter("other", version=9)) == ["new", "other"]
+    assert continuity.due() is None
 
 
 async def test_objects_that_are_deleted_one_by_one_are_gone_at_once() -> None:
     continuity = Continuity(ScriptedApi(), 600)  # type: ignore[arg-type]
-    assert await continuity.check(snapshot(pool(), adapter())) is None
-    assert await continuity.check(snapshot(pool())) is None
-
-
-async def test_a_kind_that_comes_back_ends_the_waiting() -> None:
-    api = ScriptedApi()
-    continuity = Continuity(api, 600, FakeClock())  # type: ignore[arg-type]
-    await continuity.check(snapshot(pool(), adapter()))
-    api.served = frozenset()
-    assert await continuity.check(snapshot(pool())) == 5
-    api.served = frozenset({"create"})
-    assert await continuity.check(snapshot(pool(), adapter())) is None
-    assert POOLS in snapshot()
+    assert await names(continuity, pool(), adapter()) == ["legal"]
+    assert await names(continuity, pool()) == []
