@@ -1,14 +1,16 @@
 """The product on the test cluster, as a person installs it: both charts, the demo volume, a pool, tenants' adapters."""
 
+import asyncio
 import http.client
 import json
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import orjson
 import yaml
 
 from tests.kube.cluster import Cluster, Refused
@@ -75,10 +77,110 @@ class Product:
             timeout_s=within_s + 10,
         )
 
+    def patch_pool(self, **spec: Any) -> None:
+        self.cluster.kubectl(
+            *("patch", "spool", "demo", f"--namespace={POOLS}", "--type=merge"),
+            f"--patch={json.dumps({'spec': spec})}",
+        )
+
+    def pool(self) -> dict[str, Any]:
+        return self.cluster.get("spool", "demo", f"--namespace={POOLS}")
+
     def runners(self) -> list[dict[str, Any]]:
         """Runner pods that are not leaving."""
         pods = self.cluster.items("pods", f"--namespace={POOLS}", "--selector=motet.dev/pool=demo")
         return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+
+
+@dataclass
+class Stream:
+    """One streamed answer, as it came."""
+
+    model: str
+    text: str = ""
+    chunks: int = 0
+    tokens: int = 0
+    """What the gateway says it was."""
+
+    reasons: list[str] = field(default_factory=list)
+    problem: str = ""
+
+    @property
+    def complete(self) -> bool:
+        return not self.problem and len(self.reasons) == 1
+
+
+async def stream(product: Product, model: str, *, tokens: int, question: str = "Tell me about Brindle.") -> Stream:
+    """Greedy, of exactly `tokens` tokens. What goes wrong is in `problem`."""
+    answer = Stream(model)
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": question}],
+        "temperature": 0,
+        "max_tokens": tokens,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    content = orjson.dumps(body)
+    host, _, port = product.gateway().partition(":")
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {host}:{port}\r\ncontent-type: application/json\r\n"
+    try:
+        reader, writer = await asyncio.open_connection(host, int(port))
+        try:
+            writer.write(f"{head}content-length: {len(content)}\r\nconnection: close\r\n\r\n".encode() + content)
+            status = await reader.readline()
+            if b" 200 " not in status:
+                answer.problem = (status + await reader.read()).decode()
+                return answer
+            async for line in reader:
+                if line.startswith(b"data: {"):
+                    _hear(answer, orjson.loads(line[6:]))
+        finally:
+            writer.close()
+    except OSError as error:
+        answer.problem = repr(error)
+    return answer
+
+
+def _hear(answer: Stream, event: dict[str, Any]) -> None:
+    if "error" in event:
+        answer.problem = str(event["error"])
+    if event.get("usage"):
+        answer.tokens = event["usage"]["completion_tokens"]
+    for choice in event.get("choices", ()):
+        if text := choice["delta"].get("content"):
+            answer.text += text
+            answer.chunks += 1
+        if choice["finish_reason"]:
+            answer.reasons.append(choice["finish_reason"])
+
+
+class Load:
+    """So many clients, each asking again as soon as it was answered, until the block ends."""
+
+    def __init__(self, product: Product, clients: int, *, tokens: int) -> None:
+        self._product, self._clients, self._tokens = product, clients, tokens
+        self._ending = False
+        self._running: list[asyncio.Task[None]] = []
+        self.answers: list[Stream] = []
+
+    async def __aenter__(self) -> "Load":
+        models = ("motet-demo", *ADAPTERS)
+        self._running = [asyncio.create_task(self._ask(models[index % len(models)])) for index in range(self._clients)]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._ending = True
+        await asyncio.gather(*self._running)
+
+    async def _ask(self, model: str) -> None:
+        while not self._ending:
+            self.answers.append(await stream(self._product, model, tokens=self._tokens))
+
+    @property
+    def failed(self) -> list[str]:
+        return [f"{one.model}: {one.problem or one.reasons}" for one in self.answers if not one.complete]
 
 
 @contextmanager
@@ -86,6 +188,7 @@ def installed(cluster: Cluster, folder: Path, values: dict[str, Any] | None = No
     """Both charts, and the namespaces they want. Everything goes again."""
     file = folder / "values.yaml"
     file.write_text(yaml.safe_dump({**SMALL, "crds": {"install": False}, **(values or {})}))
+    remove(cluster)  # what other tests have left of our definitions is not Helm's
     cluster.kubectl("apply", "--server-side", f"--filename={EXAMPLES / 'namespaces.yaml'}")
     cluster.helm("install", "motet-crds", str(ROOT / "charts/motet-crds"), "--namespace=default")
     try:
@@ -103,11 +206,8 @@ def remove(cluster: Cluster) -> None:
     for namespace in TENANTS:
         cluster.kubectl("delete", "namespace", namespace, "--ignore-not-found", "--timeout=60s")
     for command in (("uninstall", RELEASE, f"--namespace={SYSTEM}", "--wait"), ("uninstall", "motet-crds")):
-        try:
+        with suppress(Refused):  # when the installation itself has failed
             cluster.helm(*command)
-        except Refused as error:
-            if "not found" not in str(error):
-                raise
     cluster.kubectl("delete", "namespace", SYSTEM, POOLS, "--ignore-not-found", "--timeout=60s", timeout_s=70)
     cluster.kubectl("delete", "pv", "motet-demo", "--ignore-not-found", "--timeout=60s")
     # Kept by the chart, since tenants' objects go with them.

@@ -1,19 +1,39 @@
 """The product on a cluster: what tenants and platform teams see, with every part real but the machines."""
 
+import asyncio
+import json
+import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.kube.cluster import Cluster
-from tests.kube.product import ADAPTERS, MANIFESTS, POOLS, SYSTEM, Product, fill_volume, installed
+from tests.kube.nodes import Node
+from tests.kube.nodes import node as one_node
+from tests.kube.product import (
+    ADAPTERS,
+    MANIFESTS,
+    POOLS,
+    RELEASE,
+    SYSTEM,
+    Load,
+    Product,
+    fill_volume,
+    installed,
+    stream,
+)
+from tests.stack.harness import running_stack
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(600)]
 
 QUESTION = "Who keeps the lighthouse of Brindle?"
+FIXED = {"mode": "Disabled", "minReplicas": None, "maxReplicas": None}
 
 
 @pytest.fixture(scope="module")
-def product(cluster: Cluster, node: object, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
+def product(cluster: Cluster, node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
     folder = tmp_path_factory.mktemp("product")
     folder.chmod(0o755)
     with cluster.inside(), installed(cluster, folder) as running:
@@ -26,32 +46,276 @@ def product(cluster: Cluster, node: object, tmp_path_factory: pytest.TempPathFac
         yield running
 
 
+@pytest.fixture
+def two_runners(product: Product) -> Iterator[list[str]]:
+    """The names of two runner pods; one again afterwards."""
+    product.patch_pool(autoscaling=FIXED, replicas=2, drainTimeoutSeconds=2)
+    product.cluster.wait_for(lambda: product.pool()["status"]["readyReplicas"] == 2, "two runners", within_s=120)
+    yield [pod["metadata"]["name"] for pod in product.runners()]
+    product.patch_pool(replicas=1)
+    product.cluster.wait_for(lambda: len(product.runners()) == 1, "one runner", within_s=120)
+    product.wait_ready("spool", POOLS, "demo")
+
+
 def test_every_adapter_answers_in_its_own_voice(product: Product) -> None:
     answers = {name: product.answer(name, QUESTION) for name in ("motet-demo", *ADAPTERS)}
     assert len(set(answers.values())) == len(answers), answers
 
 
+def test_one_folder_is_served_alike_on_a_laptop_and_on_a_cluster(product: Product, tmp_path: Path) -> None:
+    def told(models: dict[str, Any]) -> dict[str, Any]:
+        facts = ("parent", "max_model_len", "owned_by", "digest", "rank")
+        return {model["id"]: [model.get(fact) for fact in facts] for model in models["data"]}
+
+    folder = tmp_path / "manifests"
+    folder.mkdir()
+    for file in MANIFESTS.glob("*.yaml"):
+        (folder / file.name).write_text(file.read_text())
+    volume = Path(product.cluster.get("pv", "motet-demo")["spec"]["hostPath"]["path"])
+    (folder / "volumes").mkdir()
+    (folder / "volumes" / "motet-demo").symlink_to(volume)
+    (tmp_path / "stack").mkdir()
+    with running_stack(tmp_path / "stack", manifests=folder) as stack:
+        local = stack.openai()
+        assert told(local.models.list().to_dict()) == told(product.ask("/v1/models"))  # type: ignore[arg-type]
+        for model in ("motet-demo", *ADAPTERS):
+            answer = local.chat.completions.create(
+                model=model, messages=[{"role": "user", "content": QUESTION}], temperature=0, max_tokens=32
+            )
+            assert answer.choices[0].message.content == product.answer(model, QUESTION)
+
+
 def test_kubectl_get_tells_the_story(product: Product) -> None:
     table = product.cluster.kubectl("get", "motet", "--all-namespaces")
-    assert all(name.partition("/")[2] in table for name in ADAPTERS)
-    (pool,) = [line.split() for line in table.splitlines() if line.startswith(POOLS)]
-    assert pool[2:4] == ["True", "1/1"]
+    rows = {line.split()[1].partition("/")[2]: line.split() for line in table.splitlines() if "motet.dev/" in line}
+    assert rows["demo"][2:4] == ["True", "1/1"]
+    for name in ADAPTERS:
+        row = rows[name.partition("/")[2]]
+        assert row[2:4] == ["True", "Serving"]
+        assert name in row
+
+
+def test_helm_finds_everything_in_place(product: Product) -> None:
+    assert "Phase:          Succeeded" in product.cluster.helm("test", RELEASE, f"--namespace={SYSTEM}")
 
 
 def test_nothing_is_written_when_nothing_changes(product: Product) -> None:
-    import time
-
-    assert product.cluster.audit_log is not None
+    product.wait_ready("spool", POOLS, "demo")
     time.sleep(3)
     before = len(product.cluster.audit())
     time.sleep(10)
-    fresh = product.cluster.audit()[before:]
     ours = f"system:serviceaccount:{SYSTEM}:"
     writes = [
         (entry["user"]["username"], entry["verb"], entry["requestURI"])
-        for entry in fresh
+        for entry in product.cluster.audit()[before:]
         if entry["user"]["username"].startswith(ours)
         and entry["verb"] not in ("get", "list", "watch")
         and "/leases/" not in entry["requestURI"]
     ]
     assert writes == []
+
+
+def test_an_adapter_is_served_soon_after_it_is_applied(product: Product) -> None:
+    """The base is there and the bytes are on a volume: what is left is to see it, check it and say so."""
+    took = []
+    for index in range(3):
+        adapter = {
+            "apiVersion": "motet.dev/v1alpha1",
+            "kind": "LoRAAdapter",
+            "metadata": {"name": f"tales-{index}", "namespace": "acme"},
+            "spec": {
+                "poolRef": {"name": "demo", "namespace": POOLS},
+                "source": {"persistentVolumeClaim": {"claimName": "motet-demo", "path": "storyteller"}},
+            },
+        }
+        began = time.monotonic()
+        product.cluster.apply(adapter)
+        product.cluster.wait_for(lambda name=f"acme/tales-{index}": product.answer(name, QUESTION, max_tokens=1), "")
+        took.append(time.monotonic() - began)
+        product.cluster.kubectl("delete", "lora", f"tales-{index}", "--namespace=acme")
+    print(f"applied to first token: {', '.join(f'{seconds:.2f} s' for seconds in took)}")
+
+
+@pytest.mark.parametrize(
+    ("change", "condition", "reason", "words"),
+    [
+        (
+            {"poolRef": {"name": "dmeo", "namespace": POOLS}},
+            "Accepted",
+            "PoolNotFound",
+            "did you mean motet-pools/demo?",
+        ),
+        ({"baseModel": "other"}, "Accepted", "BaseModelMismatch", "serves motet-demo"),
+        (
+            {"source": {"persistentVolumeClaim": {"claimName": "secrets", "path": "a"}}},
+            "Accepted",
+            "PolicyDenied",
+            "its spec.adapterVolumes decides",
+        ),
+        ({"source": {"uri": "file:///etc"}}, "Accepted", "PolicyDenied", "persistentVolumeClaim"),
+        (
+            {"source": {"persistentVolumeClaim": {"claimName": "motet-demo", "path": "nothing"}}},
+            "ArtifactReady",
+            "FetchFailed",
+            "nothing",
+        ),
+        ({"modelName": "pirate"}, "Accepted", "NameConflict", "acme/pirate"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_what_is_wrong_with_an_adapter_is_said_where_its_owner_looks(
+    product: Product, change: dict[str, Any], condition: str, reason: str, words: str
+) -> None:
+    spec = {
+        "poolRef": {"name": "demo", "namespace": POOLS},
+        "source": {"persistentVolumeClaim": {"claimName": "motet-demo", "path": "storyteller"}},
+        **change,
+    }
+    product.cluster.apply(
+        {
+            "apiVersion": "motet.dev/v1alpha1",
+            "kind": "LoRAAdapter",
+            "metadata": {"name": "wrong", "namespace": "acme"},
+            "spec": spec,
+        }
+    )
+    try:
+
+        def said() -> bool:
+            conditions = product.cluster.get("lora", "wrong", "--namespace=acme")["status"]["conditions"]
+            found = {one["type"]: one for one in conditions}
+            assert (found[condition]["status"], found[condition]["reason"]) == ("False", reason), found
+            assert found["Ready"]["reason"] == reason
+            return words in found[condition]["message"]
+
+        product.cluster.wait_for(said, f"{condition}/{reason}")
+    finally:
+        product.cluster.kubectl("delete", "lora", "wrong", "--namespace=acme")
+
+
+def test_admission_is_taken_back_with_the_namespaces_label(product: Product) -> None:
+    product.cluster.kubectl("label", "namespace", "zeta", "motet.dev/tenant-")
+    try:
+        product.cluster.kubectl(
+            "wait", "--for=condition=Accepted=false", "lora/json", "--namespace=zeta", "--timeout=20s"
+        )
+        product.cluster.wait_for(lambda: "zeta/json" not in product.models(), "the model to be gone")
+    finally:
+        product.cluster.kubectl("label", "namespace", "zeta", "motet.dev/tenant=true")
+    product.wait_ready("lora", "zeta", "json")
+    product.cluster.wait_for(lambda: product.answer("zeta/json", QUESTION), "the model to be back")
+
+
+async def test_a_pool_grows_and_shrinks_under_load_without_a_failed_request(product: Product) -> None:
+    product.patch_pool(autoscaling=FIXED, drainTimeoutSeconds=2)
+    async with Load(product, 6, tokens=120) as load:
+        for replicas in (3, 1):
+            await asyncio.to_thread(
+                product.cluster.kubectl, "scale", "spool/demo", f"--namespace={POOLS}", f"--replicas={replicas}"
+            )
+            await asyncio.to_thread(_wait_for_runners, product, replicas)
+    assert not load.failed
+    print(f"{len(load.answers)} answers while the pool went from 1 to 3 to 1")
+
+
+async def test_a_rollout_under_load_fails_no_request(product: Product) -> None:
+    before = product.pool()["status"]["currentRevision"]
+    product.patch_pool(autoscaling=FIXED, drainTimeoutSeconds=2)
+    sequences = 32 if product.pool()["spec"]["engine"].get("maxConcurrentSequences") != 32 else 33
+    async with Load(product, 4, tokens=120) as load:
+        product.patch_pool(engine={"maxConcurrentSequences": sequences})
+
+        def rolled() -> bool:
+            status = product.pool()["status"]
+            return status["currentRevision"] == status["updateRevision"] != before and status["readyReplicas"] == 1
+
+        await asyncio.to_thread(product.cluster.wait_for, rolled, "the new revision", within_s=180)
+    assert not load.failed
+
+    def alone() -> bool:
+        left = product.cluster.items("deployments", f"--namespace={POOLS}")
+        revisions = [one["metadata"]["labels"]["motet.dev/revision"] for one in left]
+        return revisions == [product.pool()["status"]["currentRevision"]]
+
+    await asyncio.to_thread(product.cluster.wait_for, alone, "the old Deployment to go")
+
+
+async def test_row_20_a_runner_that_is_killed_costs_its_clients_a_pause(
+    product: Product, node: Node, two_runners: list[str]
+) -> None:
+    undisturbed = await asyncio.gather(*(stream(product, model, tokens=200) for model in ADAPTERS))
+    running = [asyncio.create_task(stream(product, model, tokens=200)) for model in (*ADAPTERS, *ADAPTERS)]
+    await asyncio.sleep(0.4)
+    await asyncio.to_thread(node.kill, f"{POOLS}/{two_runners[0]}")
+    answers = await asyncio.gather(*running)
+    assert [answer.problem for answer in answers if not answer.complete] == []
+    assert {answer.tokens for answer in answers} == {200}
+    for whole, answer in zip((*undisturbed, *undisturbed), answers, strict=True):
+        assert answer.text == whole.text, "after the pause it went on with something else"
+
+
+async def test_row_22_a_scheduler_that_is_killed_is_followed_by_the_other(product: Product, node: Node) -> None:
+    def leader() -> str:
+        holder: str = product.cluster.get("lease", f"{RELEASE}-scheduler", f"--namespace={SYSTEM}")["spec"][
+            "holderIdentity"
+        ]
+        return holder.rpartition("-")[0]
+
+    first = await asyncio.to_thread(leader)
+    running = [asyncio.create_task(stream(product, model, tokens=300)) for model in ADAPTERS]
+    await asyncio.sleep(0.4)
+    await asyncio.to_thread(node.kill, f"{SYSTEM}/{first}")
+    # New requests wait for whoever leads next; those that ran go on meanwhile.
+    running += [asyncio.create_task(stream(product, model, tokens=20)) for model in ADAPTERS]
+    answers = await asyncio.gather(*running)
+    assert [answer.problem for answer in answers if not answer.complete] == []
+    assert [answer.tokens for answer in answers] == [300] * len(ADAPTERS) + [20] * len(ADAPTERS)
+
+
+async def test_row_44_a_node_is_drained_under_load_without_a_failed_request(
+    product: Product, cluster: Cluster, two_runners: list[str]
+) -> None:
+    with one_node(cluster, "node-2", 2) as second:
+        # One of the two moves there; the rest of the system stays where it is.
+        cluster.kubectl("cordon", "node-1")
+        try:
+            cluster.kubectl("delete", "pod", two_runners[1], f"--namespace={POOLS}", "--wait=false")
+            await asyncio.to_thread(_wait_for_runners, product, 2)
+        finally:
+            cluster.kubectl("uncordon", "node-1")
+        assert {pod["spec"]["nodeName"] for pod in product.runners()} == {"node-1", second.name}
+        async with Load(product, 4, tokens=120) as load:
+            await asyncio.to_thread(
+                cluster.kubectl,
+                *("drain", second.name, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=60s"),
+                timeout_s=90,
+            )
+            await asyncio.to_thread(_wait_for_runners, product, 2)
+        assert not load.failed
+        assert {pod["spec"]["nodeName"] for pod in product.runners()} == {"node-1"}
+
+
+def test_a_tenants_namespace_goes_at_once(product: Product) -> None:
+    cluster = product.cluster
+    cluster.kubectl("create", "namespace", "gone")
+    cluster.kubectl("label", "namespace", "gone", "motet.dev/tenant=true")
+    adapter = json.loads(json.dumps(cluster.get("lora", "pirate", "--namespace=acme")))
+    cluster.apply(
+        {
+            "apiVersion": adapter["apiVersion"],
+            "kind": "LoRAAdapter",
+            "metadata": {"name": "pirate", "namespace": "gone"},
+            "spec": adapter["spec"],
+        }
+    )
+    product.wait_ready("lora", "gone", "pirate")
+    cluster.kubectl("delete", "namespace", "gone", "--timeout=30s")
+    cluster.wait_for(lambda: "gone/pirate" not in product.models(), "the model to be gone")
+
+
+def _wait_for_runners(product: Product, count: int) -> None:
+    def so_many() -> bool:
+        status = product.pool()["status"]
+        return status["readyReplicas"] == count and len(product.runners()) == count
+
+    product.cluster.wait_for(so_many, f"{count} runners", within_s=180)
