@@ -39,6 +39,7 @@ def product(cluster: Cluster, node: Node, tmp_path_factory: pytest.TempPathFacto
     with cluster.inside(), installed(cluster, folder) as running:
         fill_volume(running, folder)
         cluster.kubectl("apply", "--server-side", f"--filename={MANIFESTS}")
+        running.patch_pool(autoscaling=FIXED, drainTimeoutSeconds=2)
         running.wait_ready("spool", POOLS, "demo", within_s=120)
         for name in ADAPTERS:
             namespace, _, adapter = name.partition("/")
@@ -49,7 +50,7 @@ def product(cluster: Cluster, node: Node, tmp_path_factory: pytest.TempPathFacto
 @pytest.fixture
 def two_runners(product: Product) -> Iterator[list[str]]:
     """The names of two runner pods; one again afterwards."""
-    product.patch_pool(autoscaling=FIXED, replicas=2, drainTimeoutSeconds=2)
+    product.patch_pool(replicas=2)
     product.cluster.wait_for(lambda: product.pool()["status"]["readyReplicas"] == 2, "two runners", within_s=120)
     yield [pod["metadata"]["name"] for pod in product.runners()]
     product.patch_pool(replicas=1)
@@ -207,7 +208,6 @@ def test_admission_is_taken_back_with_the_namespaces_label(product: Product) -> 
 
 
 async def test_a_pool_grows_and_shrinks_under_load_without_a_failed_request(product: Product) -> None:
-    product.patch_pool(autoscaling=FIXED, drainTimeoutSeconds=2)
     async with Load(product, 6, tokens=120) as load:
         for replicas in (3, 1):
             await asyncio.to_thread(
@@ -220,7 +220,6 @@ async def test_a_pool_grows_and_shrinks_under_load_without_a_failed_request(prod
 
 async def test_a_rollout_under_load_fails_no_request(product: Product) -> None:
     before = product.pool()["status"]["currentRevision"]
-    product.patch_pool(autoscaling=FIXED, drainTimeoutSeconds=2)
     sequences = 32 if product.pool()["spec"]["engine"].get("maxConcurrentSequences") != 32 else 33
     async with Load(product, 4, tokens=120) as load:
         product.patch_pool(engine={"maxConcurrentSequences": sequences})

@@ -44,7 +44,8 @@ def template_of(pool: PoolObject, platform: str = "") -> RunnerTemplate:
         model_credentials=f"{pool.resource.metadata.namespace}/{secret.name}" if secret else "",
         volumes=tuple(spec.adapter_volumes),
         pod=spec.template,
-        platform=platform,
+        # Where runners are pods, how long one may drain is a part of it.
+        platform=f"{platform} drains for {spec.drain_timeout_seconds} s" if platform else "",
     )
 
 

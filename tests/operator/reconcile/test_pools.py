@@ -365,6 +365,15 @@ def test_what_the_platform_changes_is_rolled_out_too() -> None:
     assert condition(status.conditions, "Reconciling").holds
 
 
+def test_how_long_it_drains_is_part_of_a_pod_and_not_of_a_process() -> None:
+    def revisions(platform: str) -> set[str]:
+        pools = (pool(drainTimeoutSeconds=1), pool(drainTimeoutSeconds=2))
+        return {revision_of(one.resource.object_name, template_of(one, platform)) for one in pools}
+
+    assert len(revisions("image")) == 2
+    assert len(revisions("")) == 1
+
+
 def test_adapters_and_slots_are_counted() -> None:
     one = pool()
     loaded = AdapterKnowledge(serving_digest=DIGEST, places=(Residence(runner="demo-0", tier="device", digest=DIGEST),))

@@ -434,7 +434,8 @@ class ServingPoolSpec(Shape):
     """The only claims that an adapter's source may name. A change replaces the runners."""
 
     drain_timeout_seconds: Annotated[int, Field(ge=0, le=86_400)] = 30
-    """How long a runner that must go may finish what it has; what is left then is moved."""
+    """How long a runner that must go may finish what it has; what is left then is moved. In a cluster a change replaces
+    the runners, since their pods' grace period depends on it."""
 
     update_strategy: UpdateStrategy = UpdateStrategy()
     template: PodTemplate = PodTemplate()
