@@ -123,7 +123,7 @@ class Api:
                     else:
                         known[name_of(one)] = one
                     yield kind, one
-            except (ApiError, OSError, TimeoutError, aiohttp.ClientError):
+            except (ApiError, OSError, TimeoutError, ValueError, aiohttp.ClientError):  # also half a line, at a crash
                 await asyncio.sleep(0.2)
 
     async def _watch(self, path: str, version: str, query: Mapping[str, str]) -> AsyncIterator[tuple[str, Object]]:

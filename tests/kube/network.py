@@ -107,17 +107,24 @@ def network() -> Iterator[Network]:
     """Raises CannotIsolate where this process may not."""
     made = Network()
     try:
-        made.ip("link", "set", "lo", "up")
-        with made.inside():
-            Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
-        # The kernel looks for its own addresses before all rules; `cut` wants to be asked before that.
-        made.ip("rule", "add", "pref", "100", "lookup", "local")
-        made.ip("rule", "del", "pref", "0")
-        for address in (CONTROL_PLANE, DNS):
-            made.add_address(address)
+        try:
+            _furnish(made)
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise CannotIsolate(f"a network namespace cannot be furnished here: {error}") from error
         yield made
     finally:
         made.close()
+
+
+def _furnish(made: Network) -> None:
+    made.ip("link", "set", "lo", "up")
+    with made.inside():
+        Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
+    # The kernel looks for its own addresses before all rules; `cut` wants to be asked before that.
+    made.ip("rule", "add", "pref", "100", "lookup", "local")
+    made.ip("rule", "del", "pref", "0")
+    for address in (CONTROL_PLANE, DNS):
+        made.add_address(address)
 
 
 def new_namespace() -> int:

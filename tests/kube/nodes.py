@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.kube.cluster import Cluster, identity
-from tests.kube.network import node_address
+from tests.kube.network import node_address, pods_of
 from tests.kube.programs import Program
 from tests.repo.tree import ROOT
 
@@ -24,6 +24,8 @@ class Node:
 
     name: str
     address: str
+    pods: str
+    """The addresses of its pods, for `Network.cut`."""
     folder: Path
     program: Program
 
@@ -118,9 +120,11 @@ def node(
         cluster.kubectl("wait", "--for=condition=Ready", f"node/{name}", "--timeout=30s")
         # The controllers keep pods off a new node until they have seen that it is ready.
         cluster.wait_for(lambda: not cluster.get("node", name)["spec"].get("taints"), f"{name} without taints")
-        yield Node(name, address, folder, program)
-    with suppress(Exception):
-        cluster.kubectl("delete", "node", name, "--wait=false", "--ignore-not-found")
+        try:
+            yield Node(name, address, pods_of(number), folder, program)
+        finally:  # first of all nothing is to be placed here any more
+            with suppress(Exception):
+                cluster.kubectl("delete", "node", name, "--wait=false", "--ignore-not-found")
 
 
 @contextmanager

@@ -22,8 +22,10 @@ DIES = """
 import os, pathlib, sys
 from tests.kube.network import network
 from tests.kube.programs import Program
+def is_asleep():
+    return "sleep" in pathlib.Path(f"/proc/{program.pid}/comm").read_text()
 with network() as own:
-    program = Program(["sleep", "600"], pathlib.Path(sys.argv[1]) / "log", own, lambda: True)
+    program = Program(["sleep", "600"], pathlib.Path(sys.argv[1]) / "log", own, is_asleep)
     program.start()
     print(program.pid, flush=True)
     sys.stdin.read()

@@ -5,6 +5,7 @@ Nodes that are ready, tolerated, selected and have room; of these the one with t
 
 import asyncio
 import re
+import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -116,7 +117,12 @@ class Scheduler:
             await self._pods.synced.wait()
             await self._nodes.synced.wait()
             while True:
-                await self._round()
+                try:
+                    await self._round()
+                except Exception:  # one odd object must not keep all others from their place
+                    traceback.print_exc()
+                    await asyncio.sleep(1)
+                    self._pods.changed.set()
                 waits = [asyncio.ensure_future(one.changed.wait()) for one in (self._pods, self._nodes)]
                 await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
                 for one in waits:

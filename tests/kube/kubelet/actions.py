@@ -34,8 +34,10 @@ async def act(action: Object, container: Object, address: str, execute: Execute,
                 await asyncio.sleep(action["sleep"]["seconds"])
     except TimeoutError as error:
         raise Failed(f"timed out after {timeout_s:g} s") from error
-    except OSError as error:
-        raise Failed(str(error)) from error
+    except Failed:
+        raise
+    except Exception as error:  # whatever a probe runs into, it is the probe that failed
+        raise Failed(str(error) or type(error).__name__) from error
 
 
 def port(given: int | str, container: Object) -> int:

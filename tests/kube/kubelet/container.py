@@ -164,9 +164,8 @@ class Container:
         }
         if self._machine.gpus:
             asked = (spec.get("resources", {}).get("limits") or {}).get("nvidia.com/gpu", "0")
-            given["CUDA_VISIBLE_DEVICES"] = ",".join(
-                map(str, self._machine.take_gpus(pod["metadata"]["uid"], int(asked)))
-            )
+            taken = self._machine.take_gpus(pod["metadata"]["uid"], spec["name"], int(asked))
+            given["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, taken))
         served = {**pod, "nodeAllocatable": self._machine.allocatable}
         served["status"] = {
             **pod["status"],
@@ -193,6 +192,9 @@ class Container:
     def _user(self, found: Image) -> tuple[int, int]:
         of_image, _, group = found.user.partition(":")
         user = self._context("runAsUser")
+        if user is None and of_image and not of_image.isdigit():
+            why = f"image has non-numeric user ({of_image}), cannot verify user is non-root"
+            raise CannotStart("CreateContainerConfigError", f"container has runAsNonRoot and {why}")
         number = int(str(user)) if user is not None else int(of_image or 0)
         given = self._context("runAsGroup")
         return number, int(str(given)) if given is not None else int(group or (number if user is None else 0))

@@ -34,7 +34,7 @@ class Machine:
     faults: Faults = field(default_factory=Faults)
     _cursor: int = 1
     _addresses: set[str] = field(default_factory=set)
-    _gpus_taken: dict[str, list[int]] = field(default_factory=dict)
+    _gpus_taken: dict[tuple[str, str], list[int]] = field(default_factory=dict)
     _events: dict[tuple[str, str, str], Object] = field(default_factory=dict)
     _posting: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -59,14 +59,14 @@ class Machine:
         self._addresses.discard(wire.address)
         wire.cut()
 
-    def take_gpus(self, uid: str, count: int) -> list[int]:
+    def take_gpus(self, uid: str, container: str, count: int) -> list[int]:
+        """The same ones for every run of a container."""
         taken = {one for each in self._gpus_taken.values() for one in each}
         free = [one for one in range(self.gpus) if one not in taken]
-        self._gpus_taken[uid] = self._gpus_taken.get(uid, []) + free[:count]
-        return free[:count]
+        return self._gpus_taken.setdefault((uid, container), free[:count])
 
     def give_back_gpus(self, uid: str) -> None:
-        self._gpus_taken.pop(uid, None)
+        self._gpus_taken = {key: taken for key, taken in self._gpus_taken.items() if key[0] != uid}
 
     def event(self, pod: Object, reason: str, message: str, *, warning: bool = False) -> None:
         """Said once for each pod and message, and counted after that."""

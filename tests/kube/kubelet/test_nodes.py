@@ -150,6 +150,7 @@ def deployment(pods: Pods, name: str, **spec: Any) -> None:
 
 def test_the_pods_of_a_silent_node_are_replaced_and_go_when_it_speaks_again(pods: Pods, cluster: Cluster) -> None:
     with one_node(cluster, "node-silent", 9, labels={"zone": "silent"}) as other:
+        pods.wait_ready(pods.run(shell(IDLE), nodeSelector={"kubernetes.io/hostname": "node-1"}))
         deployment(pods, "moving")
 
         def running() -> list[str]:
@@ -179,7 +180,7 @@ def test_a_node_that_lost_its_power_starts_its_pods_again(pods: Pods, cluster: C
         pods.wait_ready(name)
         assert marked(mark) == 1
         other.lose()
-        assert not marked(mark), "they die with it"
+        cluster.wait_for(lambda: not marked(mark), "the end of all its processes", within_s=5)
         other.program.start()
         pods.cluster.wait_for(lambda: pods.container(name)["restartCount"] == 1, "the restart")
         pods.wait_ready(name)
