@@ -57,8 +57,7 @@ class PlatformTemplate:
         # Of the content, not of the file: another order or a comment makes no new revision. Another operator makes one,
         # since it may make other pods of the same template.
         content = f"{version('motet')} {_sorted(template)!r}"
-        # Our own version is on every pod as a label, so it makes other pods as well.
-        self.digest = hashlib.sha256(f"{version('motet')}\n{content}".encode()).hexdigest()[:16]
+        self.digest = hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
 def read_template(path: Path) -> PlatformTemplate:
