@@ -121,3 +121,11 @@ def test_service_links_can_be_refused_and_nothing_of_this_process_leaks(
         *("PATH", "HOSTNAME", "HOME", "PWD", "LC_CTYPE"),
         *("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT", "KUBERNETES_SERVICE_PORT_HTTPS"),
     }
+
+
+@pytest.mark.kube
+def test_an_image_of_ours_runs_this_checkout_as_its_own_user(pods: Pods) -> None:
+    code = "import getpass, os, motet_gateway; print(getpass.getuser(), os.getuid(), os.getgid(), os.environ['HOME'])"
+    restricted = {"runAsNonRoot": True, "readOnlyRootFilesystem": True, "allowPrivilegeEscalation": False}
+    container = {"image": "registry.example/motet/gateway:0.1.0", "command": ["python", "-c", code]}
+    assert pods.finish({**container, "securityContext": restricted}) == "motet 65532 65532 /tmp\n"
