@@ -173,16 +173,16 @@ class SchedulerSync:
         self._identities[identity.instance] = identity
         slots = report.capacity.adapter_slots
         resized, self.slots[identity.instance] = slots != self.slots.get(identity.instance), slots
-        before = self.condemned.pop(identity.instance, None)
-        # One whose streams are down has died, as far as can be seen, and its successor may be loading: the keeper's.
-        if not report.condemned or not report.attached:
-            return before is not None or resized
-        if before is None or before.incarnation != identity.incarnation:
+        before = self.condemned.get(identity.instance)
+        if report.condemned and before is not None and before.incarnation == identity.incarnation:
+            return resized  # also when its streams are given up at last: it hangs as before
+        self.condemned.pop(identity.instance, None)
+        # One whose streams were down first has died, as far as can be seen, and its successor may be loading.
+        if report.condemned and report.attached:
             now = datetime.now(UTC)
             self.condemned[identity.instance] = Condemned(identity.incarnation, report.condemned, now)
             return True
-        self.condemned[identity.instance] = before
-        return resized
+        return before is not None or resized
 
 
 def _knowledge(report: scheduler_pb2.AdapterReport) -> AdapterKnowledge:

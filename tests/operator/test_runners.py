@@ -115,3 +115,28 @@ def test_old_news_of_a_killed_runner_does_not_kill_its_successor(tmp_path: Path)
     again = {runner.name: Condemned("second", "it hangs again", later(9))}
     (hung,) = table.instances({}, (), again)
     assert hung.condemned == "it hangs again"
+
+
+def test_old_news_of_one_that_ended_by_itself_does_not_either(tmp_path: Path) -> None:
+    table = runners(tmp_path)
+    carry_out(table, pool())
+    (runner,) = table
+    news = {runner.name: Condemned("first", "its engine hangs", later(0))}
+
+    def judged(pid: int) -> str:
+        now = ProcessStatus(
+            name=runner.name,
+            kind="runner",
+            pid=pid,
+            phase=Phase.STARTING,
+            restarts=0,
+            failures=0,
+            exit_status=None,
+            reason="",
+            log=tmp_path / "log",
+        )
+        (one,) = table.instances({runner.name: now}, (), news)
+        return one.condemned
+
+    assert judged(7) == "its engine hangs"
+    assert judged(8) == "", "the keeper was faster"

@@ -131,14 +131,15 @@ async def test_a_drain_is_said_once_and_again_to_a_new_scheduler(tmp_path: Path)
         assert sync.drained == set()
 
 
-async def test_a_runner_is_condemned_until_the_scheduler_pardons_it_or_its_streams_break(tmp_path: Path) -> None:
+async def test_a_runner_is_condemned_until_the_scheduler_pardons_it_or_a_successor_comes(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/s.sock"
     async with syncing(address) as sync, small_scheduler(address) as scheduler:
         await until(lambda: sync.connected)
 
         def say(incarnation: str, why: str = "", *, attached: bool = True) -> None:
             identity = common_pb2.RunnerIdentity(instance="r0", incarnation=incarnation)
-            report = scheduler_pb2.RunnerReport(runner=identity, attached=attached, condemned=why)
+            room = common_pb2.Capacity(adapter_slots=4 if incarnation == "fourth" else 1)
+            report = scheduler_pb2.RunnerReport(runner=identity, attached=attached, condemned=why, capacity=room)
             scheduler.outbox.put(scheduler_pb2.SyncDown(runner=report))
 
         say("first", "it hangs")
@@ -152,8 +153,13 @@ async def test_a_runner_is_condemned_until_the_scheduler_pardons_it_or_its_strea
         await until(lambda: not sync.condemned)
         say("second", "it is silent")
         await until(lambda: sync.condemned)
-        say("second", "it is silent", attached=False)
+        say("second", "it is silent", attached=False)  # given up at last; it still hangs
+        say("third", attached=True)
         await until(lambda: not sync.condemned)
+        say("third", "its streams are down", attached=False)  # died, as far as can be seen
+        say("fourth")
+        await until(lambda: sync.slots.get("r0") == 4)
+        assert not sync.condemned
 
 
 async def test_advice_is_remembered_with_its_reason_and_goes_stale_with_the_stream(tmp_path: Path) -> None:

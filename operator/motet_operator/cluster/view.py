@@ -204,6 +204,14 @@ def read_instance(pod: Object) -> Instance:
         ordinal=_age(pod),
         ready=ready,
         draining_until=_time((pod["metadata"].get("annotations") or {}).get(DRAINING)),
+        started_at=max(
+            (
+                at
+                for one in containers
+                if (at := _time(((one.get("state") or {}).get("running") or {}).get("startedAt")))
+            ),
+            default=None,
+        ),
         failures=0 if ready else sum(one.get("restartCount", 0) for one in containers),
         reason="" if ready else _trouble(status, containers),
     )
@@ -233,6 +241,8 @@ def with_advice(
     instance: Instance, drained: Collection[str], condemned: Condemned | None, patience: timedelta
 ) -> Instance:
     """`patience` is how long a condemned one may try to come back by itself."""
+    if condemned is not None and instance.started_at is not None and instance.started_at > condemned.since:
+        condemned = None  # the kubelet was faster: this is its successor
     if instance.name not in drained and condemned is None:
         return instance
     return replace(

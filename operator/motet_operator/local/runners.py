@@ -43,6 +43,7 @@ class Runners:
         self._path = path
         self._services = services
         self._table = _read(path)
+        self._condemned_pids: dict[str, int | None] = {}
 
     def __iter__(self) -> Iterator[Runner]:
         return iter(self._table.values())
@@ -82,7 +83,9 @@ class Runners:
         dead = {
             name: one
             for name, one in (condemned or {}).items()
-            if name in self._table and one.incarnation != self._table[name].replaced
+            if name in self._table
+            and one.incarnation != self._table[name].replaced
+            and self._still_runs(one.incarnation, statuses.get(name))
         }
         return tuple(
             Instance(
@@ -100,6 +103,11 @@ class Runners:
             )
             for runner in self._table.values()
         )
+
+    def _still_runs(self, incarnation: str, status: ProcessStatus | None) -> bool:
+        """False of one that has ended meanwhile, and whose successor has another pid."""
+        pid = status.pid if status is not None else None
+        return self._condemned_pids.setdefault(incarnation, pid) == pid
 
     def carry_out(self, plan: Plan) -> None:
         """Make the table what the plan says; the keeper then makes the processes what the table says."""

@@ -106,6 +106,9 @@ class Instance:
     replace_at: datetime | None = None
     """When a condemned one has had its chance to come back by itself."""
 
+    started_at: datetime | None = None
+    """When its process was started, where that is known."""
+
     failures: int = 0
     """Deaths in a row."""
 

@@ -150,6 +150,16 @@ def test_a_condemned_runner_is_deleted_by_its_uid_once_its_patience_is_over() ->
     assert [write.object for write in of(late, DeletePod)] == [("pools", "one")]
 
 
+def test_the_successor_of_a_condemned_runner_is_left_alone() -> None:
+    name = revision()
+    hung = Condemned("incarnation", "hangs", NOW - timedelta(seconds=9))
+    again = pod("one", name)
+    began = (NOW - timedelta(seconds=1)).isoformat()
+    again["status"]["containerStatuses"] = [{"state": {"running": {"startedAt": began}}, "restartCount": 1}]
+    found = decided(pool(), deployment(name, 1), again, word=SchedulersWord(condemned={"one": hung}))
+    assert not of(found, DeletePod)
+
+
 def test_a_right_that_is_missing_is_named_by_the_pool_once() -> None:
     why = "the operator may not patch deployments.apps in namespace pools"
     decision = decided(pool(), denied=why)

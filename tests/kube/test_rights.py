@@ -1,0 +1,141 @@
+"""Least privilege, both ways: what the chart grants is used, and what is used is granted. The audit log tells."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.kube.cluster import Cluster
+from tests.kube.nodes import Node
+from tests.kube.product import MANIFESTS, POOLS, RELEASE, SYSTEM, Product, fill_volume, installed
+
+pytestmark = [pytest.mark.kube, pytest.mark.timeout(600)]
+
+WITH_RIGHTS = ("operator", "scheduler", "test")
+
+
+class Right(NamedTuple):
+    group: str
+    resource: str
+    """With its subresource."""
+    verb: str
+    namespace: str
+    """Where; empty: in all."""
+
+
+@pytest.fixture(scope="module")
+def used_in_full(cluster: Cluster, node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
+    """A product that has done everything once for which it has a right."""
+    folder = tmp_path_factory.mktemp("rights")
+    folder.chmod(0o755)
+    with cluster.inside(), installed(cluster, folder) as product:
+        fill_volume(product, folder)
+        cluster.kubectl("apply", "--server-side", f"--filename={MANIFESTS}")
+        fixed = {"mode": "Disabled", "minReplicas": None, "maxReplicas": None}
+        product.patch_pool(autoscaling=fixed, replicas=2, drainTimeoutSeconds=2)
+        cluster.wait_for(lambda: product.pool()["status"]["readyReplicas"] == 2, "two runners", within_s=120)
+        cluster.helm("test", RELEASE, f"--namespace={SYSTEM}")
+        _say_the_same_twice(product)
+        _hang_a_runner(product, node)
+        _shrink(product)
+        _roll_out(product)
+        _delete_the_leases(product)
+        yield product
+
+
+def _say_the_same_twice(product: Product) -> None:
+    for _ in range(2):
+        product.cluster.kubectl("label", "namespace", "zeta", "motet.dev/tenant-")
+        product.cluster.kubectl("wait", "--for=condition=Ready=false", "lora/json", "--namespace=zeta", "--timeout=20s")
+        product.cluster.kubectl("label", "namespace", "zeta", "motet.dev/tenant=true")
+        product.wait_ready("lora", "zeta", "json")
+
+
+def _hang_a_runner(product: Product, node: Node) -> None:
+    hung = product.runners()[0]["metadata"]["name"]
+    node.lie(f"{POOLS}/{hung}", "liveness", True)  # else the kubelet would be faster than the operator
+    node.pause(f"{POOLS}/{hung}")
+
+    def replaced() -> bool:
+        names = [pod["metadata"]["name"] for pod in product.runners()]
+        return hung not in names and product.pool()["status"]["readyReplicas"] == 2
+
+    product.cluster.wait_for(replaced, "another runner in place of the hung one", within_s=120)
+
+
+def _shrink(product: Product) -> None:
+    product.patch_pool(replicas=1)
+    product.cluster.wait_for(lambda: len(product.runners()) == 1, "one runner", within_s=60)
+
+
+def _roll_out(product: Product) -> None:
+    before = product.pool()["status"]["currentRevision"]
+    product.patch_pool(engine={"maxConcurrentSequences": 31})
+
+    def rolled() -> bool:
+        left = product.cluster.items("deployments", f"--namespace={POOLS}")
+        return product.pool()["status"]["currentRevision"] != before and len(left) == 1
+
+    product.cluster.wait_for(rolled, "the new revision alone", within_s=120)
+
+
+def _delete_the_leases(product: Product) -> None:
+    for component in ("operator", "scheduler"):
+        name = (f"lease/{RELEASE}-{component}", f"--namespace={SYSTEM}")
+        product.cluster.kubectl("delete", *name)
+
+        def led(name: tuple[str, str] = name) -> bool:
+            return bool(product.cluster.get(*name)["spec"].get("holderIdentity"))
+
+        product.cluster.wait_for(led, f"a new {component} to lead", within_s=60)
+
+
+@pytest.mark.parametrize("component", WITH_RIGHTS)
+def test_every_right_is_used_and_none_is_missed(used_in_full: Product, component: str) -> None:
+    account = f"{RELEASE}-{component}"
+    granted = set(_granted(used_in_full.cluster, account))
+    entries = used_in_full.cluster.audit(f"system:serviceaccount:{SYSTEM}:{account}")
+    refused = [
+        entry["requestURI"]
+        for entry in entries
+        if entry["annotations"].get("authorization.k8s.io/decision") == "forbid"
+    ]
+    assert refused == []
+    used = {right for entry in entries if (right := _asked(entry)) is not None}
+    assert granted, "it has rights"
+    assert {right for right in granted if not any(_covers(right, one) for one in used)} == set(), "granted, never used"
+
+
+def test_nobody_else_has_any(used_in_full: Product) -> None:
+    for component in ("gateway", "predictor", "supervisor"):
+        assert list(_granted(used_in_full.cluster, f"{RELEASE}-{component}")) == []
+    assert list(_granted(used_in_full.cluster, f"{RELEASE}-runner", POOLS)) == []
+
+
+def _granted(cluster: Cluster, account: str, home: str = SYSTEM) -> Iterable[Right]:
+    """What our own roles give an account; what every account may do anyway is left out."""
+    subject = {"kind": "ServiceAccount", "name": account, "namespace": home}
+    for kind in ("clusterrolebindings", "rolebindings"):
+        for binding in cluster.items(kind, "--all-namespaces"):
+            if subject not in [{key: one.get(key) for key in subject} for one in binding.get("subjects") or ()]:
+                continue
+            where = binding["metadata"].get("namespace", "")
+            role = binding["roleRef"]
+            rules = cluster.get(role["kind"], role["name"], *([f"--namespace={where}"] if where else []))["rules"]
+            for rule in rules or ():
+                for group in rule["apiGroups"]:
+                    for resource in rule["resources"]:
+                        for verb in rule["verbs"]:
+                            yield Right(group, resource, verb, where)
+
+
+def _asked(entry: dict[str, Any]) -> Right | None:
+    it = entry.get("objectRef")
+    if it is None:
+        return None
+    resource = it["resource"] + (f"/{it['subresource']}" if "subresource" in it else "")
+    return Right(it.get("apiGroup", ""), resource, entry["verb"], it.get("namespace", ""))
+
+
+def _covers(granted: Right, used: Right) -> bool:
+    return granted[:3] == used[:3] and granted.namespace in ("", used.namespace)
