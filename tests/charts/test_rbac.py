@@ -13,13 +13,13 @@ every_variant = pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANT
 
 POOLS = "motet-pools"
 OPERATOR = {
-    *itertools.product("*", ("motet.dev/loraadapters", "motet.dev/servingpools"), ("get", "list", "watch")),
+    *itertools.product("*", ("motet.dev/loraadapters", "motet.dev/servingpools"), ("list", "watch")),
     *itertools.product("*", ("motet.dev/loraadapters/status", "motet.dev/servingpools/status"), ("patch",)),
-    *itertools.product("*", ("/namespaces",), ("get", "list", "watch")),
+    *itertools.product("*", ("/namespaces",), ("list", "watch")),
     *itertools.product("*", ("/events",), ("create", "patch")),
     (NAMESPACE, "coordination.k8s.io/leases", "create"),
     *itertools.product([NAMESPACE], ("coordination.k8s.io/leases=motet-operator",), ("get", "update")),
-    *itertools.product([POOLS], ("apps/deployments",), ("get", "list", "watch", "create", "patch", "delete")),
+    *itertools.product([POOLS], ("apps/deployments",), ("list", "watch", "create", "patch", "delete")),
     *itertools.product([POOLS], ("/pods",), ("get", "list", "watch", "patch", "delete")),
 }
 SCHEDULER = {
