@@ -46,6 +46,8 @@ status: venv  ## Show services, pools and adapters.
 	@$(BIN)/motet status $(STATUS_ARGS)
 
 test: venv  ## Run every test this machine can run (TEST_ARGS='-k name' narrows it).
+	@if command -v go >/dev/null; then $(MAKE) --no-print-directory kube || echo "The tests of a cluster cannot run." >&2; \
+	  else echo "There is no Go to build a Kubernetes control plane with: the tests of a cluster cannot run." >&2; fi
 	@$(BIN)/python -m pytest -m "not soak" $(TEST_ARGS)
 
 check: venv  ## Format, lint, types, import contracts, fast tests; under three minutes.
