@@ -74,6 +74,7 @@ class Proxy:
     seen: list[Seen] = field(default_factory=list)
     _loop: asyncio.AbstractEventLoop | None = None
     _watches: dict[web.StreamResponse, str] = field(default_factory=dict)
+    _muted: set[web.StreamResponse] = field(default_factory=set)
 
     def writes(self, *, since: float = 0.0, leases: bool = False) -> list[Seen]:
         """Those that were carried out, without the Lease's."""
@@ -87,6 +88,10 @@ class Proxy:
     def watches(self) -> int:
         """Open at the moment."""
         return len(self._watches)
+
+    def mute_watches(self) -> None:
+        """Those that are open now stay open and say nothing more; new ones do."""
+        self._muted |= set(self._watches)
 
     def say_on_watches(self, event: dict[str, Any], *, of: str = "") -> int:
         """Put an event of our own on every open watch whose path has `of` in it. How many there are."""
@@ -143,7 +148,7 @@ class Proxy:
                     break
                 while self.faults.silent:
                     await asyncio.sleep(0.05)
-                if self.faults.event(request.path, json.loads(line)):
+                if passed not in self._muted and self.faults.event(request.path, json.loads(line)):
                     await passed.write(line)
         except (ConnectionError, aiohttp.ClientError):
             pass

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.kube.cluster import Cluster
-from tests.kube.operators import POOL_RULES, Operator, Site, role, site
+from tests.kube.operators import POOL_RULES, TIME_SCALE, Operator, Site, role, site
 from tests.kube.proxy import Proxy, proxy, status
 
 pytestmark = pytest.mark.kube
@@ -54,6 +54,16 @@ def test_row_2_an_api_server_that_is_away_for_long_is_waited_for(
     setattr(door.faults, how, False)
     sees_changes(home, tenant, f"after-{how}", within_s=10)
     assert operator.program.pid == before
+
+
+def test_row_3_a_watch_that_says_nothing_more_is_opened_anew(cluster: Cluster, home: Site, door: Proxy) -> None:
+    tenant = home.tenant("silence")
+    with Operator(home, kubeconfig=door.kubeconfig, env={"MOTET_CLUSTER_RESYNC_SECONDS": "4000"}) as operator:
+        cluster.wait_for(lambda: door.watches >= 5)
+        sees_changes(home, tenant, "while-it-speaks")
+        door.mute_watches()
+        sees_changes(home, tenant, "while-it-is-silent", within_s=75 * TIME_SCALE + 3)
+        assert operator.metric("motet_cache_repairs_total") == 0  # it was the watch that told
 
 
 @pytest.mark.parametrize("code", [410, 429, 500, 504])
@@ -119,6 +129,29 @@ def test_row_9_conflicts_on_every_other_write_delay_and_lose_nothing(
     cluster.wait_for(lambda: len(cluster.items("pods", *where)) == 2)
     assert len(cluster.items("deployments", *where)) == 1
     assert refused > 5
+
+
+def test_row_10_when_the_server_asks_for_a_pause_it_gets_one_and_nothing_is_lost(
+    cluster: Cluster, home: Site, door: Proxy, operator: Operator
+) -> None:
+    asked: list[float] = []
+    pause_s = 2.0
+
+    def answer(method: str, path: str) -> tuple[int, dict[str, object]] | None:
+        if method != "PATCH" or "/status" not in path:
+            return None
+        asked.append(time.monotonic())
+        code, said = status(429, "TooManyRequests")
+        return (code, said | {"details": {"retryAfterSeconds": pause_s}}) if len(asked) == 1 else None
+
+    door.faults.answer = answer
+    tenant = home.tenant("pause")
+    names = [f"paused-{number}" for number in range(5)]
+    cluster.apply(*(home.adapter(name, tenant, "nowhere") for name in names))
+    for name in names:
+        cluster.wait_for(lambda name=name: home.ready_reason("lora", name, tenant) == "PoolNotFound")
+    under_way = [at for at in asked if at - asked[0] < 0.5]  # had been sent by then
+    assert min(at for at in asked if at not in under_way) - asked[0] >= pause_s - 0.1
 
 
 def test_row_12_a_right_that_is_taken_away_is_named_and_nothing_restarts_when_it_is_back(

@@ -1,0 +1,111 @@
+"""Ten thousand adapters, with runners on nodes that only pretend (KWOK). Long: part of `make soak`."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from benchmarks.operator import REAL_TIME, door, load_of, peak_mib, populate, told
+from motet_operator.cluster.kinds import POOLS
+from tests.kube.cluster import Cluster
+from tests.kube.operators import TEMPLATE, Operator, Site, site
+from tests.kube.programs import Program
+from tools.kube.locate import find
+
+pytestmark = [pytest.mark.kube, pytest.mark.soak, pytest.mark.timeout(1200)]
+
+ADAPTERS, TENANTS, POOL_COUNT, RUNNERS = 10_000, 200, 20, 5
+WITHIN_S = 90.0
+IDLE_S = 30.0
+NODE = "pretender-0"
+
+
+def stage(name: str, kind: str, key: str, operator: str, then: dict[str, object], *values: str) -> dict[str, object]:
+    """What KWOK does to a node or pod that looks like this."""
+    matches = {"key": key, "operator": operator} | ({"values": list(values)} if values else {})
+    spec = {
+        "resourceRef": {"apiGroup": "v1", "kind": kind},
+        "selector": {"matchExpressions": [matches]},
+        "next": then,
+    }
+    return {"apiVersion": "kwok.x-k8s.io/v1alpha1", "kind": "Stage", "metadata": {"name": name}, "spec": spec}
+
+
+READY = """
+phase: Running
+conditions:
+- {type: Ready, status: "True", reason: KubeletReady, message: pretends, lastTransitionTime: {{ Now | Quote }}}
+"""
+STAGES = [
+    stage(
+        "node",
+        "Node",
+        '.status.conditions.[] | select( .type == "Ready" ) | .status',
+        "NotIn",
+        {"statusTemplate": READY},
+        "True",
+    ),
+    stage("pod", "Pod", ".status.phase", "In", {"statusTemplate": READY}, "Pending"),
+    stage("gone", "Pod", ".metadata.deletionTimestamp", "Exists", {"delete": True}),
+]
+
+
+@pytest.fixture
+def home(cluster: Cluster, tmp_path: Path) -> Iterator[Site]:
+    with cluster.inside(), site(cluster, tmp_path) as made:
+        template = {**TEMPLATE, "spec": {**TEMPLATE["spec"], "nodeName": NODE}}
+        made.template.write_text(yaml.safe_dump(template))
+        yield made
+
+
+@pytest.fixture
+def pretender(cluster: Cluster, tmp_path: Path) -> Iterator[Program]:
+    """A node on which every pod is at once ready."""
+    kwok = find("kwok")
+    if kwok is None:
+        pytest.skip("run make kube (kwok not built)")
+    assert cluster.network is not None
+    room = {"pods": "1000", "cpu": "1000", "memory": "1Ti"}
+    metadata = {"name": NODE, "annotations": {"kwok.x-k8s.io/node": "fake"}}
+    cluster.apply({"apiVersion": "v1", "kind": "Node", "metadata": metadata, "status": {"allocatable": room}})
+    stages = tmp_path / "stages.yaml"
+    stages.write_text(yaml.safe_dump_all(STAGES))
+    command = [str(kwok), f"--kubeconfig={cluster.kubeconfig}", f"--config={stages}", "--manage-all-nodes=false"]
+    # Without a Lease the controllers would take the node for lost, and its pods for unready.
+    command += ["--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake", "--node-lease-duration-seconds=8"]
+
+    def ready() -> bool:
+        conditions = cluster.get("node", NODE).get("status", {}).get("conditions", [])
+        return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+
+    with Program(command, tmp_path / "kwok.log", cluster.network, ready) as running:
+        yield running
+    cluster.kubectl("delete", "node", NODE)
+
+
+async def test_ten_thousand_adapters_have_their_status_in_time(
+    cluster: Cluster, home: Site, pretender: Program
+) -> None:
+    async with door(cluster) as api:
+        tenants = await populate(api, home, ADAPTERS, TENANTS, "many")
+        for number in range(POOL_COUNT):
+            await api.apply(POOLS, home.pool(f"pool-{number}", replicas=RUNNERS), manager="test")
+        with Operator(home, env=REAL_TIME) as operator:
+            began = time.monotonic()
+            await told(api, tenants, ADAPTERS, operator.program.assert_alive, 600)
+            took = time.monotonic() - began
+            print(f"{ADAPTERS} adapters told in {took:.0f} s")
+            for number in range(POOL_COUNT):
+                name = f"pool-{number}"
+                cluster.wait_for(lambda name=name: home.ready_reason("spool", name, home.pools) == "AllRunnersReady")
+            await asyncio.sleep(10)
+            before = len(cluster.audit(home.user))
+            await asyncio.sleep(IDLE_S)
+            idle, peak = load_of(home, since=before), peak_mib(operator.program.pid)
+            rounds = operator.metric("motet_reconcile_seconds_sum") / operator.metric("motet_reconciles_total")
+    print(f"a round takes {rounds:.2f} s; {idle.writes} writes afterwards; peak {peak:.0f} MiB")
+    assert idle.writes == 0
+    assert took <= WITHIN_S
