@@ -5,7 +5,7 @@ import signal
 from collections.abc import Callable
 
 from motet.clock import monotonic
-from motet.processes import Keeper, Policy, Records
+from motet.processes import Keeper, Policy, Records, is_alive
 from motet.processes.keeper import kill_strays
 from motet.processes.linux import kill_session, send
 from motet_operator.local.layout import Layout
@@ -39,6 +39,8 @@ async def take_down(layout: Layout, *, seconds: float = STOP_SECONDS) -> list[st
         if not await _within(seconds, released):
             kill_session(holder)
             await _within(5.0, released)
+        # It lets go of the lock before its interpreter has ended.
+        await _within(5.0, lambda: not is_alive(holder))
         running.append("motet up")
     with StackLock(layout.lock, to_stop=True):  # nobody starts a new stack while the rest of the old one goes
         await finish(layout, seconds=seconds)
