@@ -6,16 +6,16 @@ A field is here when something enforces it; `coming` lists those that wait for t
 
 from motet.resources.adapter import AdapterSource, LoRAAdapter, LoRAAdapterSpec, Placement, PoolRef
 from motet.resources.core import Namespace, Secret
+from motet.resources.namespaces import AllowedNamespaces
 from motet.resources.pool import (
     AdapterVolume,
-    AllowedNamespaces,
     Engine,
-    PodTemplate,
     PoolModel,
     ServingPool,
     ServingPoolSpec,
 )
 from motet.resources.shapes import API_VERSION, CATEGORY, GROUP, VERSION, ObjectMeta, changes
+from motet.resources.template import PodTemplate
 from motet.resources.validation import (
     Manifest,
     Place,

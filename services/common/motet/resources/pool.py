@@ -2,9 +2,10 @@
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from motet.model import ObjectName
+from motet.resources.namespaces import AllowedNamespaces
 from motet.resources.rules import Rule, Transition
 from motet.resources.shapes import (
     API_VERSION,
@@ -12,20 +13,16 @@ from motet.resources.shapes import (
     Digest,
     DnsLabel,
     EntriesDiffer,
-    EnvName,
-    LabelKey,
-    Labels,
-    LabelValue,
     ModelUri,
     ObjectMeta,
     ObjectReference,
-    Quantities,
     RelativePath,
     SecretReference,
     ServedName,
     Shape,
     SourceRevision,
 )
+from motet.resources.template import PodTemplate
 
 Preset = Literal["paged-chunk", "orca", "s3", "oracle", "punica", "ft-max"]
 
@@ -127,101 +124,6 @@ class Engine(Shape):
     )
 
 
-class LabelRequirement(Shape):
-    """One thing asked of the labels."""
-
-    key: LabelKey
-    """Which label."""
-
-    operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]
-    """How the label is judged."""
-
-    values: Annotated[list[LabelValue], Field(max_length=64)] = Field(default_factory=list)
-    """For `In` and `NotIn`: the values compared with."""
-
-    rules: ClassVar = (
-        Rule(
-            field="values",
-            cel="self.operator in ['Exists', 'DoesNotExist'] || (has(self.values) && self.values.size() > 0)",
-            message="values must be set when operator is In or NotIn",
-            reason="FieldValueRequired",
-            holds=lambda asked: asked.operator in ("Exists", "DoesNotExist") or bool(asked.values),
-        ),
-        Rule(
-            field="values",
-            cel="self.operator in ['In', 'NotIn'] || !has(self.values) || self.values.size() == 0",
-            message="values must not be set when operator is Exists or DoesNotExist",
-            reason="FieldValueForbidden",
-            holds=lambda asked: asked.operator in ("In", "NotIn") or not asked.values,
-        ),
-    )
-
-    def matches(self, labels: dict[str, str]) -> bool:
-        match self.operator:
-            case "In":
-                return labels.get(self.key) in self.values
-            case "NotIn":
-                return labels.get(self.key) not in self.values
-            case "Exists":
-                return self.key in labels
-            case "DoesNotExist":
-                return self.key not in labels
-
-
-class LabelSelector(Shape):
-    """Which namespaces, by their labels."""
-
-    match_labels: Labels = Field(default_factory=dict)
-    """Labels that must all be there with these values."""
-
-    match_expressions: Annotated[list[LabelRequirement], Field(max_length=16)] = Field(default_factory=list)
-    """Requirements that must all hold."""
-
-    model_config = ConfigDict(json_schema_extra={"x-kubernetes-map-type": "atomic"})
-
-    def matches(self, labels: dict[str, str]) -> bool:
-        return self.match_labels.items() <= labels.items() and all(
-            requirement.matches(labels) for requirement in self.match_expressions
-        )
-
-
-class AllowedNamespaces(Shape):
-    """Whose adapters may refer to the pool."""
-
-    from_: Literal["Same", "All", "Selector"] = Field(default="Same", alias="from")
-    """The pool's own namespace, every one, or those the selector picks by their labels."""
-
-    selector: LabelSelector | None = None
-
-    rules: ClassVar = (
-        Rule(
-            field="selector",
-            cel="self.from != 'Selector' || has(self.selector)",
-            message="selector must be set when from is Selector",
-            reason="FieldValueRequired",
-            holds=lambda allowed: allowed.from_ != "Selector" or allowed.selector is not None,
-        ),
-        Rule(
-            field="selector",
-            cel="self.from == 'Selector' || !has(self.selector)",
-            message="selector must not be set unless from is Selector",
-            reason="FieldValueForbidden",
-            holds=lambda allowed: allowed.from_ == "Selector" or allowed.selector is None,
-        ),
-    )
-
-    def admits(self, namespace: str, *, own: str, labels: dict[str, str]) -> bool:
-        match self.from_:
-            case "All":
-                return True
-            case "Same":
-                return namespace == own
-            case "Selector":
-                assert self.selector is not None
-                # Kubernetes puts this label on every namespace; without it a selector by name would differ locally.
-                return self.selector.matches({"kubernetes.io/metadata.name": namespace} | labels)
-
-
 class Autoscaling(Shape):
     """Who decides how many runners there are."""
 
@@ -312,98 +214,6 @@ class UpdateStrategy(Shape):
             holds=lambda strategy: strategy.max_surge > 0 or strategy.max_unavailable > 0,
         ),
     )
-
-
-class Resources(Shape):
-    """What a runner's container asks for and may use."""
-
-    limits: Quantities = Field(default_factory=dict)
-    """At most so much, such as `nvidia.com/gpu: 1`."""
-
-    requests: Quantities = Field(default_factory=dict)
-    """At least so much; a node must have it."""
-
-
-class Toleration(Shape):
-    """A taint that keeps no runner away."""
-
-    key: LabelKey | None = None
-    """Of the taint; absent: every one."""
-
-    operator: Literal["Equal", "Exists"] = "Equal"
-    """How the taint's value is compared."""
-
-    value: LabelValue | None = None
-    """Of the taint."""
-
-    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
-    """Of the taint; absent: every one."""
-
-    toleration_seconds: Annotated[int, Field(ge=0, le=86_400)] | None = None
-    """How long a taint that evicts is borne."""
-
-
-class TopologySpread(Shape):
-    """How runners are spread. The pool's own runners are counted."""
-
-    max_skew: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] = 1
-    """By how much places may differ."""
-
-    topology_key: LabelKey
-    """The node label that makes a place, such as topology.kubernetes.io/zone."""
-
-    when_unsatisfiable: Literal["DoNotSchedule", "ScheduleAnyway"] = "ScheduleAnyway"
-    """What happens to a runner that would make it worse."""
-
-
-class EnvironmentVariable(Shape):
-    """One variable of the runner's process."""
-
-    name: EnvName
-    """What the process reads."""
-
-    value: Annotated[str, Field(max_length=4096)] = ""
-    """What it says; no secrets, since everybody who may read the pool may read it."""
-
-    rules: ClassVar = (
-        Rule(
-            field="name",
-            cel="!self.name.startsWith('MOTET_')",
-            message="must not begin with MOTET_: those are set from the pool's other fields and by the chart",
-            reason="FieldValueForbidden",
-            holds=lambda variable: not variable.name.startswith("MOTET_"),
-        ),
-    )
-
-
-class PodTemplate(Shape):
-    """What of a runner's pod a pool may choose. What is not here (host paths, privileges) cannot be abused."""
-
-    resources: Resources = Resources()
-    node_selector: Labels = Field(default_factory=dict)
-    """Labels that a runner's node must have."""
-
-    tolerations: Annotated[list[Toleration], Field(max_length=32)] = Field(default_factory=list)
-    """Taints that keep no runner away."""
-
-    topology_spread_constraints: Annotated[list[TopologySpread], Field(max_length=8)] = Field(default_factory=list)
-    """How runners are spread over zones and machines."""
-
-    priority_class_name: ObjectReference | None = None
-    """Who goes first when room is short."""
-
-    runtime_class_name: ObjectReference | None = None
-    """The container runtime's configuration, such as `nvidia`."""
-
-    service_account_name: ObjectReference | None = None
-    """Instead of the chart's. Tenants grant their Secrets to the one that is used."""
-
-    env: Annotated[
-        list[EnvironmentVariable],
-        Field(max_length=64),
-        EntriesDiffer("name"),
-    ] = Field(default_factory=list)
-    """Variables of the runner's process, locally too."""
 
 
 class ServingPoolSpec(Shape):

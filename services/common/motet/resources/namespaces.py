@@ -1,0 +1,103 @@
+"""Which namespaces something is for: all of them, one, or those with certain labels."""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import ConfigDict, Field
+
+from motet.resources.rules import Rule
+from motet.resources.shapes import LabelKey, Labels, LabelValue, Shape
+
+
+class LabelRequirement(Shape):
+    """One thing asked of the labels."""
+
+    key: LabelKey
+    """Which label."""
+
+    operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]
+    """How the label is judged."""
+
+    values: Annotated[list[LabelValue], Field(max_length=64)] = Field(default_factory=list)
+    """For `In` and `NotIn`: the values compared with."""
+
+    rules: ClassVar = (
+        Rule(
+            field="values",
+            cel="self.operator in ['Exists', 'DoesNotExist'] || (has(self.values) && self.values.size() > 0)",
+            message="values must be set when operator is In or NotIn",
+            reason="FieldValueRequired",
+            holds=lambda asked: asked.operator in ("Exists", "DoesNotExist") or bool(asked.values),
+        ),
+        Rule(
+            field="values",
+            cel="self.operator in ['In', 'NotIn'] || !has(self.values) || self.values.size() == 0",
+            message="values must not be set when operator is Exists or DoesNotExist",
+            reason="FieldValueForbidden",
+            holds=lambda asked: asked.operator in ("In", "NotIn") or not asked.values,
+        ),
+    )
+
+    def matches(self, labels: dict[str, str]) -> bool:
+        match self.operator:
+            case "In":
+                return labels.get(self.key) in self.values
+            case "NotIn":
+                return labels.get(self.key) not in self.values
+            case "Exists":
+                return self.key in labels
+            case "DoesNotExist":
+                return self.key not in labels
+
+
+class LabelSelector(Shape):
+    """Which namespaces, by their labels."""
+
+    match_labels: Labels = Field(default_factory=dict)
+    """Labels that must all be there with these values."""
+
+    match_expressions: Annotated[list[LabelRequirement], Field(max_length=16)] = Field(default_factory=list)
+    """Requirements that must all hold."""
+
+    model_config = ConfigDict(json_schema_extra={"x-kubernetes-map-type": "atomic"})
+
+    def matches(self, labels: dict[str, str]) -> bool:
+        return self.match_labels.items() <= labels.items() and all(
+            requirement.matches(labels) for requirement in self.match_expressions
+        )
+
+
+class AllowedNamespaces(Shape):
+    """Whose adapters may refer to the pool."""
+
+    from_: Literal["Same", "All", "Selector"] = Field(default="Same", alias="from")
+    """The pool's own namespace, every one, or those the selector picks by their labels."""
+
+    selector: LabelSelector | None = None
+
+    rules: ClassVar = (
+        Rule(
+            field="selector",
+            cel="self.from != 'Selector' || has(self.selector)",
+            message="selector must be set when from is Selector",
+            reason="FieldValueRequired",
+            holds=lambda allowed: allowed.from_ != "Selector" or allowed.selector is not None,
+        ),
+        Rule(
+            field="selector",
+            cel="self.from == 'Selector' || !has(self.selector)",
+            message="selector must not be set unless from is Selector",
+            reason="FieldValueForbidden",
+            holds=lambda allowed: allowed.from_ == "Selector" or allowed.selector is None,
+        ),
+    )
+
+    def admits(self, namespace: str, *, own: str, labels: dict[str, str]) -> bool:
+        match self.from_:
+            case "All":
+                return True
+            case "Same":
+                return namespace == own
+            case "Selector":
+                assert self.selector is not None
+                # Kubernetes puts this label on every namespace; without it a selector by name would differ locally.
+                return self.selector.matches({"kubernetes.io/metadata.name": namespace} | labels)
