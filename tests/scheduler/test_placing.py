@@ -7,7 +7,7 @@ from motet.model import Digest
 from motet_scheduler.policy import effects as do
 from motet_scheduler.policy import events as on
 from motet_scheduler.policy.values import Instance
-from tests.scheduler.builders import PIRATE, POET, adapter, entry, pool, ready, resident
+from tests.scheduler.builders import PIRATE, POET, Told, adapter, entry, pool, ready, resident
 
 
 def test_the_fullest_runner_that_fits_takes_it():
@@ -178,6 +178,20 @@ def test_an_adapter_that_is_no_longer_served_is_refused():
     told = ready()
     told.attach()
     told.enqueue("a", digest=Digest("sha256:gone"))
+    assert told.of(do.Refuse)[0].failure.code == "model_not_found"
+
+
+def test_a_scheduler_that_took_over_trusts_the_gateway_until_its_runners_have_said_which_digests_serve():
+    told = Told()
+    told.gateway()
+    told.state(adapter())
+    told.attach(resident=(resident(PIRATE),))
+    told.wait(1.0)
+    told.enqueue("a", digest=PIRATE)
+    assert told.where("a") == "r0"
+    assert not told.of(do.Drop), "what it holds is not in the way"
+    told.certify(digest=Digest("sha256:newer"))
+    told.enqueue("b", digest=Digest("sha256:gone"))
     assert told.of(do.Refuse)[0].failure.code == "model_not_found"
 
 

@@ -20,6 +20,7 @@ from motet_scheduler.policy.values import (
     AdapterSpec,
     CatalogAdapter,
     Certificate,
+    GroupName,
     Instance,
     Policy,
     Readiness,
@@ -126,6 +127,15 @@ class Adapters:
             }
         return self._serving.get(digest) or self.retired.get(digest)
 
+    def undecided(self, group: GroupName | None = None) -> bool:
+        """Whether a digest without a name may yet turn out to be some adapter's: a scheduler that has just taken over
+        knows every adapter from the operator, and no digest before a runner has said it."""
+        return any(
+            adapter.serving is None and adapter.failed != adapter.spec.revision
+            for adapter in self.by_name.values()
+            if group is None or adapter.spec.group == group
+        )
+
     # ----------------------------------------------------------------------------------------------- towards serving
 
     def checks(self, runners: Collection[Runner], now: float) -> Iterator[Ensure]:
@@ -212,6 +222,8 @@ class Adapters:
 
     def strays(self, runner: Runner, in_use: Collection[Digest]) -> Iterator[Drop]:
         """What lies in a runner's memory that nothing asks for: it was away when it was to be dropped."""
+        if self.undecided():
+            return
         for digest, resident in runner.resident.items():
             if (
                 resident.tier >= Tier.HOST

@@ -120,7 +120,13 @@ class Gateways:
     def _refusal(self, event: on.Enqueued, queue: Queue) -> MotetError | None:
         if len(queue) >= self._state.policy.queue_limit:
             return PoolSaturated(f"{len(queue)} requests wait for this model already; come back in a moment")
-        if event.digest != BASE and self._state.stated and self._state.adapters.source_of(event.digest) is None:
+        adapters = self._state.adapters
+        if (
+            event.digest != BASE
+            and self._state.stated
+            and adapters.source_of(event.digest) is None
+            and not adapters.undecided(event.group)
+        ):
             return ModelNotFound("this revision of the adapter is no longer served; ask again to use the current one")
         return None
 
