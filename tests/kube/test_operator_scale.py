@@ -100,7 +100,11 @@ async def test_ten_thousand_adapters_have_their_status_in_time(
             print(f"{ADAPTERS} adapters told in {took:.0f} s")
             for number in range(POOL_COUNT):
                 name = f"pool-{number}"
-                cluster.wait_for(lambda name=name: home.ready_reason("spool", name, home.pools) == "AllRunnersReady")
+                cluster.wait_for(
+                    lambda name=name: home.ready_reason("spool", name, home.pools) == "AllRunnersReady",
+                    f"all runners of {name}",
+                    within_s=120,
+                )
             await asyncio.sleep(10)
             before = len(cluster.audit(home.user))
             await asyncio.sleep(IDLE_S)
