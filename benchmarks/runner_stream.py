@@ -122,7 +122,9 @@ async def measure(sequences: int, seconds: float) -> dict[str, float]:
         settings = Settings(model_uri=folder.as_uri(), listen=listen)
         process = ProcessSettings(data_dir=folder, log_level="error")
         addresses = Addresses(scheduler_address=NOWHERE, supervisor_address=NOWHERE)
-        host = ChildHost(settings.engine_config(settings.model_folder()), process, (sys.executable, __file__, "--child"))
+        host = ChildHost(
+            settings.engine_config(settings.model_folder()), process, (sys.executable, __file__, "--child")
+        )
         service = RunnerService(settings, process, addresses, host, CollectorRegistry())
         running = asyncio.create_task(service.run())
         await service.ready.wait()
