@@ -1,4 +1,4 @@
-"""`python -m motet_cli.demo_volume FOLDER`: put the bundled model and its adapters there, for a volume that a pool mounts.
+"""`python -m motet_cli.demo_volume FOLDER`: the bundled model and its adapters, for a volume that a pool mounts.
 
 A Job of examples/cluster does this with the runner's image; locally it fills the folder that stands in for the claim.
 """

@@ -1,5 +1,6 @@
 """`LoRAAdapter`: one tenant's variation of a pool's base model."""
 
+from functools import cached_property
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
@@ -165,7 +166,7 @@ class LoRAAdapter(Shape):
     metadata: ObjectMeta
     spec: LoRAAdapterSpec
 
-    @property
+    @cached_property
     def object_name(self) -> ObjectName:
         return ObjectName(self.metadata.namespace, self.metadata.name)
 
@@ -173,7 +174,7 @@ class LoRAAdapter(Shape):
     def model_name(self) -> str:
         return self.spec.model_name or self.metadata.name
 
-    @property
+    @cached_property
     def group(self) -> ObjectName:
         reference = self.spec.pool_ref
         return ObjectName(reference.namespace or self.metadata.namespace, reference.name)

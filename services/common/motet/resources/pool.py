@@ -1,5 +1,6 @@
 """`ServingPool`: runners that share one base model, one configuration and one size."""
 
+from functools import cached_property
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -266,11 +267,11 @@ class ServingPool(Shape):
     metadata: ObjectMeta
     spec: ServingPoolSpec
 
-    @property
+    @cached_property
     def object_name(self) -> ObjectName:
         return ObjectName(self.metadata.namespace, self.metadata.name)
 
-    @property
+    @cached_property
     def group(self) -> ObjectName:
         return ObjectName(self.metadata.namespace, self.spec.group or self.metadata.name)
 
