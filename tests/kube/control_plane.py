@@ -32,10 +32,11 @@ rules: [{level: Metadata}]
 
 
 @contextmanager
-def control_plane(folder: Path, network: Network) -> Iterator[Cluster]:
-    """Start one and wait until it is ready; raises AssertionError with the logs when it does not get there."""
+def control_plane(folder: Path, network: Network, *, node_grace_s: int = 8) -> Iterator[Cluster]:
+    """Start one and wait until it is ready; raises AssertionError with the logs when it does not get there. A node that
+    has been silent for `node_grace_s` counts as lost."""
     tools = {tool: found for tool in NEEDED if (found := find(tool)) is not None}
-    plane = _Plane(folder, network, tools)
+    plane = _Plane(folder, network, tools, node_grace_s)
     with ExitStack() as children:
         children.enter_context(plane.etcd())
         apiserver = children.enter_context(plane.apiserver())
@@ -53,6 +54,7 @@ class _Plane:
     folder: Path
     network: Network
     tools: dict[str, Path]
+    node_grace_s: int
     authority: Authority = field(init=False)
     tokens: Pair = field(init=False)
 
@@ -148,7 +150,7 @@ class _Plane:
             f"--service-account-private-key-file={self.tokens.key}",
             "--horizontal-pod-autoscaler-sync-period=1s",
             "--node-monitor-period=1s",
-            "--node-monitor-grace-period=8s",
+            f"--node-monitor-grace-period={self.node_grace_s}s",
             "--profiling=false",
             ready=lambda: _answers(f"https://{CONTROL_PLANE}:{MANAGER_PORT}/healthz", trust),
         )
