@@ -108,6 +108,9 @@ def build_root(spec: dict) -> str:
     bind("/sys", place(root, "/sys", like="/sys"), readonly=True)
     for one in sorted(spec["mounts"], key=lambda each: each["target"].count("/")):
         bind(one["source"], place(root, one["target"], like=one["source"]), readonly=one["readonly"])
+    for path in spec["keep"]:
+        if not os.path.exists(inside(root, path)):  # a checkout in /tmp, where the pod has a volume
+            bind(path, place(root, path, like=path), readonly=True)
     os.makedirs(inside(root, spec["cwd"]), exist_ok=True)
     with open(inside(root, "/etc/passwd"), "a") as passwords:
         passwords.writelines(f"{name}:x:{user}:{user}::/tmp:/usr/sbin/nologin\n" for name, user in spec["users"])
