@@ -84,6 +84,10 @@ def place(root: str, path: str, *, like: str) -> str:
     return target
 
 
+def same(one: str, other: str) -> bool:
+    return os.path.exists(other) and os.path.samefile(one, other)
+
+
 def build_root(spec: dict) -> str:
     layers, root = spec["layers"], os.path.join(spec["layers"], "root")
     upper, work = os.path.join(layers, "upper"), os.path.join(layers, "work")
@@ -109,7 +113,7 @@ def build_root(spec: dict) -> str:
     for one in sorted(spec["mounts"], key=lambda each: each["target"].count("/")):
         bind(one["source"], place(root, one["target"], like=one["source"]), readonly=one["readonly"])
     for path in spec["keep"]:
-        if not os.path.exists(inside(root, path)):  # a checkout in /tmp, where the pod has a volume
+        if not same(path, inside(root, path)):  # a checkout in /tmp, where the pod has a volume
             bind(path, place(root, path, like=path), readonly=True)
     os.makedirs(inside(root, spec["cwd"]), exist_ok=True)
     with open(inside(root, "/etc/passwd"), "a") as passwords:
