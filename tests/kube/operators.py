@@ -23,13 +23,15 @@ TIME_SCALE = 0.05
 TEMPLATE = {
     "metadata": {},
     "spec": {
+        # Nobody's: these pods are about what the operator writes, and stay pending beside a node that would run them.
+        "schedulerName": "nobody",
         "containers": [
             {
                 "name": "runner",
                 "image": "motet/runner:test",
                 "env": [{"name": "MOTET_RUNNER_INSTANCE", "value": "$(POD_NAME)"}],
             }
-        ]
+        ],
     },
 }
 RULES = [

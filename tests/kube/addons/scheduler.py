@@ -16,6 +16,9 @@ _SUFFIXES = {"": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 
 _SUFFIXES |= {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50}
 
 
+DEFAULT_SCHEDULER = "default-scheduler"
+
+
 def quantity(text: object) -> float:
     """Raises ValueError for what is none."""
     found = re.fullmatch(r"([0-9.]+(?:[eE][+-]?\d+)?)([numkMGTP]?i?)", str(text))
@@ -86,6 +89,12 @@ def _tolerated(taint: Object, tolerations: Iterable[Object]) -> bool:
     )
 
 
+def _is_ours(pod: Object) -> bool:
+    if "deletionTimestamp" in pod["metadata"] or pod["spec"].get("schedulingGates"):
+        return False
+    return bool(pod["spec"].get("schedulerName", DEFAULT_SCHEDULER) == DEFAULT_SCHEDULER)
+
+
 def place(pod: Object, rooms: Iterable[Room]) -> Room | str:
     """The room to take, or why there is none."""
     needs = requests(pod)
@@ -142,7 +151,7 @@ class Scheduler:
                     self._bound.pop(uid, None)
                 if node in rooms:
                     rooms[node].take(requests(pod))
-            elif "deletionTimestamp" not in pod["metadata"] and not pod["spec"].get("schedulingGates"):
+            elif _is_ours(pod):
                 pending.append(pod)
         for pod in sorted(
             pending, key=lambda one: (-one["spec"].get("priority", 0), one["metadata"]["creationTimestamp"])
