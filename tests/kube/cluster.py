@@ -141,7 +141,7 @@ class Cluster:
         assert self.audit_log is not None, "the audit log of somebody else's cluster cannot be read"
         lines = self.audit_log.read_text().splitlines()
         entries = [json.loads(line) for line in lines if line.endswith("}")]
-        return [entry for entry in entries if not user or entry["user"]["username"] == user]
+        return [entry for entry in entries if not user or entry["user"].get("username") == user]
 
     def token_for(self, account: str, namespace: str, *arguments: str) -> str:
         """A token of a ServiceAccount, from TokenRequest."""

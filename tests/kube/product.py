@@ -203,12 +203,13 @@ def installed(cluster: Cluster, folder: Path, values: dict[str, Any] | None = No
 
 def remove(cluster: Cluster) -> None:
     """All of it, however much of it is there."""
-    for namespace in TENANTS:
-        cluster.kubectl("delete", "namespace", namespace, "--ignore-not-found", "--timeout=60s")
-    for command in (("uninstall", RELEASE, f"--namespace={SYSTEM}", "--wait"), ("uninstall", "motet-crds")):
+    # Everything ends at the same time: pods take seconds to go.
+    cluster.kubectl("delete", "namespace", *TENANTS, POOLS, "--ignore-not-found", "--wait=false")
+    for command in (("uninstall", RELEASE, f"--namespace={SYSTEM}"), ("uninstall", "motet-crds")):
         with suppress(Refused):  # when the installation itself has failed
             cluster.helm(*command)
-    cluster.kubectl("delete", "namespace", SYSTEM, POOLS, "--ignore-not-found", "--timeout=60s", timeout_s=70)
+    everywhere = (*TENANTS, POOLS, SYSTEM)
+    cluster.kubectl("delete", "namespace", *everywhere, "--ignore-not-found", "--timeout=90s", timeout_s=100)
     cluster.kubectl("delete", "pv", "motet-demo", "--ignore-not-found", "--timeout=60s")
     # Kept by the chart, since tenants' objects go with them.
     cluster.kubectl("delete", "crd", "loraadapters.motet.dev", "servingpools.motet.dev", "--ignore-not-found")
