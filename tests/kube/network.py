@@ -77,9 +77,6 @@ class Network:
         """Raises CalledProcessError when it is there already."""
         self.ip("address", "add", f"{address}/32", "dev", "lo")
 
-    def remove_address(self, address: str) -> None:
-        self.ip("address", "del", f"{address}/32", "dev", "lo")
-
     @contextmanager
     def cut(self, one: str, other: str = "0.0.0.0/0") -> Iterator[None]:
         """Between these addresses (or ranges) nothing passes, and nobody is told: what is sent is lost."""

@@ -3,7 +3,6 @@
 import asyncio
 import http.client
 import json
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -243,8 +242,3 @@ def fill_volume(product: Product, folder: Path) -> None:
     product.cluster.kubectl(
         "wait", "--for=condition=Complete", "job/motet-demo-volume", f"--namespace={POOLS}", "--timeout=60s"
     )
-
-
-def manifests_in(folder: Path) -> Path:
-    """A copy of the example's folder, for tests that change it."""
-    return Path(shutil.copytree(MANIFESTS, folder / "manifests", ignore=shutil.ignore_patterns("volumes")))

@@ -129,15 +129,6 @@ def deployment(each: RunnerSet, pool: ServingPool, uid: str, platform: PlatformT
     }
 
 
-def replicas(each: RunnerSet, count: int) -> Object:
-    return {
-        "apiVersion": DEPLOYMENTS.api_version,
-        "kind": DEPLOYMENTS.name,
-        "metadata": {"name": deployment_name(each), "namespace": each.pool.namespace},
-        "spec": {"replicas": count},
-    }
-
-
 def leaving_marks(until: datetime | None) -> dict[str, str]:
     """The annotations of a pod that goes: when its Deployment shrinks, it is the one."""
     marks = {DELETION_COST: LEAVING_COST}
@@ -232,6 +223,5 @@ __all__ = [
     "deployment_name",
     "leaving_marks",
     "read_template",
-    "replicas",
     "selector_of",
 ]

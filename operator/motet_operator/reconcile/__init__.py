@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from motet.model import ObjectName
 from motet_operator.reconcile.adapters import Memory, count_adapters, look_around
-from motet_operator.reconcile.conditions import Condition
+from motet_operator.reconcile.conditions import Condition, named
 from motet_operator.reconcile.plan import (
     AdapterCounts,
     AdapterStatus,
@@ -116,8 +116,8 @@ def _events(
 ) -> Iterable[Event]:
     """One event for each change of Ready, and for each new reason why it is not."""
     for item, status in zip(objects, statuses, strict=True):
-        before = _ready_of(item.conditions)
-        now = _ready_of(status.conditions)
+        before = named(item.conditions, "Ready")
+        now = named(status.conditions, "Ready")
         if now is None or (before is not None and (before.status, before.reason) == (now.status, now.reason)):
             continue
         yield Event(
@@ -129,7 +129,3 @@ def _events(
             reason=now.reason,
             message=now.message,
         )
-
-
-def _ready_of(conditions: Iterable[Condition]) -> Condition | None:
-    return next((condition for condition in conditions if condition.type == "Ready"), None)

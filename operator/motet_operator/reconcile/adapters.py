@@ -5,8 +5,7 @@ Each step says why it is not there yet in a sentence for the adapter's owner, wh
 
 import difflib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime
+from dataclasses import dataclass, field, replace
 
 from motet.model import ObjectName
 from motet_operator.reconcile.conditions import Condition, named, no, progress, settle, unknown, yes
@@ -60,7 +59,7 @@ def look_around(view: View, refused: Collection[ObjectName]) -> Surroundings:
         resource = adapter.resource
         names.setdefault((resource.metadata.namespace, resource.group, resource.model_name), resource.object_name)
     around = Surroundings(groups=groups, serving=serving, names=names)
-    return Surroundings(groups=groups, serving=serving, names=names, over=_over_quota(view, by_age, around))
+    return replace(around, over=_over_quota(view, by_age, around))
 
 
 def _over_quota(view: View, by_age: Sequence[AdapterObject], around: Surroundings) -> frozenset[ObjectName]:
@@ -169,12 +168,8 @@ def adapter_status(view: View, adapter: AdapterObject, around: Surroundings) -> 
         base_model=pool.resource.served_name if pool is not None and accepted.holds else "",
         desired=0 if resource.spec.suspend else resource.spec.placement.min_replicas,
         loaded=holders,
-        last_load=_date(view, adapter, just_loaded=just_loaded),
+        last_load=view.now if just_loaded else adapter.last_load,
     )
-
-
-def _date(view: View, adapter: AdapterObject, *, just_loaded: bool) -> datetime | None:
-    return view.now if just_loaded else adapter.last_load
 
 
 def _holders(known: AdapterKnowledge) -> int:
