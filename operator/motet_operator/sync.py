@@ -193,6 +193,7 @@ def _knowledge(report: scheduler_pb2.AdapterReport) -> AdapterKnowledge:
         failure_code=report.failure.code,
         failure_reason=report.failure.reason,
         failure_message=report.failure.message,
+        failure_passes=report.failure.retry_after_seconds > 0,
         places=tuple(
             Residence(runner=place.instance, tier=_TIERS.get(place.tier, "unknown"), digest=place.digest)
             for place in sorted(report.places, key=lambda place: (place.instance, place.tier))

@@ -2,8 +2,6 @@
 
 import os
 import sys
-import urllib.error
-import urllib.request
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +13,7 @@ import yaml
 
 from motet.resources.crd import KINDS
 from tests.kube.cluster import Cluster
+from tests.kube.metrics import metric, page
 from tests.kube.network import CONTROL_PLANE, Network
 from tests.kube.programs import Program
 from tests.repo.tree import ROOT
@@ -212,19 +211,10 @@ class Operator:
 
     def ask(self, path: str) -> tuple[int, str]:
         """What it answers on its health port; status 0 when it does not."""
-        try:
-            with (
-                self.site.cluster.inside(),
-                urllib.request.urlopen(f"http://{CONTROL_PLANE}:{self.port}/{path}", timeout=2) as answer,
-            ):
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as error:
-            return error.code, error.read().decode()
-        except OSError as error:
-            return 0, str(error)
+        with self.site.cluster.inside():
+            return page(f"{CONTROL_PLANE}:{self.port}", path)
 
     def metric(self, name: str) -> float:
         """The sum of a metric over its labels."""
-        _, text = self.ask("metrics")
-        lines = [line for line in text.splitlines() if line.split("{")[0].split(" ")[0] == name]
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+        with self.site.cluster.inside():
+            return metric(f"{CONTROL_PLANE}:{self.port}", name)

@@ -13,6 +13,7 @@ import orjson
 import yaml
 
 from tests.kube.cluster import Cluster, Refused
+from tests.kube.metrics import metric
 from tests.repo.tree import ROOT
 
 SYSTEM, POOLS, RELEASE = "motet-system", "motet-pools", "motet"
@@ -89,6 +90,10 @@ class Product:
         """Runner pods that are not leaving."""
         pods = self.cluster.items("pods", f"--namespace={POOLS}", "--selector=motet.dev/pool=demo")
         return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+
+    def on_devices(self) -> int:
+        """Adapters in the memory of the runners' devices."""
+        return int(sum(metric(f"{pod['status']['podIP']}:9090", "motet_adapters_on_device") for pod in self.runners()))
 
 
 @dataclass

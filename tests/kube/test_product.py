@@ -1,7 +1,6 @@
 """The product on a cluster: what tenants and platform teams see, with every part real but the machines."""
 
 import asyncio
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -295,21 +294,50 @@ async def test_row_44_a_node_is_drained_under_load_without_a_failed_request(
 
 
 def test_a_tenants_namespace_goes_at_once(product: Product) -> None:
-    cluster = product.cluster
-    cluster.kubectl("create", "namespace", "gone")
-    cluster.kubectl("label", "namespace", "gone", "motet.dev/tenant=true")
-    adapter = json.loads(json.dumps(cluster.get("lora", "pirate", "--namespace=acme")))
-    cluster.apply(
-        {
-            "apiVersion": adapter["apiVersion"],
-            "kind": "LoRAAdapter",
-            "metadata": {"name": "pirate", "namespace": "gone"},
-            "spec": adapter["spec"],
-        }
+    _bring_storyteller(product, "gone")
+    product.cluster.kubectl("delete", "namespace", "gone", "--timeout=30s")
+    product.cluster.wait_for(lambda: "gone/storyteller" not in product.models(), "the model to be gone")
+
+
+def test_row_14_what_went_while_no_operator_ran_leaves_the_runners_once_one_is_back(product: Product) -> None:
+    cluster, operator = product.cluster, f"deployment/{RELEASE}-operator"
+    before = product.on_devices()
+    _bring_storyteller(product, "quietly")
+    cluster.kubectl("scale", operator, "--replicas=0", f"--namespace={SYSTEM}")
+    cluster.kubectl(
+        *("wait", "--for=delete", "pod", "--selector=app.kubernetes.io/component=operator", f"--namespace={SYSTEM}"),
+        "--timeout=60s",
     )
-    product.wait_ready("lora", "gone", "pirate")
-    cluster.kubectl("delete", "namespace", "gone", "--timeout=30s")
-    cluster.wait_for(lambda: "gone/pirate" not in product.models(), "the model to be gone")
+    try:
+        cluster.kubectl("delete", "namespace", "quietly", "--timeout=30s")
+        assert "quietly/storyteller" in product.models(), "serving goes on by what the scheduler was last told"
+        assert product.on_devices() == before + 1
+    finally:
+        cluster.kubectl("scale", operator, "--replicas=2", f"--namespace={SYSTEM}")
+    cluster.wait_for(lambda: product.on_devices() == before, "the runner to let go of it", within_s=60)
+    assert "quietly/storyteller" not in product.models()
+
+
+def _bring_storyteller(product: Product, namespace: str) -> None:
+    """A new tenant's adapter, of which nobody else has the bytes, on a device."""
+    product.cluster.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "Namespace",
+            "metadata": {"name": namespace, "labels": {"motet.dev/tenant": "true"}},
+        },
+        {
+            "apiVersion": "motet.dev/v1alpha1",
+            "kind": "LoRAAdapter",
+            "metadata": {"name": "storyteller", "namespace": namespace},
+            "spec": {
+                "poolRef": {"name": "demo", "namespace": POOLS},
+                "source": {"persistentVolumeClaim": {"claimName": "motet-demo", "path": "storyteller"}},
+            },
+        },
+    )
+    product.wait_ready("lora", namespace, "storyteller")
+    product.answer(f"{namespace}/storyteller", QUESTION, max_tokens=1)
 
 
 def _wait_for_runners(product: Product, count: int) -> None:

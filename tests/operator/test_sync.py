@@ -102,6 +102,7 @@ async def test_reports_become_knowledge_until_the_adapter_goes(tmp_path: Path) -
         await until(lambda: name("a") in sync.known)
         known = sync.known[name("a")]
         assert (known.serving_digest, known.generation, known.failure_reason) == (DIGEST, 3, "RankTooLarge")
+        assert not known.failure_passes
         assert known.certificate is not None
         assert (known.certificate.rank, known.certificate.target_modules) == (8, ("q_proj",))
         assert [(place.runner, place.tier) for place in known.places] == [("r0", "device"), ("r1", "host")]

@@ -21,8 +21,8 @@ _FAILURE_REASONS = {
 _CERTIFYING = frozenset(("UnknownField", "UnmappedTensors", "ShapeMismatch", "NoEffect", "ReferenceMismatch"))
 """Failures of bytes that are all there and well formed: what they say does not fit the base model."""
 
-_PASSING = frozenset(("FetchFailed", "NoSpace", "RunnerUnavailable"))
-"""Failures that may be over by the next attempt."""
+_ELSEWHERE = frozenset(("FetchFailed", "NoSpace", "RunnerUnavailable"))
+"""Failures that can be over without anybody touching the adapter, if they are tried again at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +156,7 @@ def adapter_status(view: View, adapter: AdapterObject, around: Surroundings) -> 
         conditions=settle(
             (
                 *(accepted, artifact, certified, loaded, ready),
-                *_progress(adapter, accepted, artifact, certified, loaded),
+                *_progress(adapter, known, accepted, (artifact, certified), loaded),
             ),
             adapter.conditions,
             now=view.now,
@@ -372,17 +372,21 @@ def _ready(
 
 
 def _progress(
-    adapter: AdapterObject, accepted: Condition, artifact: Condition, certified: Condition, loaded: Condition
+    adapter: AdapterObject,
+    known: AdapterKnowledge,
+    accepted: Condition,
+    checks: Sequence[Condition],
+    loaded: Condition,
 ) -> Iterable[Condition]:
     if adapter.resource.spec.suspend:
         return progress()
     if not accepted.holds:
         # The pool may come later: applying the adapter first is no mistake.
         return progress(working=accepted) if accepted.reason == "PoolNotFound" else progress(stalled=accepted)
-    for step in (artifact, certified):
-        if step.status == "False" and step.reason not in _PASSING:
+    for step in checks:
+        if step.status == "False" and not (known.failure_passes and step.reason in _ELSEWHERE):
             return progress(stalled=step)
-    for step in (artifact, certified, loaded):
+    for step in (*checks, loaded):
         if not step.holds:
             return progress(working=step)
     return progress()

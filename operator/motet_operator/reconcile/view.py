@@ -150,6 +150,9 @@ class AdapterKnowledge:
 
     failure_reason: str = ""
     failure_message: str = ""
+    failure_passes: bool = False
+    """It is tried again by itself."""
+
     places: tuple[Residence, ...] = ()
 
 

@@ -43,6 +43,7 @@ def says(status: AdapterStatus, type_: str) -> tuple[str, str]:
 
 
 SERVING = AdapterKnowledge(serving_digest=DIGEST)
+FETCH_FAILED = "adapter_fetch_failed"
 
 
 def test_a_checked_adapter_is_ready_and_loads_on_demand() -> None:
@@ -140,9 +141,7 @@ def test_a_failed_check_is_the_owners_to_read(code: str, given: str, reason: str
 
 
 def test_a_failed_new_revision_leaves_the_old_one_serving() -> None:
-    both = AdapterKnowledge(
-        serving_digest=DIGEST, failure_code="adapter_fetch_failed", failure_message="no such folder"
-    )
+    both = AdapterKnowledge(serving_digest=DIGEST, failure_code=FETCH_FAILED, failure_message="no such folder")
     status = only(reconcile(world(adapter(), known={"legal": both})))
     assert status.ready
     found = condition(status.conditions, "ArtifactReady")
@@ -255,7 +254,25 @@ def test_what_reaches_the_runner_is_in_the_catalog() -> None:
         (world(adapter(poolRef={"name": "nowhere"})), "PoolNotFound", None),
         (world(adapter(baseModel="other")), None, "BaseModelMismatch"),
         (world(adapter(suspend=True)), None, None),
-        (world(adapter(), known={"legal": AdapterKnowledge(failure_code="adapter_fetch_failed")}), "FetchFailed", None),
+        (
+            world(adapter(), known={"legal": AdapterKnowledge(failure_code=FETCH_FAILED, failure_passes=True)}),
+            "FetchFailed",
+            None,
+        ),
+        # A forbidden address, say: asking again changes nothing.
+        (world(adapter(), known={"legal": AdapterKnowledge(failure_code=FETCH_FAILED)}), None, "FetchFailed"),
+        (
+            world(
+                adapter(),
+                known={
+                    "legal": AdapterKnowledge(
+                        failure_code=FETCH_FAILED, failure_reason="CredentialsInvalid", failure_passes=True
+                    )
+                },
+            ),
+            None,
+            "CredentialsInvalid",
+        ),
         (
             world(adapter(), known={"legal": AdapterKnowledge(failure_code="adapter_incompatible")}),
             None,
@@ -287,6 +304,6 @@ def test_what_has_not_changed_is_not_judged_again() -> None:
 
 
 def test_a_message_has_an_end() -> None:
-    failed = AdapterKnowledge(failure_code="adapter_fetch_failed", failure_message="x" * 5000)
+    failed = AdapterKnowledge(failure_code=FETCH_FAILED, failure_message="x" * 5000)
     conditions: tuple[Condition, ...] = only(reconcile(world(adapter(), known={"legal": failed}))).conditions
     assert all(len(each.message) <= MAX_MESSAGE for each in conditions)
