@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from motet.fleet import BookEntry, Capacity, Resident, RunnerIdentity, Tier
+from motet.fleet import Capacity, Resident, RunnerIdentity, Tier
 from motet.ledger import Ledger
 from motet.model import BASE, Digest, RequestId
 from motet_scheduler.policy.values import BaseModel, GroupName, Instance, Promise
@@ -149,11 +149,6 @@ class Runner:
     def live(self) -> set[Digest]:
         """Digests of adapters that something here uses, or will when it comes back."""
         return {*self._live_digests, *(parked.digest for parked in self.parked.values() if parked.digest != BASE)}
-
-    def book_is(self, live: tuple[BookEntry, ...]) -> bool:
-        """Whether our ledger says what the runner's book says."""
-        theirs = {(entry.request, entry.epoch): entry.pages for entry in live if not entry.parked}
-        return theirs == dict(self.ledger)
 
     def check(self) -> None:
         """Recount; raises AssertionError when the books disagree among themselves."""
