@@ -1,7 +1,7 @@
 """What is to be done, each thing once however often it is asked for. Pure: whoever works asks `pop` with the time.
 
-Namespaces take turns, so that one tenant's thousand adapters do not delay another's first. What failed comes again
-after a jittered wait that doubles, for ever.
+What is urgent comes first. Otherwise namespaces take turns, so that one tenant's thousand adapters do not delay
+another's first. What failed comes again after a jittered wait that doubles, for ever.
 """
 
 import heapq
@@ -12,6 +12,9 @@ from typing import Generic, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
 
+Turns = OrderedDict[str, deque[Key]]
+"""Groups in the order of their turns."""
+
 FIRST_WAIT_SECONDS = 0.25
 LAST_WAIT_SECONDS = 30.0
 
@@ -19,8 +22,9 @@ LAST_WAIT_SECONDS = 30.0
 class WorkQueue(Generic[Key]):
     def __init__(self, *, first_wait: float = FIRST_WAIT_SECONDS, last_wait: float = LAST_WAIT_SECONDS) -> None:
         self._first, self._last = first_wait, last_wait
-        self._turns: OrderedDict[str, deque[Key]] = OrderedDict()
-        self._group_of: dict[Key, str] = {}
+        self._urgent: Turns[Key] = OrderedDict()
+        self._rest: Turns[Key] = OrderedDict()
+        self._place_of: dict[Key, tuple[Turns[Key], str]] = {}
         self._ready: set[Key] = set()
         self._busy: set[Key] = set()
         self._again: set[Key] = set()
@@ -40,9 +44,10 @@ class WorkQueue(Generic[Key]):
     def failures(self, key: Key) -> int:
         return self._failures.get(key, 0)
 
-    def add(self, key: Key, group: str) -> None:
-        """Ask for it. What is being done is done once more afterwards; what failed keeps its wait."""
-        self._group_of[key] = group
+    def add(self, key: Key, group: str, *, urgent: bool = False) -> None:
+        """Ask for it. What is being done is done once more afterwards; what failed keeps its wait. A key is urgent
+        always or never."""
+        self._place_of[key] = (self._urgent if urgent else self._rest, group)
         if key in self._busy:
             self._again.add(key)
         elif key not in self._waiting:
@@ -55,22 +60,21 @@ class WorkQueue(Generic[Key]):
         self._failures.pop(key, None)
         if key in self._ready:
             self._ready.discard(key)
-            group = self._turns.get(self._group_of[key])
-            if group is not None:
-                group.remove(key)
+            turns, group = self._place_of[key]
+            turns[group].remove(key)
         if key not in self._busy:
-            self._group_of.pop(key, None)
+            self._place_of.pop(key, None)
 
     def pop(self, now: float) -> Key | None:
         """The next one whose turn it is; `done` or `failed` must follow."""
         self._wake(now)
-        while self._turns:
-            group, keys = self._turns.popitem(last=False)
+        while turns := self._urgent or self._rest:
+            group, keys = turns.popitem(last=False)
             if not keys:
                 continue
             key = keys.popleft()
             if keys:
-                self._turns[group] = keys  # at the end: the next namespace first
+                turns[group] = keys  # at the end: the next namespace first
             self._ready.discard(key)
             self._busy.add(key)
             return key
@@ -89,7 +93,7 @@ class WorkQueue(Generic[Key]):
             self._again.discard(key)
             self._enqueue(key)
         else:
-            self._group_of.pop(key, None)
+            self._place_of.pop(key, None)
 
     def failed(self, key: Key, now: float) -> float:
         """Returns how long it waits."""
@@ -112,4 +116,5 @@ class WorkQueue(Generic[Key]):
     def _enqueue(self, key: Key) -> None:
         if key not in self._ready:
             self._ready.add(key)
-            self._turns.setdefault(self._group_of[key], deque()).append(key)
+            turns, group = self._place_of[key]
+            turns.setdefault(group, deque()).append(key)

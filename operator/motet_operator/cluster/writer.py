@@ -53,7 +53,7 @@ class Writer:
         for key, write in writes.items():
             if self._wanted.get(key) != write:
                 self._wanted[key] = write
-                self._queue.add(key, key.object[0])
+                self._queue.add(key, key.object[0], urgent=key.urgent)
                 self._more.set()
         self._metrics.queue_depth.set(self.depth)
 
@@ -120,7 +120,9 @@ class Writer:
             self._wanted.pop(key, None)
         self._queue.done(key)
         if self._wanted.get(key) is not None:
-            self._queue.add(key, key.object[0])  # a newer word came while the older was being written
+            self._queue.add(
+                key, key.object[0], urgent=key.urgent
+            )  # a newer word came while the older was being written
 
 
 def _outcome(error: Refused) -> str:

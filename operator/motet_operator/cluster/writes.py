@@ -22,6 +22,11 @@ class WriteKey:
     kind: Kind
     object: Key
 
+    @property
+    def urgent(self) -> bool:
+        """Runners are waited for. A status only tells, and there may be ten thousand of them."""
+        return self.what != "status"
+
     def __str__(self) -> str:
         return f"{self.what} {self.kind} {'/'.join(self.object)}"
 

@@ -28,6 +28,15 @@ def test_namespaces_take_turns_so_that_a_thousand_of_one_do_not_delay_the_first_
     assert drained(queue)[:3] == ["large-0", "small-0", "large-1"]
 
 
+def test_what_is_urgent_waits_for_nobodys_turn() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    for number in range(200):
+        queue.add(f"status of {number}", f"tenant {number}")
+    for number in range(2):
+        queue.add(f"runners {number}", "pools", urgent=True)
+    assert drained(queue)[:3] == ["runners 0", "runners 1", "status of 0"]
+
+
 def test_what_is_asked_for_while_it_is_done_is_done_once_more() -> None:
     queue: WorkQueue[str] = WorkQueue()
     queue.add("a", "tenant")
@@ -91,7 +100,7 @@ def test_nothing_is_lost_and_nothing_is_done_twice_at_once(steps: list[tuple[str
         now += 1.0
         match step:
             case "add":
-                queue.add(key, str(key % 2))
+                queue.add(key, str(key % 2), urgent=key > 3)
                 wanted.add(key)
             case "drop":
                 queue.drop(key)
