@@ -28,7 +28,8 @@ import psutil
 from prometheus_client import CollectorRegistry
 
 from benchmarks.harness import Pairs, Result, alternate, arguments, report, watching
-from motet_operator.cluster.api import Api, Credentials
+from motet.kube import Credentials
+from motet_operator.cluster.api import Api
 from motet_operator.cluster.kinds import ADAPTERS, NAMESPACES, POOLS
 from motet_operator.cluster.limiter import Limiter
 from motet_operator.metrics import ClusterMetrics
@@ -80,7 +81,7 @@ asyncio.run(kopf.operator(clusterwide=True, standalone=True))
 @asynccontextmanager
 async def door(cluster: Cluster) -> AsyncIterator[Api]:
     """To the API server as its administrator, as fast as it can."""
-    api = Api(Credentials(cluster.kubeconfig), Limiter(1e6, 1e6), ClusterMetrics(CollectorRegistry()))
+    api = Api(Credentials(cluster.kubeconfig, "KUBECONFIG"), Limiter(1e6, 1e6), ClusterMetrics(CollectorRegistry()))
     try:
         yield api
     finally:

@@ -71,7 +71,7 @@ def lease_in(cluster: Cluster, namespace: str) -> dict:
 
 
 async def test_what_a_lease_says_while_led_and_after(cluster: Cluster, namespace: str, account: Path) -> None:
-    async with KubeApi(account) as api:
+    async with KubeApi(account, "the test") as api:
         for term in (1, 2):
             async with Election(api, settings(namespace), address="10.1.2.3:7101") as election:
                 lease = lease_in(cluster, namespace)
@@ -88,7 +88,7 @@ async def test_what_a_lease_says_while_led_and_after(cluster: Cluster, namespace
 
 async def test_without_the_right_to_a_lease_the_sentence_says_which(cluster: Cluster, namespace: str) -> None:
     cluster.kubectl("create", "serviceaccount", "nobody", f"--namespace={namespace}")
-    async with KubeApi(cluster.kubeconfig_for("nobody", namespace)) as api:
+    async with KubeApi(cluster.kubeconfig_for("nobody", namespace), "the test") as api:
         with pytest.raises(SetupError, match=r"cannot get resource .* Grant .* get, create and update on leases"):
             async with Election(api, settings(namespace)):
                 pass
@@ -99,7 +99,7 @@ async def test_a_token_that_was_refused_is_read_again(cluster: Cluster, namespac
     token = yaml.safe_load(good)["users"][0]["user"]["token"]
     path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{LEASE}"
     account.write_text(good.replace(token, "stale"))
-    async with KubeApi(account) as api:
+    async with KubeApi(account, "the test") as api:
         with pytest.raises(Unreachable, match="401"):
             await api.get(path, seconds=5)
         account.write_text(good)
@@ -114,7 +114,7 @@ async def test_an_api_server_that_restarts_costs_a_leader_nothing(
         pytest.skip("the API server of an existing cluster is not ours to stop")
     losses: list[str] = []
     patient = settings(namespace, seconds=60, renew_seconds=40)  # this test holds up its own event loop
-    async with KubeApi(account) as api, Election(api, patient, lost=losses.append) as election:
+    async with KubeApi(account, "the test") as api, Election(api, patient, lost=losses.append) as election:
         cluster.apiserver.restart()
         assert election.exceed(7) == 8
         await until(lambda: lease_in(cluster, namespace)["metadata"]["annotations"]["motet.dev/term"] == "8")

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 import structlog
 
 from motet.clock import Clock, monotonic
-from motet_operator.cluster.api import Api, ApiError
+from motet.kube import ApiError
+from motet_operator.cluster.api import Api
 from motet_operator.cluster.cache import Key
 from motet_operator.cluster.decide import GHOST, Snapshot
 from motet_operator.cluster.kinds import ADAPTERS, POOLS, Kind, Object

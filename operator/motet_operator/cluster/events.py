@@ -13,7 +13,8 @@ from typing import Literal
 import structlog
 
 from motet.clock import Clock, monotonic
-from motet_operator.cluster.api import Api, ApiError
+from motet.kube import ApiError
+from motet_operator.cluster.api import Api
 from motet_operator.cluster.kinds import EVENTS, Kind, Object, key_of, uid_of
 from motet_operator.cluster.limiter import Limiter
 from motet_operator.cluster.writes import CHILDREN_MANAGER

@@ -12,12 +12,12 @@ from prometheus_client import CollectorRegistry
 from motet.clock import monotonic
 from motet.errors import SetupError
 from motet.health import Health
-from motet.kube import KubeApi
+from motet.kube import Credentials, KubeApi
 from motet.lease import Election
 from motet.service import run_until
 from motet.settings import Addresses, LeaseSettings, ProcessSettings
 from motet.tasks import together
-from motet_operator.cluster.api import Api, Credentials, Refused
+from motet_operator.cluster.api import Api, Refused
 from motet_operator.cluster.cache import Cache
 from motet_operator.cluster.catalog import Continuity
 from motet_operator.cluster.decide import Decider, Decision, SchedulersWord
@@ -75,7 +75,7 @@ class ClusterOperator:
         settings = self._settings
         self._metrics = metrics = ClusterMetrics(registry)
         health.alive_unless(self._dead_because)
-        credentials = Credentials(settings.kubeconfig)
+        credentials = Credentials(settings.kubeconfig, "MOTET_CLUSTER_KUBECONFIG")
         await credentials.configuration()
         limiter = Limiter(settings.writes_per_second, settings.write_burst)
         self._api = Api(credentials, limiter, metrics, request_seconds=settings.request_seconds)
@@ -159,7 +159,9 @@ class ClusterOperator:
     async def _lead(self) -> None:
         async with AsyncExitStack() as stack:
             if self._lease.name:
-                door = await stack.enter_async_context(KubeApi(self._lease.kubeconfig or self._settings.kubeconfig))
+                door = await stack.enter_async_context(
+                    KubeApi(self._lease.kubeconfig or self._settings.kubeconfig, "MOTET_LEASE_KUBECONFIG")
+                )
                 self._election = Election(door, self._lease, time_scale=self._scale)
                 await stack.enter_async_context(self._election)
                 await self._election.won()

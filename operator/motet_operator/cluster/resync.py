@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from motet_operator.cluster.api import Api, ApiError, Refused
+from motet.kube import ApiError
+from motet_operator.cluster.api import Api, Refused
 from motet_operator.cluster.cache import Cache
 from motet_operator.cluster.denials import Denials
 from motet_operator.cluster.kinds import CHILDREN, OURS, Kind

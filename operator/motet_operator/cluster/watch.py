@@ -19,8 +19,8 @@ import aiohttp
 import kopf
 import structlog
 
+from motet.kube import Credentials, authorization, ssl_context
 from motet.resources import GROUP
-from motet_operator.cluster.api import Credentials, authorization, ssl_context
 from motet_operator.cluster.kinds import CHILDREN, Kind, Object
 
 log = structlog.get_logger(__name__)

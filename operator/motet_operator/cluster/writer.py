@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 import structlog
 
 from motet.clock import monotonic
-from motet_operator.cluster.api import Api, Refused, Unreachable
+from motet.kube import Unreachable
+from motet_operator.cluster.api import Api, Refused
 from motet_operator.cluster.cache import Cache
 from motet_operator.cluster.denials import Denials
 from motet_operator.cluster.queue import FIRST_WAIT_SECONDS, LAST_WAIT_SECONDS, WorkQueue

@@ -1,59 +1,192 @@
-"""A door to the API server, for services that need an object or two of it. Plain dictionaries in and out.
+"""The way to the API server: who we are, a connection that survives what happens to both, and plain dictionaries.
 
-The `kubernetes` package is loaded when the door is first used: a laptop never pays for it.
+The models of the `kubernetes` package are strict, and a field that a newer server adds would be an error: only its
+credentials and its connections are used. It is loaded when there is a cluster to speak to; a laptop never pays for it.
 """
 
-import json
+import asyncio
+import ssl
+import time
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-import structlog
+import orjson
 
 from motet.errors import SetupError
 
 if TYPE_CHECKING:
-    from kubernetes.aio.client import ApiClient, Configuration
-
-log = structlog.get_logger(__name__)
+    from kubernetes.aio.client import Configuration
+    from kubernetes.aio.client.rest import RESTClientObject
 
 Object = dict[str, Any]
 
-UNAUTHORIZED, FORBIDDEN, NOT_FOUND, CONFLICT = 401, 403, 404, 409
+UNAUTHORIZED, FORBIDDEN, NOT_FOUND, CONFLICT, INVALID, THROTTLED = 401, 403, 404, 409, 422, 429
 
 
-class Refused(Exception):
-    """The server's no, with its status and its words."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
+class ApiError(Exception):
+    """What came of a request that was not carried out."""
 
 
-class Unreachable(Exception):
+class Unreachable(ApiError):
     """No answer, or none that says anything: nobody knows whether the request was carried out."""
 
 
+class Refused(ApiError):
+    """The server's no, with its status and its words."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message or f"HTTP {status}")
+        self.status, self.message = status, message
+
+
+class Credentials:
+    """Who we are to the API server: the pod's ServiceAccount, or as a kubeconfig says. Read again each minute, and at
+    once when they were refused."""
+
+    LIFE_SECONDS = 60.0
+    LEAST_SECONDS_BETWEEN = 1.0
+
+    def __init__(self, kubeconfig: Path | None, setting: str) -> None:
+        """`setting` names the kubeconfig to people who forgot it."""
+        self._kubeconfig, self._setting = kubeconfig, setting
+        self._configuration: Configuration | None = None
+        self._read_at = 0.0
+        self._reading = asyncio.Lock()
+
+    async def configuration(self, *, refused: bool = False) -> "Configuration":
+        """Raises SetupError at the first reading, when there is nothing to read."""
+        async with self._reading:
+            age = time.monotonic() - self._read_at
+            if self._configuration is not None and age < self.LEAST_SECONDS_BETWEEN and refused:
+                await asyncio.sleep(self.LEAST_SECONDS_BETWEEN - age)
+            if self._configuration is None or refused or age > self.LIFE_SECONDS:
+                await self._read()
+            assert self._configuration is not None
+            return self._configuration
+
+    async def _read(self) -> None:
+        from kubernetes.aio import config
+        from kubernetes.aio.client import Configuration
+
+        # Else each request would look for a proxy in files and variables, in a thread.
+        configuration = Configuration(client_session_kwargs={"trust_env": False})
+        try:
+            if self._kubeconfig is not None:
+                await config.load_kube_config(str(self._kubeconfig), client_configuration=configuration)
+            else:
+                config.load_incluster_config(configuration, try_refresh_token=False)
+        except (config.ConfigException, OSError) as error:
+            if self._configuration is None:
+                raise SetupError(
+                    f"cannot reach a cluster: {error}. Run in a pod with a ServiceAccount token, or set "
+                    f"{self._setting}."
+                ) from None
+            return  # what we have may still do
+        finally:
+            self._read_at = time.monotonic()
+        self._configuration = configuration
+
+
+def authorization(configuration: "Configuration") -> dict[str, str]:
+    token = configuration.api_key.get("BearerToken", "")
+    return {"Authorization": f"Bearer {token.split(' ', 1)[-1].strip()}"} if token else {}
+
+
+def ssl_context(configuration: "Configuration") -> ssl.SSLContext:
+    from kubernetes.aio.client.rest import RESTClientObject
+
+    context: ssl.SSLContext = RESTClientObject(configuration).ssl_context
+    return context
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    status: int
+    body: Object
+    retry_after: str
+    """As the header says it; mostly empty."""
+
+    @property
+    def message(self) -> str:
+        return str(self.body.get("message") or self.body.get("reason") or "")
+
+
+class Connection:
+    """For any number of requests at once. Made anew when the credentials lead elsewhere, or after `close`."""
+
+    def __init__(self, credentials: Credentials) -> None:
+        self._credentials = credentials
+        self._client: RESTClientObject | None = None
+        self._connected_by: tuple[object, ...] = ()
+
+    async def send(
+        self, method: str, target: str, body: Object | None, *, seconds: float, content: str = "application/json"
+    ) -> Answer:
+        """Raises Unreachable."""
+        import aiohttp
+
+        timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=5)
+        try:
+            answer = await self._once(method, target, body, content, timeout, refused=False)
+            if answer.status == UNAUTHORIZED:
+                answer = await self._once(method, target, body, content, timeout, refused=True)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise Unreachable(f"the API server does not answer: {type(error).__name__}: {error}") from error
+        return answer
+
+    async def close(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
+
+    async def _once(
+        self, method: str, target: str, body: Object | None, content: str, timeout: object, *, refused: bool
+    ) -> Answer:
+        configuration = await self._credentials.configuration(refused=refused)
+        client = await self._connected(configuration)
+        headers = {"Accept": "application/json", "Content-Type": content, **authorization(configuration)}
+        response = await client.request(
+            method, f"{configuration.host}{target}", headers=headers, body=body, _request_timeout=timeout
+        )
+        async with response.response:
+            data = await response.read()
+        try:
+            said = orjson.loads(data) if data else {}
+        except orjson.JSONDecodeError:
+            said = {"message": data[:200].decode(errors="replace")}
+        return Answer(
+            int(response.status), said if isinstance(said, dict) else {}, response.headers.get("Retry-After") or ""
+        )
+
+    async def _connected(self, configuration: "Configuration") -> "RESTClientObject":
+        from kubernetes.aio.client.rest import RESTClientObject
+
+        by = (configuration.host, configuration.ssl_ca_cert, configuration.cert_file, configuration.key_file)
+        if self._client is None or self._connected_by != by:
+            before, self._client, self._connected_by = self._client, RESTClientObject(configuration), by
+            if before is not None:
+                await before.close()
+        return self._client
+
+
 class KubeApi:
-    """Speaks as the pod's ServiceAccount, or as a kubeconfig says.
+    """A small door, for services that need an object or two."""
 
-    The token is read again each minute and when it is refused; after a failure everything else is, too: the authority,
-    the address, the connection.
-    """
-
-    def __init__(self, kubeconfig: Path | None = None) -> None:
-        self._kubeconfig = kubeconfig
-        self._client: ApiClient | None = None
+    def __init__(self, kubeconfig: Path | None, setting: str) -> None:
+        self._credentials = Credentials(kubeconfig, setting)
+        self._connection = Connection(self._credentials)
 
     async def __aenter__(self) -> Self:
         """Raises SetupError when there is no cluster to speak to."""
-        self._client = await self._connect()
+        await self._credentials.configuration()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._hang_up()
+        await self._connection.close()
 
     async def get(self, path: str, *, seconds: float) -> Object:
         return await self._ask("GET", path, None, seconds)
@@ -66,50 +199,13 @@ class KubeApi:
 
     async def _ask(self, method: str, path: str, body: Object | None, seconds: float) -> Object:
         """Raises Refused or Unreachable."""
-        import aiohttp
-
         try:
-            self._client = client = self._client or await self._connect()
-            request = await client.param_serialize(
-                method, path, header_params={"accept": "application/json"}, body=body, auth_settings=["BearerToken"]
-            )
-            response = await client.call_api(*request, _request_timeout=aiohttp.ClientTimeout(total=seconds))
-            answer = json.loads(await response.read())
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, SetupError) as error:
-            await self._hang_up()
-            raise Unreachable(f"the API server does not answer: {error or type(error).__name__}") from None
-        if response.status < 300 and isinstance(answer, dict):
-            return answer
-        if response.status == UNAUTHORIZED:
-            await self._hang_up()
-        message = answer.get("message", "") if isinstance(answer, dict) else ""
-        if response.status >= 500 or response.status in (UNAUTHORIZED, 429):
-            raise Unreachable(f"the API server answers {response.status}: {message}")
-        raise Refused(response.status, message or f"HTTP {response.status}")
-
-    async def _connect(self) -> "ApiClient":
-        from kubernetes.aio.client import ApiClient
-
-        return ApiClient(await self._configuration())
-
-    async def _configuration(self) -> "Configuration":
-        from kubernetes.aio import config
-        from kubernetes.aio.client import Configuration
-
-        configuration = Configuration()
-        try:
-            if self._kubeconfig is not None:
-                await config.load_kube_config(str(self._kubeconfig), client_configuration=configuration)
-            else:
-                config.load_incluster_config(configuration)
-        except (config.ConfigException, OSError) as error:
-            raise SetupError(
-                f"no cluster to speak to: {error} This process must run in a pod with a ServiceAccount's token, or be "
-                "given a kubeconfig."
-            ) from None
-        return configuration
-
-    async def _hang_up(self) -> None:
-        client, self._client = self._client, None
-        if client is not None:
-            await client.close()
+            answer = await self._connection.send(method, path, body, seconds=seconds)
+        except Unreachable:
+            await self._connection.close()  # the next one may find another server there, with another certificate
+            raise
+        if answer.status < 300:
+            return answer.body
+        if answer.status >= 500 or answer.status in (UNAUTHORIZED, THROTTLED):
+            raise Unreachable(f"the API server answers {answer.status}: {answer.message}")
+        raise Refused(answer.status, answer.message)

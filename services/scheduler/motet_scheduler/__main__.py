@@ -69,7 +69,7 @@ async def candidacy(lease: LeaseSettings, process: ProcessSettings, address: str
             yield alone
         return
     async with (
-        KubeApi(lease.kubeconfig) as api,
+        KubeApi(lease.kubeconfig, "MOTET_LEASE_KUBECONFIG") as api,
         Election(api, lease, address=address, time_scale=process.time_scale) as election,
     ):
         yield election

@@ -9,7 +9,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from motet.clock import FakeClock
-from motet_operator.cluster.api import ApiError, Refused, Unreachable
+from motet.kube import ApiError, Unreachable
+from motet_operator.cluster.api import Refused
 from motet_operator.cluster.cache import Cache
 from motet_operator.cluster.catalog import Continuity
 from motet_operator.cluster.denials import Denials
