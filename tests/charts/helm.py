@@ -38,7 +38,10 @@ VARIANTS: dict[str, Object] = {
         "pools": {"namespaces": ["motet-pools", "more-pools", NAMESPACE]},
         "image": {"registry": "registry.example/team", "pullSecrets": ["pull"]},
         "env": {"MOTET_TIME_SCALE": "0.5"},
-        "database": {"url": "postgresql+asyncpg://motet:secret@db.example/motet"},
+        "database": {
+            "url": "postgresql+asyncpg://motet:secret@db.example/motet?ssl=verify-full",
+            "authorities": {"configMapName": "who-signs-databases"},
+        },
         "admissionPolicies": {
             name: {"enabled": True} for name in ("sourcePrefix", "requireDigest", "usePool", "maxReplicas")
         },
@@ -55,6 +58,7 @@ VARIANTS: dict[str, Object] = {
             "podAnnotations": {"note": "b"},
             "serviceAccount": {"annotations": {"note": "c"}},
             "env": {"MOTET_LOG_LEVEL": "debug"},
+            "authorities": {"configMapName": "who-signs-mirrors", "key": "bundle.pem"},
         },
         **{
             name: {

@@ -30,6 +30,8 @@ from tools.generate_docs import PACKAGES, settings_of, variable
 PORTS = {"gateway": 8000, "scheduler": 7101, "predictor": 7102, "supervisor": 7103, "runner": 7110}
 METRICS = 9090
 OF_THE_POD = {"POD_IP", "POD_NAME", "POD_NAMESPACE", "POD_UID"}
+OF_THE_DRIVER = {"PGSSLROOTCERT"}
+AUTHORITIES = "/etc/motet/authorities/ca.crt"
 
 every_variant = pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
 
@@ -152,7 +154,11 @@ def test_what_a_pod_mounts_or_reads_is_there_or_is_the_users(values: Object) -> 
         there |= {("Secret", "motet-pools", "motet-runner-tls")}
     if "existingSecret" in values.get("database", {}):
         there |= {("Secret", NAMESPACE, "postgres")}
+    if name := values.get("database", {}).get("authorities", {}).get("configMapName"):
+        there |= {("ConfigMap", NAMESPACE, name)}
     pools = values.get("pools", {}).get("namespaces", ["motet-pools"])
+    if name := values.get("runner", {}).get("authorities", {}).get("configMapName"):
+        there |= {("ConfigMap", namespace, name) for namespace in pools}
     for who, template in pod_templates(objects).items():
         for namespace in pools if who == "the operator's runner" else [NAMESPACE]:
             spec = template["spec"]
@@ -176,7 +182,7 @@ def test_what_a_pod_mounts_or_reads_is_there_or_is_the_users(values: Object) -> 
 
 @every_variant
 def test_every_variable_is_a_setting(values: Object) -> None:
-    known = known_settings() | OF_THE_POD
+    known = known_settings() | OF_THE_POD | OF_THE_DRIVER
     for who, template in pod_templates(render(values)).items():
         for container in containers(template):
             if container["name"] != "test":
@@ -189,6 +195,34 @@ def test_certificates_are_mounted_where_they_are_looked_for(values: Object) -> N
         for container in containers(template):
             mounts = {one["mountPath"] for one in container.get("volumeMounts", []) if one["name"] == "tls"}
             assert {environment(container).get("MOTET_TLS_DIR", "")} - {""} == mounts, f"{who}: {container['name']}"
+
+
+def trusted(template: Object) -> tuple[Object, set[str]]:
+    """The ConfigMap of authorities that a pod mounts, and the variables that name the file in it."""
+    (volume,) = [one for one in template["spec"]["volumes"] if one["name"] == "authorities"]
+    (container,) = template["spec"]["containers"]
+    (mount,) = [one for one in container["volumeMounts"] if one["name"] == "authorities"]
+    (item,) = volume["configMap"]["items"]
+    assert f"{mount['mountPath']}/{item['path']}" == AUTHORITIES
+    said = {name for name, value in environment(container).items() if value == AUTHORITIES}
+    return {"name": volume["configMap"]["name"], "key": item["key"]}, said
+
+
+def test_runners_trust_the_authorities_that_are_named_and_others_do_not() -> None:
+    named_ones = {"runner": {"authorities": {"configMapName": "who-signs", "key": "bundle.pem"}}}
+    templates = pod_templates(render(named_ones))
+    what, told = trusted(templates.pop("the operator's runner"))
+    assert what == {"name": "who-signs", "key": "bundle.pem"}
+    assert told == {"MOTET_RUNNER_FETCH_CA_FILE"}
+    for template in (*templates.values(), runner_template(render())):
+        assert "authorities" not in {volume["name"] for volume in template["spec"].get("volumes", [])}
+
+
+def test_the_databases_authority_is_known_to_whoever_connects() -> None:
+    database = {"url": "postgresql+asyncpg://db.example/motet", "authorities": {"configMapName": "who-signs"}}
+    templates = pod_templates(render({"database": database}))
+    for who in (f"Deployment {NAMESPACE}/motet-predictor", f"Job {NAMESPACE}/motet-migrate"):
+        assert trusted(templates[who]) == ({"name": "who-signs", "key": "ca.crt"}, {"PGSSLROOTCERT"})
 
 
 @every_variant

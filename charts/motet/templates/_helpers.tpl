@@ -122,6 +122,26 @@ MOTET_TLS_DIR: ""
 {{- end }}
 {{- end -}}
 
+{{/* Of the values' `authorities`: a ConfigMap with certificates to trust, and where they are then. */}}
+{{- define "motet.authoritiesFile" -}}
+/etc/motet/authorities/ca.crt
+{{- end -}}
+
+{{- define "motet.authoritiesMount" -}}
+{{- if .configMapName -}}
+- {name: authorities, mountPath: {{ dir (include "motet.authoritiesFile" .) }}, readOnly: true}
+{{- end -}}
+{{- end -}}
+
+{{- define "motet.authoritiesVolume" -}}
+{{- if .configMapName -}}
+- name: authorities
+  configMap:
+    name: {{ .configMapName }}
+    items: [{key: {{ .key }}, path: {{ base (include "motet.authoritiesFile" .) }}}]
+{{- end -}}
+{{- end -}}
+
 {{/* Where the database's URL lies, or nothing: the Secret of the release, or (root, hook) the one of its hook. */}}
 {{- define "motet.databaseSecret" -}}
 {{- if .Values.database.existingSecret.name -}}
