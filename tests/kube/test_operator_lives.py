@@ -31,8 +31,10 @@ def writes(home: Site) -> list[str]:
     ]
 
 
-def settled(home: Site, *, quiet_s: float = 1.5, within_s: float = 40) -> list[str]:
-    """All writes, once none has come for a while."""
+def settled(home: Site, operator: Operator, *, quiet_s: float = 1.5, within_s: float = 40) -> list[str]:
+    """All writes, once none has come for a while after it has looked around."""
+    # A replica is ready before it leads: it has not written anything then because it has not begun.
+    home.cluster.wait_for(lambda: operator.metric("motet_reconciles_total") >= 1, "the first round", within_s=within_s)
     deadline, before, since = time.monotonic() + within_s, writes(home), time.monotonic()
     while time.monotonic() - since < quiet_s:
         assert time.monotonic() < deadline, f"still writing: {before[-5:]}"
@@ -50,7 +52,7 @@ def test_when_nothing_changes_nothing_is_written_and_a_restart_writes_nothing_ei
     quick = {"MOTET_CLUSTER_RESYNC_SECONDS": "20"}
     with Operator(home, lease=True, env=quick) as operator:
         cluster.wait_for(lambda: home.ready_reason("lora", "quiet-4", tenant) == "WaitingForRunner")
-        before = settled(home)
+        before = settled(home, operator)
         rounds = operator.metric("motet_reconciles_total")
         time.sleep(5)  # five lists of everything, and watches that come and go
         assert writes(home) == before
@@ -191,7 +193,7 @@ def test_row_1_an_operator_that_dies_after_every_single_write_gets_there_all_the
         operator.program.kill()
         with operator:
             cluster.wait_for(lambda: len(cluster.items("pods", f"--namespace={home.pools}")) == 3, "the last word")
-            final = settled(home)
+            final = settled(home, operator)
             deployments = cluster.items("deployments", f"--namespace={home.pools}")
             by_pool = sorted(one["metadata"]["labels"]["motet.dev/pool"] for one in deployments)
             assert by_pool == ["one", "two"]
