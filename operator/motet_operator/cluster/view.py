@@ -99,6 +99,7 @@ def read_adapter(it: Object) -> AdapterObject:
         age=_age(it),
         conditions=conditions_of(it),
         last_load=_time(status.get("lastLoadTime")),
+        loaded=status.get("loadedReplicas", 0),
     )
 
 

@@ -148,8 +148,6 @@ def adapter_status(view: View, adapter: AdapterObject, around: Surroundings) -> 
     loaded = _loaded(adapter, known, accepted=accepted, has_runner=has_runner)
     ready = _ready(adapter, known, accepted, artifact, certified, has_runner=has_runner)
     holders = _holders(known)
-    before = named(adapter.conditions, "Loaded")
-    just_loaded = holders > 0 and (before is None or before.reason != "Resident")
     return AdapterStatus(
         name=resource.object_name,
         model=f"{resource.metadata.namespace}/{resource.model_name}",
@@ -168,7 +166,7 @@ def adapter_status(view: View, adapter: AdapterObject, around: Surroundings) -> 
         base_model=pool.resource.served_name if pool is not None and accepted.holds else "",
         desired=0 if resource.spec.suspend else resource.spec.placement.min_replicas,
         loaded=holders,
-        last_load=view.now if just_loaded else adapter.last_load,
+        last_load=view.now if holders > adapter.loaded else adapter.last_load,
     )
 
 

@@ -51,7 +51,8 @@ class AdapterObject:
 
     conditions: tuple[Condition, ...] = ()
     last_load: datetime | None = None
-    """Of the status written last."""
+    loaded: int = 0
+    """Runners that held it. It and the two before are of the status written last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -75,6 +75,13 @@ def test_a_pool_says_what_was_decided_last_and_who_scaled_it() -> None:
     assert not read_pool(it, prepared=lambda _: False).prepared
 
 
+def test_an_adapter_says_how_many_held_it_and_since_when() -> None:
+    written = {"loadedReplicas": 2, "lastLoadTime": "2026-01-01T00:00:00Z"}
+    read = read_adapter(adapter() | {"status": written})
+    assert (read.loaded, read.last_load) == (2, datetime(2026, 1, 1, tzinfo=UTC))
+    assert (read_adapter(adapter()).loaded, read_adapter(adapter()).last_load) == (0, None)
+
+
 def test_conditions_are_read_back_as_they_were_written_and_nonsense_is_left_out() -> None:
     written = {
         "type": "Ready",

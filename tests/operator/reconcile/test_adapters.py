@@ -289,8 +289,25 @@ def test_the_load_is_dated_when_a_runner_holds_it() -> None:
     held = AdapterKnowledge(serving_digest=DIGEST, places=(Residence(runner="r", tier="device", digest=DIGEST),))
     first = only(reconcile(world(adapter(), known={"legal": held})))
     assert (first.loaded, first.last_load) == (1, NOW)
-    one = replace(adapter(conditions=first.conditions), last_load=first.last_load)
+    one = replace(adapter(conditions=first.conditions), last_load=first.last_load, loaded=first.loaded)
     assert only(reconcile(replace(world(one, known={"legal": held}), now=later(60)))).last_load == NOW
+
+
+@pytest.mark.parametrize(
+    ("spec", "runner"),
+    [({"placement": {"minReplicas": 2}}, True), ({"suspend": True}, True), ({}, False)],
+    ids=["held by fewer than it should", "suspended", "no runner is ready"],
+)
+def test_the_load_is_dated_once_whatever_else_is_said(spec: dict[str, Any], runner: bool) -> None:
+    held = AdapterKnowledge(serving_digest=DIGEST, places=(Residence(runner="r", tier="device", digest=DIGEST),))
+    place = world(adapter(**spec), known={"legal": held}, runner=runner)
+    first = only(reconcile(place))
+    assert first.last_load == NOW
+    one = replace(place.adapters[0], conditions=first.conditions, last_load=first.last_load, loaded=first.loaded)
+    looked_again = replace(place, adapters=(one,), now=later(60))
+    assert only(reconcile(looked_again)) == first
+    on_another = replace(held, places=(*held.places, Residence(runner="s", tier="device", digest=DIGEST)))
+    assert only(reconcile(replace(looked_again, known={name("legal"): on_another}))).last_load == later(60)
 
 
 def test_what_has_not_changed_is_not_judged_again() -> None:
