@@ -314,6 +314,8 @@ def test_only_the_gateway_can_be_shown_to_the_world_and_without_its_metrics() ->
     service = named(render({"gateway": {"service": {"type": "LoadBalancer"}}}), "Service", "motet-gateway")
     assert service["spec"]["type"] == "LoadBalancer"
     assert [port["port"] for port in service["spec"]["ports"]] == [PORTS["gateway"]]
+    gateway = pod_templates(render())[f"Deployment {NAMESPACE}/motet-gateway"]["spec"]["containers"][0]
+    assert "MOTET_GATEWAY_METRICS_DIR" not in environment(gateway), "with it /metrics is on the clients' port, too"
 
 
 @every_variant

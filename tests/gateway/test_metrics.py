@@ -69,6 +69,14 @@ async def test_the_gateway_shows_everybodys_figures(cluster: MiniCluster) -> Non
     assert joined["motet_time_to_first_token_seconds"]
 
 
+async def test_clients_see_no_figures_unless_the_machine_is_one_persons_own(served: Served) -> None:
+    """They carry the names of tenants and adapters."""
+    assert served.gateway.settings.metrics_dir is None
+    for ask in (served.http.get, served.http.head):
+        assert (await ask("/metrics")).status_code == 404
+    assert "/metrics" not in (await served.http.get("/openapi.json")).json()["paths"]
+
+
 async def test_probes_answer_get_and_head(served: Served) -> None:
     for path in ("/health", "/ping", "/version"):
         assert (await served.http.get(path)).status_code == 200

@@ -19,9 +19,9 @@ CREATED = "_created"
 """Times at which counters were made. The text format knows them only as gauges beside their family; left out."""
 
 
-async def scrape_all(folder: Path | None, *, but: Path | None = None) -> dict[str, str]:
+async def scrape_all(folder: Path, *, but: Path | None = None) -> dict[str, str]:
     """What every process with a socket in `folder` says now, by service. One that does not answer is left out."""
-    sockets = [path for path in sorted(folder.glob(f"*{SUFFIX}")) if path != but] if folder is not None else []
+    sockets = [path for path in sorted(folder.glob(f"*{SUFFIX}")) if path != but]
     texts = await asyncio.gather(*(_scrape(path) for path in sockets))
     return {path.name.removesuffix(SUFFIX): text for path, text in zip(sockets, texts, strict=True) if text is not None}
 

@@ -22,8 +22,9 @@ class Settings(BaseSettings):
     """Further names that the Host header may say on a loopback address, as a JSON list; `["*"]` allows all of them."""
 
     metrics_dir: Path | None = None
-    """A folder with the `<service>.metrics.sock` of this machine's other processes. GET /metrics appends what they say,
-    with the label `service`. Empty: only the gateway's own figures."""
+    """A folder with the `<service>.metrics.sock` of this machine's other processes. GET /metrics on the gateway's port
+    shows what they all say, with the label `service`; the local stack sets it. Empty: nothing is there, since figures
+    carry tenants' names; the gateway's own are at MOTET_METRICS_ADDRESS."""
 
     predict_budget_seconds: float = Field(0.025, gt=0)
     """How long a request waits for the predictor. Past it the gateway's own statistics stand in. 25 ms suits a laptop

@@ -1,4 +1,4 @@
-"""/health, /metrics, /version and /ping: for machines that look after machines."""
+"""/health, /version and /ping, and on a machine of one's own /metrics: for machines that look after machines."""
 
 import asyncio
 from importlib.metadata import version
@@ -34,13 +34,18 @@ def probe_routes(gateway: Gateway, registry: CollectorRegistry) -> APIRouter:
         """200 as soon as the gateway listens."""
         return json_response({"version": running})
 
-    @router.get("/metrics")
-    async def metrics() -> Response:
-        others = await scrape_all(gateway.settings.metrics_dir, but=own_socket)
-        content = await asyncio.to_thread(exposition, registry, others)
-        return Response(content, headers={"content-type": CONTENT_TYPE_LATEST})
+    endpoints = {"/health": health, "/ping": ping, "/version": version_}
+    if folder := gateway.settings.metrics_dir:  # elsewhere the names of tenants are not for everybody who may ask
+
+        @router.get("/metrics")
+        async def metrics() -> Response:
+            others = await scrape_all(folder, but=own_socket)
+            content = await asyncio.to_thread(exposition, registry, others)
+            return Response(content, headers={"content-type": CONTENT_TYPE_LATEST})
+
+        endpoints["/metrics"] = metrics
 
     # Load generators look with HEAD first. Said apart, so that each operation keeps an id of its own in the schema.
-    for path, endpoint in {"/health": health, "/ping": ping, "/version": version_, "/metrics": metrics}.items():
+    for path, endpoint in endpoints.items():
         router.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False)
     return router
