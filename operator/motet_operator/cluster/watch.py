@@ -96,6 +96,7 @@ class Engine:
         self._scheduled = threading.Event()
         self._ours = asyncio.get_running_loop()
         self._end_this_life: Callable[[], None] = lambda: None
+        self._logged_in = False
 
     def restart_if_it_watches(self, kind: Kind) -> None:
         """kopf looks once for the kinds there are: one that has come since is watched from the next start on."""
@@ -147,7 +148,7 @@ class Engine:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(flag.set)
 
-        self._end_this_life = end
+        self._end_this_life, self._logged_in = end, False
         if stopping.is_set():
             return
         await kopf.operator(
@@ -176,8 +177,10 @@ class Engine:
         return seen
 
     async def _login(self, **_: object) -> kopf.AiohttpSession:
+        # The first time nobody has refused anything, and reading again so soon would keep everybody waiting.
+        refused, self._logged_in = self._logged_in, True
         configuration = await asyncio.wrap_future(
-            asyncio.run_coroutine_threadsafe(self._credentials.configuration(refused=True), self._ours)
+            asyncio.run_coroutine_threadsafe(self._credentials.configuration(refused=refused), self._ours)
         )
         session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ssl=ssl_context(configuration)),
