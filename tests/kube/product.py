@@ -3,6 +3,7 @@
 import asyncio
 import http.client
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -35,8 +36,19 @@ class Product:
     cluster: Cluster
 
     def gateway(self) -> str:
-        """The address of a gateway that is ready. There is no kube-proxy here, so a Service is who stands behind it."""
-        return f"{self.cluster.addresses(f'{RELEASE}-gateway', SYSTEM)[0]}:8000"
+        """The address of a gateway. There is no kube-proxy here, so who asks chooses as it would, for each connection:
+        one that is ready, or when there is none one that is going and still answers."""
+        slices = self.cluster.call(
+            "GET",
+            f"/apis/discovery.k8s.io/v1/namespaces/{SYSTEM}/endpointslices"
+            f"?labelSelector=kubernetes.io/service-name={RELEASE}-gateway",
+        )["items"]
+        endpoints = [endpoint for one in slices for endpoint in one.get("endpoints") or ()]
+        for state in ("ready", "serving"):
+            for endpoint in endpoints:
+                if endpoint["conditions"].get(state):
+                    return f"{endpoint['addresses'][0]}:8000"
+        raise LookupError("no gateway is ready")
 
     def ask(self, path: str, body: dict[str, Any] | None = None, *, seconds: float = 60) -> dict[str, Any]:
         """One call. Raises AssertionError for anything but 200."""
@@ -96,6 +108,26 @@ class Product:
         return int(sum(metric(f"{pod['status']['podIP']}:9090", "motet_adapters_on_device") for pod in self.runners()))
 
 
+def served_after(product: Product, name: str) -> float:
+    """Seconds from an adapter's manifest to its first token, and no trace of it afterwards. The base is there and the
+    bytes are on a volume: what is left is to see it, check it and say so."""
+    adapter = {
+        "apiVersion": "motet.dev/v1alpha1",
+        "kind": "LoRAAdapter",
+        "metadata": {"name": name, "namespace": "acme"},
+        "spec": {
+            "poolRef": {"name": "demo", "namespace": POOLS},
+            "source": {"persistentVolumeClaim": {"claimName": "motet-demo", "path": "storyteller"}},
+        },
+    }
+    began = time.monotonic()
+    product.cluster.apply(adapter)
+    product.cluster.wait_for(lambda: product.answer(f"acme/{name}", "Who are you?", max_tokens=1), "the first token")
+    took = time.monotonic() - began
+    product.cluster.kubectl("delete", "lora", name, "--namespace=acme")
+    return took
+
+
 @dataclass
 class Stream:
     """One streamed answer, as it came."""
@@ -127,9 +159,9 @@ async def stream(product: Product, model: str, *, tokens: int, question: str = "
         "stream_options": {"include_usage": True},
     }
     content = orjson.dumps(body)
-    host, _, port = product.gateway().partition(":")
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {host}:{port}\r\ncontent-type: application/json\r\n"
     try:
+        host, _, port = (await asyncio.to_thread(product.gateway)).partition(":")
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {host}:{port}\r\ncontent-type: application/json\r\n"
         reader, writer = await asyncio.open_connection(host, int(port))
         try:
             writer.write(f"{head}content-length: {len(content)}\r\nconnection: close\r\n\r\n".encode() + content)
@@ -142,7 +174,7 @@ async def stream(product: Product, model: str, *, tokens: int, question: str = "
                     _hear(answer, orjson.loads(line[6:]))
         finally:
             writer.close()
-    except OSError as error:
+    except (OSError, LookupError) as error:
         answer.problem = repr(error)
     return answer
 
@@ -185,6 +217,22 @@ class Load:
     @property
     def failed(self) -> list[str]:
         return [f"{one.model}: {one.problem or one.reasons}" for one in self.answers if not one.complete]
+
+    def assert_nobody_noticed(self) -> None:
+        """There were answers, and each came to its end."""
+        assert self.answers, "nobody asked anything"
+        assert not self.failed, f"{len(self.failed)} of {len(self.answers)} failed"
+
+
+def bring_demo(product: Product, folder: Path, **pool: Any) -> None:
+    """What `kubectl apply` of the example makes: its volume, pool and adapters, until all are ready."""
+    fill_volume(product, folder)
+    product.cluster.kubectl("apply", "--server-side", f"--filename={MANIFESTS}")
+    product.patch_pool(**pool)
+    product.wait_ready("spool", POOLS, "demo", within_s=120)
+    for name in ADAPTERS:
+        namespace, _, adapter = name.partition("/")
+        product.wait_ready("lora", namespace, adapter)
 
 
 @contextmanager
