@@ -30,12 +30,23 @@ class Repairs:
         return bool(self.added or self.changed or self.removed)
 
 
+@dataclass(frozen=True, slots=True)
+class _Grave:
+    version: int
+    """What is not newer was before the deletion."""
+
+    dug: float
+
+
 class Settled:
     """What the server made of what we wrote, where that is not the same: a field that it prunes, fills in or spells
     otherwise. Writing it again would make nothing better."""
 
     def __init__(self) -> None:
         self._answers: dict[str, tuple[object, object]] = {}
+
+    def __len__(self) -> int:
+        return len(self._answers)
 
     def __contains__(self, each: tuple[str, object, object]) -> bool:
         uid, wanted, found = each
@@ -47,11 +58,14 @@ class Settled:
         else:
             self._answers[uid] = (wanted, found)
 
+    def forget(self, uid: str) -> None:
+        self._answers.pop(uid, None)
+
 
 class Cache:
     def __init__(self, changed: Callable[[Kind], None] = lambda _: None, clock: Clock = monotonic) -> None:
         self._objects: dict[Kind, dict[Key, Object]] = {kind: {} for kind in WATCHED}
-        self._buried: dict[str, float] = {}
+        self._buried: dict[str, _Grave] = {}
         self._changed = changed
         self._clock = clock
         self.settled = Settled()
@@ -70,20 +84,25 @@ class Cache:
         """False when it says nothing new."""
         key, uid = key_of(it), uid_of(it)
         before = self._objects[kind].get(key)
-        if uid in self._buried:
+        grave = self._buried.get(uid)
+        if grave is not None and grave.version >= version_of(it):
             return False
         if before is not None and version_of(before) >= version_of(it):
             return False
         if before is not None and uid_of(before) != uid:
-            self._bury(before)
+            self._bury(before, version_of(it))
         self._objects[kind][key] = _lean(kind, it)
         self._changed(kind)
         return True
 
-    def remove(self, kind: Kind, it: Object) -> bool:
-        key = key_of(it)
-        self._bury(it)
+    def remove(self, kind: Kind, it: Object, version: int = 0) -> bool:
+        """It was gone as of `version`, or of its own. Also where it only lost the label that we watch by: it may come
+        back."""
+        key, version = key_of(it), version or version_of(it)
         before = self._objects[kind].get(key)
+        if before is not None and uid_of(before) == uid_of(it) and version_of(before) > version:
+            return False
+        self._bury(it, version)
         if before is None or uid_of(before) != uid_of(it):
             return False
         del self._objects[kind][key]
@@ -103,16 +122,19 @@ class Cache:
         for key, it in list(self._objects[kind].items()):
             # What is newer than the list came after it.
             if key not in listed and (not namespace or key[0] == namespace) and version_of(it) <= version:
-                removed += self.remove(kind, it)
+                removed += self.remove(kind, it, version)
         self._forget_old_graves()
         return Repairs(added, changed, removed)
 
-    def _bury(self, it: Object) -> None:
-        self._buried[uid_of(it)] = self._clock()
+    def _bury(self, it: Object, version: int) -> None:
+        uid = uid_of(it)
+        if (grave := self._buried.get(uid)) is None or grave.version < version:
+            self._buried[uid] = _Grave(version, self._clock())
+        self.settled.forget(uid)
 
     def _forget_old_graves(self) -> None:
         old = self._clock() - TOMBSTONE_SECONDS
-        self._buried = {uid: at for uid, at in self._buried.items() if at > old}
+        self._buried = {uid: grave for uid, grave in self._buried.items() if grave.dug > old}
 
 
 def _lean(kind: Kind, it: Object) -> Object:

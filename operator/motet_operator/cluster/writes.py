@@ -103,9 +103,8 @@ class DeploymentWrite:
             return True
         if "deletionTimestamp" in it["metadata"]:
             return False
-        return (
-            not covers(it, self.document) and (f"{uid_of(it)}/template", self.document, it["spec"]) not in cache.settled
-        )
+        found = wherever_wanted(it, self.document)
+        return found != self.document and (uid_of(it), self.document, found) not in cache.settled
 
     async def carry_out(self, api: Api, cache: Cache) -> None:
         document = self.document
@@ -113,7 +112,7 @@ class DeploymentWrite:
             # Without a number there would be one pod until the scaler has spoken.
             document = document | {"spec": document["spec"] | {"replicas": self.replicas}}
         answer = await api.apply(DEPLOYMENTS, document, manager=CHILDREN_MANAGER)
-        cache.settled.note(f"{uid_of(answer)}/template", self.document, answer["spec"])
+        cache.settled.note(uid_of(answer), self.document, wherever_wanted(answer, self.document))
         cache.put(DEPLOYMENTS, answer)
 
 
@@ -255,14 +254,15 @@ def scaled_by_us(deployment: Object) -> bool:
 
 def covers(found: object, wanted: object) -> bool:
     """Whether everything wanted is found; what the server has filled in besides does not matter."""
+    return wherever_wanted(found, wanted) == wanted
+
+
+def wherever_wanted(found: object, wanted: object) -> object:
+    """What is found in each place where something is wanted; the same as wanted where all is well."""
     if found is None and wanted in ("", [], {}):
-        return True
-    if isinstance(wanted, dict):
-        return isinstance(found, dict) and all(covers(found.get(key), value) for key, value in wanted.items())
-    if isinstance(wanted, list):
-        return (
-            isinstance(found, list)
-            and len(found) == len(wanted)
-            and all(covers(one, other) for one, other in zip(found, wanted, strict=True))
-        )
-    return found == wanted
+        return wanted
+    if isinstance(found, dict) and isinstance(wanted, dict):
+        return {key: wherever_wanted(found.get(key), value) for key, value in wanted.items()}
+    if isinstance(found, list) and isinstance(wanted, list) and len(found) == len(wanted):
+        return [wherever_wanted(one, other) for one, other in zip(found, wanted, strict=True)]
+    return found

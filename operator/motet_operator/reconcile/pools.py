@@ -2,6 +2,7 @@
 
 A changed template is a new revision. Its runners come one at a time beside the old ones (surge), and an old one drains
 once a new one is ready, so that the pool never serves with fewer than it should and never holds more than one extra.
+Runners whose nodes are about to be emptied are replaced in the same way.
 """
 
 import hashlib
@@ -132,16 +133,20 @@ def roll_out(view: View, pool: PoolObject, wanted: int) -> Rollout:
     new = [instance for instance in members if instance.revision == revision]
     old = [instance for instance in members if instance.revision != revision]
 
-    staying_new = [instance for instance in new if instance.draining_until is None]
-    staying_old = [instance for instance in old if instance.draining_until is None]
-    surplus = _newest_first(staying_new)[: max(0, len(staying_new) - wanted)]
-    # Old runners make room for ready new ones, and for as many as may be missing; those that serve nobody yet go first.
-    keep_old = max(0, wanted - strategy.max_unavailable - sum(instance.ready for instance in staying_new))
-    surplus += _newest_first(staying_old)[: max(0, len(staying_old) - keep_old)]
+    staying = [instance for instance in members if instance.draining_until is None]
+    settled = [instance for instance in staying if instance.revision == revision and not instance.moving]
+    others = [instance for instance in staying if instance not in settled]
+    surplus = _as_they_may_go(settled)[: max(0, len(settled) - wanted)]
+    # The others make room for ready ones. A rollout may let some be missing besides; a cordoned node is no reason to
+    # have fewer: maybe nothing fits elsewhere. Whoever empties it evicts as many as the pool's budget allows.
+    missing = strategy.max_unavailable if old else 0
+    keep = max(0, wanted - missing - sum(instance.ready for instance in settled))
+    surplus += _as_they_may_go(others)[: max(0, len(others) - keep)]
 
-    kept_new = sum(instance not in surplus for instance in staying_new)
-    room = wanted + (strategy.max_surge if old else 0) - kept_new - sum(one not in surplus for one in staying_old)
-    add = max(0, min(wanted - kept_new, room))
+    kept = sum(instance not in surplus for instance in settled)
+    surge = strategy.max_surge if old or others else 0
+    room = wanted + surge - kept - sum(instance not in surplus for instance in others)
+    add = max(0, min(wanted - kept, room))
 
     sets = [
         _runner_set(view, name, revision, template, drain_seconds, members=new, surplus=surplus, add=add),
@@ -159,9 +164,9 @@ def retire(view: View, name: ObjectName) -> Rollout:
     return Rollout(runner_sets=tuple(sets), drains=tuple(_drains(view, members, surplus, drain_seconds)))
 
 
-def _newest_first(instances: Iterable[Instance]) -> list[Instance]:
-    """In the order in which they may go: what does not serve first, then the newest."""
-    return sorted(instances, key=lambda instance: (instance.ready, -instance.ordinal))
+def _as_they_may_go(instances: Iterable[Instance]) -> list[Instance]:
+    """What does not serve first, then what has to leave its node, then the newest."""
+    return sorted(instances, key=lambda instance: (instance.ready, not instance.moving, -instance.ordinal))
 
 
 def _may_leave(view: View, instance: Instance, surplus: Sequence[Instance]) -> bool:
@@ -293,6 +298,13 @@ def _progressing(wanted: int, updated: Sequence[Instance], members: Sequence[Ins
     if old:
         return yes(
             "Progressing", "RollingOut", f"{len(updated)} of {wanted} runners have the new revision, {old} the old"
+        )
+    moving = sum(instance.moving for instance in members)
+    if moving and wanted:
+        return yes(
+            "Progressing",
+            "RunnersMoving",
+            f"{moving} runners are on cordoned nodes; each leaves once another serves elsewhere",
         )
     if len(members) > wanted:
         return yes("Progressing", "ScalingDown", f"{len(members) - wanted} runners are leaving")

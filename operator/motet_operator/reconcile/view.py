@@ -97,6 +97,12 @@ class Instance:
     """Grows with each start of a new instance."""
 
     ready: bool = False
+    node: str = ""
+    """Where it runs; empty: nowhere yet, or where there are no nodes."""
+
+    moving: bool = False
+    """Its node is about to be emptied: another is to serve elsewhere before it goes."""
+
     draining_until: datetime | None = None
     drained: bool = False
     """The scheduler has nothing left on it."""

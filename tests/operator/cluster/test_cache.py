@@ -44,6 +44,17 @@ def test_an_object_of_the_same_name_is_another_object() -> None:
     assert cache.get(ADAPTERS, KEY) == again
 
 
+def test_what_left_the_selector_may_come_back_under_the_same_uid() -> None:
+    cache = Cache()
+    cache.put(ADAPTERS, adapter(version=5))
+    cache.remove(ADAPTERS, adapter(version=6))  # its label is gone; to a watch that is a deletion
+    assert cache.put(ADAPTERS, adapter(version=7))
+    assert not cache.remove(ADAPTERS, adapter(version=6))  # a late word about the time before
+    cache.replace(ADAPTERS, [], version=9)
+    assert not cache.put(ADAPTERS, adapter(version=8))  # older than the list that did not have it
+    assert cache.put(ADAPTERS, adapter(version=10))
+
+
 def test_a_list_makes_up_for_each_kind_of_lost_event() -> None:
     cache = Cache()
     cache.put(ADAPTERS, adapter("changed", version=1))

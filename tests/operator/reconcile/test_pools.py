@@ -169,6 +169,111 @@ def test_a_pool_tells_its_life_in_conditions() -> None:
     assert condition(status.conditions, "Ready").reason == "ScaledToZero"
 
 
+# ---------------------------------------------------------------------------------------------------- cordoned nodes
+
+
+def moved(of: PoolObject, *members: Instance) -> tuple[int, list[str]]:
+    """Of a pool with one revision: how many runners there are to be, and which drain."""
+    plan = reconcile(view(pools=[of], instances=list(members)))
+    (only,) = plan.runner_sets
+    return only.replicas, [drain.instance for drain in plan.drains]
+
+
+def test_a_runner_on_a_cordoned_node_goes_once_another_serves_elsewhere() -> None:
+    one = pool(replicas=1)
+    here = instance("here", revision(one), moving=True)
+    assert moved(one, here) == (2, [])
+    there = instance("there", revision(one), ordinal=2, ready=False)
+    assert moved(one, here, there) == (2, [])
+    there = replace(there, ready=True)
+    assert moved(one, here, there) == (2, ["here"])
+    here = replace(here, draining_until=later(30))
+    assert moved(one, here, there) == (2, ["here"])
+    (only,) = reconcile(view(pools=[one], instances=[replace(here, drained=True), there])).runner_sets
+    assert (only.replicas, only.leaving) == (1, ("here",))
+    assert moved(one, there) == (1, [])
+
+
+def test_runners_that_are_all_on_cordoned_nodes_move_one_at_a_time() -> None:
+    one = pool(replicas=2)
+    members = [instance(name, revision(one), ordinal=number, moving=True) for number, name in enumerate("ab")]
+    assert moved(one, *members) == (3, [])
+    members.append(instance("c", revision(one), ordinal=3))
+    assert moved(one, *members) == (4, ["b"]), "the next comes while the first drains"
+    members = [members[0], members[2], instance("d", revision(one), ordinal=4)]
+    assert moved(one, *members) == (3, ["a"])
+
+
+def test_more_surge_moves_more_at_once() -> None:
+    one = pool(replicas=3, updateStrategy={"maxSurge": 2})
+    members = [instance(name, revision(one), moving=True) for name in "abc"]
+    assert moved(one, *members)[0] == 5
+
+
+@pytest.mark.parametrize("surge", [0, 1])
+def test_a_cordon_takes_nobody_away_even_where_some_may_be_missing(surge: int) -> None:
+    """Maybe nothing fits elsewhere. Who drains the node may evict it: the pool's budget says so."""
+    one = pool(replicas=1, updateStrategy={"maxSurge": surge, "maxUnavailable": 1})
+    assert moved(one, instance("here", revision(one), moving=True)) == (1 + surge, [])
+    assert moved(one) == (1, []), "evicted, it is made again elsewhere"
+
+
+def test_a_node_that_is_uncordoned_again_keeps_its_runner_and_the_newest_goes() -> None:
+    one = pool(replicas=1)
+    here = instance("here", revision(one))
+    there = instance("there", revision(one), ordinal=2, ready=False)
+    assert moved(one, here, there) == (1, ["there"])
+    assert moved(one, here, replace(there, ready=True)) == (2, ["there"])
+    leaving = replace(here, draining_until=later(30))
+    assert moved(one, leaving, replace(there, ready=True)) == (2, ["here"]), "what has begun to leave leaves"
+
+
+def test_a_rollout_takes_runners_off_cordoned_nodes_first() -> None:
+    before, after = pool(replicas=2), pool(replicas=2, engine={"maxLoraRank": 8})
+    members = [
+        instance("a", revision(before), ordinal=1, moving=True),
+        instance("b", revision(before), ordinal=2),
+        instance("c", revision(after), ordinal=3),
+    ]
+    plan = reconcile(view(pools=[after], instances=members, runner_sets=[runner_set(before, 2)]))
+    assert [drain.instance for drain in plan.drains] == ["a"]
+    assert (sets(plan)[revision(after)].replicas, sets(plan)[revision(before)].replicas) == (2, 2)
+
+
+def test_a_new_runner_on_a_node_that_is_cordoned_in_a_rollout_moves_too() -> None:
+    before, after = pool(replicas=1), pool(replicas=1, engine={"maxLoraRank": 8})
+    old = instance("old", revision(before), ordinal=1)
+    new = instance("new", revision(after), ordinal=2, moving=True)
+    known = [runner_set(before)]
+    plan = reconcile(view(pools=[after], instances=[old, new], runner_sets=known))
+    assert [drain.instance for drain in plan.drains] == ["new"], "one of them makes room for the third"
+    third = instance("third", revision(after), ordinal=3)
+    plan = reconcile(view(pools=[after], instances=[old, third], runner_sets=known))
+    assert [drain.instance for drain in plan.drains] == ["old"]
+
+
+def test_fewer_replicas_take_runners_off_cordoned_nodes_first() -> None:
+    one = pool(replicas=1)
+    moving = instance("a", revision(one), ordinal=1, moving=True)
+    assert moved(one, moving, instance("b", revision(one), ordinal=2)) == (2, ["a"])
+
+
+def test_a_pool_at_zero_moves_nobody() -> None:
+    one = pool(replicas=0)
+    assert moved(one) == (0, [])
+    assert moved(one, instance("a", revision(one), moving=True)) == (1, ["a"])
+
+
+def test_a_pool_says_that_its_runners_move() -> None:
+    one = pool(replicas=1)
+    here = instance("here", revision(one), moving=True)
+    (status,) = reconcile(view(pools=[one], instances=[here])).pools
+    assert condition(status.conditions, "Progressing").reason == "RunnersMoving"
+    assert condition(status.conditions, "Ready").holds
+    (status,) = reconcile(view(pools=[pool(replicas=0)], instances=[here])).pools
+    assert condition(status.conditions, "Progressing").reason == "ScalingDown"
+
+
 # ------------------------------------------------------------------------------------------------------- properties
 
 
@@ -238,6 +343,8 @@ accidents = st.one_of(
     st.tuples(st.just("ready"), st.integers(0, 9)),
     st.tuples(st.just("dies"), st.integers(0, 9)),
     st.tuples(st.just("drained"), st.integers(0, 9)),
+    st.tuples(st.just("cordon"), st.integers(0, 9)),
+    st.tuples(st.just("uncordon"), st.integers(0, 9)),
     st.tuples(st.just("time"), st.integers(1, 40)),
 )
 
@@ -258,7 +365,13 @@ def test_whatever_happens_it_serves_as_it_can_and_arrives(
             chosen = sorted(world.members)[value % len(world.members)]
         if chosen is not None:
             one = world.members[chosen]
-            change = {"ready": {"ready": True}, "dies": {"ready": False}, "drained": {"drained": True}}[what]
+            change = {
+                "ready": {"ready": True},
+                "dies": {"ready": False},
+                "drained": {"drained": True},
+                "cordon": {"moving": True},
+                "uncordon": {"moving": False},
+            }[what]
             if what != "drained" or one.draining_until is not None:
                 world.members[chosen] = replace(one, **change)
         one_round(world)
@@ -270,8 +383,10 @@ def one_round(world: World) -> None:
     wanted = world.pool.resource.spec.replicas
     strategy = world.pool.resource.spec.update_strategy
     could, existed = serving(world), len(world.members)
+    rolls_out = any(one.revision != revision(world.pool) for one in world.members.values())
+    missing = strategy.max_unavailable if rolls_out else 0
     world.carry_out(reconcile(world.view()))
-    assert serving(world) >= min(wanted - strategy.max_unavailable, could), "it drained one that was needed"
+    assert serving(world) >= min(wanted - missing, could), "it drained one that was needed"
     staying = sum(one.draining_until is None for one in world.members.values())
     if len(world.members) > existed:
         assert staying <= wanted + strategy.max_surge, "it added more beyond what is wanted than it may"
@@ -283,10 +398,13 @@ def arrives(world: World) -> None:
     for _ in range(30):
         world.settle()
         world.now += timedelta(seconds=1)
+        if world.pool.resource.spec.update_strategy.max_surge == 0:  # then it takes an eviction
+            world.members = {key: one for key, one in world.members.items() if not one.moving}
         changed = world.carry_out(reconcile(world.view()))
         if not changed and all(one.ready for one in world.members.values()):
             break
     assert {one.revision for one in world.members.values()} <= {revision(world.pool)}
+    assert not any(one.moving for one in world.members.values())
     assert len(world.members) == serving(world) == world.pool.resource.spec.replicas
 
 

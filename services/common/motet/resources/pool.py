@@ -199,13 +199,13 @@ class AdapterVolume(Shape):
 
 
 class UpdateStrategy(Shape):
-    """How runners of an old revision are replaced."""
+    """How runners of an old revision, and those on cordoned nodes, are replaced."""
 
     max_surge: Annotated[int, Field(ge=0, le=MAX_REPLICAS)] = 1
-    """Runners beyond the wanted number while old ones are replaced."""
+    """Runners beyond the wanted number while others are replaced."""
 
     max_unavailable: Annotated[int, Field(ge=0, le=MAX_REPLICAS)] = 0
-    """Runners that may be missing meanwhile."""
+    """Runners that may be missing meanwhile, and that the drain of a node may take at once."""
 
     rules: ClassVar = (
         Rule(

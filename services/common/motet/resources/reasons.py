@@ -107,6 +107,7 @@ POOL_REASONS: Mapping[str, Reasons] = {
     "Progressing": {
         "Complete": "Nothing is left to do.",
         "RollingOut": "Runners of a new revision take the place of old ones.",
+        "RunnersMoving": "Nodes with runners are cordoned. Each of these leaves once another serves elsewhere.",
         "ScalingDown": "Runners are leaving; they finish what they have first.",
         **_RUNNERS,
     },

@@ -1,0 +1,87 @@
+"""Deployments as the API server answers: with what it fills in, and at times without what was asked for."""
+
+import copy
+from typing import Any
+
+import pytest
+
+from motet_operator.cluster.cache import Cache
+from motet_operator.cluster.kinds import DEPLOYMENTS, Kind, Object
+from motet_operator.cluster.writes import DeploymentWrite
+from tests.operator.cluster.objects import deployment
+
+WANTED: Object = {
+    "apiVersion": "apps/v1",
+    "kind": "Deployment",
+    "metadata": {"name": "demo-1", "namespace": "pools", "labels": {"motet.dev/pool": "demo"}},
+    "spec": {"template": {"spec": {"containers": [{"name": "runner", "env": [{"name": "A", "value": ""}]}]}}},
+}
+
+
+class Server:
+    """Keeps one Deployment."""
+
+    def __init__(self, *, prunes: bool = False) -> None:
+        self.kept = copy.deepcopy(WANTED)
+        self.kept["metadata"] |= {"uid": "u", "resourceVersion": "1"}
+        self.kept["spec"] |= {"replicas": 1, "progressDeadlineSeconds": 600}
+        self._prunes = prunes
+        self.applied = 0
+
+    def change(self, **metadata: Any) -> Object:
+        newer = {"resourceVersion": str(int(self.kept["metadata"]["resourceVersion"]) + 1)}
+        self.kept = self.kept | {"metadata": self.kept["metadata"] | newer | metadata}
+        return self.kept
+
+    async def apply(self, kind: Kind, document: Object, *, manager: str) -> Object:
+        self.applied += 1
+        labels = {**self.kept["metadata"]["labels"], **document["metadata"]["labels"]}
+        if self._prunes:
+            (container,) = document["spec"]["template"]["spec"]["containers"]
+            pruned = {"template": {"spec": {"containers": [{"name": container["name"]}]}}}
+            self.kept = self.kept | {"spec": self.kept["spec"] | pruned}
+        return self.change(labels=labels)
+
+
+async def applied(server: Server, cache: Cache) -> bool:
+    """Whether a round finds something to write, and writes it."""
+    write = DeploymentWrite(WANTED, 1)
+    if needed := write.needed(cache):
+        await write.carry_out(server, cache)  # type: ignore[arg-type]
+    return needed
+
+
+async def test_what_the_server_fills_in_leaves_nothing_to_write_and_nothing_to_remember() -> None:
+    server, cache = Server(), Cache()
+    assert [await applied(server, cache) for _ in range(3)] == [True, False, False]
+    assert len(cache.settled) == 0
+
+
+async def test_what_the_server_prunes_is_not_fought_and_is_forgotten_with_the_deployment() -> None:
+    server, cache = Server(prunes=True), Cache()
+    assert [await applied(server, cache) for _ in range(3)] == [True, False, False]
+    assert len(cache.settled) == 1
+    cache.remove(DEPLOYMENTS, server.change())
+    assert len(cache.settled) == 0
+
+
+@pytest.mark.parametrize("prunes", [False, True])
+async def test_a_label_that_somebody_takes_is_put_back_once(prunes: bool) -> None:
+    server, cache = Server(prunes=prunes), Cache()
+    await applied(server, cache)
+    cache.put(DEPLOYMENTS, server.change(labels={"motet.dev/pool": "another"}))
+    assert [await applied(server, cache) for _ in range(3)] == [True, False, False]
+
+
+async def test_a_deployment_without_the_label_that_we_watch_by_gets_it_back_once() -> None:
+    server, cache = Server(), Cache()
+    await applied(server, cache)
+    cache.remove(DEPLOYMENTS, server.change(labels={}))  # to a watch with a selector it is deleted
+    assert [await applied(server, cache) for _ in range(3)] == [True, False, False]
+    assert cache.get(DEPLOYMENTS, ("pools", "demo-1")) is not None
+
+
+def test_one_that_is_on_its_way_out_is_left_alone() -> None:
+    cache = Cache()
+    cache.put(DEPLOYMENTS, deployment("1", 1) | {"metadata": WANTED["metadata"] | {"deletionTimestamp": "2026-01-01"}})
+    assert not DeploymentWrite(WANTED, 1).needed(cache)
