@@ -46,9 +46,6 @@ class ClusterSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="MOTET_CLUSTER_", frozen=True, extra="ignore")
 
-    namespace: str = "motet-system"
-    """Where this operator runs."""
-
     pool_namespaces: tuple[str, ...] = ("motet-pools",)
     """Where ServingPools may run, as a JSON list. Only there the operator looks at Deployments and Pods."""
 

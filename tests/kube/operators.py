@@ -179,7 +179,6 @@ class Operator:
             "MOTET_METRICS_ADDRESS": f"{CONTROL_PLANE}:{self.port}",
             "MOTET_SCHEDULER_ADDRESS": f"unix:{site.folder}/scheduler.sock",
             "MOTET_CLUSTER_KUBECONFIG": kubeconfig,
-            "MOTET_CLUSTER_NAMESPACE": site.home,
             "MOTET_CLUSTER_POOL_NAMESPACES": f'["{site.pools}"]',
             "MOTET_CLUSTER_RUNNER_TEMPLATE": str(site.template),
             "POD_NAME": self.name,
