@@ -198,22 +198,35 @@ def test_the_way_to_the_api_server_can_be_narrowed() -> None:
     assert not passes(objects, operator, HUB, 6443)
 
 
-def test_only_runners_fetch_and_not_from_private_addresses() -> None:
-    # The way to the API server is open to all addresses unless it is narrowed, as everybody should.
+def test_runners_fetch_and_not_from_private_addresses() -> None:
+    """By default, too, although the way to the API server is open to all addresses then."""
+    for narrowed in ({}, {"apiServer": {"to": [{"ipBlock": {"cidr": "172.20.0.1/32"}}]}}):
+        objects = render({"networkPolicy": narrowed})
+        runner = pods(objects)["runner"]
+        assert passes(objects, runner, HUB, 443)
+        for forbidden in (DATABASE, NODE_METADATA, STRANGER, API_SERVER):
+            assert not passes(objects, runner, forbidden, 443), forbidden.name
+        assert not passes(objects, runner, HUB, 80)
+
+
+def test_only_runners_fetch_once_the_way_to_the_api_server_is_narrow() -> None:
     objects = render({"networkPolicy": {"apiServer": {"to": [{"ipBlock": {"cidr": "172.20.0.1/32"}}]}}})
-    everybody = pods(objects)
-    assert {place.name for place in everybody.values() if passes(objects, place, HUB, 443)} == {"runner"}
-    for forbidden in (DATABASE, NODE_METADATA, STRANGER):
-        assert not passes(objects, everybody["runner"], forbidden, 443), forbidden.name
-    assert not passes(objects, everybody["runner"], HUB, 80)
+    assert {place.name for place in pods(objects).values() if passes(objects, place, HUB, 443)} == {"runner"}
 
 
-def test_without_sources_nothing_leaves() -> None:
-    closed = {"adapterSources": {"to": []}, "apiServer": {"to": [{"ipBlock": {"cidr": "172.20.0.1/32"}}]}}
-    objects = render({"networkPolicy": closed})
-    for place in pods(objects).values():
-        for port in (80, 443, 8443):
-            assert not passes(objects, place, HUB, port), place.name
+def test_runners_read_secrets_where_the_api_server_is_said_to_answer() -> None:
+    for ports in ([443, 6443], [443], []):
+        narrow = {"to": [{"ipBlock": {"cidr": "172.20.0.1/32"}}], "runnerPorts": ports}
+        objects = render({"networkPolicy": {"apiServer": narrow}})
+        runner = pods(objects)["runner"]
+        assert [port for port in (443, 6443) if passes(objects, runner, API_SERVER, port)] == ports
+        assert not passes(objects, runner, HUB, 6443)
+
+
+def test_without_sources_nothing_leaves_the_runners() -> None:
+    objects = render({"networkPolicy": {"adapterSources": {"to": []}}})
+    for port in (80, 443, 8443):
+        assert not passes(objects, pods(objects)["runner"], HUB, port)
 
 
 def test_only_those_who_keep_something_reach_the_database_if_there_is_one() -> None:

@@ -2,6 +2,8 @@
 
 import re
 
+import pytest
+
 from motet.resources import LoRAAdapter, ServingPool, read_text
 from tests.charts.helm import MOTET, NAMESPACE, RELEASE, helm, named, render
 
@@ -32,8 +34,32 @@ def test_their_gateway_is_the_one_that_was_installed() -> None:
     assert named(render(), "Service", service)["spec"]["ports"][0]["port"] == 8000
 
 
+CAREFUL = (
+    "--set=image.registry=registry.example",
+    "--set=networkPolicy.clients[0].namespaceSelector.matchLabels.proxy=yes",
+    "--set=networkPolicy.apiServer.to[0].ipBlock.cidr=172.20.0.1/32",
+    "--set=networkPolicy.metrics[0].namespaceSelector.matchLabels.team=prometheus",
+)
+"""What removes the warnings of the defaults, each its own."""
+OF_THE_DEFAULTS = (
+    "image.registry is empty",
+    "everybody in reach of the gateway",
+    "networkPolicy.apiServer.to names every address",
+    "networkPolicy.metrics lets every pod of the cluster",
+)
+
+
+@pytest.mark.parametrize(("option", "sentence"), [*zip(CAREFUL, OF_THE_DEFAULTS, strict=True)], ids=OF_THE_DEFAULTS)
+def test_they_warn_of_each_wide_default_until_it_is_set(option: str, sentence: str) -> None:
+    assert f"WARNING: {sentence}" in notes(*(one for one in CAREFUL if one != option))
+
+
+def test_they_have_nothing_to_warn_of_once_all_is_set() -> None:
+    assert "WARNING" not in notes(*CAREFUL)
+
+
 def test_they_warn_of_what_is_switched_off() -> None:
-    assert "WARNING" not in notes()
-    assert "WARNING: tls.enabled is false" in notes("--set=tls.enabled=false")
+    assert "WARNING: tls.enabled is false" in notes(*CAREFUL, "--set=tls.enabled=false")
+    assert "(networkPolicy.enabled is false)" in notes(*CAREFUL, "--set=networkPolicy.enabled=false")
     assert "There is no database" in notes()
     assert "There is no database" not in notes("--set=database.existingSecret.name=postgres")
