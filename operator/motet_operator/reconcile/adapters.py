@@ -4,6 +4,7 @@ Each step says why it is not there yet in a sentence for the adapter's owner, wh
 """
 
 import difflib
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -21,7 +22,7 @@ _FAILURE_REASONS = {
 _CERTIFYING = frozenset(("UnknownField", "UnmappedTensors", "ShapeMismatch", "NoEffect", "ReferenceMismatch"))
 """Failures of bytes that are all there and well formed: what they say does not fit the base model."""
 
-_ELSEWHERE = frozenset(("FetchFailed", "NoSpace", "RunnerUnavailable"))
+_ELSEWHERE = frozenset(("FetchFailed", "NoSpace"))
 """Failures that can be over without anybody touching the adapter, if they are tried again at all."""
 
 
@@ -32,8 +33,8 @@ class Surroundings:
     groups: Mapping[ObjectName, PoolObject]
     """The first accepted pool of each group."""
 
-    serving: frozenset[ObjectName]
-    """Groups with a ready runner."""
+    serving: Mapping[ObjectName, int]
+    """Ready runners by group, where there are any."""
 
     names: Mapping[tuple[str, ObjectName, str], ObjectName]
     """Which adapter has a model name of a tenant in a group."""
@@ -48,7 +49,7 @@ def look_around(view: View, refused: Collection[ObjectName]) -> Surroundings:
         if pool.resource.object_name not in refused:
             groups.setdefault(pool.resource.group, pool)
     group_of = {pool.resource.object_name: pool.resource.group for pool in view.pools}
-    serving = frozenset(
+    serving = Counter(
         group_of[instance.pool]
         for instance in view.instances
         if instance.ready and instance.draining_until is None and instance.pool in group_of
@@ -116,7 +117,8 @@ def _basis(view: View, adapter: AdapterObject, around: Surroundings) -> tuple[ob
         view.known.get(resource.object_name),
         # Without a pool the hint may name any other.
         around if pool is None else pool,
-        resource.group in around.serving,
+        # More of them than it asks for change nothing.
+        min(around.serving.get(resource.group, 0), max(1, resource.spec.placement.min_replicas)),
         around.names[resource.metadata.namespace, resource.group, resource.model_name],
         resource.object_name in around.over,
         view.namespaces.get(resource.metadata.namespace),
@@ -127,7 +129,7 @@ def _basis(view: View, adapter: AdapterObject, around: Surroundings) -> tuple[ob
 def _same(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
     # Views are built from parts that stay the same objects until they change; comparing values would cost more than
     # judging again.
-    return all(a is b or (isinstance(a, bool | ObjectName) and a == b) for a, b in zip(one, other, strict=True))
+    return all(a is b or (isinstance(a, int | ObjectName) and a == b) for a, b in zip(one, other, strict=True))
 
 
 def judge(view: View, adapter: AdapterObject, around: Surroundings) -> Judgement:
@@ -140,12 +142,13 @@ def judge(view: View, adapter: AdapterObject, around: Surroundings) -> Judgement
 def adapter_status(view: View, adapter: AdapterObject, around: Surroundings) -> AdapterStatus:
     resource = adapter.resource
     known = view.known.get(resource.object_name, AdapterKnowledge())
-    has_runner = resource.group in around.serving
+    ready_runners = around.serving.get(resource.group, 0)
+    has_runner = ready_runners > 0
     pool = around.groups.get(resource.group)
     accepted = _accepted(view, adapter, around)
     artifact = _artifact(known, accepted=accepted, has_runner=has_runner)
     certified = _certified(known, artifact)
-    loaded = _loaded(adapter, known, accepted=accepted, has_runner=has_runner)
+    loaded = _loaded(adapter, known, accepted=accepted, ready_runners=ready_runners)
     ready = _ready(adapter, known, accepted, artifact, certified, has_runner=has_runner)
     holders = _holders(known)
     return AdapterStatus(
@@ -329,17 +332,25 @@ def _failure_message(known: AdapterKnowledge) -> str:
     return known.failure_message
 
 
-def _loaded(adapter: AdapterObject, known: AdapterKnowledge, *, accepted: Condition, has_runner: bool) -> Condition:
+def _loaded(adapter: AdapterObject, known: AdapterKnowledge, *, accepted: Condition, ready_runners: int) -> Condition:
     spec = adapter.resource.spec
     if spec.suspend:
         return no("Loaded", "Suspended", "spec.suspend is true")
     if not accepted.holds:
         return no("Loaded", accepted.reason, "not loaded, because the adapter is not accepted")
-    if not has_runner:
+    if not ready_runners:
         return unknown("Loaded", "WaitingForRunner", "no runner is ready")
-    on_device = _holders(known)
-    if on_device < spec.placement.min_replicas:
-        return no("Loaded", "Loading", f"{on_device} of {spec.placement.min_replicas} runners hold it")
+    on_device, wanted = _holders(known), spec.placement.min_replicas
+    if on_device < wanted and ready_runners < wanted:
+        return no(
+            "Loaded",
+            "NoCapacity",
+            f"{wanted} runners should hold it and {ready_runners} of pool {adapter.resource.group} "
+            f"{'is' if ready_runners == 1 else 'are'} ready; raise the pool's replicas, or lower "
+            "spec.placement.minReplicas",
+        )
+    if on_device < wanted:
+        return no("Loaded", "Loading", f"{on_device} of {wanted} runners hold it")
     if on_device:
         return yes("Loaded", "Resident", f"{on_device} runners hold it")
     return yes("Loaded", "OnDemand", "loads at its next request")

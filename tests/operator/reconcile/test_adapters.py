@@ -21,13 +21,13 @@ from motet_operator.reconcile.pools import revision_of, template_of
 from tests.operator.builders import DIGEST, NOW, adapter, condition, instance, later, name, pool, view
 
 
-def world(*adapters: AdapterObject, known: dict[str, AdapterKnowledge] | None = None, runner: bool = True) -> View:
+def world(*adapters: AdapterObject, known: dict[str, AdapterKnowledge] | None = None, runners: int = 1) -> View:
     one = pool("demo", model={"servedName": "base"}, allowedNamespaces={"from": "Same"})
-    runners = [instance("r", revision_of(one.resource.object_name, template_of(one)))] if runner else []
+    revision = revision_of(one.resource.object_name, template_of(one))
     return view(
         pools=[one],
         adapters=list(adapters),
-        instances=runners,
+        instances=[instance(letter, revision) for letter in "rst"[:runners]],
         known={name(key): value for key, value in (known or {}).items()},
     )
 
@@ -108,11 +108,11 @@ def test_two_tenants_may_use_one_name() -> None:
 
 
 def test_without_a_runner_nobody_knows() -> None:
-    status = only(reconcile(world(adapter(), runner=False)))
+    status = only(reconcile(world(adapter(), runners=0)))
     assert [says(status, each) for each in ("ArtifactReady", "Loaded", "Ready")] == [
         ("Unknown", "WaitingForRunner")
     ] * 3
-    status = only(reconcile(world(adapter(), known={"legal": SERVING}, runner=False)))
+    status = only(reconcile(world(adapter(), known={"legal": SERVING}, runners=0)))
     assert says(status, "ArtifactReady") == ("True", "Verified")
     assert says(status, "Ready") == ("Unknown", "WaitingForRunner")
 
@@ -151,8 +151,40 @@ def test_a_failed_new_revision_leaves_the_old_one_serving() -> None:
 def test_loaded_counts_the_runners_that_hold_it() -> None:
     wanted = adapter(placement={"minReplicas": 2})
     held = AdapterKnowledge(serving_digest=DIGEST, places=(Residence(runner="r", tier="device", digest=DIGEST),))
-    assert says(only(reconcile(world(wanted, known={"legal": held}))), "Loaded") == ("False", "Loading")
+    assert says(only(reconcile(world(wanted, known={"legal": held}, runners=2))), "Loaded") == ("False", "Loading")
     assert says(only(reconcile(world(adapter(), known={"legal": held}))), "Loaded") == ("True", "Resident")
+
+
+def test_more_runners_than_there_are_cannot_hold_it_and_a_request_is_served_all_the_same() -> None:
+    wanted = adapter(placement={"minReplicas": 3})
+    held = {"legal": AdapterKnowledge(serving_digest=DIGEST, places=(Residence(runner="r", tier="device"),))}
+    memory = Memory()
+    status = only(reconcile(world(wanted, known=held, runners=2), memory))
+    assert status.ready
+    found = condition(status.conditions, "Loaded")
+    assert (found.status, found.reason) == ("False", "NoCapacity")
+    assert found.message == (
+        "3 runners should hold it and 2 of pool default/demo are ready; raise the pool's replicas, or lower "
+        "spec.placement.minReplicas"
+    )
+    assert says(only(reconcile(world(wanted, known=held, runners=3), memory)), "Loaded") == ("False", "Loading")
+
+
+def test_one_that_is_held_by_enough_does_not_mind_who_is_ready() -> None:
+    wanted = adapter(placement={"minReplicas": 2})
+    places = tuple(Residence(runner=letter, tier="device") for letter in "rs")
+    known = {"legal": AdapterKnowledge(serving_digest=DIGEST, places=places)}
+    for ready in (2, 1):
+        assert says(only(reconcile(world(wanted, known=known, runners=ready))), "Loaded") == ("True", "Resident")
+
+
+def test_how_many_runners_there_are_matters_only_to_those_who_want_more() -> None:
+    memory, known = Memory(), {"a": SERVING, "b": SERVING}
+    place = world(adapter("a"), adapter("b", placement={"minReplicas": 3}), known=known)
+    first = reconcile(place, memory).adapters
+    more = reconcile(replace(place, instances=world(runners=2).instances), memory).adapters
+    assert more[0] is first[0]
+    assert more[1] != first[1]
 
 
 def test_a_suspended_one_is_unloaded_and_kept() -> None:
@@ -294,13 +326,13 @@ def test_the_load_is_dated_when_a_runner_holds_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "runner"),
-    [({"placement": {"minReplicas": 2}}, True), ({"suspend": True}, True), ({}, False)],
+    ("spec", "runners"),
+    [({"placement": {"minReplicas": 2}}, 1), ({"suspend": True}, 1), ({}, 0)],
     ids=["held by fewer than it should", "suspended", "no runner is ready"],
 )
-def test_the_load_is_dated_once_whatever_else_is_said(spec: dict[str, Any], runner: bool) -> None:
+def test_the_load_is_dated_once_whatever_else_is_said(spec: dict[str, Any], runners: int) -> None:
     held = AdapterKnowledge(serving_digest=DIGEST, places=(Residence(runner="r", tier="device", digest=DIGEST),))
-    place = world(adapter(**spec), known={"legal": held}, runner=runner)
+    place = world(adapter(**spec), known={"legal": held}, runners=runners)
     first = only(reconcile(place))
     assert first.last_load == NOW
     one = replace(place.adapters[0], conditions=first.conditions, last_load=first.last_load, loaded=first.loaded)

@@ -41,6 +41,8 @@ _REFUSED = {
 }
 _LOADING = {
     "Loading": "Fewer runners hold it than `spec.placement.minReplicas` asks for. More are loading it.",
+    "NoCapacity": "The pool has fewer ready runners than `spec.placement.minReplicas` asks for; those that there are "
+    "serve it. Raise the pool's replicas, or lower `spec.placement.minReplicas`.",
     "Suspended": "`spec.suspend` is true. Set it to false to serve.",
 }
 
