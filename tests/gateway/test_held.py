@@ -1,8 +1,10 @@
 """Requests for a model that has no runner: they wait, visibly, and the scheduler knows of them."""
 
 import asyncio
+import time
 
 from motet.api.v1 import scheduler_pb2
+from motet.clock import FakeClock
 from motet_gateway.held import Held
 from tests.gateway.conftest import eventually, serve
 from tests.gateway.test_streams import Read, long_request, read
@@ -90,6 +92,42 @@ def test_positions_count_within_a_group_and_move_up() -> None:
     assert held.position("c") == 1
     assert held.by_group() == {"x": 1, "y": 1}
     assert changes == [1, 2, 3, 2]
+    assert "c" in held
+    assert "a" not in held
+    held.enter("c", "y")
+    assert held.position("c") == 2
+    assert held.by_group() == {"y": 2}
+
+
+def test_positions_are_numbered_once_a_second_however_many_ask() -> None:
+    clock = FakeClock()
+    held = Held(lambda: None, clock)
+    for request in "abcd":
+        held.enter(request, "x")
+    held.leave("a")
+    assert held.position("d") == 3
+    held.leave("b")
+    assert held.position("d") == 3
+    clock.advance(1.0)
+    assert [held.position(one) for one in "cd"] == [1, 2]
+
+
+def test_ten_thousand_that_are_asked_about_and_go_cost_no_more_than_a_moment() -> None:
+    held = Held(lambda: None)
+    requests = [f"request {number}" for number in range(10_000)]
+    began = time.process_time()
+    for request in requests:
+        assert request not in held
+        held.enter(request, "x")
+        held.position(request)
+    for request in requests:
+        held.position(request)
+        held.by_group()
+    for request in requests:
+        held.leave(request)
+        held.position(requests[-1])
+    assert time.process_time() - began < 1.0
+    assert len(held) == 0
 
 
 async def test_a_request_whose_adapter_is_being_checked_keeps_its_pool_up() -> None:

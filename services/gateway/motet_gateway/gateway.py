@@ -115,7 +115,7 @@ class Gateway:
 
     def hold(self, request: str, group: str) -> None:
         """Let a request wait for what only a runner of its group can do. Raises Overloaded when too many wait."""
-        if not self.held.position(request):
+        if request not in self.held:
             self.dispatcher.check_room(1)
         self.held.enter(request, group)
 

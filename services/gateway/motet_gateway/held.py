@@ -4,27 +4,53 @@ adapter: they wait here, in order.
 The scheduler is told how many there are: that is what brings a pool back from zero, and keeps it up meanwhile.
 """
 
-from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from motet.clock import Clock, monotonic
+
+NUMBERED_SECONDS = 1.0
+"""Those who move up hear of it so much later at most. Thousands may wait, and each asks again and again."""
+
+
+@dataclass(slots=True)
+class _Line:
+    positions: dict[str, int] = field(default_factory=dict)
+    """By request, the oldest first, as last numbered."""
+
+    numbered_at: float | None = None
+    moved: bool = False
+    """Somebody has left since."""
 
 
 class Held:
-    def __init__(self, changed: Callable[[], None]) -> None:
+    def __init__(self, changed: Callable[[], None], clock: Clock = monotonic) -> None:
         self._changed = changed
+        self._clock = clock
         self._groups: dict[str, str] = {}
-        """By request, the oldest first."""
+        """By request."""
+
+        self._lines: dict[str, _Line] = {}
+        """By group; none is empty."""
 
     def __len__(self) -> int:
         return len(self._groups)
 
+    def __contains__(self, request: str) -> bool:
+        return request in self._groups
+
     def enter(self, request: str, group: str) -> None:
         """Wait for a runner of this group. Says nothing when it does already."""
-        if self._groups.get(request) != group:
-            self._groups[request] = group
-            self._changed()
+        if self._groups.get(request) == group:
+            return
+        self._take_out(request)
+        self._groups[request] = group
+        positions = self._lines.setdefault(group, _Line()).positions
+        positions[request] = len(positions) + 1
+        self._changed()
 
     def leave(self, request: str) -> None:
-        if self._groups.pop(request, None) is not None:
+        if self._take_out(request):
             self._changed()
 
     def position(self, request: str) -> int:
@@ -32,7 +58,22 @@ class Held:
         group = self._groups.get(request)
         if group is None:
             return 0
-        return 1 + [one for one, its in self._groups.items() if its == group].index(request)
+        line, now = self._lines[group], self._clock()
+        if line.moved and (line.numbered_at is None or now - line.numbered_at >= NUMBERED_SECONDS):
+            line.positions = {one: number for number, one in enumerate(line.positions, 1)}
+            line.numbered_at, line.moved = now, False
+        return line.positions[request]
 
     def by_group(self) -> Mapping[str, int]:
-        return Counter(self._groups.values())
+        return {group: len(line.positions) for group, line in self._lines.items()}
+
+    def _take_out(self, request: str) -> bool:
+        group = self._groups.pop(request, None)
+        if group is None:
+            return False
+        line = self._lines[group]
+        del line.positions[request]
+        line.moved = True
+        if not line.positions:
+            del self._lines[group]
+        return True
