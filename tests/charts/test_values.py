@@ -81,6 +81,10 @@ def test_every_value_has_a_line_in_the_readme() -> None:
         ("runner.image.tagg=1", "at '/runner/image': additional properties 'tagg' not allowed"),
         ("networkPolicy.dns.port=53", "at '/networkPolicy/dns': additional properties 'port' not allowed"),
         ("gateway.replicas=many", "at '/gateway/replicas': got string, want null or integer"),
+        (
+            "gateway.podDisruptionBudget.maxUnavailable=0",
+            "at '/gateway/podDisruptionBudget/maxUnavailable': minimum: got 0, want 1",
+        ),
         ("predictor.replicas=2", "at '/predictor/replicas': maximum: got 2, want 1"),
         ("env.MOTET_TIME_SCALE=1", "at '/env/MOTET_TIME_SCALE': got number, want string"),
         ("tls.source=Vault", "at '/tls/source': value must be one of 'Chart', 'CertManager', 'Existing'"),
