@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from motet.api.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
+from motet.leadership import Leadership
 from motet.model import ObjectName
 from motet.rpc import Link
 from motet_operator.reconcile import AdapterKnowledge, Advice, Catalog, Certificate, Drain, Residence
@@ -38,7 +39,10 @@ class Condemned:
 class SchedulerSync:
     """Keeps the scheduler told, and remembers what it last said. Snapshots only: they are small and cannot drift."""
 
-    def __init__(self, address: str, changed: Callable[[], None]) -> None:
+    def __init__(
+        self, address: str, changed: Callable[[], None], *, office: Callable[[], Leadership | None] = lambda: None
+    ) -> None:
+        """`office`: by which we lead, where operators elect a leader."""
         self.known: dict[ObjectName, AdapterKnowledge] = {}
         self.advice: dict[ObjectName, Advice] = {}
         self.drained: set[str] = set()
@@ -51,6 +55,7 @@ class SchedulerSync:
         self._catalog: Catalog | None = None
         self._revision = 0
         self._changed = changed
+        self._office = office
         self._link: Link[scheduler_pb2.SyncUp, scheduler_pb2.SyncDown] = Link(
             "scheduler",
             address,
@@ -95,6 +100,7 @@ class SchedulerSync:
     def _snapshot(self) -> scheduler_pb2.SyncUp:
         assert self._catalog is not None
         return scheduler_pb2.SyncUp(
+            term=self._term,
             snapshot=scheduler_pb2.CatalogSnapshot(
                 revision=self._revision,
                 pools=[
@@ -131,7 +137,7 @@ class SchedulerSync:
                     )
                     for adapter in self._catalog.adapters
                 ],
-            )
+            ),
         )
 
     def _drain(self, drain: Drain) -> scheduler_pb2.SyncUp:
@@ -139,7 +145,8 @@ class SchedulerSync:
             pool=str(drain.pool), revision=drain.revision, instance=drain.instance
         )
         left = (drain.deadline - datetime.now(UTC)).total_seconds()
-        return scheduler_pb2.SyncUp(drain=scheduler_pb2.DrainRunner(runner=identity, deadline_seconds=max(0.0, left)))
+        order = scheduler_pb2.DrainRunner(runner=identity, deadline_seconds=max(0.0, left))
+        return scheduler_pb2.SyncUp(term=self._term, drain=order)
 
     def _receive(self, message: scheduler_pb2.SyncDown) -> None:
         match message.WhichOneof("message"):
@@ -151,6 +158,9 @@ class SchedulerSync:
                 self.advice[ObjectName.parse(it.pool)] = Advice(
                     replicas=it.replicas, code=it.reason_code, reason=it.reason, stale=it.stale
                 )
+            case "outranked":
+                self._assert(message.outranked.term)
+                return
             case "drained":
                 self.drained.add(message.drained.runner.instance)
             case "runner":
@@ -159,6 +169,19 @@ class SchedulerSync:
             case _:
                 return
         self._changed()
+
+    @property
+    def _term(self) -> int:
+        office = self._office()
+        return office.term if office is not None else 0
+
+    def _assert(self, term: int) -> None:
+        """Somebody has led in a later term: a successor of ours, or somebody of an earlier Lease that is gone."""
+        office = self._office()
+        if office is not None and term >= office.term:
+            office.exceed(term)
+            for message in self._greet():
+                self._link.send(message)
 
     def _lost(self) -> None:
         """Nobody knows any more what is asked for: what was advised holds what there is, and takes nothing away."""

@@ -1,4 +1,4 @@
-"""One Lease as the API server keeps it, in memory, which can be told to fail."""
+"""One Lease as the API server keeps it, in memory, which can be told to fail; and one candidate's way to it."""
 
 import asyncio
 import copy
@@ -66,3 +66,27 @@ class Leases:
         if self.deaf:
             raise Unreachable("no answer")
         return copy.deepcopy(body) | {"metadata": {**body["metadata"], "resourceVersion": str(self.version)}}
+
+
+class Line:
+    """One candidate's own way to the Lease, which can be cut."""
+
+    def __init__(self, leases: Leases) -> None:
+        self._leases = leases
+        self.cut = False
+
+    async def get(self, path: str, *, seconds: float) -> Object:
+        self._must_be_whole()
+        return await self._leases.get(path, seconds=seconds)
+
+    async def post(self, path: str, body: Object, *, seconds: float) -> Object:
+        self._must_be_whole()
+        return await self._leases.post(path, body, seconds=seconds)
+
+    async def put(self, path: str, body: Object, *, seconds: float) -> Object:
+        self._must_be_whole()
+        return await self._leases.put(path, body, seconds=seconds)
+
+    def _must_be_whole(self) -> None:
+        if self.cut:
+            raise Unreachable("cut")

@@ -15,7 +15,7 @@ from motet.errors import SetupError
 from motet.kube import FORBIDDEN, Refused
 from motet.lease import Election, Record
 from motet.settings import LeaseSettings
-from tests.common.leases import Leases
+from tests.common.leases import Leases, Line
 from tests.common.waiting import until
 
 LEASE, RENEW, RETRY = 1.0, 0.6, 0.1
@@ -32,7 +32,8 @@ def leases() -> Leases:
 class Candidate(Election):
     def __init__(self, leases: Leases, address: str = "") -> None:
         self.losses: list[str] = []
-        super().__init__(leases, SETTINGS, address=address, lost=self.losses.append)
+        self.line = Line(leases)
+        super().__init__(self.line, SETTINGS, address=address, lost=self.losses.append)
 
 
 @asynccontextmanager
@@ -89,13 +90,51 @@ async def test_a_leader_that_vanishes_is_followed_when_its_lease_ends_and_not_be
             assert second.term == first.term + 1
 
 
-async def test_who_cannot_renew_gives_up_before_another_may_begin(leases: Leases) -> None:
-    async with Candidate(leases) as leader:
-        renewed = time.monotonic()
+async def test_while_the_api_server_is_away_the_leader_leads_on_and_is_not_sure(leases: Leases) -> None:
+    async with candidates(leases, 3) as (leader, *others):
+        term = leader.term
         leases.away = True
-        await until(lambda: leader.losses)
-        assert RENEW - RETRY - 0.05 < time.monotonic() - renewed < LEASE
-        assert "could not be renewed in time" in leader.losses[0]
+        await until(lambda: not leader.in_time, RENEW + SLACK)
+        await asyncio.sleep(3 * LEASE)
+        assert (leader.leads, leader.term, leader.losses) == (True, term, [])
+        leases.away = False
+        await until(lambda: leader.in_time)
+        await asyncio.sleep(LEASE)
+        assert not any(one.leads for one in others), "whoever led before the outage comes first"
+        assert (leader.leads, leader.term, leader.losses) == (True, term, [])
+
+
+async def test_who_alone_is_cut_off_is_not_sure_before_another_may_win_and_ends_when_it_hears(leases: Leases) -> None:
+    async with candidates(leases, 2) as (leader, other):
+        cut = time.monotonic()
+        leader.line.cut = True
+        await until(lambda: not leader.in_time)
+        assert RENEW - RETRY - 0.05 < time.monotonic() - cut < LEASE
+        assert not other.leads
+        await asyncio.wait_for(other.won(), LEASE + SLACK)
+        assert other.predecessor == "10.0.0.0:1"
+        assert leader.losses == [], "its streams go on; what it orders has a lower term"
+        leader.yield_to(other.term)
+        assert f"another leads in term {other.term}" in leader.losses[0]
+        leader.line.cut = False
+        await until(lambda: len(leader.losses) > 1)
+        assert leader.losses[-1] == f"{other.identity} holds the Lease here/it"
+
+
+async def test_who_is_sure_does_not_yield_to_hearsay(leases: Leases) -> None:
+    async with Candidate(leases) as leader:
+        leader.yield_to(leader.term + 7)
+        assert (leader.leads, leader.losses) == (True, [])
+
+
+async def test_a_right_that_is_taken_away_for_a_while_costs_a_leader_nothing(leases: Leases) -> None:
+    async with candidates(leases, 2) as (leader, other):
+        leases.refusing = Refused(FORBIDDEN, "forbidden")
+        await asyncio.sleep(2 * LEASE)
+        leases.refusing = None
+        await until(lambda: leader.in_time)
+        await asyncio.sleep(2 * RETRY)
+        assert (leader.leads, other.leads, leader.losses) == (True, False, [])
 
 
 async def test_a_loop_that_hangs_is_given_up_all_the_same(leases: Leases) -> None:
@@ -213,7 +252,7 @@ def test_settings_that_cannot_work_are_refused(fields: dict[str, object], said: 
 
 
 LEAD = """
-import asyncio
+import asyncio, sys, time
 from motet.lease import Election
 from tests.common.leases import Leases
 from tests.common.test_lease import SETTINGS
@@ -223,20 +262,22 @@ async def lead():
     async with Election(leases, SETTINGS):
         print("leads", flush=True)
         leases.away = True
+        if sys.argv[1] == "hangs":
+            time.sleep(60)
         await asyncio.Event().wait()
 
 asyncio.run(lead())
 """
 
 
-@pytest.mark.parametrize("stopped", [False, True])
-def test_who_may_lead_no_longer_ends_hard(stopped: bool) -> None:
-    with subprocess.Popen([sys.executable, "-c", LEAD], stdout=subprocess.PIPE, text=True) as process:
+@pytest.mark.parametrize("how", ["hangs", "is stopped"])
+def test_who_was_not_there_to_hear_of_another_leader_ends_hard(how: str) -> None:
+    with subprocess.Popen([sys.executable, "-c", LEAD, how], stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             assert "leads\n" in iter(process.stdout.readline, "")
             process.stdout.close()  # so that even its last word cannot be said
-            if stopped:  # and goes on when its time is over
+            if how == "is stopped":  # and goes on when its time is over
                 process.send_signal(signal.SIGSTOP)
                 time.sleep(LEASE)
                 process.send_signal(signal.SIGCONT)

@@ -9,7 +9,9 @@ import pytest
 import yaml
 
 from benchmarks.operator import REAL_TIME, door, last_status, load_of, peak_mib, populate, told
+from motet_operator.cluster.events import MOST_WAITING
 from motet_operator.cluster.kinds import POOLS
+from motet_operator.settings import ClusterSettings
 from tests.kube.cluster import Cluster
 from tests.kube.control_plane import NEEDED, control_plane
 from tests.kube.network import network
@@ -21,6 +23,7 @@ pytestmark = [pytest.mark.kube, pytest.mark.soak, pytest.mark.timeout(1200)]
 
 ADAPTERS, TENANTS, POOL_COUNT, RUNNERS = 10_000, 200, 20, 5
 WITHIN_S = 90.0
+EVENTS_PER_SECOND = ClusterSettings().events_per_second
 IDLE_S = 30.0
 NODE = "pretender-0"
 
@@ -116,7 +119,7 @@ async def test_ten_thousand_adapters_have_their_status_in_time(
                     f"all runners of {name}",
                     within_s=120,
                 )
-            await asyncio.sleep(10)
+            await asyncio.sleep(MOST_WAITING / EVENTS_PER_SECOND + 5)  # Events are rationed, and the last come late
             before = len(cluster.audit(home.user))
             await asyncio.sleep(IDLE_S)
             idle, peak = load_of(home, since=before), peak_mib(operator.program.pid)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +39,20 @@ async def small_scheduler(address: str) -> AsyncIterator[SmallScheduler]:
         yield scheduler
 
 
+@dataclass
+class Office:
+    term: int
+
+    def exceed(self, term: int) -> int:
+        self.term = term + 1
+        return self.term
+
+    def yield_to(self, term: int) -> None: ...
+
+
 @asynccontextmanager
-async def syncing(address: str) -> AsyncIterator[SchedulerSync]:
-    sync = SchedulerSync(address, lambda: None)
+async def syncing(address: str, office: Office | None = None) -> AsyncIterator[SchedulerSync]:
+    sync = SchedulerSync(address, lambda: None, office=lambda: office)
     task = asyncio.create_task(sync.run())
     try:
         yield sync
@@ -187,3 +199,19 @@ async def test_advice_is_remembered_with_its_reason_and_goes_stale_with_the_stre
         assert sync.advice[demo] == Advice(replicas=2, code="Much", reason="the scheduler is away", stale=True)
     sync.tell(Catalog(), [])
     assert not sync.advice
+
+
+async def test_what_is_not_heard_for_its_term_is_said_again_in_a_later_one(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/s.sock"
+    drain = Drain(instance="r0", pool=name("demo"), revision="abc", deadline=later(10**9))
+    async with small_scheduler(address) as scheduler, syncing(address, Office(3)) as sync:
+        await until(lambda: sync.connected)
+        sync.tell(catalog("a"), [drain])
+        await until(lambda: len(scheduler.heard) == 2)
+        assert {message.term for message in scheduler.heard} == {3}
+        scheduler.outbox.put(scheduler_pb2.SyncDown(outranked=scheduler_pb2.Outranked(term=41)))
+        scheduler.outbox.put(scheduler_pb2.SyncDown(outranked=scheduler_pb2.Outranked(term=41)))
+        await until(lambda: len(scheduler.heard) == 4)
+        await asyncio.sleep(0.05)
+        assert [message.term for message in scheduler.heard[2:]] == [42, 42]
+        assert scheduler.snapshots() == [["a"], ["a"]]

@@ -7,7 +7,7 @@ import pytest
 from motet.api.v1 import scheduler_pb2, scheduler_pb2_grpc
 from motet.errors import ContextLengthExceeded, NoRunner
 from motet.rpc import open_channel
-from tests.support.control_plane import adapter_entry, until
+from tests.support.control_plane import adapter_entry, small_operator, until
 from tests.support.fake_engine import FakeEngine, tokens_of
 from tests.support.house import open_house
 from tests.support.runners import write_adapter
@@ -124,6 +124,21 @@ async def test_a_drain_that_takes_too_long_moves_what_is_left(house):
     house.operator.drain(runner.service.identity, seconds=0.1)
     assert await answer == tokens_of(PROMPT, 7, 150)
     assert house.gateway.asked["a"].moves == 1
+
+
+async def test_an_operator_of_a_past_term_is_told_so_and_not_heard(house):
+    known = lambda: {str(name) for name in house.control.scheduler.adapters.by_name}  # noqa: E731
+    async with small_operator(house.control.scheduler_address) as successor:
+        successor.term = 7
+        successor.state(adapter_entry("new", write_adapter(house.folder / "new")))
+        await until(lambda: known() == {"default/new"})
+        house.operator.state(adapter_entry("old", write_adapter(house.folder / "old")))
+        await until(lambda: house.operator.of("outranked"))
+        assert house.operator.of("outranked")[0].term == 7
+        assert known() == {"default/new"}
+        house.operator.term = 8  # won again
+        house.operator.state(adapter_entry("old", house.folder / "old"))
+        await until(lambda: known() == {"default/old"})
 
 
 async def test_explain_tells_the_whole_story(house):

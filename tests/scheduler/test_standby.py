@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from motet.api.v1 import scheduler_pb2, scheduler_pb2_grpc
 from motet.rpc import Link, is_healthy, open_channel, serving
+from motet_scheduler import succession
 from motet_scheduler.catalog_file import CatalogFile
 from motet_scheduler.front import Front
 from motet_scheduler.metrics import Metrics
@@ -43,7 +44,8 @@ class Replica:
         self._folder = folder / name
 
     def lead(self, term):
-        leadership = SimpleNamespace(term=term, exceed=lambda seen: max(term, seen + 1))
+        self.yielded = []
+        leadership = SimpleNamespace(term=term, exceed=lambda seen: max(term, seen + 1), yield_to=self.yielded.append)
         service = SchedulerService(
             Settings().policy(0.05),
             leadership=leadership,
@@ -136,3 +138,18 @@ async def test_a_standby_explains_nothing(folder):
     async with alone.up(), open_channel(alone.address) as channel:
         with pytest.raises(grpc.aio.AioRpcError, match=r"stands by; 10\.0\.0\.7:7101 leads"):
             await scheduler_pb2_grpc.SchedulerStub(channel).Explain(scheduler_pb2.ExplainRequest(request="a"))
+
+
+async def test_who_has_won_tells_the_one_before_it_until_it_has_heard(folder):
+    before = Replica(folder, "a")
+    before.lead(1)
+    telling = asyncio.create_task(succession.tell(before.address, 2, time_scale=0.05))
+    await asyncio.sleep(0.2)  # cut off at first
+    async with before.up():
+        await asyncio.wait_for(telling, 5)
+        assert before.yielded == [2]
+
+
+async def test_who_is_dead_need_not_be_told(folder):
+    await asyncio.wait_for(succession.tell(f"unix:{folder}/nobody.sock", 2, time_scale=0.01), 5)
+    await asyncio.wait_for(succession.tell("", 2), 1)

@@ -127,13 +127,14 @@ class SmallOperator:
     """States a catalog and collects what comes down."""
 
     def __init__(self, scheduler: str) -> None:
+        self.term = 0
         self.received: list[scheduler_pb2.SyncDown] = []
         self._snapshot = scheduler_pb2.CatalogSnapshot()
         self.link: Link[scheduler_pb2.SyncUp, scheduler_pb2.SyncDown] = Link(
             "operator: scheduler",
             scheduler,
             lambda channel: scheduler_pb2_grpc.SchedulerStub(channel).Sync(),
-            greet=lambda: [scheduler_pb2.SyncUp(snapshot=self._snapshot)],
+            greet=lambda: [scheduler_pb2.SyncUp(term=self.term, snapshot=self._snapshot)],
             receive=self.received.append,
         )
 
@@ -147,10 +148,11 @@ class SmallOperator:
             **of_the_pool,
         )
         self._snapshot = scheduler_pb2.CatalogSnapshot(revision=1, pools=[pool], adapters=adapters)
-        self.link.send(scheduler_pb2.SyncUp(snapshot=self._snapshot))
+        self.link.send(scheduler_pb2.SyncUp(term=self.term, snapshot=self._snapshot))
 
     def drain(self, runner: common_pb2.RunnerIdentity, seconds: float = 5.0) -> None:
-        self.link.send(scheduler_pb2.SyncUp(drain=scheduler_pb2.DrainRunner(runner=runner, deadline_seconds=seconds)))
+        order = scheduler_pb2.DrainRunner(runner=runner, deadline_seconds=seconds)
+        self.link.send(scheduler_pb2.SyncUp(term=self.term, drain=order))
 
     def of(self, kind: str) -> list[Any]:
         return [getattr(down, kind) for down in self.received if down.WhichOneof("message") == kind]

@@ -20,11 +20,12 @@ from motet.tasks import together
 from motet_operator.cluster.api import Api, Refused
 from motet_operator.cluster.cache import Cache
 from motet_operator.cluster.catalog import Continuity
+from motet_operator.cluster.cordons import Cordons
 from motet_operator.cluster.decide import Decider, Decision, SchedulersWord
 from motet_operator.cluster.denials import Denials
 from motet_operator.cluster.deployments import PlatformTemplate, read_template
 from motet_operator.cluster.events import EventWriter
-from motet_operator.cluster.kinds import CHILDREN, OURS, Kind, Object
+from motet_operator.cluster.kinds import CHILDREN, OURS, PODS, Kind, Object
 from motet_operator.cluster.limiter import Limiter
 from motet_operator.cluster.resync import Resync
 from motet_operator.cluster.watch import Engine, Heard, What
@@ -91,6 +92,13 @@ class ClusterOperator:
             returned=self._kind_returned,
             time_scale=self._scale,
         )
+        self._cordons = Cordons(
+            self._api,
+            self._denials,
+            seconds=settings.cordon_seconds * self._scale,
+            needed=lambda: self._cache.count(PODS) > 0,
+            changed=self._wake.set,
+        )
         self._events = EventWriter(
             self._api,
             metrics,
@@ -108,7 +116,7 @@ class ClusterOperator:
             denied=self._denied,
             time_scale=self._scale,
         )
-        self._sync = SchedulerSync(Addresses().scheduler_address, self._wake.set)
+        self._sync = SchedulerSync(Addresses().scheduler_address, self._wake.set, office=lambda: self._election)
         self._continuity = Continuity(self._api, settings.vanished_seconds * self._scale)
         self._engines = [
             Engine(
@@ -169,6 +177,7 @@ class ClusterOperator:
             self._metrics.leader.set(1)
             await self._resync.listed.wait()
             await self._resync.once()  # a standby's watch may have been behind
+            await self._cordons.look()  # else the first round would take a runner that moves for one that stays
             self._silent_until = monotonic() + self._settings.takeover_seconds * self._scale
             log.info("leads; everything is listed")
             await together(
@@ -176,6 +185,7 @@ class ClusterOperator:
                 self._writer.run(self._settings.writers),
                 self._events.run(),
                 self._sync.run(),
+                self._cordons.run(),
             )
 
     def _holds(self) -> bool:
@@ -208,9 +218,12 @@ class ClusterOperator:
         now = datetime.now(UTC).replace(microsecond=0)
         word = self._scheduler_said()
         # In a thread: with ten thousand adapters a round takes a while, and watches and the Lease must not wait.
-        decision = await asyncio.to_thread(self._decider.decide, snapshot, word, self._platform, now)
+        decision = await asyncio.to_thread(
+            self._decider.decide, snapshot, word, self._platform, now, self._cordons.nodes
+        )
         self._count(decision)
-        self._sync.tell(decision.plan.catalog, decision.plan.drains)
+        if self._holds():
+            self._sync.tell(decision.plan.catalog, decision.plan.drains)
         self._writer.want(decision.writes)
         silence = self._silent_until - monotonic() if word.awaited else None
         due = [each for each in (decision.due, silence, self._continuity.due()) if each]

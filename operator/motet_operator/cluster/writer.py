@@ -17,10 +17,6 @@ from motet_operator.metrics import ClusterMetrics
 log = structlog.get_logger(__name__)
 
 
-class NotLeading(Exception):
-    """Somebody else may be writing by now."""
-
-
 class Writer:
     def __init__(
         self,
@@ -59,7 +55,7 @@ class Writer:
         self._metrics.queue_depth.set(self.depth)
 
     async def run(self, workers: int) -> None:
-        """Until cancelled, or until NotLeading."""
+        """Until cancelled."""
         async with asyncio.TaskGroup() as group:
             for number in range(workers):
                 group.create_task(self._work(), name=f"writer {number}")
@@ -71,9 +67,10 @@ class Writer:
             if write is None or not write.needed(self._cache):
                 self._finish(key, write)
                 continue
-            if not self._leading():
-                raise NotLeading
-            await self._carry_out(key, write)
+            if self._leading():
+                await self._carry_out(key, write)
+            else:  # somebody else may be writing by now
+                self._queue.failed(key, monotonic())
 
     async def _next(self) -> WriteKey:
         while True:

@@ -21,6 +21,9 @@ class Leadership(Protocol):
     def exceed(self, term: int) -> int:
         """Make the term higher than one that somebody reports to have seen; gives the term from now on."""
 
+    def yield_to(self, term: int) -> None:
+        """Somebody says that another leads in this term."""
+
 
 class Candidacy(Leadership, Protocol):
     """Somebody who leads, or may one day."""
@@ -28,6 +31,10 @@ class Candidacy(Leadership, Protocol):
     @property
     def leader_address(self) -> str:
         """Where the leader is reached, as last heard; empty: nobody leads, or nobody knows."""
+
+    @property
+    def predecessor(self) -> str:
+        """Where somebody may still lead, who has not heard; empty: nobody does."""
 
     async def won(self) -> None:
         """Wait until this candidate leads."""
@@ -66,10 +73,13 @@ class LocalLeadership:
             os.close(self._file)
             self._file = None
 
-    leader_address = ""
+    leader_address = predecessor = ""
 
     async def won(self) -> None:
         """Whoever has entered it leads."""
+
+    def yield_to(self, term: int) -> None:
+        """Nobody else can lead while this one holds the lock."""
 
     def exceed(self, term: int) -> int:
         """Make the term higher than one that somebody reports to have seen (a state directory may have been lost)."""

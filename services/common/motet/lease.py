@@ -1,9 +1,13 @@
 """Who leads, in a cluster: one candidate of several holds a Lease. The other half is `leadership`, for one machine.
 
 Time is measured, never compared: a holder counts from when it asked for its last renewal, the others from when they
-last saw the Lease change, each on its own monotonic clock. A holder gives up `renew` seconds after the last renewal
-that came through, before anybody may take the Lease after `lease` seconds. Even so two may act for a moment, as
-when a process was stopped and goes on: so everything that acts carries the term, which grows with each holder.
+last saw the Lease change, each on its own monotonic clock. A holder is sure of itself (`in_time`) for `renew` seconds
+after the last renewal that came through, and others wait `lease` seconds.
+
+While the API server is away nobody can win, and serving must go on: a holder that hears nothing goes on leading,
+though no longer sure. It ends when it hears of another holder, or finds that it was stopped for so long. Two may lead
+for a while, then: one that the API server hears, and one that it does not. So everything that acts carries the term,
+which grows with each holder, and who wins tells its predecessor where that can be reached.
 """
 
 import asyncio
@@ -83,7 +87,7 @@ def end_process(why: str) -> None:
 
 
 class Election:
-    """A candidate while it is entered: stands by, may win, and then leads until it is left or the process ends.
+    """A candidate while it is entered: stands by, may win, and then leads until it is left or another does.
 
     Entering raises SetupError when the API server forbids what an election needs. Leaving hands the Lease back, so that
     the next leader need not wait. `term` and `exceed` count from the moment it was won.
@@ -110,9 +114,13 @@ class Election:
         self._retry_seconds = settings.retry_seconds * time_scale
         self._clock = clock
         self._lost = lost
+        self.predecessor = ""
+        """Where the last holder was reached, if it did not hand the Lease back."""
         self._seen: Record | None = None
         self._seen_at = 0.0
+        self._blind = False
         self._lease: Object | None = None
+        self._sure_until = 0.0
         self._leads = asyncio.Event()
         self._hurry = asyncio.Event()
         self._campaign: asyncio.Task[None] | None = None
@@ -149,8 +157,8 @@ class Election:
 
     @property
     def in_time(self) -> bool:
-        """Whether it leads by its own clock as well. Asked before each act: after a freeze the watchdog may be late."""
-        return self._leads.is_set() and self._watchdog is not None and self._watchdog.in_time
+        """Whether it leads for sure: nobody else can have won yet. Asked before each act that carries no term."""
+        return self._leads.is_set() and self._clock() < self._sure_until
 
     @property
     def leader_address(self) -> str:
@@ -163,10 +171,16 @@ class Election:
 
     def exceed(self, term: int) -> int:
         """Make the term higher than one that somebody reports to have seen. It is written to the Lease at once."""
+        self.yield_to(term)
         if term >= self.term:
             self.term = term + 1
             self._hurry.set()
         return self.term
+
+    def yield_to(self, term: int) -> None:
+        """Somebody says that another leads in this term. Who is sure of itself knows better."""
+        if self._leads.is_set() and not self.in_time and term > self.term:
+            self._lost(f"another leads in term {term}; ours was {self.term}")
 
     # ---------------------------------------------------------------------------------------------------------- course
 
@@ -176,6 +190,7 @@ class Election:
                 wait = await self._turn()
             except Refused as error:
                 log.warning("the API server refuses", lease=self._name, reason=str(error))
+                self._go_on()
                 wait = self._retry_seconds
             try:
                 async with asyncio.timeout(wait):
@@ -193,20 +208,33 @@ class Election:
                 return max(0.0, asked + self._retry_seconds - self._clock())
             return await self._look(asked)
         except Unreachable as error:
-            log.warning("the API server is away", lease=self._name, leads=self._leads.is_set(), reason=str(error))
+            if not self._blind:
+                log.warning("the API server is away", lease=self._name, leads=self._leads.is_set(), reason=str(error))
+            self._blind = True
+            self._go_on()
             # A request that timed out has taken its time already.
             return max(self._retry_seconds / 4, asked + self._retry_seconds - self._clock())
+
+    def _go_on(self) -> None:
+        """Nobody has said that another leads. One whose time passed while it was stopped does not come back to this."""
+        if self._watchdog is not None and self._watchdog.in_time:
+            self._watchdog.until(self._clock() + self._renew_seconds)
 
     async def _look(self, asked: float) -> float:
         """Take the Lease when it is free."""
         lease = await self._get()
         record = Record.of(lease) if lease is not None else Record("", 0, "", 0, 0, "")
+        lasts = record.seconds or self._lease_seconds
         if record != self._seen:
             # It may have changed just after the last look. Settings leave the holder more room than that.
             self._seen, self._seen_at = record, self._clock() - self._retry_seconds / 2
+        if self._blind:
+            # Its holder could not renew either, and tries as often as we do: it comes first.
+            self._seen_at = max(self._seen_at, self._clock() + 2 * self._retry_seconds - lasts)
+            self._blind = False
         # Our own name in it: an earlier attempt of ours came through, and its answer did not.
         taken = record.holder not in ("", self.identity)
-        free_in = self._seen_at + (record.seconds or self._lease_seconds) - self._clock()
+        free_in = self._seen_at + lasts - self._clock()
         if taken and free_in > 0:
             pause = random.uniform(0.3, 0.5) * self._retry_seconds  # noqa: S311 - spreads load, guards nothing
             return min(pause, free_in)
@@ -219,8 +247,10 @@ class Election:
                 raise
             return 0.0  # another was faster: look who
         self.term = term
+        self.predecessor = record.address if taken else ""
         self._seen = Record.of(self._lease)
-        self._watchdog = _Watchdog(asked + self._renew_seconds, self._clock, self._lost)
+        self._sure_until = asked + self._renew_seconds
+        self._watchdog = _Watchdog(self._sure_until, self._clock, self._lost)
         self._leads.set()
         log.info("leads", lease=self._name, identity=self.identity, term=term, after=record.holder)
         return self._retry_seconds
@@ -243,7 +273,11 @@ class Election:
                 self._lease = await self._write(self._held(self._lease, self.term))
             except Refused as again:
                 raise Unreachable(f"the Lease changes too fast: {again}") from None
-        self._watchdog.until(asked + self._renew_seconds)
+        if self._blind:
+            log.info("the API server is back", lease=self._name, term=self.term)
+        self._blind = False
+        self._sure_until = asked + self._renew_seconds
+        self._watchdog.until(self._sure_until)
 
     async def _release(self) -> None:
         try:

@@ -16,6 +16,7 @@ from motet.rpc import serving
 from motet.service import read, run, run_until
 from motet.settings import Addresses, LeaseSettings, ProcessSettings
 from motet.tasks import together
+from motet_scheduler import succession
 from motet_scheduler.catalog_file import CatalogFile
 from motet_scheduler.front import Front
 from motet_scheduler.metrics import Metrics
@@ -47,7 +48,11 @@ def main() -> None:
                 )
                 front.open(service)
                 tick = max(TICK_SECONDS * process.time_scale, SHORTEST_TICK)
-                await together(service.supervisor.run(), every(tick, service.tick, name="tick"))
+                await together(
+                    service.supervisor.run(),
+                    every(tick, service.tick, name="tick"),
+                    succession.tell(leadership.predecessor, leadership.term, time_scale=process.time_scale),
+                )
 
             async with serving(
                 addresses.scheduler_address,

@@ -53,5 +53,10 @@ class Front(scheduler_pb2_grpc.SchedulerServicer):
         await context.abort(error.row.grpc, error.message)
         raise error
 
+    async def Succeed(  # noqa: N802 - gRPC's name
+        self, request: scheduler_pb2.SucceedRequest, context: Any
+    ) -> scheduler_pb2.SucceedResponse:
+        return await self._service.Succeed(request, context) if self._service else scheduler_pb2.SucceedResponse()
+
     def _not_leader(self) -> NotLeader:
         return NotLeader(address=self._leader_address())

@@ -51,6 +51,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self._runners: Sessions[scheduler_pb2.AttachDown] = Sessions()
         self._operators: Sessions[scheduler_pb2.SyncDown] = Sessions()
         self._operator_count = 0
+        self._operator_term = 0
         self.supervisor: Link[supervisor_pb2.AdviseUp, supervisor_pb2.AdviseDown] = Link(
             "supervisor",
             supervisor_address,
@@ -139,6 +140,12 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         name = str(self._operator_count)
 
         def receive(up: scheduler_pb2.SyncUp) -> None:
+            if up.term < self._operator_term:
+                log.warning("an operator of a past term is not heard", term=up.term, highest=self._operator_term)
+                outranked = scheduler_pb2.Outranked(term=self._operator_term)
+                outbox.put(scheduler_pb2.SyncDown(outranked=outranked))
+                return
+            self._operator_term = up.term
             event = translate.sync_event(up)
             if event is not None:
                 self._happened(event)
@@ -168,6 +175,14 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
                 for seconds, event, detail in entries
             ],
         )
+
+    async def Succeed(  # noqa: N802
+        self,
+        request: scheduler_pb2.SucceedRequest,
+        context: Any,  # noqa: ARG002
+    ) -> scheduler_pb2.SucceedResponse:
+        self._leadership.yield_to(request.term)
+        return scheduler_pb2.SucceedResponse()
 
     # ------------------------------------------------------------------------------------------------------- deciding
 

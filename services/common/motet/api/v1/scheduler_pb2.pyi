@@ -1305,6 +1305,9 @@ class SyncUp(_message.Message):
     SNAPSHOT_FIELD_NUMBER: _builtins.int
     DELTA_FIELD_NUMBER: _builtins.int
     DRAIN_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
+    term: _builtins.int
+    """in which its operator leads; what a lower one says comes from a predecessor"""
     @_builtins.property
     def snapshot(self) -> Global___CatalogSnapshot: ...
     @_builtins.property
@@ -1317,10 +1320,11 @@ class SyncUp(_message.Message):
         snapshot: Global___CatalogSnapshot | None = ...,
         delta: Global___CatalogDelta | None = ...,
         drain: Global___DrainRunner | None = ...,
+        term: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "drain", b"drain", "message", b"message", "snapshot", b"snapshot"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "drain", b"drain", "message", b"message", "snapshot", b"snapshot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "drain", b"drain", "message", b"message", "snapshot", b"snapshot", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["snapshot", "delta", "drain"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
@@ -1338,6 +1342,7 @@ class SyncDown(_message.Message):
     DRAINED_FIELD_NUMBER: _builtins.int
     RUNNER_FIELD_NUMBER: _builtins.int
     NOT_LEADER_FIELD_NUMBER: _builtins.int
+    OUTRANKED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> _common_pb2.Welcome: ...
     @_builtins.property
@@ -1350,6 +1355,8 @@ class SyncDown(_message.Message):
     def runner(self) -> Global___RunnerReport: ...
     @_builtins.property
     def not_leader(self) -> _common_pb2.NotLeader: ...
+    @_builtins.property
+    def outranked(self) -> Global___Outranked: ...
     def __init__(
         self,
         *,
@@ -1359,16 +1366,38 @@ class SyncDown(_message.Message):
         drained: Global___Drained | None = ...,
         runner: Global___RunnerReport | None = ...,
         not_leader: _common_pb2.NotLeader | None = ...,
+        outranked: Global___Outranked | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "desired", b"desired", "drained", b"drained", "message", b"message", "not_leader", b"not_leader", "runner", b"runner", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "desired", b"desired", "drained", b"drained", "message", b"message", "not_leader", b"not_leader", "outranked", b"outranked", "runner", b"runner", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "desired", b"desired", "drained", b"drained", "message", b"message", "not_leader", b"not_leader", "runner", b"runner", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "desired", b"desired", "drained", b"drained", "message", b"message", "not_leader", b"not_leader", "outranked", b"outranked", "runner", b"runner", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "adapter", "desired", "drained", "runner", "not_leader"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "adapter", "desired", "drained", "runner", "not_leader", "outranked"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
 Global___SyncDown: _TypeAlias = SyncDown  # noqa: Y015
+
+@_typing.final
+class Outranked(_message.Message):
+    """What an operator said is not heard: another has led in a later term."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TERM_FIELD_NUMBER: _builtins.int
+    term: _builtins.int
+    def __init__(
+        self,
+        *,
+        term: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["term", b"term"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Outranked: _TypeAlias = Outranked  # noqa: Y015
 
 @_typing.final
 class CatalogSnapshot(_message.Message):
@@ -1729,9 +1758,44 @@ class RunnerReport(_message.Message):
 Global___RunnerReport: _TypeAlias = RunnerReport  # noqa: Y015
 
 @_typing.final
-class ExplainRequest(_message.Message):
+class SucceedRequest(_message.Message):
     """------------------------------------------------------------------------------------------------------------ explain"""
 
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TERM_FIELD_NUMBER: _builtins.int
+    term: _builtins.int
+    """in which the caller leads"""
+    def __init__(
+        self,
+        *,
+        term: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["term", b"term"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SucceedRequest: _TypeAlias = SucceedRequest  # noqa: Y015
+
+@_typing.final
+class SucceedResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SucceedResponse: _TypeAlias = SucceedResponse  # noqa: Y015
+
+@_typing.final
+class ExplainRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUEST_FIELD_NUMBER: _builtins.int

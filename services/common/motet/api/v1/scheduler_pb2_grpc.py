@@ -54,6 +54,11 @@ class SchedulerStub:
                 request_serializer=motet_dot_api_dot_v1_dot_scheduler__pb2.ExplainRequest.SerializeToString,
                 response_deserializer=motet_dot_api_dot_v1_dot_scheduler__pb2.ExplainResponse.FromString,
                 _registered_method=True)
+        self.Succeed = channel.unary_unary(
+                '/motet.api.v1.Scheduler/Succeed',
+                request_serializer=motet_dot_api_dot_v1_dot_scheduler__pb2.SucceedRequest.SerializeToString,
+                response_deserializer=motet_dot_api_dot_v1_dot_scheduler__pb2.SucceedResponse.FromString,
+                _registered_method=True)
 
 
 class SchedulerServicer:
@@ -87,6 +92,13 @@ class SchedulerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Succeed(self, request, context):
+        """From a scheduler that has won the Lease to the one that held it, which may not have heard.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -109,6 +121,11 @@ def add_SchedulerServicer_to_server(servicer, server):
                     servicer.Explain,
                     request_deserializer=motet_dot_api_dot_v1_dot_scheduler__pb2.ExplainRequest.FromString,
                     response_serializer=motet_dot_api_dot_v1_dot_scheduler__pb2.ExplainResponse.SerializeToString,
+            ),
+            'Succeed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Succeed,
+                    request_deserializer=motet_dot_api_dot_v1_dot_scheduler__pb2.SucceedRequest.FromString,
+                    response_serializer=motet_dot_api_dot_v1_dot_scheduler__pb2.SucceedResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -219,6 +236,33 @@ class Scheduler:
             '/motet.api.v1.Scheduler/Explain',
             motet_dot_api_dot_v1_dot_scheduler__pb2.ExplainRequest.SerializeToString,
             motet_dot_api_dot_v1_dot_scheduler__pb2.ExplainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Succeed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/motet.api.v1.Scheduler/Succeed',
+            motet_dot_api_dot_v1_dot_scheduler__pb2.SucceedRequest.SerializeToString,
+            motet_dot_api_dot_v1_dot_scheduler__pb2.SucceedResponse.FromString,
             options,
             channel_credentials,
             insecure,

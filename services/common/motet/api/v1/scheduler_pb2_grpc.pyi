@@ -39,6 +39,8 @@ class SchedulerStub:
     """The operator's stream: what should exist goes up, what is known about it comes down."""
     Explain: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ExplainRequest, _scheduler_pb2.ExplainResponse]
     """The timeline of one request."""
+    Succeed: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.SucceedRequest, _scheduler_pb2.SucceedResponse]
+    """From a scheduler that has won the Lease to the one that held it, which may not have heard."""
 
 @_typing.type_check_only
 class SchedulerAsyncStub(SchedulerStub):
@@ -51,6 +53,8 @@ class SchedulerAsyncStub(SchedulerStub):
     """The operator's stream: what should exist goes up, what is known about it comes down."""
     Explain: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ExplainRequest, _scheduler_pb2.ExplainResponse]  # type: ignore[assignment]
     """The timeline of one request."""
+    Succeed: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.SucceedRequest, _scheduler_pb2.SucceedResponse]  # type: ignore[assignment]
+    """From a scheduler that has won the Lease to the one that held it, which may not have heard."""
 
 class SchedulerServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -84,5 +88,13 @@ class SchedulerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.ExplainResponse, _abc.Awaitable[_scheduler_pb2.ExplainResponse]]:
         """The timeline of one request."""
+
+    @_abc_1.abstractmethod
+    def Succeed(
+        self,
+        request: _scheduler_pb2.SucceedRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.SucceedResponse, _abc.Awaitable[_scheduler_pb2.SucceedResponse]]:
+        """From a scheduler that has won the Lease to the one that held it, which may not have heard."""
 
 def add_SchedulerServicer_to_server(servicer: SchedulerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

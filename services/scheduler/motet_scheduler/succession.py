@@ -1,0 +1,32 @@
+"""A new leader tells the one before it, which may be cut off from the API server alone and would go on."""
+
+import asyncio
+
+import grpc
+import structlog
+
+from motet.api.v1 import scheduler_pb2, scheduler_pb2_grpc
+from motet.rpc import open_channel
+
+log = structlog.get_logger(__name__)
+
+ATTEMPTS = 10
+PAUSE_SECONDS = 2.0
+
+
+async def tell(predecessor: str, term: int, *, time_scale: float = 1.0) -> None:
+    """Until it has heard. One that is dead does not answer, and needs no telling."""
+    if not predecessor:
+        return
+    pause = PAUSE_SECONDS * time_scale
+    async with open_channel(predecessor, "scheduler") as channel:
+        stub = scheduler_pb2_grpc.SchedulerStub(channel)
+        for _ in range(ATTEMPTS):
+            try:
+                await stub.Succeed(scheduler_pb2.SucceedRequest(term=term), timeout=pause)
+            except grpc.aio.AioRpcError as error:
+                log.debug("the predecessor does not answer", address=predecessor, reason=error.details())
+                await asyncio.sleep(pause)
+            else:
+                log.info("the predecessor knows", address=predecessor, term=term)
+                return
