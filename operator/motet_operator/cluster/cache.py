@@ -4,7 +4,7 @@ Whatever comes late or twice does no harm: of two versions of one object the new
 come back through an older list.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from motet.clock import Clock, monotonic
@@ -73,8 +73,8 @@ class Cache:
     def get(self, kind: Kind, key: Key) -> Object | None:
         return self._objects[kind].get(key)
 
-    def count(self, kind: Kind) -> int:
-        return len(self._objects[kind])
+    def count(self, kind: Kind, namespace: str = "") -> int:
+        return sum(not namespace or key[0] == namespace for key in self._objects[kind])
 
     def snapshot(self) -> Mapping[Kind, Mapping[Key, Object]]:
         """What is known now. Objects are never changed in place, so that another thread may read them."""
@@ -109,22 +109,27 @@ class Cache:
         self._changed(kind)
         return True
 
-    def replace(self, kind: Kind, items: Iterable[Object], version: int, namespace: str = "") -> Repairs:
+    def replace(self, kind: Kind, items: Collection[Object], version: int, namespace: str = "") -> Repairs:
         """Set right what differs from a list of everything in `namespace`, or everywhere, as of `version`."""
         added = changed = removed = 0
-        listed = set()
         for it in items:
-            listed.add(key_of(it))
             known = key_of(it) in self._objects[kind]
             if self.put(kind, it):
                 added += not known
                 changed += known
-        for key, it in list(self._objects[kind].items()):
-            # What is newer than the list came after it.
-            if key not in listed and (not namespace or key[0] == namespace) and version_of(it) <= version:
-                removed += self.remove(kind, it, version)
+        for it in self.unlisted(kind, items, version, namespace):
+            removed += self.remove(kind, it, version)
         self._forget_old_graves()
         return Repairs(added, changed, removed)
+
+    def unlisted(self, kind: Kind, items: Collection[Object], version: int, namespace: str = "") -> list[Object]:
+        """What such a list would remove. What is newer than the list came after it."""
+        listed = {key_of(it) for it in items}
+        return [
+            it
+            for key, it in self._objects[kind].items()
+            if key not in listed and (not namespace or key[0] == namespace) and version_of(it) <= version
+        ]
 
     def _bury(self, it: Object, version: int) -> None:
         uid = uid_of(it)

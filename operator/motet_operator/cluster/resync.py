@@ -5,7 +5,7 @@ Also the gate: until each kind has been listed once, nobody knows what is missin
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import structlog
 
@@ -13,7 +13,7 @@ from motet.kube import ApiError
 from motet_operator.cluster.api import Api, Refused
 from motet_operator.cluster.cache import Cache
 from motet_operator.cluster.denials import Denials
-from motet_operator.cluster.kinds import CHILDREN, OURS, Kind
+from motet_operator.cluster.kinds import CHILDREN, OURS, Kind, Object
 from motet_operator.cluster.view import POOL_LABEL
 from motet_operator.metrics import ClusterMetrics
 
@@ -21,6 +21,11 @@ log = structlog.get_logger(__name__)
 
 FIRST_RETRY_SECONDS = 0.5
 LAST_RETRY_SECONDS = 5.0
+
+FEW = 5
+SMALL_SHARE = 0.2
+"""What a list lacks beyond both is asked for once more: a server that lags, or one that was restored from an old copy,
+must not take half the adapters out of service."""
 
 
 class Resync:
@@ -95,9 +100,11 @@ class Resync:
 
     async def _list(self, kind: Kind, namespace: str) -> bool:
         place = (kind, namespace)
-        selector = POOL_LABEL if kind in CHILDREN else ""
         try:
-            items, version = await self._api.list(kind, namespace, selector=selector, fresh=place not in self._seen)
+            items, version = await self._ask(kind, namespace, fresh=place not in self._seen)
+            if self._lacks_much(kind, namespace, items, version):
+                log.warning("a list lacks much that is known; asking what is stored", kind=kind.name, listed=len(items))
+                items, version = await self._ask(kind, namespace, fresh=True)
         except ApiError as error:
             self._complain(place, error)
             return False
@@ -115,6 +122,13 @@ class Resync:
             for name in ("added", "changed", "removed"):
                 self._metrics.repairs.labels(kind.plural, name).inc(getattr(repairs, name))
         return True
+
+    async def _ask(self, kind: Kind, namespace: str, *, fresh: bool) -> tuple[list[Object], int]:
+        return await self._api.list(kind, namespace, selector=POOL_LABEL if kind in CHILDREN else "", fresh=fresh)
+
+    def _lacks_much(self, kind: Kind, namespace: str, items: Collection[Object], version: int) -> bool:
+        lost = len(self._cache.unlisted(kind, items, version, namespace))
+        return lost > max(FEW, SMALL_SHARE * self._cache.count(kind, namespace))
 
     def _complain(self, place: tuple[Kind, str], error: ApiError) -> None:
         kind, namespace = place
