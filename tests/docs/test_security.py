@@ -8,7 +8,13 @@ from tests.repo.tree import ROOT
 
 PAGE = DOCS / "security.md"
 WHERE = {"all namespaces": "*", "pool namespaces": POOLS, "release namespace": "motet-system"}
-NAMES = {"gateways": "gateway", "runners": "runner", "operator": "operator", "scheduler": "scheduler"}
+NAMES = {
+    "gateways": "gateway",
+    "runners": "runner",
+    "operator": "operator",
+    "scheduler": "scheduler",
+    "schedulers": "scheduler",
+}
 
 
 def held_by(who: str) -> set[Right]:
