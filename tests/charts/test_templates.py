@@ -442,6 +442,14 @@ def test_the_database_is_migrated_before_anything_of_this_version_runs() -> None
     assert int(before["helm.sh/hook-weight"]) < int(job["metadata"]["annotations"]["helm.sh/hook-weight"])
 
 
+def test_another_database_restarts_whoever_uses_it_and_nobody_else() -> None:
+    def templates(password: str) -> dict[str, Object]:
+        return pod_templates(render({"database": {"url": f"postgresql+asyncpg://motet:{password}@db.example/motet"}}))
+
+    before, after = templates("one"), templates("two")
+    assert [who for who in before if before[who] != after[who]] == [f"Deployment {NAMESPACE}/motet-predictor"]
+
+
 def test_without_a_database_the_predictor_makes_a_file_of_its_own() -> None:
     objects = render()
     assert of_kind(objects, "Job") == []
