@@ -5,7 +5,7 @@ What has not changed since the round before is the same object as then: reconcil
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Generic, TypeVar, cast
 
 from pydantic import ValidationError
@@ -65,7 +65,7 @@ class Reader(Generic[Parsed]):
                 f"{where}: {problem['msg']}. This operator is of another version than the resource definitions: "
                 "bring both to the same one, or change the field."
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever one object holds, the others go on
             return Unreadable(f"cannot be read: {type(error).__name__}: {error}")
 
 
@@ -164,10 +164,12 @@ def conditions_of(it: Object) -> tuple[Condition, ...]:
 
 
 def _time(text: object) -> datetime | None:
+    """In UTC where it names no zone: of two times, one without cannot be compared with one that has one."""
     try:
-        return datetime.fromisoformat(text) if isinstance(text, str) else None
+        time = datetime.fromisoformat(text) if isinstance(text, str) else None
     except ValueError:
         return None
+    return time.replace(tzinfo=UTC) if time is not None and time.tzinfo is None else time
 
 
 def _age(it: Object) -> int:

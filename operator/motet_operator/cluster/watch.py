@@ -19,7 +19,7 @@ import aiohttp
 import kopf
 import structlog
 
-from motet.kube import Credentials, authorization, ssl_context
+from motet.kube import FORBIDDEN, NOT_FOUND, Credentials, authorization, ssl_context
 from motet.resources import GROUP
 from motet_operator.cluster.kinds import CHILDREN, Kind, Object
 
@@ -60,13 +60,19 @@ class Waits:
 
 
 class Heard:
-    """When each watch last said anything. Written by the engines' threads, read by ours."""
+    """When each watch last said anything. Written by the engines' threads, read by ours.
+
+    A watch that the server refuses, or whose kind is gone, cannot say anything: it is no watch that has died.
+    """
 
     def __init__(self) -> None:
         self._at: dict[str, float] = {}
 
     def note(self, path: str) -> None:
         self._at[path] = time.monotonic()
+
+    def forget(self, path: str) -> None:
+        self._at.pop(path, None)
 
     def ages(self) -> dict[str, float]:
         """Seconds, by the path that is watched."""
@@ -235,13 +241,16 @@ class Engine:
 
 
 def _listening(heard: Heard) -> type[aiohttp.ClientResponse]:
-    """Responses that note when a watch says something, bookmarks included: kopf keeps those to itself."""
+    """Responses that note when a watch says something, bookmarks included, or that it may not: kopf keeps that to
+    itself."""
 
     class Listening(aiohttp.ClientResponse):
         async def start(self, connection: Any) -> aiohttp.ClientResponse:
             await super().start(connection)
-            if self.status == 200 and self.url.query.get("watch") == "true":
-                path = self.url.path
+            path = self.url.path
+            if self.status in (FORBIDDEN, NOT_FOUND):
+                heard.forget(path)
+            elif self.status == 200 and self.url.query.get("watch") == "true":
                 heard.note(path)
                 self.content = _Chunks(self.content, lambda: heard.note(path))  # type: ignore[assignment]
             return self

@@ -133,3 +133,19 @@ def test_a_ready_pod_has_no_failures_and_a_draining_one_says_until_when() -> Non
     assert read.draining_until == datetime(2026, 1, 1, 0, 0, 30, tzinfo=UTC)
     it["status"]["conditions"][0]["status"] = "False"
     assert read_instance(it).failures == 4
+
+
+def test_a_time_without_a_zone_is_in_utc() -> None:
+    read = read_instance(pod("one", "1", annotations={"motet.dev/draining-until": "2026-01-01T00:00:30"}))
+    assert read.draining_until == datetime(2026, 1, 1, 0, 0, 30, tzinfo=UTC)
+
+
+def test_whatever_reading_one_object_raises_is_its_own_affair() -> None:
+    def read(it: dict[str, object]) -> str:
+        if "odd" in str(it["metadata"]):
+            raise RecursionError("too deep")
+        return "read"
+
+    found = Reader(PODS, read)({("pools", "odd"): pod("odd", "1"), ("pools", "one"): pod("one", "1")})
+    assert isinstance(found["pools", "odd"], Unreadable)
+    assert found["pools", "one"] == "read"
