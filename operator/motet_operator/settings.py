@@ -69,6 +69,10 @@ class ClusterSettings(BaseSettings):
     """How often every kind is listed and compared with what the watches have said: the longest that a lost event can
     matter. Multiplied by MOTET_TIME_SCALE."""
 
+    cordon_seconds: float = Field(10.0, gt=0)
+    """How often cordoned nodes are listed, whose runners then move elsewhere; not while there are no runners.
+    Multiplied by MOTET_TIME_SCALE."""
+
     takeover_seconds: float = Field(3.0, ge=0)
     """How long a new leader leaves the status of adapters alone that the scheduler has not yet told it of. Multiplied
     by MOTET_TIME_SCALE."""

@@ -30,7 +30,6 @@ VARIANTS: dict[str, Object] = {
         "networkPolicy": {"enabled": False},
         "rbac": {"aggregate": False, "platformAdmin": False},
         "flowSchema": {"enabled": False},
-        "runner": {"podDisruptionBudget": {"enabled": False}},
         **{name: {"replicas": 1} for name in ("gateway", "scheduler", "operator")},
     },
     "everything that can be asked for": {

@@ -38,6 +38,7 @@ RULES = [
     {"apiGroups": ["motet.dev"], "resources": ["loraadapters/status", "servingpools/status"], "verbs": ["patch"]},
     {"apiGroups": [""], "resources": ["namespaces"], "verbs": ["list", "watch"]},
     {"apiGroups": [""], "resources": ["events"], "verbs": ["create", "patch"]},
+    {"apiGroups": [""], "resources": ["nodes"], "verbs": ["list"]},
 ]
 POOL_RULES = [
     {
@@ -46,6 +47,7 @@ POOL_RULES = [
         "verbs": ["list", "watch", "create", "patch", "delete"],
     },
     {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch", "patch", "delete"]},
+    {"apiGroups": ["policy"], "resources": ["poddisruptionbudgets"], "verbs": ["list", "watch", "create", "patch"]},
 ]
 LEASE_RULES = [{"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "update"]}]
 
@@ -88,6 +90,10 @@ class Site:
 
     def ready_reason(self, kind: str, name: str, namespace: str) -> str:
         return str(self.conditions(kind, name, namespace)["Ready"]["reason"])
+
+    def lease_term(self) -> int:
+        lease = self.cluster.get("lease", "motet-operator", f"--namespace={self.home}")
+        return int(lease["metadata"]["annotations"]["motet.dev/term"])
 
     def tenant(self, suffix: str = "tenant", **labels: str) -> str:
         name = f"{self.name}-{suffix}"

@@ -14,7 +14,6 @@ CHUNK = 500
 """Objects in one answer to a LIST."""
 
 APPLY = "application/apply-patch+yaml"
-MERGE = "application/merge-patch+json"
 
 
 class Refused(kube.Refused):
@@ -62,13 +61,16 @@ class Api:
     # ----------------------------------------------------------------------------------------------------- requests
 
     async def list(
-        self, kind: Kind, namespace: str = "", *, selector: str = "", fresh: bool = False
+        self, kind: Kind, namespace: str = "", *, selector: str = "", fields: str = "", fresh: bool = False
     ) -> tuple[list[Object], int]:
-        """All objects, and the version of the whole. `fresh` asks what is stored, not what the server has cached."""
+        """All objects with these labels and fields, and the version of the whole. `fresh` asks what is stored, not what
+        the server has cached."""
         items: list[Object] = []
         query = {"limit": str(CHUNK)} if fresh else {"resourceVersion": "0"}
         if selector:
             query["labelSelector"] = selector
+        if fields:
+            query["fieldSelector"] = fields
         while True:
             answer = await self._ask("list", kind, "GET", kind.path(namespace), query, namespace=namespace)
             for item in answer.get("items") or ():
@@ -108,16 +110,6 @@ class Api:
         query = {"fieldManager": manager, "force": "true"}
         path = kind.path(namespace, metadata["name"], subresource)
         return await self._ask("patch", kind, "PATCH", path, query, document, namespace=namespace, content=APPLY)
-
-    async def create(self, kind: Kind, document: Object, *, manager: str) -> Object:
-        namespace = document["metadata"].get("namespace", "")
-        query = {"fieldManager": manager}
-        return await self._ask("create", kind, "POST", kind.path(namespace), query, document, namespace=namespace)
-
-    async def merge(self, kind: Kind, namespace: str, name: str, document: Object, *, manager: str) -> Object:
-        query = {"fieldManager": manager}
-        path = kind.path(namespace, name)
-        return await self._ask("patch", kind, "PATCH", path, query, document, namespace=namespace, content=MERGE)
 
     async def delete(self, kind: Kind, namespace: str, name: str, *, uid: str, version: int = 0) -> None:
         """Only this very object, and only as it was seen where `version` is given. One that is gone is no error."""

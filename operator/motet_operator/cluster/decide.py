@@ -7,9 +7,22 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from motet.model import ObjectName
+from motet_operator.cluster.budgets import budget
 from motet_operator.cluster.cache import Key
 from motet_operator.cluster.deployments import PlatformTemplate, deployment, leaving_marks
-from motet_operator.cluster.kinds import ADAPTERS, DEPLOYMENTS, NAMESPACES, PODS, POOLS, Kind, Object, key_of, uid_of
+from motet_operator.cluster.kinds import (
+    ADAPTERS,
+    BUDGETS,
+    DEPLOYMENTS,
+    NAMESPACES,
+    PODS,
+    POOLS,
+    Kind,
+    Object,
+    key_of,
+    uid_of,
+    version_of,
+)
 from motet_operator.cluster.statuses import adapter_status, pool_status, unreadable_status
 from motet_operator.cluster.view import (
     DELETION_COST,
@@ -17,6 +30,7 @@ from motet_operator.cluster.view import (
     Unreadable,
     conditions_of,
     lives,
+    on_its_way,
     pool_of,
     read_adapter,
     read_instance,
@@ -28,9 +42,9 @@ from motet_operator.cluster.view import (
     with_advice,
 )
 from motet_operator.cluster.writes import (
+    ChildWrite,
     DeleteDeployment,
     DeletePod,
-    DeploymentWrite,
     MarkWrite,
     ScaleWrite,
     StatusWrite,
@@ -100,7 +114,15 @@ class Decider:
         self._denied = denied
         self._patience = condemned_patience
 
-    def decide(self, snapshot: Snapshot, word: SchedulersWord, platform: PlatformTemplate, now: datetime) -> Decision:
+    def decide(
+        self,
+        snapshot: Snapshot,
+        word: SchedulersWord,
+        platform: PlatformTemplate,
+        now: datetime,
+        cordoned: Collection[str] = (),
+    ) -> Decision:
+        """`cordoned` are the nodes that take no new pods."""
         pools = self._pools(_declared(snapshot[POOLS]))
         adapters = self._adapters(_declared(snapshot[ADAPTERS]))
         unreadable = {ObjectName(*key) for key, one in pools.items() if isinstance(one, Unreadable)}
@@ -113,7 +135,7 @@ class Decider:
             namespaces=dict(self._namespaces(snapshot)),
             runner_sets=tuple(readable(self._sets(deployments))),
             instances=tuple(
-                with_advice(one, word.drained, word.condemned.get(one.name), self._patience)
+                with_advice(on_its_way(one, cordoned), word.drained, word.condemned.get(one.name), self._patience)
                 for one in readable(self._instances(pods))
             ),
             known=word.known,
@@ -128,6 +150,7 @@ class Decider:
             *_unreadable(POOLS, pools, snapshot, now),
             *_unreadable(ADAPTERS, adapters, snapshot, now),
             *_children(plan, view, snapshot, pods, deployments, platform),
+            *_budgets(plan, view, snapshot),
         ]
         return Decision(plan=plan, writes={write.key: write for write in writes}, due=_due(plan, view))
 
@@ -255,7 +278,8 @@ def _children(  # noqa: PLR0917
             uid = uid_of(snapshot[POOLS][each.pool.namespace, each.pool.name])
             document = deployment(each, pools[each.pool], uid, platform)
             if found is None or not covers(found, document):
-                yield DeploymentWrite(document, each.replicas)
+                # Without a number there would be one pod until the scaler has spoken.
+                yield ChildWrite(DEPLOYMENTS, document, {"replicas": each.replicas})
         if found is not None:
             yield from _resize(each, found, members[each.pool, each.revision])
     for (pool, revision), old in existing.items():
@@ -264,7 +288,23 @@ def _children(  # noqa: PLR0917
             yield DeleteDeployment(key_of(old), uid_of(old), pool.name, revision)
     for replacement in plan.replacements:
         if (condemned := by_name.get(replacement.instance)) is not None:
-            yield DeletePod(key_of(condemned), uid_of(condemned), replacement.why)
+            yield DeletePod(key_of(condemned), uid_of(condemned), version_of(condemned), replacement.why)
+
+
+def _budgets(plan: Plan, view: View, snapshot: Snapshot) -> Iterable[Write]:
+    """Of every pool that has, or may have, runners. One that is refused wants none of them."""
+    run = {each.pool for each in plan.runner_sets}
+    wanted = {status.name: status.replicas for status in plan.pools}
+    for pool in view.pools:
+        name = pool.resource.object_name
+        key = (name.namespace, name.name)
+        owner = snapshot[POOLS][key]
+        if name not in run or GHOST in owner:
+            continue
+        document = budget(pool.resource, uid_of(owner), wanted[name])
+        found = snapshot[BUDGETS].get(key)
+        if found is None or not covers(found, document):
+            yield ChildWrite(BUDGETS, document)
 
 
 def _resize(each: RunnerSet, found: Object, members: Mapping[str, Object]) -> Iterable[Write]:
@@ -287,7 +327,7 @@ def _resize(each: RunnerSet, found: Object, members: Mapping[str, Object]) -> It
     if now == each.replicas and settled and status.get("replicas", 0) == now:
         # The number is right and they are still there: another pod went in their place, or one is to take it.
         for pod in leaving:
-            yield DeletePod(key_of(pod), uid_of(pod), "its time is over")
+            yield DeletePod(key_of(pod), uid_of(pod), version_of(pod), "its time is over")
 
 
 def _mark(pod: Object, annotations: Mapping[str, str]) -> Iterable[Write]:

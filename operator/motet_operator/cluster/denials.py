@@ -1,7 +1,7 @@
 """What the API server does not let us do, until it does: rights that were never granted, or that were taken away."""
 
 from motet_operator.cluster.api import Refused
-from motet_operator.cluster.kinds import DEPLOYMENTS, PODS, Kind
+from motet_operator.cluster.kinds import CHILDREN, Kind
 
 
 class Denials:
@@ -30,7 +30,7 @@ class Denials:
             (
                 why
                 for (_, kind, where, _), why in sorted(self._denied.items(), key=lambda one: one[1])
-                if where == namespace and kind in (DEPLOYMENTS, PODS)
+                if where == namespace and kind in CHILDREN
             ),
             "",
         )

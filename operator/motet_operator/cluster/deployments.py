@@ -81,18 +81,36 @@ def deployment_name(each: RunnerSet) -> str:
     return f"{each.pool.name}-{each.revision}"
 
 
-def labels_of(each: RunnerSet) -> dict[str, str]:
+def pool_labels(pool: str, group: str) -> dict[str, str]:
+    """Of everything that the operator makes for a pool."""
     return {
         "app.kubernetes.io/name": "motet-runner",
-        "app.kubernetes.io/instance": each.pool.name,
+        "app.kubernetes.io/instance": pool,
         "app.kubernetes.io/version": version("motet"),
         "app.kubernetes.io/component": "runner",
         "app.kubernetes.io/part-of": "motet",
         "app.kubernetes.io/managed-by": "motet-operator",
-        POOL_LABEL: each.pool.name,
-        GROUP_LABEL: each.template.group.name,
-        REVISION_LABEL: each.revision,
+        POOL_LABEL: pool,
+        GROUP_LABEL: group,
     }
+
+
+def owned_by(pool: str, uid: str) -> list[Object]:
+    """With its pool it goes."""
+    return [
+        {
+            "apiVersion": POOLS.api_version,
+            "kind": POOLS.name,
+            "name": pool,
+            "uid": uid,
+            "controller": True,
+            "blockOwnerDeletion": False,
+        }
+    ]
+
+
+def labels_of(each: RunnerSet) -> dict[str, str]:
+    return pool_labels(each.pool.name, each.template.group.name) | {REVISION_LABEL: each.revision}
 
 
 def selector_of(each: RunnerSet) -> dict[str, str]:
@@ -109,16 +127,7 @@ def deployment(each: RunnerSet, pool: ServingPool, uid: str, platform: PlatformT
             "namespace": each.pool.namespace,
             "labels": labels_of(each),
             "annotations": {DRAIN_SECONDS: f"{each.drain_seconds:g}"},
-            "ownerReferences": [
-                {
-                    "apiVersion": POOLS.api_version,
-                    "kind": POOLS.name,
-                    "name": each.pool.name,
-                    "uid": uid,
-                    "controller": True,
-                    "blockOwnerDeletion": False,
-                }
-            ],
+            "ownerReferences": owned_by(each.pool.name, uid),
         },
         "spec": {
             "selector": {"matchLabels": selector_of(each)},
@@ -222,6 +231,8 @@ __all__ = [
     "deployment",
     "deployment_name",
     "leaving_marks",
+    "owned_by",
+    "pool_labels",
     "read_template",
     "selector_of",
 ]

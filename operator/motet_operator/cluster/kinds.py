@@ -40,12 +40,14 @@ POOLS = Kind("ServingPool", GROUP, VERSION, "servingpools")
 NAMESPACES = Kind("Namespace", "", "v1", "namespaces", namespaced=False)
 DEPLOYMENTS = Kind("Deployment", "apps", "v1", "deployments")
 PODS = Kind("Pod", "", "v1", "pods")
+BUDGETS = Kind("PodDisruptionBudget", "policy", "v1", "poddisruptionbudgets")
 EVENTS = Kind("Event", "", "v1", "events")
+NODES = Kind("Node", "", "v1", "nodes", namespaced=False)
 
 OURS = (ADAPTERS, POOLS, NAMESPACES)
 """Watched everywhere."""
 
-CHILDREN = (DEPLOYMENTS, PODS)
+CHILDREN = (DEPLOYMENTS, PODS, BUDGETS)
 """Watched where pools live, and only those with our label."""
 
 WATCHED = (*OURS, *CHILDREN)

@@ -206,6 +206,7 @@ def read_instance(pod: Object) -> Instance:
         revision=revision_of(pod),
         ordinal=_age(pod),
         ready=ready,
+        node=(pod.get("spec") or {}).get("nodeName") or "",
         draining_until=_time((pod["metadata"].get("annotations") or {}).get(DRAINING)),
         started_at=max(
             (
@@ -254,6 +255,11 @@ def with_advice(
         condemned=condemned.why if condemned is not None else "",
         replace_at=condemned.since + patience if condemned is not None else None,
     )
+
+
+def on_its_way(instance: Instance, cordoned: Collection[str]) -> Instance:
+    """Told to leave where its node is one of these."""
+    return replace(instance, moving=True) if instance.node in cordoned else instance
 
 
 def read_runner_set(deployment: Object) -> RunnerSet:

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from motet_operator.cluster.api import Api
 from motet_operator.cluster.cache import Cache, Key
-from motet_operator.cluster.kinds import DEPLOYMENTS, PODS, Kind, Object, key_of, uid_of
+from motet_operator.cluster.kinds import DEPLOYMENTS, PODS, Kind, Object, key_of, uid_of, version_of
 from motet_operator.cluster.view import POOL_LABEL, REVISION_LABEL
 from motet_operator.reconcile import Event
 
@@ -82,23 +82,24 @@ class StatusWrite:
 
 
 @dataclass(frozen=True, slots=True)
-class DeploymentWrite:
-    """Make a Deployment, or bring one back to what it should be."""
+class ChildWrite:
+    """Make what a pool owns, or bring it back to what it should be."""
 
+    kind: Kind
     document: Object
-    replicas: int
-    """Of a new one."""
+    at_first: Object = field(default_factory=dict)
+    """What its `spec` says besides while it is new: afterwards that is written by somebody else."""
 
     @property
     def key(self) -> WriteKey:
-        return WriteKey("deployment", DEPLOYMENTS, key_of(self.document))
+        return WriteKey(self.kind.name.lower(), self.kind, key_of(self.document))
 
     @property
     def verb(self) -> str:
         return "patch"
 
     def needed(self, cache: Cache) -> bool:
-        it = cache.get(DEPLOYMENTS, key_of(self.document))
+        it = cache.get(self.kind, key_of(self.document))
         if it is None:
             return True
         if "deletionTimestamp" in it["metadata"]:
@@ -108,12 +109,11 @@ class DeploymentWrite:
 
     async def carry_out(self, api: Api, cache: Cache) -> None:
         document = self.document
-        if cache.get(DEPLOYMENTS, key_of(document)) is None:
-            # Without a number there would be one pod until the scaler has spoken.
-            document = document | {"spec": document["spec"] | {"replicas": self.replicas}}
-        answer = await api.apply(DEPLOYMENTS, document, manager=CHILDREN_MANAGER)
+        if cache.get(self.kind, key_of(document)) is None:
+            document = document | {"spec": document["spec"] | self.at_first}
+        answer = await api.apply(self.kind, document, manager=CHILDREN_MANAGER)
         cache.settled.note(uid_of(answer), self.document, wherever_wanted(answer, self.document))
-        cache.put(DEPLOYMENTS, answer)
+        cache.put(self.kind, answer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,10 +183,11 @@ class MarkWrite:
 
 @dataclass(frozen=True, slots=True)
 class DeletePod:
-    """End this very pod; its Deployment makes another where one is wanted."""
+    """End this very pod as it was when that was decided; its Deployment makes another where one is wanted."""
 
     object: Key
     uid: str
+    version: int
     why: str
 
     @property
@@ -199,11 +200,11 @@ class DeletePod:
 
     def needed(self, cache: Cache) -> bool:
         it = cache.get(PODS, self.object)
-        return it is not None and uid_of(it) == self.uid and "deletionTimestamp" not in it["metadata"]
+        return it is not None and (uid_of(it), version_of(it)) == (self.uid, self.version)
 
     async def carry_out(self, api: Api, cache: Cache) -> None:
         namespace, name = self.object
-        await api.delete(PODS, namespace, name, uid=self.uid)
+        await api.delete(PODS, namespace, name, uid=self.uid, version=self.version)
         if (now := await api.get(PODS, namespace, name)) is not None:
             cache.put(PODS, now)
         elif (it := cache.get(PODS, self.object)) is not None and uid_of(it) == self.uid:

@@ -55,11 +55,14 @@ def child(kind: Kind, name: str, pool: str, revision: str, **more: Any) -> Objec
     return made(kind, name, "pools", metadata=metadata, **more)
 
 
-def pod(name: str, revision: str, pool: str = "demo", *, ready: bool = True, **metadata: Any) -> Object:
+def pod(
+    name: str, revision: str, pool: str = "demo", *, ready: bool = True, node: str = "node-1", **metadata: Any
+) -> Object:
     conditions = [{"type": "Ready", "status": "True" if ready else "False"}]
     labels = {"motet.dev/pool": pool, "motet.dev/revision": revision}
     status = {"phase": "Running", "conditions": conditions}
-    return made(PODS, name, "pools", metadata={"labels": labels} | metadata, status=status)
+    metadata = {"labels": labels} | metadata
+    return made(PODS, name, "pools", metadata=metadata, spec={"nodeName": node}, status=status)
 
 
 def deployment(revision: str, replicas: int, pool: str = "demo", *, settled: bool = True, ours: bool = True) -> Object:

@@ -1,13 +1,14 @@
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime, timedelta
 
 from motet.model import ObjectName
+from motet_operator.cluster.cache import Cache
 from motet_operator.cluster.decide import GHOST, Decider, Decision, SchedulersWord
-from motet_operator.cluster.kinds import ADAPTERS, POOLS, Object
+from motet_operator.cluster.kinds import ADAPTERS, BUDGETS, DEPLOYMENTS, POOLS, Kind, Object
 from motet_operator.cluster.writes import (
+    ChildWrite,
     DeleteDeployment,
     DeletePod,
-    DeploymentWrite,
     MarkWrite,
     ScaleWrite,
     StatusWrite,
@@ -26,13 +27,18 @@ def decided(
     decider: Decider | None = None,
     denied: str = "",
     now: datetime = NOW,
+    cordoned: Collection[str] = (),
 ) -> Decision:
     decider = decider or Decider(["pools"], lambda _: denied, timedelta(seconds=5))
-    return decider.decide(snapshot(*objects), word, PLATFORM, now)
+    return decider.decide(snapshot(*objects), word, PLATFORM, now, cordoned)
 
 
 def of(decision: Decision, kind: type[Write]) -> list:
     return [write for write in decision.writes.values() if isinstance(write, kind)]
+
+
+def children(decision: Decision, kind: Kind) -> list[ChildWrite]:
+    return [write for write in of(decision, ChildWrite) if write.kind is kind]
 
 
 def revision() -> str:
@@ -52,16 +58,23 @@ def reason_of(decision: Decision, kind: object, name: str, type_: str = "Ready")
 
 def test_a_new_pool_gets_a_deployment_and_both_kinds_their_status() -> None:
     decision = decided(pool(replicas=2), adapter(), namespace("tenant"))
-    (write,) = of(decision, DeploymentWrite)
-    assert write.replicas == 2
+    (write,) = children(decision, DEPLOYMENTS)
+    assert write.at_first == {"replicas": 2}
     assert reason_of(decision, POOLS, "demo") == "RunnersStarting"
     assert reason_of(decision, ADAPTERS, "legal") == "WaitingForRunner"
     assert decision.plan.catalog.adapters[0].name == ObjectName("tenant", "legal")
 
 
+def stored(write: ChildWrite) -> Object:
+    """As the API server has it then."""
+    metadata = write.document["metadata"] | {"uid": "b", "resourceVersion": "2", "generation": 1}
+    return write.document | {"metadata": metadata, "status": {"currentHealthy": 1, "conditions": []}}
+
+
 def test_what_is_written_is_not_written_again() -> None:
     first = decided(pool(), adapter(), namespace("tenant"))
-    (made,) = of(first, DeploymentWrite)
+    (made,) = children(first, DEPLOYMENTS)
+    (budget,) = children(first, BUDGETS)
     applied = made.document | {
         "metadata": made.document["metadata"]
         | {
@@ -76,7 +89,8 @@ def test_what_is_written_is_not_written_again() -> None:
         it | {"status": status_of(first, kind, it["metadata"]["name"])}
         for kind, it in ((POOLS, pool()), (ADAPTERS, adapter()))
     ]
-    assert decided(*told, applied, namespace("tenant"), now=NOW + timedelta(hours=1)).writes == {}
+    guarded = stored(budget)
+    assert decided(*told, applied, guarded, namespace("tenant"), now=NOW + timedelta(hours=1)).writes == {}
 
 
 def test_what_cannot_be_read_is_refused_in_its_status_and_its_runners_stay() -> None:
@@ -125,7 +139,84 @@ def test_one_that_should_have_gone_and_is_still_there_is_deleted_itself() -> Non
     # The number is right: another pod must have gone in its place.
     only = (pool(replicas=1), leaving)
     (gone,) = of(decided(*only, deployment(name, 1)), DeletePod)
-    assert gone.uid == leaving["metadata"]["uid"]
+    assert (gone.uid, gone.version) == (leaving["metadata"]["uid"], 1)
+
+
+def test_a_runner_on_a_cordoned_node_gets_a_successor_beside_it_and_is_then_the_one_that_goes() -> None:
+    name = revision()
+    here = pod("here", name, node="node-2")
+    one = deployment(name, 1)
+    assert not of(decided(pool(), one, here, cordoned={"node-1"}), ScaleWrite)
+    (grow,) = of(decided(pool(), one, here, cordoned={"node-2"}), ScaleWrite)
+    assert grow.replicas == 2
+
+    found = (pool(), deployment(name, 2), here, pod("there", name))
+    moving = decided(*found, cordoned={"node-2"})
+    assert not of(moving, ScaleWrite)
+    (mark,) = of(moving, MarkWrite)
+    assert mark.object == ("pools", "here")
+    here["metadata"]["annotations"] = dict(mark.annotations)
+    (shrink,) = of(decided(*found, word=SchedulersWord(drained={"here"}), cordoned={"node-2"}), ScaleWrite)
+    assert shrink.replicas == 1
+
+
+def test_one_that_is_evicted_while_another_takes_its_place_leaves_no_extra_runner() -> None:
+    name = revision()
+    going = pod("here", name, node="node-2", deletionTimestamp="2026-01-01T12:00:00Z")
+    (shrink,) = of(decided(pool(), deployment(name, 2), going, pod("there", name), cordoned={"node-2"}), ScaleWrite)
+    assert shrink.replicas == 1
+
+
+def budget_of(*objects: Object) -> dict[str, object]:
+    (write,) = children(decided(*objects), BUDGETS)
+    assert write.at_first == {}
+    return write.document["spec"]
+
+
+def test_a_pool_has_a_budget_that_spares_as_many_runners_as_may_be_missing() -> None:
+    (write,) = children(decided(pool(replicas=2)), BUDGETS)
+    metadata = write.document["metadata"]
+    assert (metadata["namespace"], metadata["name"]) == ("pools", "demo")
+    assert metadata["labels"]["motet.dev/pool"] == "demo"
+    assert metadata["ownerReferences"][0]["uid"] == "pools/demo"
+    assert write.document["spec"] == {
+        "minAvailable": 2,
+        "selector": {"matchLabels": {"motet.dev/pool": "demo"}},
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",
+    }
+    patient = pool(replicas=1, updateStrategy={"maxUnavailable": 1})
+    assert budget_of(patient)["minAvailable"] == 0
+    assert budget_of(pool(replicas=0))["minAvailable"] == 0
+    assert budget_of(pool(replicas=1, updateStrategy={"maxUnavailable": 3}))["minAvailable"] == 0
+
+
+def test_a_budget_follows_the_pool_and_is_brought_back() -> None:
+    (write,) = children(decided(pool()), BUDGETS)
+    here = stored(write)
+    assert not children(decided(pool(), here), BUDGETS)
+    (more,) = children(decided(pool(replicas=3), here), BUDGETS)
+    assert more.document["spec"]["minAvailable"] == 3
+    assert more.needed(cache_of(here))
+    assert not more.needed(cache_of(here | {"spec": here["spec"] | {"minAvailable": 3}}))
+    here["spec"] = here["spec"] | {"minAvailable": 0}
+    assert budget_of(pool(), here)["minAvailable"] == 1
+
+
+def cache_of(*objects: Object) -> Cache:
+    cache = Cache()
+    for it in objects:
+        cache.put(BUDGETS, it)
+    return cache
+
+
+def test_a_pool_that_is_refused_holds_up_no_drain() -> None:
+    old = pool("old", group="g")
+    young = pool("young", group="g", model={"uri": "hf://acme/other"})
+    old["metadata"]["creationTimestamp"] = "2025-01-01T00:00:00Z"
+    assert {write.key.object[1] for write in children(decided(old, young), BUDGETS)} == {"old"}
+    running = decided(old, young, pod("one", "1", pool="young"))
+    found = {write.key.object[1]: write.document["spec"] for write in children(running, BUDGETS)}
+    assert found["young"]["minAvailable"] == 0
 
 
 def test_an_old_revision_without_pods_goes_and_the_newest_stays_even_at_zero() -> None:
@@ -196,7 +287,7 @@ def test_what_is_being_deleted_is_no_longer_declared() -> None:
 def test_a_pool_elsewhere_says_how_its_namespace_is_prepared() -> None:
     decision = decided(pool(namespace="elsewhere"))
     assert reason_of(decision, POOLS, "demo") == "NamespaceNotPrepared"
-    assert not of(decision, DeploymentWrite)
+    assert not of(decision, ChildWrite)
 
 
 def test_a_round_in_which_nothing_changed_judges_nothing_again() -> None:

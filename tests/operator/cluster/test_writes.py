@@ -1,4 +1,4 @@
-"""Deployments as the API server answers: with what it fills in, and at times without what was asked for."""
+"""What is written against what the API server answers: with more than was asked for, and at times with less."""
 
 import copy
 from typing import Any
@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from motet_operator.cluster.cache import Cache
-from motet_operator.cluster.kinds import DEPLOYMENTS, Kind, Object
-from motet_operator.cluster.writes import DeploymentWrite
-from tests.operator.cluster.objects import deployment
+from motet_operator.cluster.kinds import DEPLOYMENTS, PODS, Kind, Object
+from motet_operator.cluster.writes import ChildWrite, DeletePod
+from tests.operator.cluster.objects import deployment, pod
 
 WANTED: Object = {
     "apiVersion": "apps/v1",
@@ -45,7 +45,7 @@ class Server:
 
 async def applied(server: Server, cache: Cache) -> bool:
     """Whether a round finds something to write, and writes it."""
-    write = DeploymentWrite(WANTED, 1)
+    write = ChildWrite(DEPLOYMENTS, WANTED, {"replicas": 1})
     if needed := write.needed(cache):
         await write.carry_out(server, cache)  # type: ignore[arg-type]
     return needed
@@ -84,4 +84,33 @@ async def test_a_deployment_without_the_label_that_we_watch_by_gets_it_back_once
 def test_one_that_is_on_its_way_out_is_left_alone() -> None:
     cache = Cache()
     cache.put(DEPLOYMENTS, deployment("1", 1) | {"metadata": WANTED["metadata"] | {"deletionTimestamp": "2026-01-01"}})
-    assert not DeploymentWrite(WANTED, 1).needed(cache)
+    assert not ChildWrite(DEPLOYMENTS, WANTED, {"replicas": 1}).needed(cache)
+
+
+class Deleting:
+    """Notes as what it was asked to delete a pod."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, int]] = []
+
+    async def delete(self, kind: Kind, namespace: str, name: str, *, uid: str, version: int) -> None:
+        self.asked.append((uid, version))
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> None:
+        return None
+
+
+async def test_a_pod_is_deleted_only_as_it_was_when_that_was_decided() -> None:
+    server, cache = Deleting(), Cache()
+    cache.put(PODS, pod("one", "1"))
+    write = DeletePod(("pools", "one"), "pools/one", 1, "it hangs")
+    assert write.needed(cache)
+    await write.carry_out(server, cache)  # type: ignore[arg-type]
+    assert server.asked == [("pools/one", 1)]
+    assert cache.get(PODS, ("pools", "one")) is None
+
+    newer = pod("one", "1")
+    newer["metadata"] |= {"resourceVersion": "2", "uid": "another"}
+    cache.put(PODS, newer)
+    assert not write.needed(cache)
+    assert not DeletePod(("pools", "one"), "another", 1, "it hangs").needed(cache), "it is well again, perhaps"

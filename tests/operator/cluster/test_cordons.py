@@ -1,0 +1,92 @@
+"""Which nodes are to be emptied, from an API server that answers as it is told."""
+
+import asyncio
+
+from motet.kube import ApiError, Unreachable
+from motet_operator.cluster.api import Refused
+from motet_operator.cluster.cordons import Cordons
+from motet_operator.cluster.denials import Denials
+from motet_operator.cluster.kinds import NODES, Kind, Object
+from tests.common.waiting import until
+from tests.operator.cluster.objects import made
+
+
+class ScriptedApi:
+    def __init__(self) -> None:
+        self.cordoned: list[str] | ApiError = []
+        self.asked: list[str] = []
+
+    async def list(self, kind: Kind, *, fields: str) -> tuple[list[Object], int]:
+        assert kind is NODES
+        self.asked.append(fields)
+        if isinstance(self.cordoned, ApiError):
+            raise self.cordoned
+        return [made(NODES, name) for name in self.cordoned], 1
+
+
+class Bench:
+    def __init__(self, seconds: float = 10.0) -> None:
+        self.api, self.denials = ScriptedApi(), Denials()
+        self.needed, self.changes = True, 0
+        self.cordons = Cordons(
+            self.api,  # type: ignore[arg-type]
+            self.denials,
+            seconds=seconds,
+            needed=lambda: self.needed,
+            changed=self._changed,
+        )
+
+    def _changed(self) -> None:
+        self.changes += 1
+
+
+async def test_only_cordoned_nodes_are_asked_for_and_a_change_is_told_once() -> None:
+    bench = Bench()
+    await bench.cordons.look()
+    assert (bench.cordons.nodes, bench.changes) == (frozenset(), 0)
+    bench.api.cordoned = ["node-2"]
+    for _ in range(2):
+        await bench.cordons.look()
+    assert (bench.cordons.nodes, bench.changes) == ({"node-2"}, 1)
+    assert set(bench.api.asked) == {"spec.unschedulable=true"}
+
+
+async def test_it_looks_again_and_again() -> None:
+    bench = Bench(seconds=0.005)
+    task = asyncio.create_task(bench.cordons.run())
+    bench.api.cordoned = ["node-2"]
+    await until(lambda: bench.cordons.nodes)
+    bench.api.cordoned = []
+    await until(lambda: not bench.cordons.nodes)
+    task.cancel()
+
+
+async def test_the_last_answer_stays_while_there_is_no_other() -> None:
+    bench = Bench()
+    bench.api.cordoned = ["node-2"]
+    await bench.cordons.look()
+    bench.api.cordoned = Unreachable("away")
+    await bench.cordons.look()
+    assert bench.cordons.nodes == {"node-2"}
+
+
+async def test_a_missing_right_is_noted_until_it_is_there_and_does_no_harm_to_pools() -> None:
+    bench = Bench()
+    bench.api.cordoned = Refused("list", NODES, "", status=403, message="no")
+    for _ in range(2):
+        await bench.cordons.look()
+    assert len(bench.denials) == 1
+    assert bench.denials.of_runners("pools") == ""
+    bench.api.cordoned = []
+    await bench.cordons.look()
+    assert len(bench.denials) == 0
+
+
+async def test_without_runners_nobody_is_asked_and_no_node_is_remembered() -> None:
+    bench = Bench()
+    bench.api.cordoned = ["node-2"]
+    await bench.cordons.look()
+    bench.needed = False
+    await bench.cordons.look()
+    assert len(bench.api.asked) == 1
+    assert bench.cordons.nodes == frozenset()
