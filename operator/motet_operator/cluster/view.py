@@ -65,7 +65,7 @@ class Reader(Generic[Parsed]):
                 f"{where}: {problem['msg']}. This operator is of another version than the resource definitions: "
                 "bring both to the same one, or change the field."
             )
-        except Exception as error:  # noqa: BLE001 - whatever one object holds, the others go on
+        except Exception as error:  # whatever one object holds, the others go on
             return Unreadable(f"cannot be read: {type(error).__name__}: {error}")
 
 
