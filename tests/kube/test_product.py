@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -288,6 +289,44 @@ def _everything(product: Product) -> dict[str, bool]:
             "pods", f"--namespace={namespace}", "--selector=app.kubernetes.io/part-of=motet"
         )
     }
+
+
+@dataclass(frozen=True)
+class Steadfast(Product):
+    """Goes on with the gateway it knew, as kube-proxy does while the API server is away."""
+
+    known: str = ""
+
+    def gateway(self) -> str:
+        return self.known
+
+
+async def test_row_2_while_the_api_server_is_away_everybody_is_served(product: Product) -> None:
+    cluster, apiserver = product.cluster, product.cluster.apiserver
+    if apiserver is None:
+        pytest.skip("the API server of an existing cluster is not ours to stop")
+
+    def leaders() -> list[str]:
+        leases = cluster.items("leases", f"--namespace={SYSTEM}")
+        return sorted(one["spec"]["holderIdentity"] for one in leases)
+
+    def starts() -> dict[str, int]:
+        pods = [*cluster.items("pods", f"--namespace={SYSTEM}"), *product.runners()]
+        return {pod["metadata"]["name"]: pod["status"]["containerStatuses"][0]["restartCount"] for pod in pods}
+
+    before = leaders(), starts()
+    known = Steadfast(cluster, product.gateway())
+    apiserver.kill()
+    try:
+        async with Load(known, 4, tokens=60) as load:
+            await asyncio.sleep(13)  # who leads is sure of it for ten
+    finally:
+        await asyncio.to_thread(apiserver.start)
+    load.assert_nobody_noticed()
+    print(f"{len(load.answers)} answers while the API server was away")
+    _bring_storyteller(product, "afterwards")
+    cluster.kubectl("delete", "namespace", "afterwards", "--timeout=30s")
+    assert (leaders(), starts()) == before, "nobody ended for it"
 
 
 async def test_row_20_a_runner_that_is_killed_costs_its_clients_a_pause(

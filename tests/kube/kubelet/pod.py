@@ -35,6 +35,7 @@ class PodWorker:
         self._dirty = asyncio.Event()
         self._finished = asyncio.Event()
         self._sent: Object = {}
+        self._disputed = False
         self.grace_s: float = pod["spec"].get("terminationGracePeriodSeconds", 30)
         """What containers get to end, once they are to."""
         self.init, self.containers = self._make_containers()
@@ -69,6 +70,8 @@ class PodWorker:
     def update(self, pod: Object) -> None:
         """The API server has another version of it."""
         self._pod = pod
+        # The node controller calls the pods of a silent node unready, and leaves the rest to whoever knows better.
+        self._disputed |= bool(self._sent) and _is_ready(pod["status"]) != _is_ready(self._sent)
         self._dirty.set()
         if "deletionTimestamp" in pod["metadata"]:
             self._stop(pod["metadata"].get("deletionGracePeriodSeconds", 30))
@@ -260,7 +263,9 @@ class PodWorker:
             self._dirty.clear()
             last = self._finished.is_set()
             said = self.status()
-            if said != self._sent and not await self._send(said):
+            disputed, self._disputed = self._disputed, False
+            if (said != self._sent or disputed) and not await self._send(said):
+                self._disputed |= disputed
                 continue
             if last:
                 return
@@ -303,6 +308,10 @@ class PodWorker:
             except (OSError, TimeoutError):
                 pass
             await asyncio.sleep(0.2)
+
+
+def _is_ready(status: Object) -> bool:
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in status.get("conditions") or ())
 
 
 def _settle(seen: Seen, *, ended_early: bool = False) -> None:
