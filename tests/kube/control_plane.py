@@ -32,7 +32,7 @@ rules: [{level: Metadata}]
 
 
 @contextmanager
-def control_plane(folder: Path, network: Network, *, node_grace_s: int = 8) -> Iterator[Cluster]:
+def control_plane(folder: Path, network: Network, *, node_grace_s: int = 16) -> Iterator[Cluster]:
     """Start one and wait until it is ready; raises AssertionError with the logs when it does not get there. A node that
     has been silent for `node_grace_s` counts as lost."""
     tools = {tool: found for tool in NEEDED if (found := find(tool)) is not None}
@@ -43,7 +43,9 @@ def control_plane(folder: Path, network: Network, *, node_grace_s: int = 8) -> I
         children.enter_context(plane.controller_manager())
         admin = identity(plane.authority, folder, "admin", "system:masters")
         cluster = Cluster(admin, folder, tools["kubectl"], plane.audit_log, network, plane.authority, apiserver)
-        cluster.wait_for(lambda: cluster.get("serviceaccount", "default"), "the first ServiceAccount")
+        first = "/api/v1/namespaces/default/serviceaccounts/default"
+        # Also makes what `call` keeps, before threads ask for it.
+        cluster.wait_for(lambda: cluster.call("GET", first), "the first ServiceAccount")
         yield cluster
 
 

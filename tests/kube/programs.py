@@ -50,7 +50,7 @@ class Program:
         return self._process.pid
 
     def start(self, *, wait: bool = True) -> None:
-        """Raises AssertionError with the end of the log when it does not become ready."""
+        """Raises AssertionError with the end of the log when it does not become ready, and has ended it then."""
         with self.log.open("ab") as output, self._network.inside():
             self._process = subprocess.Popen(
                 self._command,
@@ -61,8 +61,13 @@ class Program:
                 env=self._env,
                 cwd=self._cwd,
             )
-        if wait:
+        if not wait:
+            return
+        try:
             self.wait_until_ready()
+        except BaseException:
+            self.kill()  # or the next on its port would be taken for ready
+            raise
 
     def wait_until_ready(self, within_s: float = START_WITHIN_S) -> None:
         deadline = time.monotonic() + within_s

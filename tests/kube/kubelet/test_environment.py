@@ -115,8 +115,12 @@ def test_a_container_gets_what_its_manifest_names(pods: Pods) -> None:
 def test_service_links_can_be_refused_and_nothing_of_this_process_leaks(
     pods: Pods, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    refused = {"name": "refused", "namespace": pods.namespace}
+    service = {"apiVersion": "v1", "kind": "Service", "metadata": refused}
+    pods.cluster.apply({**service, "spec": {"ports": [{"port": 8000}]}})
+    pods.cluster.wait_for(lambda: "REFUSED_SERVICE_PORT" in pods.finish(python(PRINT)), "a link")
     said = json.loads(pods.finish(python(PRINT), enableServiceLinks=False))
-    assert not [name for name in said if name.startswith("GIVEN")]
+    assert not [name for name in said if name.startswith("REFUSED")]
     assert set(said) <= {
         *("PATH", "HOSTNAME", "HOME", "PWD", "LC_CTYPE"),
         *("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT", "KUBERNETES_SERVICE_PORT_HTTPS"),

@@ -21,7 +21,7 @@ def ready(cluster: Cluster, name: str) -> str:
 
 
 def test_a_node_is_ready_and_renews_its_lease(cluster: Cluster, node: Node) -> None:
-    assert ready(cluster, node.name) == "True"
+    cluster.wait_for(lambda: ready(cluster, node.name) == "True", "its condition")
 
     def renewed() -> str:
         return str(cluster.get("lease", node.name, "--namespace=kube-node-lease")["spec"]["renewTime"])
@@ -52,21 +52,23 @@ def test_logs_are_cut_and_followed(pods: Pods) -> None:
 
 
 def test_nobody_reads_logs_past_the_api_server(cluster: Cluster, node: Node) -> None:
+    logs = f"https://{node.address}:10250/containerLogs/a/b/c"
     asked = subprocess.run(
-        ["curl", "--silent", "--insecure", "--max-time", "5", f"https://{node.address}:10250/containerLogs/a/b/c"],
+        # Whose certificates are part of the handshake: later versions of TLS refuse after it.
+        ["curl", "--silent", "--insecure", "--tls-max", "1.2", "--max-time", "20", logs],
         check=False,
         capture_output=True,
     )
-    assert asked.returncode != 0
+    assert asked.returncode == 35, "not refused in the handshake"
 
 
 def test_a_frozen_container_is_alive_and_silent(pods: Pods, node: Node) -> None:
     name = pods.run(shell("while :; do date +%N; sleep 0.05; done"))
     pods.wait_ready(name)
     node.pause(pods.path(name))
-    time.sleep(0.2)
+    time.sleep(1)
     before = pods.logs(name)
-    time.sleep(0.3)
+    time.sleep(1)
     assert pods.logs(name) == before
     node.resume(pods.path(name))
     pods.cluster.wait_for(lambda: len(pods.logs(name)) > len(before), "its awakening")
@@ -160,7 +162,7 @@ def test_the_pods_of_a_silent_node_are_replaced_and_go_when_it_speaks_again(pods
         # It goes to the node with fewer pods, which is the new one.
         cluster.wait_for(lambda: running() == [other.name], "the pod")
         with other.silent():
-            cluster.wait_for(lambda: ready(cluster, other.name) == "Unknown", "the controllers to notice", within_s=30)
+            cluster.wait_for(lambda: ready(cluster, other.name) == "Unknown", "the controllers to notice", within_s=60)
             cluster.wait_for(lambda: "node-1" in running(), "a replacement")
             assert other.name in running()  # nobody knows better
         cluster.wait_for(lambda: ready(cluster, other.name) == "True", "its return")
@@ -178,9 +180,9 @@ def test_a_node_that_lost_its_power_starts_its_pods_again(pods: Pods, cluster: C
         mark = f"lost-{time.monotonic_ns()}"
         name = pods.run(shell(f"MARK={mark} sleep 600 & {IDLE}"), nodeSelector={"zone": "lost"})
         pods.wait_ready(name)
-        assert marked(mark) == 1
+        cluster.wait_for(lambda: marked(mark) == 1, "its process")
         other.lose()
-        cluster.wait_for(lambda: not marked(mark), "the end of all its processes", within_s=5)
+        cluster.wait_for(lambda: not marked(mark), "the end of all its processes")
         other.program.start()
         pods.cluster.wait_for(lambda: pods.container(name)["restartCount"] == 1, "the restart")
         pods.wait_ready(name)
@@ -190,12 +192,16 @@ def test_a_node_that_lost_its_power_starts_its_pods_again(pods: Pods, cluster: C
 def test_pods_run_on_while_the_api_server_is_away(pods: Pods, cluster: Cluster, node: Node) -> None:
     name = pods.run(shell(IDLE))
     pods.wait_ready(name)
+    node.execute(pods.path(name), "touch", "/tmp/first-run")
     assert cluster.apiserver is not None
     cluster.apiserver.kill()
     try:
         node.kill(pods.path(name))
-        time.sleep(0.5)
-        assert node.execute(pods.path(name), "true")[0] == 0  # started again without asking anybody
+
+        def runs_again() -> bool:
+            return node.execute(pods.path(name), "test", "!", "-e", "/tmp/first-run")[0] == 0
+
+        cluster.wait_for(runs_again, "another run, without asking anybody")
     finally:
         cluster.apiserver.start()
     cluster.wait_for(lambda: pods.container(name)["restartCount"] == 1, "the news of it")

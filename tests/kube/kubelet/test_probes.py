@@ -38,6 +38,11 @@ def file_exists(name: str, **more: int) -> dict[str, Any]:
     return {"exec": {"command": ["test", "-e", f"/tmp/{name}"]}, "periodSeconds": 1, **more}
 
 
+def wait_refused(pods: Pods, name: str) -> None:
+    """Until a readiness probe has been heard and said no."""
+    pods.cluster.wait_for(lambda: "Readiness probe failed" in str(pods.events(name)), "the probe's no")
+
+
 def restarts(pods: Pods, name: str) -> int:
     count: int = pods.container(name)["restartCount"]
     return count
@@ -47,10 +52,9 @@ def test_a_container_is_ready_when_its_probe_says_so_and_not_ready_when_it_no_lo
     pods: Pods, node: Node
 ) -> None:
     name = pods.run(shell(IDLE, readinessProbe=file_exists("ready", failureThreshold=1)))
-    pods.wait_phase(name, "Running")
-    time.sleep(0.5)
+    wait_refused(pods, name)
     assert pods.condition(name, "Ready")["status"] == "False"
-    assert pods.container(name)["started"] is True
+    pods.cluster.wait_for(lambda: pods.container(name)["started"], "its start")
     node.execute(pods.path(name), "touch", "/tmp/ready")
     pods.wait_ready(name)
     node.execute(pods.path(name), "rm", "/tmp/ready")
@@ -114,7 +118,7 @@ def test_a_server_is_ready_when_it_answers(pods: Pods, probe: dict[str, Any], re
     if ready:
         pods.wait_ready(name)
     else:
-        time.sleep(0.5)
+        wait_refused(pods, name)
         assert pods.container(name)["ready"] is False
 
 
@@ -136,7 +140,7 @@ def test_a_probe_that_takes_too_long_has_failed(pods: Pods) -> None:
 
 
 def test_a_hook_after_the_start_comes_before_readiness(pods: Pods) -> None:
-    hook = {"postStart": {"exec": {"command": ["sh", "-c", "sleep 1; touch /tmp/hooked"]}}}
+    hook = {"postStart": {"exec": {"command": ["sh", "-c", "sleep 5; touch /tmp/hooked"]}}}
     name = pods.run(shell(IDLE, lifecycle=hook))
     pods.wait_phase(name, "Running")
     assert pods.container(name)["ready"] is False

@@ -92,9 +92,9 @@ def test_whatever_a_container_started_ends_with_it(pods: Pods) -> None:
     def left() -> int:
         return sum(environment_of(stat.identity.pid).get("MARK") == mark for stat in all_stats() if not stat.dead)
 
-    assert left() == 2
+    pods.cluster.wait_for(lambda: left() == 2, "its processes")
     pods.delete(name)
-    pods.cluster.wait_for(lambda: left() == 0, "the end of its processes", within_s=5)
+    pods.cluster.wait_for(lambda: left() == 0, "the end of its processes")
 
 
 def test_a_pod_that_never_started_goes_at_once(pods: Pods) -> None:
@@ -126,13 +126,13 @@ def test_a_pod_that_is_ending_gets_no_new_requests_while_it_finishes_its_old_one
         "spec": {"selector": {"app": "ending"}, "clusterIP": "None", "ports": [{"port": 8000}]},
     }
     pods.cluster.apply(service)
-    container = shell(IDLE, lifecycle={"preStop": {"sleep": {"seconds": 3}}})
+    container = shell(IDLE, lifecycle={"preStop": {"sleep": {"seconds": 10}}})
     name = pods.run(container, labels={"app": "ending"}, terminationGracePeriodSeconds=30)
     pods.wait_ready(name)
     address = pods.status(name)["podIP"]
     pods.cluster.wait_for(lambda: pods.cluster.addresses("ending", pods.namespace) == [address], "the endpoint")
     pods.delete(name, "--wait=false")
-    pods.cluster.wait_for(lambda: not pods.cluster.addresses("ending", pods.namespace), "its going", within_s=3)
+    pods.cluster.wait_for(lambda: not pods.cluster.addresses("ending", pods.namespace), "its going", within_s=10)
     assert "running" in pods.container(name)["state"]
     (one,) = pods.cluster.items(
         "endpointslices", f"--namespace={pods.namespace}", "--selector=kubernetes.io/service-name=ending"
