@@ -42,9 +42,10 @@ class Cut:
 
 @dataclass
 class Drip:
-    """A byte now and then."""
+    """A byte now and then, or a few."""
 
     every: float = 0.05
+    bytes: int = 1
 
 
 @dataclass
@@ -90,6 +91,9 @@ class WebServer:
         self.authorization = ""
         """What every request must bring."""
 
+        self.private: dict[str, str] = {}
+        """What requests must bring that have this in their path: {"/org/name/": "Bearer x"}."""
+
         self.asked: list[Asked] = []
         self.sent = 0
         self.open = 0
@@ -109,7 +113,8 @@ class WebServer:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         self.asked.append(Asked(request.method, request.path, {k.lower(): v for k, v in request.headers.items()}))
-        if self.authorization and request.headers.get("authorization") != self.authorization:
+        wanted = [self.authorization, *(said for part, said in self.private.items() if part in f"{request.path}/")]
+        if any(one and one != request.headers.get("authorization") for one in wanted):
             return self.unauthorized()
         self.open += 1
         try:
@@ -165,8 +170,8 @@ class WebServer:
         if isinstance(fault, Short):
             stop -= fault.missing
         if isinstance(fault, Drip):
-            for byte in body:
-                await response.write(bytes([byte]))
+            for at in range(0, len(body), fault.bytes):
+                await response.write(body[at : at + fault.bytes])
                 await asyncio.sleep(fault.every)
         if isinstance(fault, Endless):
             while True:
@@ -303,8 +308,8 @@ async def web_server(folder: Path, host: str = "127.0.0.1") -> AsyncIterator[Web
 
 
 @asynccontextmanager
-async def hub_server(folder: Path) -> AsyncIterator[HubServer]:
-    async with _running(folder / "hub", HubServer) as server:
+async def hub_server(folder: Path, host: str = "127.0.0.1") -> AsyncIterator[HubServer]:
+    async with _running(folder / "hub", HubServer, host) as server:
         assert isinstance(server, HubServer)
         yield server
 

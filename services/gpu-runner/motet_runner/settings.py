@@ -99,8 +99,13 @@ class Settings(BaseSettings):
     """A fetch that brings less than 1 KiB/s over so long is broken off, and gone on with later; before the time
     scale."""
 
+    fetch_kib_per_second: int = Field(1024, ge=1)
+    """What a source must give on average: a fetch that takes longer than its largest allowed size would at this rate is
+    broken off, makes way for others, and is gone on with later."""
+
     fetches_at_once: int = Field(4, ge=1, le=64)
-    """Adapters fetched from hubs and the web at a time, and shards of a base model."""
+    """Adapters fetched from hubs and the web at a time, of one namespace always one fewer; and shards of a base
+    model."""
 
     manifests: str = ""
     """The folder of manifests whose Secrets open sources; the local stack sets it. Empty: the API server's Secrets."""

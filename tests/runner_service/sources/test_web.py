@@ -1,12 +1,15 @@
 """Adapters from the web: a real server over TLS, the real child, and what goes wrong between them."""
 
+import asyncio
 import gzip
+import hashlib
 import json
 
 import pytest
 
 from motet.digest import adapter_digest
 from motet.errors import AdapterFetchFailed, AdapterIncompatible
+from motet_runner.sources.fetching import Remote
 from tests.support.runners import write_adapter
 from tests.support.sources import Answer, Cut, Drip, Encoded, Endless, Short, web_server
 
@@ -67,6 +70,48 @@ async def test_a_server_that_drips_is_given_up(web, bench, adapter):
     with pytest.raises(AdapterFetchFailed, match=r"gave \d+ bytes in") as failed:
         await bench.fetch(source)
     assert failed.value.retry_after > 0
+
+
+async def test_a_server_that_drips_just_enough_makes_way_in_the_end(web, bench, adapter):
+    """Its fetch fails with what came, and goes on from there."""
+    bench.settings |= {"fetch_stall_seconds": 10}
+    source = web.put("/pirate/", adapter)
+    web.faults[WEIGHTS] = Drip(bytes=300)
+    with pytest.raises(AdapterFetchFailed, match=r"in 5 s.*served faster.*FETCH_KIB_PER_SECOND") as failed:
+        await bench.fetch(source)
+    assert failed.value.retry_after > 0
+    came = sum(path.stat().st_size for path in bench.partial())
+    web.faults.clear()
+    await bench.fetch(source)
+    assert came > len(web.files[CONFIG])
+    assert web.sent < sum(len(body) for body in web.files.values())
+
+
+@pytest.mark.parametrize("at_once", [2, 4])
+async def test_a_tenant_whose_servers_drip_leaves_room_for_others(web, bench, adapter, tmp_path, at_once):
+    bench.settings |= {"fetches_at_once": at_once}
+    sources = bench.sources
+    dripping = [web.put(f"/slow-{number}/", adapter) for number in range(at_once + 1)]
+    for number in range(at_once + 1):
+        web.faults[f"/slow-{number}/adapter_model.safetensors"] = Drip(bytes=200)
+
+    def fetch(uri, tenant):
+        into = tmp_path / hashlib.sha256(uri.encode()).hexdigest()
+        return sources.bring("adapter", Remote(uri=uri, max_bytes=1 << 20), into, lambda *_: None, whose=tenant)
+
+    slow = [asyncio.create_task(fetch(uri, "tenant-a")) for uri in dripping]
+    try:
+        async with asyncio.timeout(10):
+            while web.open < at_once - 1:
+                await asyncio.sleep(0.02)
+        async with asyncio.timeout(10):
+            await fetch(web.put("/quick/", adapter), "tenant-b")
+        assert len({one.path for one in web.asked if "slow" in one.path and one.path.endswith(".json")}) == at_once - 1
+        assert not any(one.done() for one in slow)
+    finally:
+        for one in slow:
+            one.cancel()
+        await asyncio.gather(*slow, return_exceptions=True)
 
 
 async def test_row_34_a_gzip_bomb_is_refused_unopened(web, bench, adapter):

@@ -328,7 +328,8 @@ class Fetcher:
             async with self._sources.place_for(remote, apart=wanted.namespace) as folder:
                 fetched = await asyncio.to_thread(self._cached, wanted)
                 if fetched is None:  # else another runner of this machine has brought it meanwhile
-                    await self._sources.bring("adapter", remote, folder, partial(self._heard, wanted))
+                    heard = partial(self._heard, wanted)
+                    await self._sources.bring("adapter", remote, folder, heard, whose=wanted.namespace)
                     fetched = await asyncio.to_thread(self._cache.adopt, folder, wanted.expected, wanted.source)
                     await asyncio.to_thread(self._cache.remember_origin, fetched.folder, wanted.origin)
         finally:

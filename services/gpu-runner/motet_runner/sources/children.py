@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from weakref import WeakValueDictionary
 
 import orjson
 import structlog
@@ -28,18 +29,33 @@ class Children:
     def __init__(self, metrics: Metrics, *, at_once: int) -> None:
         self._metrics = metrics
         self._turn = asyncio.Semaphore(at_once)
+        self._most_of_one = max(1, at_once - 1)
+        self._own_turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        """By namespace, while it has fetches that run or wait."""
 
-    async def fetch(self, order: Order, heard: Heard) -> None:
+    async def fetch(self, order: Order, heard: Heard, *, whose: str = "") -> None:
         """Bring an order's files into its folder. Raises AdapterFetchFailed. Cancelling ends the child."""
-        async with self._turn:
+        own_turn = self._own_turns.setdefault(whose, asyncio.Semaphore(self._most_of_one))
+        async with own_turn, self._turn:
             self._metrics.under_way.labels(order.what).inc()
             try:
-                await self._run(order, heard)
+                await self._run_in_time(order, heard)
             except AdapterFetchFailed as failure:
                 self._metrics.failures.labels(order.what, failure.reason or "FetchFailed").inc()
                 raise
             finally:
                 self._metrics.under_way.labels(order.what).dec()
+
+    async def _run_in_time(self, order: Order, heard: Heard) -> None:
+        longest = order.longest_seconds
+        try:
+            async with asyncio.timeout(longest):
+                await self._run(order, heard)
+        except TimeoutError:
+            raise passing(
+                f"{order.uri} did not come whole in {longest:.0f} s; what came is gone on with later. Put it where it "
+                "is served faster; how slow a source may be is the platform's MOTET_RUNNER_FETCH_KIB_PER_SECOND."
+            ) from None
 
     async def _run(self, order: Order, heard: Heard) -> None:
         process = await asyncio.create_subprocess_exec(

@@ -38,6 +38,7 @@ class Sources:
         self.partial = process.cache_dir.absolute() / "partial"
         self._children = Children(self.metrics, at_once=settings.fetches_at_once)
         self._stall_seconds = settings.fetch_stall_seconds * process.time_scale
+        self._slowest = settings.fetch_kib_per_second << 10
         self._parallel = settings.fetches_at_once
         self._access = Access(
             hub_endpoint=settings.hub_endpoint,
@@ -66,8 +67,10 @@ class Sources:
             else:
                 shutil.rmtree(folder, ignore_errors=True)
 
-    async def bring(self, what: Literal["adapter", "model"], remote: Remote, into: Path, heard: Heard) -> None:
-        """Have a child bring the files. Raises AdapterFetchFailed."""
+    async def bring(
+        self, what: Literal["adapter", "model"], remote: Remote, into: Path, heard: Heard, *, whose: str = ""
+    ) -> None:
+        """Have a child bring the files. Raises AdapterFetchFailed. No namespace's fetches take every turn there is."""
         order = Order(
             what=what,
             uri=remote.uri,
@@ -76,10 +79,11 @@ class Sources:
             max_bytes=remote.max_bytes,
             into=str(into),
             stall_seconds=self._stall_seconds,
+            slowest=self._slowest,
             parallel=self._parallel,
             access=self._access,
         )
-        await self._children.fetch(order, heard)
+        await self._children.fetch(order, heard, whose=whose)
 
 
 def may_go_on(failure: AdapterFetchFailed) -> bool:

@@ -35,9 +35,16 @@ class Order:
 
     max_bytes: int
     stall_seconds: float
+    slowest: int
+    """Bytes a second, on average over the whole fetch."""
+
     parallel: int = 1
     parent: int = 0
     access: Access = Access()
+
+    @property
+    def longest_seconds(self) -> float:
+        return 4 * self.stall_seconds + self.max_bytes / self.slowest
 
     def encoded(self) -> bytes:
         return orjson.dumps(asdict(self)) + b"\n"
