@@ -383,7 +383,7 @@ async def test_row_44_a_node_with_the_only_runner_is_drained_under_load_without_
             took = time.monotonic() - began
             await asyncio.to_thread(_wait_for_the_only_runner_on, product, "node-1")
         load.assert_nobody_noticed()
-        assert min(len(names) for names in serving) == 1, serving
+        assert min(len(names) for names in serving) >= 1, serving
         assert cluster.items("pods", "--all-namespaces", f"--field-selector=spec.nodeName={second.name}") == []
         evictions = [
             entry["responseStatus"]["code"]
