@@ -52,7 +52,7 @@ class Cordons:
             self._complain(error)
             return
         self._problem = ""
-        self._denials.clear("list", NODES, "")
+        self._denials.clear(NODES, "")
         self._now(frozenset(node["metadata"]["name"] for node in found))
 
     def _now(self, nodes: frozenset[str]) -> None:

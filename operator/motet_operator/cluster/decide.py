@@ -2,8 +2,8 @@
 its memory of the round before, which only saves work."""
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from motet.model import ObjectName
@@ -23,6 +23,7 @@ from motet_operator.cluster.kinds import (
     uid_of,
     version_of,
 )
+from motet_operator.cluster.obstacles import Obstacles, hindered, told
 from motet_operator.cluster.statuses import adapter_status, pool_status, unreadable_status
 from motet_operator.cluster.view import (
     DELETION_COST,
@@ -57,20 +58,19 @@ from motet_operator.reconcile import (
     AdapterKnowledge,
     AdapterStatus,
     Advice,
-    Condition,
     Event,
     Memory,
     Plan,
-    PoolStatus,
     RunnerSet,
     View,
     reconcile,
 )
-from motet_operator.reconcile.conditions import no, progress, settle
 from motet_operator.sync import Condemned
 
 NO_FILES = {"file": "name a claim of the pool's adapterVolumes under persistentVolumeClaim, or use hf:// or https://"}
 """A path means nothing where runners may be on any node."""
+
+NO_OBSTACLES = Obstacles()
 
 Snapshot = Mapping[Kind, Mapping[Key, Object]]
 
@@ -100,10 +100,7 @@ class Decision:
 
 
 class Decider:
-    def __init__(
-        self, pool_namespaces: Collection[str], denied: Callable[[str], str], condemned_patience: timedelta
-    ) -> None:
-        """`denied` says why runners in a namespace cannot be what they should be, or nothing."""
+    def __init__(self, pool_namespaces: Collection[str], condemned_patience: timedelta) -> None:
         self._pools = Reader(POOLS, lambda it: read_pool(it, prepared=lambda name: name in pool_namespaces))
         self._adapters = Reader(ADAPTERS, read_adapter)
         self._labels = Reader(NAMESPACES, read_labels)
@@ -111,7 +108,6 @@ class Decider:
         self._sets = Reader(DEPLOYMENTS, read_runner_set)
         self._memory = Memory()
         self._documents: dict[ObjectName, tuple[AdapterStatus, Object]] = {}
-        self._denied = denied
         self._patience = condemned_patience
 
     def decide(
@@ -121,6 +117,8 @@ class Decider:
         platform: PlatformTemplate,
         now: datetime,
         cordoned: Collection[str] = (),
+        *,
+        obstacles: Obstacles = NO_OBSTACLES,
     ) -> Decision:
         """`cordoned` are the nodes that take no new pods."""
         pools = self._pools(_declared(snapshot[POOLS]))
@@ -144,7 +142,8 @@ class Decider:
             platform=platform.digest,
             refused_schemes=NO_FILES,
         )
-        plan = self._with_denials(reconcile(view, self._memory), view)
+        plan = reconcile(view, self._memory)
+        plan = told(plan, view, hindered(plan, view, snapshot, obstacles))
         writes: list[Write] = [
             *self._statuses(plan, snapshot, word),
             *_unreadable(POOLS, pools, snapshot, now),
@@ -158,24 +157,6 @@ class Decider:
         for (_, name), labels in self._labels(snapshot[NAMESPACES]).items():
             if not isinstance(labels, Unreadable):
                 yield name, labels
-
-    def _with_denials(self, plan: Plan, view: View) -> Plan:
-        """A pool whose runners we are not allowed to touch says which right is missing."""
-        why = {pool.name: self._denied(pool.name.namespace) for pool in plan.pools}
-        if not any(why.values()):
-            return plan
-        before = {pool.resource.object_name: pool for pool in view.pools}
-        pools = tuple(
-            _denied(status, why[status.name], before[status.name].conditions, view.now) if why[status.name] else status
-            for status in plan.pools
-        )
-        events = [event for event in plan.events if event.kind != POOLS.name or not why[event.name]]
-        events += [
-            Event(kind=POOLS.name, name=name, type="Warning", reason="PermissionDenied", message=sentence)
-            for name, sentence in why.items()
-            if sentence and not _said(before[name].conditions, "PermissionDenied")
-        ]
-        return replace(plan, pools=pools, events=tuple(events))
 
     def _statuses(self, plan: Plan, snapshot: Snapshot, word: SchedulersWord) -> Iterable[Write]:
         events: dict[tuple[str, ObjectName], list[Event]] = defaultdict(list)
@@ -199,20 +180,6 @@ class Decider:
 def _declared(objects: Mapping[Key, Object]) -> Mapping[Key, Object]:
     """Without those that are on their way out."""
     return {key: it for key, it in objects.items() if "deletionTimestamp" not in it["metadata"]}
-
-
-def _said(conditions: Iterable[Condition], reason: str) -> bool:
-    return any(one.type == "Ready" and one.reason == reason for one in conditions)
-
-
-def _denied(status: PoolStatus, why: str, before: Iterable[Condition], now: datetime) -> PoolStatus:
-    problem = no("Ready", "PermissionDenied", why)
-    others = [one for one in status.conditions if one.type not in ("Ready", "Reconciling", "Stalled", "Progressing")]
-    found = (*others, no("Progressing", problem.reason, why), problem, *progress(stalled=problem))
-    return replace(
-        status,
-        conditions=settle(found, before, now=now, generation=status.observed_generation),
-    )
 
 
 def _status(

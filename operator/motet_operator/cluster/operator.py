@@ -17,7 +17,7 @@ from motet.lease import Election
 from motet.service import run_until
 from motet.settings import Addresses, LeaseSettings, ProcessSettings
 from motet.tasks import together
-from motet_operator.cluster.api import Api, Refused
+from motet_operator.cluster.api import Api
 from motet_operator.cluster.cache import Cache
 from motet_operator.cluster.catalog import Continuity
 from motet_operator.cluster.cordons import Cordons
@@ -27,6 +27,7 @@ from motet_operator.cluster.deployments import PlatformTemplate, read_template
 from motet_operator.cluster.events import EventWriter
 from motet_operator.cluster.kinds import CHILDREN, OURS, PODS, Kind, Object
 from motet_operator.cluster.limiter import Limiter
+from motet_operator.cluster.obstacles import Obstacle
 from motet_operator.cluster.resync import Resync
 from motet_operator.cluster.watch import Engine, Heard, What
 from motet_operator.cluster.writer import Writer
@@ -65,7 +66,6 @@ class ClusterOperator:
         self._heard = Heard()
         self._decider = Decider(
             settings.pool_namespaces,
-            self._denials.of_runners,
             timedelta(seconds=settings.condemned_seconds * self._scale),
         )
         self._platform = read_template(settings.runner_template)
@@ -214,12 +214,13 @@ class ClusterOperator:
 
     async def _round(self) -> float | None:
         """Returns the seconds after which something happens by itself."""
+        obstacles = self._denials.standing()
         snapshot = await self._continuity.complete(self._cache.snapshot())
         now = datetime.now(UTC).replace(microsecond=0)
         word = self._scheduler_said()
         # In a thread: with ten thousand adapters a round takes a while, and watches and the Lease must not wait.
         decision = await asyncio.to_thread(
-            self._decider.decide, snapshot, word, self._platform, now, self._cordons.nodes
+            self._decider.decide, snapshot, word, self._platform, now, self._cordons.nodes, obstacles=obstacles
         )
         self._count(decision)
         if self._holds():
@@ -246,14 +247,14 @@ class ClusterOperator:
                 if (it := self._cache.get(write.kind, write.object)) is not None:
                     self._events.say(write.kind, it, event.type, event.reason, event.message)
 
-    def _denied(self, write: Write, error: Refused) -> None:
+    def _denied(self, write: Write, obstacle: Obstacle) -> None:
         """Said where its owner looks: on the pool whose runners it is about, else on the object itself."""
         self._wake.set()
         kind, key = write.key.kind, write.key.object
-        if kind in CHILDREN:
+        if kind in CHILDREN or obstacle.reason != "PermissionDenied":
             return  # the pool's own conditions tell, and their event
         if (it := self._cache.get(kind, key)) is not None:
-            self._events.say(kind, it, "Warning", "PermissionDenied", self._denials.sentence(error))
+            self._events.say(kind, it, "Warning", obstacle.reason, obstacle.message)
 
     def _count(self, decision: Decision) -> None:
         kinds: tuple[tuple[str, tuple[PoolStatus, ...] | tuple[AdapterStatus, ...]], ...] = (

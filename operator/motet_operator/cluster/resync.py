@@ -109,7 +109,7 @@ class Resync:
             self._complain(place, error)
             return False
         self._problems.pop(place, None)
-        self._denials.clear("list", kind, namespace)
+        self._denials.clear(kind, namespace)
         if kind in self.missing:
             self.missing.discard(kind)
             log.info("a kind is served again", kind=kind.name)

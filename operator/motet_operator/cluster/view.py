@@ -273,4 +273,12 @@ def read_runner_set(deployment: Object) -> RunnerSet:
         template=RunnerTemplate(group=pool, model_uri=""),
         replicas=cast("int", (deployment.get("spec") or {}).get("replicas", 1)),
         drain_seconds=float(seconds) if seconds.replace(".", "", 1).isdigit() else 0.0,
+        trouble=next(
+            (
+                one.get("message") or one.get("reason", "")
+                for one in (deployment.get("status") or {}).get("conditions") or ()
+                if one["type"] == "ReplicaFailure" and one["status"] == "True"
+            ),
+            "",
+        ),
     )

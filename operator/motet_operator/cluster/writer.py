@@ -9,12 +9,19 @@ from motet.clock import monotonic
 from motet.kube import Unreachable
 from motet_operator.cluster.api import Api, Refused
 from motet_operator.cluster.cache import Cache
-from motet_operator.cluster.denials import Denials
+from motet_operator.cluster.denials import Denials, permission, refusal
+from motet_operator.cluster.obstacles import Obstacle
 from motet_operator.cluster.queue import FIRST_WAIT_SECONDS, LAST_WAIT_SECONDS, WorkQueue
 from motet_operator.cluster.writes import Write, WriteKey
 from motet_operator.metrics import ClusterMetrics
 
 log = structlog.get_logger(__name__)
+
+PATIENCE = 3
+"""A write that has failed more often in a row is told of: a conflict that passes by itself is no news to anybody."""
+
+AUTHORIZERS = '" cannot '
+"""What everybody who decides about rights says after the user's name. Admission answers 403, too, in other words."""
 
 
 class Writer:
@@ -27,7 +34,7 @@ class Writer:
         *,
         leading: Callable[[], bool],
         written: Callable[[Write], None],
-        denied: Callable[[Write, Refused], None],
+        denied: Callable[[Write, Obstacle], None],
         time_scale: float = 1.0,
     ) -> None:
         self._api, self._cache, self._denials, self._metrics = api, cache, denials, metrics
@@ -47,6 +54,7 @@ class Writer:
         for key in [key for key in self._wanted if key not in writes]:
             del self._wanted[key]
             self._queue.drop(key)
+            self._denials.forget(key)
         for key, write in writes.items():
             if self._wanted.get(key) != write:
                 self._wanted[key] = write
@@ -90,11 +98,12 @@ class Writer:
             await write.carry_out(self._api, self._cache)
         except Refused as error:
             outcome = _outcome(error)
-            if outcome == "forbidden" and self._denials.note(error):
-                log.warning("the operator lacks a right", write=str(key), error=error.message)
-                self._denied(write, error)
-            elif outcome not in ("gone", "forbidden"):
+            if outcome == "forbidden":
+                self._hinder(key, write, permission(error))
+            elif outcome != "gone":
                 log.info("a write was refused", write=str(key), status=error.status, error=error.message[:300])
+            if outcome in ("conflict", "refused") and self._queue.failures(key) >= PATIENCE:
+                self._hinder(key, write, refusal(error))
         except Unreachable as error:
             outcome = "unreachable"
             log.debug("the API server did not answer", write=str(key), error=str(error))
@@ -103,7 +112,6 @@ class Writer:
             log.exception("a write failed", write=str(key))
         self._metrics.writes.labels(key.what, outcome).inc()
         if outcome == "done":
-            self._denials.clear(write.verb, key.kind, key.object[0], subresource=key.what == "status")
             self._finish(key, write)
             self._written(write)
         elif outcome == "gone":
@@ -113,7 +121,13 @@ class Writer:
             self._more.set()  # somebody who sleeps may have to wake earlier
         self._metrics.queue_depth.set(self.depth)
 
+    def _hinder(self, key: WriteKey, write: Write, obstacle: Obstacle) -> None:
+        if self._wanted.get(key) is not None and self._denials.hinder(key, obstacle):
+            log.warning("something stands in the way of a write", write=str(key), reason=obstacle.reason)
+            self._denied(write, obstacle)
+
     def _finish(self, key: WriteKey, write: Write | None) -> None:
+        self._denials.forget(key)
         if self._wanted.get(key) is write:
             self._wanted.pop(key, None)
         self._queue.done(key)
@@ -128,7 +142,9 @@ def _outcome(error: Refused) -> str:
         return "gone"
     if error.forbidden:
         # A namespace that is going takes nothing new. It is no right that is missing.
-        return "gone" if "because it is being terminated" in error.message else "forbidden"
+        if "because it is being terminated" in error.message:
+            return "gone"
+        return "forbidden" if AUTHORIZERS in error.message else "refused"
     if error.conflict:
         return "conflict"
     return "throttled" if error.status == 429 else "refused"

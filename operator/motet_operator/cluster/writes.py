@@ -35,9 +35,6 @@ class Write(Protocol):
     @property
     def key(self) -> WriteKey: ...
 
-    @property
-    def verb(self) -> str: ...
-
     def needed(self, cache: Cache) -> bool:
         """Asked again just before it is done: meanwhile it may have been."""
 
@@ -56,10 +53,6 @@ class StatusWrite:
     @property
     def key(self) -> WriteKey:
         return WriteKey("status", self.kind, self.object)
-
-    @property
-    def verb(self) -> str:
-        return "patch"
 
     def needed(self, cache: Cache) -> bool:
         it = cache.get(self.kind, self.object)
@@ -94,10 +87,6 @@ class ChildWrite:
     def key(self) -> WriteKey:
         return WriteKey(self.kind.name.lower(), self.kind, key_of(self.document))
 
-    @property
-    def verb(self) -> str:
-        return "patch"
-
     def needed(self, cache: Cache) -> bool:
         it = cache.get(self.kind, key_of(self.document))
         if it is None:
@@ -128,10 +117,6 @@ class ScaleWrite:
     def key(self) -> WriteKey:
         return WriteKey("scale", DEPLOYMENTS, self.object)
 
-    @property
-    def verb(self) -> str:
-        return "patch"
-
     def needed(self, cache: Cache) -> bool:
         it = cache.get(DEPLOYMENTS, self.object)
         if it is None or uid_of(it) != self.uid or "deletionTimestamp" in it["metadata"]:
@@ -160,10 +145,6 @@ class MarkWrite:
     @property
     def key(self) -> WriteKey:
         return WriteKey("mark", PODS, self.object)
-
-    @property
-    def verb(self) -> str:
-        return "patch"
 
     def needed(self, cache: Cache) -> bool:
         it = cache.get(PODS, self.object)
@@ -194,10 +175,6 @@ class DeletePod:
     def key(self) -> WriteKey:
         return WriteKey("delete", PODS, self.object)
 
-    @property
-    def verb(self) -> str:
-        return "delete"
-
     def needed(self, cache: Cache) -> bool:
         it = cache.get(PODS, self.object)
         return it is not None and (uid_of(it), version_of(it)) == (self.uid, self.version)
@@ -223,10 +200,6 @@ class DeleteDeployment:
     @property
     def key(self) -> WriteKey:
         return WriteKey("delete", DEPLOYMENTS, self.object)
-
-    @property
-    def verb(self) -> str:
-        return "delete"
 
     def needed(self, cache: Cache) -> bool:
         it = cache.get(DEPLOYMENTS, self.object)

@@ -85,6 +85,9 @@ class RunnerSet:
     leaving: tuple[str, ...] = ()
     """Instances that go, when there are more than `replicas`."""
 
+    trouble: str = ""
+    """Why no more of them can be made, in the words of whoever makes them; of one that exists."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:

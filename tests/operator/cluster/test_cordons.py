@@ -76,7 +76,7 @@ async def test_a_missing_right_is_noted_until_it_is_there_and_does_no_harm_to_po
     for _ in range(2):
         await bench.cordons.look()
     assert len(bench.denials) == 1
-    assert bench.denials.of_runners("pools") == ""
+    assert bench.denials.standing().places == {}
     bench.api.cordoned = []
     await bench.cordons.look()
     assert len(bench.denials) == 0

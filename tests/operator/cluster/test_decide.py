@@ -1,10 +1,13 @@
 from collections.abc import Collection, Mapping
 from datetime import UTC, datetime, timedelta
 
+import pytest
+
 from motet.model import ObjectName
 from motet_operator.cluster.cache import Cache
-from motet_operator.cluster.decide import GHOST, Decider, Decision, SchedulersWord
+from motet_operator.cluster.decide import GHOST, NO_OBSTACLES, Decider, Decision, SchedulersWord
 from motet_operator.cluster.kinds import ADAPTERS, BUDGETS, DEPLOYMENTS, POOLS, Kind, Object
+from motet_operator.cluster.obstacles import Obstacle, Obstacles
 from motet_operator.cluster.writes import (
     ChildWrite,
     DeleteDeployment,
@@ -25,12 +28,12 @@ def decided(
     *objects: Object,
     word: SchedulersWord = NOTHING_SAID,
     decider: Decider | None = None,
-    denied: str = "",
+    obstacles: Obstacles = NO_OBSTACLES,
     now: datetime = NOW,
     cordoned: Collection[str] = (),
 ) -> Decision:
-    decider = decider or Decider(["pools"], lambda _: denied, timedelta(seconds=5))
-    return decider.decide(snapshot(*objects), word, PLATFORM, now, cordoned)
+    decider = decider or Decider(["pools"], timedelta(seconds=5))
+    return decider.decide(snapshot(*objects), word, PLATFORM, now, cordoned, obstacles=obstacles)
 
 
 def of(decision: Decision, kind: type[Write]) -> list:
@@ -252,13 +255,41 @@ def test_the_successor_of_a_condemned_runner_is_left_alone() -> None:
 
 
 def test_a_right_that_is_missing_is_named_by_the_pool_once() -> None:
-    why = "the operator may not patch deployments.apps in namespace pools"
-    decision = decided(pool(), denied=why)
+    why = "the operator may not list pods in namespace pools"
+    denied = Obstacles(places={"pools": Obstacle("PermissionDenied", why)})
+    decision = decided(pool(), obstacles=denied)
     assert reason_of(decision, POOLS, "demo") == "PermissionDenied"
     (write,) = [one for one in of(decision, StatusWrite) if one.kind is POOLS]
     assert [event.message for event in write.events] == [why]
     told = pool() | {"status": dict(write.status)}
-    assert not of(decided(told, denied=why), StatusWrite)
+    assert not of(decided(told, obstacles=denied), StatusWrite)
+
+
+@pytest.mark.parametrize("kind", [DEPLOYMENTS, BUDGETS])
+def test_what_the_server_refuses_is_told_in_its_words_by_the_pool_it_is_about(kind: Kind) -> None:
+    (write,) = children(decided(pool()), kind)
+    obstacles = Obstacles(writes={write.key: Obstacle("RunnersRefused", "must have a team label")})
+    decision = decided(pool(), pool("other"), obstacles=obstacles)
+    for type_ in ("Ready", "Available", "Progressing", "Stalled"):
+        assert reason_of(decision, POOLS, "demo", type_) == "RunnersRefused"
+    assert reason_of(decision, POOLS, "other") == "RunnersStarting"
+    (status,) = [one for one in of(decision, StatusWrite) if one.object[1] == "demo"]
+    assert [(event.reason, event.message) for event in status.events] == [("RunnersRefused", "must have a team label")]
+
+
+def test_pods_that_cannot_be_made_are_told_and_the_runner_that_serves_still_does() -> None:
+    name = revision()
+    stuck = deployment(name, 2)
+    trouble = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": "exceeded quota: gpus"}
+    stuck["status"]["conditions"] = [trouble]
+    decision = decided(pool(replicas=2), stuck, pod("one", name))
+    assert reason_of(decision, POOLS, "demo") == "RunnersRefused"
+    assert reason_of(decision, POOLS, "demo", "Available") == "RunnersReady"
+    assert "exceeded quota: gpus" in str(status_of(decision, POOLS, "demo")["conditions"])
+    enough = decided(pool(replicas=1), stuck, pod("one", name))
+    assert reason_of(enough, POOLS, "demo") == "AllRunnersReady"
+    trouble["status"] = "False"
+    assert reason_of(decided(pool(replicas=2), stuck, pod("one", name)), POOLS, "demo") == "RunnersStarting"
 
 
 def test_a_new_leader_leaves_alone_what_the_scheduler_has_not_told_it_yet() -> None:
@@ -291,7 +322,7 @@ def test_a_pool_elsewhere_says_how_its_namespace_is_prepared() -> None:
 
 
 def test_a_round_in_which_nothing_changed_judges_nothing_again() -> None:
-    decider = Decider(["pools"], lambda _: "", timedelta(seconds=5))
+    decider = Decider(["pools"], timedelta(seconds=5))
     objects = (pool(), *(adapter(f"a-{number}") for number in range(50)), namespace("tenant"))
     first = decided(*objects, decider=decider)
     again = decided(*objects, decider=decider)

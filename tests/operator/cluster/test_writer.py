@@ -16,6 +16,7 @@ from motet_operator.cluster.catalog import Continuity
 from motet_operator.cluster.denials import Denials
 from motet_operator.cluster.events import EventWriter
 from motet_operator.cluster.kinds import ADAPTERS, DEPLOYMENTS, Kind, Object
+from motet_operator.cluster.obstacles import Obstacle
 from motet_operator.cluster.writer import Writer
 from motet_operator.cluster.writes import StatusWrite, Write
 from motet_operator.metrics import ClusterMetrics
@@ -47,6 +48,9 @@ class ScriptedApi:
         return self.served
 
 
+NO_RIGHT = 'pools "x" is forbidden: User "operator" cannot patch resource "pools"'
+
+
 def refused(status: int, message: str = "no") -> Refused:
     return Refused("patch", ADAPTERS, "tenant", status=status, message=message, subresource=True)
 
@@ -60,7 +64,7 @@ class Bench:
         self.cache = Cache()
         self.cache.put(ADAPTERS, adapter())
         self.denials = Denials()
-        self.denied: list[Refused] = []
+        self.denied: list[Obstacle] = []
         self.written: list[Write] = []
         self.leading = leading
         self.writer = Writer(
@@ -70,7 +74,7 @@ class Bench:
             ClusterMetrics(CollectorRegistry()),
             leading=lambda: self.leading,
             written=self.written.append,
-            denied=lambda _, error: self.denied.append(error),
+            denied=lambda _, obstacle: self.denied.append(obstacle),
             time_scale=time_scale,
         )
 
@@ -135,14 +139,67 @@ async def test_what_is_no_longer_wanted_is_not_tried_again() -> None:
 
 
 async def test_a_missing_right_is_told_once_and_forgotten_when_it_is_back() -> None:
-    bench = Bench(ScriptedApi(refused(403), refused(403)))
+    bench = Bench(ScriptedApi(refused(403, NO_RIGHT), refused(403, NO_RIGHT)))
     async with bench.running():
         bench.want(wanted())
         await until(lambda: bench.denied)
         assert len(bench.denials) == 1
         await until(lambda: bench.written)
-    assert len(bench.denied) == 1
+    assert [obstacle.reason for obstacle in bench.denied] == ["PermissionDenied"]
     assert len(bench.denials) == 0
+
+
+async def test_a_denial_ends_with_the_write_that_met_it() -> None:
+    """Nobody asks again for what is no longer wanted, so nobody would find out that the right is back."""
+    bench = Bench(ScriptedApi(*[refused(403, NO_RIGHT)] * 3))
+    async with bench.running():
+        bench.want(wanted())
+        await until(lambda: len(bench.denials))
+        bench.want()
+        assert len(bench.denials) == 0
+
+    bench = Bench(ScriptedApi(*[refused(403, NO_RIGHT)] * 3), time_scale=0.3)
+    async with bench.running():
+        bench.want(wanted())
+        await until(lambda: len(bench.denials))
+        bench.cache.put(ADAPTERS, adapter(version=9) | {"status": {"said": "new"}})  # somebody else has done it
+        await until(lambda: not len(bench.denials))
+    assert bench.written == []
+
+
+async def test_a_denial_of_what_a_write_asks_besides_ends_when_the_write_is_done() -> None:
+    """To delete a pod is also to get it."""
+    get = Refused("get", ADAPTERS, "tenant", status=403, message=NO_RIGHT)
+    bench = Bench(ScriptedApi(get))
+    async with bench.running():
+        bench.want(wanted())
+        await until(lambda: bench.written)
+    assert "may not get" in bench.denied[0].message
+    assert len(bench.denials) == 0
+
+
+@pytest.mark.parametrize("status", [400, 403, 409, 422, 500])
+async def test_what_is_refused_again_and_again_is_told_in_the_servers_words_until_it_is_done(status: int) -> None:
+    why = 'admission webhook "teams" denied the request: no team'
+    bench = Bench(ScriptedApi(*[refused(status, why)] * 5))
+    async with bench.running():
+        bench.want(wanted())
+        await until(lambda: bench.denied)
+        (key,) = bench.denials.standing().writes
+        assert key == wanted().key
+        await until(lambda: bench.written)
+    assert [obstacle.reason for obstacle in bench.denied] == ["RunnersRefused"]
+    assert bench.denied[0].message.endswith(why)
+    assert len(bench.denials) == 0
+
+
+@pytest.mark.parametrize("errors", [[refused(409)] * 3, [refused(429)] * 5, [Unreachable("away")] * 5])
+async def test_what_passes_by_itself_is_not_told(errors: list[ApiError]) -> None:
+    bench = Bench(ScriptedApi(*errors))
+    async with bench.running():
+        bench.want(wanted())
+        await until(lambda: bench.written)
+    assert bench.denied == []
 
 
 async def test_an_object_that_is_gone_and_a_namespace_that_goes_are_left_alone() -> None:
@@ -182,10 +239,11 @@ async def test_what_the_server_makes_of_it_is_not_fought() -> None:
 
 def test_a_missing_right_is_said_in_words_an_administrator_can_use() -> None:
     denials = Denials()
-    denials.note(Refused("create", DEPLOYMENTS, "pools", status=403, message="no"))
-    why = denials.of_runners("pools")
-    assert why == "the operator may not create deployments.apps in namespace pools; grant its ServiceAccount that verb"
-    assert denials.of_runners("elsewhere") == ""
+    denials.note(Refused("list", DEPLOYMENTS, "pools", status=403, message="no"))
+    why = "the operator may not list deployments.apps in namespace pools; grant its ServiceAccount that verb"
+    assert denials.standing().places == {"pools": Obstacle("PermissionDenied", why)}
+    denials.clear(DEPLOYMENTS, "pools")
+    assert denials.standing().places == {}
 
 
 # -------------------------------------------------------------------------------------------------------------- events

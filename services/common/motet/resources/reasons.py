@@ -89,6 +89,8 @@ _RUNNERS = {
     "RunnersStarting": "Runners are loading the base model. The first start also downloads it.",
     "PermissionDenied": "The operator lacks a right; the message names verb and resource. Give it back (`helm upgrade` "
     "does); nothing has to be restarted.",
+    "RunnersRefused": "The API server refuses the pool's Deployment or its pods: a quota, an admission policy, Pod "
+    "Security, a ServiceAccount that is missing. The message has its words; nothing has to be restarted.",
     "RunnerFailing": "A runner dies again and again; the message has its last words, and `kubectl logs --previous` all "
     "of them.",
 }
@@ -105,6 +107,8 @@ POOL_REASONS: Mapping[str, Reasons] = {
         "RunnersReady": "At least one runner serves.",
         "NoRunners": "No runner exists. See `Progressing`, and `kubectl get deployments,pods` in the pool's namespace.",
         "RunnersNotReady": "Runners exist and none serves yet; the message says what the last of them said.",
+        "PermissionDenied": _RUNNERS["PermissionDenied"],
+        "RunnersRefused": _RUNNERS["RunnersRefused"],
     },
     "Progressing": {
         "Complete": "Nothing is left to do.",
