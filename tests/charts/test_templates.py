@@ -1,5 +1,6 @@
 """What the chart makes of any values: safe pods, known settings, agreeing ports, the same each time."""
 
+import base64
 import importlib
 import json
 import pkgutil
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from cryptography import x509
 
 from tests.charts.helm import (
     COMPONENTS,
@@ -249,6 +251,20 @@ def test_the_users_word_is_the_last() -> None:
     assert (gateway["MOTET_LOG_LEVEL"], scheduler["MOTET_LOG_LEVEL"]) == ("debug", "error")
     assert gateway["MOTET_LOG_FORMAT"] == "console"
     assert of["the operator's runner"]["MOTET_RUNNER_OUTBOX_KIB"] == "1"
+
+
+@pytest.mark.parametrize("days", [30, 3650, 10000])
+def test_certificates_carry_their_last_day_and_stay_when_the_release_goes(days: int) -> None:
+    """By that day an upgrade knows what to renew: templates cannot read certificates."""
+    secrets = of_kind(render({"tls": {"validityDays": days}}), "Secret")
+    for one in secrets:
+        annotations = one["metadata"]["annotations"]
+        assert annotations["helm.sh/resource-policy"] == "keep", title(one)
+        made = x509.load_pem_x509_certificate(base64.b64decode(one["data"]["tls.crt"]))
+        assert annotations["motet.dev/not-after"] == made.not_valid_after_utc.date().isoformat(), title(one)
+        held = made.not_valid_after_utc - made.not_valid_before_utc
+        assert held.days == (10 * days if title(one).endswith("-ca") else days), title(one)
+    assert len(secrets) == 1 + len(COMPONENTS) + 1
 
 
 def test_every_process_listens_on_the_address_of_its_pod() -> None:

@@ -189,6 +189,24 @@ def test_upgrades_and_rollbacks_keep_certificates_and_make_what_is_missing(relea
     for made in (after["gateway-tls"], release.secrets(release.pools[1])["runner-tls"]):
         certificate(made).verify_directly_issued_by(certificate(before["ca"]))
 
+    # Whoever makes them from now on finds them there until then.
+    release.helm("upgrade", NOWHERE | {"tls": {"source": "Existing"}}, tmp_path)
+    assert release.secrets(release.system) == after
+
+
+def test_what_comes_to_its_end_is_renewed_with_an_upgrade(release: Release, tmp_path: Path) -> None:
+    def secrets_after(command: str, days: int) -> dict[str, dict[str, str]]:
+        release.helm(command, NOWHERE | {"tls": {"validityDays": days}}, tmp_path)
+        return release.secrets(release.system)
+
+    made = secrets_after("install", 100)
+    assert secrets_after("upgrade", 290) == made, "a third of 290 days is less than what they have left"
+    renewed = secrets_after("upgrade", 600)
+    assert {name for name in made if made[name] == renewed[name]} == {"ca"}
+    certificate(renewed["gateway-tls"]).verify_directly_issued_by(certificate(made["ca"]))
+    # An authority that would not outlive what it signs goes, too, although that is felt.
+    assert [name for name, one in secrets_after("upgrade", 2000).items() if one == renewed[name]] == []
+
 
 def test_a_lost_authority_is_replaced_with_all_it_had_signed(release: Release, tmp_path: Path) -> None:
     release.helm("install", NOWHERE, tmp_path)
@@ -201,7 +219,7 @@ def test_a_lost_authority_is_replaced_with_all_it_had_signed(release: Release, t
 
 
 @pytest.mark.usefixtures("definitions")
-def test_nothing_is_left_but_the_definitions_and_a_second_installation_takes_over(
+def test_definitions_and_certificates_are_left_and_a_second_installation_takes_over(
     release: Release, tmp_path: Path
 ) -> None:
     cluster = release.cluster
@@ -209,10 +227,11 @@ def test_nothing_is_left_but_the_definitions_and_a_second_installation_takes_ove
     whole = [*("--take-ownership", "--force-conflicts", f"--namespace={release.system}")]
     cluster.helm("install", f"{release.name}-crds", str(CRDS), *whole)
     release.helm("install", NOWHERE, tmp_path)
+    certificates = [release.secrets(namespace) for namespace in (release.system, release.pools[0])]
     for name in (release.name, f"{release.name}-crds"):
         cluster.helm("uninstall", name, f"--namespace={release.system}")
 
-    kinds = "deployments,services,serviceaccounts,secrets,configmaps,roles,rolebindings,networkpolicies,"
+    kinds = "deployments,services,serviceaccounts,configmaps,roles,rolebindings,networkpolicies,"
     kinds += "poddisruptionbudgets,leases,clusterroles,clusterrolebindings,flowschemas"
     left = cluster.items(kinds, "--all-namespaces", "--selector=app.kubernetes.io/part-of=motet")
     assert [title(one) for one in left if one["metadata"]["name"].startswith(release.name)] == []
@@ -221,6 +240,7 @@ def test_nothing_is_left_but_the_definitions_and_a_second_installation_takes_ove
 
     cluster.helm("install", f"{release.name}-crds", str(CRDS), *whole)
     release.helm("install", NOWHERE, tmp_path)
+    assert [release.secrets(namespace) for namespace in (release.system, release.pools[0])] == certificates
     cluster.helm("uninstall", f"{release.name}-crds", f"--namespace={release.system}")
 
 
