@@ -223,21 +223,23 @@ def read_instance(pod: Object) -> Instance:
 
 _UNREMARKABLE = ("ContainerCreating", "PodInitializing")
 
+LONGEST_TROUBLE = 900
+"""Whole sentences, with the commands that mend it, and with the pod's name still less than a condition holds."""
+
 
 def _trouble(status: Object, containers: Iterable[Object]) -> str:
     """The first thing that keeps a pod from serving, as Kubernetes puts it."""
     for one in containers:
         if (ended := (one.get("lastState") or {}).get("terminated")) is not None:
             # A process of ours leaves a sentence when it cannot start.
-            return (ended.get("message") or f"{ended.get('reason', 'Error')}, exit code {ended.get('exitCode', '?')}")[
-                :300
-            ]
+            said = ended.get("message") or f"{ended.get('reason', 'Error')}, exit code {ended.get('exitCode', '?')}"
+            return str(said)[:LONGEST_TROUBLE]
         waiting = (one.get("state") or {}).get("waiting") or {}
         if waiting.get("reason") and waiting["reason"] not in _UNREMARKABLE:
-            return ": ".join(part for part in (waiting["reason"], waiting.get("message", "")) if part)[:300]
+            return ": ".join(part for part in (waiting["reason"], waiting.get("message", "")) if part)[:LONGEST_TROUBLE]
     for one in status.get("conditions") or ():
         if one["type"] == "PodScheduled" and one["status"] == "False":
-            return f"{one.get('reason', 'Unschedulable')}: {one.get('message', '')}"[:300]
+            return f"{one.get('reason', 'Unschedulable')}: {one.get('message', '')}"[:LONGEST_TROUBLE]
     return ""
 
 
