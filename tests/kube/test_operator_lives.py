@@ -1,17 +1,18 @@
 """The operator's own lives on a real API server: idle, replaced, killed at any moment; and what it must not touch."""
 
 import json
-import os
-import signal
-import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from typing import Any
 
 import pytest
 
 from tests.kube.cluster import Cluster
 from tests.kube.operators import Operator, Site, apply_definitions, site
-from tests.kube.proxy import Seen, proxy
+from tests.kube.proxy import proxy
+from tests.kube.replay import Flow, World, killed, reason, undisturbed
 
 pytestmark = pytest.mark.kube
 
@@ -159,52 +160,121 @@ def test_adapters_are_kept_when_their_definition_is_deleted_and_made_again(clust
         operator.program.assert_alive()
 
 
-@pytest.mark.parametrize("crashes", [30, pytest.param(200, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])])
-def test_row_1_an_operator_that_dies_after_every_single_write_gets_there_all_the_same(
-    cluster: Cluster, home: Site, crashes: int
-) -> None:
-    """Each life writes once. What comes of it is what comes of one undisturbed life."""
-    tenants = [home.tenant(f"tenant-{number}") for number in range(3)]
-    pools = [home.pool("one", replicas=2), home.pool("two", replicas=1)]
-    adapters = [
-        home.adapter(f"adapter-{number}", tenants[number % 3], ("one", "two", "nowhere")[number % 3])
-        for number in range(crashes)
+def flows(home: Site, pools: list[str], adapters: int, runners: int) -> list[Flow]:
+    """What a platform and its tenants do with pools and adapters, from nothing to nothing. Every fourth adapter has a
+    pool that does not exist."""
+    cluster = home.cluster
+    tenants = [home.tenant(f"tenant-{number}") for number in range(2)]
+    named = {
+        f"adapter-{number}": (tenants[number % 2], "nowhere" if number % 4 == 3 else pools[number % len(pools)])
+        for number in range(adapters)
+    }
+    known = [name for name, (_, pool) in named.items() if pool != "nowhere"]
+    suspended, deleted = known[: max(1, adapters // 3)], known[-max(1, adapters // 4) :]
+
+    def pools_are(replicas: int, **spec: Any) -> None:
+        cluster.apply(*(home.pool(name, replicas=replicas, drainTimeoutSeconds=1, **spec) for name in pools))
+
+    def adapters_are(names: Iterable[str], **spec: Any) -> None:
+        cluster.apply(*(home.adapter(name, *named[name], **spec) for name in names))
+
+    def created() -> None:
+        pools_are(runners)
+        adapters_are(named)
+
+    def gone(names: Iterable[str]) -> None:
+        for name in names:
+            cluster.kubectl("delete", "lora", name, f"--namespace={named[name][0]}")
+
+    def serve(replicas: int) -> Callable[[World], bool]:
+        """Each pool with so many, all of its newest revision and none on its way out."""
+
+        def reached(world: World) -> bool:
+            found = world("servingpools")
+            newest = {(one["metadata"]["name"], one.get("status", {}).get("updateRevision")) for one in found}
+            pods = [one["metadata"] for one in world("pods")]
+            sets = [one["metadata"] for one in world("deployments")]
+            labels = [(one["labels"]["motet.dev/pool"], one["labels"]["motet.dev/revision"]) for one in (*pods, *sets)]
+            return (
+                all(reason(one) == "AllRunnersReady" for one in found)
+                and all(one["status"]["readyReplicas"] == one["status"]["replicas"] == replicas for one in found)
+                and (len(pods), len(sets)) == (replicas * len(pools), len(pools))
+                and set(labels) == newest
+                and all(reason(one) in ("Checking", "PoolNotFound", "Suspended") for one in world("loraadapters"))
+            )
+
+        return reached
+
+    def adapters_say(number: int, condition: str, **reasons: int) -> Callable[[World], bool]:
+        """So many adapters, so many of them with these reasons, and each pool counts those that are its own."""
+
+        def reached(world: World) -> bool:
+            found = world("loraadapters")
+            said = Counter(reason(one, condition) for one in found)
+            registered = sum(one["status"]["adapters"]["registered"] for one in world("servingpools"))
+            return (
+                (len(found), said[""]) == (number, 0)
+                and all(said[each] == count for each, count in reasons.items())
+                and registered == sum(reason(one, "Accepted") == "Valid" for one in found)
+            )
+
+        return reached
+
+    def nothing_runs(world: World) -> bool:
+        return not world("pods") and not world("deployments")
+
+    left = adapters - len(deleted)
+    return [
+        Flow("creation", created, serve(runners), runners),
+        Flow("more runners", lambda: pools_are(runners + 2), serve(runners + 2), runners + 2),
+        Flow("fewer runners", lambda: pools_are(runners), serve(runners), runners + 2),
+        Flow("a new revision", lambda: pools_are(runners, engine={"maxLoraRank": 8}), serve(runners), runners + 1),
+        Flow(
+            "suspension",
+            lambda: adapters_are(suspended, suspend=True),
+            adapters_say(adapters, "Ready", Suspended=len(suspended)),
+            runners,
+        ),
+        Flow("adapters deleted", lambda: gone(deleted), adapters_say(left, "Ready"), runners),
+        Flow(
+            "pools deleted",
+            lambda: cluster.kubectl("delete", "spool", *pools, f"--namespace={home.pools}"),
+            lambda world: nothing_runs(world) and adapters_say(left, "Accepted", PoolNotFound=left)(world),
+            runners,
+        ),
+        Flow("the rest", lambda: gone(set(named) - set(deleted)), lambda world: not world("loraadapters"), 0),
     ]
+
+
+@pytest.mark.parametrize(
+    ("pools", "adapters", "runners", "crashes"),
+    [
+        pytest.param(["one"], 6, 1, 28, id="30"),
+        pytest.param(
+            ["one", "two", "three", "four"], 56, 2, 200, id="200", marks=[pytest.mark.soak, pytest.mark.timeout(3600)]
+        ),
+    ],
+)
+def test_row_1_an_operator_that_dies_after_every_single_write_gets_there_all_the_same(  # noqa: PLR0917
+    cluster: Cluster,
+    home: Site,
+    pools: list[str],
+    adapters: int,
+    runners: int,
+    crashes: int,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Whatever is done to pools and adapters, and wherever in it the operator dies: what comes of it is what comes of
+    one undisturbed life, and nothing is made twice."""
+    doing = flows(home, pools, adapters, runners)
+    expected = undisturbed(cluster, home, doing)
     lives = 0
-    with proxy(cluster, home.kubeconfig) as door:
-        operator = Operator(home, kubeconfig=door.kubeconfig, env={"MOTET_CLUSTER_WRITERS": "1"})
-        died = threading.Event()
-
-        def die(seen: Seen) -> None:
-            if "/events" not in seen.path and not died.is_set():
-                died.set()
-                os.kill(operator.program.pid, signal.SIGKILL)
-
-        door.faults.written = die
-        cluster.apply(*pools, *adapters)
-        while lives < crashes:
-            operator.program.start(wait=False)
-            died.clear()  # not before: what the life before had under way may still arrive
-            if not died.wait(15):
-                break  # nothing is left to write
-            operator.program.kill()
-            lives += 1
-        door.faults.written = lambda _: None
-        operator.program.kill()
-        with operator:
-            cluster.wait_for(lambda: len(cluster.items("pods", f"--namespace={home.pools}")) == 3, "the last word")
-            final = settled(home, operator)
-            deployments = cluster.items("deployments", f"--namespace={home.pools}")
-            by_pool = sorted(one["metadata"]["labels"]["motet.dev/pool"] for one in deployments)
-            assert by_pool == ["one", "two"]
-            assert {one["metadata"]["labels"]["motet.dev/pool"]: one["spec"]["replicas"] for one in deployments} == {
-                "one": 2,
-                "two": 1,
-            }
-            assert len(cluster.items("pods", f"--namespace={home.pools}")) == 3
-            for it in adapters:
-                name, tenant = it["metadata"]["name"], it["metadata"]["namespace"]
-                wanted = "PoolNotFound" if it["spec"]["poolRef"]["name"] == "nowhere" else "WaitingForRunner"
-                assert home.ready_reason("lora", name, tenant) == wanted
-            assert writes(home) == final
-    assert lives == crashes
+    with proxy(cluster, home.kubeconfig) as door, closing(killed(home, door, doing)) as outcomes:
+        for flow, alone, outcome in zip(doing, expected, outcomes, strict=True):
+            with capsys.disabled():
+                print(f"\n  {flow.name}: {outcome} (undisturbed: {alone.writes.total()})", end="")
+            assert outcome.state == alone.state, flow.name
+            assert outcome.made == alone.made, flow.name
+            assert outcome.writes.total() == outcome.lives, flow.name
+            lives += outcome.lives
+    assert lives >= crashes

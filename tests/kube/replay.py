@@ -1,0 +1,264 @@
+"""What somebody does with pools and adapters, step after step: once beside an operator that lives, and once beside one
+that is killed after each of its writes."""
+
+import json
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.kube.cluster import Cluster, Refused
+from tests.kube.operators import Operator, Site
+from tests.kube.proxy import Proxy, Seen
+
+Object = dict[str, Any]
+
+WITHIN_S = 60.0
+QUIET_S = 1.5
+"""An operator that has found everything done and has written nothing for so long has nothing to write."""
+
+_PASSING = ("uid", "resourceVersion", "creationTimestamp", "managedFields", "lastTransitionTime")
+"""Differs between two of the same."""
+
+
+class World:
+    """What there is at a site, and who has written it."""
+
+    def __init__(self, home: Site) -> None:
+        self._home, self._cluster = home, home.cluster
+        assert self._cluster.audit_log is not None, "needs a cluster whose audit log can be read"
+        self._audit, self._began = self._cluster.audit_log, self._cluster.audit_log.stat().st_size
+
+    def __call__(self, kind: str) -> list[Object]:
+        """The site's pools, adapters, deployments or pods."""
+        match kind:
+            case "pods":
+                path = f"/api/v1/namespaces/{self._home.pools}/pods"
+            case "deployments":
+                path = f"/apis/apps/v1/namespaces/{self._home.pools}/deployments"
+            case "servingpools":
+                path = f"/apis/motet.dev/v1alpha1/namespaces/{self._home.pools}/servingpools"
+            case _:
+                path = f"/apis/motet.dev/v1alpha1/{kind}"
+        items = self._cluster.call("GET", path)["items"]
+        return [one for one in items if one["metadata"]["namespace"].startswith(self._home.name)]
+
+    def runners(self) -> list[Object]:
+        """Pods that stay."""
+        return [one for one in self("pods") if "deletionTimestamp" not in one["metadata"]]
+
+    def make_ready(self, pod: Object) -> None:
+        """Nothing runs it here, so it is made ready as a kubelet would."""
+        container = {"name": "runner", "ready": True, "restartCount": 0, "image": "", "imageID": ""}
+        status = {"conditions": [{"type": "Ready", "status": "True"}], "phase": "Running"}
+        metadata = pod["metadata"]
+        path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}/status"
+        with suppress(Refused):  # somebody else was faster
+            self._cluster.call("PUT", path, pod | {"status": status | {"containerStatuses": [container]}})
+
+    def state(self) -> Object:
+        """Everything that does not differ between two worlds in which the same was done."""
+        return {
+            "pools": _sorted({**_lasting(one), "name": one["metadata"]["name"]} for one in self("servingpools")),
+            "adapters": _sorted({**_lasting(one), "name": one["metadata"]["name"]} for one in self("loraadapters")),
+            "deployments": _sorted(
+                {
+                    "name": one["metadata"]["name"],
+                    "labels": one["metadata"]["labels"],
+                    "annotations": one["metadata"]["annotations"],
+                    "spec": _lasting(one["spec"]),
+                    "pods": one["status"].get("replicas", 0),
+                }
+                for one in self("deployments")
+            ),
+            "pods": _sorted(
+                {
+                    "labels": one["metadata"]["labels"],
+                    "annotations": one["metadata"].get("annotations"),
+                    "runner": [(each["image"], each.get("env")) for each in one["spec"]["containers"]],
+                    "ready": _is_ready(one),
+                }
+                for one in self("pods")
+            ),
+        }
+
+    def history(self) -> list[Object]:
+        """Every write at the site since then that was carried out, Events and Leases aside."""
+        with self._audit.open("rb") as log:
+            log.seek(self._began)
+            entries = [json.loads(line) for line in log.read().splitlines() if line.endswith(b"}")]
+        return [
+            entry
+            for entry in entries
+            if entry["verb"] in ("create", "update", "patch", "delete")
+            and entry["responseStatus"]["code"] < 300
+            and entry["objectRef"].get("namespace", "").startswith(self._home.name)
+            and entry["objectRef"]["resource"] not in ("events", "leases")
+        ]
+
+
+def _lasting(it: Any) -> Any:
+    if isinstance(it, dict):
+        return {key: _lasting(value) for key, value in it.items() if key not in _PASSING}
+    return [_lasting(one) for one in it] if isinstance(it, list) else it
+
+
+def _sorted(found: Iterable[Object]) -> list[Object]:
+    return sorted(found, key=lambda one: json.dumps(one, sort_keys=True))
+
+
+def _is_ready(pod: Object) -> bool:
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in pod["status"].get("conditions", ()))
+
+
+def reason(it: Object, condition: str = "Ready") -> str:
+    """Empty while it says nothing, or nothing yet about what it is now."""
+    conditions = it.get("status", {}).get("conditions", [])
+    generation = it["metadata"]["generation"]
+    return next(
+        (one["reason"] for one in conditions if one["type"] == condition and one["observedGeneration"] == generation),
+        "",
+    )
+
+
+@dataclass(frozen=True)
+class Flow:
+    name: str
+    change: Callable[[], object]
+    reached: Callable[[World], bool]
+    """Whether everything is as it should be after it."""
+
+    most: int
+    """Runners of one pool at any time until then, whoever dies."""
+
+
+@dataclass
+class Outcome:
+    """What came of a flow."""
+
+    state: Object
+    writes: Counter[str]
+    """Of the operator, by what they are."""
+
+    made: Counter[str]
+    """What was created for its runners, by kind."""
+
+    lives: int = 1
+
+    def __str__(self) -> str:
+        each = ", ".join(f"{count} {what}" for what, count in sorted(self.writes.items()))
+        return f"{self.lives} lives, {self.writes.total()} writes: {each or 'none'}"
+
+
+@dataclass
+class Kubelet:
+    """Makes pods ready in a thread of its own, and counts."""
+
+    world: World
+    most: int = 0
+    excess: list[str] = field(default_factory=list)
+    _stop: threading.Event = field(default_factory=threading.Event)
+
+    @contextmanager
+    def running(self) -> Iterator["Kubelet"]:
+        thread = threading.Thread(target=self._work, name="kubelet", daemon=True)
+        thread.start()
+        try:
+            yield self
+        finally:
+            self._stop.set()
+            thread.join(10)
+
+    def _work(self) -> None:
+        while not self._stop.wait(0.05):
+            with suppress(OSError, Refused):
+                found = self.world.runners()
+                for pod in found:
+                    if not pod["status"].get("containerStatuses"):
+                        self.world.make_ready(pod)
+                by_pool = Counter(pod["metadata"]["labels"]["motet.dev/pool"] for pod in found)
+                self.excess += [f"{number} runners of {pool}" for pool, number in by_pool.items() if number > self.most]
+
+
+def undisturbed(cluster: Cluster, home: Site, flows: Sequence[Flow]) -> list[Outcome]:
+    world, outcomes = World(home), []
+    with Kubelet(world).running() as kubelet, Operator(home, env={"MOTET_CLUSTER_WRITERS": "1"}):
+        for flow in flows:
+            kubelet.most, before = flow.most, len(world.history())
+            flow.change()
+            cluster.wait_for(lambda flow=flow: flow.reached(world), flow.name, within_s=WITHIN_S)  # type: ignore[misc]
+            written = -1
+            while (now := len(world.history())) != written:
+                written = now
+                time.sleep(QUIET_S)
+            outcomes.append(_outcome(home, world, before))
+        assert kubelet.excess == []
+    return outcomes
+
+
+def killed(home: Site, door: Proxy, flows: Sequence[Flow]) -> Generator[Outcome, None, None]:
+    """The same, with an operator that writes once in each of its lives. A flow ends with a life in which there was
+    nothing to write."""
+    world, died = World(home), threading.Event()
+    operator = Operator(home, kubeconfig=door.kubeconfig, env={"MOTET_CLUSTER_WRITERS": "1"})
+
+    def die(seen: Seen) -> None:
+        if "/events" not in seen.path and not died.is_set():
+            died.set()
+            os.kill(operator.program.pid, signal.SIGKILL)
+
+    def has_nothing_to_write(flow: Flow) -> bool:
+        deadline = time.monotonic() + WITHIN_S
+        while not died.wait(0.1):
+            if operator.metric("motet_reconciles_total") >= 1 and flow.reached(world):
+                return not died.wait(QUIET_S)
+            assert time.monotonic() < deadline, f"{flow.name}: nothing is written, and it is not done: {world.state()}"
+        return False
+
+    try:
+        with Kubelet(world).running() as kubelet:
+            operator.program.start()
+            door.faults.written = die
+            for flow in flows:
+                kubelet.most, before, lives = flow.most, len(world.history()), 0
+                flow.change()
+                while not has_nothing_to_write(flow):
+                    operator.program.kill()
+                    lives += 1
+                    operator.program.start(wait=False)
+                    died.clear()  # not before: what the life before had under way may still arrive
+                outcome = _outcome(home, world, before)
+                outcome.lives = lives
+                yield outcome
+            assert kubelet.excess == []
+    finally:
+        door.faults.written = lambda _: None
+        operator.program.kill()
+
+
+def _outcome(home: Site, world: World, before: int) -> Outcome:
+    news = world.history()[before:]
+    ours = [entry for entry in news if entry["user"]["username"] == home.user]
+    created = [entry["objectRef"] for entry in news if entry["responseStatus"]["code"] == 201]
+    made = Counter(
+        about["resource"]
+        for about in created
+        if about["resource"] in ("deployments", "pods") and not about.get("subresource")
+    )
+    return Outcome(world.state(), Counter(map(_what, ours)), made)
+
+
+def _what(entry: Object) -> str:
+    about = entry["objectRef"]
+    if about.get("subresource"):
+        return f"{about['subresource']} of {about['resource']}"
+    if entry["verb"] == "delete":
+        return f"{about['resource']} deleted"
+    manager = entry["requestURI"].partition("fieldManager=")[2].partition("&")[0]
+    done = {"motet-operator": "applied", "motet-scaler": "scaled", "motet-drainer": "marked"}
+    return f"{about['resource']} {done.get(manager, manager)}"
