@@ -163,12 +163,21 @@ class Connection:
     async def _connected(self, configuration: "Configuration") -> "RESTClientObject":
         from kubernetes.aio.client.rest import RESTClientObject
 
-        by = (configuration.host, configuration.ssl_ca_cert, configuration.cert_file, configuration.key_file)
+        files = (configuration.ssl_ca_cert, configuration.cert_file, configuration.key_file)
+        by = (configuration.host, *(each and (each, _written_at(each)) for each in files))
         if self._client is None or self._connected_by != by:
             before, self._client, self._connected_by = self._client, RESTClientObject(configuration), by
             if before is not None:
                 await before.close()
         return self._client
+
+
+def _written_at(path: str) -> int:
+    """Authorities change under the same name."""
+    try:
+        return Path(path).stat().st_mtime_ns
+    except OSError:
+        return 0  # it is being replaced, or its text was in a kubeconfig
 
 
 class KubeApi:

@@ -1,0 +1,124 @@
+"""The connection to the API server outlives what clusters do to it."""
+
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import yaml
+from aiohttp import web
+
+from motet.kube import Connection, Credentials, KubeApi, Refused, Unreachable
+from tests.support.authority import Authority
+
+PATH = "/api/v1/namespaces/here/configmaps/it"
+
+
+class Server:
+    """Answers as it is told to, in turn; then always the last."""
+
+    def __init__(self, *answers: tuple[int, Any]) -> None:
+        self.answers = list(answers)
+        self.tokens: list[str] = []
+
+    async def handle(self, request: web.Request) -> web.Response:
+        self.tokens.append(request.headers.get("authorization", "").removeprefix("Bearer "))
+        status, body = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        return (
+            web.Response(status=status, body=body)
+            if isinstance(body, bytes)
+            else web.json_response(body, status=status)
+        )
+
+    @asynccontextmanager
+    async def up(self, identity: Path | None = None, port: int = 0) -> AsyncIterator[int]:
+        trust = None
+        if identity is not None:
+            trust = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            trust.load_cert_chain(identity / "tls.crt", identity / "tls.key")
+        runner = web.ServerRunner(web.Server(self.handle))  # type: ignore[arg-type]
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", port, ssl_context=trust)
+        await site.start()
+        try:
+            yield runner.addresses[0][1]
+        finally:
+            await runner.cleanup()
+
+
+def kubeconfig(folder: Path, server: str, token: str = "first", authority: Path | None = None) -> Path:
+    cluster = {"server": server}
+    if authority is not None:
+        cluster |= {"certificate-authority": str(authority), "tls-server-name": "api.motet.internal"}
+    file = folder / "kubeconfig"
+    file.write_text(
+        yaml.safe_dump(
+            {
+                "clusters": [{"name": "it", "cluster": cluster}],
+                "users": [{"name": "me", "user": {"token": token}}],
+                "contexts": [{"name": "it", "context": {"cluster": "it", "user": "me"}}],
+                "current-context": "it",
+            }
+        )
+    )
+    return file
+
+
+async def test_a_refused_token_is_read_again_within_the_same_request(tmp_path: Path) -> None:
+    server = Server((401, {"message": "Unauthorized"}), (200, {"kind": "ConfigMap"}))
+    async with server.up() as port, KubeApi(kubeconfig(tmp_path, f"http://127.0.0.1:{port}"), "IT") as api:
+        kubeconfig(tmp_path, f"http://127.0.0.1:{port}", token="second")
+        assert await api.get(PATH, seconds=5) == {"kind": "ConfigMap"}
+    assert server.tokens == ["first", "second"]
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "expected", "words"),
+    [
+        (403, {"message": "no right"}, Refused, "no right"),
+        (404, {"reason": "NotFound"}, Refused, "NotFound"),
+        (409, {}, Refused, "HTTP 409"),
+        (418, b"a teapot", Refused, "a teapot"),
+        (429, {"message": "slower"}, Unreachable, "429: slower"),
+        (500, {"message": "broken"}, Unreachable, "500: broken"),
+        (503, b"<html>", Unreachable, "503: <html>"),
+        (401, {"message": "Unauthorized"}, Unreachable, "401"),
+    ],
+)
+async def test_what_a_no_means(tmp_path: Path, status: int, body: Any, expected: type[Exception], words: str) -> None:
+    async with (
+        Server((status, body)).up() as port,
+        KubeApi(kubeconfig(tmp_path, f"http://127.0.0.1:{port}"), "IT") as api,
+    ):
+        with pytest.raises(expected, match=words):
+            await api.get(PATH, seconds=5)
+
+
+async def test_nobody_there_is_no_no(tmp_path: Path) -> None:
+    async with Server((200, {})).up() as port:
+        pass
+    async with KubeApi(kubeconfig(tmp_path, f"http://127.0.0.1:{port}"), "IT") as api:
+        with pytest.raises(Unreachable, match="does not answer"):
+            await api.get(PATH, seconds=5)
+
+
+async def test_another_authority_under_the_same_name_is_believed(tmp_path: Path) -> None:
+    one, trusted = Authority("one").issue(tmp_path / "one", "api"), tmp_path / "ca.crt"
+    trusted.write_bytes((one / "ca.crt").read_bytes())
+    server = Server((200, {"kind": "ConfigMap"}))
+    async with server.up(one) as port:
+        credentials = Credentials(kubeconfig(tmp_path, f"https://127.0.0.1:{port}", authority=trusted), "IT")
+        connection = Connection(credentials)
+        assert (await connection.send("GET", PATH, None, seconds=5)).status == 200
+    other = Authority("other").issue(tmp_path / "other", "api")
+    try:
+        async with server.up(other, port):
+            with pytest.raises(Unreachable, match="certificate"):
+                await connection.send("GET", PATH, None, seconds=5)
+            trusted.write_bytes((other / "ca.crt").read_bytes())
+            assert (await connection.send("GET", PATH, None, seconds=5)).status == 200
+    finally:
+        await connection.close()
