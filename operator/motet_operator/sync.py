@@ -51,6 +51,7 @@ class SchedulerSync:
         """Places for adapters in device memory, by instance."""
 
         self._identities: dict[str, common_pb2.RunnerIdentity] = {}
+        self._instances: frozenset[str] = frozenset()
         self._drains: dict[str, Drain] = {}
         self._catalog: Catalog | None = None
         self._revision = 0
@@ -73,8 +74,8 @@ class SchedulerSync:
     def connected(self) -> bool:
         return self._link.connected
 
-    def tell(self, catalog: Catalog, drains: Iterable[Drain]) -> None:
-        """Say what should be. Says nothing when it is what was said last."""
+    def tell(self, catalog: Catalog, drains: Iterable[Drain], instances: Iterable[str] = ()) -> None:
+        """Say what should be. Says nothing when it is what was said last. `instances` are the runners that exist."""
         if catalog != self._catalog:
             self._catalog = catalog
             self._revision += 1
@@ -89,6 +90,14 @@ class SchedulerSync:
                 self._link.send(self._drain(drain))
         self._drains = wanted
         self.drained &= wanted.keys()
+        before, self._instances = self._instances, frozenset(instances)
+        for instance in before - self._instances:
+            self._forget(instance)
+
+    def _forget(self, instance: str) -> None:
+        self.condemned.pop(instance, None)
+        self.slots.pop(instance, None)
+        self._identities.pop(instance, None)
 
     def _greet(self) -> Iterable[scheduler_pb2.SyncUp]:
         # Before the manifests have been read there is nothing to say; an empty catalog would unload everything.
@@ -193,6 +202,9 @@ class SchedulerSync:
     def _hear_runner(self, report: scheduler_pb2.RunnerReport) -> bool:
         """Whether something is to be done about a runner, or told of it."""
         identity = report.runner
+        if not report.attached and identity.instance not in self._instances:
+            self._forget(identity.instance)  # the last word on one that is gone
+            return False
         self._identities[identity.instance] = identity
         slots = report.capacity.adapter_slots
         resized, self.slots[identity.instance] = slots != self.slots.get(identity.instance), slots

@@ -175,6 +175,32 @@ async def test_a_runner_is_condemned_until_the_scheduler_pardons_it_or_a_success
         assert not sync.condemned
 
 
+async def test_what_is_known_of_a_runner_goes_with_it(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/s.sock"
+    async with syncing(address) as sync, small_scheduler(address) as scheduler:
+        await until(lambda: sync.connected)
+
+        def say(instance: str, *, attached: bool = True) -> None:
+            identity = common_pb2.RunnerIdentity(instance=instance, incarnation="first")
+            report = scheduler_pb2.RunnerReport(
+                runner=identity, attached=attached, condemned="it hangs", capacity=common_pb2.Capacity(adapter_slots=4)
+            )
+            scheduler.outbox.put(scheduler_pb2.SyncDown(runner=report))
+
+        for instance in ("goes", "stays", "not seen yet"):
+            say(instance)
+        await until(lambda: len(sync.slots) == 3)
+        sync.tell(catalog(), [], instances=["goes", "stays"])
+        assert len(sync.slots) == len(sync.condemned) == 3, "a watch may be behind the scheduler"
+        sync.tell(catalog(), [], instances=["stays"])
+        assert set(sync.slots) == set(sync.condemned) == {"stays", "not seen yet"}
+        say("goes", attached=False)
+        say("stays", attached=False)
+        say("last")
+        await until(lambda: "last" in sync.slots)
+        assert set(sync.slots) == set(sync.condemned) == {"stays", "not seen yet", "last"}
+
+
 async def test_advice_is_remembered_with_its_reason_and_goes_stale_with_the_stream(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/s.sock"
     demo = name("demo")

@@ -224,7 +224,8 @@ class ClusterOperator:
         )
         self._count(decision)
         if self._holds():
-            self._sync.tell(decision.plan.catalog, decision.plan.drains)
+            pods = (name for _, name in snapshot[PODS])
+            self._sync.tell(decision.plan.catalog, decision.plan.drains, pods)
         self._writer.want(decision.writes)
         silence = self._silent_until - monotonic() if word.awaited else None
         due = [each for each in (decision.due, silence, self._continuity.due()) if each]

@@ -133,7 +133,7 @@ class LocalOperator:
         self._wanted = {(one.name.namespace, one.name.name): one.replicas for one in plan.pools}
         # The runners first: they take longest to be ready.
         self._keeper.apply([*self._runners.specs(), *self._services.control(store_ready=self._store_ready)])
-        self._sync.tell(plan.catalog, plan.drains)
+        self._sync.tell(plan.catalog, plan.drains, (instance.name for instance in view.instances))
         self._count(plan, monotonic() - began)
         due = [(drain.deadline - view.now).total_seconds() for drain in plan.drains]
         due += [(at - view.now).total_seconds() for one in view.instances if (at := one.replace_at) and at > view.now]
