@@ -3,11 +3,13 @@
 import urllib.error
 import urllib.request
 
+from prometheus_client.parser import text_string_to_metric_families
+
 
 def page(address: str, path: str = "metrics") -> tuple[int, str]:
     """What is answered on a health port; status 0 when nothing is."""
     try:
-        with urllib.request.urlopen(f"http://{address}/{path}", timeout=2) as answer:
+        with urllib.request.urlopen(f"http://{address}/{path}", timeout=5) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
@@ -15,8 +17,14 @@ def page(address: str, path: str = "metrics") -> tuple[int, str]:
         return 0, str(error)
 
 
-def metric(address: str, name: str) -> float:
-    """The sum of a metric over its labels."""
-    _, text = page(address)
-    lines = [line for line in text.splitlines() if line.split("{")[0].split(" ")[0] == name]
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+def metric(address: str, name: str, **labels: str) -> float:
+    """The sum of a metric over the labels that are left open. Raises OSError when nobody answers."""
+    status, text = page(address)
+    if status != 200:
+        raise ConnectionError(f"{address} does not tell its metrics: {status} {text}")
+    return sum(
+        sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    )

@@ -219,7 +219,7 @@ class Operator:
         with self.site.cluster.inside():
             return page(f"{CONTROL_PLANE}:{self.port}", path)
 
-    def metric(self, name: str) -> float:
-        """The sum of a metric over its labels."""
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of a metric over the labels that are left open. Raises OSError when it does not answer."""
         with self.site.cluster.inside():
-            return metric(f"{CONTROL_PLANE}:{self.port}", name)
+            return metric(f"{CONTROL_PLANE}:{self.port}", name, **labels)

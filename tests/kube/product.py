@@ -103,9 +103,18 @@ class Product:
         pods = self.cluster.items("pods", f"--namespace={POOLS}", "--selector=motet.dev/pool=demo")
         return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
 
-    def on_devices(self) -> int:
+    def told_by_runners(self, name: str) -> dict[str, float]:
+        """A metric of each runner, by the pod's name. Runners bring most of theirs up to date once a second. Raises
+        LookupError or OSError for one that does not answer."""
+        return {pod["metadata"]["name"]: metric(f"{pod['status']['podIP']}:9090", name) for pod in self.runners()}
+
+    def on_devices(self) -> float:
         """Adapters in the memory of the runners' devices."""
-        return int(sum(metric(f"{pod['status']['podIP']}:9090", "motet_adapters_on_device") for pod in self.runners()))
+        return sum(self.told_by_runners("motet_adapters_on_device").values())
+
+    def sequences(self) -> dict[str, float]:
+        """In the iterations of each runner."""
+        return self.told_by_runners("motet_sequences_running")
 
 
 def served_after(product: Product, name: str) -> float:

@@ -86,8 +86,8 @@ class Proxy:
 
     @property
     def watches(self) -> int:
-        """Open at the moment."""
-        return len(self._watches)
+        """Open at the moment, and not muted."""
+        return len(self._watches.keys() - self._muted)
 
     def mute_watches(self) -> None:
         """Those that are open now stay open and say nothing more; new ones do."""

@@ -25,7 +25,7 @@ from tests.support.small_gateway import small_gateway
 
 LEASE = "motet-scheduler"
 ACCOUNT = "scheduler"
-QUICK = {"seconds": 4.0, "renew_seconds": 2.5, "retry_seconds": 0.5}
+QUICK = {"seconds": 8.0, "renew_seconds": 6.0, "retry_seconds": 0.5}
 
 
 @pytest.fixture
@@ -117,7 +117,9 @@ async def test_an_api_server_that_restarts_costs_a_leader_nothing(
     async with KubeApi(account, "the test") as api, Election(api, patient, lost=losses.append) as election:
         cluster.apiserver.restart()
         assert election.exceed(7) == 8
-        await until(lambda: lease_in(cluster, namespace)["metadata"]["annotations"]["motet.dev/term"] == "8")
+        await until(
+            lambda: lease_in(cluster, namespace)["metadata"]["annotations"]["motet.dev/term"] == "8", seconds=30
+        )
         assert election.leads
         assert losses == []
 
@@ -167,8 +169,8 @@ async def replicas(
     both = [SchedulerProcess(folder, name, namespace, kubeconfig, lease) for name in ("a", "b")]
     async with AsyncExitStack() as stack:
         for one in both:
-            await one.start()
             stack.push_async_callback(one.end, signal.SIGKILL)
+            await one.start()
         yield both
 
 
@@ -205,7 +207,7 @@ async def test_when_the_leader_goes_the_other_acts_and_streams_resume(
         )
         await clients.enter_async_context(runner)
         gateway = await clients.enter_async_context(small_gateway("g0", scheduler=standby.address))
-        running = gateway.start("running", prompt=(5,), max_tokens=1500)
+        running = gateway.start("running", prompt=(5,), max_tokens=2500)
         await until(lambda: gateway.asked["running"].tokens)
         assert gateway.term == 1
         gone = time.monotonic()
@@ -215,10 +217,10 @@ async def test_when_the_leader_goes_the_other_acts_and_streams_resume(
         seconds = gateway.asked["new"].placed_at - gone
         record_property("seconds_to_place", seconds)
         print(f"placed by the other {seconds:.2f} s after {signum.name}")
-        assert seconds <= within + 1.0, standby.said()  # a placement, on a busy machine
+        assert seconds <= within + 5.0, standby.said()  # a placement, on a busy machine
         assert gateway.term == 2
         assert lease_in(cluster, namespace)["spec"]["holderIdentity"].startswith("b-")
-        assert await running == tokens_of((5,), 7, 1500)
+        assert await running == tokens_of((5,), 7, 2500)
         assert len(gateway.asked["running"].placements) == 1, "what ran was not touched"
         # The one that went comes back as the standby.
         await leader.start()
@@ -230,8 +232,8 @@ async def test_a_leader_that_was_frozen_ends_when_it_wakes_and_the_other_leads(
 ) -> None:
     async with replicas(folder, namespace, account, QUICK) as (leader, standby):
         leader.process.send_signal(signal.SIGSTOP)
-        await until(lambda: "leads" in standby.said(), seconds=20)
+        await until(lambda: "leads" in standby.said(), seconds=60)
         leader.process.send_signal(signal.SIGCONT)
-        assert await asyncio.wait_for(leader.process.wait(), 5) == 1
+        assert await asyncio.wait_for(leader.process.wait(), 20) == 1
         assert "leadership lost" in leader.said()
         assert lease_in(cluster, namespace)["metadata"]["annotations"]["motet.dev/term"] == "2"

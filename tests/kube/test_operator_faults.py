@@ -15,6 +15,9 @@ pytestmark = pytest.mark.kube
 QUICK_RESYNC = {"MOTET_CLUSTER_RESYNC_SECONDS": "40"}
 """Two seconds on our clock."""
 
+LASTING_WATCHES = {"MOTET_TIME_SCALE": "1"}
+"""As long as elsewhere: one that is opened anew within a test would bring what another did not."""
+
 
 @pytest.fixture(scope="module")
 def home(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
@@ -34,7 +37,7 @@ def operator(home: Site, door: Proxy) -> Iterator[Operator]:
         yield running
 
 
-def sees_changes(home: Site, tenant: str, name: str, *, within_s: float = 10) -> None:
+def sees_changes(home: Site, tenant: str, name: str, *, within_s: float = 30) -> None:
     home.cluster.apply(home.adapter(name, tenant, pool="nowhere"))
     home.cluster.wait_for(
         lambda: home.ready_reason("lora", name, tenant) == "PoolNotFound", f"a status of {name}", within_s=within_s
@@ -53,7 +56,7 @@ def test_row_2_an_api_server_that_is_away_for_long_is_waited_for(
         time.sleep(seconds * TIME_SCALE)
         operator.program.assert_alive()
         setattr(door.faults, how, False)
-        sees_changes(home, tenant, "after", within_s=10)
+        sees_changes(home, tenant, "after")
         assert home.lease_term() == term, "it is the same leader"
 
 
@@ -63,36 +66,43 @@ def test_row_3_a_watch_that_says_nothing_more_is_opened_anew(cluster: Cluster, h
         cluster.wait_for(lambda: door.watches >= 5)
         sees_changes(home, tenant, "while-it-speaks")
         door.mute_watches()
-        sees_changes(home, tenant, "while-it-is-silent", within_s=75 * TIME_SCALE + 3)
+        sees_changes(home, tenant, "while-it-is-silent", within_s=75 * TIME_SCALE + 8)
         assert operator.metric("motet_cache_repairs_total") == 0  # it was the watch that told
 
 
 @pytest.mark.parametrize("code", [410, 429, 500, 504])
 def test_row_4_an_error_on_a_watch_is_followed_by_a_new_one(
-    cluster: Cluster, home: Site, door: Proxy, operator: Operator, code: int
+    cluster: Cluster, home: Site, door: Proxy, code: int
 ) -> None:
     tenant = home.tenant("errors")
     cluster.apply(home.pool("steady", replicas=1))
     where = (f"--namespace={home.pools}", "--selector=motet.dev/pool=steady")
-    cluster.wait_for(lambda: cluster.items("deployments", *where))
-    uids = [one["metadata"]["uid"] for one in cluster.items("deployments", *where)]
-    cluster.wait_for(lambda: door.watches >= 5)
-    assert door.say_on_watches({"type": "ERROR", "object": status(code, "Expired")[1]}) >= 5
-    sees_changes(home, tenant, f"after-{code}")
-    operator.program.assert_alive()
-    assert [one["metadata"]["uid"] for one in cluster.items("deployments", *where)] == uids
+    env = LASTING_WATCHES | {"MOTET_CLUSTER_RESYNC_SECONDS": "4000"}
+    with Operator(home, kubeconfig=door.kubeconfig, env=env) as operator:
+        cluster.wait_for(lambda: cluster.items("deployments", *where))
+        uids = [one["metadata"]["uid"] for one in cluster.items("deployments", *where)]
+        cluster.wait_for(lambda: door.watches >= 5)
+        assert door.say_on_watches({"type": "ERROR", "object": status(code, "Expired")[1]}) >= 5
+        door.mute_watches()  # whoever stays with them hears nothing for more than a minute
+        cluster.wait_for(lambda: door.watches >= 5, "new watches")
+        repaired = operator.metric("motet_cache_repairs_total")
+        sees_changes(home, tenant, f"after-{code}")
+        assert operator.metric("motet_cache_repairs_total") == repaired  # it was the watch that told
+        assert [one["metadata"]["uid"] for one in cluster.items("deployments", *where)] == uids
 
 
 @pytest.mark.parametrize("lost", ["ADDED", "MODIFIED", "DELETED"])
 def test_row_5_an_event_that_never_came_is_made_up_for(cluster: Cluster, home: Site, door: Proxy, lost: str) -> None:
-    # Watches live as long as elsewhere: one that is opened anew within the test would bring what was lost.
-    env = {"MOTET_TIME_SCALE": "1", "MOTET_CLUSTER_RESYNC_SECONDS": "2"}
+    env = LASTING_WATCHES | {"MOTET_CLUSTER_RESYNC_SECONDS": "2"}
+    repair = {"ADDED": "added", "MODIFIED": "changed", "DELETED": "removed"}[lost]
     with Operator(home, kubeconfig=door.kubeconfig, env=env) as operator:
-        _lose_an_event(cluster, home, door, operator, lost)
-        assert operator.metric("motet_cache_repairs_total") > 0
+        _lose_an_event(cluster, home, door, lost)
+        cluster.wait_for(
+            lambda: operator.metric("motet_cache_repairs_total", resource="loraadapters", repair=repair), "the repair"
+        )
 
 
-def _lose_an_event(cluster: Cluster, home: Site, door: Proxy, operator: Operator, lost: str) -> None:
+def _lose_an_event(cluster: Cluster, home: Site, door: Proxy, lost: str) -> None:
     tenant = home.tenant("missed")
     name = f"missed-{lost.lower()}"
     cluster.wait_for(lambda: door.watches >= 5)  # a list that comes later would have it
@@ -108,9 +118,7 @@ def _lose_an_event(cluster: Cluster, home: Site, door: Proxy, operator: Operator
             cluster.apply(home.adapter(name, tenant, pool="nowhere", suspend=True))
             cluster.wait_for(lambda: home.ready_reason("lora", name, tenant) == "Suspended")
         case "DELETED":
-            known = operator.metric("motet_objects")
             cluster.kubectl("delete", "lora", name, f"--namespace={tenant}")
-            cluster.wait_for(lambda: operator.metric("motet_objects") == known - 1)
 
 
 def test_row_9_conflicts_on_every_other_write_delay_and_lose_nothing(

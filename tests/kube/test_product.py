@@ -334,13 +334,17 @@ async def test_row_2_while_the_api_server_is_away_everybody_is_served(product: P
 async def test_row_20_a_runner_that_is_killed_costs_its_clients_a_pause(
     product: Product, node: Node, two_runners: list[str]
 ) -> None:
-    undisturbed = await asyncio.gather(*(stream(product, model, tokens=200) for model in ADAPTERS))
-    running = [asyncio.create_task(stream(product, model, tokens=200)) for model in (*ADAPTERS, *ADAPTERS)]
-    await asyncio.sleep(0.4)
-    await asyncio.to_thread(node.kill, f"{POOLS}/{two_runners[0]}")
+    undisturbed = await asyncio.gather(*(stream(product, model, tokens=600) for model in ADAPTERS))
+    await asyncio.to_thread(product.cluster.wait_for, lambda: not any(product.sequences().values()), "silence")
+    running = [asyncio.create_task(stream(product, model, tokens=600)) for model in (*ADAPTERS, *ADAPTERS)]
+    await asyncio.to_thread(product.cluster.wait_for, lambda: any(product.sequences().values()), "the streams")
+    sequences = await asyncio.to_thread(product.sequences)
+    victim = max(two_runners, key=lambda name: sequences[name])
+    assert sequences[victim] > 0
+    await asyncio.to_thread(node.kill, f"{POOLS}/{victim}")
     answers = await asyncio.gather(*running)
     assert [answer.problem for answer in answers if not answer.complete] == []
-    assert {answer.tokens for answer in answers} == {200}
+    assert {answer.tokens for answer in answers} == {600}
     for whole, answer in zip((*undisturbed, *undisturbed), answers, strict=True):
         assert answer.text == whole.text, "after the pause it went on with something else"
 
@@ -353,14 +357,15 @@ async def test_row_22_a_scheduler_that_is_killed_is_followed_by_the_other(produc
         return holder.rpartition("-")[0]
 
     first = await asyncio.to_thread(leader)
-    running = [asyncio.create_task(stream(product, model, tokens=300)) for model in ADAPTERS]
-    await asyncio.sleep(0.4)
+    await asyncio.to_thread(product.cluster.wait_for, lambda: not any(product.sequences().values()), "silence")
+    running = [asyncio.create_task(stream(product, model, tokens=600)) for model in ADAPTERS]
+    await asyncio.to_thread(product.cluster.wait_for, lambda: any(product.sequences().values()), "the streams")
     await asyncio.to_thread(node.kill, f"{SYSTEM}/{first}")
     # New requests wait for whoever leads next; those that ran go on meanwhile.
     running += [asyncio.create_task(stream(product, model, tokens=20)) for model in ADAPTERS]
     answers = await asyncio.gather(*running)
     assert [answer.problem for answer in answers if not answer.complete] == []
-    assert [answer.tokens for answer in answers] == [300] * len(ADAPTERS) + [20] * len(ADAPTERS)
+    assert [answer.tokens for answer in answers] == [600] * len(ADAPTERS) + [20] * len(ADAPTERS)
 
 
 async def test_row_44_a_node_with_the_only_runner_is_drained_under_load_without_a_failed_request(
@@ -445,7 +450,10 @@ def test_a_tenants_namespace_goes_at_once(product: Product) -> None:
 
 def test_row_14_what_went_while_no_operator_ran_leaves_the_runners_once_one_is_back(product: Product) -> None:
     cluster, operator = product.cluster, f"deployment/{RELEASE}-operator"
-    before = product.on_devices()
+    for name in ADAPTERS:
+        product.answer(name, QUESTION, max_tokens=1)
+    before = len(ADAPTERS)
+    cluster.wait_for(lambda: product.on_devices() == before, "nothing that other tests have left", within_s=60)
     _bring_storyteller(product, "quietly")
     cluster.kubectl("scale", operator, "--replicas=0", f"--namespace={SYSTEM}")
     cluster.kubectl(

@@ -32,8 +32,12 @@ def test_a_container_that_does_not_is_killed_when_its_grace_is_over(pods: Pods) 
     pods.delete(name, "--wait=false")
     pods.wait_phase(name, "Failed")
     assert pods.container(name)["state"]["terminated"]["exitCode"] == 137
-    deleted = pods.get(name)["metadata"]
-    assert deleted["deletionGracePeriodSeconds"] == 0
+
+    def confirmed() -> bool:
+        grace: int = pods.get(name)["metadata"]["deletionGracePeriodSeconds"]
+        return grace == 0
+
+    pods.cluster.wait_for(confirmed, "the node's word that nothing is left")
     # What a finalizer holds stays visible with its end, and goes when it is let go.
     pods.cluster.kubectl(
         *("patch", "pod", name, f"--namespace={pods.namespace}", "--type=merge"),
