@@ -28,6 +28,7 @@ from motet_operator.cluster.events import EventWriter
 from motet_operator.cluster.kinds import CHILDREN, OURS, PODS, Kind, Object
 from motet_operator.cluster.limiter import Limiter
 from motet_operator.cluster.obstacles import Obstacle
+from motet_operator.cluster.pulse import Pulse
 from motet_operator.cluster.resync import Resync
 from motet_operator.cluster.watch import Engine, Heard, What
 from motet_operator.cluster.writer import Writer
@@ -45,11 +46,6 @@ PAUSE_PER_ROUND = 3.0
 
 LOOK_SECONDS = 10.0
 """A round comes at least so often, whether or not anything is known to have changed."""
-
-STALLED_SECONDS = 60.0
-SILENT_SECONDS = 150.0
-ANSWERED_SECONDS = 30.0
-"""A watch is taken for dead only while the API server answers everything else: nobody starts again for an outage."""
 
 TEMPLATE_SECONDS = 5.0
 
@@ -90,6 +86,7 @@ class ClusterOperator:
             seconds=settings.resync_seconds,
             changed=self._wake.set,
             returned=self._kind_returned,
+            unwatchable=self._heard.forget,
             time_scale=self._scale,
         )
         self._cordons = Cordons(
@@ -214,7 +211,8 @@ class ClusterOperator:
 
     async def _round(self) -> float | None:
         """Returns the seconds after which something happens by itself."""
-        obstacles = self._denials.standing()
+        # Before the snapshot: what has been seen since is perhaps not in it.
+        obstacles = self._denials.standing(self._resync.unseen)
         snapshot = await self._continuity.complete(self._cache.snapshot())
         now = datetime.now(UTC).replace(microsecond=0)
         word = self._scheduler_said()
@@ -295,18 +293,11 @@ class ClusterOperator:
 
     def _unready_because(self) -> str:
         """A standby is ready, too: it would act at once."""
-        unanswered = monotonic() - self._api.answered_at
-        if unanswered > ANSWERED_SECONDS + self._settings.resync_seconds * self._scale:
-            return f"the API server has said nothing for {unanswered:.0f} s"
-        return self._resync.waiting_for()
+        return self._pulse().unready_because(self._settings.resync_seconds * self._scale) or self._resync.waiting_for()
 
     def _dead_because(self) -> str:
-        stalled = monotonic() - self._ticked
-        if stalled > STALLED_SECONDS:
-            return f"the work loop has not ticked for {stalled:.0f} s"
-        if monotonic() - self._api.answered_at > ANSWERED_SECONDS:
-            return ""
-        silent = max(self._heard.ages().items(), key=lambda one: one[1], default=("", 0.0))
-        if silent[1] > SILENT_SECONDS:
-            return f"the watch of {silent[0]} has said nothing for {silent[1]:.0f} s"
-        return ""
+        return self._pulse().dead_because()
+
+    def _pulse(self) -> Pulse:
+        now = monotonic()
+        return Pulse(round=now - self._ticked, answer=now - self._api.answered_at, watches=self._heard.ages())
