@@ -81,8 +81,8 @@ kube:  ## Build the Kubernetes tools of the cluster tests into your cache; needs
 generate: venv  ## Write the generated files again: gRPC modules, CRDs, the chart's values and reference pages.
 	@PATH="$$PWD/$(BIN):$$PATH" $(BIN)/python tools/generate_api.py
 	@$(BIN)/python tools/generate_crds.py
-	@$(BIN)/python tools/generate_charts.py
 	@$(BIN)/python tools/generate_docs.py
+	@$(BIN)/python tools/generate_charts.py
 
 train: venv  ## Train the bundled model and its adapters again (about half an hour on two cores).
 	@$(BIN)/python examples/demo/train.py $(TRAIN_ARGS)

@@ -1,11 +1,13 @@
 """Write from the chart's values.schema.json its values.yaml and the table of its README (`make generate`).
 
-The schema is the one source of names, explanations and defaults. The result is committed; tests/repo writes it again
-and compares. `--out DIR` writes elsewhere.
+The schema is the one source of names, explanations and defaults. Only the settings that it knows come from elsewhere,
+from the page that tools/generate_docs.py writes. The result is committed; tests/repo writes it again and compares.
+`--out DIR` writes elsewhere.
 """
 
 import argparse
 import json
+import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 CHART = ROOT / "charts" / "motet"
+SETTINGS = ROOT / "docs" / "reference" / "settings.md"
 BEGIN, END = "<!-- values: written by tools/generate_charts.py -->", "<!-- end of values -->"
 NOTE = "# Written by tools/generate_charts.py (`make generate`). Change values.schema.json, not this file.\n"
 WIDTH = 120
@@ -24,6 +27,8 @@ Schema = dict[str, Any]
 
 def schema() -> Schema:
     found: Schema = json.loads((CHART / "values.schema.json").read_text())
+    settings = re.findall(r"^\| `(MOTET_\w+)`", SETTINGS.read_text(), re.MULTILINE)
+    found["$defs"]["setting"]["enum"] = sorted(set(settings))
     return found
 
 
@@ -79,11 +84,12 @@ def generate(out: Path) -> list[Path]:
     document = schema()
     text = NOTE + "\n" + "\n".join(values_file(document)).rstrip() + "\n"
     _check_defaults(document, yaml.safe_load(text))
+    (out / "values.schema.json").write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
     (out / "values.yaml").write_text(text)
     before, _, rest = (CHART / "README.md").read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
     (out / "README.md").write_text(f"{before}{BEGIN}\n\n{table(document)}\n\n{END}{after}")
-    return [out / "values.yaml", out / "README.md"]
+    return [out / name for name in ("values.schema.json", "values.yaml", "README.md")]
 
 
 def _check_defaults(document: Schema, read: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.charts.helm import CRDS, MOTET, VARIANTS, HelmFailed, Object, helm, render, with_values
+from tests.charts.helm import CRDS, MOTET, VARIANTS, HelmFailed, Object, helm, named, render, with_values
 
 SCHEMA: Object = json.loads((MOTET / "values.schema.json").read_text())
 HELMS_OWN = {"global", "motet-crds"}
@@ -86,6 +86,9 @@ def test_every_value_has_a_line_in_the_readme() -> None:
             "at '/gateway/podDisruptionBudget/maxUnavailable': minimum: got 0, want 1",
         ),
         ("predictor.replicas=2", "at '/predictor/replicas': maximum: got 2, want 1"),
+        ("env.MOTET_TIMESCALE=fast", "at '': invalid propertyName 'MOTET_TIMESCALE'"),
+        ("runner.env.MOTET_RUNNER_RANK=high", "at '': invalid propertyName 'MOTET_RUNNER_RANK'"),
+        ("env.9=x", "at '': invalid propertyName '9'"),
         ("env.MOTET_TIME_SCALE=1", "at '/env/MOTET_TIME_SCALE': got number, want string"),
         ("tls.source=Vault", "at '/tls/source': value must be one of 'Chart', 'CertManager', 'Existing'"),
         ("pools.namespaces=null", "at '/pools': missing property 'namespaces'"),
@@ -107,6 +110,20 @@ def test_a_mistake_is_refused_by_its_name(given: str, sentence: str) -> None:
     with pytest.raises(HelmFailed) as refused:
         helm("template", "motet", str(MOTET), f"--set={given}")
     assert sentence in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["m" * 41, "motet.prod", "1motet"])
+def test_a_release_that_no_service_can_be_called_after_needs_another_name(name: str) -> None:
+    with pytest.raises(HelmFailed) as refused:
+        helm("template", name, str(MOTET))
+    assert f"objects cannot be called {name}-gateway and the like: name the release, or set full" in str(refused.value)
+    assert f"name: {'m' * 40}-gateway\n" in helm("template", name, str(MOTET), f"--set=fullnameOverride={'m' * 40}")
+
+
+def test_names_that_are_not_ours_are_free() -> None:
+    gateway = named(render({"env": {"HTTPS_PROXY": "http://proxy:3128"}}), "Deployment", "motet-gateway")
+    (container,) = gateway["spec"]["template"]["spec"]["containers"]
+    assert {"name": "HTTPS_PROXY", "value": "http://proxy:3128"} in container["env"]
 
 
 @pytest.mark.parametrize("chart", [MOTET, CRDS], ids=lambda chart: chart.name)

@@ -1,5 +1,9 @@
 {{- define "motet.fullname" -}}
-{{- .Values.fullnameOverride | default .Release.Name -}}
+{{- $name := .Values.fullnameOverride | default .Release.Name -}}
+{{- if not (regexMatch "^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$" $name) -}}
+{{- fail (printf "objects cannot be called %s-gateway and the like: name the release, or set fullnameOverride, with at most 40 lower-case letters, digits and hyphens, beginning with a letter" $name) -}}
+{{- end -}}
+{{- $name -}}
 {{- end -}}
 
 {{/* Of a part of this release: (root, component). */}}
