@@ -24,11 +24,15 @@ from typing import Any
 
 import httpx2 as httpx
 import openai
+from prometheus_client.parser import text_string_to_metric_families
 
 import motet_cli
 from motet.processes.linux import all_stats, environment_of
 from motet_cli.status import document_of
 from motet_operator.local.layout import Layout
+
+REPORTS_AT_ONCE = {"MOTET_RUNNER_REPORT_SECONDS": "0.1"}
+"""For tests that look for the runner which has the streams."""
 
 BUNDLED = Path(motet_cli.__file__).parent / "bundled"
 MOTET = (sys.executable, "-P", "-m", "motet_cli.main")
@@ -107,6 +111,18 @@ class Stack:
             runners = sorted((one for one in services if one["kind"] == "runner"), key=lambda one: one["name"])
             return runners[int(name.partition("-")[2] or 0)]  # type: ignore[no-any-return]
         return next(one for one in services if one["name"] == name)
+
+    def sequences(self) -> dict[str, int]:
+        """How many are in the iterations of each runner, by its name, as it last reported."""
+        with self.http() as client:
+            families = list(text_string_to_metric_families(client.get("/metrics").text))
+        samples = [sample for family in families for sample in family.samples]
+        return {one.labels["service"]: int(one.value) for one in samples if one.name == "motet_sequences_running"}
+
+    def busiest_runner(self) -> tuple[str, int]:
+        """Its name, and how many sequences it has: one at least."""
+        self.until(lambda: any(self.sequences().values()))
+        return max(self.sequences().items(), key=lambda one: one[1])
 
     def adapter(self, name: str) -> dict[str, Any]:
         return next(one for one in self.status()["adapters"] if one["name"] == name)
