@@ -39,7 +39,7 @@ class Unreadable:
 
 
 class Reader(Generic[Parsed]):
-    """Reads each version of each object once."""
+    """Reads each version of each object once. What says the same as the version before is the same object."""
 
     def __init__(self, kind: Kind, read: Callable[[Object], Parsed]) -> None:
         self._kind, self._read = kind, read
@@ -51,7 +51,8 @@ class Reader(Generic[Parsed]):
             uid, version = it["metadata"].get("uid", ""), version_of(it)
             known = before.get(key)
             if known is None or known[:2] != (uid, version):
-                known = (uid, version, self._once(it))
+                parsed = self._once(it)
+                known = (uid, version, parsed if known is None else _sharing(known[2], parsed))
             self._known[key] = known
         return {key: parsed for key, (_, _, parsed) in self._known.items()}
 
@@ -67,6 +68,19 @@ class Reader(Generic[Parsed]):
             )
         except Exception as error:  # whatever one object holds, the others go on
             return Unreadable(f"cannot be read: {type(error).__name__}: {error}")
+
+
+def _sharing(before: Parsed | Unreadable, now: Parsed | Unreadable) -> Parsed | Unreadable:
+    if now == before:
+        return before
+    # Most versions differ in nothing but status.
+    if (
+        isinstance(now, PoolObject | AdapterObject)
+        and isinstance(before, PoolObject | AdapterObject)
+        and now.resource == before.resource
+    ):
+        return cast("Parsed", replace(now, resource=before.resource))
+    return now
 
 
 def readable(found: Mapping[Key, Parsed | Unreadable]) -> Iterable[Parsed]:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from motet.model import ObjectName
+from motet.resources import ServingPool
 from motet_operator.reconcile.conditions import Condition, named, no, progress, settle, unknown, yes
 from motet_operator.reconcile.plan import AdapterCounts, AdapterStatus, CatalogAdapter
 from motet_operator.reconcile.view import AdapterKnowledge, AdapterObject, PoolObject, View
@@ -94,13 +95,18 @@ class Memory:
     most rounds one of them has changed."""
 
     _judged: dict[ObjectName, tuple[tuple[object, ...], Judgement]] = field(default_factory=dict)
+    _pools: tuple[ServingPool, ...] = ()
+    """All that adapters may be for."""
 
     def judge(self, view: View, around: Surroundings) -> tuple[Judgement, ...]:
         before, self._judged = self._judged, {}
+        pools = tuple(pool.resource for pool in around.groups.values())
+        if not _same(pools, self._pools):
+            self._pools = pools
         found = []
         for adapter in view.adapters:
             name = adapter.resource.object_name
-            basis = _basis(view, adapter, around)
+            basis = _basis(view, adapter, around, self._pools)
             remembered = before.get(name)
             if remembered is None or not _same(remembered[0], basis):
                 remembered = (basis, judge(view, adapter, around))
@@ -109,14 +115,16 @@ class Memory:
         return tuple(found)
 
 
-def _basis(view: View, adapter: AdapterObject, around: Surroundings) -> tuple[object, ...]:
+def _basis(
+    view: View, adapter: AdapterObject, around: Surroundings, pools: tuple[ServingPool, ...]
+) -> tuple[object, ...]:
     resource = adapter.resource
     pool = around.groups.get(resource.group)
     return (
         adapter,
         view.known.get(resource.object_name),
         # Without a pool the hint may name any other.
-        around if pool is None else pool,
+        pools if pool is None else pool.resource,
         # More of them than it asks for change nothing.
         min(around.serving.get(resource.group, 0), max(1, resource.spec.placement.min_replicas)),
         around.names[resource.metadata.namespace, resource.group, resource.model_name],
@@ -129,7 +137,9 @@ def _basis(view: View, adapter: AdapterObject, around: Surroundings) -> tuple[ob
 def _same(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
     # Views are built from parts that stay the same objects until they change; comparing values would cost more than
     # judging again.
-    return all(a is b or (isinstance(a, int | ObjectName) and a == b) for a, b in zip(one, other, strict=True))
+    return len(one) == len(other) and all(
+        a is b or (isinstance(a, int | ObjectName) and a == b) for a, b in zip(one, other, strict=True)
+    )
 
 
 def judge(view: View, adapter: AdapterObject, around: Surroundings) -> Judgement:

@@ -3,7 +3,7 @@ from datetime import UTC, datetime
 import pytest
 
 from motet.resources import LoRAAdapter
-from motet_operator.cluster.kinds import ADAPTERS, PODS
+from motet_operator.cluster.kinds import ADAPTERS, PODS, Object
 from motet_operator.cluster.view import (
     Reader,
     Unreadable,
@@ -16,6 +16,7 @@ from motet_operator.cluster.view import (
     read_pool,
     scale_writers,
 )
+from motet_operator.reconcile import AdapterObject
 from tests.operator.cluster.objects import adapter, made, pod, pool
 
 
@@ -31,6 +32,25 @@ def test_each_version_is_read_once() -> None:
     assert reader({("tenant", "legal"): adapter(version=1)}) == first
     assert reader({("tenant", "legal"): adapter(version=2)}) != first
     assert len(reads) == 2
+
+
+def test_what_was_read_stays_the_same_object_until_it_says_something_else() -> None:
+    key = ("tenant", "legal")
+    reader = Reader(ADAPTERS, read_adapter)
+
+    def read(it: Object) -> AdapterObject:
+        found = reader({key: it})[key]
+        assert isinstance(found, AdapterObject)
+        return found
+
+    first = read(adapter(version=1))
+    annotated = adapter(version=2)
+    annotated["metadata"]["annotations"] = {"team": "legal"}
+    assert read(annotated) is first
+    with_status = read(adapter(version=3) | {"status": {"loadedReplicas": 1}})
+    assert with_status.loaded == 1
+    assert with_status.resource is first.resource
+    assert read(adapter(version=4, suspend=True)).resource.spec.suspend
 
 
 def test_what_cannot_be_read_says_why_and_harms_nobody_else() -> None:

@@ -352,6 +352,27 @@ def test_what_has_not_changed_is_not_judged_again() -> None:
     assert again.adapters[1].ready
 
 
+def test_what_a_pool_says_of_itself_is_no_reason_to_judge_its_adapters_again() -> None:
+    memory, place = Memory(), world(adapter("a"), known={"a": SERVING})
+    first = only(reconcile(place, memory))
+    (one,) = place.pools
+    written = replace(place, pools=(replace(one, wanted=1, conditions=first.conditions),))
+    assert only(reconcile(written, memory)) is first
+    changed = pool("demo", model={"servedName": "another"}, allowedNamespaces={"from": "Same"})
+    assert only(reconcile(replace(place, pools=(changed,)), memory)).base_model == "another"
+
+
+def test_one_without_a_pool_is_judged_again_when_another_pool_may_be_meant() -> None:
+    memory, place = Memory(), world(adapter("a", poolRef={"name": "demu"}))
+    first = only(reconcile(place, memory))
+    assert "did you mean default/demo?" in condition(first.conditions, "Accepted").message
+    (one,) = place.pools
+    assert only(reconcile(replace(place, pools=(replace(one, wanted=1),)), memory)) is first
+    nearer = replace(place, pools=(one, replace(pool("dem"), age=1)))
+    assert "default/dem" in condition(only(reconcile(nearer, memory)).conditions, "Accepted").message
+    assert only(reconcile(replace(place, pools=()), memory)) is not first
+
+
 def test_a_message_has_an_end() -> None:
     failed = AdapterKnowledge(failure_code=FETCH_FAILED, failure_message="x" * 5000)
     conditions: tuple[Condition, ...] = only(reconcile(world(adapter(), known={"legal": failed}))).conditions
