@@ -1,6 +1,7 @@
 """The operator process on a real API server: what tenants and platform teams see of it."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -44,3 +45,22 @@ def test_a_pool_becomes_a_deployment_of_its_revision_with_as_many_pods(
     assert made["metadata"]["name"] == f"three-{status['updateRevision']}"
     assert made["metadata"]["ownerReferences"][0]["name"] == "three"
     assert home.ready_reason("spool", "three", home.pools) == "RunnersStarting"
+
+
+def test_a_pool_owns_a_budget_that_follows_it_and_comes_back(cluster: Cluster, home: Site, operator: Operator) -> None:
+    def budget() -> dict[str, Any]:
+        return cluster.get("pdb", "guarded", f"--namespace={home.pools}")
+
+    cluster.apply(home.pool("guarded", replicas=2))
+    cluster.wait_for(lambda: budget()["status"]["expectedPods"] == 2, "the controller to count its pods")
+    assert budget()["spec"]["minAvailable"] == 2
+    assert budget()["status"]["disruptionsAllowed"] == 0
+    written = operator.metric("motet_writes_total", write="poddisruptionbudget")
+    cluster.apply(home.pool("guarded", replicas=2, updateStrategy={"maxUnavailable": 1}))
+    cluster.wait_for(lambda: budget()["spec"]["minAvailable"] == 1, "one that may be missing")
+    before = budget()["metadata"]["uid"]
+    cluster.kubectl("delete", "pdb", "guarded", f"--namespace={home.pools}")
+    cluster.wait_for(lambda: budget()["metadata"]["uid"] != before, "it to be made again")
+    assert operator.metric("motet_writes_total", write="poddisruptionbudget") == written + 2
+    (owner,) = budget()["metadata"]["ownerReferences"]
+    assert owner["uid"] == cluster.get("spool", "guarded", f"--namespace={home.pools}")["metadata"]["uid"]
