@@ -4,9 +4,11 @@ What has not changed since the round before is the same object as then: reconcil
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from pydantic import ValidationError
 
@@ -32,42 +34,76 @@ _TRUTHS = ("True", "False", "Unknown")
 
 
 @dataclass(frozen=True, slots=True)
-class Unreadable:
+class Unreadable(Generic[Parsed]):
     """An object that this operator cannot read: a newer schema has stored it, or an older one."""
 
     message: str
+    instead: Parsed | None = None
+    """What goes on: it as it was when it could be read last, or else the part of it that can be read now."""
+
+    in_part: bool = False
 
 
 class Reader(Generic[Parsed]):
     """Reads each version of each object once. What says the same as the version before is the same object."""
 
-    def __init__(self, kind: Kind, read: Callable[[Object], Parsed]) -> None:
-        self._kind, self._read = kind, read
-        self._known: dict[Key, tuple[str, int, Parsed | Unreadable]] = {}
+    def __init__(
+        self,
+        kind: Kind,
+        read: Callable[[Object], Parsed],
+        renewed: Callable[[Parsed, Object], Parsed] = lambda before, _: before,
+    ) -> None:
+        """`renewed` is what was read before with what its status says now."""
+        self._kind, self._read, self._renewed = kind, read, renewed
+        self._known: dict[Key, tuple[str, int, Parsed | Unreadable[Parsed]]] = {}
 
-    def __call__(self, objects: Mapping[Key, Object]) -> dict[Key, Parsed | Unreadable]:
+    def __call__(self, objects: Mapping[Key, Object]) -> dict[Key, Parsed | Unreadable[Parsed]]:
         before, self._known = self._known, {}
         for key, it in objects.items():
             uid, version = it["metadata"].get("uid", ""), version_of(it)
             known = before.get(key)
             if known is None or known[:2] != (uid, version):
-                parsed = self._once(it)
+                parsed = self._once(it, known[2] if known is not None and known[0] == uid else None)
                 known = (uid, version, parsed if known is None else _sharing(known[2], parsed))
             self._known[key] = known
         return {key: parsed for key, (_, _, parsed) in self._known.items()}
 
-    def _once(self, it: Object) -> Parsed | Unreadable:
+    def _once(self, it: Object, before: Parsed | Unreadable[Parsed] | None) -> Parsed | Unreadable[Parsed]:
         try:
             return self._read(it)
         except ValidationError as error:
             problem = error.errors(include_url=False)[0]
             where = ".".join(str(part) for part in problem["loc"])
-            return Unreadable(
+            message = (
                 f"{where}: {problem['msg']}. This operator is of another version than the resource definitions: "
                 "bring both to the same one, or change the field."
             )
+            understood = _without_the_unknown(it, error)
         except Exception as error:  # whatever one object holds, the others go on
-            return Unreadable(f"cannot be read: {type(error).__name__}: {error}")
+            message, understood = f"cannot be read: {type(error).__name__}: {error}", None
+        if isinstance(before, Unreadable):
+            before = None if before.in_part else before.instead
+        with suppress(Exception):
+            if before is not None:
+                return Unreadable(message, self._renewed(before, it))
+            if understood is not None:
+                return Unreadable(message, self._read(understood), in_part=True)
+        return Unreadable(message)
+
+
+def _without_the_unknown(it: Object, error: ValidationError) -> Object | None:
+    """The object without the fields that are not known here, if that is all that is wrong with it."""
+    problems = error.errors(include_url=False)
+    if any(problem["type"] != "extra_forbidden" for problem in problems):
+        return None
+    rest = deepcopy(it)
+    for problem in problems:
+        *path, name = problem["loc"]
+        within: Any = rest
+        for step in path:
+            within = within[step]
+        del within[name]
+    return rest
 
 
 def _sharing(before: Parsed | Unreadable, now: Parsed | Unreadable) -> Parsed | Unreadable:
@@ -79,38 +115,57 @@ def _sharing(before: Parsed | Unreadable, now: Parsed | Unreadable) -> Parsed | 
         and isinstance(before, PoolObject | AdapterObject)
         and now.resource == before.resource
     ):
-        return cast("Parsed", replace(now, resource=before.resource))
+        return cast("Parsed", replace(cast("Any", now), resource=before.resource))
     return now
 
 
-def readable(found: Mapping[Key, Parsed | Unreadable]) -> Iterable[Parsed]:
-    return (one for one in found.values() if not isinstance(one, Unreadable))
+def readable(found: Mapping[Key, Parsed | Unreadable[Parsed]]) -> Iterable[Parsed]:
+    """With what goes on of those that are not."""
+    for one in found.values():
+        if not isinstance(one, Unreadable):
+            yield one
+        elif one.instead is not None:
+            yield one.instead
 
 
 def read_pool(it: Object, *, prepared: Callable[[str], bool]) -> PoolObject:
     resource = ServingPool.model_validate(_resource(it, "ServingPool"), by_alias=True, by_name=False)
-    status = it.get("status") or {}
-    return PoolObject(
+    pool = PoolObject(
         resource=resource,
         model_uri=model_uri(resource),
         generation=it["metadata"].get("generation", 1),
         age=_age(it),
+        prepared=prepared(resource.metadata.namespace),
+    )
+    return renewed_pool(pool, it)
+
+
+def renewed_pool(pool: PoolObject, it: Object) -> PoolObject:
+    status = it.get("status") or {}
+    return replace(
+        pool,
         conditions=conditions_of(it),
         wanted=status.get("desiredReplicas"),
         current_revision=status.get("currentRevision", ""),
-        prepared=prepared(resource.metadata.namespace),
         scale_writers=scale_writers(it),
     )
 
 
 def read_adapter(it: Object) -> AdapterObject:
     resource = LoRAAdapter.model_validate(_resource(it, "LoRAAdapter"), by_alias=True, by_name=False)
-    status = it.get("status") or {}
-    return AdapterObject(
+    adapter = AdapterObject(
         resource=resource,
         source=adapter_source(resource),
         generation=it["metadata"].get("generation", 1),
         age=_age(it),
+    )
+    return renewed_adapter(adapter, it)
+
+
+def renewed_adapter(adapter: AdapterObject, it: Object) -> AdapterObject:
+    status = it.get("status") or {}
+    return replace(
+        adapter,
         conditions=conditions_of(it),
         last_load=_time(status.get("lastLoadTime")),
         loaded=status.get("loadedReplicas", 0),
