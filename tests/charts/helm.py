@@ -30,6 +30,7 @@ VARIANTS: dict[str, Object] = {
         "networkPolicy": {"enabled": False},
         "rbac": {"aggregate": False, "platformAdmin": False},
         "flowSchema": {"enabled": False},
+        "admissionPolicies": {"warnings": {"enabled": False}},
         **{name: {"replicas": 1} for name in ("gateway", "scheduler", "operator")},
     },
     "everything that can be asked for": {

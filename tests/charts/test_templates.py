@@ -11,6 +11,7 @@ import pytest
 import yaml
 from cryptography import x509
 
+from motet_runner.settings import Settings
 from tests.charts.helm import (
     COMPONENTS,
     CRDS,
@@ -464,6 +465,22 @@ def test_another_database_restarts_whoever_uses_it_and_nobody_else() -> None:
 
     before, after = templates("one"), templates("two")
     assert [who for who in before if before[who] != after[who]] == [f"Deployment {NAMESPACE}/motet-predictor"]
+
+
+def test_by_default_policies_warn_and_refuse_nothing() -> None:
+    def actions(values: Object) -> list[list[str]]:
+        return [one["spec"]["validationActions"] for one in of_kind(render(values), "ValidatingAdmissionPolicyBinding")]
+
+    assert actions({}) == [["Warn"], ["Warn"]]
+    assert actions({"admissionPolicies": {"warnings": {"enabled": False}}}) == []
+    all_of_them = actions(VARIANTS["everything that can be asked for"])
+    assert sorted(all_of_them) == [["Deny"]] * 4 + [["Warn"]] * 2
+
+
+def test_a_policy_knows_the_rank_that_a_pool_takes_where_it_says_nothing() -> None:
+    policy = named(render(), "ValidatingAdmissionPolicy", "motet-lower-rank")
+    ranks = [one["expression"].rpartition(" : ")[2] for one in policy["spec"]["variables"]]
+    assert ranks == [str(Settings.model_fields["max_lora_rank"].default)] * 2
 
 
 def test_without_a_database_the_predictor_makes_a_file_of_its_own() -> None:

@@ -470,6 +470,41 @@ def test_each_policy_refuses_in_its_words_what_it_is_for(release: Release, names
     apply("", {})
 
 
+@pytest.mark.usefixtures("definitions")
+def test_what_is_hardly_meant_is_taken_with_a_warning(release: Release, namespace: str, tmp_path: Path) -> None:
+    cluster = release.cluster
+
+    def apply(one: Object) -> str:
+        """What the server warns of."""
+        try:
+            cluster.kubectl(
+                *("apply", "--server-side", "--warnings-as-errors", f"--namespace={namespace}", "--filename=-"),
+                stdin=yaml.safe_dump(one),
+            )
+        except Refused as refused:
+            return str(refused)
+        return ""
+
+    def adapter(*, suspend: bool, replicas: int) -> Object:
+        spec = {**ADAPTER["spec"], "suspend": suspend, "placement": {"minReplicas": replicas}}
+        return ADAPTER | {"spec": spec}
+
+    def pool(**engine: int) -> Object:
+        about = {"apiVersion": "motet.dev/v1alpha1", "kind": "ServingPool", "metadata": {"name": "strange"}}
+        return about | {"spec": {"model": {"uri": "hf://example/base"}, "replicas": 0, "engine": engine}}
+
+    release.helm("install", NOWHERE, tmp_path)
+    suspended = "Warning: Validation failed for ValidatingAdmissionPolicy"
+    cluster.wait_for(lambda: "spec.placement.minReplicas keeps nothing" in apply(adapter(suspend=True, replicas=1)))
+    assert suspended in apply(adapter(suspend=True, replicas=1))
+    assert cluster.get("loraadapters.motet.dev", "mine", f"--namespace={namespace}")["spec"]["suspend"] is True
+    assert apply(adapter(suspend=False, replicas=1)) == apply(adapter(suspend=True, replicas=0)) == ""
+    for engine, lowered in (({"maxLoraRank": 128}, False), ({}, True), ({"maxLoraRank": 32}, True), ({}, False)):
+        assert ("spec.engine.maxLoraRank is lowered" in apply(pool(**engine))) is lowered, engine
+    found = cluster.get("servingpools.motet.dev", "strange", f"--namespace={namespace}")
+    assert "maxLoraRank" not in found["spec"]["engine"]
+
+
 def test_the_operators_requests_have_a_flow_of_their_own(release: Release, tmp_path: Path) -> None:
     cluster = release.cluster
     release.helm("install", NOWHERE, tmp_path)
