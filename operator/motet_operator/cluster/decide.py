@@ -5,10 +5,12 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import Any
 
 from motet.model import ObjectName
 from motet_operator.cluster.budgets import budget
 from motet_operator.cluster.cache import Key
+from motet_operator.cluster.caution import Caution
 from motet_operator.cluster.deployments import PlatformTemplate, deployment, leaving_marks
 from motet_operator.cluster.kinds import (
     ADAPTERS,
@@ -24,7 +26,7 @@ from motet_operator.cluster.kinds import (
     version_of,
 )
 from motet_operator.cluster.obstacles import Obstacles, hindered, told
-from motet_operator.cluster.statuses import adapter_status, pool_status, unreadable_status
+from motet_operator.cluster.statuses import adapter_status, pool_status, unreadable_status, unseen_status
 from motet_operator.cluster.view import (
     DELETION_COST,
     Reader,
@@ -39,6 +41,8 @@ from motet_operator.cluster.view import (
     read_pool,
     read_runner_set,
     readable,
+    renewed_adapter,
+    renewed_pool,
     revision_of,
     with_advice,
 )
@@ -56,11 +60,14 @@ from motet_operator.cluster.writes import (
 )
 from motet_operator.reconcile import (
     AdapterKnowledge,
+    AdapterObject,
     AdapterStatus,
     Advice,
+    Condition,
     Event,
     Memory,
     Plan,
+    PoolObject,
     RunnerSet,
     View,
     reconcile,
@@ -71,6 +78,9 @@ NO_FILES = {"file": "name a claim of the pool's adapterVolumes under persistentV
 """A path means nothing where runners may be on any node."""
 
 NO_OBSTACLES = Obstacles()
+
+Documents = dict[tuple[Kind, ObjectName], Object]
+"""Statuses by whose they are."""
 
 Snapshot = Mapping[Kind, Mapping[Key, Object]]
 
@@ -101,8 +111,10 @@ class Decision:
 
 class Decider:
     def __init__(self, pool_namespaces: Collection[str], condemned_patience: timedelta) -> None:
-        self._pools = Reader(POOLS, lambda it: read_pool(it, prepared=lambda name: name in pool_namespaces))
-        self._adapters = Reader(ADAPTERS, read_adapter)
+        self._pools = Reader(
+            POOLS, lambda it: read_pool(it, prepared=lambda name: name in pool_namespaces), renewed_pool
+        )
+        self._adapters = Reader(ADAPTERS, read_adapter, renewed_adapter)
         self._labels = Reader(NAMESPACES, read_labels)
         self._instances = Reader(PODS, read_instance)
         self._sets = Reader(DEPLOYMENTS, read_runner_set)
@@ -123,15 +135,13 @@ class Decider:
         """`cordoned` are the nodes that take no new pods."""
         pools = self._pools(_declared(snapshot[POOLS]))
         adapters = self._adapters(_declared(snapshot[ADAPTERS]))
-        unreadable = {ObjectName(*key) for key, one in pools.items() if isinstance(one, Unreadable)}
-        pods = {key: pod for key, pod in snapshot[PODS].items() if lives(pod) and pool_of(pod) not in unreadable}
-        deployments = {key: one for key, one in snapshot[DEPLOYMENTS].items() if pool_of(one) not in unreadable}
+        pods = {key: pod for key, pod in snapshot[PODS].items() if lives(pod)}
         view = View(
             now=now,
             pools=tuple(readable(pools)),
             adapters=tuple(readable(adapters)),
             namespaces=dict(self._namespaces(snapshot)),
-            runner_sets=tuple(readable(self._sets(deployments))),
+            runner_sets=tuple(readable(self._sets(snapshot[DEPLOYMENTS]))),
             instances=tuple(
                 with_advice(on_its_way(one, cordoned), word.drained, word.condemned.get(one.name), self._patience)
                 for one in readable(self._instances(pods))
@@ -144,11 +154,15 @@ class Decider:
         )
         plan = reconcile(view, self._memory)
         plan = told(plan, view, hindered(plan, view, snapshot, obstacles))
+        caution = Caution.about(view, pools, adapters, snapshot[ADAPTERS], obstacles.unseen)
+        plan = caution.restrain(plan, view)
+        documents = {
+            **_pool_documents(plan, snapshot, caution, obstacles, now),
+            **self._adapter_documents(plan, view, snapshot, caution, word),
+        }
         writes: list[Write] = [
-            *self._statuses(plan, snapshot, word),
-            *_unreadable(POOLS, pools, snapshot, now),
-            *_unreadable(ADAPTERS, adapters, snapshot, now),
-            *_children(plan, view, snapshot, pods, deployments, platform),
+            *_statuses(documents, [*_unreadable(POOLS, pools), *_unreadable(ADAPTERS, adapters)], plan, snapshot, now),
+            *_children(plan, view, snapshot, caution, pods, platform),
             *_budgets(plan, view, snapshot),
         ]
         return Decision(plan=plan, writes={write.key: write for write in writes}, due=_due(plan, view))
@@ -158,23 +172,25 @@ class Decider:
             if not isinstance(labels, Unreadable):
                 yield name, labels
 
-    def _statuses(self, plan: Plan, snapshot: Snapshot, word: SchedulersWord) -> Iterable[Write]:
-        events: dict[tuple[str, ObjectName], list[Event]] = defaultdict(list)
-        for event in plan.events:
-            events[event.kind, event.name].append(event)
-        for pool in plan.pools:
-            yield from _status(POOLS, pool.name, pool_status(pool), snapshot, events)
+    def _adapter_documents(
+        self, plan: Plan, view: View, snapshot: Snapshot, caution: Caution, word: SchedulersWord
+    ) -> Documents:
+        """Of those of which enough is known."""
         before, self._documents = self._documents, {}
-        for status in plan.adapters:
+        found: Documents = {}
+        for adapter, status in zip(view.adapters, plan.adapters, strict=True):
             known = before.get(status.name)
             if known is None or known[0] is not status:
                 known = (status, adapter_status(status))
             self._documents[status.name] = known
-            if word.awaited and status.name not in word.known:
-                it = snapshot[ADAPTERS].get((status.name.namespace, status.name.name))
-                if it is not None and conditions_of(it):
-                    continue
-            yield from _status(ADAPTERS, status.name, known[1], snapshot, events)
+            if status.name in caution.unsure:
+                continue
+            awaited = word.awaited and status.name not in word.known
+            hidden = adapter.resource.group in caution.hidden and _says(status.conditions, "Ready", "WaitingForRunner")
+            if (awaited or hidden) and conditions_of(snapshot[ADAPTERS][status.name.namespace, status.name.name]):
+                continue
+            found[ADAPTERS, status.name] = known[1]
+        return found
 
 
 def _declared(objects: Mapping[Key, Object]) -> Mapping[Key, Object]:
@@ -182,33 +198,53 @@ def _declared(objects: Mapping[Key, Object]) -> Mapping[Key, Object]:
     return {key: it for key, it in objects.items() if "deletionTimestamp" not in it["metadata"]}
 
 
-def _status(
-    kind: Kind,
-    name: ObjectName,
-    document: Object,
+def _says(conditions: Iterable[Condition], type_: str, reason: str) -> bool:
+    return any(one.type == type_ and one.reason == reason for one in conditions)
+
+
+def _pool_documents(plan: Plan, snapshot: Snapshot, caution: Caution, obstacles: Obstacles, now: datetime) -> Documents:
+    """Of those of which enough is known."""
+    found: Documents = {}
+    for pool in plan.pools:
+        name = pool.name
+        if not caution.leaves_alone(name):
+            found[POOLS, name] = pool_status(pool)
+        elif name not in caution.dim and (why := obstacles.places.get(name.namespace)) is not None:
+            found[POOLS, name] = unseen_status(why, snapshot[POOLS][name.namespace, name.name], now)
+    return found
+
+
+def _unreadable(
+    kind: Kind, found: Mapping[Key, PoolObject | AdapterObject | Unreadable[Any]]
+) -> Iterable[tuple[Kind, ObjectName, str]]:
+    return ((kind, ObjectName(*key), one.message) for key, one in found.items() if isinstance(one, Unreadable))
+
+
+def _statuses(
+    documents: Documents,
+    unreadable: Iterable[tuple[Kind, ObjectName, str]],
+    plan: Plan,
     snapshot: Snapshot,
-    events: Mapping[tuple[str, ObjectName], list[Event]],
+    now: datetime,
 ) -> Iterable[Write]:
-    key = (name.namespace, name.name)
-    it = snapshot[kind].get(key)
-    if it is None or GHOST in it or (it.get("status") or {}) == document:
-        return
-    first = not (it.get("status") or {}).get("conditions")
-    # That a new object is new is no news.
-    told = tuple(one for one in events.get((kind.name, name), ()) if not first or one.type == "Warning")
-    yield StatusWrite(kind, key, uid_of(it), document, told)
-
-
-def _unreadable(kind: Kind, found: Mapping[Key, object], snapshot: Snapshot, now: datetime) -> Iterable[Write]:
-    for key, one in found.items():
-        if isinstance(one, Unreadable):
-            it = snapshot[kind][key]
-            generation = it["metadata"].get("generation", 1)
-            document = unreadable_status(one, conditions_of(it), now=now, generation=generation)
-            event = Event(
-                kind=kind.name, name=ObjectName(*key), type="Warning", reason="Unreadable", message=one.message
-            )
-            yield from _status(kind, ObjectName(*key), document, snapshot, {(kind.name, event.name): [event]})
+    """What is not said already, with the events that go with it."""
+    events: dict[tuple[str, ObjectName], list[Event]] = defaultdict(list)
+    for event in plan.events:
+        events[event.kind, event.name].append(event)
+    for kind, name, message in unreadable:
+        it = snapshot[kind][name.namespace, name.name]
+        documents[kind, name] = unreadable_status(message, it, documents.get((kind, name), it.get("status") or {}), now)
+        news = not _says(conditions_of(it), "Ready", "Unreadable")
+        event = Event(kind=kind.name, name=name, type="Warning", reason="Unreadable", message=message)
+        events[kind.name, name] = [event] if news else []
+    for (kind, name), document in documents.items():
+        it = snapshot[kind][name.namespace, name.name]
+        before = it.get("status") or {}
+        if GHOST in it or before == document:
+            continue
+        # That a new object is new is no news.
+        told = (one for one in events[kind.name, name] if before.get("conditions") or one.type == "Warning")
+        yield StatusWrite(kind, key_of(it), uid_of(it), document, tuple(told))
 
 
 # ------------------------------------------------------------------------------------------------------------- runners
@@ -218,14 +254,19 @@ def _children(  # noqa: PLR0917
     plan: Plan,
     view: View,
     snapshot: Snapshot,
+    caution: Caution,
     pods: Mapping[Key, Object],
-    deployments: Mapping[Key, Object],
     platform: PlatformTemplate,
 ) -> Iterable[Write]:
     members: dict[tuple[ObjectName, str], dict[str, Object]] = defaultdict(dict)
+    pods = {key: pod for key, pod in pods.items() if not caution.leaves_alone(pool_of(pod))}
     for pod in pods.values():
         members[pool_of(pod), revision_of(pod)][pod["metadata"]["name"]] = pod
-    existing = {(pool_of(one), revision_of(one)): one for one in deployments.values()}
+    existing = {
+        (owner, revision_of(one)): one
+        for one in snapshot[DEPLOYMENTS].values()
+        if not caution.leaves_alone(owner := pool_of(one))
+    }
     newest = {pool.name: pool.revision for pool in plan.pools}
     pools = {pool.resource.object_name: pool.resource for pool in view.pools}
     by_name = {pod["metadata"]["name"]: pod for pod in pods.values()}

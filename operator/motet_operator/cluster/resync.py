@@ -1,6 +1,7 @@
 """Lists every kind now and then and sets the cache right by it: what a watch has lost is found within minutes.
 
-Also the gate: until each kind has been listed once, nobody knows what is missing, so nothing is done.
+Also the gate: until each kind of ours has been listed once, nobody knows what is missing, so nothing is done. Where
+pools run it is a gate for each namespace: what cannot be seen there stops that namespace, and no other.
 """
 
 import asyncio
@@ -9,11 +10,12 @@ from collections.abc import Callable, Collection, Sequence
 
 import structlog
 
+from motet.clock import monotonic
 from motet.kube import ApiError
 from motet_operator.cluster.api import Api, Refused
 from motet_operator.cluster.cache import Cache
 from motet_operator.cluster.denials import Denials
-from motet_operator.cluster.kinds import CHILDREN, OURS, Kind, Object
+from motet_operator.cluster.kinds import CHILDREN, DEPLOYMENTS, OURS, PODS, Kind, Object
 from motet_operator.cluster.view import POOL_LABEL
 from motet_operator.metrics import ClusterMetrics
 
@@ -40,17 +42,20 @@ class Resync:
         seconds: float,
         changed: Callable[[], None],
         returned: Callable[[Kind], None],
+        unwatchable: Callable[[str], None],
         time_scale: float = 1.0,
     ) -> None:
-        """`returned` is called with a kind that is served again after it was not."""
+        """`returned` is called with a kind that is served again after it was not, `unwatchable` with the path of what
+        is forbidden or not served."""
         self._api, self._cache, self._denials, self._metrics = api, cache, denials, metrics
         self._places = [(kind, "") for kind in OURS]
         self._places += [(kind, namespace) for kind in CHILDREN for namespace in pool_namespaces]
         self._seconds = seconds * time_scale
         self._scale = time_scale
-        self._changed, self._returned = changed, returned
+        self._changed, self._returned, self._unwatchable = changed, returned, unwatchable
         self._hurry = asyncio.Event()
         self._seen: set[tuple[Kind, str]] = set()
+        self._refused: set[tuple[Kind, str]] = set()
         self._problems: dict[tuple[Kind, str], str] = {}
         self.missing: set[Kind] = set()
         """Kinds of ours that the API server does not know now."""
@@ -61,42 +66,56 @@ class Resync:
         self._hurry.set()
 
     def waiting_for(self) -> str:
-        """What has not been listed yet, and why."""
-        left = [place for place in self._places if place not in self._seen]
+        """What has not been listed yet, and why. What may not be listed where pools are, they tell themselves."""
+        left = [place for place in self._places if place not in self._seen | self._refused]
         if not left:
             return ""
         kind, namespace = left[0]
         where = f" in {namespace}" if namespace else ""
         return f"{kind.resource}{where} not listed yet: {self._problems.get(left[0], 'asking')}"
 
+    @property
+    def unseen(self) -> frozenset[str]:
+        """Namespaces in which nobody knows what a pool has: it was never listed, or may not be any more."""
+        return frozenset(
+            namespace
+            for kind, namespace in self._places
+            if kind in (DEPLOYMENTS, PODS) and (kind, namespace) not in self._seen
+        )
+
     async def run(self) -> None:
-        """Until cancelled."""
-        wait = FIRST_RETRY_SECONDS
+        """Until cancelled. What could not be listed is asked for again soon, and alone."""
+        places, due, wait = self._places, 0.0, FIRST_RETRY_SECONDS
         while True:
-            complete = await self.once()
-            if complete:
-                wait = FIRST_RETRY_SECONDS
-                pause = self._seconds * random.uniform(0.9, 1.1)  # noqa: S311 - spreads load, guards nothing
+            if places is self._places:
+                due = monotonic() + self._seconds * random.uniform(0.9, 1.1)  # noqa: S311 - spreads load, guards nothing
+            left = await self._look(places)
+            pause = due - monotonic()
+            if left:
+                pause = min(pause, wait * random.uniform(0.5, 1.0) * self._scale)  # noqa: S311
+                wait = min(LAST_RETRY_SECONDS, wait * 2)
             else:
-                pause, wait = wait * random.uniform(0.5, 1.0), min(LAST_RETRY_SECONDS, wait * 2)  # noqa: S311
-                pause *= self._scale
+                wait = FIRST_RETRY_SECONDS
             try:
-                async with asyncio.timeout(pause):
+                async with asyncio.timeout(max(0.0, pause)):
                     await self._hurry.wait()
             except TimeoutError:
                 pass
+            places = left if left and not self._hurry.is_set() and monotonic() < due else self._places
             self._hurry.clear()
 
     async def once(self) -> bool:
         """Whether everything could be listed."""
-        complete = True
-        for place in self._places:
-            complete = await self._list(*place) and complete
-        if not self.listed.is_set() and len(self._seen) == len(self._places):
+        return not await self._look(self._places)
+
+    async def _look(self, places: Sequence[tuple[Kind, str]]) -> list[tuple[Kind, str]]:
+        """Those that could not be listed."""
+        left = [place for place in places if not await self._list(*place)]
+        if not self.listed.is_set() and all((kind, "") in self._seen for kind in OURS):
             self.listed.set()
             self._metrics.listed.set(1)
             self._changed()
-        return complete
+        return left
 
     async def _list(self, kind: Kind, namespace: str) -> bool:
         place = (kind, namespace)
@@ -109,6 +128,7 @@ class Resync:
             self._complain(place, error)
             return False
         self._problems.pop(place, None)
+        self._refused.discard(place)
         self._denials.clear(kind, namespace)
         if kind in self.missing:
             self.missing.discard(kind)
@@ -117,6 +137,8 @@ class Resync:
         first = place not in self._seen
         self._seen.add(place)
         repairs = self._cache.replace(kind, items, version, namespace)
+        if first:
+            self._changed()
         if repairs.any and not first:
             log.info("a list knew better than the watch", kind=kind.name, repairs=str(repairs))
             for name in ("added", "changed", "removed"):
@@ -137,6 +159,11 @@ class Resync:
         if isinstance(error, Refused) and error.forbidden:
             self._denials.note(error)
             self._changed()
+        if isinstance(error, Refused) and (error.forbidden or error.gone):
+            self._unwatchable(kind.path(namespace))
+            if kind in CHILDREN:  # what was seen there is getting old
+                self._seen.discard(place)
+                self._refused.add(place)
         if self._problems.get(place) != str(error):
             self._problems[place] = str(error)
             log.warning("cannot list", kind=kind.name, namespace=namespace, error=str(error)[:300])

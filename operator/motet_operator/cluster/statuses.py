@@ -13,7 +13,8 @@ from motet.resources.status import (
     Slots,
 )
 from motet_operator.cluster.kinds import Object
-from motet_operator.cluster.view import POOL_LABEL, Unreadable
+from motet_operator.cluster.obstacles import Obstacle
+from motet_operator.cluster.view import POOL_LABEL, conditions_of
 from motet_operator.reconcile import AdapterStatus, Certificate, PoolStatus
 from motet_operator.reconcile import Condition as Found
 from motet_operator.reconcile.conditions import no, progress, settle
@@ -64,16 +65,27 @@ def pool_status(found: PoolStatus) -> Object:
     )
 
 
-def unreadable_status(why: Unreadable, before: Iterable[Found], *, now: datetime, generation: int) -> Object:
-    """For an object that says what we do not understand. Nothing is done about it, and it says so."""
-    accepted = no("Accepted", "Unreadable", why.message)
-    found = (accepted, no("Ready", accepted.reason, accepted.message), *progress(stalled=accepted))
-    return _document(
-        LoRAAdapterStatus(
-            observed_generation=generation,
-            conditions=_conditions(settle(found, before, now=now, generation=generation)),
-        )
-    )
+def unreadable_status(message: str, it: Object, status: Object, now: datetime) -> Object:
+    """For an object that says what we do not understand: what went on before goes on, as `status` has it."""
+    accepted = no("Accepted", "Unreadable", message)
+    return _restated(it, status, now, accepted, no("Ready", "Unreadable", message), *progress(stalled=accepted))
+
+
+def unseen_status(why: Obstacle, it: Object, now: datetime) -> Object:
+    """For a pool of which nobody can see what it has."""
+    ready = no("Ready", why.reason, why.message)
+    progressing = no("Progressing", why.reason, why.message)
+    return _restated(it, it.get("status") or {}, now, progressing, ready, *progress(stalled=ready))
+
+
+def _restated(it: Object, status: Object, now: datetime, *conditions: Found) -> Object:
+    """What else `status` says stays: what an applied one leaves out is removed, a pool's memory of its scale, too."""
+    generation = it["metadata"].get("generation", 1)
+    types = {one.type for one in conditions} | {"Reconciling", "Stalled"}
+    others = [one for one in conditions_of({"status": status}) if one.type not in types]
+    found = settle((*others, *conditions), conditions_of(it), now=now, generation=generation)
+    said = _document(LoRAAdapterStatus(observed_generation=generation, conditions=_conditions(found)))
+    return {**status, **said}
 
 
 def _document(report: Report) -> Object:

@@ -69,24 +69,25 @@ class Reader(Generic[Parsed]):
         return {key: parsed for key, (_, _, parsed) in self._known.items()}
 
     def _once(self, it: Object, before: Parsed | Unreadable[Parsed] | None) -> Parsed | Unreadable[Parsed]:
+        refused: ValidationError | None = None
         try:
             return self._read(it)
         except ValidationError as error:
+            refused = error
             problem = error.errors(include_url=False)[0]
             where = ".".join(str(part) for part in problem["loc"])
             message = (
                 f"{where}: {problem['msg']}. This operator is of another version than the resource definitions: "
                 "bring both to the same one, or change the field."
             )
-            understood = _without_the_unknown(it, error)
         except Exception as error:  # whatever one object holds, the others go on
-            message, understood = f"cannot be read: {type(error).__name__}: {error}", None
+            message = f"cannot be read: {type(error).__name__}: {error}"
         if isinstance(before, Unreadable):
             before = None if before.in_part else before.instead
         with suppress(Exception):
             if before is not None:
                 return Unreadable(message, self._renewed(before, it))
-            if understood is not None:
+            if refused is not None and (understood := _without_the_unknown(it, refused)) is not None:
                 return Unreadable(message, self._read(understood), in_part=True)
         return Unreadable(message)
 
@@ -106,7 +107,7 @@ def _without_the_unknown(it: Object, error: ValidationError) -> Object | None:
     return rest
 
 
-def _sharing(before: Parsed | Unreadable, now: Parsed | Unreadable) -> Parsed | Unreadable:
+def _sharing(before: Parsed | Unreadable[Parsed], now: Parsed | Unreadable[Parsed]) -> Parsed | Unreadable[Parsed]:
     if now == before:
         return before
     # Most versions differ in nothing but status.

@@ -1,16 +1,20 @@
 """What a list may change at once, and for what the API server is asked once more."""
 
+import asyncio
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from motet.kube import Unreachable
+from motet_operator.cluster.api import Refused
 from motet_operator.cluster.cache import Cache
 from motet_operator.cluster.denials import Denials
-from motet_operator.cluster.kinds import ADAPTERS, PODS, Kind, Object
+from motet_operator.cluster.kinds import ADAPTERS, BUDGETS, DEPLOYMENTS, PODS, POOLS, Kind, Object, key_of
 from motet_operator.cluster.resync import Resync
 from motet_operator.metrics import ClusterMetrics
+from tests.common.waiting import until
 from tests.operator.cluster.objects import adapter, made, pod
 
 
@@ -22,12 +26,17 @@ class TwoFacedServer:
         self.stored: dict[Kind, list[Object]] = {}
         self.away = False
         self.asked: list[tuple[Kind, bool]] = []
+        self.refuses: dict[tuple[Kind, str], int] = {}
+        """Kinds and namespaces, by the status of the answer."""
 
     async def list(self, kind: Kind, namespace: str = "", *, fresh: bool = False, **_: Any) -> tuple[list[Object], int]:
         self.asked.append((kind, fresh))
+        if status := self.refuses.get((kind, namespace)):
+            raise Refused("list", kind, namespace, status=status, message="no")
         if fresh and self.away:
             raise Unreachable("no quorum")
-        return list((self.stored if fresh else self.cached).get(kind, [])), 100
+        found = (self.stored if fresh else self.cached).get(kind, [])
+        return [it for it in found if namespace in ("", key_of(it)[0])], 100
 
     def twice(self, kind: Kind) -> bool:
         """Whether the last round asked for what is stored."""
@@ -36,18 +45,22 @@ class TwoFacedServer:
 
 
 class Place:
-    def __init__(self, server: TwoFacedServer) -> None:
+    def __init__(self, server: TwoFacedServer, seconds: float = 300) -> None:
         self.cache = Cache()
         self.metrics = ClusterMetrics(CollectorRegistry())
+        self.denials = Denials()
+        self.unwatchable: list[str] = []
         self.resync = Resync(
             server,  # type: ignore[arg-type]
             self.cache,
-            Denials(),
+            self.denials,
             self.metrics,
-            ["pools"],
-            seconds=300,
+            ["pools", "others"],
+            seconds=seconds,
+            time_scale=0.01,
             changed=lambda: None,
             returned=lambda _: None,
+            unwatchable=self.unwatchable.append,
         )
 
 
@@ -109,3 +122,80 @@ async def test_a_share_is_of_what_the_list_is_about() -> None:
     assert await place.resync.once()
     assert server.twice(PODS)
     assert (place.cache.count(PODS, "pools"), place.cache.count(PODS)) == (10, 1010)
+
+
+@pytest.mark.parametrize("status", [403, 404, 503])
+@pytest.mark.parametrize("kind", [DEPLOYMENTS, PODS])
+async def test_a_namespace_that_cannot_be_seen_stops_itself_and_nobody_else(kind: Kind, status: int) -> None:
+    server = TwoFacedServer()
+    server.refuses[kind, "others"] = status
+    place = Place(server)
+    assert not await place.resync.once()
+    assert place.resync.listed.is_set()
+    assert place.resync.unseen == {"others"}
+    assert ("others" in place.denials.standing().places) == (status == 403)
+    # It is answered, and will be for long. Whoever is only away for a moment is waited for.
+    assert bool(place.resync.waiting_for()) == (status == 503)
+    server.refuses.clear()
+    assert await place.resync.once()
+    assert place.resync.unseen == frozenset()
+    assert place.denials.standing().places == {}
+
+
+async def test_a_namespace_that_may_not_be_seen_any_more_is_not_known_any_more() -> None:
+    server = TwoFacedServer()
+    place = await knows(server, PODS, [pod("one", "1")])
+    assert place.resync.unseen == frozenset()
+    server.refuses[PODS, "pools"] = 403
+    await place.resync.once()
+    assert place.resync.unseen == {"pools"}
+    assert place.cache.count(PODS) == 1  # nothing is gone because it was not shown
+    assert place.unwatchable == ["/api/v1/namespaces/pools/pods"]
+
+
+async def test_budgets_that_may_not_be_seen_are_told_and_stop_nothing() -> None:
+    server = TwoFacedServer()
+    server.refuses[BUDGETS, "pools"] = 403
+    place = Place(server)
+    await place.resync.once()
+    assert place.resync.listed.is_set()
+    assert place.resync.unseen == frozenset()
+    assert place.denials.standing().places.keys() == {"pools"}
+
+
+@pytest.mark.parametrize("kind", [ADAPTERS, POOLS])
+async def test_without_our_own_kinds_nothing_is_done(kind: Kind) -> None:
+    server = TwoFacedServer()
+    server.refuses[kind, ""] = 404
+    place = Place(server)
+    await place.resync.once()
+    assert not place.resync.listed.is_set()
+    assert kind.plural in place.resync.waiting_for()
+    assert place.unwatchable == [kind.path()]
+
+
+async def test_what_cannot_be_listed_is_asked_for_again_and_the_rest_is_not() -> None:
+    server = TwoFacedServer()
+    server.refuses[PODS, "others"] = 403
+    place = Place(server)
+    task = asyncio.create_task(place.resync.run())
+    await until(lambda: len(server.asked) > 20)
+    assert sum(kind is ADAPTERS for kind, _ in server.asked) == 1
+    place.resync.hurry()
+    await until(lambda: sum(kind is ADAPTERS for kind, _ in server.asked) == 2)
+    del server.refuses[PODS, "others"]
+    await until(lambda: not place.resync.unseen)
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+async def test_everything_is_listed_in_time_also_while_something_cannot_be() -> None:
+    server = TwoFacedServer()
+    server.refuses[PODS, "others"] = 403
+    place = Place(server, seconds=3)
+    task = asyncio.create_task(place.resync.run())
+    await until(lambda: sum(kind is ADAPTERS for kind, _ in server.asked) == 3)
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
