@@ -148,7 +148,8 @@ class AdapterLoading(Overloaded):
 
 
 class NoRunner(Overloaded):
-    """No runner of the model's pool is up. `motet status` says why."""
+    """No runner of the model's pool is up. `kubectl describe spool`, or `motet status` on a machine of one's own, says
+    why."""
 
     row = Row("no_runner", 503, "overloaded_error", grpc.StatusCode.UNAVAILABLE, 2.0)
 
@@ -166,7 +167,8 @@ class DeadlineExceeded(Overloaded):
 
 
 class AdapterError(MotetError):
-    """The adapter cannot be served as it is. Its owner must act; `motet status` shows the adapter's conditions."""
+    """The adapter cannot be served as it is. Its owner must act; `kubectl describe lora`, or `motet status` on a machine
+    of one's own, shows the adapter's conditions."""
 
     row = Row("adapter_error", 422, "adapter_error", grpc.StatusCode.FAILED_PRECONDITION)
 
