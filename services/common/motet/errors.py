@@ -167,8 +167,8 @@ class DeadlineExceeded(Overloaded):
 
 
 class AdapterError(MotetError):
-    """The adapter cannot be served as it is. Its owner must act; `kubectl describe lora`, or `motet status` on a machine
-    of one's own, shows the adapter's conditions."""
+    """The adapter cannot be served as it is. Its owner must act; `kubectl describe lora`, or `motet status` on a
+    machine of one's own, shows the adapter's conditions."""
 
     row = Row("adapter_error", 422, "adapter_error", grpc.StatusCode.FAILED_PRECONDITION)
 
