@@ -1,7 +1,8 @@
 """How many runners of which revision a pool has, and in which order they come and go.
 
 A changed template is a new revision. Its runners come one at a time beside the old ones (surge), and an old one drains
-once a new one is ready, so that the pool never serves with fewer than it should and never holds more than one extra.
+once a new one is ready, so that the pool never serves with fewer than it should. Until an old one is gone, drained or
+not, it counts: there are never more runners than the update strategy allows.
 Runners whose nodes are about to be emptied are replaced in the same way.
 """
 
@@ -144,9 +145,13 @@ def roll_out(view: View, pool: PoolObject, wanted: int) -> Rollout:
     surplus += _as_they_may_go(others)[: max(0, len(others) - keep)]
 
     kept = sum(instance not in surplus for instance in settled)
+    there = [instance for instance in members if not _may_leave(view, instance, surplus)]
+    if not any(instance in old for instance in there):
+        # Only in a rollout what drains is waited for. What leaves a cordoned node holds no place that another could
+        # have, and more replicas are wanted at once.
+        there = [instance for instance in staying if instance not in surplus]
     surge = strategy.max_surge if old or others else 0
-    room = wanted + surge - kept - sum(instance not in surplus for instance in others)
-    add = max(0, min(wanted - kept, room))
+    add = max(0, min(wanted - kept, wanted + surge - len(there)))
 
     sets = [
         _runner_set(view, name, revision, template, drain_seconds, members=new, surplus=surplus, add=add),

@@ -237,7 +237,9 @@ def test_a_rollout_takes_runners_off_cordoned_nodes_first() -> None:
     ]
     plan = reconcile(view(pools=[after], instances=members, runner_sets=[runner_set(before, 2)]))
     assert [drain.instance for drain in plan.drains] == ["a"]
-    assert (sets(plan)[revision(after)].replicas, sets(plan)[revision(before)].replicas) == (2, 2)
+    assert (sets(plan)[revision(after)].replicas, sets(plan)[revision(before)].replicas) == (1, 2), "one extra at most"
+    plan = reconcile(view(pools=[after], instances=members[1:], runner_sets=[runner_set(before, 1)]))
+    assert sets(plan)[revision(after)].replicas == 2
 
 
 def test_a_new_runner_on_a_node_that_is_cordoned_in_a_rollout_moves_too() -> None:
@@ -388,9 +390,41 @@ def one_round(world: World) -> None:
     world.carry_out(reconcile(world.view()))
     assert serving(world) >= min(wanted - missing, could), "it drained one that was needed"
     staying = sum(one.draining_until is None for one in world.members.values())
+    if rolls_out and any(one.revision != revision(world.pool) for one in world.members.values()):
+        assert len(world.members) <= max(existed, wanted + strategy.max_surge), "there is no room for so many"
     if len(world.members) > existed:
         assert staying <= wanted + strategy.max_surge, "it added more beyond what is wanted than it may"
     assert not world.carry_out(reconcile(world.view())), "a second look at the same moment changed something"
+
+
+@pytest.mark.parametrize(("surge", "unavailable"), [(1, 0), (2, 0), (0, 1), (1, 1), (2, 2)])
+def test_a_rollout_whose_drains_take_long_has_no_more_pods_than_it_may(surge: int, unavailable: int) -> None:
+    strategy = {"maxSurge": surge, "maxUnavailable": unavailable}
+    world = World(pool(replicas=4, drainTimeoutSeconds=30, updateStrategy=strategy))
+    one_round(world)
+    world.settle()
+    world.pool = pool(
+        replicas=4, drainTimeoutSeconds=30, updateStrategy=strategy, engine={"maxLoraRank": 8}, generation=2
+    )
+    assert world.pool is not None
+    most, least = 0, 4
+    for _ in range(200):
+        world.carry_out(reconcile(world.view()))
+        most, least = max(most, len(world.members)), min(least, serving(world))
+        world.now += timedelta(seconds=2)
+        world.members = {key: replace(one, ready=True) for key, one in world.members.items()}
+    assert {one.revision for one in world.members.values()} == {revision(world.pool)}
+    assert (len(world.members), most, least) == (4, 4 + surge, 4 - unavailable)
+
+
+def test_a_rollout_that_is_taken_back_waits_for_room_too() -> None:
+    before, after = pool(replicas=1), pool(replicas=1, engine={"maxLoraRank": 8})
+    drains = instance("drains", revision(before), ordinal=1, draining_until=later(30))
+    new = instance("new", revision(after), ordinal=2)
+    plan = reconcile(view(pools=[before], instances=[drains, new], runner_sets=[runner_set(after)]))
+    assert (sets(plan)[revision(before)].replicas, plan.drains[0].instance, len(plan.drains)) == (1, "drains", 1)
+    plan = reconcile(view(pools=[before], instances=[new], runner_sets=[runner_set(after)]))
+    assert sets(plan)[revision(before)].replicas == 1
 
 
 def arrives(world: World) -> None:
