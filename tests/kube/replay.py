@@ -49,7 +49,7 @@ class World:
         return [one for one in items if one["metadata"]["namespace"].startswith(self._home.name)]
 
     def runners(self) -> list[Object]:
-        """Pods that stay."""
+        """Pods that nobody has deleted."""
         return [one for one in self("pods") if "deletionTimestamp" not in one["metadata"]]
 
     def make_ready(self, pod: Object) -> None:
@@ -116,6 +116,10 @@ def _is_ready(pod: Object) -> bool:
     return any(one["type"] == "Ready" and one["status"] == "True" for one in pod["status"].get("conditions", ()))
 
 
+def _is_leaving(pod: Object) -> bool:
+    return "motet.dev/draining-until" in pod["metadata"].get("annotations", {})
+
+
 def reason(it: Object, condition: str = "Ready") -> str:
     """Empty while it says nothing, or nothing yet about what it is now."""
     conditions = it.get("status", {}).get("conditions", [])
@@ -134,7 +138,7 @@ class Flow:
     """Whether everything is as it should be after it."""
 
     most: int
-    """Runners of one pool at any time until then, whoever dies."""
+    """Runners of one pool that are not on their way out, at any time until then, whoever dies."""
 
 
 @dataclass
@@ -181,8 +185,13 @@ class Kubelet:
                 for pod in found:
                     if not pod["status"].get("containerStatuses"):
                         self.world.make_ready(pod)
-                by_pool = Counter(pod["metadata"]["labels"]["motet.dev/pool"] for pod in found)
-                self.excess += [f"{number} runners of {pool}" for pool, number in by_pool.items() if number > self.most]
+                staying = [pod["metadata"] for pod in found if not _is_leaving(pod)]
+                by_pool = Counter(one["labels"]["motet.dev/pool"] for one in staying)
+                self.excess += [
+                    f"{number} runners of {pool}: {[one['name'] for one in staying]}"
+                    for pool, number in by_pool.items()
+                    if number > self.most
+                ]
 
 
 def undisturbed(cluster: Cluster, home: Site, flows: Sequence[Flow]) -> list[Outcome]:
@@ -197,7 +206,7 @@ def undisturbed(cluster: Cluster, home: Site, flows: Sequence[Flow]) -> list[Out
                 written = now
                 time.sleep(QUIET_S)
             outcomes.append(_outcome(home, world, before))
-        assert kubelet.excess == []
+            assert not kubelet.excess, f"{flow.name}: {kubelet.excess}"
     return outcomes
 
 
@@ -215,8 +224,9 @@ def killed(home: Site, door: Proxy, flows: Sequence[Flow]) -> Generator[Outcome,
     def has_nothing_to_write(flow: Flow) -> bool:
         deadline = time.monotonic() + WITHIN_S
         while not died.wait(0.1):
-            if operator.metric("motet_reconciles_total") >= 1 and flow.reached(world):
-                return not died.wait(QUIET_S)
+            with suppress(OSError, LookupError):  # it is not up yet, or what it writes is not there yet
+                if operator.metric("motet_reconciles_total") >= 1 and flow.reached(world):
+                    return not died.wait(QUIET_S)
             assert time.monotonic() < deadline, f"{flow.name}: nothing is written, and it is not done: {world.state()}"
         return False
 
@@ -234,8 +244,8 @@ def killed(home: Site, door: Proxy, flows: Sequence[Flow]) -> Generator[Outcome,
                     died.clear()  # not before: what the life before had under way may still arrive
                 outcome = _outcome(home, world, before)
                 outcome.lives = lives
+                assert not kubelet.excess, f"{flow.name}: {kubelet.excess}"
                 yield outcome
-            assert kubelet.excess == []
     finally:
         door.faults.written = lambda _: None
         operator.program.kill()

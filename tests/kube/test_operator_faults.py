@@ -70,6 +70,26 @@ def test_row_3_a_watch_that_says_nothing_more_is_opened_anew(cluster: Cluster, h
         assert operator.metric("motet_cache_repairs_total") == 0  # it was the watch that told
 
 
+def test_row_3_how_long_a_watch_has_said_nothing_is_a_metric(cluster: Cluster, home: Site, door: Proxy) -> None:
+    tenant = home.tenant("ages")
+    env = LASTING_WATCHES | {"MOTET_CLUSTER_RESYNC_SECONDS": "4000"}
+    with Operator(home, kubeconfig=door.kubeconfig, env=env) as operator:
+
+        def age() -> float:
+            return operator.metric("motet_watch_age_seconds", resource="/apis/motet.dev/v1alpha1/loraadapters")
+
+        cluster.wait_for(lambda: door.watches >= 5)
+        time.sleep(3)
+        sees_changes(home, tenant, "heard")
+        cluster.wait_for(lambda: age() < 2, "that it has just said something")
+        door.mute_watches()
+        since = time.monotonic()
+        time.sleep(3)
+        cluster.apply(home.adapter("unheard", tenant, pool="nowhere"))
+        time.sleep(2)
+        assert age() > time.monotonic() - since - 1.5  # it is told every second
+
+
 @pytest.mark.parametrize("code", [410, 429, 500, 504])
 def test_row_4_an_error_on_a_watch_is_followed_by_a_new_one(
     cluster: Cluster, home: Site, door: Proxy, code: int
