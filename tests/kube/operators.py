@@ -114,9 +114,9 @@ def site(cluster: Cluster, folder: Path) -> Iterator[Site]:
     cluster.apply(
         *(_plain("v1", "Namespace", each) for each in (home, pools)),
         _plain("v1", "ServiceAccount", "operator", home),
-        *_granted("ClusterRole", name, "", RULES, account),
-        *_granted("Role", name, pools, POOL_RULES, account),
-        *_granted("Role", name, home, LEASE_RULES, account),
+        *granted("ClusterRole", name, "", RULES, account),
+        *granted("Role", name, pools, POOL_RULES, account),
+        *granted("Role", name, home, LEASE_RULES, account),
     )
     try:
         yield Site(cluster, name, cluster.kubeconfig_for("operator", home), template, folder)
@@ -139,7 +139,7 @@ def apply_definitions(cluster: Cluster) -> None:
 def role(site: Site, rules: list[dict[str, Any]]) -> dict[str, Any]:
     """The operator's Role in the namespace of its pools, to be applied with other rules."""
     account = {"kind": "ServiceAccount", "name": "operator", "namespace": site.home}
-    return _granted("Role", site.name, site.pools, rules, account)[0]
+    return granted("Role", site.name, site.pools, rules, account)[0]
 
 
 def _resource(kind: str, name: str, namespace: str, spec: dict[str, Any]) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def _plain(version: str, kind: str, name: str, namespace: str = "") -> dict[str,
     return {"apiVersion": version, "kind": kind, "metadata": metadata}
 
 
-def _granted(
+def granted(
     kind: str, name: str, namespace: str, rules: list[dict[str, Any]], subject: dict[str, str]
 ) -> list[dict[str, Any]]:
     group = "rbac.authorization.k8s.io"

@@ -273,6 +273,7 @@ class ClusterOperator:
         while True:
             if not self._leading or not self._resync.listed.is_set():
                 self._ticked = monotonic()  # a standby has no rounds that could hang
+            self._metrics.watch_age.clear()  # not every watch that was is still one
             for path, age in self._heard.ages().items():
                 self._metrics.watch_age.labels(path).set(age)
             if monotonic() - looked > TEMPLATE_SECONDS * self._scale:

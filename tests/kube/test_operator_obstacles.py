@@ -1,0 +1,208 @@
+"""What the operator may not see or write, and what it cannot read: it tells, harms nothing, and goes on."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from motet.resources.crd import KINDS
+from tests.kube.cluster import Cluster
+from tests.kube.operators import POOL_RULES, Operator, Site, apply_definitions, granted, site
+from tests.repo.tree import ROOT
+
+pytestmark = pytest.mark.kube
+
+QUICK_RESYNC = {"MOTET_CLUSTER_RESYNC_SECONDS": "40"}
+"""Two seconds on our clock."""
+
+
+@pytest.fixture
+def home(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with cluster.inside(), site(cluster, tmp_path_factory.mktemp("obstacles")) as made:
+        yield made
+
+
+def reason(home: Site, pool: str, namespace: str = "", condition: str = "Ready") -> str:
+    return str(home.conditions("spool", pool, namespace or home.pools)[condition]["reason"])
+
+
+def deployments(cluster: Cluster, namespace: str) -> list[tuple[str, int]]:
+    """By uid and generation: whoever writes one, changes that."""
+    found = cluster.items("deployments", f"--namespace={namespace}")
+    return sorted((one["metadata"]["uid"], one["metadata"]["generation"]) for one in found)
+
+
+def pods(cluster: Cluster, namespace: str) -> list[str]:
+    return sorted(one["metadata"]["uid"] for one in cluster.items("pods", f"--namespace={namespace}"))
+
+
+def rights(home: Site, namespace: str, verbs_lost: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    rules = [rule | {"verbs": [verb for verb in rule["verbs"] if verb not in verbs_lost]} for rule in POOL_RULES]
+    account = {"kind": "ServiceAccount", "name": "operator", "namespace": home.home}
+    return granted("Role", home.name, namespace, rules, account)
+
+
+def test_one_namespace_that_may_not_be_seen_stops_neither_the_operator_nor_what_runs_there(
+    cluster: Cluster, home: Site
+) -> None:
+    tenant, other = home.tenant(), home.tenant("dark")
+    env = QUICK_RESYNC | {"MOTET_CLUSTER_POOL_NAMESPACES": json.dumps([other, home.pools])}
+    there = home.pool("there")
+    there["metadata"]["namespace"] = other
+    cluster.apply(home.pool("here"), there)
+    cluster.apply(home.adapter("legal", tenant, "there") | {"spec": _served_by("there", other)})
+    with Operator(home, env=env):  # nobody has granted anything there
+        cluster.wait_for(lambda: reason(home, "here") == "RunnersStarting")
+        cluster.wait_for(lambda: reason(home, "there", other) == "PermissionDenied")
+        assert deployments(cluster, home.pools)
+        assert not deployments(cluster, other)
+        cluster.apply(*rights(home, other))
+        cluster.wait_for(lambda: reason(home, "there", other) == "RunnersStarting")
+        cluster.wait_for(lambda: pods(cluster, other), "its pod")
+        accepted = home.conditions("lora", "legal", tenant)["Accepted"]
+        assert accepted["status"] == "True"
+    before = deployments(cluster, other), pods(cluster, other)
+    cluster.apply(*rights(home, other, ("list", "watch")))
+    cluster.kubectl("scale", "spool/there", f"--namespace={other}", "--replicas=0")
+    with Operator(home, env=env):
+        cluster.apply(home.pool("another"))
+        cluster.wait_for(lambda: reason(home, "another") == "RunnersStarting")
+        cluster.wait_for(lambda: reason(home, "there", other) == "PermissionDenied")
+        status = cluster.get("spool", "there", f"--namespace={other}")["status"]
+        assert status["desiredReplicas"] == 1
+        assert home.conditions("lora", "legal", tenant)["Accepted"] == accepted
+        assert (deployments(cluster, other), pods(cluster, other)) == before
+        cluster.apply(*rights(home, other))
+        cluster.wait_for(lambda: not pods(cluster, other), "that it is scaled down now")
+
+
+def _served_by(pool: str, namespace: str) -> dict[str, Any]:
+    return {"poolRef": {"name": pool, "namespace": namespace}, "source": {"uri": "hf://acme/legal"}}
+
+
+def test_a_watch_that_is_not_allowed_any_more_is_none_that_has_died(cluster: Cluster, home: Site) -> None:
+    def watched() -> bool:
+        return f"/api/v1/namespaces/{home.pools}/pods" in operator.ask("metrics")[1]
+
+    with Operator(home, env=QUICK_RESYNC) as operator:
+        cluster.wait_for(watched)
+        cluster.apply(*rights(home, home.pools, ("watch",)))
+        cluster.wait_for(lambda: not watched(), "that nobody waits for its word")  # once it is opened anew
+        cluster.apply(*rights(home, home.pools))
+        cluster.wait_for(watched)
+        operator.program.assert_alive()
+
+
+def test_pods_and_deployments_that_the_server_refuses_are_told_in_its_words(cluster: Cluster, home: Site) -> None:
+    where = f"--namespace={home.pools}"
+    with Operator(home, env=QUICK_RESYNC):
+        cluster.apply(home.pool("lost", template={"serviceAccountName": "nobody"}))
+        cluster.wait_for(lambda: reason(home, "lost") == "RunnersRefused")
+        for condition in ("Available", "Progressing", "Stalled"):
+            assert (
+                'serviceaccount "nobody" not found'
+                in home.conditions("spool", "lost", home.pools)[condition]["message"]
+            )
+        cluster.wait_for(
+            lambda: [one for one in cluster.items("events", where) if one["reason"] == "RunnersRefused"], "its event"
+        )
+        policy = f"{home.name}-teams"
+        cluster.apply(*_policy(policy, home.pools))
+        try:
+            cluster.wait_for(lambda: _is_in_force(cluster, home), "the policy")
+            cluster.apply(home.pool("refused"))
+            cluster.wait_for(lambda: reason(home, "refused") == "RunnersRefused")
+            assert "a Deployment needs a team" in home.conditions("spool", "refused", home.pools)["Ready"]["message"]
+        finally:
+            cluster.kubectl("delete", "validatingadmissionpolicybinding", policy)
+            cluster.kubectl("delete", "validatingadmissionpolicy", policy)
+        cluster.wait_for(lambda: reason(home, "refused") == "RunnersStarting", within_s=60)
+        cluster.kubectl("create", "serviceaccount", "nobody", where)
+        cluster.wait_for(lambda: reason(home, "lost") == "RunnersStarting", within_s=60)
+
+
+def _policy(name: str, namespace: str) -> list[dict[str, Any]]:
+    version = "admissionregistration.k8s.io/v1"
+    rule = {
+        "apiGroups": ["apps"],
+        "apiVersions": ["v1"],
+        "operations": ["CREATE", "UPDATE"],
+        "resources": ["deployments"],
+    }
+    demand = {"expression": "'team' in object.metadata.labels", "message": "a Deployment needs a team"}
+    return [
+        {
+            "apiVersion": version,
+            "kind": "ValidatingAdmissionPolicy",
+            "metadata": {"name": name},
+            "spec": {"matchConstraints": {"resourceRules": [rule]}, "validations": [demand]},
+        },
+        {
+            "apiVersion": version,
+            "kind": "ValidatingAdmissionPolicyBinding",
+            "metadata": {"name": name},
+            "spec": {
+                "policyName": name,
+                "validationActions": ["Deny"],
+                "matchResources": {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}},
+            },
+        },
+    ]
+
+
+def _is_in_force(cluster: Cluster, home: Site) -> bool:
+    try:
+        where = f"--namespace={home.pools}"
+        cluster.kubectl("create", "deployment", "try", "--image=none", "--dry-run=server", where)
+    except Exception as error:  # the API server's no, in whatever shape kubectl has it
+        return "a Deployment needs a team" in str(error)
+    return False
+
+
+def test_after_a_rollback_a_pool_with_a_field_of_the_future_keeps_what_it_has(cluster: Cluster, home: Site) -> None:
+    tenant = home.tenant()
+    with Operator(home):
+        cluster.apply(home.pool(replicas=2), home.adapter("legal", tenant))
+        cluster.wait_for(lambda: len(pods(cluster, home.pools)) == 2)
+        cluster.wait_for(lambda: home.ready_reason("lora", "legal", tenant) == "WaitingForRunner")
+        cluster.wait_for(lambda: _status(cluster, home)["replicas"] == 2)
+    before, running = _status(cluster, home), (deployments(cluster, home.pools), pods(cluster, home.pools))
+    (definition,) = [
+        yaml.safe_load((ROOT / "crds" / kind.file_name).read_text())
+        for kind in KINDS
+        if "servingpools" in kind.file_name
+    ]
+    for version in definition["spec"]["versions"]:
+        fields = version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
+        fields["fromTheFuture"] = {"type": "boolean"}
+    try:
+        cluster.apply(definition)
+        cluster.wait_for(lambda: _applied(cluster, home.pool(replicas=2, fromTheFuture=True)), "the new schema")
+        with Operator(home):
+            cluster.wait_for(lambda: reason(home, "demo") == "Unreadable")
+            cluster.apply(home.adapter("new", tenant, "nowhere"))
+            cluster.wait_for(lambda: home.ready_reason("lora", "new", tenant) == "PoolNotFound")
+            now = _status(cluster, home)
+            assert {name for name in before if before[name] != now.get(name)} == {"conditions", "observedGeneration"}
+            assert (deployments(cluster, home.pools), pods(cluster, home.pools)) == running
+            assert home.conditions("lora", "legal", tenant)["Accepted"]["status"] == "True"
+            cluster.kubectl(
+                *("patch", "spool", "demo", f"--namespace={home.pools}", "--type=json"),
+                '--patch=[{"op": "remove", "path": "/spec/fromTheFuture"}]',
+            )
+            cluster.wait_for(lambda: reason(home, "demo") == "RunnersStarting")
+    finally:
+        apply_definitions(cluster)
+
+
+def _status(cluster: Cluster, home: Site) -> dict[str, Any]:
+    status: dict[str, Any] = cluster.get("spool", "demo", f"--namespace={home.pools}")["status"]
+    return status
+
+
+def _applied(cluster: Cluster, it: dict[str, Any]) -> bool:
+    cluster.apply(it)
+    where = f"--namespace={it['metadata']['namespace']}"
+    return "fromTheFuture" in cluster.get("spool", it["metadata"]["name"], where)["spec"]
