@@ -1,0 +1,55 @@
+"""The figures of the guide's section on sizing follow from the code that takes the memory."""
+
+import re
+
+import pytest
+
+from motet.model import PAGE_TOKENS, KVShape
+from motet_kernels import RANKS, Weights, group_of
+from motet_runner.settings import Settings
+from tests.docs.pages import DOCS, rows
+
+PAGE = DOCS / "guides" / "platform.md"
+SECTION = re.split(r"^## ", PAGE.read_text().split("\n## Sizing a pool\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
+EXAMPLE = {what: example for what, _, example in rows(PAGE, "Sizing a pool")}
+MIB = 1024 * 1024
+HIDDEN, INNER, LAYERS = 4096, 14336, 32
+SHAPE = KVShape(layers=LAYERS, kv_heads=8, head_dim=128, dtype_bytes=2)
+KEYS = SHAPE.kv_heads * SHAPE.head_dim
+QUERIES_AND_VALUES = [(HIDDEN, HIDDEN), (HIDDEN, KEYS)]
+ALL = [*QUERIES_AND_VALUES, (HIDDEN, KEYS), (HIDDEN, HIDDEN), (HIDDEN, INNER), (HIDDEN, INNER), (INNER, HIDDEN)]
+
+
+def test_pages_and_sequences_take_what_it_says() -> None:
+    page = SHAPE.bytes_per_page()
+    assert EXAMPLE[f"a page, the keys and values of {PAGE_TOKENS} tokens"] == f"{page // MIB} MiB"
+    assert EXAMPLE["a sequence"] == f"{8192 // PAGE_TOKENS * page // MIB // 1024} GiB for 8192 tokens"
+
+
+def slots(projections: list[tuple[int, int]], rank: int) -> int:
+    """Bytes of one adapter on a device, in MiB."""
+    torch = pytest.importorskip("torch")
+    taken = 0
+    for inputs, outputs in projections:
+        weights = Weights(inputs, outputs, torch.bfloat16, "meta")
+        a, b = torch.zeros((rank, inputs), device="meta"), torch.zeros((outputs, rank), device="meta")
+        weights.write(group_of(rank), 0, a, b)
+        taken += sum(stack.a.nbytes + stack.b.nbytes for stack in weights.stacks if stack is not None)
+    return taken * LAYERS // MIB
+
+
+def test_adapters_take_what_it_says() -> None:
+    said = EXAMPLE["an adapter in device memory"]
+    assert f"{slots(ALL, 64)} MiB for all seven projections" in said
+    assert f"{slots(QUERIES_AND_VALUES, 64)} MiB for queries and values" in said
+    assert slots(ALL, 33) == slots(ALL, 64), "ranks are rounded up"
+    assert f"{', '.join(map(str, RANKS[:-1]))} and {RANKS[-1]}." in SECTION
+
+
+@pytest.mark.parametrize(
+    "field", ["max_lora_rank", "max_resident_adapters", "max_cached_adapters", "memory_utilization_percent"]
+)
+def test_defaults_are_the_runners(field: str) -> None:
+    head, *rest = field.split("_")
+    said = re.findall(rf"`engine\.{head}{''.join(map(str.capitalize, rest))}`\s\((\d+)\)", SECTION)
+    assert said == [str(Settings.model_fields[field].default)]
