@@ -2,7 +2,7 @@
 
 import pytest
 
-from motet_operator.cluster.view import read_instance
+from motet_operator.cluster.view import LONGEST_TROUBLE, read_instance
 
 
 def pod(*containers):
@@ -36,4 +36,4 @@ def test_what_a_runner_said_when_it_ended_is_its_reason(ended, reason):
 
 def test_a_long_last_word_is_cut():
     ended = {"reason": "Error", "exitCode": 2, "message": "x" * 4000}
-    assert len(read_instance(pod({"restartCount": 1, "lastState": {"terminated": ended}})).reason) == 300
+    assert len(read_instance(pod({"restartCount": 1, "lastState": {"terminated": ended}})).reason) == LONGEST_TROUBLE
