@@ -21,6 +21,7 @@ SYSTEM, POOLS, RELEASE = "motet-system", "motet-pools", "motet"
 EXAMPLES = ROOT / "examples" / "cluster"
 MANIFESTS = EXAMPLES / "manifests"
 TENANTS = ("acme", "zeta")
+FIXED = {"mode": "Disabled", "minReplicas": None, "maxReplicas": None}
 ADAPTERS = ("acme/pirate", "acme/shouting", "zeta/json", "zeta/oneword")
 
 # One machine of two cores plays the whole cluster.
@@ -234,10 +235,10 @@ class Load:
 
 
 def bring_demo(product: Product, folder: Path, **pool: Any) -> None:
-    """What `kubectl apply` of the example makes: its volume, pool and adapters, until all are ready."""
+    """What `kubectl apply` of the example makes, until all is ready; but the pool does not scale by itself."""
     fill_volume(product, folder)
     product.cluster.kubectl("apply", "--server-side", f"--filename={MANIFESTS}")
-    product.patch_pool(**pool)
+    product.patch_pool(autoscaling=FIXED, **pool)
     product.wait_ready("spool", POOLS, "demo", within_s=120)
     for name in ADAPTERS:
         namespace, _, adapter = name.partition("/")

@@ -38,7 +38,6 @@ from tests.stack.harness import running_stack
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(600)]
 
 QUESTION = "Who keeps the lighthouse of Brindle?"
-FIXED = {"mode": "Disabled", "minReplicas": None, "maxReplicas": None}
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +45,7 @@ def product(cluster: Cluster, node: Node, tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp("product")
     folder.chmod(0o755)
     with cluster.inside(), installed(cluster, folder) as running:
-        bring_demo(running, folder, autoscaling=FIXED, drainTimeoutSeconds=2)
+        bring_demo(running, folder, drainTimeoutSeconds=2)
         adapters = folder / "volume" / "adapters"
         widen(adapters / "storyteller", adapters / "wide", rank=128)
         yield running
@@ -398,6 +397,26 @@ async def test_row_44_a_node_with_the_only_runner_is_drained_under_load_without_
         print(f"drained in {took:.1f} s with {len(load.answers)} answers; the evictions were answered {evictions}")
         assert evictions[0] == 429, "the budget holds while nobody else serves"
         assert evictions[-1] in (201, 404), "and then no longer; or it was gone by then"
+
+
+async def test_row_44_a_node_that_is_lost_costs_its_clients_a_pause(
+    product: Product, cluster: Cluster, two_runners: list[str]
+) -> None:
+    def on(*nodes: str) -> bool:
+        placed = sorted(pod["spec"].get("nodeName", "") for pod in product.runners())
+        return product.pool()["status"]["readyReplicas"] == len(nodes) and placed == sorted(nodes)
+
+    with one_node(cluster, "node-2", 2) as second:
+        # Pods go where there are fewest.
+        cluster.kubectl("delete", "pod", two_runners[1], f"--namespace={POOLS}", "--wait=false")
+        await asyncio.to_thread(cluster.wait_for, lambda: on("node-1", second.name), "a runner on each", within_s=180)
+        async with Load(product, 4, tokens=200) as load:
+            await asyncio.sleep(3)  # for streams on both of them
+            began = time.monotonic()
+            await asyncio.to_thread(second.lose)
+            await asyncio.to_thread(cluster.wait_for, lambda: on("node-1", "node-1"), "both elsewhere", within_s=180)
+            print(f"two runners again {time.monotonic() - began:.1f} s after the loss")
+        load.assert_nobody_noticed()
 
 
 @asynccontextmanager
