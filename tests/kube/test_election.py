@@ -202,12 +202,12 @@ async def test_when_the_leader_goes_the_other_acts_and_streams_resume(
             folder,
             instance="r0",
             scheduler=standby.address,
-            engine=lambda: FakeEngine(step_seconds=0.005),
+            engine=lambda: FakeEngine(step_seconds=0.01),
             time_scale=1.0,
         )
         await clients.enter_async_context(runner)
         gateway = await clients.enter_async_context(small_gateway("g0", scheduler=standby.address))
-        running = gateway.start("running", prompt=(5,), max_tokens=2500)
+        running = gateway.start("running", prompt=(5,), max_tokens=1500)
         await until(lambda: gateway.asked["running"].tokens)
         assert gateway.term == 1
         gone = time.monotonic()
@@ -220,7 +220,7 @@ async def test_when_the_leader_goes_the_other_acts_and_streams_resume(
         assert seconds <= within + 5.0, standby.said()  # a placement, on a busy machine
         assert gateway.term == 2
         assert lease_in(cluster, namespace)["spec"]["holderIdentity"].startswith("b-")
-        assert await running == tokens_of((5,), 7, 2500)
+        assert await running == tokens_of((5,), 7, 1500)
         assert len(gateway.asked["running"].placements) == 1, "what ran was not touched"
         # The one that went comes back as the standby.
         await leader.start()
