@@ -23,7 +23,7 @@ def seconds_to_delete(pods: Pods, name: str, *arguments: str) -> float:
 def test_a_container_that_heeds_sigterm_does_not_use_its_grace(pods: Pods) -> None:
     name = pods.run(shell(IDLE), terminationGracePeriodSeconds=30)
     pods.wait_ready(name)
-    assert seconds_to_delete(pods, name) < 5
+    assert seconds_to_delete(pods, name) < 20
 
 
 def test_a_container_that_does_not_is_killed_when_its_grace_is_over(pods: Pods) -> None:
@@ -65,27 +65,27 @@ def test_the_hook_before_the_end_delays_sigterm(pods: Pods, hook: dict[str, Any]
     container = shell(IDLE, lifecycle={"preStop": hook})
     name = pods.run(container, terminationGracePeriodSeconds=30)
     pods.wait_ready(name)
-    assert least <= seconds_to_delete(pods, name) < 10
+    assert least <= seconds_to_delete(pods, name) < 25
 
 
 def test_the_hook_before_the_end_has_no_more_than_the_grace(pods: Pods) -> None:
     container = shell(IDLE, lifecycle={"preStop": {"exec": {"command": ["sleep", "60"]}}})
     name = pods.run(container, terminationGracePeriodSeconds=1)
     pods.wait_ready(name)
-    assert seconds_to_delete(pods, name) < 8
+    assert seconds_to_delete(pods, name) < 30
 
 
 def test_forced_deletion_does_not_wait(pods: Pods) -> None:
     name = pods.run(shell(STUBBORN), terminationGracePeriodSeconds=30)
     pods.wait_ready(name)
-    assert seconds_to_delete(pods, name, "--force", "--grace-period=0") < 5
+    assert seconds_to_delete(pods, name, "--force", "--grace-period=0") < 20
 
 
 def test_a_second_deletion_may_shorten_the_grace(pods: Pods) -> None:
     name = pods.run(shell(STUBBORN), terminationGracePeriodSeconds=60)
     pods.wait_ready(name)
     pods.delete(name, "--wait=false")
-    assert seconds_to_delete(pods, name, "--grace-period=1") < 6
+    assert seconds_to_delete(pods, name, "--grace-period=1") < 30
 
 
 def test_whatever_a_container_started_ends_with_it(pods: Pods) -> None:
@@ -106,7 +106,7 @@ def test_a_pod_that_never_started_goes_at_once(pods: Pods) -> None:
     name = pods.run(shell(IDLE), volumes=missing, terminationGracePeriodSeconds=30)
     pods.cluster.wait_for(lambda: pods.status(name).get("hostIP"), "the node to have it")
     assert pods.condition(name, "PodReadyToStartContainers")["status"] == "False"
-    assert seconds_to_delete(pods, name) < 5
+    assert seconds_to_delete(pods, name) < 20
 
 
 def test_a_pod_that_never_started_has_not_succeeded(pods: Pods) -> None:
@@ -162,7 +162,7 @@ def test_the_jobs_of_a_deployment_are_handed_over_one_by_one(pods: Pods) -> None
     for version in ("one", "two"):
         pods.cluster.apply(deployment(version))
         pods.cluster.kubectl(
-            "rollout", "status", "deployment/rolling", f"--namespace={pods.namespace}", "--timeout=30s"
+            "rollout", "status", "deployment/rolling", f"--namespace={pods.namespace}", "--timeout=50s"
         )
     pods.cluster.kubectl("delete", "deployment", "rolling", f"--namespace={pods.namespace}", "--cascade=foreground")
     assert not pods.cluster.items("pods", f"--namespace={pods.namespace}", "--selector=app=rolling")
