@@ -35,12 +35,14 @@ class World:
         self._audit, self._began = self._cluster.audit_log, self._cluster.audit_log.stat().st_size
 
     def __call__(self, kind: str) -> list[Object]:
-        """The site's pools, adapters, deployments or pods."""
+        """The site's pools, adapters, deployments, budgets or pods."""
         match kind:
             case "pods":
                 path = f"/api/v1/namespaces/{self._home.pools}/pods"
             case "deployments":
                 path = f"/apis/apps/v1/namespaces/{self._home.pools}/deployments"
+            case "poddisruptionbudgets":
+                path = f"/apis/policy/v1/namespaces/{self._home.pools}/poddisruptionbudgets"
             case "servingpools":
                 path = f"/apis/motet.dev/v1alpha1/namespaces/{self._home.pools}/servingpools"
             case _:
@@ -75,6 +77,9 @@ class World:
                     "pods": one["status"].get("replicas", 0),
                 }
                 for one in self("deployments")
+            ),
+            "budgets": _sorted(
+                {"name": one["metadata"]["name"], "spec": _lasting(one["spec"])} for one in self("poddisruptionbudgets")
             ),
             "pods": _sorted(
                 {
@@ -116,10 +121,6 @@ def _is_ready(pod: Object) -> bool:
     return any(one["type"] == "Ready" and one["status"] == "True" for one in pod["status"].get("conditions", ()))
 
 
-def _is_leaving(pod: Object) -> bool:
-    return "motet.dev/draining-until" in pod["metadata"].get("annotations", {})
-
-
 def reason(it: Object, condition: str = "Ready") -> str:
     """Empty while it says nothing, or nothing yet about what it is now."""
     conditions = it.get("status", {}).get("conditions", [])
@@ -138,7 +139,7 @@ class Flow:
     """Whether everything is as it should be after it."""
 
     most: int
-    """Runners of one pool that are not on their way out, at any time until then, whoever dies."""
+    """Runners of one pool at any time until then, whoever dies; those that drain count."""
 
 
 @dataclass
@@ -179,19 +180,14 @@ class Kubelet:
             thread.join(10)
 
     def _work(self) -> None:
-        while not self._stop.wait(0.05):
+        while not self._stop.wait(0.2):
             with suppress(OSError, Refused):
                 found = self.world.runners()
                 for pod in found:
                     if not pod["status"].get("containerStatuses"):
                         self.world.make_ready(pod)
-                staying = [pod["metadata"] for pod in found if not _is_leaving(pod)]
-                by_pool = Counter(one["labels"]["motet.dev/pool"] for one in staying)
-                self.excess += [
-                    f"{number} runners of {pool}: {[one['name'] for one in staying]}"
-                    for pool, number in by_pool.items()
-                    if number > self.most
-                ]
+                by_pool = Counter(pod["metadata"]["labels"]["motet.dev/pool"] for pod in found)
+                self.excess += [f"{number} runners of {pool}" for pool, number in by_pool.items() if number > self.most]
 
 
 def undisturbed(cluster: Cluster, home: Site, flows: Sequence[Flow]) -> list[Outcome]:
@@ -223,7 +219,7 @@ def killed(home: Site, door: Proxy, flows: Sequence[Flow]) -> Generator[Outcome,
 
     def has_nothing_to_write(flow: Flow) -> bool:
         deadline = time.monotonic() + WITHIN_S
-        while not died.wait(0.1):
+        while not died.wait(0.2):
             with suppress(OSError, LookupError):  # it is not up yet, or what it writes is not there yet
                 if operator.metric("motet_reconciles_total") >= 1 and flow.reached(world):
                     return not died.wait(QUIET_S)
