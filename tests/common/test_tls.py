@@ -126,6 +126,16 @@ async def test_a_peer_of_another_authority_is_refused_with_the_reason(authority:
     assert said.startswith(f"scheduler.motet.internal speaks no TLS, or {ours}/ca.crt has not signed its certificate")
 
 
+async def test_peers_of_two_authorities_talk_while_both_trust_both(authority: Authority, tmp_path: Path) -> None:
+    """So an authority is replaced without a gap: both in every file, then new certificates, then the new alone."""
+    ours, theirs = authority.issue(tmp_path / "g", "gateway"), Authority("new").issue(tmp_path / "s", "scheduler")
+    both = (ours / "ca.crt").read_bytes() + (theirs / "ca.crt").read_bytes()
+    for folder in (ours, theirs):
+        (folder / "ca.crt").write_bytes(both)
+    async with server_of(theirs) as address, linked(ours, address) as link:
+        await until(lambda: link.connected)
+
+
 async def test_a_peer_in_plain_text_is_refused_with_the_reason(authority: Authority, tmp_path: Path) -> None:
     ours = authority.issue(tmp_path / "g", "gateway")
     async with serving("127.0.0.1:0", Echo().add, grace=0) as server:
