@@ -5,6 +5,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from sqlalchemy import Connection
 from motet.errors import SetupError, StateDirectoryError, StoreUnavailable
 from motet.store import Store, lengths, migrate, open_store
 from motet.store.migrate import configuration
-from tests.support.postgresql import PostgreSQL
+from tests.support.authority import Authority
+from tests.support.postgresql import PostgreSQL, find
 
 
 @pytest.fixture
@@ -279,3 +281,27 @@ def test_a_database_is_brought_up_to_date_by_a_command_of_its_own(tmp_path: Path
     failed = bring("postgresql+asyncpg://motet@127.0.0.1:9/motet")
     assert failed.returncode == 2
     assert failed.stderr.splitlines()[-1].startswith("store: ")
+
+
+@pytest.mark.skipif(find("postgres") is None, reason="no PostgreSQL server")
+async def test_a_servers_certificate_is_looked_at_where_the_url_asks_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the chart sets it with `database.authorities`."""
+    certificate = Authority().issue(tmp_path / "tls", "database")
+    other = Authority("other").issue(tmp_path / "other", "database")
+    with tempfile.TemporaryDirectory(prefix="motet-postgresql-") as folder:
+        server = PostgreSQL(Path(folder))
+        server.show_certificate(certificate)
+        server.start()
+        try:
+            url = await server.new_database()
+            monkeypatch.setenv("PGSSLROOTCERT", str(certificate / "ca.crt"))
+            await migrate(f"{url}?ssl=verify-ca")
+            with pytest.raises(StateDirectoryError, match=r"certificate is not valid for '127\.0\.0\.1'"):
+                await migrate(f"{url}?ssl=verify-full", wait_seconds=0)
+            monkeypatch.setenv("PGSSLROOTCERT", str(other / "ca.crt"))
+            with pytest.raises(StateDirectoryError, match="certificate verify failed"):
+                await migrate(f"{url}?ssl=verify-ca", wait_seconds=0)
+        finally:
+            server.stop()

@@ -84,6 +84,16 @@ class PostgreSQL:
             assert time.monotonic() < deadline, self._log.read_text()
             time.sleep(0.05)
 
+    def show_certificate(self, folder: Path) -> None:
+        """From its next start on it takes TLS with `tls.crt` and `tls.key` of a folder."""
+        for name in ("tls.crt", "tls.key"):
+            file = self._data / name
+            shutil.copyfile(folder / name, file)
+            file.chmod(0o600)
+            shutil.chown(file, self._user.get("user"), self._user.get("group"))
+        with (self._data / "postgresql.conf").open("a") as settings:
+            settings.write("ssl = on\nssl_cert_file = 'tls.crt'\nssl_key_file = 'tls.key'\n")
+
     def stop(self) -> None:
         if self._process is not None:
             self._process.send_signal(3)  # quit at once
