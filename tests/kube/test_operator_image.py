@@ -1,23 +1,27 @@
 """What the operator's image holds is enough to be ready on a cluster, and to act there."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.images.installation import USER, build_wheel, free_port, installation, user_of, volume
+from tests.images.installation import USER, Installed, build_wheel, free_port, installation, user_of, volume
 from tests.kube.cluster import Cluster
 from tests.kube.operators import site
 
 pytestmark = [pytest.mark.kube, pytest.mark.soak]
 
 
-def test_the_operator_acts_on_what_its_image_holds(cluster: Cluster, tmp_path: Path) -> None:
-    wheel, port = build_wheel(tmp_path), free_port()
-    with (
-        installation("operator", wheel) as installed,
-        site(cluster, tmp_path) as home,
-        volume(home.kubeconfig, home.template) as files,
-    ):
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
+    """Made before the test enters the cluster's network: no package registry is there."""
+    with installation("operator", build_wheel(tmp_path_factory.mktemp("wheel"))) as made:
+        yield made
+
+
+def test_the_operator_acts_on_what_its_image_holds(installed: Installed, cluster: Cluster, tmp_path: Path) -> None:
+    port = free_port()
+    with site(cluster, tmp_path) as home, volume(home.kubeconfig, home.template) as files:
         env = {
             "MOTET_METRICS_ADDRESS": f"127.0.0.1:{port}",
             "MOTET_SCHEDULER_ADDRESS": "unix:/tmp/scheduler.sock",
