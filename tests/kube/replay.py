@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 from tests.kube.cluster import Cluster, Refused
@@ -121,6 +122,12 @@ def _is_ready(pod: Object) -> bool:
     return any(one["type"] == "Ready" and one["status"] == "True" for one in pod["status"].get("conditions", ()))
 
 
+def _is_done(pod: Object) -> bool:
+    """Its time to drain is over: it may overlap with its successor."""
+    until = pod["metadata"].get("annotations", {}).get("motet.dev/draining-until")
+    return until is not None and datetime.fromisoformat(until) <= datetime.now(UTC)
+
+
 def reason(it: Object, condition: str = "Ready") -> str:
     """Empty while it says nothing, or nothing yet about what it is now."""
     conditions = it.get("status", {}).get("conditions", [])
@@ -139,7 +146,7 @@ class Flow:
     """Whether everything is as it should be after it."""
 
     most: int
-    """Runners of one pool at any time until then, whoever dies; those that drain count."""
+    """Runners of one pool at any time until then, whoever dies. One that drains counts until its time is over."""
 
 
 @dataclass
@@ -186,7 +193,8 @@ class Kubelet:
                 for pod in found:
                     if not pod["status"].get("containerStatuses"):
                         self.world.make_ready(pod)
-                by_pool = Counter(pod["metadata"]["labels"]["motet.dev/pool"] for pod in found)
+                staying = [pod["metadata"] for pod in found if not _is_done(pod)]
+                by_pool = Counter(one["labels"]["motet.dev/pool"] for one in staying)
                 self.excess += [f"{number} runners of {pool}" for pool, number in by_pool.items() if number > self.most]
 
 
