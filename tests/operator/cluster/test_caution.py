@@ -100,7 +100,9 @@ def test_what_was_seen_before_is_neither_drained_nor_replaced_nor_retired() -> N
     decision = Bench().decide(*objects, word=hung, obstacles=IN_THE_DARK)
     assert children(decision) == []
     assert decision.plan.drains == ()
-    assert decision.plan.replacements == ()
+    staying = (pool(replicas=2), deployment(name, 2), one, two)
+    assert Bench().decide(*staying, word=hung).plan.replacements != ()
+    assert Bench().decide(*staying, word=hung, obstacles=IN_THE_DARK).plan.replacements == ()
 
 
 def test_what_drains_already_goes_on_draining() -> None:
@@ -179,7 +181,13 @@ def test_scale_goes_on_from_where_it_is_and_not_from_where_it_was_when_the_pool_
     def scaled(word: SchedulersWord, it: Object) -> Object:
         return bench.now(it, status=statuses(bench.decide(it, word=word))["ServingPool", "demo"])
 
-    more = scaled(SchedulersWord(advice={DEMO: Advice(replicas=5, code="", reason="", stale=False)}), odd)
+    (first,) = [write for write in bench.decide(odd).writes.values() if isinstance(write, StatusWrite)]
+    assert [event.reason for event in first.events] == ["Unreadable"]
+    odd = bench.now(odd, status=first.status)
+    five = SchedulersWord(advice={DEMO: Advice(replicas=5, code="", reason="", stale=False)})
+    (second,) = [write for write in bench.decide(odd, word=five).writes.values() if isinstance(write, StatusWrite)]
+    assert second.events == ()  # it has been told
+    more = scaled(five, odd)
     assert more["status"]["desiredReplicas"] == 5
     lost = bench.decide(more, word=SchedulersWord(advice={DEMO: Advice(replicas=1, code="", reason="", stale=True)}))
     assert [pool.replicas for pool in lost.plan.catalog.pools] == [5]
