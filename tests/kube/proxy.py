@@ -73,7 +73,7 @@ class Proxy:
     kubeconfig: Path = Path()
     seen: list[Seen] = field(default_factory=list)
     _loop: asyncio.AbstractEventLoop | None = None
-    _watches: dict[web.StreamResponse, str] = field(default_factory=dict)
+    _watches: dict[web.StreamResponse, web.Request] = field(default_factory=dict)
     _muted: set[web.StreamResponse] = field(default_factory=set)
 
     def writes(self, *, since: float = 0.0, leases: bool = False) -> list[Seen]:
@@ -87,17 +87,28 @@ class Proxy:
     @property
     def watches(self) -> int:
         """Open at the moment, and not muted."""
-        return len(self._watches.keys() - self._muted)
+        return len(self._open() - self._muted)
+
+    def _open(self) -> set[web.StreamResponse]:
+        """Without those of clients that have gone, of which we hear with the next event only."""
+        return {
+            watch
+            for watch, request in list(self._watches.items())
+            if request.transport is not None and not request.transport.is_closing()
+        }
 
     def mute_watches(self) -> None:
         """Those that are open now stay open and say nothing more; new ones do."""
         self._muted |= set(self._watches)
 
-    def say_on_watches(self, event: dict[str, Any], *, of: str = "") -> int:
-        """Put an event of our own on every open watch whose path has `of` in it. How many there are."""
+    def say_on_watches(self, event: dict[str, Any], *, of: str = "", last: bool = False) -> int:
+        """Put an event of our own on every open watch whose path has `of` in it, and if it is the `last`, nothing more.
+        How many there are."""
 
         async def say() -> int:
-            watches = [watch for watch, path in self._watches.items() if of in path]
+            watches = [watch for watch in self._open() if of in self._watches[watch].path]
+            if last:
+                self._muted.update(watches)
             for watch in watches:
                 with suppress(ConnectionError):
                     await watch.write(json.dumps(event).encode() + b"\n")
@@ -139,7 +150,7 @@ class Proxy:
     async def _stream(self, request: web.Request, response: aiohttp.ClientResponse) -> web.StreamResponse:
         passed = web.StreamResponse(status=response.status, headers={"content-type": "application/json"})
         await passed.prepare(request)
-        self._watches[passed] = request.path
+        self._watches[passed] = request
         try:
             async for line in response.content:
                 if self.faults.down:

@@ -6,11 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
+from motet_operator.cluster.kinds import WATCHED
 from tests.kube.cluster import Cluster
 from tests.kube.operators import POOL_RULES, TIME_SCALE, Operator, Site, role, site
 from tests.kube.proxy import Proxy, proxy, status
 
 pytestmark = pytest.mark.kube
+
+WATCHES = len(WATCHED)
+"""Of an operator with pools in one namespace."""
 
 QUICK_RESYNC = {"MOTET_CLUSTER_RESYNC_SECONDS": "40"}
 """Two seconds on our clock."""
@@ -63,7 +67,7 @@ def test_row_2_an_api_server_that_is_away_for_long_is_waited_for(
 def test_row_3_a_watch_that_says_nothing_more_is_opened_anew(cluster: Cluster, home: Site, door: Proxy) -> None:
     tenant = home.tenant("silence")
     with Operator(home, kubeconfig=door.kubeconfig, env={"MOTET_CLUSTER_RESYNC_SECONDS": "4000"}) as operator:
-        cluster.wait_for(lambda: door.watches >= 5)
+        cluster.wait_for(lambda: door.watches == WATCHES)
         sees_changes(home, tenant, "while-it-speaks")
         door.mute_watches()
         sees_changes(home, tenant, "while-it-is-silent", within_s=75 * TIME_SCALE + 8)
@@ -78,7 +82,7 @@ def test_row_3_how_long_a_watch_has_said_nothing_is_a_metric(cluster: Cluster, h
         def age() -> float:
             return operator.metric("motet_watch_age_seconds", resource="/apis/motet.dev/v1alpha1/loraadapters")
 
-        cluster.wait_for(lambda: door.watches >= 5)
+        cluster.wait_for(lambda: door.watches == WATCHES)
         time.sleep(3)
         sees_changes(home, tenant, "heard")
         cluster.wait_for(lambda: age() < 2, "that it has just said something")
@@ -101,10 +105,11 @@ def test_row_4_an_error_on_a_watch_is_followed_by_a_new_one(
     with Operator(home, kubeconfig=door.kubeconfig, env=env) as operator:
         cluster.wait_for(lambda: cluster.items("deployments", *where))
         uids = [one["metadata"]["uid"] for one in cluster.items("deployments", *where)]
-        cluster.wait_for(lambda: door.watches >= 5)
-        assert door.say_on_watches({"type": "ERROR", "object": status(code, "Expired")[1]}) >= 5
-        door.mute_watches()  # whoever stays with them hears nothing for more than a minute
-        cluster.wait_for(lambda: door.watches >= 5, "new watches")
+        cluster.wait_for(lambda: door.watches == WATCHES)
+        # Whoever stays with them hears nothing for more than a minute.
+        said = {"type": "ERROR", "object": status(code, "Expired")[1]}
+        assert door.say_on_watches(said, last=True) == WATCHES
+        cluster.wait_for(lambda: door.watches == WATCHES, "new watches")
         repaired = operator.metric("motet_cache_repairs_total")
         sees_changes(home, tenant, f"after-{code}")
         assert operator.metric("motet_cache_repairs_total") == repaired  # it was the watch that told
@@ -125,7 +130,7 @@ def test_row_5_an_event_that_never_came_is_made_up_for(cluster: Cluster, home: S
 def _lose_an_event(cluster: Cluster, home: Site, door: Proxy, lost: str) -> None:
     tenant = home.tenant("missed")
     name = f"missed-{lost.lower()}"
-    cluster.wait_for(lambda: door.watches >= 5)  # a list that comes later would have it
+    cluster.wait_for(lambda: door.watches == WATCHES)  # a list that comes later would have it
     if lost != "ADDED":
         sees_changes(home, tenant, name)
     door.faults.event = lambda path, event: (
