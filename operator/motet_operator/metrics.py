@@ -39,7 +39,7 @@ class ClusterMetrics(_Rounds):
         self.leader = Gauge("motet_operator_leader", "1 while this replica is the one that writes.", registry=registry)
         self.listed = Gauge(
             "motet_operator_listed",
-            "1 once every kind has been listed: before that nothing is done.",
+            "1 once pools, adapters and namespaces have been listed: before that nothing is done.",
             registry=registry,
         )
         self.queue_depth = Gauge("motet_queue_depth", "Writes that wait for their turn.", registry=registry)
