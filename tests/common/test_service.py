@@ -23,8 +23,16 @@ from motet.settings import ProcessSettings
 async def main(stop, registry, health):
     if sys.argv[1] == "fail":
         raise SetupError("the moon is missing. Hang it up first.")
+    if sys.argv[1] in ERRORS:
+        def fail():
+            raise ERRORS[sys.argv[1]]
+        asyncio.get_running_loop().call_soon(fail)
+        await asyncio.sleep(0.01)
+        return
     print("ready", flush=True)
     await stop.wait()
+
+ERRORS = {"cancelled": asyncio.CancelledError(), "wrong": ValueError("a defect")}
 
 run("tester", read(ProcessSettings), main)
 """
@@ -49,6 +57,14 @@ def test_a_signal_ends_a_process_in_order(signum: signal.Signals) -> None:
         _, logged = child.communicate(timeout=20)
         assert child.returncode == 0
         assert "stopped" in logged
+
+
+def test_what_is_cancelled_at_the_end_is_no_error_and_what_goes_wrong_is() -> None:
+    for word, traceback in (("cancelled", False), ("wrong", True)):
+        with process(word) as child:
+            _, logged = child.communicate(timeout=20)
+            assert child.returncode == 0
+            assert ("Traceback" in logged) is traceback, logged
 
 
 def test_what_a_person_must_put_right_is_the_last_word_and_status_2() -> None:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -92,6 +92,7 @@ async def _run(settings: ProcessSettings, main: Main) -> None:
         stop.set()
 
     loop = asyncio.get_running_loop()
+    loop.set_exception_handler(_complain)
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, end)
     registry = new_registry()
@@ -99,6 +100,12 @@ async def _run(settings: ProcessSettings, main: Main) -> None:
         log.info("starting")
         await main(stop, registry, health)
         log.info("stopped")
+
+
+def _complain(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    # gRPC asks a call that came while its server ended how it went: that it was cancelled is no error.
+    if not isinstance(context.get("exception"), asyncio.CancelledError):
+        loop.default_exception_handler(context)
 
 
 async def run_until(stop: asyncio.Event, *work: Awaitable[None]) -> None:
