@@ -170,9 +170,9 @@ async def stream(product: Product, model: str, *, tokens: int, question: str = "
     }
     content = orjson.dumps(body)
     try:
-        host, _, port = (await asyncio.to_thread(product.gateway)).partition(":")
+        reader, writer = await _connect(product)
+        host, port = writer.get_extra_info("peername")
         head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {host}:{port}\r\ncontent-type: application/json\r\n"
-        reader, writer = await asyncio.open_connection(host, int(port))
         try:
             writer.write(f"{head}content-length: {len(content)}\r\nconnection: close\r\n\r\n".encode() + content)
             status = await reader.readline()
@@ -184,9 +184,27 @@ async def stream(product: Product, model: str, *, tokens: int, question: str = "
                     _hear(answer, orjson.loads(line[6:]))
         finally:
             writer.close()
-    except (OSError, LookupError) as error:
+    except OSError as error:
         answer.problem = repr(error)
     return answer
+
+
+async def _connect(product: Product) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Raises OSError when a gateway that is named does not take the connection. One that has gone since it was named is
+    no failure: kube-proxy would not have led there."""
+
+    async def named() -> str:
+        # The API server's bad moments are not the product's.
+        return await asyncio.to_thread(product.cluster.wait_for, product.gateway, "a gateway's address")
+
+    while True:
+        address = await named()
+        host, _, port = address.partition(":")
+        try:
+            return await asyncio.open_connection(host, int(port))
+        except OSError:
+            if await named() == address:
+                raise
 
 
 def _hear(answer: Stream, event: dict[str, Any]) -> None:
@@ -231,7 +249,7 @@ class Load:
     def assert_nobody_noticed(self) -> None:
         """There were answers, and each came to its end."""
         assert self.answers, "nobody asked anything"
-        assert not self.failed, f"{len(self.failed)} of {len(self.answers)} failed"
+        assert not self.failed, f"{len(self.failed)} of {len(self.answers)} failed: {self.failed}"
 
 
 def bring_demo(product: Product, folder: Path, **pool: Any) -> None:
