@@ -251,7 +251,7 @@ def flows(home: Site, pools: list[str], adapters: int, runners: int) -> list[Flo
     [
         pytest.param(["one"], 6, 1, 28, id="30", marks=pytest.mark.timeout(900)),  # on a machine that is busy
         pytest.param(
-            ["one", "two", "three", "four"], 64, 2, 200, id="200", marks=[pytest.mark.soak, pytest.mark.timeout(3600)]
+            ["one", "two", "three", "four"], 72, 2, 200, id="200", marks=[pytest.mark.soak, pytest.mark.timeout(3600)]
         ),
     ],
 )
