@@ -121,6 +121,8 @@ def test_helm_finds_everything_in_place(product: Product) -> None:
 
 def test_nothing_is_written_when_nothing_changes(product: Product) -> None:
     product.wait_ready("spool", POOLS, "demo")
+    deployments = ("deployments", f"--namespace={POOLS}")
+    product.cluster.wait_for(lambda: len(product.cluster.items(*deployments)) == 1, "the old revision to go")
     time.sleep(3)
     before = len(product.cluster.audit())
     time.sleep(10)
