@@ -316,8 +316,13 @@ async def test_row_2_while_the_api_server_is_away_everybody_is_served(product: P
         return sorted(one["spec"]["holderIdentity"] for one in leases)
 
     def starts() -> dict[str, int]:
+        """Of those that stay: others may be on their way out from the test before."""
         pods = [*cluster.items("pods", f"--namespace={SYSTEM}"), *product.runners()]
-        return {pod["metadata"]["name"]: pod["status"]["containerStatuses"][0]["restartCount"] for pod in pods}
+        return {
+            pod["metadata"]["name"]: pod["status"]["containerStatuses"][0]["restartCount"]
+            for pod in pods
+            if "deletionTimestamp" not in pod["metadata"]
+        }
 
     before = leaders(), starts()
     known = Steadfast(cluster, product.gateway())
