@@ -258,6 +258,9 @@ def bring_demo(product: Product, folder: Path, **pool: Any) -> None:
     product.cluster.kubectl("apply", "--server-side", f"--filename={MANIFESTS}")
     product.patch_pool(autoscaling=FIXED, **pool)
     product.wait_ready("spool", POOLS, "demo", within_s=120)
+    deployments = ("deployments", f"--namespace={POOLS}")
+    alone = "the revision of the patch alone"
+    product.cluster.wait_for(lambda: len(product.cluster.items(*deployments)) == 1, alone, within_s=120)
     for name in ADAPTERS:
         namespace, _, adapter = name.partition("/")
         product.wait_ready("lora", namespace, adapter)

@@ -7,7 +7,7 @@ from motet.model import BASE, RequestId
 from motet_scheduler.policy import effects as do
 from motet_scheduler.policy import events as on
 from motet_scheduler.policy.values import Instance
-from tests.scheduler.builders import entry, ready
+from tests.scheduler.builders import Told, entry, ready
 
 
 def decline(told, request, *, epoch=1, code="declined", instance="r0"):
@@ -305,6 +305,19 @@ def test_a_new_gateway_is_told_the_catalog_at_once():
     (publish,) = told.of(do.Publish)
     assert publish.gateway == "g1"
     assert publish.catalog.groups[0].runners == (("r0", "unix:/run/r0.sock"),)
+
+
+def test_who_has_just_taken_over_tells_gateways_nothing_before_an_operator_has_spoken():
+    """They would believe that there are no models any more."""
+    told = Told()
+    told.gateway("g0")
+    told.attach()
+    assert not told.of(do.Publish)
+    told.gateway("g1")
+    assert not told.of(do.Publish)
+    told.state(pools=())
+    (publish,) = told.of(do.Publish)
+    assert publish.catalog.groups == (), "now it is known that there are none"
 
 
 def test_the_timeline_of_a_request_names_each_step():

@@ -48,9 +48,14 @@ def test_two_adapters_answer_and_down_leaves_nothing(tmp_path: Path) -> None:
 def test_any_killed_process_is_started_again(tmp_path: Path, name: str, shared: Stack) -> None:
     before = {one["name"]: one for one in shared.status()["services"]}
     killed = shared.kill(name)
-    shared.until(lambda: shared.service(name)["ready"] and shared.service(name)["pid"] != killed, seconds=60)
+
+    def back() -> bool:
+        now = shared.service(name)
+        again = now["restarts"] == before[now["name"]]["restarts"] + 1
+        return bool(now["ready"] and now["pid"] != killed and again)
+
+    shared.until(back, seconds=60)
     after = {one["name"]: one for one in shared.status()["services"]}
-    assert shared.service(name)["restarts"] == before[shared.service(name)["name"]]["restarts"] + 1
     others = before.keys() - {shared.service(name)["name"]}
     assert {one: after[one]["pid"] for one in others} == {one: before[one]["pid"] for one in others}
     shared.until(lambda: shared.ask("default/pirate", QUESTION), seconds=60)

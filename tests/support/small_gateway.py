@@ -289,7 +289,7 @@ async def small_gateway(name: str, *, scheduler: str) -> AsyncIterator[SmallGate
     task = asyncio.create_task(gateway.run())
     try:
         async with asyncio.timeout(5):
-            while not gateway.catalogs:
+            while not gateway.term:
                 await asyncio.sleep(0.005)
         yield gateway
     finally:

@@ -89,7 +89,8 @@ class Scheduler:
         self._handlers[type(event)](event)
         self._placing.where_there_is_room()
         self._offering.let_go_of_unused()
-        if state.catalog_changed and state.settled:
+        # One that has just taken over knows nothing before an operator speaks, and gateways believe what they are told.
+        if state.catalog_changed and state.settled and (state.stated or state.pools):
             self._offering.publish()
         return state.effects
 
