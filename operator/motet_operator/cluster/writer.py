@@ -17,6 +17,9 @@ from motet_operator.metrics import ClusterMetrics
 
 log = structlog.get_logger(__name__)
 
+UNSURE_SECONDS = 0.2
+"""How often a leader that is not sure of it looks whether it is again. It is no failure, and leaves no wait behind."""
+
 PATIENCE = 3
 """A write that has failed more often in a row is told of: a conflict that passes by itself is no news to anybody."""
 
@@ -71,14 +74,14 @@ class Writer:
     async def _work(self) -> None:
         while True:
             key = await self._next()
+            # Somebody else may be writing by now. What decides is a clock, and no clock sets an event.
+            while not self._leading():  # noqa: ASYNC110
+                await asyncio.sleep(UNSURE_SECONDS)
             write = self._wanted.get(key)
             if write is None or not write.needed(self._cache):
                 self._finish(key, write)
-                continue
-            if self._leading():
+            else:
                 await self._carry_out(key, write)
-            else:  # somebody else may be writing by now
-                self._queue.failed(key, monotonic())
 
     async def _next(self) -> WriteKey:
         while True:
@@ -132,9 +135,8 @@ class Writer:
             self._wanted.pop(key, None)
         self._queue.done(key)
         if self._wanted.get(key) is not None:
-            self._queue.add(
-                key, key.object[0], urgent=key.urgent
-            )  # a newer word came while the older was being written
+            # A newer word came while the older was being written.
+            self._queue.add(key, key.object[0], urgent=key.urgent)
 
 
 def _outcome(error: Refused) -> str:

@@ -1,6 +1,7 @@
 """The writer, its events and what holds them back, against an API server that answers as it is told."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -216,13 +217,15 @@ async def test_an_object_that_is_gone_and_a_namespace_that_goes_are_left_alone()
 
 async def test_who_is_not_sure_to_lead_writes_nothing_until_it_is() -> None:
     api = ScriptedApi()
-    bench = Bench(api, leading=False)
+    bench = Bench(api, leading=False, time_scale=20.0)
     async with bench.running():
         bench.want(wanted())
         await asyncio.sleep(0.1)
         assert api.applied == []
         bench.leading = True
+        began = time.monotonic()
         await until(lambda: bench.written)
+    assert time.monotonic() - began < 2, "it was no failure, after which it would wait for 2.5 s at least"
 
 
 async def test_what_the_server_makes_of_it_is_not_fought() -> None:
