@@ -3,7 +3,9 @@
 import asyncio
 
 from motet.api.v1 import runner_pb2, scheduler_pb2, scheduler_pb2_grpc
-from motet.rpc import LARGEST_PACK_BYTES, Link, Outbox, _packed, _unpacked, converse, serving
+from motet.rpc import Link, Outbox, converse, serving
+from motet.rpc.writing import LARGEST_PACK_BYTES, packed, unpacked
+from tests.common.waiting import PATIENCE_S
 
 
 def submit(number: int, tokens: int = 1) -> runner_pb2.GenerateUp:
@@ -19,21 +21,21 @@ def outbox_with(*messages: runner_pb2.GenerateUp) -> Outbox[runner_pb2.GenerateU
 
 def test_one_message_travels_as_it_is() -> None:
     alone = submit(0)
-    assert _packed(alone, outbox_with()) is alone
-    assert list(_unpacked(alone)) == [alone]
+    assert packed(alone, outbox_with()) is alone
+    assert list(unpacked(alone)) == [alone]
 
 
 def test_what_waits_travels_in_order_and_unchanged() -> None:
     messages = [submit(number) for number in range(5)]
-    pack = _packed(messages[0], outbox_with(*messages[1:]))
-    assert list(_unpacked(pack)) == messages
+    pack = packed(messages[0], outbox_with(*messages[1:]))
+    assert list(unpacked(pack)) == messages
     assert not messages[0].more
 
 
 def test_a_pack_stays_small_enough_to_be_received() -> None:
     messages = [submit(number, tokens=LARGEST_PACK_BYTES // 2 + 1) for number in range(4)]
     outbox = outbox_with(*messages[1:])
-    assert len(_unpacked(_packed(messages[0], outbox))) == 2
+    assert len(list(unpacked(packed(messages[0], outbox)))) == 2
     assert outbox.take() is not None
 
 
@@ -67,7 +69,7 @@ async def test_order_survives_a_stream_in_both_directions(tmp_path) -> None:
             receive=hear,
         )
         running = asyncio.create_task(link.run())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             await done.wait()
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)

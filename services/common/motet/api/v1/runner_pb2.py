@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from motet.api.v1 import common_pb2 as motet_dot_api_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19motet/api/v1/runner.proto\x12\x0cmotet.api.v1\x1a\x19motet/api/v1/common.proto\"\xc7\x01\n\nGenerateUp\x12,\n\x05hello\x18\x01 \x01(\x0b\x32\x1b.motet.api.v1.GenerateHelloH\x00\x12&\n\x06submit\x18\x02 \x01(\x0b\x32\x14.motet.api.v1.SubmitH\x00\x12\x30\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x1e.motet.api.v1.CancelGenerationH\x00\x12&\n\x04more\x18\x0f \x03(\x0b\x32\x18.motet.api.v1.GenerateUpB\t\n\x07message\"\xa1\x01\n\x0cGenerateDown\x12\"\n\x04step\x18\x01 \x01(\x0b\x32\x12.motet.api.v1.StepH\x00\x12\x30\n\x08\x64\x65\x63lined\x18\x02 \x01(\x0b\x32\x1c.motet.api.v1.SubmitDeclinedH\x00\x12\x30\n\x07welcome\x18\x03 \x01(\x0b\x32\x1d.motet.api.v1.GenerateWelcomeH\x00\x42\t\n\x07message\" \n\rGenerateHello\x12\x0f\n\x07gateway\x18\x01 \x01(\t\"?\n\x0fGenerateWelcome\x12,\n\x06runner\x18\x01 \x01(\x0b\x32\x1c.motet.api.v1.RunnerIdentity\"\xac\x02\n\x06Submit\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x0f\n\x07request\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\r\x12&\n\x07promise\x18\x04 \x01(\x0b\x32\x15.motet.api.v1.Promise\x12\x16\n\x0e\x61\x64\x61pter_digest\x18\x05 \x01(\t\x12\x12\n\nprompt_ids\x18\x06 \x03(\r\x12%\n\x07\x63hoices\x18\x07 \x03(\x0b\x32\x14.motet.api.v1.Choice\x12(\n\x08sampling\x18\x08 \x01(\x0b\x32\x16.motet.api.v1.Sampling\x12\x0c\n\x04seed\x18\t \x01(\x06\x12\x0e\n\x06tenant\x18\n \x01(\t\x12\x31\n\rrequest_class\x18\x0b \x01(\x0e\x32\x1a.motet.api.v1.RequestClass\"/\n\x06\x43hoice\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x15\n\rdelivered_ids\x18\x02 \x03(\r\"\xd0\x03\n\x08Sampling\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x13\n\x0btemperature\x18\x03 \x01(\x02\x12\r\n\x05top_k\x18\x04 \x01(\r\x12\r\n\x05top_p\x18\x05 \x01(\x02\x12\r\n\x05min_p\x18\x06 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\t \x01(\x02\x12\x39\n\nlogit_bias\x18\n \x03(\x0b\x32%.motet.api.v1.Sampling.LogitBiasEntry\x12\x16\n\x0estop_token_ids\x18\x0b \x03(\r\x12\x12\n\nignore_eos\x18\x0c \x01(\x08\x12\x10\n\x08logprobs\x18\r \x01(\x08\x12\x14\n\x0ctop_logprobs\x18\x0e \x01(\r\x12\x15\n\x0bjson_schema\x18\x0f \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x10 \x01(\x08H\x00\x12\x0f\n\x05regex\x18\x11 \x01(\tH\x00\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\t\n\x07grammar\"B\n\x10\x43\x61ncelGeneration\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\"o\n\x04Step\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12-\n\tsequences\x18\x02 \x03(\x0b\x32\x1a.motet.api.v1.SequenceStep\x12(\n\x08progress\x18\x03 \x03(\x0b\x32\x16.motet.api.v1.Progress\"\xe0\x01\n\x0cSequenceStep\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\x12\r\n\x05\x65poch\x18\x03 \x01(\r\x12\r\n\x05index\x18\x04 \x01(\r\x12\x0e\n\x06tokens\x18\x05 \x03(\r\x12-\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1b.motet.api.v1.TokenLogprobs\x12*\n\x06\x66inish\x18\x07 \x01(\x0e\x32\x1a.motet.api.v1.FinishReason\x12&\n\x07\x66\x61ilure\x18\x08 \x01(\x0b\x32\x15.motet.api.v1.Failure\"G\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x0f\n\x07top_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"g\n\x08Progress\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12*\n\x05state\x18\x03 \x01(\x0e\x32\x1b.motet.api.v1.SequenceState\x12\x0f\n\x07percent\x18\x04 \x01(\r\"X\n\x0eSubmitDeclined\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12&\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x15.motet.api.v1.Failure\"\x1f\n\rAssetsRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\"6\n\nAssetChunk\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x0c\n\x04last\x18\x03 \x01(\x08\x32\x91\x01\n\x06Runner\x12\x44\n\x08Generate\x12\x18.motet.api.v1.GenerateUp\x1a\x1a.motet.api.v1.GenerateDown(\x01\x30\x01\x12\x41\n\x06\x41ssets\x12\x1b.motet.api.v1.AssetsRequest\x1a\x18.motet.api.v1.AssetChunk0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19motet/api/v1/runner.proto\x12\x0cmotet.api.v1\x1a\x19motet/api/v1/common.proto\"\xc7\x01\n\nGenerateUp\x12,\n\x05hello\x18\x01 \x01(\x0b\x32\x1b.motet.api.v1.GenerateHelloH\x00\x12&\n\x06submit\x18\x02 \x01(\x0b\x32\x14.motet.api.v1.SubmitH\x00\x12\x30\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x1e.motet.api.v1.CancelGenerationH\x00\x12&\n\x04more\x18\x0f \x03(\x0b\x32\x18.motet.api.v1.GenerateUpB\t\n\x07message\"\xd2\x01\n\x0cGenerateDown\x12\"\n\x04step\x18\x01 \x01(\x0b\x32\x12.motet.api.v1.StepH\x00\x12\x30\n\x08\x64\x65\x63lined\x18\x02 \x01(\x0b\x32\x1c.motet.api.v1.SubmitDeclinedH\x00\x12\x30\n\x07welcome\x18\x03 \x01(\x0b\x32\x1d.motet.api.v1.GenerateWelcomeH\x00\x12/\n\x0b\x65ngine_died\x18\x04 \x01(\x0b\x32\x18.motet.api.v1.EngineDiedH\x00\x42\t\n\x07message\"\x19\n\nEngineDied\x12\x0b\n\x03why\x18\x01 \x01(\t\" \n\rGenerateHello\x12\x0f\n\x07gateway\x18\x01 \x01(\t\"?\n\x0fGenerateWelcome\x12,\n\x06runner\x18\x01 \x01(\x0b\x32\x1c.motet.api.v1.RunnerIdentity\"\xc2\x02\n\x06Submit\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x0f\n\x07request\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\r\x12&\n\x07promise\x18\x04 \x01(\x0b\x32\x15.motet.api.v1.Promise\x12\x16\n\x0e\x61\x64\x61pter_digest\x18\x05 \x01(\t\x12\x12\n\nprompt_ids\x18\x06 \x03(\r\x12%\n\x07\x63hoices\x18\x07 \x03(\x0b\x32\x14.motet.api.v1.Choice\x12(\n\x08sampling\x18\x08 \x01(\x0b\x32\x16.motet.api.v1.Sampling\x12\x0c\n\x04seed\x18\t \x01(\x06\x12\x0e\n\x06tenant\x18\n \x01(\t\x12\x31\n\rrequest_class\x18\x0b \x01(\x0e\x32\x1a.motet.api.v1.RequestClass\x12\x14\n\x0c\x65ngines_lost\x18\x0c \x01(\r\"/\n\x06\x43hoice\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x15\n\rdelivered_ids\x18\x02 \x03(\r\"\xd0\x03\n\x08Sampling\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x13\n\x0btemperature\x18\x03 \x01(\x02\x12\r\n\x05top_k\x18\x04 \x01(\r\x12\r\n\x05top_p\x18\x05 \x01(\x02\x12\r\n\x05min_p\x18\x06 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\t \x01(\x02\x12\x39\n\nlogit_bias\x18\n \x03(\x0b\x32%.motet.api.v1.Sampling.LogitBiasEntry\x12\x16\n\x0estop_token_ids\x18\x0b \x03(\r\x12\x12\n\nignore_eos\x18\x0c \x01(\x08\x12\x10\n\x08logprobs\x18\r \x01(\x08\x12\x14\n\x0ctop_logprobs\x18\x0e \x01(\r\x12\x15\n\x0bjson_schema\x18\x0f \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x10 \x01(\x08H\x00\x12\x0f\n\x05regex\x18\x11 \x01(\tH\x00\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\t\n\x07grammar\"B\n\x10\x43\x61ncelGeneration\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\"o\n\x04Step\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12-\n\tsequences\x18\x02 \x03(\x0b\x32\x1a.motet.api.v1.SequenceStep\x12(\n\x08progress\x18\x03 \x03(\x0b\x32\x16.motet.api.v1.Progress\"\xe0\x01\n\x0cSequenceStep\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\x12\r\n\x05\x65poch\x18\x03 \x01(\r\x12\r\n\x05index\x18\x04 \x01(\r\x12\x0e\n\x06tokens\x18\x05 \x03(\r\x12-\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1b.motet.api.v1.TokenLogprobs\x12*\n\x06\x66inish\x18\x07 \x01(\x0e\x32\x1a.motet.api.v1.FinishReason\x12&\n\x07\x66\x61ilure\x18\x08 \x01(\x0b\x32\x15.motet.api.v1.Failure\"G\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x0f\n\x07top_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"v\n\x08Progress\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12*\n\x05state\x18\x03 \x01(\x0e\x32\x1b.motet.api.v1.SequenceState\x12\x0f\n\x07percent\x18\x04 \x01(\r\x12\r\n\x05\x61lone\x18\x05 \x01(\x08\"f\n\x0eSubmitDeclined\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12&\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x15.motet.api.v1.Failure\x12\x0c\n\x04term\x18\x04 \x01(\x04\"\x1f\n\rAssetsRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\"6\n\nAssetChunk\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x0c\n\x04last\x18\x03 \x01(\x08\x32\x91\x01\n\x06Runner\x12\x44\n\x08Generate\x12\x18.motet.api.v1.GenerateUp\x1a\x1a.motet.api.v1.GenerateDown(\x01\x30\x01\x12\x41\n\x06\x41ssets\x12\x1b.motet.api.v1.AssetsRequest\x1a\x18.motet.api.v1.AssetChunk0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,35 +37,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GENERATEUP']._serialized_start=71
   _globals['_GENERATEUP']._serialized_end=270
   _globals['_GENERATEDOWN']._serialized_start=273
-  _globals['_GENERATEDOWN']._serialized_end=434
-  _globals['_GENERATEHELLO']._serialized_start=436
-  _globals['_GENERATEHELLO']._serialized_end=468
-  _globals['_GENERATEWELCOME']._serialized_start=470
-  _globals['_GENERATEWELCOME']._serialized_end=533
-  _globals['_SUBMIT']._serialized_start=536
-  _globals['_SUBMIT']._serialized_end=836
-  _globals['_CHOICE']._serialized_start=838
-  _globals['_CHOICE']._serialized_end=885
-  _globals['_SAMPLING']._serialized_start=888
-  _globals['_SAMPLING']._serialized_end=1352
-  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=1293
-  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=1341
-  _globals['_CANCELGENERATION']._serialized_start=1354
-  _globals['_CANCELGENERATION']._serialized_end=1420
-  _globals['_STEP']._serialized_start=1422
-  _globals['_STEP']._serialized_end=1533
-  _globals['_SEQUENCESTEP']._serialized_start=1536
-  _globals['_SEQUENCESTEP']._serialized_end=1760
-  _globals['_TOKENLOGPROBS']._serialized_start=1762
-  _globals['_TOKENLOGPROBS']._serialized_end=1833
-  _globals['_PROGRESS']._serialized_start=1835
-  _globals['_PROGRESS']._serialized_end=1938
-  _globals['_SUBMITDECLINED']._serialized_start=1940
-  _globals['_SUBMITDECLINED']._serialized_end=2028
-  _globals['_ASSETSREQUEST']._serialized_start=2030
-  _globals['_ASSETSREQUEST']._serialized_end=2061
-  _globals['_ASSETCHUNK']._serialized_start=2063
-  _globals['_ASSETCHUNK']._serialized_end=2117
-  _globals['_RUNNER']._serialized_start=2120
-  _globals['_RUNNER']._serialized_end=2265
+  _globals['_GENERATEDOWN']._serialized_end=483
+  _globals['_ENGINEDIED']._serialized_start=485
+  _globals['_ENGINEDIED']._serialized_end=510
+  _globals['_GENERATEHELLO']._serialized_start=512
+  _globals['_GENERATEHELLO']._serialized_end=544
+  _globals['_GENERATEWELCOME']._serialized_start=546
+  _globals['_GENERATEWELCOME']._serialized_end=609
+  _globals['_SUBMIT']._serialized_start=612
+  _globals['_SUBMIT']._serialized_end=934
+  _globals['_CHOICE']._serialized_start=936
+  _globals['_CHOICE']._serialized_end=983
+  _globals['_SAMPLING']._serialized_start=986
+  _globals['_SAMPLING']._serialized_end=1450
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=1391
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=1439
+  _globals['_CANCELGENERATION']._serialized_start=1452
+  _globals['_CANCELGENERATION']._serialized_end=1518
+  _globals['_STEP']._serialized_start=1520
+  _globals['_STEP']._serialized_end=1631
+  _globals['_SEQUENCESTEP']._serialized_start=1634
+  _globals['_SEQUENCESTEP']._serialized_end=1858
+  _globals['_TOKENLOGPROBS']._serialized_start=1860
+  _globals['_TOKENLOGPROBS']._serialized_end=1931
+  _globals['_PROGRESS']._serialized_start=1933
+  _globals['_PROGRESS']._serialized_end=2051
+  _globals['_SUBMITDECLINED']._serialized_start=2053
+  _globals['_SUBMITDECLINED']._serialized_end=2155
+  _globals['_ASSETSREQUEST']._serialized_start=2157
+  _globals['_ASSETSREQUEST']._serialized_end=2188
+  _globals['_ASSETCHUNK']._serialized_start=2190
+  _globals['_ASSETCHUNK']._serialized_end=2244
+  _globals['_RUNNER']._serialized_start=2247
+  _globals['_RUNNER']._serialized_end=2392
 # @@protoc_insertion_point(module_scope)

@@ -62,28 +62,55 @@ class GenerateDown(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     DECLINED_FIELD_NUMBER: _builtins.int
     WELCOME_FIELD_NUMBER: _builtins.int
+    ENGINE_DIED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def step(self) -> Global___Step: ...
     @_builtins.property
     def declined(self) -> Global___SubmitDeclined: ...
     @_builtins.property
     def welcome(self) -> Global___GenerateWelcome: ...
+    @_builtins.property
+    def engine_died(self) -> Global___EngineDied: ...
     def __init__(
         self,
         *,
         step: Global___Step | None = ...,
         declined: Global___SubmitDeclined | None = ...,
         welcome: Global___GenerateWelcome | None = ...,
+        engine_died: Global___EngineDied | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["declined", b"declined", "message", b"message", "step", b"step", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["declined", b"declined", "engine_died", b"engine_died", "message", b"message", "step", b"step", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["declined", b"declined", "message", b"message", "step", b"step", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["declined", b"declined", "engine_died", b"engine_died", "message", b"message", "step", b"step", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["step", "declined", "welcome"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["step", "declined", "welcome", "engine_died"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
 Global___GenerateDown: _TypeAlias = GenerateDown  # noqa: Y015
+
+@_typing.final
+class EngineDied(_message.Message):
+    """The last word of a runner whose engine has ended by itself: all that was placed on this stream is lost with it. A
+    stream that breaks without it has lost its runner, which says nothing against the requests.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WHY_FIELD_NUMBER: _builtins.int
+    why: _builtins.str
+    def __init__(
+        self,
+        *,
+        why: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EngineDied: _TypeAlias = EngineDied  # noqa: Y015
 
 @_typing.final
 class GenerateHello(_message.Message):
@@ -139,6 +166,7 @@ class Submit(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     REQUEST_CLASS_FIELD_NUMBER: _builtins.int
+    ENGINES_LOST_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     request: _builtins.str
     epoch: _builtins.int
@@ -147,6 +175,10 @@ class Submit(_message.Message):
     seed: _builtins.int
     tenant: _builtins.str
     request_class: _common_pb2.RequestClass.ValueType
+    engines_lost: _builtins.int
+    """Engines that died while they had this request. From one on, the request is computed alone until it has shown that
+    it can be: the next death then tells the request that kills engines from its neighbours.
+    """
     @_builtins.property
     def promise(self) -> _common_pb2.Promise: ...
     @_builtins.property
@@ -169,10 +201,11 @@ class Submit(_message.Message):
         seed: _builtins.int = ...,
         tenant: _builtins.str = ...,
         request_class: _common_pb2.RequestClass.ValueType = ...,
+        engines_lost: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["promise", b"promise", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_digest", b"adapter_digest", "choices", b"choices", "epoch", b"epoch", "promise", b"promise", "prompt_ids", b"prompt_ids", "request", b"request", "request_class", b"request_class", "sampling", b"sampling", "seed", b"seed", "tenant", b"tenant", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_digest", b"adapter_digest", "choices", b"choices", "engines_lost", b"engines_lost", "epoch", b"epoch", "promise", b"promise", "prompt_ids", b"prompt_ids", "request", b"request", "request_class", b"request_class", "sampling", b"sampling", "seed", b"seed", "tenant", b"tenant", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -433,10 +466,13 @@ class Progress(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     PERCENT_FIELD_NUMBER: _builtins.int
+    ALONE_FIELD_NUMBER: _builtins.int
     request: _builtins.str
     epoch: _builtins.int
     state: _common_pb2.SequenceState.ValueType
     percent: _builtins.int
+    alone: _builtins.bool
+    """the iteration that begins now computes this request and no other"""
     def __init__(
         self,
         *,
@@ -444,10 +480,11 @@ class Progress(_message.Message):
         epoch: _builtins.int = ...,
         state: _common_pb2.SequenceState.ValueType = ...,
         percent: _builtins.int = ...,
+        alone: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "percent", b"percent", "request", b"request", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alone", b"alone", "epoch", b"epoch", "percent", b"percent", "request", b"request", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -460,8 +497,11 @@ class SubmitDeclined(_message.Message):
     REQUEST_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
     request: _builtins.str
     epoch: _builtins.int
+    term: _builtins.int
+    """of the Submit"""
     @_builtins.property
     def failure(self) -> _common_pb2.Failure: ...
     def __init__(
@@ -470,10 +510,11 @@ class SubmitDeclined(_message.Message):
         request: _builtins.str = ...,
         epoch: _builtins.int = ...,
         failure: _common_pb2.Failure | None = ...,
+        term: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "failure", b"failure", "request", b"request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "failure", b"failure", "request", b"request", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

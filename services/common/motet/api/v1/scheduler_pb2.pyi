@@ -578,7 +578,10 @@ class Moved(_message.Message):
 
     PLACEMENT_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    ENGINE_HUNG_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
+    engine_hung: _builtins.bool
+    """where it ran, the engine had work and stood still"""
     @_builtins.property
     def placement(self) -> Global___Placed: ...
     def __init__(
@@ -586,10 +589,11 @@ class Moved(_message.Message):
         *,
         placement: Global___Placed | None = ...,
         reason: _builtins.str = ...,
+        engine_hung: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["placement", b"placement"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["placement", b"placement", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_hung", b"engine_hung", "placement", b"placement", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -597,11 +601,17 @@ Global___Moved: _TypeAlias = Moved  # noqa: Y015
 
 @_typing.final
 class Refused(_message.Message):
+    """`epoch` is the last placement that the scheduler knows of (0: never placed); a refusal of an older one is ignored."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUEST_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
     request: _builtins.str
+    term: _builtins.int
+    epoch: _builtins.int
     @_builtins.property
     def failure(self) -> _common_pb2.Failure: ...
     def __init__(
@@ -609,10 +619,12 @@ class Refused(_message.Message):
         *,
         request: _builtins.str = ...,
         failure: _common_pb2.Failure | None = ...,
+        term: _builtins.int = ...,
+        epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "request", b"request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "failure", b"failure", "request", b"request", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -864,6 +876,7 @@ class AttachDown(_message.Message):
     CANCEL_FIELD_NUMBER: _builtins.int
     DRAIN_FIELD_NUMBER: _builtins.int
     NOT_LEADER_FIELD_NUMBER: _builtins.int
+    TAKE_WORK_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> _common_pb2.Welcome: ...
     @_builtins.property
@@ -878,6 +891,8 @@ class AttachDown(_message.Message):
     def drain(self) -> Global___Drain: ...
     @_builtins.property
     def not_leader(self) -> _common_pb2.NotLeader: ...
+    @_builtins.property
+    def take_work(self) -> Global___TakeWork: ...
     def __init__(
         self,
         *,
@@ -888,12 +903,13 @@ class AttachDown(_message.Message):
         cancel: Global___CancelRequest | None = ...,
         drain: Global___Drain | None = ...,
         not_leader: _common_pb2.NotLeader | None = ...,
+        take_work: Global___TakeWork | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "drain", b"drain", "drop", b"drop", "ensure", b"ensure", "expect", b"expect", "message", b"message", "not_leader", b"not_leader", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "drain", b"drain", "drop", b"drop", "ensure", b"ensure", "expect", b"expect", "message", b"message", "not_leader", b"not_leader", "take_work", b"take_work", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "drain", b"drain", "drop", b"drop", "ensure", b"ensure", "expect", b"expect", "message", b"message", "not_leader", b"not_leader", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "drain", b"drain", "drop", b"drop", "ensure", b"ensure", "expect", b"expect", "message", b"message", "not_leader", b"not_leader", "take_work", b"take_work", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "expect", "ensure", "drop", "cancel", "drain", "not_leader"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "expect", "ensure", "drop", "cancel", "drain", "not_leader", "take_work"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -1130,6 +1146,7 @@ class Certificate(_message.Message):
     METHOD_FIELD_NUMBER: _builtins.int
     MAX_DELTA_TO_BASE_FIELD_NUMBER: _builtins.int
     MAX_DELTA_TO_REFERENCE_FIELD_NUMBER: _builtins.int
+    CHECKER_FIELD_NUMBER: _builtins.int
     digest: _builtins.str
     size_bytes: _builtins.int
     rank: _builtins.int
@@ -1143,6 +1160,8 @@ class Certificate(_message.Message):
     max_delta_to_base: _builtins.float
     """over the probe prompts; later"""
     max_delta_to_reference: _builtins.float
+    checker: _builtins.int
+    """version of the checks that it passed; 0 in those from before there was one"""
     @_builtins.property
     def target_modules(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -1161,10 +1180,11 @@ class Certificate(_message.Message):
         method: _builtins.str = ...,
         max_delta_to_base: _builtins.float = ...,
         max_delta_to_reference: _builtins.float = ...,
+        checker: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alpha", b"alpha", "base_digest", b"base_digest", "digest", b"digest", "mapped", b"mapped", "max_delta_to_base", b"max_delta_to_base", "max_delta_to_reference", b"max_delta_to_reference", "method", b"method", "rank", b"rank", "size_bytes", b"size_bytes", "target_modules", b"target_modules", "unmapped", b"unmapped"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alpha", b"alpha", "base_digest", b"base_digest", "checker", b"checker", "digest", b"digest", "mapped", b"mapped", "max_delta_to_base", b"max_delta_to_base", "max_delta_to_reference", b"max_delta_to_reference", "method", b"method", "rank", b"rank", "size_bytes", b"size_bytes", "target_modules", b"target_modules", "unmapped", b"unmapped"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1215,6 +1235,8 @@ class EnsureAdapter(_message.Message):
     REVISION_FIELD_NUMBER: _builtins.int
     CREDENTIALS_FIELD_NUMBER: _builtins.int
     MAX_BYTES_FIELD_NUMBER: _builtins.int
+    VOLUME_FIELD_NUMBER: _builtins.int
+    FOLDER_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     source: _builtins.str
     expected_digest: _builtins.str
@@ -1226,6 +1248,10 @@ class EnsureAdapter(_message.Message):
     """namespace/name of the Secret that opens the source; empty: none"""
     max_bytes: _builtins.int
     """of its weights; 0: the runner's own bound"""
+    volume: _builtins.str
+    """URI of the volume that the source lies on; empty: on none"""
+    folder: _builtins.str
+    """of the volume: nothing outside of it is read; empty: all of it may be"""
     @_builtins.property
     def adapter(self) -> _common_pb2.AdapterRef: ...
     def __init__(
@@ -1239,10 +1265,12 @@ class EnsureAdapter(_message.Message):
         revision: _builtins.str = ...,
         credentials: _builtins.str = ...,
         max_bytes: _builtins.int = ...,
+        volume: _builtins.str = ...,
+        folder: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "credentials", b"credentials", "expected_digest", b"expected_digest", "max_bytes", b"max_bytes", "revision", b"revision", "source", b"source", "stage", b"stage", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "credentials", b"credentials", "expected_digest", b"expected_digest", "folder", b"folder", "max_bytes", b"max_bytes", "revision", b"revision", "source", b"source", "stage", b"stage", "term", b"term", "volume", b"volume"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1276,12 +1304,15 @@ Global___DropAdapter: _TypeAlias = DropAdapter  # noqa: Y015
 
 @_typing.final
 class Drain(_message.Message):
+    """Every runner is told one of these two after each Welcome, and again when it changes."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     TERM_FIELD_NUMBER: _builtins.int
     DEADLINE_SECONDS_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     deadline_seconds: _builtins.float
+    """from now"""
     def __init__(
         self,
         *,
@@ -1297,6 +1328,27 @@ class Drain(_message.Message):
 Global___Drain: _TypeAlias = Drain  # noqa: Y015
 
 @_typing.final
+class TakeWork(_message.Message):
+    """The runner is not, or no longer, in the operator's set of drains."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TERM_FIELD_NUMBER: _builtins.int
+    term: _builtins.int
+    def __init__(
+        self,
+        *,
+        term: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["term", b"term"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TakeWork: _TypeAlias = TakeWork  # noqa: Y015
+
+@_typing.final
 class SyncUp(_message.Message):
     """--------------------------------------------------------------------------------------------- operator <-> scheduler"""
 
@@ -1304,7 +1356,7 @@ class SyncUp(_message.Message):
 
     SNAPSHOT_FIELD_NUMBER: _builtins.int
     DELTA_FIELD_NUMBER: _builtins.int
-    DRAIN_FIELD_NUMBER: _builtins.int
+    DRAINS_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     """in which its operator leads; what a lower one says comes from a predecessor"""
@@ -1313,20 +1365,20 @@ class SyncUp(_message.Message):
     @_builtins.property
     def delta(self) -> Global___CatalogDelta: ...
     @_builtins.property
-    def drain(self) -> Global___DrainRunner: ...
+    def drains(self) -> Global___Drains: ...
     def __init__(
         self,
         *,
         snapshot: Global___CatalogSnapshot | None = ...,
         delta: Global___CatalogDelta | None = ...,
-        drain: Global___DrainRunner | None = ...,
+        drains: Global___Drains | None = ...,
         term: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "drain", b"drain", "message", b"message", "snapshot", b"snapshot"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "drains", b"drains", "message", b"message", "snapshot", b"snapshot"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "drain", b"drain", "message", b"message", "snapshot", b"snapshot", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "drains", b"drains", "message", b"message", "snapshot", b"snapshot", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["snapshot", "delta", "drain"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["snapshot", "delta", "drains"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -1527,6 +1579,8 @@ class AdapterEntry(_message.Message):
     REVISION_FIELD_NUMBER: _builtins.int
     CREDENTIALS_FIELD_NUMBER: _builtins.int
     MAX_BYTES_FIELD_NUMBER: _builtins.int
+    VOLUME_FIELD_NUMBER: _builtins.int
+    FOLDER_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     model_name: _builtins.str
     source: _builtins.str
@@ -1542,6 +1596,10 @@ class AdapterEntry(_message.Message):
     """namespace/name of the Secret that opens the source; empty: none"""
     max_bytes: _builtins.int
     """what the pool admits; 0: the runner's own bound"""
+    volume: _builtins.str
+    """URI of the volume that the source lies on; empty: on none"""
+    folder: _builtins.str
+    """of the volume: nothing outside of it is read; empty: all of it may be"""
     @_builtins.property
     def ref(self) -> _common_pb2.AdapterRef: ...
     def __init__(
@@ -1559,14 +1617,44 @@ class AdapterEntry(_message.Message):
         revision: _builtins.str = ...,
         credentials: _builtins.str = ...,
         max_bytes: _builtins.int = ...,
+        volume: _builtins.str = ...,
+        folder: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ref", b"ref"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content_stamp", b"content_stamp", "credentials", b"credentials", "expected_digest", b"expected_digest", "group", b"group", "max_bytes", b"max_bytes", "max_class", b"max_class", "max_replicas", b"max_replicas", "min_replicas", b"min_replicas", "model_name", b"model_name", "ref", b"ref", "revision", b"revision", "source", b"source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content_stamp", b"content_stamp", "credentials", b"credentials", "expected_digest", b"expected_digest", "folder", b"folder", "group", b"group", "max_bytes", b"max_bytes", "max_class", b"max_class", "max_replicas", b"max_replicas", "min_replicas", b"min_replicas", "model_name", b"model_name", "ref", b"ref", "revision", b"revision", "source", b"source", "volume", b"volume"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AdapterEntry: _TypeAlias = AdapterEntry  # noqa: Y015
+
+@_typing.final
+class Drains(_message.Message):
+    """All runners that should drain. Said after every connection, before the first snapshot, and when it changes; replaces
+    what was said last: a runner that is not in it takes work.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUNNERS_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    revision: _builtins.int
+    """counts the sets of this operator"""
+    @_builtins.property
+    def runners(self) -> _containers.RepeatedCompositeFieldContainer[Global___DrainRunner]: ...
+    def __init__(
+        self,
+        *,
+        runners: _abc.Iterable[Global___DrainRunner] | None = ...,
+        revision: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["revision", b"revision", "runners", b"runners"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Drains: _TypeAlias = Drains  # noqa: Y015
 
 @_typing.final
 class DrainRunner(_message.Message):
@@ -1575,6 +1663,7 @@ class DrainRunner(_message.Message):
     RUNNER_FIELD_NUMBER: _builtins.int
     DEADLINE_SECONDS_FIELD_NUMBER: _builtins.int
     deadline_seconds: _builtins.float
+    """from now"""
     @_builtins.property
     def runner(self) -> _common_pb2.RunnerIdentity: ...
     def __init__(
@@ -1699,16 +1788,20 @@ class Drained(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RUNNER_FIELD_NUMBER: _builtins.int
+    DRAINS_REVISION_FIELD_NUMBER: _builtins.int
+    drains_revision: _builtins.int
+    """of the set by which it drained: a drain that was asked for later is another"""
     @_builtins.property
     def runner(self) -> _common_pb2.RunnerIdentity: ...
     def __init__(
         self,
         *,
         runner: _common_pb2.RunnerIdentity | None = ...,
+        drains_revision: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["runner", b"runner"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["runner", b"runner"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drains_revision", b"drains_revision", "runner", b"runner"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

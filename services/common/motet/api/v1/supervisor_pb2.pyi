@@ -316,7 +316,9 @@ Global___Ended: _TypeAlias = Ended  # noqa: Y015
 
 @_typing.final
 class Extend(_message.Message):
-    """Orders name the promise they were decided on; the runner ignores one whose request, epoch or promise has changed."""
+    """Orders name the promise they were decided on, and the scheduler's term (0: no scheduler has been heard); the runner
+    ignores one whose request, epoch or promise has changed, or whose term is lower than the highest it knows.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -324,8 +326,10 @@ class Extend(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     PROMISE_FIELD_NUMBER: _builtins.int
     EXTENDED_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
     request: _builtins.str
     epoch: _builtins.int
+    term: _builtins.int
     @_builtins.property
     def promise(self) -> _common_pb2.Promise: ...
     @_builtins.property
@@ -337,10 +341,11 @@ class Extend(_message.Message):
         epoch: _builtins.int = ...,
         promise: _common_pb2.Promise | None = ...,
         extended: _common_pb2.Promise | None = ...,
+        term: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["extended", b"extended", "promise", b"promise"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "extended", b"extended", "promise", b"promise", "request", b"request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "extended", b"extended", "promise", b"promise", "request", b"request", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -355,9 +360,11 @@ class Park(_message.Message):
     PROMISE_FIELD_NUMBER: _builtins.int
     DOUBLED_FIELD_NUMBER: _builtins.int
     METHOD_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
     request: _builtins.str
     epoch: _builtins.int
     method: _common_pb2.ParkMethod.ValueType
+    term: _builtins.int
     @_builtins.property
     def promise(self) -> _common_pb2.Promise: ...
     @_builtins.property
@@ -372,10 +379,11 @@ class Park(_message.Message):
         promise: _common_pb2.Promise | None = ...,
         doubled: _common_pb2.Promise | None = ...,
         method: _common_pb2.ParkMethod.ValueType = ...,
+        term: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["doubled", b"doubled", "promise", b"promise"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["doubled", b"doubled", "epoch", b"epoch", "method", b"method", "promise", b"promise", "request", b"request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["doubled", b"doubled", "epoch", b"epoch", "method", b"method", "promise", b"promise", "request", b"request", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -388,8 +396,10 @@ class Resume(_message.Message):
     REQUEST_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     PROMISE_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
     request: _builtins.str
     epoch: _builtins.int
+    term: _builtins.int
     @_builtins.property
     def promise(self) -> _common_pb2.Promise: ...
     def __init__(
@@ -398,10 +408,11 @@ class Resume(_message.Message):
         request: _builtins.str = ...,
         epoch: _builtins.int = ...,
         promise: _common_pb2.Promise | None = ...,
+        term: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["promise", b"promise"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "promise", b"promise", "request", b"request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "promise", b"promise", "request", b"request", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -452,21 +463,25 @@ class AdviseUp(_message.Message):
 
     HELLO_FIELD_NUMBER: _builtins.int
     RESUMABLE_FIELD_NUMBER: _builtins.int
+    RAISED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___AdviseHello: ...
     @_builtins.property
     def resumable(self) -> Global___Resumable: ...
+    @_builtins.property
+    def raised(self) -> Global___TermRaised: ...
     def __init__(
         self,
         *,
         hello: Global___AdviseHello | None = ...,
         resumable: Global___Resumable | None = ...,
+        raised: Global___TermRaised | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello", "message", b"message", "resumable", b"resumable"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello", "message", b"message", "raised", b"raised", "resumable", b"resumable"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello", "message", b"message", "resumable", b"resumable"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello", "message", b"message", "raised", b"raised", "resumable", b"resumable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "resumable"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "resumable", "raised"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -536,6 +551,27 @@ class AdviseHello(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AdviseHello: _TypeAlias = AdviseHello  # noqa: Y015
+
+@_typing.final
+class TermRaised(_message.Message):
+    """The same scheduler leads in a higher term now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TERM_FIELD_NUMBER: _builtins.int
+    term: _builtins.int
+    def __init__(
+        self,
+        *,
+        term: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["term", b"term"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TermRaised: _TypeAlias = TermRaised  # noqa: Y015
 
 @_typing.final
 class Resumable(_message.Message):
