@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -19,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motet.errors import SetupError
-from motet.rpc import LAST_RETRY_SECONDS, Backoff, Link, Outbox, is_healthy, open_channel, serving, socket_path
+from motet.rpc import Backoff, Link, Outbox, is_healthy, open_channel, serving, socket_path
 from tests.common.echo import Echo, open_talk
-from tests.common.waiting import until
+from tests.common.waiting import PATIENCE_S, until
 
 
 @pytest.fixture
@@ -89,20 +88,64 @@ async def test_a_link_waits_for_a_server_that_is_not_there_yet(address: str) -> 
             await until(lambda: client.received == [b"hello"])
 
 
-async def test_after_a_restart_on_the_same_socket_a_link_is_back_soon_and_greets_anew(address: str) -> None:
+async def test_after_a_restart_on_the_same_socket_a_link_is_back_and_greets_anew(address: str) -> None:
     echo = Echo()
     state = [b"state 1"]
     async with linked(address, lambda: state) as client:
         for turn in range(3):
             state[0] = f"state {turn}".encode()
             async with serving(address, echo.add, grace=0):
-                started = time.monotonic()
                 await until(lambda: state[0] in client.received)
-                # One wait that had just begun, and a connection; generous for a busy machine.
-                assert time.monotonic() - started < LAST_RETRY_SECONDS * 1.25 + 1.0
             await until(lambda: not client.link.connected)
         assert [event.split(":")[0] for event in client.events] == ["opened", "closed"] * 3
     assert echo.heard == [[b"state 0"], [b"state 1"], [b"state 2"]]
+
+
+class Lingering(Echo):
+    """One whose handler has something left to do when it is cancelled."""
+
+    async def talk(self, requests: AsyncIterator[bytes], context: Any) -> None:
+        try:
+            await super().talk(requests, context)
+        finally:
+            await asyncio.sleep(0.05)
+            self.ended.append("at last")
+
+
+async def test_a_server_has_ended_once_the_calls_that_it_cancelled_have(address: str) -> None:
+    echo = Lingering()
+    async with linked(address) as client:
+        async with serving(address, echo.add, grace=0):
+            await until(lambda: client.link.connected and bool(echo.heard) and bool(echo.heard[0]))
+        assert echo.ended == ["CancelledError", "at last"]
+
+
+STARTS_PROCESSES = """
+import asyncio, sys
+import uvloop
+from motet.rpc import open_channel, serving
+from tests.common.echo import Echo, open_talk
+
+async def main():
+    async with serving("unix:" + sys.argv[1], Echo().add), open_channel("unix:" + sys.argv[1]) as channel:
+        async def talk():
+            call = open_talk(channel)
+            await call.write(b"hello")
+            await call.read()
+            call.cancel()
+        for _ in range(10):
+            talks = asyncio.gather(*(talk() for _ in range(20)))
+            child = await asyncio.create_subprocess_exec("true")
+            await asyncio.gather(talks, child.wait())
+
+uvloop.run(main())
+"""
+
+
+def test_starting_a_process_writes_nothing_into_the_log_of_a_service(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", STARTS_PROCESSES, str(tmp_path / "echo.sock")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 async def test_what_is_said_while_the_stream_is_down_is_dropped(address: str) -> None:
@@ -110,7 +153,7 @@ async def test_what_is_said_while_the_stream_is_down_is_dropped(address: str) ->
     async with linked(address) as client:
         assert not client.link.send(b"too early")
         async with serving(address, echo.add, grace=0):
-            await until(lambda: client.link.connected)
+            await until(lambda: client.link.connected and bool(echo.heard) and bool(echo.heard[0]))
         await until(lambda: not client.link.connected)
         assert not client.link.send(b"into the void")
         async with serving(address, echo.add, grace=0):
@@ -156,7 +199,7 @@ async def test_cancelling_a_link_tells_the_server_at_once(address: str) -> None:
     async with serving(address, echo.add):
         async with linked(address) as client:
             await until(lambda: client.received)
-        await until(lambda: echo.ended, seconds=2)
+        await until(lambda: echo.ended)
         assert client.events[-1].startswith("closed")
 
 
@@ -196,9 +239,8 @@ async def test_a_server_that_never_answers_counts_as_unhealthy(tmp_path: Path) -
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(tmp_path / "silent.sock"))
         silent.listen()
-        started = time.monotonic()
-        assert not await is_healthy(f"unix:{tmp_path}/silent.sock", seconds=0.2)
-        assert time.monotonic() - started < 2
+        asked = is_healthy(f"unix:{tmp_path}/silent.sock", seconds=0.2)
+        assert not await asyncio.wait_for(asked, PATIENCE_S)
 
 
 async def test_a_server_lists_its_services(address: str) -> None:
@@ -265,10 +307,10 @@ def test_waits_double_up_to_a_bound_and_start_over_after_a_success(tries: int) -
 
 
 async def test_an_outbox_never_blocks_who_puts() -> None:
-    outbox: Outbox[int] = Outbox()
+    outbox: Outbox[bytes] = Outbox()
     for number in range(1000):
-        outbox.put(number)
-    assert [await outbox.get() for _ in range(1000)] == list(range(1000))
+        outbox.put(b"%d" % number)
+    assert [await outbox.get() for _ in range(1000)] == [b"%d" % number for number in range(1000)]
 
 
 SERVE = """

@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 
 from motet.errors import SetupError
 from motet.rpc import Link, is_healthy, serving
+from motet.rpc.roles import ROLES
 from motet.tls import Identity, acting_as
 from tests.common.echo import Echo, open_talk
 from tests.common.waiting import until
@@ -30,7 +31,8 @@ async def server_of(folder: Path, echo: Echo | None = None) -> AsyncIterator[str
     """Serves as the scheduler; gives its address."""
     identity = Identity(folder, "scheduler")
     with acting_as(identity):
-        context = serving("127.0.0.1:0", (echo or Echo()).add, grace=0)
+        roles = {**ROLES, "/test.Echo/Talk": frozenset({"gateway"})}
+        context = serving("127.0.0.1:0", (echo or Echo()).add, grace=0, roles=roles)
         server = await context.__aenter__()
     try:
         yield f"127.0.0.1:{server.port}"

@@ -1,7 +1,8 @@
 """Who a process is to its peers: mutual TLS, from files that may change while it runs.
 
 A peer is known by its role and not by its address: pods come and go, the scheduler stays `scheduler.motet.internal`.
-Whoever holds a certificate of the same authority may connect; what a client insists on is the role of whom it reached.
+Whoever holds a certificate of the same authority may connect. Each side insists on the role of the other: the client
+when it connects, the server at every call (`motet.rpc.roles`).
 """
 
 import os

@@ -1,0 +1,69 @@
+"""Connections: the one place that knows how peers reach each other, and when one counts as gone."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from motet import tls
+
+FIRST_RETRY_SECONDS = 0.05
+LAST_RETRY_SECONDS = 0.5
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+
+_BOTH: list[tuple[str, Any]] = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # A peer whose machine vanished sends nothing; without pings its stream would look healthy for ever. The time that
+    # an answer may take has two names, of which the second counts; and without the last of these, a stream on which
+    # nobody speaks would be pinged twice and then once a minute.
+    ("grpc.keepalive_time_ms", 5_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+]
+_CHANNEL_OPTIONS: list[tuple[str, Any]] = [
+    *_BOTH,
+    # Each connection attempt is ours: no back-off remembered from an earlier channel to the same address.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", int(FIRST_RETRY_SECONDS * 1000)),
+    ("grpc.max_reconnect_backoff_ms", int(LAST_RETRY_SECONDS * 1000)),
+    # A pod that comes back has another address; by default a channel asks for it twice a minute.
+    ("grpc.dns_min_time_between_resolutions_ms", 500),
+    ("grpc.enable_http_proxy", 0),
+]
+SERVER_OPTIONS: list[tuple[str, Any]] = [
+    *_BOTH,
+    ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
+    # Two processes on one port would share its requests at random.
+    ("grpc.so_reuseport", 0),
+]
+
+
+@asynccontextmanager
+async def open_channel(address: str, role: str = "", *, grace: float | None = None) -> AsyncIterator[grpc.aio.Channel]:
+    """A channel to `unix:/path` or `host:port`, closed on the way out. The one place that knows how peers connect.
+
+    With TLS the peer must prove to be of `role`; without one, to be called what was dialled. Calls that still run when
+    the channel is closed have `grace` seconds to end. Raises SetupError when this process's own certificate is unfit.
+    """
+    identity = tls.current()
+    if identity is None or socket_path(address) is not None:
+        channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+    else:
+        options = [("grpc.ssl_target_name_override", tls.name_of(role))] if role else []
+        channel = grpc.aio.secure_channel(
+            address, identity.channel_credentials(), options=[*_CHANNEL_OPTIONS, *options]
+        )
+    try:
+        yield channel
+    finally:
+        await channel.close(grace)
+
+
+def socket_path(address: str) -> Path | None:
+    """The file behind a `unix:` address; None for TCP."""
+    return Path(address.removeprefix("unix:")) if address.startswith("unix:") else None

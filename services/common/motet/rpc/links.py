@@ -1,0 +1,247 @@
+"""The client's end of a stream, opened again whenever it breaks."""
+
+import asyncio
+import random
+import socket
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import grpc
+import structlog
+
+from motet import tls
+from motet.errors import MotetError, SetupError
+from motet.rpc.channels import FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS, open_channel, socket_path
+from motet.rpc.outbox import LARGEST_OUTBOX_BYTES, Outbox
+from motet.rpc.writing import led_by, unpacked, write_all
+
+log = structlog.get_logger(__name__)
+
+Up = TypeVar("Up")
+Down = TypeVar("Down")
+
+LOOK_SECONDS = 0.025
+CONNECT_SECONDS = 5.0
+PATIENCE_SECONDS = 10.0
+"""A peer that stays away for longer is worth a warning, once."""
+
+
+class Backoff:
+    """Jittered waits that double from the first to the last, and start over after a success."""
+
+    def __init__(self, first: float = FIRST_RETRY_SECONDS, last: float = LAST_RETRY_SECONDS) -> None:
+        self._first, self._last, self._next = first, last, first
+
+    def reset(self) -> None:
+        self._next = self._first
+
+    def next(self) -> float:
+        wait, self._next = self._next, min(self._next * 2, self._last)
+        return wait * random.uniform(0.75, 1.25)  # noqa: S311 - spreads load, guards nothing
+
+
+async def _pause(address: str, seconds: float) -> None:
+    """Wait before the next attempt; beside a Unix socket that nobody serves, only until somebody does."""
+    path = socket_path(address)
+    if path is None or _is_served(path):
+        await asyncio.sleep(seconds)
+        return
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+    while (left := end - loop.time()) > 0 and not _is_served(path):  # noqa: ASYNC110 - another process's doing
+        await asyncio.sleep(min(left, LOOK_SECONDS))
+
+
+def _is_served(path: Path) -> bool:
+    """Whether somebody listens on a Unix socket. Asking costs microseconds, an attempt of gRPC's milliseconds."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+        return True
+
+
+def _is_being_cancelled() -> bool:
+    """Whether the task itself has been cancelled, and not only the call that it waits for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+class TooSlow(Exception):
+    """The peer leaves unread more than may wait for it."""
+
+
+class LedBy(Exception):
+    """The peer does not lead, and sends us to who does; or nowhere, while nobody does."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address or "nobody yet")
+        self.address = address
+
+
+class Link(Generic[Up, Down]):
+    """The client's end of one long-lived bidirectional stream, opened again whenever it breaks.
+
+    `peer` is the role of who answers at `address`. `greet` makes the first messages of each connection. `receive` is
+    called with every message from the peer, in order, and must not block; an error of it ends the connection, not the
+    link. A peer whose first word is NotLeader is left at once for the one it names, until that connection breaks; it is
+    the link's to hear, not `receive`'s. `opened` and `closed` are called when a connection comes and goes. `run` ends
+    only by cancellation; `send` says False, and drops the message, while there is no connection. One to a peer that
+    leaves more than `limit_bytes` unread is given up for another, which begins with the greeting.
+    """
+
+    def __init__(
+        self,
+        peer: str,
+        address: str,
+        open_stream: Callable[[grpc.aio.Channel], Any],
+        *,
+        greet: Callable[[], Iterable[Up]],
+        receive: Callable[[Down], None],
+        opened: Callable[[], None] | None = None,
+        closed: Callable[[str], None] | None = None,
+        limit_bytes: int = LARGEST_OUTBOX_BYTES,
+    ) -> None:
+        self.peer = peer
+        self.address = address
+        self._said = ""
+        self._down_since = time.monotonic()
+        self._led = False
+        self._open_stream = open_stream
+        self._greet = greet
+        self._receive = receive
+        self._opened = opened
+        self._closed = closed
+        self._limit = limit_bytes
+        self._outbox: Outbox[Up] | None = None
+        self._hang_up: Callable[[], object] = lambda: None
+
+    @property
+    def connected(self) -> bool:
+        return self._outbox is not None
+
+    def send(self, message: Up) -> bool:
+        if self._outbox is None:
+            return False
+        self._outbox.put(message)
+        if self._outbox.full:  # what is true by then is told on the next connection
+            self._outbox = None
+            self._hang_up()
+            return False
+        return True
+
+    async def run(self) -> None:
+        backoff, turned_away = Backoff(), Backoff()
+        address = self.address
+        while True:
+            here, address = address, self.address
+            try:
+                await self._converse(here, backoff)
+                why = "the peer ended the stream"
+            except LedBy as word:
+                log.info("stream led elsewhere", link=self.peer, address=here, to=word.address)
+                address = word.address or self.address
+                # At once when it is news; those who point at each other, or at nobody, are asked at leisure.
+                if self._led or not word.address:
+                    await asyncio.sleep(turned_away.next())
+                else:
+                    turned_away.reset()
+                self._led = True
+                continue
+            except grpc.aio.AioRpcError as error:
+                why = f"{error.code().name}: {error.details()}"
+                if error.code() is grpc.StatusCode.PERMISSION_DENIED:  # it will be so again: no hurry, and no silence
+                    self._warn(why)
+                    await asyncio.sleep(LAST_RETRY_SECONDS)
+            except TimeoutError:
+                why = "no answer"
+            except TooSlow as error:
+                why = str(error)
+                self._warn(why)
+            except SetupError as error:
+                why = error.message
+                self._warn(why)
+            except MotetError as error:
+                # What the peer says is not to be believed, and it will say so again.
+                why = error.message
+                self._warn(why)
+                await asyncio.sleep(LAST_RETRY_SECONDS)
+            except Exception:
+                # A message that we cannot take: the next connection tells everything anew. Not in a hurry, since a
+                # peer that says it again would keep both sides busy.
+                log.exception("stream dropped by an error of ours", link=self.peer, address=here)
+                await asyncio.sleep(LAST_RETRY_SECONDS)
+                continue
+            log.debug("stream down", link=self.peer, address=here, why=why)
+            if (identity := tls.current()) is not None and (reason := identity.blame(why, self.peer)):
+                self._warn(reason)
+            elif not self._said and time.monotonic() - self._down_since > PATIENCE_SECONDS:
+                self._warn(why)
+            await _pause(here, backoff.next())
+
+    def _warn(self, reason: str) -> None:
+        """Once for each reason in a row: attempts come twice a second."""
+        if reason != self._said:
+            log.warning("no connection", link=self.peer, address=self.address, reason=reason)
+        self._said = reason
+
+    async def _converse(self, address: str, backoff: Backoff) -> None:
+        async with open_channel(address, self.peer) as channel:
+            call = self._open_stream(channel)
+            outbox: Outbox[Up] = Outbox(self._limit)
+            why = "the peer ended the stream"
+            connected = False
+            writer: asyncio.Task[None] | None = None
+            slow = False
+
+            def hang_up() -> None:
+                nonlocal slow
+                slow = True
+                call.cancel()
+
+            try:
+                async with asyncio.timeout(CONNECT_SECONDS):
+                    await call.wait_for_connection()
+                backoff.reset()
+                connected = True
+                for message in self._greet():
+                    outbox.put(message)
+                self._outbox, self._hang_up = outbox, hang_up
+                writer = asyncio.create_task(write_all(outbox, call.write), name=f"{self.peer}: write")
+                log.info("stream up", link=self.peer, address=address)
+                if self._opened is not None:
+                    self._opened()
+                first = True
+                async for message in call:
+                    if first and (leader := led_by(message)) is not None:
+                        raise LedBy(leader)
+                    first = self._led = False
+                    for one in unpacked(message):
+                        self._receive(one)
+                    self._said = ""  # not before: who refuses us, or says what we refuse, connects as well
+            except LedBy as word:
+                why = f"led by {word}"
+                raise
+            except asyncio.CancelledError as error:
+                if not slow or _is_being_cancelled():
+                    raise
+                why = "the peer does not read"
+                raise TooSlow(why) from error
+            except grpc.aio.AioRpcError as error:
+                why = f"{error.code().name}: {error.details()}"
+                raise
+            finally:
+                self._outbox = None
+                if writer is not None:
+                    writer.cancel()
+                    await asyncio.gather(writer, return_exceptions=True)
+                call.cancel()
+                if connected:
+                    self._down_since = time.monotonic()
+                    log.info("stream lost", link=self.peer, address=address, why=why)
+                    if self._closed is not None:
+                        self._closed(why)

@@ -1,0 +1,52 @@
+"""No number of a peer is infinite or none at all: one NaN among sorted figures takes the order from all of them."""
+
+from collections.abc import Callable
+from functools import cache
+from math import isfinite
+from typing import Any
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+
+from motet.errors import InvalidRequest
+
+Check = Callable[[Any], None]
+
+_FLOATS = (FieldDescriptor.TYPE_DOUBLE, FieldDescriptor.TYPE_FLOAT)
+_NOT_LOOKED_AT = ("SequenceStep",)
+"""One for each token: whoever reads its figures looks at them."""
+
+
+@cache
+def check_of(descriptor: Descriptor) -> Check | None:
+    """What looks at a message of this kind and raises InvalidRequest that names the field; None: nothing to look at."""
+    checks: list[tuple[FieldDescriptor, Check | None]] = []
+    for field in descriptor.fields:
+        if field.type in _FLOATS:
+            checks.append((field, None))
+        elif field.message_type is not None and field.name != "more" and field.message_type.name not in _NOT_LOOKED_AT:
+            of_map = field.message_type.GetOptions().map_entry
+            if of_map and field.message_type.fields_by_name["value"].type in _FLOATS:
+                checks.append((field, None))
+            elif not of_map and (inner := check_of(field.message_type)) is not None:
+                checks.append((field, inner))
+    if not checks:
+        return None
+
+    def check(message: Any) -> None:
+        for field, inner in checks:
+            if inner is not None and not field.is_repeated and not message.HasField(field.name):
+                continue
+            value = getattr(message, field.name)
+            for one in _each(field, value):
+                if inner is not None:
+                    inner(one)
+                elif not isfinite(one):
+                    raise InvalidRequest(f"{field.full_name} is {one}: it must be a finite number", param=field.name)
+
+    return check
+
+
+def _each(field: FieldDescriptor, value: Any) -> Any:
+    if not field.is_repeated:
+        return (value,)
+    return value.values() if hasattr(value, "values") else value

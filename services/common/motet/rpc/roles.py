@@ -1,0 +1,110 @@
+"""Who may call what. A certificate says who calls; locally the 0700 folder of the sockets is the whole check.
+
+A process that is taken over must not be able to do more than its own part: a runner's certificate lies in the namespace
+of a pool, beside what strangers' adapters are read by, and `Sync` would let it replace the catalog for everybody.
+"""
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import grpc
+import structlog
+
+from motet import tls
+
+log = structlog.get_logger(__name__)
+
+Roles = Mapping[str, frozenset[str]]
+
+
+def _only(*roles: str) -> frozenset[str]:
+    return frozenset(roles)
+
+
+ANYBODY: frozenset[str] = frozenset()
+"""Whoever has a certificate of the authority."""
+
+ROLES: Roles = {
+    "/motet.api.v1.Scheduler/Serve": _only("gateway"),
+    "/motet.api.v1.Scheduler/Attach": _only("runner"),
+    "/motet.api.v1.Scheduler/Sync": _only("operator"),
+    "/motet.api.v1.Scheduler/Explain": _only("cli", "gateway"),
+    "/motet.api.v1.Scheduler/Succeed": _only("scheduler"),
+    "/motet.api.v1.Runner/Generate": _only("gateway"),
+    "/motet.api.v1.Runner/Assets": _only("gateway"),
+    "/motet.api.v1.Supervisor/Watch": _only("runner"),
+    "/motet.api.v1.Supervisor/Advise": _only("scheduler"),
+    "/motet.api.v1.Predictor/Predict": _only("gateway", "supervisor"),
+    "/motet.api.v1.Predictor/Observe": _only("gateway", "supervisor"),
+    "/grpc.health.v1.Health/Check": ANYBODY,
+    "/grpc.health.v1.Health/List": ANYBODY,
+    "/grpc.health.v1.Health/Watch": ANYBODY,
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": ANYBODY,
+}
+"""Every method of every service. One without a row is for nobody."""
+
+
+class OnlyRoles(grpc.aio.ServerInterceptor):
+    """Lets a call through to those whose certificate has one of the method's roles."""
+
+    def __init__(self, roles: Roles) -> None:
+        self._roles = roles
+        self._said: set[tuple[str, str]] = set()
+
+    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:
+        handler = await continuation(handler_call_details)
+        method = handler_call_details.method
+        roles = self._roles.get(method)
+        if handler is None or roles is ANYBODY:
+            return handler
+
+        async def admit(context: Any) -> None:
+            shown = roles_of(context)
+            if roles is not None and shown & roles:
+                return
+            who = " and ".join(sorted(shown)) or "nobody of Motet"
+            wanted = " or ".join(sorted(roles)) if roles else "nobody"
+            if (method, who) not in self._said:
+                self._said.add((method, who))
+                log.warning("call refused", method=method, caller=who, allowed=wanted)
+            await context.abort(
+                grpc.StatusCode.PERMISSION_DENIED,
+                f"{method} is for {wanted}, and the caller's certificate says {who}: give each component the "
+                f"certificate of its own role (<role>.{tls.DOMAIN})",
+            )
+
+        return _guarded(handler, admit)
+
+
+def roles_of(context: Any) -> frozenset[str]:
+    """What the certificate of the caller says."""
+    names = context.auth_context().get("x509_subject_alternative_name", ())
+    found = (name.decode(errors="replace").removesuffix(f".{tls.DOMAIN}") for name in names if name.endswith(_SUFFIX))
+    return frozenset(found)
+
+
+_SUFFIX = f".{tls.DOMAIN}".encode()
+
+
+def _guarded(handler: Any, admit: Callable[[Any], Awaitable[None]]) -> Any:
+    kind = f"{'stream' if handler.request_streaming else 'unary'}_{'stream' if handler.response_streaming else 'unary'}"
+    behaviour = getattr(handler, kind)
+
+    if inspect.isasyncgenfunction(behaviour):
+
+        async def yielding(request: Any, context: Any) -> Any:
+            await admit(context)
+            async for response in behaviour(request, context):
+                yield response
+
+        guarded: Any = yielding
+    else:
+
+        async def answering(request: Any, context: Any) -> Any:
+            await admit(context)
+            return await behaviour(request, context)
+
+        guarded = answering
+
+    return handler._replace(**{kind: guarded})

@@ -1,0 +1,111 @@
+"""A gRPC server with health and reflection, and the question whether one is well."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import Any, Protocol
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from motet import tls
+from motet.errors import SetupError
+from motet.health import Health
+from motet.rpc.channels import SERVER_OPTIONS, open_channel, socket_path
+from motet.rpc.roles import ROLES, OnlyRoles, Roles
+
+LAST_STEPS_SECONDS = 1.0
+"""What a cancelled handler still does takes milliseconds; one that hangs must not hold up the end of its process."""
+
+
+class AddServicer(Protocol):
+    def __call__(self, server: grpc.aio.Server) -> None: ...
+
+
+class Server:
+    """What `serving` yields: lets a service say that it is ready, or no longer."""
+
+    def __init__(self, health_servicer: health.aio.HealthServicer, port: int, process: Health) -> None:
+        self._health = health_servicer
+        self._process = process
+        self.port = port
+        """The TCP port, for an address that ended in `:0`."""
+
+    async def set_ready(self, ready: bool, why: str = "") -> None:
+        """Over gRPC, and for the process as a whole."""
+        self._process.set_ready(ready, why)
+        status = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
+        await self._health.set("", status)
+
+
+@asynccontextmanager
+async def serving(
+    address: str,
+    *add: AddServicer,
+    names: Iterable[str] = (),
+    ready: bool = True,
+    grace: float = 0.5,
+    process: Health | None = None,
+    roles: Roles = ROLES,
+) -> AsyncIterator[Server]:
+    """A gRPC server on `unix:/path` or `host:port`, with health and reflection beside the services that `add` adds.
+
+    `process` hears what the health service says. With TLS, each call is for those alone whom `roles` names.
+    """
+    path = socket_path(address)
+    identity = tls.current() if path is None else None
+    server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[OnlyRoles(roles)] if identity is not None else [])
+    for add_servicer in add:
+        add_servicer(server)
+    health_servicer = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
+    reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+    if path is not None:
+        path.unlink(missing_ok=True)
+    try:
+        if identity is None:
+            port = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, identity.server_credentials())
+    except RuntimeError as error:
+        raise SetupError(
+            f"cannot listen on {address}: it is in use, or its folder cannot be written. Stop the other process, or "
+            "choose another address."
+        ) from error
+    await server.start()
+    handle = Server(health_servicer, port, process or Health())
+    await handle.set_ready(ready, "" if ready else "starting")
+    try:
+        yield handle
+    finally:
+        await handle.set_ready(False, "stopping")
+        await server.stop(grace)
+        await _until_cancelled_calls_have_ended()
+        if path is not None:
+            path.unlink(missing_ok=True)
+
+
+async def _until_cancelled_calls_have_ended() -> None:
+    """`stop` does not wait for the handlers that it cancels. The end of the loop would cancel them a second time, which
+    gRPC prints with a traceback."""
+    calls = {task for task in asyncio.all_tasks() if task.cancelling() and _name_of(task) == "_handle_exceptions"}
+    if calls:
+        await asyncio.wait(calls, timeout=LAST_STEPS_SECONDS)
+        await asyncio.sleep(0)  # for the task of gRPC's that waits for each of them
+
+
+def _name_of(task: "asyncio.Task[Any]") -> str:
+    return getattr(task.get_coro(), "__qualname__", "")
+
+
+async def is_healthy(address: str, role: str = "", *, seconds: float = 1.0) -> bool:
+    """Ask the health service. Anything but a clear yes in time is a no."""
+    try:
+        async with asyncio.timeout(seconds), open_channel(address, role) as channel:
+            answer = await health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest(), timeout=seconds, wait_for_ready=False
+            )
+            return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+    except (grpc.aio.AioRpcError, TimeoutError, SetupError):
+        return False

@@ -1,0 +1,38 @@
+"""Which messages give the whole state of something, so that a newer one makes an older one worthless."""
+
+from collections.abc import Hashable
+from typing import Any
+
+from motet.api.v1 import scheduler_pb2, supervisor_pb2
+
+STATES: dict[type[Any], dict[str, tuple[str, ...]]] = {
+    scheduler_pb2.ServeUp: {"held": ()},
+    scheduler_pb2.ServeDown: {"catalog": (), "position": ("request",)},
+    scheduler_pb2.AttachUp: {"report": ()},
+    scheduler_pb2.SyncUp: {"snapshot": ()},
+    scheduler_pb2.SyncDown: {
+        "adapter": ("ref.namespace", "ref.name"),
+        "runner": ("runner.instance",),
+        "desired": ("pool",),
+    },
+    supervisor_pb2.WatchUp: {"memory": ()},
+    supervisor_pb2.WatchDown: {"overcommit": ("pool",)},
+    supervisor_pb2.AdviseDown: {"overcommit": ("pool",), "top_up": ("instance",)},
+}
+"""By the message of a stream: its members that are whole states, and the fields that say of what.
+
+The set of drains is not among them: it is said before the first snapshot, and a later one would take it from there."""
+
+
+def subject_of(message: Any) -> Hashable | None:
+    """None for a message that says something of its own."""
+    states = STATES.get(type(message))
+    if states is None or (kind := message.WhichOneof("message")) not in states:
+        return None
+    return kind, *(_read(getattr(message, kind), path) for path in states[kind])
+
+
+def _read(message: Any, path: str) -> Any:
+    for name in path.split("."):
+        message = getattr(message, name)
+    return message

@@ -1,0 +1,230 @@
+"""What waits for a peer that reads slowly, or not at all."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from motet.api.v1 import scheduler_pb2
+from motet.rpc import Link, Outbox, Sessions, open_channel, serving
+from motet.rpc.outbox import MESSAGE_BYTES
+from motet.rpc.subjects import STATES, subject_of
+from tests.common.echo import Echo, open_talk
+from tests.common.waiting import until
+
+LIMIT = 1 << 20
+BLOCK = b"x" * (64 << 10)
+
+
+def subject(message: bytes) -> bytes | None:
+    """Of `subject=value`."""
+    name, equals, _ = message.partition(b"=")
+    return name if equals else None
+
+
+def emptied(outbox: Outbox[bytes]) -> list[bytes]:
+    return list(iter(outbox.take, None))  # type: ignore[arg-type]
+
+
+def test_a_newer_message_replaces_one_about_the_same_and_comes_after_what_was_said_between() -> None:
+    outbox: Outbox[bytes] = Outbox(subject=subject)
+    for message in (b"hello", b"catalog=1", b"r1=3", b"placed r1", b"catalog=2", b"r2=1"):
+        outbox.put(message)
+    assert emptied(outbox) == [b"hello", b"r1=3", b"placed r1", b"catalog=2", b"r2=1"]
+
+
+def test_what_has_been_read_is_not_replaced() -> None:
+    outbox: Outbox[bytes] = Outbox(subject=subject)
+    outbox.put(b"a=1")
+    assert outbox.take() == b"a=1"
+    outbox.put(b"a=2")
+    assert emptied(outbox) == [b"a=2"]
+
+
+@given(st.lists(st.sampled_from([b"a=1", b"a=2", b"b=1", b"b=2", b"one", b"two", b"read"])))
+def test_a_slow_reader_hears_what_a_fast_one_hears_without_what_was_out_of_date(said: list[bytes]) -> None:
+    outbox: Outbox[bytes] = Outbox(subject=subject)
+    heard: list[bytes] = []
+    everything = [message for message in said if message != b"read"]
+    for message in said:
+        if message == b"read":
+            heard += [one] if (one := outbox.take()) is not None else []
+        else:
+            outbox.put(message)
+    heard += emptied(outbox)
+    assert outbox.empty
+    rest = iter(everything)
+    assert all(message in rest for message in heard), "in the order in which it was said"
+    assert [m for m in heard if subject(m) is None] == [m for m in everything if subject(m) is None]
+    for name in (b"a", b"b"):
+        last = [m for m in everything if subject(m) == name][-1:]
+        assert [m for m in heard if subject(m) == name][-1:] == last
+
+
+def test_it_is_full_beyond_its_limit_whatever_the_messages_weigh_and_not_once_it_is_read() -> None:
+    for message in (b"", BLOCK):
+        outbox: Outbox[bytes] = Outbox(LIMIT)
+        count = 0
+        while not outbox.full:
+            outbox.put(message)
+            count += 1
+        assert (count - 1) * (MESSAGE_BYTES + len(message)) <= LIMIT
+        outbox.take()
+        assert not outbox.full
+
+
+def test_what_replaces_does_not_fill() -> None:
+    outbox: Outbox[bytes] = Outbox(LIMIT, subject=subject)
+    for number in range(1000):
+        outbox.put(b"catalog=%d" % number + BLOCK)
+    assert not outbox.full
+    assert len(emptied(outbox)) == 1
+
+
+def test_states_name_members_and_fields_that_exist_and_share_no_subject() -> None:
+    for kind, members in STATES.items():
+        for member, paths in members.items():
+            message = kind()
+            getattr(message, member).SetInParent()
+            assert message.WhichOneof("message") == member
+            assert subject_of(message) == (member, *[""] * len(paths))
+
+
+def test_a_request_keeps_its_place_and_its_placement_and_a_gateway_one_catalog() -> None:
+    def down(**members: Any) -> scheduler_pb2.ServeDown:
+        return scheduler_pb2.ServeDown(**members)
+
+    outbox: Outbox[scheduler_pb2.ServeDown] = Outbox()
+    said = [
+        down(catalog={"revision": 1}),
+        down(position={"request": "a", "position": 2}),
+        down(position={"request": "b", "position": 3}),
+        down(position={"request": "a", "position": 1}),
+        down(placed={"request": "a"}),
+        down(placed={"request": "b"}),
+        down(catalog={"revision": 2}),
+    ]
+    for message in said:
+        outbox.put(message)
+    assert list(iter(outbox.take, None)) == said[2:]  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def address(tmp_path: Any) -> str:
+    return f"unix:{tmp_path}/s.sock"
+
+
+async def test_a_client_that_does_not_read_loses_its_stream_and_the_memory_that_it_held(address: str) -> None:
+    closed: list[str] = []
+    outboxes: list[Outbox[bytes]] = []
+
+    def make() -> Outbox[bytes]:
+        outboxes.append(Outbox(LIMIT))
+        return outboxes[-1]
+
+    sessions: Sessions[str, bytes, bytes] = Sessions(
+        hello=bytes.decode, heard=lambda *_: None, closed=lambda session: closed.append(session.peer), outbox=make
+    )
+
+    async def talk(requests: AsyncIterator[bytes], context: Any) -> None:
+        await sessions.serve(requests, context)
+
+    def add(server: grpc.aio.Server) -> None:
+        method: Any = grpc.stream_stream_rpc_method_handler(talk)  # type: ignore[arg-type]
+        server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("test.Echo", {"Talk": method})])
+
+    async with serving(address, add, grace=0), open_channel(address) as channel, open_channel(address) as other:
+        deaf, reader = open_talk(channel), open_talk(other)
+        await deaf.write(b"deaf")
+        await reader.write(b"reader")
+        await until(lambda: len(sessions) == 2)
+        # gRPC itself takes some megabytes before it makes a writer wait; then the outbox fills.
+        for _ in range(5000):
+            sessions.broadcast(BLOCK)
+            assert await reader.read() == BLOCK
+            if closed:
+                break
+        assert closed == ["deaf"]
+        sessions.send("deaf", BLOCK)
+        sessions.send("reader", b"still served")
+        assert await reader.read() == b"still served"
+        deaf.cancel()
+        reader.cancel()
+
+
+async def test_a_server_that_does_not_read_is_given_up_for_a_new_connection(address: str) -> None:
+    greeted = 0
+    deaf = True
+
+    async def talk(requests: AsyncIterator[bytes], context: Any) -> None:
+        nonlocal greeted
+        await context.send_initial_metadata(())
+        async for _ in requests:
+            greeted += 1
+            break
+        while deaf:
+            await asyncio.sleep(0.01)
+
+    def add(server: grpc.aio.Server) -> None:
+        method: Any = grpc.stream_stream_rpc_method_handler(talk)  # type: ignore[arg-type]
+        server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("test.Echo", {"Talk": method})])
+
+    closed: list[str] = []
+    link: Link[bytes, bytes] = Link(
+        "test",
+        address,
+        open_talk,
+        greet=lambda: [b"hello"],
+        receive=lambda _: None,
+        closed=closed.append,
+        limit_bytes=LIMIT,
+    )
+    running = asyncio.create_task(link.run())
+    try:
+        async with serving(address, add, grace=0):
+            await until(lambda: link.connected and greeted == 1)
+            for _ in range(5000):
+                link.send(BLOCK)
+                await asyncio.sleep(0)
+                if closed:
+                    break
+            assert closed == ["the peer does not read"]
+            await until(lambda: greeted == 2)
+            assert not running.done()
+            deaf = False
+    finally:
+        running.cancel()
+        (outcome,) = await asyncio.gather(running, return_exceptions=True)
+    assert isinstance(outcome, asyncio.CancelledError)
+
+
+async def test_a_slow_client_finds_the_newest_state_and_not_all_that_were(address: str) -> None:
+    """Over a real stream, ten thousand states of one thing leave a reader a handful to read."""
+
+    class Talkative(Echo):
+        async def talk(self, requests: AsyncIterator[bytes], context: Any) -> None:
+            sessions: Sessions[str, bytes, bytes] = Sessions(
+                hello=bytes.decode,
+                heard=self._tell,
+                closed=lambda _: None,
+                outbox=lambda: Outbox(subject=subject),
+            )
+            await sessions.serve(requests, context)
+
+        def _tell(self, session: Any, _: bytes) -> None:
+            for number in range(10_000):
+                session.send(b"state=%d" % number)
+            session.send(b"end")
+
+    async with serving(address, Talkative().add, grace=0), open_channel(address) as channel:
+        call = open_talk(channel)
+        await call.write(b"hello")
+        heard = []
+        while (message := await call.read()) != b"end":
+            heard.append(message)
+        call.cancel()
+    assert heard == [b"state=9999"]

@@ -1,0 +1,114 @@
+"""What a request is promised: the rule itself, and that all who live by it compute the same."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from motet import promises
+from motet.fleet import BookEntry, Capacity, RequestClass, RunnerIdentity, SequenceState
+from motet.model import BASE, PAGE_TOKENS, RequestId, Tenant, pages_for
+from motet_runner.interface import OverflowAhead, State
+from motet_runner.plan.sequence import Sequence
+from motet_scheduler.policy.requests import Request
+from motet_scheduler.policy.values import Estimate, GroupName, Policy
+from motet_supervisor.policy.runners import Runner
+from tests.runner.plan.pretend import PretendDevice, make_book, new
+
+CONTEXT = 2048
+CAPACITY = Capacity(pages=1000, max_model_length=CONTEXT)
+
+lengths = st.integers(1, CONTEXT // 2)
+
+
+def scheduled(prompt, max_tokens, **how):
+    return Request(
+        id=RequestId("a"),
+        gateway="g0",
+        tenant=Tenant("acme"),
+        group=GroupName("default/demo"),
+        digest=BASE,
+        request_class=RequestClass.STANDARD,
+        prompt_tokens=prompt,
+        max_tokens=max_tokens,
+        asked_at=0.0,
+        sequence=0,
+        **how,
+    )
+
+
+def running(prompt, max_tokens, promise, made):
+    return Sequence(
+        new=new("a", prompt=prompt, max_tokens=max_tokens, promise=promise),
+        arrival=1,
+        promise=promise,
+        tokens=[0] * (prompt + made),
+        state=State.DECODE,
+    )
+
+
+def watched(prompt, max_tokens, promise, made):
+    return BookEntry(
+        request=RequestId("a"),
+        epoch=1,
+        pages=promise,
+        prompt_tokens=prompt,
+        max_tokens=max_tokens,
+        output_tokens=made,
+        state=SequenceState.DECODE,
+    )
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "pages"),
+    [(16, 16, 2), (16, 17, 2), (16, 18, 3), (1, 1, 1), (32, 1, 2), (33, 1, 3)],
+)
+def test_the_last_token_of_an_answer_takes_no_room(prompt, max_tokens, pages):
+    assert promises.most_pages(prompt, max_tokens) == pages
+
+
+def test_without_a_word_about_its_length_an_answer_is_bounded_by_the_context():
+    assert promises.longest_life(5, 0, context_tokens=96) == 95
+    assert promises.longest_life(90, 50, context_tokens=96) == 95
+
+
+def test_a_promise_doubles_up_to_the_longest_life_and_never_shrinks():
+    assert [promises.doubled(pages, most=7) for pages in (1, 2, 4, 7, 9)] == [2, 4, 7, 7, 9]
+
+
+@given(prompt=lengths, max_tokens=lengths)
+def test_an_engine_uses_the_pages_of_the_longest_life_and_no_more(prompt, max_tokens):
+    prompt, max_tokens = min(prompt, 80), min(max_tokens, 80)
+    most = promises.most_pages(prompt, max_tokens)
+    book = make_book(pages=most + 1)  # a context ends with the pages, last token included
+    book.add(new("a", prompt=prompt, max_tokens=max_tokens, promise=most, ignore_eos=True))
+    device = PretendDevice(book)
+    used = 0
+    while book.has_work():
+        device.step()
+        used = max(used, len(device.memory))
+    assert used == promises.longest_life(prompt, max_tokens)
+    assert pages_for(used) == most
+    assert not [event for event in book.events if isinstance(event, OverflowAhead)]
+
+
+@given(prompt=lengths, max_tokens=lengths, promise=st.integers(1, 200), made=lengths)
+def test_scheduler_supervisor_and_runner_agree(prompt, max_tokens, promise, made):
+    made = min(made, max_tokens - 1)
+    most = promises.most_pages(prompt, max_tokens)
+    engine = running(prompt, max_tokens, promise, made)
+    entry = watched(prompt, max_tokens, promise, made)
+    supervisor = Runner(RunnerIdentity(instance="r0"), CAPACITY, 0.0)
+    request = scheduled(prompt, max_tokens)
+    assert engine.most_pages == supervisor.cap(entry) == most
+    assert request.promise_on(CAPACITY, Policy(force_promise_pages=10_000)).pages == most
+    assert engine.doubled == supervisor.doubled(entry)
+    assert engine.nears_promise == supervisor.may_run_out(entry)
+
+
+@given(prompt=lengths, max_tokens=lengths, delivered=st.integers(0, CONTEXT), q80=st.integers(0, CONTEXT))
+def test_a_first_promise_covers_what_is_there_and_never_more_than_can_be_used(prompt, max_tokens, delivered, q80):
+    delivered = min(delivered, max_tokens - 1)
+    request = scheduled(prompt, max_tokens, delivered=delivered, estimate=Estimate(q80=q80))
+    promise = request.promise_on(CAPACITY, Policy())
+    assert pages_for(prompt + delivered) <= promise.pages <= promises.most_pages(prompt, max_tokens)
+    assert promise.tokens <= min(promise.pages * PAGE_TOKENS, promises.longest_life(prompt, max_tokens))

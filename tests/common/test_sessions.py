@@ -1,0 +1,170 @@
+"""Who is connected to a server, over real gRPC: from a peer's hello to the end of its stream."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from motet.errors import Overloaded
+from motet.rpc import Session, Sessions, open_channel, serving
+from tests.common.echo import open_talk
+from tests.common.waiting import until
+
+
+class Clerk:
+    """Serves streams that begin with `hello <name>`; keeps what was told of them."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.fails: set[str] = set()
+        self.error: Exception = RuntimeError("a defect")
+        self.sessions: Sessions[str, bytes, bytes] = Sessions(
+            hello=lambda said: said.removeprefix(b"hello ").decode() if said.startswith(b"hello") else None,
+            key=lambda name: name.split("/")[0],
+            opened=lambda session: self._note("opened", session),
+            heard=lambda session, said: self._note(said.decode(), session),
+            closed=lambda session: self._note("closed", session),
+        )
+
+    def _note(self, what: str, session: Session[str, bytes]) -> None:
+        self.told.append(f"{session.peer}: {what}")
+        if what in self.fails:
+            raise self.error
+
+    @asynccontextmanager
+    async def serving(self, address: str, *, peer: str | None = None) -> AsyncIterator[None]:
+        async def talk(requests: AsyncIterator[bytes], context: Any) -> None:
+            await self.sessions.serve(requests, context, peer)
+
+        def add(server: grpc.aio.Server) -> None:
+            method: Any = grpc.stream_stream_rpc_method_handler(talk)  # type: ignore[arg-type]
+            server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("test.Echo", {"Talk": method})])
+
+        async with serving(address, add, grace=0):
+            yield
+
+
+@asynccontextmanager
+async def speaking(address: str, *messages: bytes) -> AsyncIterator[Any]:
+    async with open_channel(address) as channel:
+        call = open_talk(channel)
+        try:
+            for message in messages:
+                await call.write(message)
+            yield call
+        finally:
+            call.cancel()
+
+
+async def refusal(call: Any) -> str:
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        async for _ in call:
+            pass
+    return f"{error.value.code().name}: {error.value.details()}"
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> str:
+    return f"unix:{tmp_path}/s.sock"
+
+
+async def test_a_session_is_open_from_its_hello_to_the_end_of_its_stream(address: str) -> None:
+    clerk = Clerk()
+    async with clerk.serving(address):
+        async with speaking(address, b"hello a", b"one", b"two"):
+            await until(lambda: clerk.told == ["a: opened", "a: hello a", "a: one", "a: two"])
+            assert "a" in clerk.sessions
+        await until(lambda: clerk.told[-1] == "a: closed")
+        assert not len(clerk.sessions)
+
+
+@pytest.mark.parametrize("first", [b"one", b"hello "])
+async def test_a_stream_that_does_not_begin_with_a_hello_that_has_a_name_is_refused(address: str, first: bytes) -> None:
+    clerk = Clerk()
+    async with clerk.serving(address), speaking(address, first) as call:
+        assert (await refusal(call)).startswith("INVALID_ARGUMENT: the first message of a stream must be its hello")
+    assert clerk.told == []
+
+
+async def test_a_second_hello_is_refused_and_cannot_leave_the_first_name_behind(address: str) -> None:
+    clerk = Clerk()
+    async with clerk.serving(address), speaking(address, b"hello a", b"hello b") as call:
+        assert (await refusal(call)).startswith("INVALID_ARGUMENT: a stream has one hello")
+        await until(lambda: clerk.told == ["a: opened", "a: hello a", "a: closed"])
+        assert not len(clerk.sessions)
+
+
+@pytest.mark.parametrize("what", ["opened", "hello a", "one"])
+async def test_an_error_at_any_moment_leaves_nobody_behind(address: str, what: str) -> None:
+    clerk = Clerk()
+    clerk.fails.add(what)
+    async with clerk.serving(address), speaking(address, b"hello a", b"one") as call:
+        assert (await refusal(call)).startswith("UNKNOWN")
+        await until(lambda: clerk.told[-1] == "a: closed")
+        assert not len(clerk.sessions)
+
+
+async def test_an_error_while_a_session_without_a_hello_opens_leaves_nobody_behind(address: str) -> None:
+    clerk = Clerk()
+    clerk.fails.add("opened")
+    async with clerk.serving(address, peer="operator"), speaking(address) as call:
+        assert (await refusal(call)).startswith("UNKNOWN")
+        await until(lambda: clerk.told == ["operator: opened", "operator: closed"])
+        assert not len(clerk.sessions)
+
+
+async def test_a_session_without_a_hello_that_may_not_open_is_refused_in_words(address: str) -> None:
+    clerk = Clerk()
+    clerk.fails.add("opened")
+    clerk.error = Overloaded("come back later")
+    async with clerk.serving(address, peer="operator"), speaking(address) as call:
+        assert await refusal(call) == "UNAVAILABLE: come back later"
+
+
+async def test_a_peer_that_connects_again_takes_its_place_and_the_old_end_is_not_told(address: str) -> None:
+    clerk = Clerk()
+    async with clerk.serving(address):
+        async with speaking(address, b"hello a/first"):
+            await until(lambda: "a" in clerk.sessions)
+            async with speaking(address, b"hello a/second") as second:
+                await until(lambda: "a/second: opened" in clerk.told)
+                clerk.sessions.send("a", b"for you")
+                clerk.sessions.send("b", b"for nobody")
+                assert await second.read() == b"for you"
+        await until(lambda: clerk.told[-1] == "a/second: closed")
+        assert not len(clerk.sessions)
+    assert "a/first: closed" not in clerk.told
+
+
+async def test_the_first_stream_may_end_before_the_second_and_nothing_has_ended(address: str) -> None:
+    clerk = Clerk()
+    async with clerk.serving(address), speaking(address, b"hello a/first") as first:
+        await until(lambda: "a" in clerk.sessions)
+        async with speaking(address, b"hello a/second") as second:
+            await until(lambda: "a/second: opened" in clerk.told)
+            await first.done_writing()
+            await until(first.done)
+            clerk.sessions.broadcast(b"still here")
+            assert await second.read() == b"still here"
+            assert "a/first: closed" not in clerk.told
+
+
+async def test_a_cancelled_handler_closes_its_session(address: str) -> None:
+    clerk = Clerk()
+    async with clerk.serving(address, peer="operator"), speaking(address):
+        await until(lambda: "operator" in clerk.sessions)
+    await until(lambda: clerk.told[-1] == "operator: closed")
+    assert not len(clerk.sessions)
+
+
+async def test_the_peers_of_streams_that_the_server_ends_are_told_so(address: str) -> None:
+    clerk = Clerk()
+    async with clerk.serving(address), speaking(address, b"hello a") as a, speaking(address, b"hello b") as b:
+        await until(lambda: len(clerk.sessions) == 2)
+        clerk.sessions.end_all()
+        assert await refusal(a) == await refusal(b) == "UNAVAILABLE: the server has ended this stream; connect again"
+        assert not len(clerk.sessions)
+    assert {"a: closed", "b: closed"} <= set(clerk.told)

@@ -1,0 +1,98 @@
+"""What peers may say of terms, epochs and figures, and what is not believed."""
+
+from math import inf, nan
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from motet.api.v1 import common_pb2, runner_pb2, scheduler_pb2, supervisor_pb2
+from motet.errors import InvalidRequest, from_proto
+from motet.fleet import BookEntry
+from motet.rpc.numbers import check_of
+from motet.rpc.writing import unpacked
+from motet.terms import HIGHEST_TERM, MOST_AHEAD, check_epoch, check_leaders_term, check_term, is_term
+
+LARGEST = 2**64 - 1
+TERMS = st.integers(0, LARGEST)
+
+
+@given(st.integers(0, HIGHEST_TERM), TERMS)
+def test_a_term_far_above_the_highest_known_is_refused(highest: int, term: int) -> None:
+    try:
+        check_term(term, highest, "somebody")
+    except InvalidRequest:
+        assert term > highest + MOST_AHEAD or term > HIGHEST_TERM
+    else:
+        assert term <= highest + MOST_AHEAD
+        assert term < LARGEST, "there is always a higher one"
+
+
+@given(TERMS)
+def test_who_knows_nothing_takes_the_leaders_term_and_no_other(term: int) -> None:
+    try:
+        check_leaders_term(term, 0, "the scheduler")
+    except InvalidRequest:
+        assert term > HIGHEST_TERM
+    with pytest.raises(InvalidRequest, match="the scheduler speaks of term"):
+        check_leaders_term(7 + MOST_AHEAD + 1, 7, "the scheduler")
+
+
+def test_liars_need_as_many_lies_as_there_are_elections() -> None:
+    term = 1
+    for _ in range(1000):
+        with pytest.raises(InvalidRequest):
+            check_term(term + MOST_AHEAD + 1, term, "a liar")
+        term += MOST_AHEAD
+        check_term(term, term - MOST_AHEAD, "a liar")
+    assert term < HIGHEST_TERM
+
+
+@pytest.mark.parametrize(
+    ("text", "fits"),
+    [("0", True), (str(HIGHEST_TERM), True), (str(LARGEST), False), ("-1", False), ("", False), ("9" * 5000, False)],
+)
+def test_what_is_kept_is_a_term_only_if_we_can_have_written_it(text: str, fits: bool) -> None:
+    assert is_term(text) is fits
+
+
+def test_an_epoch_that_none_could_follow_is_refused() -> None:
+    assert check_epoch(3, "a") == 3
+    with pytest.raises(InvalidRequest, match="epoch 4294967295 of 'a'"):
+        check_epoch(2**32 - 1, "a")
+    with pytest.raises(InvalidRequest):
+        BookEntry.from_proto(common_pb2.RunnerRequest(request="a", epoch=2**32 - 1))
+
+
+@pytest.mark.parametrize("figure", [nan, inf, -inf])
+@pytest.mark.parametrize(
+    "message",
+    [
+        lambda x: scheduler_pb2.ServeUp(enqueue={"request": "a", "estimate": {"rank": x}}),
+        lambda x: scheduler_pb2.ServeUp(enqueue={"request": "a", "deadline_seconds": x}),
+        lambda x: scheduler_pb2.ServeUp(hello={"gateway": "g", "live": [{"request": "a", "age_seconds": x}]}),
+        lambda x: scheduler_pb2.AttachUp(draining={"deadline_seconds": x}),
+        lambda x: scheduler_pb2.AttachUp(declined={"request": "a", "failure": {"retry_after_seconds": x}}),
+        lambda x: scheduler_pb2.SyncUp(drains={"runners": [{}, {"deadline_seconds": x}]}),
+        lambda x: supervisor_pb2.WatchUp(memory={"swap_seconds_per_page": x}),
+        lambda x: supervisor_pb2.AdviseDown(overcommit={"factor": x}),
+        lambda x: runner_pb2.GenerateUp(submit={"sampling": {"temperature": x}}),
+        lambda x: runner_pb2.GenerateUp(submit={"sampling": {"logit_bias": {5: x}}}),
+    ],
+)
+def test_a_figure_that_is_no_number_is_refused_by_its_name(message, figure) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(InvalidRequest, match="must be a finite number"):
+        list(unpacked(message(figure)))
+    assert list(unpacked(message(1.5)))
+
+
+def test_messages_without_figures_and_tokens_are_not_looked_at() -> None:
+    assert check_of(scheduler_pb2.CancelRequest.DESCRIPTOR) is None
+    assert check_of(scheduler_pb2.Report.DESCRIPTOR) is not None
+    assert check_of(runner_pb2.Step.DESCRIPTOR) is None, "one a token: whoever reads its figures looks at them"
+    assert list(unpacked(b"bytes")) == [b"bytes"]
+
+
+@pytest.mark.parametrize("seconds", [nan, inf, -1.0])
+def test_a_failure_asks_nobody_to_wait_for_ever(seconds: float) -> None:
+    assert from_proto(common_pb2.Failure(code="overloaded", retry_after_seconds=seconds)).retry_after == 0.0
