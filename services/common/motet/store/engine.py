@@ -8,12 +8,13 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
+import aiosqlite
 from sqlalchemy import Connection, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from motet.errors import SetupError, StoreUnavailable
+from motet.errors import SetupError, StoreRefused, StoreUnavailable
 
 BUSY_SECONDS = 5.0
 """How long a writer waits for another process's transaction on the same SQLite file. Ours take milliseconds."""
@@ -74,10 +75,22 @@ def _create_engine(url: str, busy_seconds: float, command_seconds: float | None)
             )
         except ModuleNotFoundError as error:
             raise SetupError(f"PostgreSQL needs {error.name}: pip install 'motet[postgres]'.") from None
-    engine = create_async_engine(parsed, connect_args={"timeout": busy_seconds})
+    engine = create_async_engine(parsed, connect_args={"timeout": busy_seconds, "async_creator_fn": _open_sqlite})
     event.listen(engine.sync_engine, "connect", _prepare_sqlite)
     event.listen(engine.sync_engine, "begin", _begin_sqlite)
     return engine
+
+
+async def _open_sqlite(*args: Any, **kwargs: Any) -> aiosqlite.Connection:
+    """When a file cannot be opened aiosqlite tells its thread to stop and does not wait for it: its answer would come
+    to an event loop that may be closed by then."""
+    connection = aiosqlite.connect(*args, **kwargs)
+    connection._thread.daemon = True
+    try:
+        return await connection
+    except Exception:
+        connection._thread.join()  # it has answered, and has nothing else to do
+        raise
 
 
 async def use_write_ahead_log(store: Store, *, busy_seconds: float) -> None:
@@ -143,17 +156,29 @@ def _begin_sqlite(connection: Connection) -> None:
 
 @contextmanager
 def telling_why(url: URL) -> Iterator[None]:
-    """Turn what a driver raises into one sentence: which database, what is wrong, what to do."""
+    """Turn what a driver raises into one sentence: which database, what is wrong, what to do.
+
+    What is refused for ever is told apart from what may go well later: only the latter is tried again.
+    """
     where = url.database if url.get_backend_name() == "sqlite" else url.render_as_string(hide_password=True)
     try:
         yield
-    except (DBAPIError, sqlite3.Error) as error:
+    except (DBAPIError, sqlite3.Error, OverflowError) as error:
+        if _is_about_a_value(_original(error)):
+            raise StoreRefused(f"the database {where} never takes this value: {_original(error)}") from error
         raise StoreUnavailable(f"the database {where} {_reason(_original(error))}") from error
     except (SQLAlchemyError, OSError) as error:
         raise StoreUnavailable(
             f"the database {where} cannot be used: {error or type(error).__name__}. Is it running and reachable, and "
             "is MOTET_DATABASE_URL right?"
         ) from error
+
+
+def _is_about_a_value(error: BaseException | None) -> bool:
+    """Too long, too large, or of characters that the database does not know."""
+    if isinstance(error, OverflowError) or _sqlite_code(error) in (sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH):
+        return True
+    return (getattr(error, "sqlstate", None) or "").startswith("22")  # SQL's class "data exception"
 
 
 def may_come(error: StoreUnavailable) -> bool:

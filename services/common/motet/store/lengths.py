@@ -34,6 +34,11 @@ class State:
     statistics: bytes
 
 
+def name_of(row: Sample | State) -> str:
+    """The table that it belongs to."""
+    return (LengthSample if isinstance(row, Sample) else PredictorState).__tablename__
+
+
 async def activate_version(store: Store, version: str) -> None:
     """Make `version` the one in use."""
     async with store.write() as connection:

@@ -7,11 +7,13 @@ from pathlib import Path
 import structlog
 from alembic import command
 from alembic.config import Config
+from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy import Connection
 
 from motet.errors import MotetError, StateDirectoryError, StoreUnavailable
 from motet.store.engine import BUSY_SECONDS, may_come, open_store, parse, use_write_ahead_log
+from motet.store.versions import DONE, READERS, admit, divide, only
 
 log = structlog.get_logger(__name__)
 
@@ -22,7 +24,8 @@ RETRY_SECONDS = 0.5
 
 
 async def migrate(url: str, *, busy_seconds: float = BUSY_SECONDS, wait_seconds: float = 0.0) -> None:
-    """Create or upgrade the schema; nothing happens when it is up to date. Two at once wait for each other.
+    """Create or upgrade the schema; nothing happens when it is up to date, or newer and for us to use. Two at once wait
+    for each other.
 
     A server that is not there yet is waited for, `wait_seconds` at the most.
 
@@ -78,4 +81,12 @@ def configuration(connection: Connection) -> Config:
 
 
 def _upgrade(connection: Connection) -> None:
-    command.upgrade(configuration(connection), "head")
+    divide(connection)
+    config = configuration(connection)
+    known = {each.revision for each in ScriptDirectory.from_config(config).walk_revisions()}
+    done = only(connection, DONE)
+    if done and done not in known and only(connection, READERS) in known:
+        log.info("a newer version has made the schema, and lets this one use it", schema=done)
+        return
+    command.upgrade(config, "head")
+    admit(connection)

@@ -5,8 +5,12 @@ A change here needs a migration in `migrations/versions`; a test compares the tw
 
 from datetime import UTC, datetime
 
-from sqlalchemy import Boolean, DateTime, ForeignKey, Index, Integer, LargeBinary, MetaData, String
+from sqlalchemy import BigInteger, Boolean, DateTime, ForeignKey, Index, Integer, LargeBinary, MetaData, String
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+Number = BigInteger().with_variant(Integer, "sqlite")
+"""64 bits: peers count in unsigned 32, which the usual integer of PostgreSQL does not hold. SQLite numbers a key by
+itself only when it is called INTEGER, which there holds 64 bits as well."""
 
 
 class Table(DeclarativeBase):
@@ -31,17 +35,17 @@ class LengthSample(Table):
     __tablename__ = "length_samples"
     __table_args__ = (Index(None, "tenant", "adapter"),)
 
-    id: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=True)
+    id: Mapped[int] = mapped_column(Number, primary_key=True, autoincrement=True)
     request: Mapped[str] = mapped_column(String(128))
     tenant: Mapped[str] = mapped_column(String(253))
     adapter: Mapped[str] = mapped_column(String(512))
     """namespace/name; empty for the base model."""
-    prompt_tokens: Mapped[int]
-    output_tokens: Mapped[int]
+    prompt_tokens: Mapped[int] = mapped_column(Number)
+    output_tokens: Mapped[int] = mapped_column(Number)
     censored: Mapped[bool] = mapped_column(Boolean)
     """The answer was cut: its true length is at least `output_tokens`."""
-    estimated_q50: Mapped[int]
-    estimated_q95: Mapped[int]
+    estimated_q50: Mapped[int] = mapped_column(Number)
+    estimated_q95: Mapped[int] = mapped_column(Number)
     estimate_source: Mapped[str] = mapped_column(String(128))
     features: Mapped[bytes] = mapped_column(LargeBinary)
     """Hashed n-grams of the prompt as little-endian 32-bit numbers."""

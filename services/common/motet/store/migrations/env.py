@@ -3,11 +3,14 @@
 from alembic import context
 
 from motet.store.tables import Table
+from motet.store.versions import DONE, READERS
 
 connection = context.config.attributes["connection"]
 context.configure(
     connection=connection,
     target_metadata=Table.metadata,
+    version_table=DONE,
+    include_name=lambda name, kind, _: (kind, name) != ("table", READERS),
     # SQLite cannot alter most things in place; a batch makes a new table and copies.
     render_as_batch=connection.dialect.name == "sqlite",
     compare_type=True,

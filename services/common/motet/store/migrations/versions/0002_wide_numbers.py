@@ -1,0 +1,26 @@
+"""Numbers of 64 bits: peers count tokens in unsigned 32, and samples are numbered for as long as a database lives."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0002"
+down_revision = "0001"
+
+COLUMNS = ("id", "prompt_tokens", "output_tokens", "estimated_q50", "estimated_q95")
+
+
+def upgrade() -> None:
+    _become("bigint", sa.Integer(), sa.BigInteger())
+
+
+def downgrade() -> None:
+    _become("integer", sa.BigInteger(), sa.Integer())
+
+
+def _become(sequence: str, before: sa.Integer, after: sa.Integer) -> None:
+    if op.get_bind().dialect.name == "sqlite":
+        return  # any of its integers holds 64 bits
+    for column in COLUMNS:
+        op.alter_column("length_samples", column, existing_type=before, type_=after, existing_nullable=False)
+    # A column that numbers itself has a sequence, which keeps the type that it was made with.
+    op.execute(f"ALTER SEQUENCE length_samples_id_seq AS {sequence}")
