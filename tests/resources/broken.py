@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+from motet.resources.template import TUNING
+
 ADAPTER: dict[str, Any] = {
     "apiVersion": "motet.dev/v1alpha1",
     "kind": "LoRAAdapter",
@@ -34,6 +36,10 @@ A_URI = "must be a URI such as hf://organisation/name or https://files.example.c
 A_REPOSITORY = "must name a repository of the hub, as hf://organisation/name"
 A_CLAIM = "must name a claim and a folder in it, as pvc://models/llama"
 A_PATH = "must be a path inside the volume, such as team/legal: no '/' at either end, no part that begins with '.'"
+A_PREFIX = (
+    "must be a path inside the volume, such as {namespace} or teams/{namespace}: no '/' at either end, no part that "
+    "begins with '.'"
+)
 AN_OBJECT = (
     "must be an object's name: lower-case letters, digits, '-' and '.', beginning and ending with a letter or digit"
 )
@@ -212,6 +218,16 @@ BROKEN = [
         A_PATH,
         at="spec.adapterVolumes",
     ),
+    *(
+        Broken(
+            "ServingPool",
+            "spec.adapterVolumes[0].pathPrefix",
+            [{"claimName": "a", "pathPrefix": prefix}],
+            A_PREFIX,
+            at="spec.adapterVolumes",
+        )
+        for prefix in ("../b", "/b", "b/", "{name}", "{namespace", "a//b", "a/.b", ".", "{namespace}/..")
+    ),
     Broken(
         "ServingPool",
         "spec.updateStrategy.maxUnavailable",
@@ -229,9 +245,54 @@ BROKEN = [
     Broken(
         "ServingPool",
         "spec.template.env[0].name",
+        {"env": [{"name": "LD_PRELOAD", "value": "/var/lib/motet/model/own.so"}]},
+        "must be one that tunes libraries and loads no code: " + ", ".join(TUNING),
+        at="spec.template",
+    ),
+    Broken(
+        "ServingPool",
+        "spec.template.env[0].name",
         {"env": [{"name": "1A"}]},
         "must be a variable's name: letters, digits and '_', not beginning with a digit",
         at="spec.template",
+    ),
+    Broken(
+        "ServingPool",
+        "spec.template.labels",
+        {"labels": {"app.kubernetes.io/component": "gateway"}},
+        "must not begin with motet.dev/ or app.kubernetes.io/ or pod-template-hash: by those others know the pod",
+        at="spec.template",
+    ),
+    Broken(
+        "ServingPool",
+        "spec.template.annotations",
+        {"annotations": {"container.apparmor.security.beta.kubernetes.io/runner": "unconfined"}},
+        "must not begin with motet.dev/ or controller.kubernetes.io/ or "
+        "container.apparmor.security.beta.kubernetes.io/: by those others know the pod",
+        at="spec.template",
+    ),
+    Broken(
+        "ServingPool",
+        "spec.template.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution"
+        ".nodeSelectorTerms[0].matchExpressions[0].values",
+        {
+            "affinity": {
+                "nodeAffinity": {
+                    "requiredDuringSchedulingIgnoredDuringExecution": {
+                        "nodeSelectorTerms": [{"matchExpressions": [{"key": "gpu", "operator": "In"}]}]
+                    }
+                }
+            }
+        },
+        "values must be set unless operator is Exists or DoesNotExist",
+        at="spec.template",
+    ),
+    Broken(
+        "ServingPool",
+        "spec.model.cache",
+        {"uri": "file:///models/base", "cache": {"claimName": "models"}},
+        "cache may only be set for a source that is reached over the network",
+        at="spec.model",
     ),
     Broken(
         "ServingPool",

@@ -42,7 +42,10 @@ OF_ALL = {"type", "description", "default", "nullable", VALIDATIONS}
 MERGED = {"spec.admission.allowedSchemes": "set", "spec.adapterVolumes": "map", "spec.template.env": "map"}
 LISTS_AND_MAPS = {
     *("values", "matchLabels", "matchExpressions", "limits", "requests", "nodeSelector", "env"),
-    *("tolerations", "topologySpreadConstraints", "adapterVolumes"),
+    *("tolerations", "topologySpreadConstraints", "adapterVolumes", "labels", "annotations"),
+    "preferredDuringSchedulingIgnoredDuringExecution",
+    # Of nodes it is an object.
+    *(f"{pods}.requiredDuringSchedulingIgnoredDuringExecution" for pods in ("podAffinity", "podAntiAffinity")),
 }
 
 each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
@@ -134,7 +137,9 @@ def test_what_may_be_absent_may_be_null(kind: Kind) -> None:
             if path.startswith("spec"):
                 optional = name not in schema.get("required", []) and "default" not in inner
                 assert inner.get("nullable", False) == (
-                    optional and name not in LISTS_AND_MAPS and "enum" not in inner
+                    optional
+                    and not {name, f"{path.rpartition('.')[2]}.{name}"} & LISTS_AND_MAPS
+                    and "enum" not in inner
                 ), f"{path}.{name}"
             else:
                 assert "nullable" not in inner
@@ -233,7 +238,7 @@ def test_names_columns_and_subresources() -> None:
     assert pool_version["subresources"]["status"] == {}
     assert pool_version["subresources"]["scale"] == {
         "specReplicasPath": ".spec.replicas",
-        "statusReplicasPath": ".status.replicas",
+        "statusReplicasPath": ".status.stayingReplicas",
         "labelSelectorPath": ".status.selector",
     }
 
@@ -249,7 +254,7 @@ def test_columns_show_what_exists(kind: Kind) -> None:
 
 def test_a_pool_can_be_scaled() -> None:
     schema = object_schema(POOL)
-    assert at(schema, "spec.replicas")["format"] == at(schema, "status.replicas")["format"] == "int32"
+    assert at(schema, "spec.replicas")["format"] == at(schema, "status.stayingReplicas")["format"] == "int32"
     assert at(schema, "status.selector")["type"] == "string"
 
 

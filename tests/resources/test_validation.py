@@ -7,6 +7,7 @@ import pytest
 import motet_cli
 from motet.resources import LoRAAdapter, Manifest, Place, ServingPool, changes, files_of, read_all, read_file, read_text
 from motet.resources.coming import COMING_FIELDS, COMING_SCHEMES, COMING_VALUES
+from motet.resources.template import TUNING
 from motet.resources.validation import fields_at
 
 ADAPTER = """\
@@ -136,18 +137,41 @@ def test_the_bundled_manifests_are_valid() -> None:
             "autoscaling: minReplicas and maxReplicas must be set unless mode is Disabled",
         ),
         (
-            "template: {env: [{name: A}, {name: A}]}",
-            "template.env: name must differ from entry to entry; A is there twice",
+            "template: {env: [{name: TZ}, {name: TZ}]}",
+            "template.env: name must differ from entry to entry; TZ is there twice",
         ),
         (
-            "template: {affinity: {}}",
-            "template.affinity: not yet: rules of affinity come later; remove this field for now",
+            "template: {volumes: []}",
+            "template.volumes: not yet: further volumes of pods come later; remove this field for now",
         ),
     ],
 )
 def test_a_pool_that_breaks_a_rule_hears_which(field: str, complaint: str) -> None:
     (found,) = said(POOL + f"  {field}\n")
     assert found.partition(": ")[2] == f"ServingPool default/demo: spec.{complaint}"
+
+
+@pytest.mark.parametrize(
+    "variable",
+    [
+        # Code of the author's own, from a volume, in a process with everybody's bytes and a token.
+        *("LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT", "PATH", "PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP"),
+        *("CUDA_INJECTION64_PATH", "NCCL_NET_PLUGIN", "NCCL_TUNER_PLUGIN", "TORCHINDUCTOR_CACHE_DIR", "GCONV_PATH"),
+        # Somebody else's server, to which the token or what is fetched goes.
+        *("KUBERNETES_SERVICE_HOST", "HTTPS_PROXY", "https_proxy", "SSL_CERT_FILE", "HF_ENDPOINT", "HOSTALIASES"),
+        # Devices of other pods on the node.
+        *("NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_MIG_CONFIG_DEVICES"),
+        *("POD_NAME", "HOME", "GLIBC_TUNABLES", "OMP_TOOL_LIBRARIES", "KMP_AFFINITY_FORMAT"),
+    ],
+)
+def test_no_variable_of_a_pool_makes_a_runner_load_code_or_speak_with_others(variable: str) -> None:
+    (found,) = said(POOL + f"  template: {{env: [{{name: {variable}, value: /var/lib/motet/model/own.so}}]}}\n")
+    assert "spec.template.env[0].name: must be one that tunes libraries and loads no code" in found
+
+
+def test_a_pool_may_tune_its_libraries() -> None:
+    listed = ", ".join(f"{{name: {each}, value: '1'}}" for each in TUNING)
+    assert said(POOL + f"  template: {{env: [{listed}]}}\n") == []
 
 
 @pytest.mark.parametrize(

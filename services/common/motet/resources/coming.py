@@ -12,7 +12,6 @@ COMING_FIELDS: dict[str, dict[str, str]] = {
     "ServingPool": {
         "spec.tenants": "quotas and weights per tenant",
         "spec.slo": "latency targets",
-        "spec.template.affinity": "rules of affinity",
         "spec.template.volumes": "further volumes of pods",
         "spec.template.resourceClaims": "devices by claim",
     },

@@ -104,7 +104,7 @@ def custom_resource_definition(kind: Kind) -> Schema:
     if kind.scale:
         subresources["scale"] = {
             "specReplicasPath": ".spec.replicas",
-            "statusReplicasPath": ".status.replicas",
+            "statusReplicasPath": ".status.stayingReplicas",
             "labelSelectorPath": ".status.selector",
         }
     return {

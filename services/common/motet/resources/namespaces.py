@@ -49,6 +49,10 @@ class LabelRequirement(Shape):
                 return self.key not in labels
 
 
+NAME = "kubernetes.io/metadata.name"
+"""The label that Kubernetes puts on every namespace: its name."""
+
+
 class LabelSelector(Shape):
     """Which namespaces, by their labels."""
 
@@ -63,6 +67,14 @@ class LabelSelector(Shape):
     def matches(self, labels: dict[str, str]) -> bool:
         return self.match_labels.items() <= labels.items() and all(
             requirement.matches(labels) for requirement in self.match_expressions
+        )
+
+    @property
+    def picks_one_only(self) -> bool:
+        """It asks for one name."""
+        return NAME in self.match_labels or any(
+            asked.key == NAME and asked.operator == "In" and len(set(asked.values)) == 1
+            for asked in self.match_expressions
         )
 
 
@@ -91,6 +103,11 @@ class AllowedNamespaces(Shape):
         ),
     )
 
+    @property
+    def admits_one_only(self) -> bool:
+        """Never more than one namespace, whatever namespaces there are."""
+        return self.from_ == "Same" or (self.selector is not None and self.selector.picks_one_only)
+
     def admits(self, namespace: str, *, own: str, labels: dict[str, str]) -> bool:
         match self.from_:
             case "All":
@@ -99,5 +116,5 @@ class AllowedNamespaces(Shape):
                 return namespace == own
             case "Selector":
                 assert self.selector is not None
-                # Kubernetes puts this label on every namespace; without it a selector by name would differ locally.
-                return self.selector.matches({"kubernetes.io/metadata.name": namespace} | labels)
+                # Without this label a selector by name would differ locally.
+                return self.selector.matches({NAME: namespace} | labels)

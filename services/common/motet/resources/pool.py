@@ -17,6 +17,7 @@ from motet.resources.shapes import (
     ModelUri,
     ObjectMeta,
     ObjectReference,
+    PathPrefix,
     RelativePath,
     SecretReference,
     ServedName,
@@ -25,7 +26,17 @@ from motet.resources.shapes import (
 )
 from motet.resources.template import PodTemplate
 
+NAMESPACE = "{namespace}"
+"""In a `pathPrefix`: the namespace of the adapter."""
+
 Preset = Literal["paged-chunk", "orca", "s3", "oracle", "punica", "ft-max"]
+
+
+class ModelCache(Shape):
+    """Where fetched models stay when runners go."""
+
+    claim_name: ObjectReference
+    """A claim of the pool's namespace that all of its runners may write: ReadWriteMany, or one node's."""
 
 
 class PoolModel(Shape):
@@ -48,6 +59,9 @@ class PoolModel(Shape):
     credentials_secret_ref: SecretReference | None = None
     """What the source asks for, if it does; a Secret of the pool's namespace."""
 
+    cache: ModelCache | None = None
+    """In a cluster the model is then fetched once for all runners, and no more when one starts. Absent: once a pod."""
+
     rules: ClassVar = (
         Rule(
             field="revision",
@@ -62,6 +76,13 @@ class PoolModel(Shape):
             message="credentialsSecretRef may only be set for a source that is reached over the network",
             reason="FieldValueForbidden",
             holds=lambda model: model.credentials_secret_ref is None or model.uri.startswith(("hf://", "https://")),
+        ),
+        Rule(
+            field="cache",
+            cel="!has(self.cache) || self.uri.startsWith('hf://') || self.uri.startsWith('https://')",
+            message="cache may only be set for a source that is reached over the network",
+            reason="FieldValueForbidden",
+            holds=lambda model: model.cache is None or model.uri.startswith(("hf://", "https://")),
         ),
     )
     transitions: ClassVar = (
@@ -197,9 +218,21 @@ class AdapterVolume(Shape):
     sub_path: RelativePath | None = None
     """Only this folder of the volume is mounted."""
 
+    path_prefix: PathPrefix | None = None
+    """The folder (of what is mounted) that a namespace's adapters must lie in, links followed; `{namespace}` stands for
+    the namespace. Absent: `{namespace}`, and the whole volume where only one namespace is admitted. `""`: the whole
+    volume, for every namespace that is admitted."""
+
+    def folder_of(self, namespace: str) -> str:
+        """Where its adapters may lie; empty: anywhere on the volume."""
+        prefix = self.path_prefix
+        if prefix is None:
+            prefix = "" if self.allowed_namespaces.admits_one_only else NAMESPACE
+        return prefix.replace(NAMESPACE, namespace)
+
 
 class UpdateStrategy(Shape):
-    """How runners of an old revision, and those on cordoned nodes, are replaced."""
+    """How runners of an old revision, and those on nodes to be emptied, are replaced."""
 
     max_surge: Annotated[int, Field(ge=0, le=MAX_REPLICAS)] = 1
     """Runners beyond the wanted number while others are replaced."""
@@ -242,7 +275,7 @@ class ServingPoolSpec(Shape):
         Field(max_length=16),
         EntriesDiffer("claimName"),
     ] = Field(default_factory=list)
-    """The only claims that an adapter's source may name. A change replaces the runners."""
+    """The only claims that an adapter's source may name. Another claim or `subPath` replaces the runners."""
 
     drain_timeout_seconds: Annotated[int, Field(ge=0, le=86_400)] = 30
     """How long a runner that must go may finish what it has; what is left then is moved. In a cluster a change replaces

@@ -91,8 +91,12 @@ _RUNNERS = {
     "does); nothing has to be restarted.",
     "RunnersRefused": "The API server refuses the pool's Deployment or its pods: a quota, an admission policy, Pod "
     "Security, a ServiceAccount that is missing. The message has its words; nothing has to be restarted.",
+    "NameTaken": "An object that somebody else has made has the name of one that the operator makes for the pool. It "
+    "is left as it is; the message names it. Delete it, or give the pool another name; nothing has to be restarted.",
     "RunnerFailing": "A runner dies again and again; the message has its last words, and `kubectl logs --previous` all "
     "of them.",
+    "WaitingForTurn": "There is a new revision, and as many pools as may are on their way to theirs "
+    "(`MOTET_CLUSTER_ROLLING_POOLS`). Until then the runners that there are serve on.",
 }
 
 POOL_REASONS: Mapping[str, Reasons] = {
@@ -109,11 +113,13 @@ POOL_REASONS: Mapping[str, Reasons] = {
         "RunnersNotReady": "Runners exist and none serves yet; the message says what the last of them said.",
         "PermissionDenied": _RUNNERS["PermissionDenied"],
         "RunnersRefused": _RUNNERS["RunnersRefused"],
+        "NameTaken": _RUNNERS["NameTaken"],
     },
     "Progressing": {
         "Complete": "Nothing is left to do.",
         "RollingOut": "Runners of a new revision take the place of old ones.",
-        "RunnersMoving": "Nodes with runners are cordoned. Each of these leaves once another serves elsewhere.",
+        "RunnersMoving": "Nodes with runners are cordoned, or tainted by an autoscaler that empties them. Each of "
+        "these runners leaves once another serves elsewhere.",
         "ScalingDown": "Runners are leaving; they finish what they have first.",
         **_RUNNERS,
     },

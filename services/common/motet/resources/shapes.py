@@ -86,6 +86,8 @@ _LABEL_KEY = r"^([a-z0-9]([-.a-z0-9]*[a-z0-9])?/)?[A-Za-z0-9]([-._A-Za-z0-9]*[A-
 _LABEL_VALUE = r"^([A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?)?$"
 _OBJECT_NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 _RELATIVE_PATH = r"^[A-Za-z0-9_][-A-Za-z0-9_.]*(/[A-Za-z0-9_][-A-Za-z0-9_.]*)*$"
+_PATH_PREFIX_PART = r"([A-Za-z0-9_]|\{namespace\})([-A-Za-z0-9_.]|\{namespace\})*"
+_PATH_PREFIX = rf"^({_PATH_PREFIX_PART}(/{_PATH_PREFIX_PART})*)?$"
 _REVISION = r"^[A-Za-z0-9_][-A-Za-z0-9_./]*$"
 _ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 _QUANTITY = r"^([0-9]+([.][0-9]+)?|[.][0-9]+)(m|[kMGTPE]|[KMGTPE]i)?$"
@@ -103,6 +105,8 @@ PATTERN_SENTENCES = {
     "letter or digit",
     _RELATIVE_PATH: "must be a path inside the volume, such as team/legal: no '/' at either end, no part that begins "
     "with '.'",
+    _PATH_PREFIX: "must be a path inside the volume, such as {namespace} or teams/{namespace}: no '/' at either end, "
+    "no part that begins with '.'",
     _REVISION: "must be a branch, tag or commit: letters, digits, '-', '_', '.' and '/'",
     _ENV_NAME: "must be a variable's name: letters, digits and '_', not beginning with a digit",
     _QUANTITY: "must be a quantity such as 2, 500m or 16Gi",
@@ -115,6 +119,7 @@ ServedName = Annotated[str, StringConstraints(pattern=_SERVED_NAME, max_length=1
 Digest = Annotated[str, StringConstraints(pattern=_DIGEST, max_length=71)]
 ObjectReference = Annotated[str, StringConstraints(pattern=_OBJECT_NAME, max_length=253)]
 RelativePath = Annotated[str, StringConstraints(pattern=_RELATIVE_PATH, max_length=512)]
+PathPrefix = Annotated[str, StringConstraints(pattern=_PATH_PREFIX, max_length=512)]
 SourceRevision = Annotated[str, StringConstraints(pattern=_REVISION, max_length=128)]
 EnvName = Annotated[str, StringConstraints(pattern=_ENV_NAME, max_length=128)]
 _HUB_FORM = form("hf", "[^/]+/[^/]+", "must name a repository of the hub, as hf://organisation/name")
@@ -138,6 +143,7 @@ ResourceName = Annotated[
     Checked(at_most(63, "name must be 63 characters or fewer (it becomes a label value)")),
 ]
 Labels = Annotated[dict[LabelKey, LabelValue], Field(max_length=64)]
+Annotations = Annotated[dict[LabelKey, Annotated[str, StringConstraints(max_length=4096)]], Field(max_length=64)]
 
 
 class _WholeOrText:

@@ -11,6 +11,7 @@ from pydantic import ConfigDict, Field
 from motet.resources.shapes import MAX_REPLICAS, Digest, DnsLabel, ServedName, Shape
 
 MAX_MESSAGE = 1024
+MAX_MODULES = 64
 MAX_COUNT = 2**53 - 1
 """The largest whole number that every reader of JSON keeps."""
 
@@ -68,6 +69,10 @@ class Condition(Report):
     observed_generation: Count | None = None
     """The generation of the object that the answer is about."""
 
+    @property
+    def holds(self) -> bool:
+        return self.status == "True"
+
 
 Conditions = Annotated[
     tuple[Condition, ...],
@@ -83,7 +88,7 @@ class Artifact(Report):
     """The bytes that serve, as a runner found them."""
 
     digest: Digest | None = None
-    """Of configuration and weights."""
+    """Of configuration, weights, and a chat template or tokenizer files of its own."""
 
     short_digest: Annotated[str, Field(max_length=12)] | None = None
     """Its first twelve hex digits, for `kubectl get`."""
@@ -98,12 +103,15 @@ class Artifact(Report):
     """As text, since it need not be a whole number."""
 
     target_modules: Annotated[
-        tuple[Annotated[str, Field(max_length=253)], ...], Field(max_length=64, strict=False)
+        tuple[Annotated[str, Field(max_length=253)], ...], Field(max_length=MAX_MODULES, strict=False)
     ] = ()
     """The layers that it changes."""
 
     format: Annotated[str, Field(max_length=32)] | None = None
     """How it is written, such as `peft`."""
+
+    checker: Count | None = None
+    """The version of the checks that it passed. A runner with another version checks it again."""
 
 
 class LoRAAdapterStatus(Report):
@@ -178,6 +186,10 @@ class ServingPoolStatus(Report):
 
     replicas: Runners | None = None
     """Runners that exist."""
+
+    staying_replicas: Runners | None = None
+    """Those that stay: neither leaving nor there for a time beside what they replace. An autoscaler takes it for how
+    many there are."""
 
     ready_replicas: Runners | None = None
     """Runners that serve."""

@@ -4,9 +4,11 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from motet.resources.rules import Rule
+from motet.resources.affinity import Affinity
+from motet.resources.rules import Rule, quoted
 from motet.resources.shapes import (
     MAX_REPLICAS,
+    Annotations,
     EntriesDiffer,
     EnvName,
     LabelKey,
@@ -60,11 +62,45 @@ class TopologySpread(Shape):
     """What happens to a runner that would make it worse."""
 
 
+TUNING = (
+    "ATEN_CPU_CAPABILITY",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "CUDA_LAUNCH_BLOCKING",
+    "CUDA_MODULE_LOADING",
+    "CUDA_VISIBLE_DEVICES",
+    "KMP_AFFINITY",
+    "KMP_BLOCKTIME",
+    "MALLOC_ARENA_MAX",
+    "MKL_NUM_THREADS",
+    "NCCL_DEBUG",
+    "NCCL_IB_DISABLE",
+    "NCCL_P2P_DISABLE",
+    "NCCL_SHM_DISABLE",
+    "NCCL_SOCKET_IFNAME",
+    "NVIDIA_TF32_OVERRIDE",
+    "OMP_NUM_THREADS",
+    "OMP_PLACES",
+    "OMP_PROC_BIND",
+    "ONEDNN_MAX_CPU_ISA",
+    "OPENBLAS_NUM_THREADS",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "TORCH_LOGS",
+    "TORCH_SHOW_CPP_STACKTRACES",
+    "TZ",
+)
+"""Each makes libraries faster, slower or more talkative. None names a file to load, a program, a server or a device
+that the pod has not got: a runner holds its certificate, a token and every tenant's bytes, and they would be its
+author's then."""
+
+
 class EnvironmentVariable(Shape):
     """One variable of the runner's process."""
 
     name: EnvName
-    """What the process reads."""
+    """What the process reads; one that tunes libraries and loads no code, such as OMP_NUM_THREADS or NCCL_DEBUG. The
+    chart's `runner.env` sets any."""
 
     value: Annotated[str, Field(max_length=4096)] = ""
     """What it says; no secrets, since everybody who may read the pool may read it."""
@@ -77,11 +113,36 @@ class EnvironmentVariable(Shape):
             reason="FieldValueForbidden",
             holds=lambda variable: not variable.name.startswith("MOTET_"),
         ),
+        Rule(
+            field="name",
+            cel=f"self.name.startsWith('MOTET_') || self.name in [{', '.join(map(quoted, TUNING))}]",
+            message="must be one that tunes libraries and loads no code: " + ", ".join(TUNING),
+            reason="FieldValueForbidden",
+            holds=lambda variable: variable.name.startswith("MOTET_") or variable.name in TUNING,
+        ),
+    )
+
+
+def _not_reserved(field: str, *prefixes: str) -> Rule:
+    """By these the operator, policies of the network and Kubernetes itself know pods."""
+    free = " && ".join(f"!key.startsWith({quoted(one)})" for one in prefixes)
+    return Rule(
+        field=field,
+        cel=f"!has(self.{field}) || self.{field}.all(key, {free})",
+        message="must not begin with " + " or ".join(prefixes) + ": by those others know the pod",
+        reason="FieldValueForbidden",
+        holds=lambda template: not any(key.startswith(prefixes) for key in getattr(template, field)),
     )
 
 
 class PodTemplate(Shape):
     """What of a runner's pod a pool may choose. What is not here (host paths, privileges) cannot be abused."""
+
+    labels: Labels = Field(default_factory=dict)
+    """Of the pool's Deployments and their pods, for queues, quotas and costs. The platform's and Motet's own win."""
+
+    annotations: Annotations = Field(default_factory=dict)
+    """Of the pods, for what acts on pods. The platform's win."""
 
     resources: Resources = Resources()
     node_selector: Labels = Field(default_factory=dict)
@@ -93,6 +154,12 @@ class PodTemplate(Shape):
     topology_spread_constraints: Annotated[list[TopologySpread], Field(max_length=8)] = Field(default_factory=list)
     """How runners are spread over zones and machines."""
 
+    affinity: Affinity | None = None
+    """Which nodes, and beside which pods."""
+
+    scheduler_name: ObjectReference | None = None
+    """Who places the pods, instead of Kubernetes' own scheduler."""
+
     priority_class_name: ObjectReference | None = None
     """Who goes first when room is short."""
 
@@ -100,7 +167,8 @@ class PodTemplate(Shape):
     """The container runtime's configuration, such as `nvidia`."""
 
     service_account_name: ObjectReference | None = None
-    """Instead of the chart's. Tenants grant their Secrets to the one that is used."""
+    """Instead of the chart's. Tenants grant their Secrets to the one that is used. Who may neither create pods in the
+    pool's namespace nor impersonate the account is refused by the chart's policy `poolAccounts`."""
 
     env: Annotated[
         list[EnvironmentVariable],
@@ -108,3 +176,13 @@ class PodTemplate(Shape):
         EntriesDiffer("name"),
     ] = Field(default_factory=list)
     """Variables of the runner's process, locally too."""
+
+    rules: ClassVar = (
+        _not_reserved("labels", "motet.dev/", "app.kubernetes.io/", "pod-template-hash"),
+        _not_reserved(
+            "annotations",
+            "motet.dev/",
+            "controller.kubernetes.io/",
+            "container.apparmor.security.beta.kubernetes.io/",
+        ),
+    )
