@@ -47,9 +47,7 @@ class Leases:
 
     async def put(self, path: str, body: Object, *, seconds: float) -> Object:
         await self._arrive()
-        if self.lease is None:
-            raise Refused(NOT_FOUND, "not found")
-        if body["metadata"]["resourceVersion"] != self.lease["metadata"]["resourceVersion"]:
+        if self.lease is None or body["metadata"]["resourceVersion"] != self.lease["metadata"]["resourceVersion"]:
             raise Refused(CONFLICT, "changed")
         return self._written(body)
 

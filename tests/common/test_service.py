@@ -12,7 +12,7 @@ from motet import service
 from motet.errors import SetupError
 from motet.service import run_until
 from motet.settings import Addresses, Database, ProcessSettings
-from tests.common.waiting import until
+from tests.common.waiting import PATIENCE_S, until
 
 SERVE = """
 import asyncio, sys
@@ -111,7 +111,7 @@ async def test_work_runs_until_stop_is_set_and_is_then_cancelled() -> None:
     running = asyncio.create_task(run_until(stop, work("a"), work("b")))
     await asyncio.sleep(0)
     stop.set()
-    await asyncio.wait_for(running, 5)
+    await asyncio.wait_for(running, PATIENCE_S)
     assert sorted(cancelled) in ([], ["a", "b"])  # what had not begun needs no cancelling
 
 

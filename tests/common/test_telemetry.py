@@ -7,13 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from prometheus_client import Counter
+from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from motet.clock import FakeClock
 from motet.errors import SetupError
 from motet.health import Health
 from motet.rpc import is_healthy, serving
-from motet.telemetry import new_registry, serving_metrics
+from motet.telemetry import KEEP_NAME_SECONDS, OTHERS, BoundedNames, new_registry, serving_metrics
 
 
 async def ask(path: Path, request: str) -> tuple[list[str], str]:
@@ -156,3 +157,44 @@ def test_a_full_disk_costs_lines_and_not_the_process() -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run([sys.executable, "-c", SPEAK, "info", "json"], stderr=full, check=False)
     assert done.returncode == 0
+
+
+class Named:
+    """A counter by a name that users choose, of which two may stand in the label."""
+
+    def __init__(self, most: int = 2) -> None:
+        self.registry, self.clock = CollectorRegistry(), FakeClock()
+        self.counter = Counter("motet_test", "A test.", ("who", "code"), registry=self.registry)
+        self.names = BoundedNames(most, ("who",), (self.counter,), clock=self.clock)
+
+    def use(self, name: str) -> str:
+        (label,) = self.names.of(name)
+        self.counter.labels(label, "200").inc()
+        return label
+
+    def shown(self) -> set[str]:
+        families = text_string_to_metric_families(generate_latest(self.registry).decode())
+        return {sample.labels["who"] for family in families for sample in family.samples}
+
+
+def test_no_name_stands_in_a_label_unless_it_may() -> None:
+    named = Named(most=0)
+    assert {named.use(name) for name in "abc"} == {""}
+    assert named.shown() == {""}
+
+
+def test_a_name_that_is_no_longer_used_makes_room_and_takes_its_series_with_it() -> None:
+    named = Named()
+    named.use("a")
+    named.use("b")
+    named.clock.advance(KEEP_NAME_SECONDS)
+    assert named.use("a") == "a"
+    assert named.use("c") == "c"
+    assert named.shown() == {"a", "c"}
+
+
+def test_names_in_use_do_not_push_each_other_out() -> None:
+    named = Named()
+    shown = {named.use(f"n{number}") for number in range(100)}
+    assert shown == {"n0", "n1", OTHERS}
+    assert named.shown() == shown

@@ -1,10 +1,12 @@
-"""Waiting for something to become true, with a bound."""
+"""Waiting for something to become true. The bound is for what never does, not for slow machines."""
 
 import asyncio
 from collections.abc import Callable
 
+PATIENCE_S = 60.0
 
-async def until(true: Callable[[], object], seconds: float = 10.0) -> None:
+
+async def until(true: Callable[[], object], seconds: float = PATIENCE_S) -> None:
     async with asyncio.timeout(seconds):
         while not true():
             await asyncio.sleep(0.005)

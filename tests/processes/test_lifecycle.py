@@ -7,7 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motet.processes.lifecycle import (
+    QUESTIONS,
     SETUP_FAILED,
+    START_QUESTIONS,
+    Asked,
     Died,
     Effect,
     Event,
@@ -125,3 +128,58 @@ def test_no_history_leaves_it_stuck_or_revives_the_gone(history: list[tuple[floa
 def test_the_jitter_is_a_quarter_each_way(failures: int) -> None:
     low, high = (POLICY.delay(failures, needs_a_person=True, jitter=jitter) for jitter in (0.0, 1.0))
     assert high == pytest.approx(low / 0.75 * 1.25)
+
+
+EACH = POLICY.question
+
+
+def silence(questions: int, *, since: float) -> list[tuple[float, Event]]:
+    """One question after the other, each waited for in vain."""
+    return [(since + (n + 1) * EACH, Asked(alive=False, at=since + n * EACH)) for n in range(questions)]
+
+
+ANSWERED: tuple[tuple[float, Event], ...] = (*UP, (2, Asked(alive=True, at=2)))
+
+
+def test_one_that_does_not_answer_any_more_is_replaced() -> None:
+    life, effects = follow(*ANSWERED, *silence(QUESTIONS - 1, since=2))
+    assert effects == [Effect.START]
+    life, effects = follow(*silence(1, since=2 + (QUESTIONS - 1) * EACH), life=life)
+    assert effects == [Effect.REPLACE]
+
+
+def test_an_answer_makes_up_for_all_before_it() -> None:
+    moments = [*ANSWERED]
+    for _ in range(10):
+        since = moments[-1][0]
+        moments += silence(QUESTIONS - 1, since=since)
+        moments.append((moments[-1][0], Asked(alive=True, at=moments[-1][0])))
+    assert follow(*moments)[1] == [Effect.START]
+
+
+def test_one_that_starts_has_more_time() -> None:
+    _, effects = follow(*UP, *silence(START_QUESTIONS - 1, since=0))
+    assert effects == [Effect.START]
+    _, effects = follow(*UP, *silence(START_QUESTIONS, since=0))
+    assert effects == [Effect.START, Effect.REPLACE]
+
+
+def test_what_a_keeper_that_was_away_itself_has_missed_proves_nothing() -> None:
+    """All were paused together, in the middle of a question or between two: all is asked anew."""
+    life, _ = follow(*ANSWERED, *silence(QUESTIONS - 1, since=2))
+    then = 2 + (QUESTIONS - 1) * EACH
+    for paused in (
+        (then + 3600, Asked(alive=False, at=then)),
+        (then + 3600 + EACH, Asked(alive=False, at=then + 3600)),
+    ):
+        woken, effects = follow(paused, life=life)
+        assert effects == []
+        _, effects = follow(*silence(QUESTIONS - 1, since=paused[0]), life=woken)
+        assert effects == []
+        _, effects = follow(*silence(QUESTIONS, since=paused[0]), life=woken)
+        assert effects == [Effect.REPLACE]
+
+
+def test_one_that_stops_is_not_asked_any_more() -> None:
+    life, effects = follow(*ANSWERED, (3, StopAsked()), *silence(QUESTIONS, since=3))
+    assert (life.phase, effects) == (Phase.STOPPING, [Effect.START, Effect.TERMINATE])

@@ -3,3 +3,9 @@
 Everything that two processes must agree on lives here: the messages, the ids, the sizes, the errors, the settings and
 the shape of a resource. Decisions do not: each has one owner, in its own package.
 """
+
+import os
+
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+"""Nobody here uses gRPC on both sides of a fork. With its support for that, each process that a service starts writes a
+line of its own into the service's log. It reads the variable when it is imported, so this has to come before."""

@@ -12,7 +12,19 @@ from motet.model import Digest
 CHUNK_BYTES = 1 << 20
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
-"""What an adapter is: its configuration and its weights."""
+"""What an adapter must have: its configuration and its weights."""
+
+ADAPTER_OPTIONAL_FILES = (
+    "added_tokens.json",
+    "chat_template.jinja",
+    "generation_config.json",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+)
+"""What changes its answers where it has it: a template, tokens and defaults of its own. Those that exist belong to its
+digest, by these exact names and right beside its weights; no other file does. An adapter without any has the digest
+that it had before there was this list. A name that is added here changes the digest of every adapter with that file."""
 
 ASSET_FILES = (
     "chat_template.jinja",
@@ -60,8 +72,13 @@ def digest_of(folder: Path, names: Iterable[str]) -> Digest:
     return content.digest()
 
 
+def adapter_files(folder: Path) -> list[str]:
+    """All that belongs to an adapter's digest, in the order in which it is digested."""
+    return sorted([*ADAPTER_FILES, *(name for name in ADAPTER_OPTIONAL_FILES if (folder / name).is_file())])
+
+
 def adapter_digest(folder: Path) -> Digest:
-    return digest_of(folder, ADAPTER_FILES)
+    return digest_of(folder, adapter_files(folder))
 
 
 def asset_files(folder: Path) -> list[str]:

@@ -19,9 +19,12 @@ MotetError
 ├── AdapterError              the adapter is at fault; its owner must act
 │   ├── AdapterIncompatible
 │   └── AdapterFetchFailed
+├── StoreRefused              a value that no database takes, however often it is told
 ├── Declined                  a runner's "not here, not now": the scheduler places the request again
 ├── EngineRestarted           a stream that could not be continued
 ├── Cancelled
+├── NotFinite                 the model's numbers for this request; at most one other runner tries it
+├── RequestKillsEngines       engines died or hung while they computed this request and no other
 ├── Internal
 └── SetupError                start-up and command line: exit status 2
     ├── ManifestError
@@ -47,11 +50,13 @@ class Row:
     type: str
     grpc: grpc.StatusCode
     retry_after: float = 0.0
-    """Seconds after which trying again makes sense; 0 means it does not. Clients ignore hints above 60."""
+    """Seconds after which it makes sense for a client to send the request again; 0 means that it does not, whatever one
+    error says: a fetch that the runner repeats by itself is no reason for clients to wait for it."""
 
 
 class MotetError(Exception):
-    """An error with a place in the table. `message` says what is wrong and what to do, in one or two sentences."""
+    """An error with a place in the table. `message` says what is wrong and what to do, in one or two sentences, to
+    those who can do it; what API clients read is `for_clients`."""
 
     row = Row("internal_error", 500, "server_error", grpc.StatusCode.INTERNAL)
 
@@ -68,6 +73,10 @@ class MotetError(Exception):
     @property
     def code(self) -> str:
         return self.row.code
+
+    @property
+    def for_clients(self) -> str:
+        return self.message
 
     def to_proto(self) -> common_pb2.Failure:
         return common_pb2.Failure(
@@ -160,6 +169,12 @@ class StoreUnavailable(Overloaded):
     row = Row("store_unavailable", 503, "overloaded_error", grpc.StatusCode.UNAVAILABLE, 5.0)
 
 
+class StoreRefused(MotetError):
+    """The database never takes this value; trying again does not help. What holds it is put aside, and logged."""
+
+    row = Row("store_refused", 500, "server_error", grpc.StatusCode.INVALID_ARGUMENT)
+
+
 class DeadlineExceeded(Overloaded):
     """The request waited longer than it may. Try again later, or allow more time."""
 
@@ -171,18 +186,28 @@ class AdapterError(MotetError):
     machine of one's own, shows the adapter's conditions."""
 
     row = Row("adapter_error", 422, "adapter_error", grpc.StatusCode.FAILED_PRECONDITION)
+    said = "The adapter cannot be served as it is"
+
+    @property
+    def for_clients(self) -> str:
+        """The message is its owner's, and in the adapter's status: it may name files, Secrets and commands."""
+        why = f" ({self.reason})" if self.reason else ""
+        return f"{self.said}{why}. Its owner finds the details in the adapter's status."
 
 
 class AdapterIncompatible(AdapterError):
-    """A field or a tensor of the adapter does not fit the base model or is not supported; the message names it."""
+    """A field or a tensor of the adapter does not fit the base model or is not supported; the adapter's status names
+    it."""
 
     row = Row("adapter_incompatible", 422, "adapter_error", grpc.StatusCode.FAILED_PRECONDITION)
+    said = "The adapter does not fit its base model, or asks for what is not supported"
 
 
 class AdapterFetchFailed(AdapterError):
-    """The adapter's files are missing, unreadable or not what the digest says. The message names the file."""
+    """The adapter's files are missing, unreadable or not what the digest says. The adapter's status names the file."""
 
     row = Row("adapter_fetch_failed", 422, "adapter_error", grpc.StatusCode.FAILED_PRECONDITION)
+    said = "The adapter's files could not be fetched"
 
 
 class Declined(MotetError):
@@ -201,6 +226,20 @@ class Cancelled(MotetError):
     """The client left, or asked for the request to be cancelled."""
 
     row = Row("cancelled", 499, "cancelled", grpc.StatusCode.CANCELLED)
+
+
+class NotFinite(MotetError):
+    """The model's numbers became infinite or undefined for this request, on two runners. The weights of its adapter are
+    the usual cause: try the base model, and tell the adapter's owner. Sending it again brings the same."""
+
+    row = Row("not_finite", 500, "server_error", grpc.StatusCode.INTERNAL)
+
+
+class RequestKillsEngines(MotetError):
+    """Engines died or hung while they computed this request and no other, so it is not tried again. Other requests are
+    not affected. Change the prompt, the parameters or the model, and please report it with the request id."""
+
+    row = Row("request_kills_engines", 500, "server_error", grpc.StatusCode.INTERNAL)
 
 
 class Internal(MotetError):
@@ -245,4 +284,5 @@ TABLE: dict[str, type[MotetError]] = _leaves(MotetError) | {Internal.row.code: I
 def from_proto(failure: common_pb2.Failure) -> MotetError:
     """The error a peer reported. A code that this version does not know becomes Internal with the peer's sentence."""
     kind = TABLE.get(failure.code, Internal)
-    return kind(failure.message, retry_after=failure.retry_after_seconds, reason=failure.reason)
+    seconds = failure.retry_after_seconds
+    return kind(failure.message, retry_after=seconds if 0 <= seconds < float("inf") else 0.0, reason=failure.reason)

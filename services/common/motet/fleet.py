@@ -11,6 +11,7 @@ from typing import Self
 from motet.api.v1 import common_pb2
 from motet.errors import MotetError
 from motet.model import BASE, PAGE_TOKENS, Digest, RequestId, Tenant, pages_for
+from motet.terms import check_epoch
 
 NOBODY = Tenant("")
 
@@ -24,6 +25,7 @@ class RequestClass(IntEnum):
 
     @classmethod
     def from_proto(cls, value: int) -> Self:
+        """One of a newer peer is served as most requests are: neither before others nor after all of them."""
         return cls(value) if value in _CLASSES else cls(cls.STANDARD)
 
 
@@ -38,6 +40,7 @@ class SequenceState(StrEnum):
     PARKED = "parked"
 
 
+# One of a newer runner is waiting: not counted among those that run, and not among those that somebody must resume.
 _STATES = {
     common_pb2.SEQUENCE_STATE_LOADING: SequenceState.LOADING,
     common_pb2.SEQUENCE_STATE_PREFILL: SequenceState.PREFILL,
@@ -53,6 +56,14 @@ class Tier(IntEnum):
     DISK = 1
     HOST = 2
     DEVICE = 3
+
+    @classmethod
+    def from_proto(cls, value: int) -> Self:
+        """One of a newer runner counts as no nearer than the adapter's source: at worst a load is ordered in vain."""
+        return cls(value) if value in _TIERS else cls(cls.NONE)
+
+
+_TIERS = frozenset(Tier)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +178,7 @@ class Resident:
 
     @classmethod
     def from_proto(cls, it: common_pb2.ResidentAdapter) -> Self:
-        return cls(digest=Digest(it.digest), tier=Tier(it.tier), bytes=it.bytes, live=it.live)
+        return cls(digest=Digest(it.digest), tier=Tier.from_proto(it.tier), bytes=it.bytes, live=it.live)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +209,7 @@ class BookEntry:
     def from_proto(cls, it: common_pb2.RunnerRequest) -> Self:
         return cls(
             request=RequestId(it.request),
-            epoch=it.epoch,
+            epoch=check_epoch(it.epoch, it.request),
             pages=it.promise.pages,
             pages_used=it.pages_used,
             state=_STATES.get(it.state, SequenceState.WAITING),

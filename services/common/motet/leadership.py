@@ -6,11 +6,13 @@ A term never repeats: the counter is on disk before anyone hears of it. In a clu
 import fcntl
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
 from motet.errors import StateDirectoryError
+from motet.terms import is_term
 
 
 class Leadership(Protocol):
@@ -18,8 +20,11 @@ class Leadership(Protocol):
 
     term: int
 
-    def exceed(self, term: int) -> int:
-        """Make the term higher than one that somebody reports to have seen; gives the term from now on."""
+    def exceed(self, term: int, then: Callable[[], object]) -> None:
+        """Make the term higher than one that somebody reports to have seen.
+
+        `then` is called once it is: the higher term is kept before anyone hears of it, which may take its time.
+        """
 
     def yield_to(self, term: int) -> None:
         """Somebody says that another leads in this term."""
@@ -81,16 +86,16 @@ class LocalLeadership:
     def yield_to(self, term: int) -> None:
         """Nobody else can lead while this one holds the lock."""
 
-    def exceed(self, term: int) -> int:
+    def exceed(self, term: int, then: Callable[[], object]) -> None:
         """Make the term higher than one that somebody reports to have seen (a state directory may have been lost)."""
         if term >= self.term:
             self._advance_to(term + 1)
-        return self.term
+        then()
 
     def _read(self) -> int:
         assert self._file is not None
         text = os.pread(self._file, 32, 0).strip()
-        if not text or text.isdigit():
+        if not text or is_term(text.decode(errors="replace")):
             return int(text or 0)
         # Damaged. The time is above any counter that restarts alone can have reached.
         return int(time.time())

@@ -8,6 +8,9 @@ While the API server is away nobody can win, and serving must go on: a holder th
 though no longer sure. It ends when it hears of another holder, or finds that it was stopped for so long. Two may lead
 for a while, then: one that the API server hears, and one that it does not. So everything that acts carries the term,
 which grows with each holder, and who wins tells its predecessor where that can be reached.
+
+A term stands in the Lease before anyone hears of it, when it is won and when it is raised (`exceed`): so no two ever
+act under one number. While the Lease cannot be written a holder goes on under the term it has.
 """
 
 import asyncio
@@ -31,6 +34,7 @@ from motet.clock import Clock, monotonic
 from motet.errors import SetupError
 from motet.kube import CONFLICT, FORBIDDEN, NOT_FOUND, Object, Refused, Unreachable
 from motet.settings import LeaseSettings
+from motet.terms import is_term
 
 log = structlog.get_logger(__name__)
 
@@ -72,7 +76,7 @@ class Record:
             renewed=spec.get("renewTime") or "",
             transitions=transitions,
             # Damaged: the time is above any counter that elections alone can have reached.
-            term=max(transitions, int(term)) if term.isdecimal() else int(time.time()),
+            term=max(transitions, int(term) if is_term(term) else int(time.time())),
             address=notes.get(ADDRESS, ""),
         )
 
@@ -114,6 +118,10 @@ class Election:
         self._retry_seconds = settings.retry_seconds * time_scale
         self._clock = clock
         self._lost = lost
+        self._wanted = 0
+        """The term that peers ask for, by what they have seen."""
+        self._waiting: dict[Callable[[], object], int] = {}
+        """Who wants to know when the term is above the one that they name."""
         self.predecessor = ""
         """Where the last holder was reached, if it did not hand the Lease back."""
         self._seen: Record | None = None
@@ -169,13 +177,24 @@ class Election:
         """Wait until this candidate leads."""
         await self._leads.wait()
 
-    def exceed(self, term: int) -> int:
-        """Make the term higher than one that somebody reports to have seen. It is written to the Lease at once."""
+    def exceed(self, term: int, then: Callable[[], object]) -> None:
+        """Make the term higher than one that somebody reports to have seen, once the Lease says so.
+
+        That is asked for at once, and again and again while the API server is away.
+        """
         self.yield_to(term)
-        if term >= self.term:
-            self.term = term + 1
+        self._waiting[then] = max(term, self._waiting.get(then, term))
+        self._wanted = max(self._wanted, term + 1)
+        if term < self.term:
+            self._raise_to(self.term)
+        else:
             self._hurry.set()
-        return self.term
+
+    def _raise_to(self, term: int) -> None:
+        self.term = term
+        for then in [then for then, seen in self._waiting.items() if seen < term]:
+            del self._waiting[then]
+            asyncio.get_running_loop().call_soon(then)  # what it raises is not for the election to bear
 
     def yield_to(self, term: int) -> None:
         """Somebody says that another leads in this term. Who is sure of itself knows better."""
@@ -258,8 +277,9 @@ class Election:
     async def _renew(self, asked: float) -> None:
         assert self._lease is not None
         assert self._watchdog is not None
+        term = max(self.term, self._wanted)
         try:
-            self._lease = await self._write(self._held(self._lease, self.term))
+            self._lease = await self._write(self._held(self._lease, term))
         except Refused as error:
             if error.status not in (CONFLICT, NOT_FOUND):
                 raise
@@ -270,7 +290,7 @@ class Election:
                 self._lost(f"{holder or 'nobody'} holds the Lease {self._namespace}/{self._name}")
                 return
             try:
-                self._lease = await self._write(self._held(self._lease, self.term))
+                self._lease = await self._write(self._held(self._lease, term))
             except Refused as again:
                 raise Unreachable(f"the Lease changes too fast: {again}") from None
         if self._blind:
@@ -278,6 +298,7 @@ class Election:
         self._blind = False
         self._sure_until = asked + self._renew_seconds
         self._watchdog.until(self._sure_until)
+        self._raise_to(term)
 
     async def _release(self) -> None:
         try:
@@ -285,7 +306,7 @@ class Election:
                 # A renewal that was under way may still come through, and make the version that we read an old one.
                 while (lease := await self._get()) is not None and Record.of(lease).holder == self.identity:
                     lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": _now()}
-                    lease["metadata"]["annotations"] |= {TERM: str(self.term), ADDRESS: ""}
+                    lease["metadata"]["annotations"] |= {TERM: str(max(self.term, self._wanted)), ADDRESS: ""}
                     with suppress(Refused):
                         await self._write(lease)
                         log.info("Lease handed back", lease=self._name, term=self.term)

@@ -1,4 +1,4 @@
-"""The book of promises, in pages (DESIGN 6, C1): what has been said, not what lies in memory.
+"""The book of promises, in pages: what has been said, not what lies in memory.
 
 The scheduler keeps one per runner and admits by it; a runner keeps its own and may decline. Pure: no clock, no I/O.
 Invariant: the sum of promises never exceeds capacity × overcommit, except where a promise was `adopted` from a runner

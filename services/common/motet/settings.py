@@ -28,6 +28,12 @@ class ProcessSettings(BaseSettings):
     metrics_address: str = ""
     """Where to serve /metrics, and /livez and /readyz beside it: `unix:/path` or `host:port`. Empty: nowhere."""
 
+    metrics_names: int = Field(0, ge=0, le=10_000)
+    """How many pairs of tenant and adapter figures name, the last used ones; others are counted as `other`. 0: none,
+    and the labels are empty: whoever reads a figure reads its labels, and no tenant shall learn another's names. Set it
+    where only the platform's own Prometheus reads (200 is a good number): each name costs about 80 series, and routers
+    that look for `vllm:lora_requests_info` need it."""
+
     tls_dir: Path | None = None
     """A folder with `tls.crt`, `tls.key` and `ca.crt`: what listens on `host:port` then takes only peers with a
     certificate of that authority, and knows them by the name `<role>.motet.internal` in it. Files that change are read

@@ -6,14 +6,17 @@ One registry per process, made by its main and handed to its `Metrics` class; na
 import asyncio
 import logging
 import sys
-from collections.abc import AsyncIterator
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import TextIO, cast
 
 import structlog
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.metrics import MetricWrapperBase
 
+from motet.clock import Clock, monotonic
 from motet.errors import SetupError
 from motet.health import Health
 from motet.rpc import socket_path
@@ -78,6 +81,55 @@ def new_registry() -> CollectorRegistry:
     return registry
 
 
+OTHERS = "other"
+
+KEEP_NAME_SECONDS = 300.0
+"""A name keeps its series for so long after its last use: scrapers, every minute at the longest, have then seen the
+last figures, and names that are all in use do not push each other out with every request."""
+
+
+class BoundedNames:
+    """Which of the names that users choose (tenants, adapters) stand in labels: the last used, and `most` of them.
+
+    With 0 all labels are empty, which Prometheus takes for no label. A name that is pushed out takes its series with
+    it; one that finds no place is counted under `other`.
+    """
+
+    def __init__(
+        self,
+        most: int,
+        labels: tuple[str, ...],
+        metrics: Sequence[MetricWrapperBase],
+        *,
+        clock: Clock = monotonic,
+    ) -> None:
+        self._most = most
+        self._labels = labels
+        self._metrics = metrics
+        self._clock = clock
+        self._used: OrderedDict[tuple[str, ...], float] = OrderedDict()
+
+    def of(self, *names: str) -> tuple[str, ...]:
+        """The values for the labels, in their order."""
+        if not self._most:
+            return ("",) * len(names)
+        now = self._clock()
+        if names not in self._used and len(self._used) >= self._most and not self._free_one(now):
+            return (OTHERS,) * len(names)
+        self._used[names] = now
+        self._used.move_to_end(names)
+        return names
+
+    def _free_one(self, now: float) -> bool:
+        oldest, used = next(iter(self._used.items()))
+        if now - used < KEEP_NAME_SECONDS:
+            return False
+        del self._used[oldest]
+        for metric in self._metrics:
+            metric.remove_by_labels(dict(zip(self._labels, oldest, strict=True)))
+        return True
+
+
 @asynccontextmanager
 async def serving_metrics(
     address: str, registry: CollectorRegistry, health: Health | None = None
@@ -132,6 +184,21 @@ async def serving_metrics(
         server.close()
         if path is not None:
             path.unlink(missing_ok=True)
+
+
+async def is_alive(address: str) -> bool:
+    """Whether the process that serves its figures at `unix:/path` says that it lives. The caller bounds the time."""
+    try:
+        reader, writer = await asyncio.open_unix_connection(socket_path(address))
+    except OSError:
+        return False
+    try:
+        writer.write(b"GET /livez HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+        return b" 200 " in await reader.readline()
+    except OSError:
+        return False
+    finally:
+        writer.close()
 
 
 def _verdict(why_not: str) -> tuple[str, str, bytes]:

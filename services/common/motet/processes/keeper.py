@@ -19,6 +19,7 @@ import structlog
 from motet.clock import Clock, monotonic
 from motet.processes import launch, linux
 from motet.processes.lifecycle import (
+    Asked,
     CouldNotStart,
     Died,
     Effect,
@@ -69,6 +70,9 @@ class ProcessSpec:
     cwd: Path | None = None
     probe: Probe = field(default=always_ready, compare=False)
     """Says whether it does its work. Must return in about a second."""
+
+    alive: Probe | None = field(default=None, compare=False)
+    """Says whether it lives, which one that is not ready does, too. None: only its end tells."""
 
     stop_order: int = 0
     """When everything stops: the smaller ones first, and the next ones only after they have gone."""
@@ -261,6 +265,7 @@ class _Kept:
         self._pidfd: int | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._probing: asyncio.Task[None] | None = None
+        self._asking: asyncio.Task[None] | None = None
         self._log_offset = 0
 
     def status(self) -> ProcessStatus:
@@ -318,6 +323,8 @@ class _Kept:
                         linux.send(self.identity, signal.SIGTERM)
                 case Effect.KILL:
                     self.kill()
+                case Effect.REPLACE:
+                    self._keeper.kill(self.spec.name, f"it answered nothing for {self._policy.silence:g} s")
         self._set_timer()
         if self.life.phase is Phase.GONE:
             self.unwatch()
@@ -370,6 +377,8 @@ class _Kept:
             return
         asyncio.get_running_loop().add_reader(self._pidfd, self._on_death)
         self._probing = asyncio.create_task(self._probe(), name=f"probe {self.spec.name}")
+        if self.spec.alive is not None and self._policy.silence:
+            self._asking = asyncio.create_task(self._ask(self.spec.alive), name=f"ask {self.spec.name}")
 
     def _on_death(self) -> None:
         self.unwatch()
@@ -415,7 +424,19 @@ class _Kept:
             else:
                 await asyncio.sleep(PROBE_SECONDS)
 
+    async def _ask(self, alive: Probe) -> None:
+        while True:
+            at, answer = self._clock(), False
+            try:
+                async with asyncio.timeout(self._policy.question):
+                    answer = await alive()
+            except Exception as error:
+                log.debug("no answer", process=self.spec.name, error=str(error))
+            self.handle(Asked(answer, at))
+            await asyncio.sleep(max(0.0, at + self._policy.question - self._clock()))
+
     def _stop_probing(self) -> None:
-        if self._probing is not None and self._probing is not asyncio.current_task():
-            self._probing.cancel()
-        self._probing = None
+        for task in (self._probing, self._asking):
+            if task is not None and task is not asyncio.current_task():
+                task.cancel()
+        self._probing = self._asking = None

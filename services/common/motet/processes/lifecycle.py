@@ -4,6 +4,7 @@ WAITING ──due──▶ STARTING ──probe──▶ READY
    ▲                 │ died            │ died
    └──── back-off ───┴─────────────────┘
 stop: any ──SIGTERM──▶ STOPPING ──grace over──▶ SIGKILL ──died──▶ GONE
+silent: STARTING or READY ──QUESTIONS without an answer──▶ SIGKILL ──died──▶ WAITING
 """
 
 from dataclasses import dataclass, replace
@@ -11,6 +12,13 @@ from enum import StrEnum
 
 SETUP_FAILED = 2
 """The exit status by which a service says that a person has to act (motet.service)."""
+
+
+QUESTIONS = 5
+"""Whether it is alive is asked so often, anew each time, before the answer is taken for a no: one lost is no sign."""
+
+START_QUESTIONS = 30
+"""The same before its first answer: imports on a loaded machine may take minutes."""
 
 
 class Phase(StrEnum):
@@ -42,12 +50,22 @@ class Policy:
     stable_after: float = 10.0
     """A process that was ready and ran this long has earned a clean slate."""
 
+    silence: float = 30.0
+    """A process that answers no question for so long is stopped, or its loop hangs: it is killed and started again.
+    0: never. An honest one is silent for seconds on a loaded machine, whose answers do not shrink with the timers."""
+
+    @property
+    def question(self) -> float:
+        """How long one question waits for its answer, and the time between two of them."""
+        return self.silence / QUESTIONS
+
     def scaled(self, factor: float) -> "Policy":
         return Policy(
             grace=self.grace,  # how long work takes to end does not shrink with the timers
             first_delay=self.first_delay * factor,
             last_delay=self.last_delay * factor,
             stable_after=self.stable_after * factor,
+            silence=self.silence,
         )
 
     def delay(self, failures: int, *, needs_a_person: bool, jitter: float) -> float:
@@ -70,6 +88,15 @@ class Lifecycle:
     """Deaths in a row, without a stable run between them."""
 
     was_ready: bool = False
+    answered: bool = False
+    """It has said once in this run that it is alive."""
+
+    unanswered: int = 0
+    """Questions in a row."""
+
+    asked: float = 0.0
+    """When the last question was asked."""
+
     exit_status: int | None = None
     """Of the last run: negative for a signal, None when nobody could know (an adopted process)."""
 
@@ -95,6 +122,15 @@ class Probed:
 
 
 @dataclass(frozen=True, slots=True)
+class Asked:
+    """Whether it is alive; this is how the question came out."""
+
+    alive: bool
+    at: float
+    """When it was asked."""
+
+
+@dataclass(frozen=True, slots=True)
 class Died:
     exit_status: int | None
     reason: str
@@ -111,13 +147,15 @@ class TimePassed:
     pass
 
 
-Event = Started | CouldNotStart | Probed | Died | StopAsked | TimePassed
+Event = Started | CouldNotStart | Probed | Asked | Died | StopAsked | TimePassed
 
 
 class Effect(StrEnum):
     START = "start"
     TERMINATE = "terminate"
     KILL = "kill"
+    REPLACE = "replace"
+    """Kill it for its silence: SIGTERM means nothing to a process that is stopped."""
 
 
 def first(now: float) -> Lifecycle:
@@ -132,13 +170,17 @@ def step(life: Lifecycle, event: Event, now: float, policy: Policy) -> tuple[Lif
             # One that was ready before its keeper was replaced is so until its probe says otherwise.
             ready = adopted and life.was_ready
             phase = Phase.READY if ready else Phase.STARTING
-            return replace(life, phase=phase, due=None, began=now, was_ready=ready), ()
+            return replace(
+                life, phase=phase, due=None, began=now, was_ready=ready, answered=ready, unanswered=0, asked=now
+            ), ()
         case Probed(healthy=True) if life.phase is Phase.STARTING:
             return replace(life, phase=Phase.READY, was_ready=True), ()
         case Probed(healthy=False) if life.phase is Phase.READY:
             return replace(life, phase=Phase.STARTING), ()
         case Probed():
             return life, ()
+        case Asked() if life.phase in (Phase.STARTING, Phase.READY):
+            return _asked(life, event, now, policy)
         case CouldNotStart(reason=reason):
             return _died(life, Died(None, reason), now, policy), ()
         case Died() if life.phase is Phase.STOPPING:
@@ -162,6 +204,20 @@ def _time_passed(life: Lifecycle, now: float, policy: Policy) -> tuple[Lifecycle
         # Asked again after another grace: a process in an uninterruptible wait dies when it can.
         return replace(life, due=now + policy.grace), (Effect.KILL,)
     return life, ()
+
+
+def _asked(life: Lifecycle, question: Asked, now: float, policy: Policy) -> tuple[Lifecycle, tuple[Effect, ...]]:
+    if question.alive:
+        return replace(life, answered=True, unanswered=0, asked=question.at), ()
+    # Whoever asks may have been away as well, with a machine that slept or was paused: what it missed proves nothing,
+    # and what counts is asked anew from here.
+    late = 2 * policy.question
+    if question.at - life.asked > late or now - question.at > late:
+        return replace(life, unanswered=0, asked=now), ()
+    unanswered = life.unanswered + 1
+    if unanswered < (QUESTIONS if life.answered else START_QUESTIONS):
+        return replace(life, unanswered=unanswered, asked=question.at), ()
+    return replace(life, unanswered=0, asked=now), (Effect.REPLACE,)
 
 
 def _died(life: Lifecycle, death: Died, now: float, policy: Policy) -> Lifecycle:
