@@ -11,6 +11,6 @@ The back end is chosen once; today it is plain torch. `reference.add_lora` is th
 
 from motet_kernels.batch import Batch, Segment, lay_out
 from motet_kernels.torch_backend import add_lora
-from motet_kernels.weights import RANKS, Stack, Weights, group_of
+from motet_kernels.weights import RANKS, Place, Stack, Weights, group_of, rows_of
 
-__all__ = ["RANKS", "Batch", "Segment", "Stack", "Weights", "add_lora", "group_of", "lay_out"]
+__all__ = ["RANKS", "Batch", "Place", "Segment", "Stack", "Weights", "add_lora", "group_of", "lay_out", "rows_of"]

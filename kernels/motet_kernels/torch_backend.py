@@ -15,16 +15,13 @@ from motet_kernels.weights import Stack, Weights
 def add_lora(y: Any, x: Any, weights: Weights, batch: Batch) -> None:
     for segment in batch.long:
         stack = weights.stacks[segment.group]
-        if stack is not None and segment.slot < stack.slots:
+        if segment.slot in stack.acting:
             v = x[segment.start : segment.stop] @ stack.a[segment.slot].t()
             y[segment.start : segment.stop].addmm_(v, stack.b[segment.slot])
     for short in batch.short:
         stack = weights.stacks[short.group]
-        if stack is None:
-            continue
-        if short.slots[-1] >= stack.slots:
-            stack.write(short.slots[-1], None, None)  # an adapter that does not touch this projection: zeros
-        _short(y, x, stack, short)
+        if not stack.acting.isdisjoint(short.slots):  # those among them that do not act are zeros
+            _short(y, x, stack, short)
 
 
 def _short(y: Any, x: Any, stack: Stack, short: Short) -> None:

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motet_kernels import RANKS, Segment, Weights, add_lora, group_of, lay_out, reference
+from motet_kernels import RANKS, Segment, Weights, add_lora, group_of, lay_out, reference, rows_of
 
 TRAFFIC = {
     "nobody": lambda rows: [None] * rows,
@@ -25,14 +25,15 @@ class Bench:
     def __init__(self, inputs: int, outputs: int, adapters: int, dtype=torch.float32, *, seed: int = 0) -> None:
         generator = torch.Generator().manual_seed(seed)
         self.random = lambda *shape: torch.randn(*shape, generator=generator)
-        self.weights = Weights(inputs, outputs, dtype, "cpu")
         self.matrices = {}
         self.places = []
-        used: dict[int, int] = {}
+        self.weights = Weights(inputs, outputs, adapters * RANKS[group_of(max(RANK_OF))], dtype, "cpu")
+        taken = 0
         for index in range(adapters):
             rank, scale = RANK_OF[index % len(RANK_OF)], 0.5 + index % 3
             group = group_of(rank)
-            slot = used[group] = used.get(group, -1) + 1
+            slot = -(-taken // RANKS[group])
+            taken = rows_of((group, slot)).stop
             a, b = self.random(rank, inputs) / inputs**0.5, self.random(outputs, rank)
             self.weights.write(group, slot, a, b, scale)
             self.matrices[group, slot] = a, b, scale
@@ -106,12 +107,13 @@ def test_an_adapter_that_leaves_a_projection_alone_adds_nothing_there() -> None:
     bench = Bench(16, 16, adapters=1)
     y, x = bench.random(2, 16), bench.random(2, 16)
     before = y.clone()
-    add_lora(y, x, bench.weights, lay_out([Segment(0, 5, 0, 1), Segment(3, 0, 1, 2)]))
+    bench.weights.write(0, 5, None, None)
+    add_lora(y, x, bench.weights, lay_out([Segment(0, 5, 0, 1), Segment(2, 0, 1, 2)]))
     assert torch.equal(y, before)
 
 
 def test_a_slot_can_be_written_again_and_cleared() -> None:
-    weights = Weights(4, 4, torch.float32, "cpu")
+    weights = Weights(4, 4, 8, torch.float32, "cpu")
     x = torch.ones(1, 4)
     batch = lay_out([Segment(0, 0, 0, 1)])
     for a, b in ((torch.ones(8, 4), torch.ones(4, 8)), (torch.ones(2, 4), torch.ones(4, 2)), (None, None)):
@@ -131,3 +133,49 @@ def test_a_rank_has_the_smallest_class_that_holds_it(rank: int) -> None:
 def test_a_rank_beyond_the_largest_class_is_refused() -> None:
     with pytest.raises(ValueError, match="256"):
         group_of(257)
+
+
+def test_rows_that_change_hands_between_classes_keep_nothing_of_their_last_owner() -> None:
+    bench = Bench(16, 24, adapters=10)
+    for slot in range(8):
+        bench.weights.write(0, slot, torch.full((8, 16), float("nan")), torch.full((24, 8), float("nan")))
+    a, b = bench.random(20, 16), bench.random(24, 20)
+    bench.weights.write(2, 0, a, b)
+    bench.weights.write(2, 1, None, None)
+    x, y = bench.random(3, 16), bench.random(3, 24)
+    segments = [Segment(2, 0, 0, 2), Segment(2, 1, 2, 3)]
+    expected = reference.add_lora(y, x, segments[:1], {(2, 0): (a, b, 1.0)})
+    add_lora(y, x, bench.weights, lay_out(segments))
+    torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_an_adapter_that_was_moved_gives_the_same_and_one_without_an_effect_still_has_none() -> None:
+    weights = Weights(16, 16, 64, torch.float32, "cpu")
+    random = torch.Generator().manual_seed(0)
+    weights.write(0, 1, torch.randn(5, 16, generator=random), torch.randn(16, 5, generator=random), 0.5)
+    x = torch.randn(1, 16, generator=random)
+    before = torch.zeros(1, 16)
+    add_lora(before, x, weights, lay_out([Segment(0, 1, 0, 1)]))
+    weights.move(0, 1, 6)
+    weights.move(0, 2, 1)
+    for slot, expected in ((6, before), (1, torch.zeros(1, 16))):
+        after = torch.zeros(1, 16)
+        add_lora(after, x, weights, lay_out([Segment(0, slot, 0, 1)]))
+        assert torch.equal(after, expected)
+
+
+def test_copies_of_slots_that_do_not_lie_together_never_outgrow_the_rows() -> None:
+    weights = Weights(8, 8, 64, torch.float32, "cpu")
+    held = 64 * (8 + 8)
+    a, b = torch.ones(8, 8), torch.ones(8, 8)
+    x, y = torch.ones(3, 8), torch.zeros(3, 8)
+    for group in (0, 1, 0, 1):  # all rows go to one class, then to the other
+        slots = 64 // RANKS[group]
+        for slot in range(slots):
+            weights.write(group, slot, a, b)
+        for last in range(2, slots):
+            segments = [Segment(group, slot, row, row + 1) for row, slot in enumerate((0, last))]
+            add_lora(y, x, weights, lay_out(segments))
+            copies = [stack.selection for stack in weights.stacks if stack.selection is not None]
+            assert sum(a.numel() + b.numel() for _, a, b in copies) <= held
+        assert all(stack.a.untyped_storage().nbytes() == 64 * 8 * 4 for stack in weights.stacks)
