@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from motet.api.v1 import common_pb2, runner_pb2
 from motet.errors import Declined
 from motet.model import Digest, RequestId
+from motet.terms import check_leaders_term, check_term
 from motet_runner.interface import EngineReport
 from motet_runner.loop import STATES
 
@@ -31,6 +32,8 @@ class Placement:
     gateway: str
     stream: int
     max_tokens: int = 0
+    term: int = 0
+    """Of the scheduler that placed it."""
     in_engine: bool = False
 
 
@@ -46,17 +49,29 @@ class Book:
     def __iter__(self) -> Iterator[Placement]:
         return iter(list(self._placements.values()))
 
+    def holds(self, request: str, epoch: int) -> bool:
+        placement = self.get(request)
+        return placement is not None and placement.epoch == epoch
+
     def get(self, request: str) -> Placement | None:
         return self._placements.get(RequestId(request))
 
     # ------------------------------------------------------------------------------------------------ terms and epochs
 
-    def accepts_term(self, term: int) -> bool:
-        """False for the order of a scheduler that has been succeeded. A higher term is remembered."""
+    def accepts_term(self, term: int, *, greeting: bool = False) -> bool:
+        """False for the order of a scheduler that has been succeeded. A higher term is remembered.
+
+        Raises InvalidRequest for one that is not to be believed.
+        """
         if term < self.highest_term:
             return False
+        (check_leaders_term if greeting else check_term)(term, self.highest_term, "an order")
         self.highest_term = term
         return True
+
+    def is_past(self, term: int) -> bool:
+        """Whether an order in this term is one of a scheduler that has been succeeded. 0 is nobody's term."""
+        return 0 < term < self.highest_term
 
     def expect(self, request: str, epoch: int) -> None:
         """A placement was announced: what was placed before it is out of date."""
@@ -83,10 +98,10 @@ class Book:
         self._placements[placement.request] = placement
         return old
 
-    def close(self, request: str, epoch: int) -> Placement | None:
-        """Strike a placement; None when it was not (or no longer) this one."""
+    def close(self, request: str, epoch: int, stream: int) -> Placement | None:
+        """Strike a placement; None when it was not (or no longer) this one, as it came over this stream."""
         placement = self._placements.get(RequestId(request))
-        if placement is None or placement.epoch != epoch:
+        if placement is None or (placement.epoch, placement.stream) != (epoch, stream):
             return None
         return self._placements.pop(placement.request)
 

@@ -2,7 +2,7 @@
 
 from motet.model import PAGE_TOKENS, RequestId
 from motet_runner.interface import Finish, NewSequence, Sampling
-from motet_runner.plan import Book, Iteration, Sequence, SwapIn, SwapOut, Wipe, preset_named
+from motet_runner.plan import Book, DropHostCopy, Iteration, Sequence, SwapIn, SwapOut, preset_named
 
 VOCABULARY = 50
 
@@ -21,7 +21,7 @@ def make_book(*, pages: int = 32, preset: str = "paged-chunk", places: int = 8, 
 
 def new(request: str, *, prompt: int = 5, max_tokens: int = 10, promise: int | None = None, **more) -> NewSequence:
     epoch, adapter, priority = more.pop("epoch", 1), more.pop("adapter", ""), more.pop("priority", 1)
-    delivered = more.pop("delivered", ())
+    delivered, engines_lost = more.pop("delivered", ()), more.pop("engines_lost", 0)
     ids = tuple((sum(map(ord, request)) * 7 + i * i) % VOCABULARY for i in range(prompt))
     return NewSequence(
         request=RequestId(request),
@@ -31,6 +31,7 @@ def new(request: str, *, prompt: int = 5, max_tokens: int = 10, promise: int | N
         adapter=adapter,
         promise=promise or -(-(prompt + max_tokens) // PAGE_TOKENS),
         priority=priority,
+        engines_lost=engines_lost,
         sampling=Sampling(max_tokens=max_tokens, **more),
     )
 
@@ -88,10 +89,8 @@ class PretendDevice:
                     for place, held in zip(places, self.host[sequence.request], strict=True):
                         if held is not None:
                             self.memory[place] = held
-                case Wipe():
-                    pass
-                case _:
-                    del self.host[effect.sequence.request]
+                case DropHostCopy(sequence):
+                    del self.host[sequence.request]
         self.book.effects.clear()
 
     def _compute(self, sequence: Sequence, start: int, count: int) -> None:

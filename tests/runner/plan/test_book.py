@@ -16,6 +16,7 @@ from motet_runner.interface import (
     State,
     StateChanged,
 )
+from motet_runner.plan import Book
 from motet_runner.plan.book import PAUSED_AT_MOST
 from tests.runner.plan.pretend import VOCABULARY, PretendDevice, make_book, new
 
@@ -258,6 +259,16 @@ def test_a_failed_load_fails_only_those_who_wait_for_it() -> None:
     assert [sequence.request for sequence in book.fail_waiting_for(Digest("x"))] == ["a"]
     assert [sequence.request for sequence in book] == ["b", "c"]
     book.check()
+
+
+def test_who_lives_on_an_adapter_is_counted_as_it_changes_and_not_looked_up(monkeypatch) -> None:
+    book = make_book()
+    for name, adapter in (("a", "x"), ("b", "x"), ("c", "y")):
+        book.add(new(name, adapter=adapter))
+    book.park(R("b"), 1, 1, 1, ParkMethod.RECOMPUTE)
+    monkeypatch.setattr(Book, "__iter__", lambda _: pytest.fail("every sequence was looked at"))
+    assert [book.live_on(Digest(adapter)) for adapter in "xyz"] == [1, 1, 0]
+    assert [book.users_of(Digest(adapter)) for adapter in "xyz"] == [2, 1, 0]
 
 
 def test_states_are_told_as_they_change() -> None:

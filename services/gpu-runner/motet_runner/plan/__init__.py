@@ -3,8 +3,9 @@
 Pure: no torch, no sockets, no clock. The engine drives it with tensors, the simulator without.
 """
 
-from motet_runner.plan.book import Book, Effect, SwapIn, SwapOut, Wipe
+from motet_runner.plan.book import Book
 from motet_runner.plan.composer import Iteration, Work, compose
+from motet_runner.plan.effects import DropHostCopy, Effect, SwapIn, SwapOut
 from motet_runner.plan.pages import PageAllocator
 from motet_runner.plan.presets import NOT_YET, PRESETS, Preset, preset_named
 from motet_runner.plan.sequence import Sequence
@@ -13,6 +14,7 @@ __all__ = [
     "NOT_YET",
     "PRESETS",
     "Book",
+    "DropHostCopy",
     "Effect",
     "Iteration",
     "PageAllocator",
@@ -20,7 +22,6 @@ __all__ = [
     "Sequence",
     "SwapIn",
     "SwapOut",
-    "Wipe",
     "Work",
     "compose",
     "preset_named",

@@ -8,10 +8,10 @@ order before the next model call: that is why a page is never reused before its 
        └─────────┴────── PARKED ←────┘
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
-from motet.errors import ContextLengthExceeded, Declined, InvalidRequest, MotetError, Overloaded
+from motet.errors import Declined, MotetError, Overloaded
 from motet.ledger import Ledger
 from motet.model import BASE, PAGE_TOKENS, Digest, RequestId, pages_for
 from motet_runner.interface import (
@@ -25,44 +25,20 @@ from motet_runner.interface import (
     State,
     StateChanged,
 )
+from motet_runner.plan.admission import refuse_what_cannot_be
 from motet_runner.plan.composer import Iteration, Work, compose
+from motet_runner.plan.effects import DropHostCopy, Effect, SwapIn, SwapOut
 from motet_runner.plan.pages import PageAllocator
 from motet_runner.plan.presets import Preset
 from motet_runner.plan.sequence import Sequence
+from motet_runner.plan.suspects import Turns
 
 PARKED_AT_MOST = 2
 """Nobody is chosen as a victim who was parked this often. The last parking asks for the whole remaining life, so that
 whoever comes back from it can never stand at a promise again: the rule cannot lock."""
 
 PAUSED_AT_MOST = 4
-"""DESIGN 16, whoever asks for it."""
-
-
-@dataclass(frozen=True, slots=True)
-class SwapOut:
-    sequence: Sequence
-    pages: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SwapIn:
-    sequence: Sequence
-    pages: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Wipe:
-    """Zero these pages: what they hold is not finite, and a masked NaN is still a NaN for the next owner."""
-
-    pages: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class DropHostCopy:
-    sequence: Sequence
-
-
-Effect = SwapOut | SwapIn | Wipe | DropHostCopy
+"""How often one sequence may be paused in all, whoever asks for it."""
 
 
 class Book:
@@ -98,7 +74,10 @@ class Book:
         self._on_device = on_device
         self._cheaper = cheaper
         self._sequences: dict[RequestId, Sequence] = {}
+        self._users: Counter[Digest] = Counter()
+        self._parked: Counter[Digest] = Counter()
         self._arrivals = 0
+        self._turns = Turns()
 
     # -- what there is -----------------------------------------------------------------------------------------------
 
@@ -113,7 +92,11 @@ class Book:
 
     def live_on(self, adapter: Digest) -> int:
         """Sequences that need the adapter on the device. A parked one does not: it loads again when it comes back."""
-        return sum(s.adapter == adapter and s.state is not State.PARKED for s in self)
+        return self._users[adapter] - self._parked[adapter]
+
+    def users_of(self, adapter: Digest) -> int:
+        """Sequences that need the adapter now or, once they come back, later."""
+        return self._users[adapter]
 
     def count(self, *states: State) -> int:
         return sum(sequence.state in states for sequence in self)
@@ -129,6 +112,8 @@ class Book:
             assert (sequence.request in self.ledger) == (sequence.state is not State.PARKED), sequence.request
             assert len(sequence.pages) <= max(sequence.promise, 0), (sequence.request, len(sequence.pages))
             assert sequence.computed <= max(len(sequence.pages), sequence.host_pages) * PAGE_TOKENS
+        assert self._users == Counter(sequence.adapter for sequence in self), self._users
+        assert self._parked == Counter(s.adapter for s in self if s.state is State.PARKED), self._parked
         on_host = sum(sequence.host_pages for sequence in self)
         assert on_host + self.host_pages_free == self.host_pages, (on_host, self.host_pages_free, self.host_pages)
 
@@ -136,7 +121,7 @@ class Book:
 
     def add(self, new: NewSequence) -> Sequence:
         """Take a sequence in; raises Declined when it does not fit now, InvalidRequest when it never will."""
-        self._refuse_what_cannot_be(new)
+        refuse_what_cannot_be(new, max_length=self.max_length, vocabulary=self.vocabulary, pages=self.ledger.limit)
         known = self._sequences.get(new.request)
         if known is not None:
             if known.new.epoch >= new.epoch:
@@ -156,6 +141,7 @@ class Book:
             state=State.WAITING,
         )
         self._sequences[new.request] = sequence
+        self._users[sequence.adapter] += 1
         if not self._adapter_is_here(sequence):
             self._enter(sequence, State.LOADING)
         self._announce(sequence)
@@ -210,13 +196,23 @@ class Book:
     # -- iterations --------------------------------------------------------------------------------------------------
 
     def next_iteration(self) -> tuple[Iteration, list[tuple[Sequence, MotetError]]]:
-        """The next iteration with its pages taken, and the sequences that had to be given up (normally none)."""
+        """The next iteration with its pages taken, and the sequences that had to be given up (normally none).
+
+        An iteration for one suspect is announced first: an empty one with the event comes before it.
+        """
         given_up = self._protect()
         if not self.supervised:
             self._resume_by_itself()
-        iteration = compose(self._runnable(), self.preset, chunk_tokens=self.chunk_tokens, places=self.places)
-        iteration, more_given_up = self._with_pages(iteration)
-        given_up += more_given_up
+        suspects_first = self._turns.suspects_first
+        iteration, short = self._with_pages(self._compose(suspects_first=suspects_first))
+        if not iteration and short:
+            # Without pages for the one whose turn it is, the others may still have theirs.
+            iteration, short = self._with_pages(self._compose(suspects_first=not suspects_first))
+        if not iteration and short:
+            given_up += self._make_way([sequence for sequence in self if sequence.pages])
+        if news := self._turns.announce(iteration):
+            self.events += news
+            return Iteration(), given_up
         for work in iteration.work:
             work.sequence.started = True
             if work.sequence.state is State.WAITING:
@@ -227,9 +223,9 @@ class Book:
         """The rows of `work` are in the store."""
         sequence = work.sequence
         sequence.computed += work.count
-        if not work.samples:
+        if not work.samples or sequence.suspect:
             percent = 100 * sequence.computed // len(sequence.tokens)
-            self.events.append(StateChanged(sequence.request, sequence.new.epoch, State.PREFILL, percent))
+            self.events.append(StateChanged(sequence.request, sequence.new.epoch, sequence.state, percent))
 
     def sampled(self, sequence: Sequence, token: int) -> Finish | None:
         """Write the next token; if it is the last, the sequence leaves and its pages are free (S3-07, PU-11)."""
@@ -249,11 +245,19 @@ class Book:
         return None
 
     def failed(self, sequence: Sequence) -> None:
-        """Its numbers are not finite: it leaves, and its pages are wiped before anyone else owns them."""
-        self.effects.append(Wipe(tuple(sequence.pages)))
+        """Its numbers are not finite: it leaves."""
         self._remove(sequence)
 
     # -- who runs ----------------------------------------------------------------------------------------------------
+
+    def _compose(self, *, suspects_first: bool) -> Iteration:
+        return compose(
+            self._runnable(),
+            self.preset,
+            chunk_tokens=self.chunk_tokens,
+            places=self.places,
+            suspects_first=suspects_first,
+        )
 
     def _runnable(self) -> list[Sequence]:
         return [s for s in self if s.state in (State.WAITING, State.PREFILL, State.DECODE)]
@@ -267,6 +271,10 @@ class Book:
         return sequence.adapter == BASE or self._on_device(sequence.adapter)
 
     def _enter(self, sequence: Sequence, state: State) -> None:
+        if sequence.state is State.PARKED:
+            _one_less(self._parked, sequence.adapter)
+        if state is State.PARKED:
+            self._parked[sequence.adapter] += 1
         sequence.state = state
         self.events.append(StateChanged(sequence.request, sequence.new.epoch, state))
 
@@ -278,9 +286,9 @@ class Book:
 
     # -- memory ------------------------------------------------------------------------------------------------------
 
-    def _with_pages(self, iteration: Iteration) -> tuple[Iteration, list[tuple[Sequence, MotetError]]]:
-        """Take the pages of an iteration. They only run out when promises were overcommitted; then the newest of those
-        who hold pages is parked (PU-15), or the one in need waits when it is the newest itself."""
+    def _with_pages(self, iteration: Iteration) -> tuple[Iteration, bool]:
+        """Take the pages of an iteration; whether they were short. They only are when promises were overcommitted; then
+        the newest of those who hold pages is parked (PU-15), or the one in need waits when it is the newest itself."""
         short = False
         for work in iteration.work:
             sequence = work.sequence
@@ -292,9 +300,7 @@ class Book:
                     break
                 self._park(victim, victim.promise, self._cheaper(victim), by_itself=True)
                 iteration = iteration.without(victim)
-        if iteration or not short:
-            return iteration, []
-        return iteration, self._make_way([sequence for sequence in self if sequence.pages])
+        return iteration, short
 
     def _make_way(self, candidates: list[Sequence]) -> list[tuple[Sequence, MotetError]]:
         """Nobody can run and nobody may be chosen: the newest is parked beyond the rule, or goes, so the rest live."""
@@ -332,6 +338,9 @@ class Book:
         self._release(sequence)
         if sequence.host_pages:
             self._drop_host_copy(sequence)
+        if sequence.state is State.PARKED:
+            _one_less(self._parked, sequence.adapter)
+        _one_less(self._users, sequence.adapter)
         del self._sequences[sequence.request]
 
     def _drop_host_copy(self, sequence: Sequence) -> None:
@@ -385,7 +394,7 @@ class Book:
         self._promised(sequence, promise)
         return True
 
-    # -- self-protection (DESIGN 15) ---------------------------------------------------------------------------------
+    # -- self-protection -----------------------------------------------------------------------------------------------
 
     def _protect(self) -> list[tuple[Sequence, MotetError]]:
         """Extend or park for those who stand at their promise and got no answer. Returns those given up."""
@@ -433,32 +442,12 @@ class Book:
         ]
         return max(candidates, key=_newest_of_the_lowest_class, default=None)
 
-    # -- admission ---------------------------------------------------------------------------------------------------
 
-    def _refuse_what_cannot_be(self, new: NewSequence) -> None:
-        sampling = new.sampling
-        length = len(new.prompt) + sampling.max_tokens
-        if not new.prompt:
-            raise InvalidRequest("The prompt is empty; it needs at least one token.", param="prompt")
-        if sampling.max_tokens < 1:
-            raise InvalidRequest("max_tokens must be at least 1.", param="max_tokens")
-        if len(new.delivered) >= sampling.max_tokens:
-            raise InvalidRequest("All of max_tokens has been delivered already; nothing is left to generate.")
-        if length > self.max_length:
-            raise ContextLengthExceeded(
-                f"The prompt has {len(new.prompt)} tokens and max_tokens is {sampling.max_tokens}; "
-                f"together {length}, and the context holds {self.max_length}. Shorten one of them.",
-                param="max_tokens" if len(new.prompt) < self.max_length else "messages",
-            )
-        if new.promise < 1:
-            raise InvalidRequest(f"A promise is at least one page, not {new.promise}.")
-        if not self.ledger.can_ever_fit(new.promise):
-            raise InvalidRequest(f"{new.promise} pages were promised and this runner has {self.ledger.limit} (OR-09).")
-        fed = (*new.prompt, *new.delivered)
-        largest, smallest = max(fed), min(fed)
-        if largest >= self.vocabulary or smallest < 0:
-            wrong = largest if largest >= self.vocabulary else smallest
-            raise InvalidRequest(f"Token {wrong} is not in the vocabulary of {self.vocabulary}.", param="prompt")
+def _one_less(counter: Counter[Digest], adapter: Digest) -> None:
+    """Also forgets an adapter that nobody uses any more: adapters come and go without end."""
+    counter[adapter] -= 1
+    if not counter[adapter]:
+        del counter[adapter]
 
 
 def _newest_of_the_lowest_class(sequence: Sequence) -> tuple[int, int]:

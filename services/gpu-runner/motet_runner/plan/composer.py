@@ -2,6 +2,10 @@
 
 First-come, first-served: whoever came earlier takes a place and prefill tokens first, so of two sequences that could
 run, the earlier never has fewer iterations (OR-07).
+
+Suspects, in whose company an engine has died, are the exception: each is computed alone until it has shown that it can
+be computed, so that the next death tells the request that kills engines from its neighbours. Every other iteration is
+for everybody else: suspects slow their neighbours down by half at most.
 """
 
 from collections.abc import Iterable
@@ -34,6 +38,12 @@ class Iteration:
     def prefill_tokens(self) -> int:
         return sum(work.count for work in self.prefills)
 
+    @property
+    def suspect(self) -> Sequence | None:
+        """The sequence that this iteration computes alone because of what may happen."""
+        work = self.work
+        return work[0].sequence if len(work) == 1 and work[0].sequence.suspect else None
+
     def __bool__(self) -> bool:
         return bool(self.decodes or self.prefills)
 
@@ -44,13 +54,14 @@ class Iteration:
         )
 
 
-def compose(runnable: Iterable[Sequence], preset: Preset, *, chunk_tokens: int, places: int) -> Iteration:
+def compose(
+    runnable: Iterable[Sequence], preset: Preset, *, chunk_tokens: int, places: int, suspects_first: bool = True
+) -> Iteration:
     """Choose the rows of one iteration among sequences that could run, given in order of arrival.
 
     `places` bounds how many sequences have started and not finished (OR-08). A sequence at its promise is skipped,
-    and only that one (S3-10).
+    and only that one (S3-10). With `suspects_first` a suspect goes before the others, otherwise after them.
     """
-    iteration = Iteration()
     started: list[Sequence] = []
     fresh: list[Sequence] = []
     for sequence in runnable:
@@ -61,11 +72,19 @@ def compose(runnable: Iterable[Sequence], preset: Preset, *, chunk_tokens: int, 
     if preset.order == "largest first":
         fresh.sort(key=lambda sequence: -sequence.promise)
 
+    chosen = [sequence for sequence in (started + fresh[:joining])[:places] if not sequence.at_promise]
+    suspects = [sequence for sequence in chosen if sequence.suspect]
+    others = [sequence for sequence in chosen if not sequence.suspect]
+    if suspects and (suspects_first or not others):
+        return _rows(suspects[:1], preset, chunk_tokens)
+    return _rows(others, preset, chunk_tokens)
+
+
+def _rows(sequences: Iterable[Sequence], preset: Preset, chunk_tokens: int) -> Iteration:
+    iteration = Iteration()
     tokens_left = (chunk_tokens if preset.chunked else preset.prefill_tokens) or _UNBOUNDED
     prefills_left = preset.prefills or _UNBOUNDED
-    for sequence in (started + fresh[:joining])[:places]:
-        if sequence.at_promise:
-            continue
+    for sequence in sequences:
         if sequence.decodes:
             iteration.decodes.append(Work(sequence, sequence.computed, 1, samples=True))
             continue

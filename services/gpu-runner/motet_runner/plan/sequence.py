@@ -2,8 +2,13 @@
 
 from dataclasses import dataclass, field
 
-from motet.model import PAGE_TOKENS, Digest, RequestId, pages_for
+from motet import promises
+from motet.model import PAGE_TOKENS, Digest, RequestId
 from motet_runner.interface import BookEntry, NewSequence, ParkMethod, State
+
+PROVED_BY_TOKENS = 2
+"""New tokens after which a suspect is one no longer: the first shows that its prompt and delivered tokens can be
+computed and its row sampled, the second that it can be decoded."""
 
 
 @dataclass(slots=True, eq=False)
@@ -54,9 +59,14 @@ class Sequence:
         return self.computed > 0 and self.to_compute == 1
 
     @property
+    def suspect(self) -> bool:
+        """An engine died while it had this sequence, and it has not shown yet that it can be computed."""
+        return self.new.engines_lost > 0 and self.output_tokens - len(self.new.delivered) < PROVED_BY_TOKENS
+
+    @property
     def most_pages(self) -> int:
-        """Pages of its longest possible life. The very last token is never fed back."""
-        return max(1, pages_for(self.prompt_tokens + self.new.sampling.max_tokens - 1))
+        """Pages of its longest possible life."""
+        return promises.most_pages(self.prompt_tokens, self.new.sampling.max_tokens)
 
     @property
     def room(self) -> int:
@@ -70,12 +80,12 @@ class Sequence:
     @property
     def nears_promise(self) -> bool:
         """What is to be computed next lies in the last promised page or beyond, and life may go on further."""
-        return self.promise < self.most_pages and pages_for(len(self.tokens)) >= self.promise
+        return promises.runs_out(len(self.tokens), self.promise, self.most_pages)
 
     @property
     def doubled(self) -> int:
         """The next promise (S3-13), capped by its longest life."""
-        return min(2 * self.promise, self.most_pages)
+        return promises.doubled(self.promise, self.most_pages)
 
     def entry(self) -> BookEntry:
         return BookEntry(

@@ -1,0 +1,141 @@
+"""Who had an engine die on them is computed alone, and everybody outside knows it before the iteration begins."""
+
+from contextlib import suppress
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from motet.errors import MotetError
+from motet.model import RequestId
+from motet_runner.interface import ParkMethod, StateChanged
+from motet_runner.plan import Book, Iteration
+from tests.runner.plan.pretend import PretendDevice, make_book, new
+
+
+def names(iteration: Iteration) -> list[str]:
+    return [work.sequence.request for work in iteration.work]
+
+
+class Watched:
+    """A device whose outside is told of every event, and knows from them who is computed alone."""
+
+    def __init__(self, book: Book) -> None:
+        self.book = book
+        self.device = PretendDevice(book)
+        self.alone = ""
+        self.history: list[list[str]] = []
+
+    def step(self) -> Iteration:
+        known = self.alone
+        suspects = {sequence.request for sequence in self.book if sequence.suspect}
+        iteration = self.device.step()
+        computed = names(iteration)
+        if computed:
+            self.history.append(computed)
+            if suspects & set(computed):
+                assert computed == [known], "a suspect is computed alone, and that was told before"
+            else:
+                assert known in ("", *computed) or self.book.get(RequestId(known)) is None, "the blame is out of date"
+        for event in self.book.events:
+            if isinstance(event, StateChanged) and (event.alone or event.request == self.alone):
+                self.alone = event.request if event.alone else ""
+        self.book.events.clear()
+        return iteration
+
+    def run(self) -> None:
+        for _ in range(10_000):
+            if not self.book.has_work():
+                return
+            self.step()
+        raise AssertionError("there is still work")
+
+
+def test_a_suspect_is_computed_alone_until_it_has_two_new_tokens() -> None:
+    book = make_book(chunk_tokens=24)
+    watched = Watched(book)
+    book.add(new("neighbour", prompt=4, max_tokens=30))
+    watched.step()
+    book.add(new("suspect", prompt=40, max_tokens=10, engines_lost=1))
+    watched.run()
+    alone = [computed for computed in watched.history if computed == ["suspect"]]
+    together = [computed for computed in watched.history if len(computed) == 2]
+    assert len(alone) == 3, "two chunks, the second of which samples, and one decode"
+    assert len(together) == 8
+    assert watched.device.finished["suspect"][0] == _alone("suspect", prompt=40, max_tokens=10)
+
+
+def test_neighbours_get_every_other_iteration() -> None:
+    book = make_book(pages=200, places=20, chunk_tokens=24)
+    watched = Watched(book)
+    book.add(new("neighbour", prompt=4, max_tokens=60))
+    for n in range(8):
+        book.add(new(f"suspect{n}", prompt=30, max_tokens=3, engines_lost=1))
+    while book.get(RequestId("neighbour")):
+        watched.step()
+    for one, two in zip(watched.history, watched.history[1:], strict=False):
+        assert "neighbour" in one + two
+
+
+def test_delivered_tokens_prove_nothing() -> None:
+    book = make_book()
+    watched = Watched(book)
+    book.add(new("moved", prompt=4, max_tokens=20, delivered=(1, 2, 3, 4, 5), engines_lost=2))
+    book.add(new("neighbour", prompt=4, max_tokens=20))
+    watched.run()
+    assert sum(computed == ["moved"] for computed in watched.history) >= 2
+
+
+def test_a_suspect_that_leaves_before_its_iteration_leaves_the_turn_to_others() -> None:
+    book = make_book()
+    watched = Watched(book)
+    book.add(new("suspect", engines_lost=1))
+    book.add(new("other", engines_lost=1))
+    watched.step()
+    assert watched.alone == "suspect"
+    book.cancel(RequestId("suspect"))
+    assert not watched.step()
+    assert watched.alone == "other"
+    assert names(watched.step()) == ["other"]
+
+
+def _alone(request: str, **how: int) -> list[int]:
+    book = make_book()
+    device = PretendDevice(book)
+    book.add(new(request, **how))
+    device.run()
+    return device.finished[request][0]
+
+
+@given(
+    arrivals=st.lists(
+        st.tuples(st.integers(0, 2), st.integers(1, 60), st.integers(1, 12), st.integers(0, 3)), min_size=1, max_size=8
+    ),
+    orders=st.lists(st.tuples(st.sampled_from(["park", "cancel", "step"]), st.integers(0, 7)), max_size=20),
+    pages=st.integers(6, 30),
+)
+def test_whatever_happens_a_suspect_has_no_company_and_all_come_to_their_end(
+    arrivals: list[tuple[int, int, int, int]], orders: list[tuple[str, int]], pages: int
+) -> None:
+    book = make_book(pages=pages, places=4)
+    watched = Watched(book)
+    cancelled, added = set(), set()
+    for index, (engines_lost, prompt, max_tokens, gap) in enumerate(arrivals):
+        for _ in range(gap):
+            watched.step()
+        request = f"r{index}"
+        one = new(request, prompt=prompt, max_tokens=max_tokens, promise=1 + prompt // 16, engines_lost=engines_lost)
+        with suppress(MotetError):  # no room, or never any
+            book.add(one)
+            added.add(request)
+    for what, number in orders:
+        request = RequestId(f"r{number}")
+        sequence = book.get(request)
+        if what == "step" or sequence is None:
+            watched.step()
+        elif what == "cancel":
+            book.cancel(request)
+            cancelled.add(request)
+        else:
+            book.park(request, 1, sequence.promise, sequence.most_pages, ParkMethod.RECOMPUTE)
+    watched.run()
+    assert added == {*watched.device.finished, *watched.device.given_up, *cancelled}
