@@ -1,6 +1,7 @@
 """Every field of adapter_config.json is honoured, harmless, or refused by name."""
 
 import dataclasses
+import re
 import warnings
 
 import pytest
@@ -63,6 +64,33 @@ def test_ranks_and_scales_are_those_of_peft() -> None:
 
 
 @pytest.mark.parametrize(
+    "key",
+    [
+        "q_proj",
+        "self.attn.q_proj",
+        "1.self_attn.q_proj",
+        MODULE,
+        MODULE[1:],
+        "xq_proj",
+        ".q_proj",
+        "q_proj.",
+        "q.proj",
+        "l.q_proj",
+    ],
+)
+def test_a_plain_name_means_what_it_means_as_a_regular_expression(key: str) -> None:
+    for module in (MODULE, "q_proj", "model.layers.11.self_attn.q_proj", "layersX1.self_attn.q_proj", "q.q_proj"):
+        means = re.match(rf"(.*\.)?({key})$", module) is not None
+        assert (parse_config(PLAIN | {"rank_pattern": {key: 3}}).rank_of(module) == 3) is means, module
+
+
+def test_a_list_of_targets_names_ends_of_paths() -> None:
+    config = parse_config(PLAIN | {"target_modules": ["q_proj", "layers.2.mlp"]})
+    assert [config.targets(path) for path in (MODULE, "q_proj", "layers.2.mlp", "a.layers.2.mlp")] == [True] * 4
+    assert not any(config.targets(path) for path in ("xq_proj", "layers.2.mlp.up", "blayers.2.mlp", "mlp"))
+
+
+@pytest.mark.parametrize(
     ("field", "value"),
     [
         ("peft_type", "LOHA"),
@@ -85,6 +113,7 @@ def test_ranks_and_scales_are_those_of_peft() -> None:
         ("r", None),
         ("lora_alpha", 0),
         ("target_modules", 7),
+        ("target_modules", ["q_proj", ["k_proj"]]),
         ("a_field_from_the_future", {"x": 1}),
     ],
 )

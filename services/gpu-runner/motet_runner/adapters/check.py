@@ -1,4 +1,4 @@
-"""Does every tensor of an adapter have its place in the base? Reads names and shapes only; needs no torch (DESIGN 8).
+"""Does every tensor of an adapter have its place in the base? Reads names and shapes only; needs no torch.
 
 Fail closed: a tensor without a place, a shape that does not fit, an A without its B, or nothing at all is a refusal.
 """
@@ -11,7 +11,15 @@ from typing import Literal
 
 from motet.errors import AdapterIncompatible
 from motet_runner.adapters.header import Tensor, read_header
+from motet_runner.adapters.layout import Layout, Linear, Matrix, Stamp
 from motet_runner.adapters.peft_config import CONFIG_NAME, WEIGHTS_NAME, LoraConfig, read_config
+
+CHECKER = 2
+"""The version of the checks, which every certificate names; what another version has checked is checked again.
+
+Raise it when an adapter that passed could be refused now (here, in `values`, `products`, `peft_config` or `header`), or
+when what is kept of a check (`certify.Checked`) gets another form or another meaning.
+"""
 
 Shapes = dict[str, tuple[int, int]]
 """Module path in the base → (in, out): `EngineInfo.target_modules`."""
@@ -24,7 +32,10 @@ LARGEST_RANK = 256
 FLOATS = ("F32", "BF16", "F16", "F64")
 """Rounded to whole numbers a LoRA is all zeros, and would answer as the base."""
 
-_NAME = re.compile(r"^(?P<module>.+)\.lora_(?P<half>[AB])(?:\.default)?\.weight$")
+_NAME = re.compile(r"(?P<module>.+)\.lora_(?P<half>[AB])(?:\.default)?\.weight")
+
+LONGEST_NAME = 200
+"""Of what a stranger has named: so much of it is compared and repeated, in a message or a status."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +53,7 @@ class Certificate:
     method: str
     base_model: str | None
     """What the config claims; a hint, never trusted."""
+    layout: Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,23 +68,37 @@ class Half:
 def check(folder: Path, shapes: Shapes, *, max_rank: int) -> Certificate:
     """The certificate of an adapter on a base, or AdapterIncompatible with what stands in the way."""
     config = read_config(folder)
-    tensors = read_weights(folder)
+    weights = weights_of(folder)
+    stamp = Stamp.of(weights)  # before anything is read: what changes from here on is noticed
+    tensors = read_header(weights)
     places = place(tensors, shapes)
-    ranks = _fit(places, config, shapes, max_rank)
+    halves = _halves(places)
+    ranks = _fit(halves, config, shapes, max_rank)
+    rank = max(ranks.values())
+    linears = tuple(
+        Linear(module, _matrix(found["A"]), _matrix(found["B"]), config.scale_of(module))
+        for module, found in sorted(halves.items())
+    )
     return Certificate(
         bytes=sum(tensor.bytes for tensor in tensors.values()),
         tensors=len(tensors),
         mapped=len(places),
         unmapped=(),
         modules=tuple(sorted(ranks)),
-        rank=max(ranks.values()),
+        rank=rank,
         alpha=config.alpha,
         method=config.method,
         base_model=config.base_model,
+        layout=Layout.of(weights, stamp, rank, linears),
     )
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
+    return read_header(weights_of(folder))
+
+
+def weights_of(folder: Path) -> Path:
+    """The file with the weights. Raises AdapterIncompatible when there is none that may be read."""
     path = folder / WEIGHTS_NAME
     if not path.is_file():
         pickles = [name for name in ("adapter_model.bin", "adapter_model.pt") if (folder / name).exists()]
@@ -82,7 +108,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
                 "PEFT's save_pretrained(safe_serialization=True)."
             )
         raise AdapterIncompatible(f"{folder} holds no {WEIGHTS_NAME}.")
-    return read_header(path)
+    return path
 
 
 def place(tensors: dict[str, Tensor], shapes: Shapes) -> dict[str, Half]:
@@ -90,7 +116,7 @@ def place(tensors: dict[str, Tensor], shapes: Shapes) -> dict[str, Half]:
     places: dict[str, Half] = {}
     unmapped: list[str] = []
     for name, tensor in tensors.items():
-        match = _NAME.match(name)
+        match = _NAME.fullmatch(name)
         module = _module(match["module"], shapes) if match else None
         if match is None or module is None:
             unmapped.append(name)
@@ -98,10 +124,11 @@ def place(tensors: dict[str, Tensor], shapes: Shapes) -> dict[str, Half]:
             places[name] = Half(module, "A" if match["half"] == "A" else "B", tensor)
     if unmapped:
         nearest = _nearest(unmapped[0], shapes)
+        some = ", ".join(name[:LONGEST_NAME] for name in unmapped[:3])
         hint = f" The nearest module of this base is {nearest}." if nearest else ""
         raise AdapterIncompatible(
             f"{len(unmapped)} of {len(tensors)} tensors have no place in this base ({len(places)} have), "
-            f"for example {', '.join(unmapped[:3])}.{hint} Was it trained on another model?",
+            f"for example {some}.{hint} Was it trained on another model?",
             reason="UnmappedTensors",
         )
     strange = next((name for name in places if tensors[name].dtype not in FLOATS), None)
@@ -122,18 +149,23 @@ def _module(path: str, shapes: Shapes) -> str | None:
 
 
 def _nearest(name: str, shapes: Shapes) -> str | None:
-    close = difflib.get_close_matches(re.sub(r"\.lora_.*", "", name), shapes, n=1, cutoff=0.3)
+    close = difflib.get_close_matches(re.sub(r"\.lora_.*", "", name[:LONGEST_NAME]), shapes, n=1, cutoff=0.3)
     return close[0] if close else None
 
 
-def _fit(places: dict[str, Half], config: LoraConfig, shapes: Shapes, max_rank: int) -> dict[str, int]:
-    """Rank of every module; both halves are there, fit the linear, and have the rank that the config says."""
+def _halves(places: dict[str, Half]) -> dict[str, dict[str, Tensor]]:
+    """Module → its halves, each there once."""
     halves: dict[str, dict[str, Tensor]] = {}
     for half in places.values():
         of_module = halves.setdefault(half.module, {})
         if half.half in of_module:
             raise AdapterIncompatible(f"{half.module} has two lora_{half.half} tensors.", reason="ShapeMismatch")
         of_module[half.half] = half.tensor
+    return halves
+
+
+def _fit(halves: dict[str, dict[str, Tensor]], config: LoraConfig, shapes: Shapes, max_rank: int) -> dict[str, int]:
+    """Rank of every module; both halves are there, fit the linear, and have the rank that the config says."""
     ranks = {}
     for module, found in halves.items():
         if found.keys() != {"A", "B"}:
@@ -159,3 +191,8 @@ def _fit(places: dict[str, Half], config: LoraConfig, shapes: Shapes, max_rank: 
             reason="RankTooLarge",
         )
     return ranks
+
+
+def _matrix(tensor: Tensor) -> Matrix:
+    rows, columns = tensor.shape
+    return Matrix(tensor.start, (rows, columns), tensor.dtype, tensor.bytes)

@@ -1,8 +1,9 @@
 """Adapter bytes from their source into the disk cache, under the name of what they are.
 
-DATA/cache/adapters/<hex digest>/ holds adapter_config.json, adapter_model.safetensors and certificate.json. A folder
-appears there whole or not at all: bytes are copied beside it, digested as they pass, flushed, and renamed. Runners on
-one machine may share the cache: who uses a folder holds a shared lock on it, and only an unlocked one is ever removed.
+DATA/cache/adapters/<hex digest>/ holds adapter_config.json, adapter_model.safetensors, those optional files that belong
+to the digest, and certificate.json. A folder appears there whole or not at all: bytes are copied beside it, digested as
+they pass, flushed, and renamed. Runners on one machine may share the cache: who uses a folder holds a shared lock on
+it, and only an unlocked one is ever removed.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ import os
 import random
 import shutil
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -22,13 +23,12 @@ from typing import Any
 
 import structlog
 
-from motet.digest import ADAPTER_FILES, CHUNK_BYTES, ContentDigest, from_hex, hex_of
+from motet.digest import CHUNK_BYTES, ContentDigest, adapter_digest, adapter_files, from_hex, hex_of
 from motet.errors import AdapterError, AdapterFetchFailed
 from motet.model import Digest
 from motet_runner.adapters.header import read_header
 from motet_runner.sources.failures import LATER, another_digest, no_space, passing
 from motet_runner.sources.fetching import Remote, Sources
-from motet_runner.sources.files import SMALL as MAX_CONFIG_BYTES
 from motet_runner.sources.files import WEIGHTS
 from motet_runner.sources.folder import AdapterFolder, Confines, adapter_folder
 from motet_runner.sources.partial import clear_old, key_of
@@ -114,7 +114,7 @@ class DiskCache:
     def find(self, digest: Digest) -> Fetched | None:
         folder = self.path_of(digest)
         try:
-            return Fetched(digest, folder, sum((folder / name).stat().st_size for name in ADAPTER_FILES))
+            return Fetched(digest, folder, sum((folder / name).stat().st_size for name in adapter_files(folder)))
         except FileNotFoundError:
             return None
 
@@ -123,8 +123,8 @@ class DiskCache:
         limit = self.bound(max_bytes)
         before = source.look(limit)
         for _ in range(ATTEMPTS):
-            size = sum(entry[2] for entry in before)
-            fetched = self._enter(partial(_copy_files, source), expected, str(source.path), size)
+            names, size = [file.name for file in before], sum(file.size for file in before)
+            fetched = self._enter(partial(_copy_files, source, names), expected, str(source.path), size)
             after = source.look(limit)
             if after == before:
                 return fetched
@@ -133,7 +133,7 @@ class DiskCache:
 
     def adopt(self, brought: Path, expected: str, name: str) -> Fetched:
         """Take in what a child has brought into a folder of this file system, for a source of this name."""
-        size = sum((brought / file).stat().st_size for file in ADAPTER_FILES)
+        size = sum((brought / file).stat().st_size for file in adapter_files(brought))
         return self._enter(partial(_move_files, brought), expected, name, size)
 
     def bound(self, max_bytes: int | None) -> int:
@@ -158,6 +158,25 @@ class DiskCache:
     def remove(self, digest: Digest) -> bool:
         """Remove a cached adapter unless some process uses it."""
         return _remove_unlocked(self.path_of(digest))
+
+    def verify(self, digest: Digest) -> None:
+        """Before bytes that lie here since some other day are checked again: they are what their name says.
+
+        What is not goes, whoever holds it, and AdapterFetchFailed is raised: it is fetched again.
+        """
+        folder = self.path_of(digest)
+        if not (folder / CERTIFICATE).exists():
+            return  # they came just now, and were digested as they passed
+        trash = _trash_of(folder)
+        try:
+            if adapter_digest(folder) == digest:
+                return
+            log.warning("cached bytes have changed", adapter=digest)
+            folder.rename(trash)
+        except FileNotFoundError:
+            pass  # another runner has seen it first
+        _remove(trash)
+        raise passing(f"the cached bytes of {digest} have changed; they are removed and will be fetched again.")
 
     def _enter(self, fill: Fill, expected: str, name: str, size: int) -> Fetched:
         target = self.folder / f".fetch-{os.getpid()}-{next(_counter)}"
@@ -221,13 +240,20 @@ class Wanted:
     namespace: str = ""
     """Whose adapter it is."""
 
+    volume: str = ""
+    """URI of the volume that the source lies on; empty: on none."""
+
+    folder: str = ""
+    """Of the volume: nothing outside of it is read; empty: all of it may be."""
+
     max_bytes: int = 0
     proven: bool = True
     """That the source gives the expected digest is known: what is cached under it may be used."""
 
     @property
     def origin(self) -> str:
-        return key_of(self.namespace, self.source, self.revision, self.credentials)
+        bounds = [self.folder] if self.folder else []  # what was read without them is read again
+        return key_of(self.namespace, self.source, self.revision, self.credentials, *bounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +302,8 @@ class Fetcher:
         found = self._cache.find(_digest(wanted.expected)) if wanted.expected else None
         if found is None or not (wanted.proven or self._cache.is_origin(found.folder, wanted.origin)):
             return None
-        return found if found.bytes <= self._cache.bound(wanted.max_bytes) + MAX_CONFIG_BYTES else None
+        weights = (found.folder / WEIGHTS).stat().st_size
+        return found if weights <= self._cache.bound(wanted.max_bytes) else None
 
     async def _task(self, wanted: Wanted) -> asyncio.Task[Fetched]:
         """The one task that fetches this."""
@@ -284,7 +311,7 @@ class Fetcher:
         work: Coroutine[Any, Any, Fetched]
         key: object = (wanted.origin, wanted.expected, wanted.max_bytes)
         if isinstance(source, Folder):
-            folder = await asyncio.to_thread(adapter_folder, source.path, self._confines, wanted.revision)
+            folder = await asyncio.to_thread(self._folder, source.path, wanted)
             looks = await asyncio.to_thread(folder.look, self._cache.bound(wanted.max_bytes))
             key = (key, looks)
             work = self._copy(folder, wanted)
@@ -299,6 +326,11 @@ class Fetcher:
         else:
             work.close()
         return task
+
+    def _folder(self, path: Path, wanted: Wanted) -> AdapterFolder:
+        volume = parse(wanted.volume) if wanted.volume else None
+        mounted = volume.path if isinstance(volume, Folder) else None
+        return adapter_folder(path, self._confines.of(path, mounted, wanted.folder), wanted.revision)
 
     async def _tried(self, work: Coroutine[Any, Any, Fetched], wanted: Wanted) -> Fetched:
         try:
@@ -353,8 +385,8 @@ class Fetcher:
         return error
 
 
-def _copy_files(source: AdapterFolder, target: Path, content: ContentDigest) -> None:
-    for name in ADAPTER_FILES:
+def _copy_files(source: AdapterFolder, names: Iterable[str], target: Path, content: ContentDigest) -> None:
+    for name in sorted(names):
         with os.fdopen(source.open(name), "rb") as file, (target / name).open("xb") as copy:
             size = os.fstat(file.fileno()).st_size
             content.begin(name, size)
@@ -369,7 +401,7 @@ def _copy_files(source: AdapterFolder, target: Path, content: ContentDigest) -> 
 
 
 def _move_files(brought: Path, target: Path, content: ContentDigest) -> None:
-    for name in ADAPTER_FILES:
+    for name in adapter_files(brought):
         (brought / name).rename(target / name)
         with (target / name).open("rb") as file:
             content.begin(name, os.fstat(file.fileno()).st_size)
@@ -405,7 +437,7 @@ def _remove_unlocked(path: Path) -> bool:
         return False
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        trash = path.with_name(f".trash-{os.getpid()}-{next(_counter)}")
+        trash = _trash_of(path)
         path.rename(trash)
         _remove(trash)
     except (BlockingIOError, FileNotFoundError):
@@ -413,6 +445,10 @@ def _remove_unlocked(path: Path) -> bool:
     finally:
         os.close(file)
     return True
+
+
+def _trash_of(path: Path) -> Path:
+    return path.with_name(f".trash-{os.getpid()}-{next(_counter)}")
 
 
 def _remove(path: Path) -> None:

@@ -9,6 +9,9 @@ from motet.errors import AdapterIncompatible
 from motet_runner.adapters.strict_json import parse
 
 HEADER_AT_MOST = 16 * 1024 * 1024
+"""Bytes: twice what names, shapes and places of 20,000 linears take. The format itself would allow 100 MB."""
+
+LONGEST_TYPE = 16
 MOST_DIMENSIONS = 8
 WIDTHS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 """Bytes of one value of each common type."""
@@ -56,7 +59,11 @@ def _tensor(path: Path, entry: Any, begin: int) -> Tensor:
     except (KeyError, TypeError, ValueError):
         raise _broken(path) from None
     numbers = [start, end, *shape] if isinstance(shape, list) else [None]
-    if not all(type(number) is int and number >= 0 for number in numbers) or not isinstance(dtype, str):
+    if (
+        not all(type(number) is int and number >= 0 for number in numbers)
+        or not isinstance(dtype, str)
+        or len(dtype) > LONGEST_TYPE
+    ):
         raise _broken(path)
     width = WIDTHS.get(dtype)
     if len(shape) > MOST_DIMENSIONS or end < start or (width is not None and math.prod(shape) * width != end - start):

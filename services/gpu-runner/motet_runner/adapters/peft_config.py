@@ -6,29 +6,22 @@ that is not understood is never passed over.
 
 import json
 import math
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import regex
 
 from motet.errors import AdapterIncompatible
+from motet_runner.adapters.patterns import Matcher
 from motet_runner.adapters.strict_json import parse
 
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
 
 CONFIG_AT_MOST = 1 << 20
-MATCHING_SECONDS = 1.0
-"""What all regular expressions of one adapter may take together: a tenant's must not stop its neighbours."""
-
-PATTERN_AT_MOST = 1000
-_BRACES = regex.compile(r"\{(?:\d{1,4},?\d{0,4})\}")
-_GROUPS = regex.compile(r"\(\?(?:[:!=]|<[!=])")
-
-Number = TypeVar("Number", int, float)
+"""Bytes. One that names each module of a large mixture of experts has a tenth of it."""
 
 MERGE = "Merge it into the base with PEFT's merge_and_unload() and serve the result as a model of its own"
 
@@ -80,40 +73,6 @@ CHANGES_THE_BASE = ("pissa", "olora", "corda", "loftq")
 GENERATES = (None, "CAUSAL_LM")
 
 
-class Matcher:
-    """Matches a tenant's regular expressions, within a time for all of them together."""
-
-    def __init__(self) -> None:
-        self._left = MATCHING_SECONDS
-
-    def first(self, pattern: Mapping[str, Number], module: str, default: Number) -> Number:
-        """PEFT's rule: the first key that matches the end of the path, as a regular expression."""
-        for key, value in pattern.items():
-            if self._matches(rf"(.*\.)?({key})$", module):
-                return value
-        return default
-
-    def is_whole(self, pattern: str, module: str) -> bool:
-        return self._matches(rf"(?:{pattern})\Z", module)
-
-    def _matches(self, pattern: str, text: str) -> bool:
-        began = time.perf_counter()
-        try:
-            return regex.match(pattern, text, timeout=self._left) is not None
-        except TimeoutError:
-            self._left = 0.0
-            raise AdapterIncompatible(
-                f"A regular expression in {CONFIG_NAME} takes too long: {pattern[:80]}. Name the modules instead.",
-                reason="FormatRejected",
-            ) from None
-        except regex.error as error:
-            raise AdapterIncompatible(
-                f"A regular expression in {CONFIG_NAME} makes no sense: {error}.", reason="FormatRejected"
-            ) from None
-        finally:
-            self._left = max(self._left - (time.perf_counter() - began), 0.001)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraConfig:
     r: int
@@ -121,9 +80,9 @@ class LoraConfig:
     rslora: bool = False
     rank_pattern: Mapping[str, int] = field(default_factory=dict)
     alpha_pattern: Mapping[str, float] = field(default_factory=dict)
-    target_modules: str | tuple[str, ...] | None = None
+    target_modules: str | frozenset[str] | None = None
     base_model: str | None = None
-    matcher: Matcher = field(default_factory=Matcher, compare=False, repr=False)
+    matcher: Matcher = field(compare=False, repr=False)
 
     @property
     def method(self) -> str:
@@ -144,7 +103,8 @@ class LoraConfig:
             return True
         if isinstance(wanted, str):
             return wanted == "all-linear" or self.matcher.is_whole(wanted, module)
-        return any(module == name or module.endswith(f".{name}") for name in wanted)
+        parts = module.split(".")
+        return any(".".join(parts[start:]) in wanted for start in range(len(parts)))
 
 
 def read_config(folder: Path) -> LoraConfig:
@@ -180,39 +140,30 @@ def parse_config(raw: Mapping[str, Any]) -> LoraConfig:
     if raw.get("task_type") not in GENERATES:
         raise _refused("task_type", raw["task_type"], "Only adapters that generate text (CAUSAL_LM) are served.")
     targets = raw.get("target_modules")
-    if not isinstance(targets, str | list | None):
+    if not isinstance(targets, str | list | None) or (
+        isinstance(targets, list) and not all(isinstance(name, str) for name in targets)
+    ):
         raise _refused("target_modules", targets, "It must be a list of names or one regular expression.")
+    matcher = Matcher(CONFIG_NAME)
+    accept = matcher.accept
     try:
         if isinstance(targets, str):
-            _regex(targets)
+            accept(targets)
         config = LoraConfig(
             r=_positive("r", raw.get("r")),
             alpha=_finite("lora_alpha", raw.get("lora_alpha") or 0),
             rslora=bool(raw.get("use_rslora")),
-            rank_pattern={_regex(k): _positive("rank_pattern", v) for k, v in (raw.get("rank_pattern") or {}).items()},
-            alpha_pattern={_regex(k): _finite("alpha_pattern", v) for k, v in (raw.get("alpha_pattern") or {}).items()},
-            target_modules=tuple(targets) if isinstance(targets, list) else targets,
+            rank_pattern={accept(k): _positive("rank_pattern", v) for k, v in (raw.get("rank_pattern") or {}).items()},
+            alpha_pattern={accept(k): _finite("alpha_pattern", v) for k, v in (raw.get("alpha_pattern") or {}).items()},
+            target_modules=frozenset(targets) if isinstance(targets, list) else targets,
             base_model=raw.get("base_model_name_or_path"),
+            matcher=matcher,
         )
     except (TypeError, ValueError, AttributeError, OverflowError, RecursionError, regex.error) as error:
-        raise AdapterIncompatible(f"{CONFIG_NAME} is not as PEFT writes it: {error}.") from error
+        raise AdapterIncompatible(f"{CONFIG_NAME} is not as PEFT writes it: {str(error)[:200]}.") from error
     if config.alpha == 0:
         raise _refused("lora_alpha", raw.get("lora_alpha"), "With alpha 0 the adapter does nothing.")
     return config
-
-
-def _regex(pattern: str) -> str:
-    """The pattern, if it is one that takes little memory to compile: its matching is bounded where it happens."""
-    counts = [int(number) for braces in _BRACES.findall(pattern) for number in braces[1:-1].split(",") if number]
-    if (
-        len(pattern) > PATTERN_AT_MOST
-        or pattern.count("{") != len(_BRACES.findall(pattern))
-        or pattern.count("(?") != len(_GROUPS.findall(pattern))
-        or math.prod(max(count, 1) for count in counts) > PATTERN_AT_MOST
-    ):
-        raise ValueError(f"the regular expression {pattern[:80]} is longer or stranger than a module's name needs")
-    regex.compile(pattern)
-    return pattern
 
 
 def _finite(name: str, value: Any) -> float:
@@ -228,6 +179,7 @@ def _positive(name: str, value: Any) -> int:
 
 
 def _refused(name: str, value: Any, recipe: str) -> AdapterIncompatible:
+    name = name[:80]
     return AdapterIncompatible(
         f"{CONFIG_NAME}: {name} is {json.dumps(value, default=str)[:80]}. {recipe}", param=name, reason="UnknownField"
     )

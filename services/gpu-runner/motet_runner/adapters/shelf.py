@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import structlog
-from google.protobuf import json_format
 
 from motet.api.v1 import common_pb2, scheduler_pb2
 from motet.clock import Clock, monotonic
 from motet.errors import MotetError
 from motet.model import Digest
+from motet_runner.adapters.certify import Checked
+from motet_runner.adapters.check import CHECKER
 from motet_runner.adapters.fetch import DiskCache, Fetched, Fetcher, Lease, Wanted, touch
 from motet_runner.interface import AdapterEntry, AdapterEvicted, AdapterFailed, AdapterLoaded
 from motet_runner.metrics import Metrics
@@ -26,7 +27,7 @@ from motet_runner.sources.fetching import Sources
 
 log = structlog.get_logger(__name__)
 
-Check = Callable[[Path], scheduler_pb2.Certificate]
+Check = Callable[[Path], Checked]
 """What checks an adapter's folder against the base model. Raises AdapterIncompatible. Called in a thread."""
 
 
@@ -36,7 +37,7 @@ class Shelved:
     folder: Path
     bytes: int
     lease: Lease
-    certificate: scheduler_pb2.Certificate | None = None
+    checked: Checked | None = None
     refs: dict[str, common_pb2.AdapterRef] = field(default_factory=dict)
     """Who asked for it, by namespace/name."""
     on_device: bool = False
@@ -46,10 +47,14 @@ class Shelved:
     """To be forgotten once no request uses it."""
 
     @property
+    def certificate(self) -> scheduler_pb2.Certificate | None:
+        return None if self.checked is None else self.checked.certificate
+
+    @property
     def stage(self) -> "common_pb2.AdapterStage.ValueType":
         if self.on_device:
             return common_pb2.ADAPTER_STAGE_DEVICE
-        return common_pb2.ADAPTER_STAGE_FETCHED if self.certificate is None else common_pb2.ADAPTER_STAGE_CERTIFIED
+        return common_pb2.ADAPTER_STAGE_FETCHED if self.checked is None else common_pb2.ADAPTER_STAGE_CERTIFIED
 
     @property
     def name(self) -> str:
@@ -57,7 +62,8 @@ class Shelved:
 
 
 class Shelf:
-    """`users_of` tells how many requests hold an adapter; `post` reaches the engine."""
+    """`users_of` tells how many requests hold an adapter; `post` reaches the engine; `engine` is what `check` has of it
+    in what it finds."""
 
     def __init__(
         self,
@@ -65,6 +71,8 @@ class Shelf:
         *,
         check: Check,
         base_digest: Digest,
+        engine: str = "",
+        checker: int = CHECKER,
         capacity: int,
         users_of: Callable[[Digest], int],
         post: Callable[[Command], None],
@@ -76,6 +84,8 @@ class Shelf:
         self.fetcher = Fetcher(cache, sources)
         self._check = check
         self._base_digest = base_digest
+        self._engine = engine
+        self._checker = checker
         self._capacity = capacity
         self._users_of = users_of
         self._post = post
@@ -93,12 +103,12 @@ class Shelf:
     def take(self, digest: Digest) -> Shelved | None:
         """The adapter, ready for a request: checked, and the engine knows where it lies. None while it is not here."""
         one = self._shelved.get(digest) or self._adopt(digest)
-        if one is None or one.certificate is None:
+        if one is None or one.checked is None:
             return None
         one.dropping = False
         touch(one.folder)
         if not one.on_device:
-            self._post(LoadAdapter(digest, one.folder))
+            self._post(LoadAdapter(digest, one.checked.layout))
         return one
 
     async def arrival(self, digest: Digest) -> None:
@@ -118,7 +128,7 @@ class Shelf:
         in_engine = {entry.digest: entry for entry in entries}
         lines = []
         for one in self._shelved.values():
-            if one.dropping or one.certificate is None:
+            if one.dropping or one.checked is None:
                 continue
             entry = in_engine.get(one.digest)
             tier = common_pb2.MEMORY_TIER_DISK
@@ -152,8 +162,8 @@ class Shelf:
             raise
         self._metrics.adapter_fetch_seconds.observe(time.monotonic() - started)
         self._arrived(digest)
-        if order.stage >= common_pb2.ADAPTER_STAGE_HOST and not one.on_device:
-            self._post(LoadAdapter(digest, one.folder))
+        if order.stage >= common_pb2.ADAPTER_STAGE_HOST and not one.on_device and one.checked is not None:
+            self._post(LoadAdapter(digest, one.checked.layout))
         await self._make_room(spare=digest)
         return one
 
@@ -197,6 +207,8 @@ class Shelf:
         one = self._shelved.get(event.digest)
         if one is not None:
             one.on_device = False
+            if one.checked is not None and not one.checked.layout.fits():
+                one.checked = None  # the next order looks at the bytes again
         return one
 
     def close(self) -> None:
@@ -221,47 +233,51 @@ class Shelf:
 
     async def _certify(self, one: Shelved) -> None:
         async with self._checking.setdefault(one.digest, asyncio.Lock()):
-            if one.certificate is not None:
+            if one.checked is not None:
                 return
             try:
-                one.certificate = await asyncio.to_thread(self._certificate_of, one)
+                one.checked = await asyncio.to_thread(self._check_once, one)
             except MotetError:
                 self._forget(one)
                 raise
 
-    def _certificate_of(self, one: Shelved) -> scheduler_pb2.Certificate:
-        certificate = self._read_certificate(one.digest, one.folder)
-        if certificate is None:
-            certificate = self._check(one.folder)
+    def _check_once(self, one: Shelved) -> Checked:
+        """What an earlier check has kept, or a new one."""
+        checked = self._kept(one.digest, one.folder)
+        if checked is None:
+            self._cache.verify(one.digest)
+            checked = self._check(one.folder)
+            certificate = checked.certificate
             certificate.digest, certificate.base_digest = one.digest, self._base_digest
-            certificate.size_bytes = one.bytes
-            text = json_format.MessageToJson(certificate, preserving_proto_field_name=True)
-            self._cache.write_certificate(one.folder, text + "\n")
-        return certificate
+            certificate.size_bytes, certificate.checker = one.bytes, self._checker
+            self._cache.write_certificate(one.folder, checked.encode())
+        return checked
 
-    def _read_certificate(self, digest: Digest, folder: Path) -> scheduler_pb2.Certificate | None:
-        """What an earlier check against the same base model has left."""
-        text = self._cache.read_certificate(folder)
-        if text is None:
-            return None
+    def _kept(self, digest: Digest, folder: Path) -> Checked | None:
+        """What an earlier check of these very bytes has left: by the same checks, for the same base and engine."""
         try:
-            certificate = json_format.Parse(text, scheduler_pb2.Certificate())
-        except json_format.ParseError:
+            text = self._cache.read_certificate(folder)
+            checked = Checked.decode(text, folder) if text is not None else None
+        except ValueError:
             return None
-        same = (certificate.digest, certificate.base_digest) == (digest, self._base_digest)
-        return certificate if same else None
+        if checked is None:
+            return None
+        certificate = checked.certificate
+        found = (certificate.digest, certificate.base_digest, certificate.checker, checked.engine)
+        same = found == (digest, self._base_digest, self._checker, self._engine)
+        return checked if same and checked.layout.fits() else None
 
     def _adopt(self, digest: Digest) -> Shelved | None:
         """Take an adapter over that lies in the disk cache with a certificate for this base model."""
         try:
             fetched = self._cache.find(digest)
-            certificate = self._read_certificate(digest, fetched.folder) if fetched is not None else None
-            if fetched is None or certificate is None:
+            checked = self._kept(digest, fetched.folder) if fetched is not None else None
+            if fetched is None or checked is None:
                 return None
             one = self._put(fetched, None)
         except (MotetError, ValueError, OSError):
             return None
-        one.certificate = certificate
+        one.checked = checked
         return one
 
     def _arrived(self, digest: Digest, error: MotetError | None = None) -> None:
@@ -298,7 +314,7 @@ class Shelf:
             or one.digest in self._arrivals
             or self._clock() < one.wanted_until
             or (checking is not None and checking.locked())
-            or one.certificate is None
+            or one.checked is None
         )
 
     def _forget(self, one: Shelved) -> None:
@@ -317,6 +333,8 @@ def wanted(order: scheduler_pb2.EnsureAdapter) -> Wanted:
         credentials=order.credentials,
         namespace=order.adapter.namespace,
         max_bytes=order.max_bytes,
+        volume=order.volume,
+        folder=order.folder,
         # A revision is checked once; after that its digest is what the scheduler has seen its source give.
         proven=order.stage > common_pb2.ADAPTER_STAGE_CERTIFIED,
     )

@@ -1,21 +1,20 @@
-"""Adapters on the device: a bounded number of slots, filled a few tensors at a time so that nobody else waits (PU-07).
+"""Adapters on the device: bounded in number and memory, loaded a few tensors at a time so that nobody waits (PU-07).
 
-A slot with live sequences is never evicted; of the others the least recently used goes first.
+One with live sequences is never evicted; of the others the least recently used goes first.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 
-from motet.errors import AdapterError, AdapterIncompatible
+from motet.errors import AdapterError, AdapterIncompatible, MotetError, Overloaded
 from motet.model import Digest
-from motet_kernels import RANKS, group_of
-from motet_runner.adapters.check import check, place, read_weights
-from motet_runner.adapters.peft_config import WEIGHTS_NAME, read_config
+from motet_kernels import RANKS, Place, group_of
+from motet_runner.adapters.layout import Layout
+from motet_runner.adapters.matrices import Matrices
+from motet_runner.adapters.room import Resident, Room, find_room
 from motet_runner.execute.lora import LoraLinears
 
 BYTES_A_SLICE = 4 * 1024 * 1024
@@ -24,18 +23,22 @@ BYTES_A_SLICE = 4 * 1024 * 1024
 
 @dataclass(slots=True)
 class Known:
-    """An adapter whose checked bytes lie in `folder`."""
+    """An adapter whose checked bytes lie where `layout` says."""
 
-    folder: Path
-    bytes: int = 0
-    place: tuple[int, int] | None = None
-    """(rank class, slot) once it is on the device"""
+    layout: Layout
+    place: Place | None = None
+    """Once it is on the device."""
+
+    @property
+    def group(self) -> int:
+        """Its rank class."""
+        return group_of(self.layout.rank)
 
 
 @dataclass(slots=True)
 class Loading:
     digest: Digest
-    place: tuple[int, int]
+    place: Place
     slices: Iterator[int]
     started: float
     seconds: float = 0.0
@@ -46,7 +49,7 @@ class Loading:
 class Progress:
     loaded: list[tuple[Digest, int, float]] = field(default_factory=list)
     evicted: list[Digest] = field(default_factory=list)
-    failed: list[tuple[Digest, AdapterError]] = field(default_factory=list)
+    failed: list[tuple[Digest, MotetError]] = field(default_factory=list)
 
 
 class SlotStore:
@@ -55,14 +58,14 @@ class SlotStore:
         linears: LoraLinears,
         *,
         slots: int,
-        max_rank: int,
         live: Callable[[Digest], int],
+        users: Callable[[Digest], int],
         clock: Callable[[], float],
     ) -> None:
         self._linears = linears
         self._slots = slots
-        self._max_rank = max_rank
         self._live = live
+        self._users = users
         self._clock = clock
         self._known: OrderedDict[Digest, Known] = OrderedDict()  # least recently used first
         self._wanted: OrderedDict[Digest, None] = OrderedDict()
@@ -77,18 +80,17 @@ class SlotStore:
         known = self._known.get(digest)
         return known is not None and known.place is not None
 
-    def place(self, digest: Digest) -> tuple[int, int]:
+    def place(self, digest: Digest) -> Place:
         """Where it lies; also marks it as used now."""
         self._known.move_to_end(digest)
         place_ = self._known[digest].place
         assert place_ is not None, digest
         return place_
 
-    def know(self, digest: Digest, folder: Path) -> None:
+    def know(self, digest: Digest, layout: Layout) -> None:
         """Its bytes are here. It is brought to the device while there is room, or when a sequence asks."""
         self._dropped.discard(digest)
-        if digest not in self._known:
-            self._known[digest] = Known(folder)
+        self._known.setdefault(digest, Known(layout)).layout = layout
         if self._live(digest) or self._in_use < self._slots:
             self.want(digest)
 
@@ -98,18 +100,19 @@ class SlotStore:
             self._wanted[digest] = None
 
     def drop(self, digest: Digest) -> None:
-        """Forget it once nobody uses it."""
+        """Forget it once nobody uses it: a parked sequence will, and could not load it again."""
         if digest in self._known:
             self._dropped.add(digest)
             self._forget_dropped()
 
     @property
     def busy(self) -> bool:
-        """Whether `advance` could do something now."""
+        """Whether `advance` could do or say something now."""
         return (
             self._loading is not None
-            or any(self._room_for(digest) for digest in self._wanted)
-            or any(not self._live(digest) for digest in self._dropped)
+            or bool(self._progress.evicted)
+            or any(self._too_large(digest) or self._room_for(digest) is not None for digest in self._wanted)
+            or any(not self._users(digest) for digest in self._dropped)
         )
 
     def advance(self, *, hurry: bool) -> Progress:
@@ -125,7 +128,7 @@ class SlotStore:
                     done = self._load_some(loading, everything=hurry)
                 if done:
                     self._finish(loading)
-            except (AdapterError, SafetensorError, OSError, ValueError, KeyError) as error:
+            except (AdapterError, OSError, MemoryError, RuntimeError) as error:
                 self._fail(loading.digest, error)
             loading.seconds += self._clock() - before
         progress, self._progress = self._progress, Progress()
@@ -140,72 +143,77 @@ class SlotStore:
     def _in_use(self) -> int:
         return sum(known.place is not None for known in self._known.values()) + (self._loading is not None)
 
-    def _room_for(self, digest: Digest) -> bool:
-        if self._in_use < self._slots:
-            return True
-        return bool(self._live(digest)) and self._evictable() is not None
+    def _too_large(self, digest: Digest) -> bool:
+        return RANKS[self._known[digest].group] > self._linears.rows
 
-    def _evictable(self) -> Digest | None:
-        for digest, known in self._known.items():
-            if known.place is not None and not self._live(digest):
-                return digest
-        return None
+    def _room_for(self, digest: Digest) -> Room | None:
+        """Where it could go now. Only one that a sequence waits for makes others go."""
+        waiting = self._live(digest) > 0
+        full = self._in_use >= self._slots
+        idle = [one for one, known in self._known.items() if known.place is not None and not self._live(one)]
+        if full and not (waiting and idle):
+            return None
+        residents = [
+            Resident(one, known.place, self._live(one) > 0)
+            for one, known in self._known.items()
+            if known.place is not None
+        ]
+        room = find_room(self._known[digest].group, self._linears.rows, residents, evict=waiting)
+        if room is not None and full and not room.evicted:
+            return room._replace(evicted=(idle[0],))
+        return room
 
     def _begin(self) -> None:
+        no_room: set[tuple[int, bool]] = set()  # many may wait for the same
         for digest in list(self._wanted):
-            if digest not in self._known:
-                del self._wanted[digest]
+            if self._too_large(digest):
+                rank, largest = self._known[digest].layout.rank, self._linears.rows
+                self._fail(
+                    digest,
+                    AdapterIncompatible(
+                        f"Its rank is {rank} and the adapters' memory holds {largest} in all (engine.maxLoraRank, "
+                        "engine.maxResidentAdapters).",
+                        reason="RankTooLarge",
+                    ),
+                )
                 continue
-            if not self._room_for(digest):
+            kind = self._known[digest].group, self._live(digest) > 0
+            room = None if kind in no_room else self._room_for(digest)
+            if room is None:
+                no_room.add(kind)
+                if not self._live(digest):  # nobody waits: it was to be loaded while there is room
+                    del self._wanted[digest]
                 continue
             del self._wanted[digest]
-            if self._in_use >= self._slots:
-                self._evict()
-            try:
-                group, slices = self._open(self._known[digest])
-            except (AdapterError, SafetensorError, OSError, ValueError) as error:
-                self._fail(digest, error)
-                continue
-            place_ = group, self._free_slot(group)
-            self._loading = Loading(digest, place_, slices(place_), self._clock())
+            self._make(room)
+            layout = self._known[digest].layout
+            self._loading = Loading(digest, room.place, self._slices(layout, room.place), self._clock())
             return
 
-    def _evict(self) -> None:
-        digest = self._evictable()
-        assert digest is not None
-        self._known[digest].place = None
-        self._progress.evicted.append(digest)
+    def _make(self, room: Room) -> None:
+        for digest in room.evicted:
+            self._known[digest].place = None
+            self._progress.evicted.append(digest)
+        for digest, old, new in room.moved:
+            with torch.inference_mode():
+                self._linears.move(old, new)
+            self._known[digest].place = new
 
-    def _free_slot(self, group: int) -> int:
-        taken = {known.place[1] for known in self._known.values() if known.place and known.place[0] == group}
-        return next(slot for slot in range(len(taken) + 1) if slot not in taken)
-
-    def _open(self, known: Known) -> tuple[int, Callable[[tuple[int, int]], Iterator[int]]]:
-        """Check once more (bytes may have changed under us) and hand back its rank class and how to load it."""
-        certificate = check(known.folder, self._linears.shapes, max_rank=min(self._max_rank, RANKS[-1]))
-        known.bytes = certificate.bytes
-        folder = known.folder
-        return group_of(certificate.rank), lambda place_: self._slices(folder, place_)
-
-    def _slices(self, folder: Path, place_: tuple[int, int]) -> Iterator[int]:
+    def _slices(self, layout: Layout, place: Place) -> Iterator[int]:
         """Writes the adapter's matrices, yielding the bytes of each slice; clears the projections it leaves alone."""
-        group, slot = place_
-        config = read_config(folder)
-        names = place(read_weights(folder), self._linears.shapes)
-        halves: dict[str, dict[str, str]] = {}
-        for name, half in names.items():
-            halves.setdefault(half.module, {})[half.half] = name
+        linears = {linear.module: linear for linear in layout.linears}
+        strange = next((module for module in linears if module not in self._linears.weights), None)
+        if strange is not None:
+            raise AdapterIncompatible(f"{strange} is no linear of this model, against which it was not checked.")
         size = 0
-        with safe_open(folder / WEIGHTS_NAME, framework="pt") as file:
-            for module, weights in self._linears.weights.items():
-                of_module = halves.get(module)
-                if of_module is None:
-                    weights.write(group, slot, None, None)
+        with Matrices(layout) as matrices:
+            for module in self._linears.weights:
+                linear = linears.get(module)
+                if linear is None:
+                    self._linears.write(module, place, None, None)
                     continue
-                a, b = file.get_tensor(of_module["A"]), file.get_tensor(of_module["B"])
-                if not (torch.isfinite(a).all() and torch.isfinite(b).all()):
-                    raise AdapterIncompatible(f"{module} has weights that are not finite numbers.")
-                weights.write(group, slot, a, b, config.scale_of(module))
+                a, b = matrices.read(linear.a), matrices.read(linear.b)
+                self._linears.write(module, place, a, b, linear.scale)
                 size += a.nbytes + b.nbytes
                 if size >= BYTES_A_SLICE:
                     yield size
@@ -230,17 +238,28 @@ class SlotStore:
     def _fail(self, digest: Digest, error: Exception) -> None:
         if self._is_loading(digest):
             self._loading = None
-        self._known.pop(digest, None)
-        self._wanted.pop(digest, None)
-        known = error if isinstance(error, AdapterError) else AdapterError(f"The adapter could not be loaded: {error}")
-        self._progress.failed.append((digest, known))
+        self._wanted.pop(digest, None)  # but still known: who comes back from parking asks, and is told, too
+        self._progress.failed.append((digest, _named(error)))
 
     def _forget_dropped(self) -> None:
         for digest in list(self._dropped):
-            if self._live(digest) or self._is_loading(digest):
+            if self._users(digest) or self._is_loading(digest):
                 continue
             self._dropped.discard(digest)
             self._wanted.pop(digest, None)
             known = self._known.pop(digest, None)
             if known is not None and known.place is not None:
                 self._progress.evicted.append(digest)
+
+
+def _named(error: Exception) -> MotetError:
+    if isinstance(error, MotetError):
+        return error
+    first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    # PyTorch has an error of its own for a device without memory, and for a host only this word.
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocat" in first_line:
+        return Overloaded(
+            "This runner had no memory left while the adapter was loaded. If it lasts, lower the pool's "
+            "engine.memoryUtilizationPercent, engine.kvCacheMiB or engine.maxResidentAdapters."
+        )
+    return AdapterError(f"The adapter could not be loaded: {first_line}")

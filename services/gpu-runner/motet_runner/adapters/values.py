@@ -1,4 +1,4 @@
-"""Do an adapter's weights act at all, and are they numbers? Reads the bytes with numpy; needs no torch (DESIGN 8)."""
+"""Do an adapter's weights act at all, and are they numbers? Reads the bytes with numpy; needs no torch."""
 
 from collections.abc import Mapping
 from pathlib import Path

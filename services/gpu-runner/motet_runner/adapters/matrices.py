@@ -1,0 +1,57 @@
+"""The bytes of a checked adapter as tensors, straight from where its layout says they are."""
+
+import os
+from typing import Any
+
+import torch
+
+from motet.errors import AdapterFetchFailed
+from motet_runner.adapters.layout import Layout, Matrix, Stamp
+
+TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+class Matrices:
+    """A context: the file is open in it. Raises AdapterFetchFailed when it is not the file that was checked.
+
+    It is looked at again at the end, since iterations pass between two reads. It is read, not mapped: a file that
+    shrinks under a mapping would end the process.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+
+    def __enter__(self) -> "Matrices":
+        try:
+            self._file = os.open(self._layout.file, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise self._changed() from None
+        if Stamp.of(self._file) != self._layout.stamp:
+            os.close(self._file)
+            raise self._changed()
+        return self
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        try:
+            if error is None and Stamp.of(self._file) != self._layout.stamp:
+                raise self._changed()
+        finally:
+            os.close(self._file)
+
+    def read(self, matrix: Matrix) -> Any:
+        values = torch.empty(matrix.shape, dtype=TYPES[matrix.dtype])
+        left = memoryview(values.view(torch.uint8).numpy()).cast("B")
+        at = matrix.start
+        while left:
+            count = os.preadv(self._file, [left], at)
+            if not count:
+                raise self._changed()
+            at, left = at + count, left[count:]
+        return values
+
+    def _changed(self) -> AdapterFetchFailed:
+        return AdapterFetchFailed(
+            f"{self._layout.file} has changed since it was checked, so it is not loaded. It is fetched and checked "
+            "again by itself.",
+            retry_after=1.0,
+        )

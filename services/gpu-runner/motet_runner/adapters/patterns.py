@@ -1,0 +1,130 @@
+"""A tenant's patterns for module names, matched within one bounded time for all of them together.
+
+Most are plain names and need no regular expression. The others take little memory to compile, or are refused; what
+compiling and matching them costs is taken from one budget. Nothing else could stop them: they run in a thread.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TypeVar
+
+import regex
+
+from motet.clock import Clock
+from motet.errors import AdapterIncompatible
+
+MATCHING_SECONDS = 1.0
+"""Of the checking thread's own time: a thousand times what the patterns that tools write take on a large model."""
+
+PATTERN_AT_MOST = 1000
+"""Characters of one pattern, and how often it may repeat a part: a module's path is shorter."""
+
+_BRACES = regex.compile(r"\{(?:\d{1,4},?\d{0,4})\}")
+_GROUPS = regex.compile(r"\(\?(?:[:!=]|<[!=])")
+_PLAIN = regex.compile(r"[A-Za-z0-9_.-]+")
+
+Number = TypeVar("Number", int, float)
+Test = Callable[[str], bool]
+
+
+class Matcher:
+    """Raises AdapterIncompatible, in the name of `file`, for a pattern that is no pattern, and once time is up."""
+
+    def __init__(self, file: str, *, seconds: float = MATCHING_SECONDS, clock: Clock = time.thread_time) -> None:
+        self._file = file
+        self._clock = clock
+        self._left = seconds
+        self._ends = 0.0
+        self._tests: dict[str, Test] = {}
+
+    def first(self, pattern: Mapping[str, Number], module: str, default: Number) -> Number:
+        """PEFT's rule: the first key that matches the end of the path, as a regular expression."""
+        with self._spending():
+            for key, value in pattern.items():
+                if self._test(key, rf"(.*\.)?({key})$")(module):
+                    return value
+        return default
+
+    def is_whole(self, pattern: str, module: str) -> bool:
+        whole = rf"(?:{pattern})\Z"
+        with self._spending():
+            return self._test(whole, whole)(module)
+
+    def accept(self, pattern: str) -> str:
+        """The pattern, if it is one that can be compiled, in little memory. Raises ValueError otherwise."""
+        if _PLAIN.fullmatch(pattern) is None:
+            _look(pattern)
+            with self._spending():
+                regex.compile(pattern)
+        elif len(pattern) > PATTERN_AT_MOST:
+            raise _strange(pattern)
+        return pattern
+
+    @contextmanager
+    def _spending(self) -> Iterator[None]:
+        self._ends = self._clock() + self._left
+        yield
+        self._left = self._ends - self._clock()
+        if self._left <= 0:
+            raise self._too_long("all of them together")
+
+    def _test(self, key: str, expression: str) -> Test:
+        test = self._tests.get(key)
+        if test is None:
+            plain = key != expression and _PLAIN.fullmatch(key) is not None
+            test = self._tests[key] = _ends_with(key) if plain else self._expression(expression)
+        return test
+
+    def _expression(self, expression: str) -> Test:
+        try:
+            compiled = regex.compile(expression)
+        except regex.error as error:
+            raise AdapterIncompatible(
+                f"A regular expression in {self._file} makes no sense: {str(error)[:200]}.", reason="FormatRejected"
+            ) from None
+
+        def matches(module: str) -> bool:
+            left = self._ends - self._clock()
+            try:
+                return left > 0 and compiled.match(module, timeout=left) is not None
+            except TimeoutError:
+                self._left = 0.0
+                raise self._too_long(expression[:80]) from None
+
+        return matches
+
+    def _too_long(self, which: str) -> AdapterIncompatible:
+        return AdapterIncompatible(
+            f"A regular expression in {self._file} takes too long ({which}). Name the modules instead.",
+            reason="FormatRejected",
+        )
+
+
+def _ends_with(key: str) -> Test:
+    """What `(.*\\.)?(key)$` means for a key whose only special character is the dot, which stands for any other."""
+
+    def ends(module: str) -> bool:
+        start = len(module) - len(key)
+        if start < 0 or (start > 0 and module[start - 1] != "."):
+            return False
+        tail = module[start:]
+        return tail == key or all(wanted in (".", found) for wanted, found in zip(key, tail, strict=True))
+
+    return ends
+
+
+def _look(pattern: str) -> None:
+    counts = [int(number) for braces in _BRACES.findall(pattern) for number in braces[1:-1].split(",") if number]
+    if (
+        len(pattern) > PATTERN_AT_MOST
+        or pattern.count("{") != len(_BRACES.findall(pattern))
+        or pattern.count("(?") != len(_GROUPS.findall(pattern))
+        or math.prod(max(count, 1) for count in counts) > PATTERN_AT_MOST
+    ):
+        raise _strange(pattern)
+
+
+def _strange(pattern: str) -> ValueError:
+    return ValueError(f"the regular expression {pattern[:80]} is longer or stranger than a module's name needs")

@@ -1,0 +1,57 @@
+"""Do an adapter's products stay numbers? Weights that are all finite may multiply to infinity. Needs no torch.
+
+The probe is the worst input of unit size: every number of it is 1 or -1, with the sign of the weight that it meets.
+Hidden states come out of a norm, so this is their size, and what holds for it holds whatever a prompt makes of it. Real
+adapters stay many orders of magnitude below the bounds.
+"""
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from motet.errors import AdapterIncompatible
+from motet_runner.adapters.layout import Layout, Linear, Matrix
+from motet_runner.adapters.peft_config import WEIGHTS_NAME
+
+LARGEST = {"float32": 3.4e38, "bfloat16": 3.38e38, "float16": 65504.0}
+"""Of each type that an engine computes in."""
+
+_TYPES: dict[str, type[np.generic]] = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+
+
+def check_products(layout: Layout, dtype: str) -> None:
+    """Raises AdapterIncompatible naming the first linear whose LoRA overflows in an engine of this `dtype`."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        for linear in layout.linears:
+            reached = _reach(layout, linear)
+            if not reached <= LARGEST[dtype]:
+                raise AdapterIncompatible(
+                    f"lora_B · lora_A of {linear.module} in {WEIGHTS_NAME} overflows {dtype}: for inputs of size 1 it "
+                    f"reaches {reached:.1e}. {dtype} ends at {LARGEST[dtype]:.1e}, and its square must fit float32. "
+                    "Its training has diverged.",
+                    reason="FormatRejected",
+                )
+
+
+def _reach(layout: Layout, linear: Linear) -> float:
+    """The largest number on the way to what the LoRA adds; infinite where that cannot be squared and summed.
+
+    In float32: what is added is squared next, in float32 at least, by a norm or where queries meet keys.
+    """
+    a, b = _magnitudes(layout, linear.a), _magnitudes(layout, linear.b) * np.float32(abs(linear.scale))
+    inner = a.sum(axis=1)
+    added = b @ inner
+    if not np.isfinite(np.square(added).sum()):
+        return math.inf
+    return float(max(each.max() for each in (a, b, inner, added)))
+
+
+def _magnitudes(layout: Layout, matrix: Matrix) -> "npt.NDArray[np.float32]":
+    """Absolute values; what float32 cannot hold is infinite."""
+    kind = _TYPES[matrix.dtype]
+    values = np.fromfile(layout.file, kind, math.prod(matrix.shape), offset=matrix.start)
+    if matrix.dtype == "BF16":  # the upper half of a float32
+        values = np.left_shift(values, 16, dtype=np.uint32).view(np.float32)
+    magnitudes: npt.NDArray[np.float32] = np.abs(values.astype(np.float32, copy=False)).reshape(matrix.shape)
+    return magnitudes
