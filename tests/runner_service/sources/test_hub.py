@@ -1,11 +1,13 @@
 """Adapters from a hub, by the hub's own client, against a server that speaks like one."""
 
+import gzip
+
 import pytest
 
 from motet.digest import adapter_digest
 from motet.errors import AdapterFetchFailed
 from tests.support.runners import write_adapter
-from tests.support.sources import Answer, Cut
+from tests.support.sources import Answer, Cut, Endless
 
 
 def secrets(tmp_path, bench, **data):
@@ -40,6 +42,28 @@ async def test_nothing_but_an_adapters_own_files_is_taken(hub, bench, adapter):
     assert names == {"adapter_config.json", "adapter_model.safetensors"}
 
 
+async def test_an_adapters_own_template_and_tokens_come_too(hub, bench, adapter):
+    (adapter / "chat_template.jinja").write_text("{{ messages }}")
+    (adapter / "tokenizer_config.json").write_text("{}")
+    hub.publish("org/pirate", adapter)
+    fetched = await bench.fetch("hf://org/pirate")
+    assert fetched.digest == adapter_digest(adapter) == adapter_digest(fetched.folder)
+    assert (fetched.folder / "chat_template.jinja").exists()
+
+
+async def test_what_an_earlier_attempt_brought_and_is_gone_since_is_not_taken(hub, bench, adapter):
+    (adapter / "chat_template.jinja").write_text("{{ messages }}")
+    first = hub.publish("org/pirate", adapter)
+    hub.faults[f"/org/pirate/resolve/{first}/chat_template.jinja"] = Cut(after=5, times=1000)
+    with pytest.raises(AdapterFetchFailed):
+        await bench.fetch("hf://org/pirate")
+    assert bench.partial()
+    (adapter / "chat_template.jinja").unlink()
+    (adapter / "adapter_config.json").write_text((adapter / "adapter_config.json").read_text() + " ")
+    hub.publish("org/pirate", adapter)
+    assert (await bench.fetch("hf://org/pirate")).digest == adapter_digest(adapter)
+
+
 async def test_a_revision_is_a_branch_a_tag_or_a_commit(hub, bench, adapter, tmp_path):
     hub.publish("org/pirate", adapter)
     other = write_adapter(tmp_path / "other", seed=9)
@@ -63,6 +87,26 @@ async def test_bytes_that_are_not_what_the_hub_lists_are_not_taken(hub, bench, a
     with pytest.raises(AdapterFetchFailed, match="arrived damaged"):
         await bench.fetch("hf://org/pirate")
     assert bench.cached() == []
+
+
+@pytest.mark.parametrize("status", [200, 404, 500])
+async def test_a_hub_that_lists_without_an_end_does_not_fill_the_memory(hub, bench, adapter, status):
+    hub.publish("org/pirate", adapter)
+    hub.faults["/api/models/org/pirate/revision/main"] = Endless(status)
+    with pytest.raises(AdapterFetchFailed, match="more than 16777216 bytes") as failed:
+        await bench.fetch("hf://org/pirate")
+    assert failed.value.reason == "TooLarge"
+    assert hub.sent < 64 << 20
+
+
+async def test_a_hub_that_packs_its_listing_is_not_unpacked(hub, bench, adapter):
+    hub.publish("org/pirate", adapter)
+    packed = gzip.compress(b" " * (64 << 20))
+    hub.faults["/api/models/org/pirate/revision/main"] = Answer(
+        200, headers=(("Content-Encoding", "gzip"),), body=packed
+    )
+    with pytest.raises(AdapterFetchFailed, match="compressed although"):
+        await bench.fetch("hf://org/pirate")
 
 
 async def test_weights_beyond_the_bound_are_refused_by_the_listing(hub, bench, adapter):

@@ -1,6 +1,7 @@
 """Base models from hubs and the web: whole before the engine starts, gone on with, or refused in words."""
 
 import asyncio
+import fcntl
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from motet.digest import base_digest
 from motet.errors import ModelFolderError, SetupError
 from motet_runner.settings import Settings
 from motet_runner.sources.model import doubt, model_folder
+from tests.common.waiting import PATIENCE_S
 from tests.support.runners import write_model
 from tests.support.sources import Answer, Cut, Drip
 
@@ -91,6 +93,47 @@ async def test_two_runners_of_one_machine_fetch_a_model_once(web, loader, model)
     folders = await asyncio.gather(loader.load(uri), loader.load(uri))
     assert len(set(folders)) == 1
     assert len(web.asked_for("model-00001-of-00003.safetensors")) == 1
+
+
+async def test_a_model_is_locked_by_a_file_that_is_open_for_writing(web, loader, model, monkeypatch):
+    """Network file systems lock nothing else, and several machines share a cache."""
+    locked = []
+    flock = fcntl.flock
+
+    def noted(file, how):
+        locked.append(fcntl.fcntl(file, fcntl.F_GETFL))
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", noted)
+    await loader.load(web.put("/base/", model))
+    assert locked
+    assert all(flags & os.O_ACCMODE == os.O_RDWR for flags in locked)
+
+
+async def test_the_second_start_of_a_pool_with_a_cache_downloads_nothing(web, tmp_path, model):
+    """Two runners of two machines, which have nothing in common but the cache. Each ends at what these weights lack."""
+    uri = web.put("/base/", model)
+    cache = tmp_path / "claim"
+
+    async def run(machine):
+        environment = os.environ | {
+            "MOTET_RUNNER_MODEL_URI": uri,
+            "MOTET_RUNNER_MODEL_CACHE": str(cache),
+            "MOTET_RUNNER_FETCH_CA_FILE": str(web.ca_file),
+            "MOTET_RUNNER_FETCH_ALLOWED_HOSTS": '["127.0.0.1"]',
+            "MOTET_RUNNER_LISTEN": f"unix:{tmp_path}/{machine}.sock",
+            "MOTET_DATA_DIR": str(tmp_path / machine),
+        }
+        command = [sys.executable, "-P", "-m", "motet_runner"]
+        process = await asyncio.create_subprocess_exec(*command, env=environment, stderr=asyncio.subprocess.PIPE)
+        _, said = await process.communicate()
+        return said.splitlines()[-1]
+
+    first = await run("one")
+    asked = len(web.asked)
+    assert len(web.asked_for("model-00001-of-00003.safetensors")) == 1, first
+    assert await run("two") == first
+    assert len(web.asked) == asked
 
 
 async def test_a_model_whose_shards_break_off_is_gone_on_with(web, loader, model):
@@ -209,12 +252,12 @@ async def test_no_child_outlives_its_runner(tmp_path, web, model):
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-P", "-m", "motet_runner", env=environment, stderr=subprocess.DEVNULL
     )
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while not web.asked:
             await asyncio.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     await process.wait()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while web.open:
             await asyncio.sleep(0.05)
 

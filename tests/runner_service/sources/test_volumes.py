@@ -57,6 +57,24 @@ async def test_row_32_a_folder_that_is_a_link_out_of_its_volume_is_refused(volum
     assert bench.cached() == []
 
 
+@pytest.mark.parametrize("target", ["../../theirs/poet/adapter_config.json", "/etc/hostname", "/nowhere", "../../x"])
+async def test_an_optional_file_that_is_a_link_out_of_its_volume_is_refused_whether_there_is_anything(
+    volumes, bench, target
+):
+    (volumes / "mine/pirate/chat_template.jinja").symlink_to(target)
+    with pytest.raises(AdapterFetchFailed, match="a link that leads out of its volume"):
+        await bench.fetch((volumes / "mine/pirate").as_uri())
+    assert bench.cached() == []
+
+
+async def test_an_optional_file_may_be_a_link_inside_its_volume(volumes, bench):
+    (volumes / "mine/template").write_text("{{ messages }}")
+    (volumes / "mine/pirate/chat_template.jinja").symlink_to("../template")
+    fetched = await bench.fetch((volumes / "mine/pirate").as_uri())
+    copied = fetched.folder / "chat_template.jinja"
+    assert (copied.is_symlink(), copied.read_text()) == (False, "{{ messages }}")
+
+
 async def test_row_32_a_file_that_is_a_link_out_of_its_volume_is_refused(volumes, bench):
     weights = volumes / "mine/pirate/adapter_model.safetensors"
     weights.unlink()
@@ -70,6 +88,100 @@ async def test_links_inside_a_volume_are_followed(volumes, bench):
     weights.rename(volumes / "mine/blob")
     weights.symlink_to("../blob")
     assert (await bench.fetch((volumes / "mine/pirate").as_uri())).bytes
+
+
+@pytest.fixture
+def shared(tmp_path, bench):
+    """A volume of two tenants, as a cluster mounts it and as a laptop has it: there no setting names volumes."""
+    volume = tmp_path / "volumes" / "shared"
+    write_adapter(volume / "acme" / "pirate")
+    write_adapter(volume / "zeta" / "poet", seed=1)
+    return volume
+
+
+@pytest.fixture(params=["cluster", "laptop"])
+def acme(request, shared, bench):
+    """Has what acme names fetched, as the operator orders it."""
+    if request.param == "cluster":
+        bench.settings["volumes"] = str(shared.parent)
+
+    def fetch(path: str, *, folder: str = "acme", **how):
+        return bench.fetch(f"file://{shared}/{path}", volume=f"file://{shared}", folder=folder, **how)
+
+    return fetch
+
+
+async def test_a_tenant_has_what_lies_in_its_folder(shared, acme):
+    assert (await acme("acme/pirate")).digest == adapter_digest(shared / "acme/pirate")
+
+
+@pytest.mark.parametrize(
+    "path", ["zeta/poet", "acme/../zeta/poet", "acme/pirate/../../zeta/poet", "acme-2/poet", "zeta", "", "../shared"]
+)
+async def test_row_32_a_path_outside_of_a_tenants_folder_is_refused(shared, acme, bench, path):
+    with pytest.raises(AdapterFetchFailed, match=r"lies (outside of the folder acme|on no volume)") as failed:
+        await acme(path)
+    assert failed.value.retry_after == 0
+    assert bench.cached() == []
+
+
+@pytest.mark.parametrize("folder", ["acme/../zeta", "..", "/etc", "/"])
+async def test_no_folder_leads_out_of_its_volume(shared, acme, folder):
+    with pytest.raises(AdapterFetchFailed, match="lies outside of the folder"):
+        await acme("zeta/poet", folder=folder)
+
+
+@pytest.mark.parametrize("target", ["../zeta/poet", "../zeta/none", "{volume}/zeta/poet", "../../shared/zeta/poet"])
+async def test_row_32_a_link_from_a_tenants_folder_into_anothers_is_refused(shared, acme, bench, target):
+    (shared / "acme/link").symlink_to(target.format(volume=shared))
+    with pytest.raises(AdapterFetchFailed, match="a link that leads out of the folder acme of its volume") as failed:
+        await acme("acme/link")
+    assert failed.value.retry_after == 0
+    assert bench.cached() == []
+
+
+@pytest.mark.parametrize("name", ["adapter_model.safetensors", "adapter_config.json"])
+async def test_row_32_a_file_that_is_a_link_to_another_tenants_is_refused(shared, acme, name):
+    file = shared / "acme/pirate" / name
+    file.unlink()
+    file.symlink_to(f"../../zeta/poet/{name}")
+    with pytest.raises(AdapterFetchFailed, match="a link that leads out of the folder acme of its volume"):
+        await acme("acme/pirate")
+
+
+async def test_row_32_a_tenants_folder_that_is_itself_a_link_moves_no_bounds(shared, acme):
+    (shared / "acme/out").symlink_to("../zeta")
+    with pytest.raises(AdapterFetchFailed, match="a link that leads out of the folder acme/out of its volume"):
+        await acme("acme/out/poet", folder="acme/out")
+
+
+@pytest.mark.parametrize("what", ["poet", "none", "layout"])
+async def test_a_link_into_anothers_folder_tells_nothing_of_what_is_there(shared, acme, what):
+    (shared / "zeta/layout/snapshots/c1").mkdir(parents=True)
+    (shared / "acme/link").symlink_to(f"../zeta/{what}")
+    with pytest.raises(AdapterFetchFailed) as failed:
+        await acme("acme/link")
+    assert str(failed.value) == f"{shared}/acme/link is a link that leads out of the folder acme of its volume."
+
+
+async def test_links_inside_a_tenants_folder_are_followed(shared, acme):
+    (shared / "acme/latest").symlink_to("pirate")
+    assert (await acme("acme/latest")).digest == adapter_digest(shared / "acme/pirate")
+
+
+async def test_the_volume_itself_may_be_reached_over_a_link(tmp_path, shared, bench):
+    (tmp_path / "claims").symlink_to(shared.parent)
+    volume = f"file://{tmp_path}/claims/shared"
+    assert await bench.fetch(f"{volume}/acme/pirate", volume=volume, folder="acme")
+    with pytest.raises(AdapterFetchFailed, match="lies outside of the folder acme"):
+        await bench.fetch(f"{volume}/zeta/poet", volume=volume, folder="acme")
+
+
+async def test_what_was_cached_before_a_folder_was_asked_for_is_read_again(shared, acme):
+    (shared / "acme/link").symlink_to("../zeta/poet")
+    stolen = await acme("acme/link", folder="")
+    with pytest.raises(AdapterFetchFailed, match="leads out of the folder acme"):
+        await acme("acme/link", expected=stolen.digest)
 
 
 async def test_a_fifo_on_a_volume_stops_nothing(volumes, bench):

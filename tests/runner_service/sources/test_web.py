@@ -7,9 +7,10 @@ import json
 
 import pytest
 
-from motet.digest import adapter_digest
+from motet.digest import ADAPTER_OPTIONAL_FILES, adapter_digest
 from motet.errors import AdapterFetchFailed, AdapterIncompatible
 from motet_runner.sources.fetching import Remote
+from tests.common.waiting import PATIENCE_S
 from tests.support.runners import write_adapter
 from tests.support.sources import Answer, Cut, Drip, Encoded, Endless, Short, web_server
 
@@ -22,7 +23,26 @@ async def test_an_adapter_comes_from_a_folder_on_the_web(web, bench, adapter):
     assert fetched.digest == adapter_digest(adapter) == adapter_digest(fetched.folder)
     assert bench.cached() == [fetched.digest.removeprefix("sha256:")]
     assert not bench.partial()
-    assert {one.path for one in web.asked} == {CONFIG, WEIGHTS}
+    assert {one.path for one in web.asked} == {CONFIG, WEIGHTS, *(f"/pirate/{name}" for name in ADAPTER_OPTIONAL_FILES)}
+
+
+@pytest.mark.parametrize("status", [404, 403, 410])
+async def test_optional_files_come_where_they_are_and_are_not_missed_where_not(web, bench, adapter, status):
+    (adapter / "chat_template.jinja").write_text("{{ messages }}")
+    source = web.put("/pirate/", adapter)
+    for name in set(ADAPTER_OPTIONAL_FILES) - {"chat_template.jinja"}:
+        web.faults[f"/pirate/{name}"] = Answer(status)
+    fetched = await bench.fetch(source)
+    assert fetched.digest == adapter_digest(adapter) == adapter_digest(fetched.folder)
+    assert (fetched.folder / "chat_template.jinja").read_text() == "{{ messages }}"
+
+
+async def test_an_optional_file_that_may_be_there_is_not_left_out_because_the_server_is_in_trouble(web, bench, adapter):
+    source = web.put("/pirate/", adapter)
+    web.faults["/pirate/chat_template.jinja"] = Answer(503)
+    with pytest.raises(AdapterFetchFailed, match="the server answers 503"):
+        await bench.fetch(source)
+    assert bench.cached() == []
 
 
 async def test_a_connection_that_breaks_off_is_gone_on_with_where_it_broke(web, bench, adapter):
@@ -101,10 +121,10 @@ async def test_a_tenant_whose_servers_drip_leaves_room_for_others(web, bench, ad
 
     slow = [asyncio.create_task(fetch(uri, "tenant-a")) for uri in dripping]
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while web.open < at_once - 1:
                 await asyncio.sleep(0.02)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             await fetch(web.put("/quick/", adapter), "tenant-b")
         assert len({one.path for one in web.asked if "slow" in one.path and one.path.endswith(".json")}) == at_once - 1
         assert not any(one.done() for one in slow)

@@ -13,15 +13,27 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 import orjson
 
 from motet.errors import AdapterFetchFailed, MotetError
 from motet_runner.sources.failures import malformed, no_space, passing, too_large
-from motet_runner.sources.files import INDEX, MEDIUM, Wanted, check_listing, not_there, of_adapter, of_model, shards
+from motet_runner.sources.files import (
+    INDEX,
+    MEDIUM,
+    Wanted,
+    check_listing,
+    most_of_adapter,
+    not_there,
+    of_adapter,
+    of_model,
+    shards,
+)
 from motet_runner.sources.guard import Guard
 from motet_runner.sources.order import Order
 from motet_runner.sources.secret import NOBODY, Credentials, read_credentials
@@ -29,6 +41,9 @@ from motet_runner.sources.uri import Hub, Web, parse
 
 SLOWEST = 1024
 """Bytes a second. A source that gives less over the whole patience is as good as dead."""
+
+WORKING_FILES = 1 << 20
+"""Bytes of entity tags and of the hub's library's own notes beside the files."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
@@ -56,10 +71,11 @@ def carry_out(order: Order, secret: Credentials) -> None:
     into = Path(order.into)
     into.mkdir(parents=True, exist_ok=True)
     source = parse(order.uri, order.revision)
-    Guard(_allowed(order)).install()
+    allowed = _allowed(order)
+    Guard([*allowed, *_hosts(order.access.proxy)]).install()
     from motet_runner.sources.web import WebFolder, client
 
-    browser = client(order.access, timeout=order.stall_seconds)
+    browser = client(order.access, Guard(allowed), timeout=order.stall_seconds)
     if isinstance(source, Web):
         Watch(order).start()
         _fetch_all(order, WebFolder(source.url, browser, secret.header, pause=order.stall_seconds / 60), into, None)
@@ -92,15 +108,12 @@ def _fetch_all(order: Order, source: Source, into: Path, sizes: dict[str, int | 
         wanted = of_adapter(order.max_bytes)
         if sizes is not None:
             check_listing(sizes, wanted, order.max_bytes, name)
-        for file in wanted:
-            source.fetch(file, into)
+        _fetch_those_there(source, wanted, into)
         return
     first = of_model()
     if sizes is not None:
         check_listing(sizes, first, order.max_bytes, name)
-    for file in first:
-        if not source.fetch(file, into):
-            (into / file.name).unlink(missing_ok=True)
+    _fetch_those_there(source, first, into)
     index = into / INDEX
     weights = shards(index.read_bytes() if index.exists() else None, order.max_bytes)
     if sizes is not None:
@@ -114,13 +127,20 @@ def _fetch_all(order: Order, source: Source, into: Path, sizes: dict[str, int | 
         (into / stale).unlink()
 
 
+def _fetch_those_there(source: Source, wanted: Iterable[Wanted], into: Path) -> None:
+    for file in wanted:
+        if not source.fetch(file, into):
+            (into / file.name).unlink(missing_ok=True)  # of an earlier attempt, at another state of the source
+
+
 class Watch(threading.Thread):
     """Tells how many bytes have come, and ends a fetch that drips, or that brings more than it may."""
 
     def __init__(self, order: Order) -> None:
         super().__init__(name="watch", daemon=True)
         self._folder = Path(order.into)
-        self._limit = order.max_bytes + (MEDIUM if order.what == "model" else 2 << 20)
+        most = order.max_bytes + MEDIUM if order.what == "model" else most_of_adapter(order.max_bytes)
+        self._limit = most + WORKING_FILES
         self._patience = order.stall_seconds
         self._uri = order.uri
         self.checked = 0
@@ -163,14 +183,14 @@ def _size_of(folder: Path) -> int:
     return total
 
 
-def _allowed(order: Order) -> tuple[str, ...]:
-    """The platform's list, and the ends that the platform itself has named."""
-    from urllib.parse import urlsplit
+def _allowed(order: Order) -> list[str]:
+    """The platform's list, and the hub that the platform itself has named."""
+    return [*order.access.allowed_hosts, *(_hosts(order.access.hub_endpoint) if order.uri.startswith("hf://") else ())]
 
-    named = [urlsplit(order.access.proxy).hostname]
-    if order.uri.startswith("hf://"):
-        named.append(urlsplit(order.access.hub_endpoint).hostname)
-    return (*order.access.allowed_hosts, *(host for host in named if host))
+
+def _hosts(url: str) -> list[str]:
+    host = urlsplit(url).hostname
+    return [host] if host else []
 
 
 def tell(failure: MotetError, secret: Credentials) -> None:

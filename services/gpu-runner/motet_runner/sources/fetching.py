@@ -45,6 +45,7 @@ class Sources:
             allowed_hosts=tuple(settings.fetch_allowed_hosts),
             ca_file=settings.fetch_ca_file,
             proxy=settings.fetch_proxy,
+            proxy_guards=settings.fetch_proxy_guards,
             manifests=settings.manifests,
             api_server=settings.api_server,
             service_account=settings.service_account,

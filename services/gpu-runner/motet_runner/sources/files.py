@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from motet.digest import ADAPTER_FILES, ASSET_FILES
+from motet.digest import ADAPTER_FILES, ADAPTER_OPTIONAL_FILES, ASSET_FILES
 from motet.errors import AdapterFetchFailed
 from motet_runner.sources.failures import malformed, missing, too_large
 
@@ -18,8 +18,17 @@ ONE_SHARD = "model.safetensors"
 SMALL = 1 << 20
 """Bytes of an adapter's configuration at most."""
 
+TEXT = 16 << 20
+"""Bytes of an adapter's own template or list of tokens at most: ten times what the largest models come with."""
+
+TOKENIZER = 64 << 20
+"""Bytes of an adapter's own tokenizer.json at most: twice what the largest models come with."""
+
 MEDIUM = 256 << 20
-"""Bytes of a model's tokenizer or index at most."""
+"""Bytes of a model's tokenizer at most."""
+
+INDEX_AT_MOST = 32 << 20
+"""Bytes of a model's index, which is parsed as a whole: it names a quarter of a million tensors."""
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
@@ -36,13 +45,22 @@ class Wanted:
 
 
 def of_adapter(max_bytes: int) -> list[Wanted]:
-    return [Wanted(CONFIG, SMALL), Wanted(WEIGHTS, max_bytes)]
+    """First what it must have: after that it is known that the source is open to us."""
+    optional = [
+        Wanted(name, TOKENIZER if name == "tokenizer.json" else TEXT, required=False) for name in ADAPTER_OPTIONAL_FILES
+    ]
+    return [Wanted(CONFIG, SMALL), Wanted(WEIGHTS, max_bytes), *optional]
+
+
+def most_of_adapter(max_bytes: int) -> int:
+    """Bytes of all its files together."""
+    return sum(file.limit for file in of_adapter(max_bytes))
 
 
 def of_model() -> list[Wanted]:
     """All but the weights: those depend on whether there is an index."""
     others = [Wanted(name, MEDIUM, required=False) for name in ASSET_FILES if name != MODEL_CONFIG]
-    return [Wanted(MODEL_CONFIG, SMALL), Wanted(INDEX, MEDIUM, required=False), *others]
+    return [Wanted(MODEL_CONFIG, SMALL), Wanted(INDEX, INDEX_AT_MOST, required=False), *others]
 
 
 def shards(index: bytes | None, max_bytes: int) -> list[Wanted]:

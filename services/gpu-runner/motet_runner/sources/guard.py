@@ -1,7 +1,8 @@
 """No connection to where a tenant has no business: loopback, the cluster's own network, a cloud's metadata service.
 
 It sits where sockets connect, so it sees the very address that is connected to, after every redirect and whatever a
-name resolved to a moment ago. It cannot be taken off again: it belongs into a process that does nothing else.
+name resolved to a moment ago. It cannot be taken off again: it belongs into a process that does nothing else. Where a
+proxy connects instead (`proxy.py`), it is asked about the address that the proxy is given.
 """
 
 import ipaddress
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from motet.errors import AdapterFetchFailed
-from motet_runner.sources.failures import forbidden
+from motet_runner.sources.failures import forbidden, passing
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -58,6 +59,19 @@ class Guard:
         if any(_plain(found) in _resolve(host) for host in self._hosts):
             return
         raise _refused(found)
+
+    def resolve(self, host: str) -> list[str]:
+        """The addresses that a name leads to. Raises AdapterFetchFailed when any of them may not be connected to."""
+        try:
+            found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError):
+            raise passing(
+                f"{host} cannot be resolved by this runner, which looks at an address before it asks the proxy for it. "
+                "If the proxy itself refuses addresses inside, the platform sets MOTET_RUNNER_FETCH_PROXY_GUARDS."
+            ) from None
+        for family, _, _, _, address in found:
+            self.check(family, address)
+        return list(dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in found))
 
     def _hook(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event in ("socket.connect", "socket.sendto"):

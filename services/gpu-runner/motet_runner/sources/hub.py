@@ -1,7 +1,7 @@
 """Files of a repository on a hub, or on a mirror that speaks like one, by the hub's own library."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +9,14 @@ import httpx2
 
 from motet.digest import CHUNK_BYTES
 from motet.errors import AdapterFetchFailed
-from motet_runner.sources.failures import credentials, missing, passing
+from motet_runner.sources.failures import credentials, forbidden, missing, passing, too_large
 from motet_runner.sources.files import Wanted
 from motet_runner.sources.secret import Credentials
 from motet_runner.sources.uri import Hub
 from motet_runner.sources.web import explain, refused
+
+ANSWER_AT_MOST = 16 << 20
+"""Bytes of what is held in memory: a listing (of 50,000 files) or an error. Files go to the disk as they come."""
 
 
 class HubRepository:
@@ -34,6 +37,7 @@ class HubRepository:
         from huggingface_hub import HfApi, set_client_factory
 
         client.follow_redirects = True
+        client.event_hooks = {"response": [_bound]}
         set_client_factory(lambda: client)
         self.name = f"hf://{source.repository}"
         self._source = source
@@ -123,3 +127,28 @@ class HubRepository:
                 found.update(chunk)
                 self._checked(len(chunk))
         return found.hexdigest()
+
+
+def _bound(response: httpx2.Response) -> None:
+    """Called once the headers are here, before anything reads the body."""
+    if response.headers.get("content-encoding", "identity") != "identity":
+        raise forbidden("the hub answers compressed although that was not asked for.")
+    in_memory = response.status_code >= 400 or "/api/models/" in response.request.url.path
+    if in_memory and isinstance(response.stream, httpx2.SyncByteStream):
+        response.stream = _Bounded(response.stream)
+
+
+class _Bounded(httpx2.SyncByteStream):
+    def __init__(self, stream: httpx2.SyncByteStream) -> None:
+        self._stream = stream
+
+    def __iter__(self) -> Iterator[bytes]:
+        size = 0
+        for chunk in self._stream:
+            size += len(chunk)
+            if size > ANSWER_AT_MOST:
+                raise too_large(f"the hub answers with more than {ANSWER_AT_MOST} bytes, which no listing has.")
+            yield chunk
+
+    def close(self) -> None:
+        self._stream.close()

@@ -14,7 +14,7 @@ from motet_runner.settings import Settings
 from motet_runner.sources.failures import LATER
 from motet_runner.sources.fetching import Remote, Sources, may_go_on
 from motet_runner.sources.folder import snapshot_in
-from motet_runner.sources.partial import key_of, locked
+from motet_runner.sources.partial import alone, key_of
 from motet_runner.sources.uri import Folder, parse
 
 log = structlog.get_logger(__name__)
@@ -41,7 +41,7 @@ async def model_folder(settings: Settings, sources: Sources, root: Path) -> Path
             inside = snapshot_in(source.path, settings.model_revision)
             return settings.model_folder() if inside is None else settings.check_model(inside)
         folder = root / key_of(settings.model_uri, settings.model_revision)
-        async with locked(folder):
+        async with alone(folder):
             if not _is_complete(folder):
                 await _fetch(settings, sources, folder)
         return settings.check_model(folder)

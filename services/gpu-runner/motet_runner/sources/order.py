@@ -14,6 +14,8 @@ class Access:
     allowed_hosts: tuple[str, ...] = ()
     ca_file: str = ""
     proxy: str = ""
+    proxy_guards: bool = False
+    """The proxy is given names and decides where they may lead."""
     manifests: str = ""
     """The folder of manifests whose Secrets are used; empty: the API server's."""
 

@@ -35,6 +35,25 @@ async def locked(folder: Path) -> AsyncIterator[Path]:
         await asyncio.sleep(LOOK_AGAIN)  # not a blocking lock: that could not be cancelled
 
 
+@asynccontextmanager
+async def alone(folder: Path) -> AsyncIterator[None]:
+    """The folder, made if need be, for one fetch alone, also where several machines share it: a file beside it is
+    locked, since network file systems lock only what is open for writing, and no folder is. It stays."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = os.open(folder.with_name(f"{folder.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660)
+    try:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                await asyncio.sleep(LOOK_AGAIN)
+            else:
+                break
+        yield
+    finally:
+        os.close(file)
+
+
 def clear_old(root: Path) -> None:
     """Remove what nobody has gone on with."""
     for folder in root.iterdir() if root.is_dir() else ():

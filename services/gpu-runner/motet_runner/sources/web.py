@@ -10,12 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, urljoin, urlsplit
 
+import httpcore2
 import httpx2
 
 from motet.errors import AdapterFetchFailed
 from motet_runner.sources.failures import credentials, forbidden, missing, passing, too_large
 from motet_runner.sources.files import Wanted, not_there
+from motet_runner.sources.guard import Guard
 from motet_runner.sources.order import Access
+from motet_runner.sources.proxy import Tunnel
 
 ATTEMPTS = 5
 """In a row without a new byte; then the failure is told, and tried again later."""
@@ -26,16 +29,22 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 _PASSING = (408, 425, 429, 500, 502, 503, 504)
 
 
-def client(access: Access, *, timeout: float) -> httpx2.Client:
-    """Nothing comes from the environment: no proxy, no netrc. Who asks follows redirects, or tells it to."""
+def client(access: Access, guard: Guard, *, timeout: float) -> httpx2.Client:
+    """Nothing comes from the environment: no proxy, no netrc. Who asks follows redirects, or tells it to.
+
+    `guard` is asked where connections may lead that a proxy makes.
+    """
     trust = ssl.create_default_context(cafile=access.ca_file or None)
     if access.ca_file:
         trust.load_default_certs()
+    transport = httpx2.HTTPTransport(verify=trust, trust_env=False)
+    if access.proxy:
+        tunnel = Tunnel(access.proxy, None if access.proxy_guards else guard, trust)
+        transport._pool = httpcore2.ConnectionPool(ssl_context=trust, network_backend=tunnel)  # no public way in
     return httpx2.Client(
-        verify=trust,
+        transport=transport,
         trust_env=False,
         timeout=timeout,
-        proxy=access.proxy or None,
         max_redirects=MAX_REDIRECTS,
         headers={"user-agent": "motet", "accept-encoding": "identity"},
     )
@@ -80,15 +89,15 @@ class WebFolder:
         have = _size(part)
         etag = tag.read_text() if tag.exists() else ""
         headers = {"range": f"bytes={have}-", "if-range": etag} if have and etag else {}
-        with self._open(file.name, headers) as response:
+        with self._open(file, headers) as response:
             if response.status_code == 416:
                 if response.headers.get("content-range", "").endswith(f"/{have}"):
                     return  # it was whole already
                 part.unlink()
                 raise _Broken("the server does not go on where it broke off")
             start = _start(response, have)
-            length = response.headers.get("content-length", "")
-            total = start + int(length) if length.isdigit() else None
+            length = _number(response.headers.get("content-length", ""))
+            total = start + length if length is not None else None
             if total is not None and total > file.limit:
                 raise too_large(f"{self.url}{file.name} has {total} bytes; at most {file.limit} are fetched.")
             if response.headers.get("content-encoding", "identity") != "identity":
@@ -113,15 +122,15 @@ class WebFolder:
             os.fsync(out.fileno())
 
     @contextmanager
-    def _open(self, name: str, headers: Mapping[str, str]) -> Iterator[httpx2.Response]:
+    def _open(self, file: Wanted, headers: Mapping[str, str]) -> Iterator[httpx2.Response]:
         try:
-            response = self._follow(self.url + quote(name), headers)
+            response = self._follow(self.url + quote(file.name), headers)
         except httpx2.HTTPError as error:
             raise _told(error, self.url) from None
         except (httpx2.InvalidURL, ValueError):
             raise forbidden(f"{self.url} redirects to what is no URL.") from None
         try:
-            self._judge(response, name)
+            self._judge(response, file)
             yield response
         except httpx2.HTTPError as error:
             raise _told(error, self.url) from None
@@ -142,20 +151,22 @@ class WebFolder:
                 raise forbidden(f"{self.url} redirects to {urlsplit(url).scheme}://, which is not followed.")
         raise forbidden(f"{self.url} redirects more than {MAX_REDIRECTS} times.")
 
-    def _judge(self, response: httpx2.Response, name: str) -> None:
+    def _judge(self, response: httpx2.Response, file: Wanted) -> None:
         status = response.status_code
         match status:
             case 200 | 206 | 416:
                 return
             case 404 | 410:
                 raise FileNotFoundError
+            case 403 if not file.required:
+                raise FileNotFoundError  # so a store answers for what it lacks, where it does not let anybody list
             case 401 | 403:
                 raise refused(self.url, status, given=bool(self.authorization))
             case _ if status in _PASSING:
-                after = response.headers.get("retry-after", "")
-                raise _Broken(f"the server answers {status}", float(min(60, int(after))) if after.isdigit() else 0.0)
+                after = _number(response.headers.get("retry-after", "")) or 0
+                raise _Broken(f"the server answers {status}", float(min(60, after)))
             case _:
-                raise missing(f"{self.url}{name} cannot be fetched: the server answers {status}.")
+                raise missing(f"{self.url}{file.name} cannot be fetched: the server answers {status}.")
 
 
 class _Broken(Exception):
@@ -175,6 +186,8 @@ def refused(source: str, status: int, *, given: bool) -> AdapterFetchFailed:
 
 def explain(error: httpx2.HTTPError) -> str:
     """What happened, without any URL: a redirect's may hold a signature."""
+    if isinstance(error, httpx2.ProxyError):
+        return str(error)  # our own words
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
@@ -204,6 +217,11 @@ def _start(response: httpx2.Response, have: int) -> int:
     if response.status_code == 206 and response.headers.get("content-range", "").startswith(f"bytes {have}-"):
         return have
     raise _Broken("the server does not go on where it broke off")
+
+
+def _number(text: str) -> int | None:
+    """A number of a header; None for anything else, or one that is longer than any size or time."""
+    return int(text) if len(text) <= 18 and text.isascii() and text.isdigit() else None
 
 
 def _strong(etag: str) -> str:

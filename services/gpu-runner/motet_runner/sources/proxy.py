@@ -1,0 +1,89 @@
+"""Through a proxy, without leaving it to the proxy where a fetch leads.
+
+A proxy that is given a name connects to whatever that name is to it, and the guard of this process sees the proxy's
+address only. So the name is resolved and looked at here, and the proxy is asked for the address that was looked at;
+TLS still asks the other end for the name. Redirects come here too: each host is a connection of its own.
+"""
+
+import base64
+import ssl
+from collections.abc import Iterable
+from urllib.parse import unquote, urlsplit
+
+import httpcore2
+
+from motet_runner.sources.guard import Guard
+
+ADDRESSES_TRIED = 4
+ANSWER_AT_MOST = 16 << 10
+"""Bytes of the proxy's answer: a status and some headers."""
+
+
+class Tunnel(httpcore2.NetworkBackend):
+    """Connects as a proxy's client does. Without a guard the proxy is given names, and is trusted with them."""
+
+    def __init__(self, proxy: str, guard: Guard | None, trust: ssl.SSLContext) -> None:
+        parts = urlsplit(proxy)
+        self._secure = parts.scheme == "https"
+        self._host = parts.hostname or ""
+        self._port = parts.port or (443 if self._secure else 80)
+        self._guard = guard
+        self._trust = trust
+        self._authorization = ""
+        if parts.username is not None:
+            secret = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
+            self._authorization = f"Proxy-Authorization: Basic {base64.b64encode(secret).decode()}\r\n"
+        self._direct = httpcore2.SyncBackend()
+
+    def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
+    ) -> httpcore2.NetworkStream:
+        targets = [host] if self._guard is None else self._guard.resolve(host)[:ADDRESSES_TRIED]
+        while True:
+            target = targets.pop(0)
+            try:
+                return self._through(target, port, timeout, local_address, socket_options)
+            except httpcore2.ProxyError:
+                if not targets:
+                    raise
+
+    def _through(
+        self,
+        target: str,
+        port: int,
+        timeout: float | None,
+        local_address: str | None,
+        socket_options: Iterable[httpcore2.SOCKET_OPTION] | None,
+    ) -> httpcore2.NetworkStream:
+        stream = self._direct.connect_tcp(self._host, self._port, timeout, local_address, socket_options)
+        try:
+            if self._secure:
+                stream = stream.start_tls(self._trust, self._host, timeout)
+            end = f"[{target}]:{port}" if ":" in target else f"{target}:{port}"
+            stream.write(f"CONNECT {end} HTTP/1.1\r\nHost: {end}\r\n{self._authorization}\r\n".encode("ascii"), timeout)
+            status = _status(stream, timeout)
+            if not 200 <= status < 300:
+                raise httpcore2.ProxyError(f"the proxy answers {status} when asked for {end}")
+        except BaseException:
+            stream.close()
+            raise
+        return stream
+
+
+def _status(stream: httpcore2.NetworkStream, timeout: float | None) -> int:
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):  # nothing follows it: the other end waits for us to begin
+        chunk = stream.read(4096, timeout)
+        head += chunk
+        if not chunk or len(head) > ANSWER_AT_MOST:
+            raise httpcore2.ProxyError("the proxy does not answer as proxies do")
+    version, _, rest = head.partition(b" ")
+    status = rest[:3]
+    if not version.startswith(b"HTTP/1.") or not status.isdigit():
+        raise httpcore2.ProxyError("the proxy does not answer as proxies do")
+    return int(status)

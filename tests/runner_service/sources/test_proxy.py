@@ -1,0 +1,123 @@
+"""A proxy brings bytes and no rights: where it leads is looked at here, and it is asked for that address."""
+
+import base64
+import socket
+
+import pytest
+from pydantic import ValidationError
+
+from motet.digest import adapter_digest
+from motet.errors import AdapterFetchFailed
+from motet_runner.settings import Settings
+from motet_runner.sources.guard import Guard
+from tests.support.sources import Answer, hub_server, proxy_server, web_server
+
+
+@pytest.fixture
+async def proxy(bench):
+    async with proxy_server() as server:
+        bench.settings["fetch_proxy"] = server.url
+        yield server
+
+
+@pytest.fixture
+async def inside(tmp_path, bench):
+    """A server at an address that nobody has allowed."""
+    async with web_server(tmp_path) as server:
+        bench.settings["fetch_ca_file"] = str(server.ca_file)
+        yield server
+
+
+async def test_what_is_not_allowed_directly_is_not_allowed_through_a_proxy(inside, proxy, bench, adapter):
+    source = inside.put("/pirate/", adapter)
+    for uri in (source, source.replace("127.0.0.1", "localhost")):
+        with pytest.raises(AdapterFetchFailed, match="not a public address"):
+            await bench.fetch(uri)
+    assert (proxy.asked, inside.asked) == ([], [])
+
+
+async def test_the_proxys_own_machine_is_no_source(inside, proxy, bench):
+    with pytest.raises(AdapterFetchFailed, match="not a public address"):
+        await bench.fetch(f"https://127.0.0.1:{proxy.port}/a/")
+    assert proxy.asked == []
+
+
+async def test_a_redirect_inside_is_not_followed_through_a_proxy(web, proxy, bench, adapter, tmp_path):
+    source = web.put("/pirate/", adapter)
+    async with web_server(tmp_path, "127.0.0.2") as hidden:
+        hidden.put("/pirate/", adapter)
+        told = ("Location", hidden.url("/pirate/adapter_config.json"))
+        web.faults["/pirate/adapter_config.json"] = Answer(302, headers=(told,))
+        with pytest.raises(AdapterFetchFailed, match=r"127\.0\.0\.2, which is not a public address"):
+            await bench.fetch(source)
+        assert hidden.asked == []
+    assert {end.rpartition(":")[0] for end in proxy.asked} == {"127.0.0.1"}
+
+
+async def test_the_proxy_is_asked_for_the_address_that_was_looked_at_and_not_for_the_name(web, proxy, bench, adapter):
+    """Whatever the name is to the proxy: here it would lead elsewhere."""
+    proxy.names["localhost"] = "127.0.0.3"
+    source = web.put("/pirate/", adapter).replace("127.0.0.1", "localhost")
+    fetched = await bench.fetch(source)
+    assert fetched.digest == adapter_digest(adapter)
+    port = web.base.rpartition(":")[2]
+    assert {end for end in proxy.asked if end.startswith("127.")} == {f"127.0.0.1:{port}"}
+    assert "localhost" not in " ".join(proxy.asked + proxy.headers)
+
+
+async def test_a_proxy_that_guards_by_itself_is_given_names_where_the_platform_says_so(inside, proxy, bench, adapter):
+    bench.settings["fetch_proxy_guards"] = True
+    source = inside.put("/pirate/", adapter).replace("127.0.0.1", "localhost")
+    assert (await bench.fetch(source)).digest == adapter_digest(adapter)
+    assert {end.partition(":")[0] for end in proxy.asked} == {"localhost"}
+
+
+async def test_a_hub_is_reached_through_the_proxy(tmp_path, proxy, bench, adapter):
+    async with hub_server(tmp_path) as hub:
+        bench.settings |= {"fetch_ca_file": str(hub.ca_file), "hub_endpoint": hub.base}
+        hub.publish("org/pirate", adapter)
+        assert (await bench.fetch("hf://org/pirate")).digest == adapter_digest(adapter)
+        with pytest.raises(AdapterFetchFailed, match="not a public address"):
+            await bench.fetch(hub.url("/org/pirate/"))  # the hub's address is for the hub's URIs
+    assert len(set(proxy.asked)) == 1
+
+
+async def test_the_proxys_own_name_and_password_reach_the_proxy_alone(web, proxy, bench, adapter):
+    bench.settings["fetch_proxy"] = proxy.url.replace("http://", "http://me:geheim%21@")
+    await bench.fetch(web.put("/pirate/", adapter))
+    wanted = "Proxy-Authorization: Basic " + base64.b64encode(b"me:geheim!").decode()
+    assert all(wanted in headers for headers in proxy.headers)
+    assert not any("proxy-authorization" in one.headers for one in web.asked)
+
+
+@pytest.mark.parametrize("answer", ["403 Forbidden", "407 Proxy Authentication Required", "banana"])
+async def test_a_proxy_that_refuses_is_told_of_by_its_answer(web, proxy, bench, adapter, answer):
+    proxy.answer = answer
+    with pytest.raises(AdapterFetchFailed, match=r"the proxy (answers 40|does not answer as)") as failed:
+        await bench.fetch(web.put("/pirate/", adapter))
+    assert 0 < failed.value.retry_after < 100 * bench.scale
+
+
+def test_a_name_of_which_one_address_is_inside_is_refused_as_a_whole(monkeypatch):
+    def answers(*_, **__):
+        return [(socket.AF_INET, 1, 6, "", (address, 0)) for address in ("1.1.1.1", "1.1.1.1", "10.0.0.1")]
+
+    monkeypatch.setattr(socket, "getaddrinfo", answers)
+    with pytest.raises(AdapterFetchFailed, match=r"10\.0\.0\.1"):
+        Guard([]).resolve("example.com")
+    assert Guard(["10.0.0.0/8"]).resolve("example.com") == ["1.1.1.1", "10.0.0.1"]
+
+
+def test_a_name_that_cannot_be_resolved_here_says_what_to_do(monkeypatch):
+    def fails(*_, **__):
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", fails)
+    with pytest.raises(AdapterFetchFailed, match="MOTET_RUNNER_FETCH_PROXY_GUARDS"):
+        Guard([]).resolve("models.example")
+
+
+@pytest.mark.parametrize("proxy", ["proxy:3128", "socks5://proxy:1080", "http://", "http://a b"])
+def test_a_proxy_that_is_no_url_is_refused_at_the_start(proxy):
+    with pytest.raises(ValidationError, match="fetch_proxy"):
+        Settings(fetch_proxy=proxy)
