@@ -4,12 +4,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from motet.model import BASE, Digest, RequestId, pages_for
+from motet_runner.adapters.certify import certify
 from motet_runner.engine import Engine
 from motet_runner.interface import EngineConfig, Event, NewSequence, Sampling, SequenceOutput
 
 
 def make_engine(base: Path, **settings) -> Engine:
     return Engine(EngineConfig(model=base, **({"kv_cache_mib": 4} | settings)))
+
+
+def load(engine: Engine, digest: Digest, folder: Path) -> None:
+    """As the service does it: check an adapter's folder, and say where its bytes lie."""
+    engine.load_adapter(digest, certify(folder, engine.info).layout)
 
 
 def ask(

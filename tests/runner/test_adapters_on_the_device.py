@@ -1,15 +1,24 @@
 """Slots: shared loads, bounded places, nobody evicted under live sequences, failures that stay at home (PU-07)."""
 
 import json
+import os
+import pickle
 import shutil
 from pathlib import Path
 
+import pytest
+import regex
 from safetensors.torch import load_file, save_file
 
-from motet.errors import AdapterIncompatible
-from motet.model import Digest
-from motet_runner.interface import AdapterEvicted, AdapterFailed, AdapterLoaded, Finish, State
-from tests.runner.engines import ask, make_engine, run
+from motet.errors import AdapterFetchFailed
+from motet.model import Digest, RequestId
+from motet_runner.adapters import layout as layout_module
+from motet_runner.adapters.certify import certify
+from motet_runner.adapters.layout import Layout
+from motet_runner.adapters.peft_config import CONFIG_NAME, WEIGHTS_NAME
+from motet_runner.engine import Engine
+from motet_runner.interface import AdapterEvicted, AdapterFailed, AdapterLoaded, Finish, ParkMethod, State
+from tests.runner.engines import ask, load, make_engine, run
 
 A, B, C = map(Digest, "ABC")
 
@@ -21,7 +30,7 @@ def on_device(engine) -> set[str]:
 def test_a_known_adapter_is_loaded_ahead_while_there_is_room(llama: Path, adapters: list[Path]) -> None:
     engine = make_engine(llama, max_resident_adapters=2)
     for digest, folder in zip((A, B, C), adapters, strict=False):
-        engine.load_adapter(digest, folder)
+        load(engine, digest, folder)
     run(engine)
     assert on_device(engine) == {A, B}
     assert not engine.has_work()
@@ -30,7 +39,7 @@ def test_a_known_adapter_is_loaded_ahead_while_there_is_room(llama: Path, adapte
 def test_the_least_recently_used_makes_room_and_never_a_live_one(llama: Path, adapters: list[Path]) -> None:
     engine = make_engine(llama, max_resident_adapters=2)
     for digest, folder in zip((A, B, C), adapters, strict=False):
-        engine.load_adapter(digest, folder)
+        load(engine, digest, folder)
     run(engine)
     alone = {d: run(engine, ask("q", adapter=d)).tokens["q"] for d in (A, B, C)}
     assert on_device(engine) == {B, C}
@@ -51,8 +60,8 @@ def test_all_who_wait_share_one_load(llama: Path, adapters: list[Path]) -> None:
     run(engine)
     assert not engine.has_work()
     assert engine.report().waiting == 5
-    engine.load_adapter(A, adapters[0])
-    engine.load_adapter(A, adapters[0])
+    load(engine, A, adapters[0])
+    load(engine, A, adapters[0])
     ran = run(engine)
     assert len(ran.of(AdapterLoaded)) == 1
     assert len(ran.tokens) == 5
@@ -62,7 +71,7 @@ def test_others_go_on_while_an_adapter_loads_in_slices(llama: Path, adapters: li
     monkeypatch.setattr("motet_runner.adapters.slots.BYTES_A_SLICE", 1)
     engine = make_engine(llama)
     ran = run(engine, ask("base", max_tokens=60), steps=1)
-    engine.load_adapter(A, adapters[0])
+    load(engine, A, adapters[0])
     engine.add(ask("tuned", adapter=A))
     while "tuned" not in ran.tokens:
         before = len(ran.tokens["base"])
@@ -72,34 +81,123 @@ def test_others_go_on_while_an_adapter_loads_in_slices(llama: Path, adapters: li
 
 
 def test_a_load_that_fails_fails_its_own_sequences_only(llama: Path, adapters: list[Path], tmp_path: Path) -> None:
-    broken = Path(shutil.copytree(adapters[0], tmp_path / "broken"))
-    tensors = load_file(broken / "adapter_model.safetensors")
-    name = next(iter(tensors))
-    save_file(tensors | {name: tensors[name] * float("nan")}, broken / "adapter_model.safetensors")
+    changed = Path(shutil.copytree(adapters[0], tmp_path / "changed"))
     engine = make_engine(llama)
-    engine.load_adapter(A, broken)
-    engine.load_adapter(B, adapters[1])
+    load(engine, A, changed)
+    load(engine, B, adapters[1])
+    overwrite(changed / WEIGHTS_NAME)  # as long as before
     ran = run(engine, ask("a", adapter=A), ask("b", adapter=B), ask("base"))
     assert ran.last["a"].finish is Finish.FAILED
-    assert isinstance(ran.last["a"].error, AdapterIncompatible)
+    assert isinstance(ran.last["a"].error, AdapterFetchFailed)
     assert [event.digest for event in ran.of(AdapterFailed)] == [A]
     assert {name: len(tokens) for name, tokens in ran.tokens.items()} == {"a": 0, "b": 40, "base": 40}
-    engine.load_adapter(A, adapters[0])
+    load(engine, A, adapters[0])
     assert len(run(engine, ask("again", adapter=A)).tokens["again"]) == 40
 
 
-def test_bytes_that_changed_after_the_check_are_noticed(llama: Path, adapters: list[Path], tmp_path: Path) -> None:
-    changed = Path(shutil.copytree(adapters[0], tmp_path / "changed"))
-    config = json.loads((changed / "adapter_config.json").read_text())
-    (changed / "adapter_config.json").write_text(json.dumps(config | {"r": 5}))
+def test_what_was_checked_against_another_model_is_not_copied(llama: Path, adapters: list[Path]) -> None:
     engine = make_engine(llama)
-    engine.load_adapter(A, changed)
-    assert [event.error.reason for event in run(engine).of(AdapterFailed)] == ["ShapeMismatch"]
+    layout = certify(adapters[0], engine.info).layout
+    first, *others = layout.linears
+    linears = [first._replace(module="model.layers.99.q_proj"), *others]
+    engine.load_adapter(A, Layout.of(layout.file, layout.stamp, layout.rank, linears))
+    assert [event.digest for event in run(engine).of(AdapterFailed)] == [A]
+
+
+def cut(weights: Path) -> None:
+    os.truncate(weights, weights.stat().st_size // 2)
+
+
+def swap(weights: Path) -> None:
+    other = weights.with_name("other")
+    shutil.copy2(weights, other)
+    other.replace(weights)
+
+
+@pytest.mark.parametrize("change", [cut, swap, Path.unlink])
+def test_bytes_that_changed_after_the_check_are_not_copied(
+    llama: Path, adapters: list[Path], tmp_path: Path, change
+) -> None:
+    changed = Path(shutil.copytree(adapters[0], tmp_path / "changed"))
+    engine = make_engine(llama)
+    load(engine, A, changed)
+    change(changed / WEIGHTS_NAME)
+    ran = run(engine)
+    assert [event.digest for event in ran.of(AdapterFailed)] == [A]
+    assert not on_device(engine)
+
+
+def overwrite(weights: Path) -> None:
+    with weights.open("r+b") as file:
+        file.seek(-4, os.SEEK_END)
+        file.write(b"1234")
+
+
+@pytest.mark.parametrize("change", [cut, overwrite])
+def test_a_file_that_changes_between_two_slices_fails_the_load_and_not_the_engine(
+    llama: Path, adapters: list[Path], tmp_path: Path, monkeypatch, change
+) -> None:
+    monkeypatch.setattr("motet_runner.adapters.slots.BYTES_A_SLICE", 1)
+    changed = Path(shutil.copytree(adapters[0], tmp_path / "changed"))
+    engine = make_engine(llama)
+    ran = run(engine, ask("base", max_tokens=60), steps=1)
+    load(engine, A, changed)
+    run(engine, ran=ran, steps=2)
+    change(changed / WEIGHTS_NAME)
+    run(engine, ran=ran)
+    assert [event.digest for event in ran.of(AdapterFailed)] == [A]
+    assert len(ran.tokens["base"]) == 60
+
+
+def test_a_step_parses_nothing_of_an_adapter_and_matches_none_of_its_patterns(
+    llama: Path, adapters: list[Path], tmp_path: Path, monkeypatch
+) -> None:
+    """A slow pattern and a header of ten megabytes cost the check; the iterations of all others only copy."""
+    costly = Path(shutil.copytree(adapters[0], tmp_path / "costly"))
+    config = json.loads((costly / CONFIG_NAME).read_text())
+    pattern = "(?:" + "|".join(f"(?:.*){name}" for name in config["target_modules"]) + ")"
+    (costly / CONFIG_NAME).write_text(json.dumps(config | {"target_modules": pattern}))
+    save_file(load_file(costly / WEIGHTS_NAME), costly / WEIGHTS_NAME, metadata={"notes": "x" * 10_000_000})
+    engine = make_engine(llama)
+    load(engine, A, costly)
+    ran = run(engine, ask("base"), steps=1)
+    calls: list[str] = []
+    for owner, name in ((json, "loads"), (regex, "match"), (regex, "compile"), (Path, "read_bytes"), (Path, "open")):
+        monkeypatch.setattr(owner, name, _noted(getattr(owner, name), name, calls))
+    run(engine, ask("tuned", adapter=A), ran=ran)
+    monkeypatch.undo()
+    assert len(ran.tokens["tuned"]) == 40
+    assert calls == []
+
+
+def test_who_waits_for_an_adapter_costs_the_engine_no_look_at_its_linears(
+    llama: Path, adapters: list[Path], monkeypatch
+) -> None:
+    """The service says with every waiting request where the adapter lies, and every report says how large it is."""
+    engine = make_engine(llama)
+    layout = certify(adapters[0], engine.info).layout
+    calls: list[str] = []
+    monkeypatch.setattr(layout_module.pickle, "loads", _noted(pickle.loads, "loads", calls))
+    for index in range(20):
+        engine.load_adapter(A, layout)
+        engine.add(ask(f"r{index}", adapter=A))
+        assert engine.report().adapters[0].bytes == layout.size
+    assert calls == []
+    run(engine)
+    assert len(calls) == 1
+
+
+def _noted(call, name: str, calls: list[str]):
+    def noted(*arguments, **named):
+        calls.append(name)
+        return call(*arguments, **named)
+
+    return noted
 
 
 def test_a_dropped_adapter_stays_until_its_last_sequence_has_finished(llama: Path, adapters: list[Path]) -> None:
     engine = make_engine(llama)
-    engine.load_adapter(A, adapters[0])
+    load(engine, A, adapters[0])
     ran = run(engine, ask("a", adapter=A), steps=4)
     engine.drop_adapter(A)
     assert on_device(engine) == {A}
@@ -115,10 +213,62 @@ def test_a_slot_keeps_nothing_of_its_last_owner(llama: Path, adapters: list[Path
 
     small = save_adapter(llama, "llama", AdapterSpec(2, 4, targets=("q_proj",)), tmp_path / "small", seed=9)
     fresh = make_engine(llama)
-    fresh.load_adapter(B, small)
+    load(fresh, B, small)
     expected = run(fresh, ask("q", adapter=B)).tokens
     engine = make_engine(llama, max_resident_adapters=1)
-    engine.load_adapter(A, adapters[0])
+    load(engine, A, adapters[0])
     run(engine, ask("q", adapter=A))
-    engine.load_adapter(B, small)
+    load(engine, B, small)
     assert run(engine, ask("q", adapter=B)).tokens == expected
+
+
+def parked_on(adapter: Digest, folder: Path, other: Path, llama: Path) -> tuple[Engine, int]:
+    """An engine with one slot, where "parked" was parked in the middle and its adapter has had to make room."""
+    engine = make_engine(llama, max_resident_adapters=1)
+    load(engine, adapter, folder)
+    load(engine, C, other)
+    engine.set_supervised(True)
+    run(engine, ask("parked", adapter=adapter), steps=5)
+    promise = engine.report().book[0].promise
+    assert engine.park(RequestId("parked"), 1, promise, promise, ParkMethod.SWAP)
+    run(engine, ask("between", adapter=C))
+    assert on_device(engine) == {C}
+    return engine, promise
+
+
+def test_a_load_that_fails_for_one_does_not_leave_a_parked_one_waiting_for_ever(
+    llama: Path, adapters: list[Path], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(adapters[0], tmp_path / "vanishing"))
+    engine, promise = parked_on(A, folder, adapters[1], llama)
+    (folder / "adapter_model.safetensors").unlink()
+    failed = run(engine, ask("newcomer", adapter=A))
+    assert failed.last["newcomer"].finish is Finish.FAILED
+    assert engine.resume(RequestId("parked"), 1, promise)
+    ran = run(engine)
+    assert ran.last["parked"].finish is Finish.FAILED
+    assert isinstance(ran.last["parked"].error, AdapterFetchFailed)
+    assert engine.report().pages_promised == 0
+
+
+def test_a_parked_one_comes_back_when_its_adapter_loads_again(
+    llama: Path, adapters: list[Path], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(adapters[0], tmp_path / "passing"))
+    engine, promise = parked_on(A, folder, adapters[1], llama)
+    weights = folder / "adapter_model.safetensors"
+    weights.rename(tmp_path / "aside")
+    assert run(engine, ask("newcomer", adapter=A)).last["newcomer"].finish is Finish.FAILED
+    (tmp_path / "aside").rename(weights)
+    assert engine.resume(RequestId("parked"), 1, promise)
+    assert run(engine).last["parked"].finish is Finish.LENGTH
+
+
+def test_a_dropped_adapter_stays_known_while_a_parked_sequence_will_need_it(llama: Path, adapters: list[Path]) -> None:
+    engine, promise = parked_on(A, adapters[0], adapters[1], llama)
+    engine.drop_adapter(A)
+    run(engine)
+    assert engine.resume(RequestId("parked"), 1, promise)
+    ran = run(engine)
+    assert ran.last["parked"].finish is Finish.LENGTH
+    assert {entry.digest for entry in engine.report().adapters} == {C}

@@ -1,4 +1,4 @@
-"""The engine against transformers + PEFT, one adapter at a time: the same tokens in DESIGN 6's sense.
+"""The engine against transformers + PEFT, one adapter at a time: the same tokens, near ties of the reference aside.
 
 Fed the reference's tokens, every logit within 1e-4 in fp32, and the same greedy choice except where the reference's two
 best are within 1e-4 of each other.
@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from motet.model import BASE, Digest, RequestId, pages_for
 from motet_runner.engine import Engine
 from motet_runner.interface import EngineConfig, NewSequence, Sampling
+from tests.runner.engines import load
 from tests.runner.random_models import EIGHT, VOCABULARY, save_adapter, save_base
 
 pytestmark = [
@@ -71,7 +72,7 @@ def serve(world: World, config: EngineConfig) -> tuple[list[Served], Engine]:
     """32 sequences over nine adapters and the base, a few more every other iteration; logits are kept as they come."""
     engine = Engine(config)
     for digest, folder in world.adapters.items():
-        engine.load_adapter(digest, folder)
+        load(engine, digest, folder)
     voices = [BASE, *world.adapters]
     waiting = [
         Served(RequestId(f"r{i}"), voices[i % len(voices)], prompt, [], [])

@@ -163,7 +163,7 @@ def test_settings_that_cannot_be_are_refused_with_their_name(llama: Path, settin
 
 
 def test_numbers_that_are_not_finite_fail_their_own_sequence(llama: Path) -> None:
-    """One token's embedding is poisoned: who says it fails, its pages are wiped, the others never notice."""
+    """One token's embedding is poisoned: who says it fails, the others never notice."""
     engine = make_engine(llama)
     expected = run(engine, ask("good")).tokens["good"]
     poisoned = 499

@@ -1,13 +1,15 @@
 """Sequences that leave the device and come back say what they would have said (S3-10 to S3-14)."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from motet.model import Digest, RequestId
-from motet_runner.interface import OverflowAhead, ParkedNow, ParkMethod, ResumedNow
-from tests.runner.engines import Ran, ask, make_engine, run
+from motet_runner.interface import OverflowAhead, ParkedNow, ParkMethod, ResumedNow, StateChanged
+from tests.runner.engines import Ran, ask, load, make_engine, run
 
 MANY = [f"r{i}" for i in range(6)]
 
@@ -90,7 +92,7 @@ def test_a_parked_sequence_lets_go_of_its_adapters_slot_and_gets_it_back(llama: 
     first, second = Digest("first"), Digest("second")
     engine = make_engine(llama, max_resident_adapters=1)
     for digest, folder in zip((first, second), adapters, strict=False):
-        engine.load_adapter(digest, folder)
+        load(engine, digest, folder)
     expected = run(engine, ask("a", adapter=first)).tokens["a"]
     engine.set_supervised(True)
     ran = run(engine, ask("a", adapter=first), steps=5)
@@ -112,3 +114,26 @@ def test_a_cancelled_sequence_is_gone_within_the_iteration(llama: Path) -> None:
     assert set(ran.tokens) == {"b"}
     run(engine)
     assert engine.report().pages_free == engine.info.pages
+
+
+def test_an_effect_that_the_engine_does_not_know_is_an_error_and_drops_no_host_copy(llama: Path) -> None:
+    engine = make_engine(llama)
+    engine.set_supervised(True)
+    ran = run(engine, ask("a"), steps=5)
+    promise = engine.report().book[0].promise
+    assert engine.park(RequestId("a"), 1, promise, promise, ParkMethod.SWAP)
+    ran.take(engine)
+    with pytest.raises(AssertionError, match="unreachable"):
+        engine._carry_out_one(SimpleNamespace(sequence=engine._book.get(RequestId("a"))))
+    assert engine.resume(RequestId("a"), 1, promise)
+    assert len(run(engine, ran=ran).tokens["a"]) == 40
+
+
+def test_a_suspect_says_what_it_would_say_in_company(llama: Path, unparked: dict[str, list[int]]) -> None:
+    """The real engine computes it alone first, and says so before (`tests/runner/plan/test_suspects.py`)."""
+    suspects = MANY[1::2]
+    requests = [ask(name, seed=7, temperature=0.8) for name in MANY]
+    ran = run(make_engine(llama), *(replace(one, engines_lost=int(one.request in suspects)) for one in requests))
+    assert ran.tokens == unparked
+    alone = [event.request for event in ran.of(StateChanged) if event.alone]
+    assert sorted(alone) == sorted(suspects * 2)

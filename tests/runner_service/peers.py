@@ -18,8 +18,9 @@ from motet.api.v1 import (
 )
 from motet.model import pages_for
 from motet.rpc import Outbox, converse, open_channel, serving
+from tests.common.waiting import PATIENCE_S
 
-PATIENCE = 10.0
+PATIENCE = PATIENCE_S
 
 
 async def until(condition: Callable[[], Any], *, seconds: float = PATIENCE) -> Any:
@@ -106,6 +107,7 @@ class Gateway:
         self.tokens: dict[tuple[str, int], list[int]] = {}
         self.first_index: dict[tuple[str, int], int] = {}
         self.finish: dict[tuple[str, int], runner_pb2.SequenceStep] = {}
+        self.engine_died = ""
         self.error: grpc.aio.AioRpcError | None = None
 
     async def send(self, **message: Any) -> None:
@@ -124,6 +126,7 @@ class Gateway:
         pages: int | None = None,
         delivered: tuple[int, ...] = (),
         choices: int = 1,
+        engines_lost: int = 0,
     ) -> None:
         await self.send(
             submit=runner_pb2.Submit(
@@ -138,6 +141,7 @@ class Gateway:
                 seed=seed,
                 tenant="default",
                 request_class=common_pb2.REQUEST_CLASS_INTERACTIVE,
+                engines_lost=engines_lost,
             )
         )
 
@@ -165,6 +169,8 @@ class Gateway:
                         self.declined.append(down.declined)
                     case "welcome":
                         self.welcome = down.welcome
+                    case "engine_died":
+                        self.engine_died = down.engine_died.why
         except grpc.aio.AioRpcError as error:
             self.error = error
 

@@ -1,10 +1,22 @@
 """Runner.Assets over real gRPC, and the digests that name them."""
 
+import hashlib
+
 import grpc
 import pytest
 
 from motet.api.v1 import runner_pb2, runner_pb2_grpc
-from motet.digest import ContentDigest, adapter_digest, asset_digest, base_digest, digest_of, from_hex, hex_of
+from motet.digest import (
+    ADAPTER_OPTIONAL_FILES,
+    ASSET_FILES,
+    ContentDigest,
+    adapter_digest,
+    asset_digest,
+    base_digest,
+    digest_of,
+    from_hex,
+    hex_of,
+)
 from motet.rpc import is_healthy, open_channel
 from motet_runner.assets import CHUNK_BYTES
 from tests.support.runners import fake_runner, write_adapter, write_model
@@ -77,6 +89,45 @@ def test_the_parts_of_a_model_have_their_own_digests(tmp_path):
     one, two = write_adapter(tmp_path / "a", seed=1), write_adapter(tmp_path / "b", seed=1)
     assert adapter_digest(one) == adapter_digest(two)
     assert adapter_digest(write_adapter(tmp_path / "b", seed=2)) != adapter_digest(one)
+
+
+def test_an_adapter_of_configuration_and_weights_alone_has_the_digest_it_always_had(tmp_path):
+    (tmp_path / "adapter_config.json").write_bytes(b"{}")
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"weights")
+    whole = b"19:adapter_config.json:2:{}" + b"25:adapter_model.safetensors:7:weights"
+    assert adapter_digest(tmp_path) == "sha256:" + hashlib.sha256(whole).hexdigest()
+
+
+@pytest.mark.parametrize("name", ADAPTER_OPTIONAL_FILES)
+def test_an_optional_file_that_comes_changes_or_goes_is_another_digest(tmp_path, name):
+    folder = write_adapter(tmp_path / "a")
+    without = adapter_digest(folder)
+    (folder / name).write_text("{}")
+    with_it = adapter_digest(folder)
+    (folder / name).write_text("[]")
+    changed = adapter_digest(folder)
+    assert len({without, with_it, changed}) == 3
+    (folder / name).unlink()
+    assert adapter_digest(folder) == without
+
+
+def test_what_does_not_change_answers_does_not_change_the_digest(tmp_path):
+    folder = write_adapter(tmp_path / "a")
+    before = adapter_digest(folder)
+    for name in (
+        "README.md",
+        "Chat_Template.jinja",
+        "chat_template.jinja.bak",
+        "tokenizer.model",
+        "sub/tokenizer.json",
+    ):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("{}")
+    assert adapter_digest(folder) == before
+
+
+def test_what_a_gateway_would_read_of_a_model_belongs_to_an_adapters_digest():
+    assert set(ASSET_FILES) - {"config.json"} <= set(ADAPTER_OPTIONAL_FILES)
 
 
 def test_files_are_digested_in_the_order_of_their_names():

@@ -14,6 +14,7 @@ from motet.digest import adapter_digest
 from motet.errors import AdapterFetchFailed, AdapterIncompatible
 from motet_runner.adapters import fetch
 from motet_runner.adapters.fetch import DiskCache, Fetcher, Lease, Wanted
+from tests.support.machine import lacking
 from tests.support.runners import write_adapter
 
 
@@ -33,6 +34,44 @@ async def test_a_fetched_adapter_lies_under_its_digest(tmp_path, cache):
     fetched = await Fetcher(cache).fetch(Wanted(source=source.as_uri()))
     assert fetched.digest == adapter_digest(source) == adapter_digest(fetched.folder)
     assert contents(cache) == [fetched.digest.removeprefix("sha256:")]
+
+
+async def test_a_template_of_its_own_comes_along_and_makes_another_digest(tmp_path, cache):
+    source = write_adapter(tmp_path / "a")
+    fetcher = Fetcher(cache)
+    without = await fetcher.fetch(Wanted(source=source.as_uri()))
+    (source / "chat_template.jinja").write_text("{{ messages }}")
+    (source / "added_tokens.json").write_text("{}")
+    (source / "README.md").write_text("hello")
+    fetched = await fetcher.fetch(Wanted(source=source.as_uri()))
+    assert fetched.digest == adapter_digest(source) == adapter_digest(fetched.folder) != without.digest
+    names = {path.name for path in fetched.folder.iterdir() if not path.name.startswith(".")}
+    assert names == {path.name for path in source.iterdir()} - {"README.md"}
+    assert fetched.bytes == sum((fetched.folder / name).stat().st_size for name in names)
+    again = Fetcher(cache)
+    assert (await again.fetch(Wanted(source=source.as_uri(), expected=fetched.digest))).bytes == fetched.bytes
+    (source / "chat_template.jinja").unlink()
+    (source / "added_tokens.json").unlink()
+    assert (await fetcher.fetch(Wanted(source=source.as_uri()))).digest == without.digest
+
+
+@pytest.mark.parametrize(("name", "limit"), [("chat_template.jinja", 16 << 20), ("tokenizer.json", 64 << 20)])
+async def test_an_optional_file_beyond_its_bound_is_refused_by_name(tmp_path, cache, name, limit):
+    source = write_adapter(tmp_path / "a")
+    (source / name).touch()
+    os.truncate(source / name, limit + 1)
+    with pytest.raises(AdapterFetchFailed, match=rf"{name} is {limit + 1} bytes; at most {limit}") as failed:
+        await Fetcher(cache).fetch(Wanted(source=source.as_uri()))
+    assert failed.value.reason == "TooLarge"
+    assert contents(cache) == []
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+async def test_what_only_looks_like_an_optional_file_is_refused(tmp_path, cache, make):
+    source = write_adapter(tmp_path / "a")
+    make(source / "tokenizer_config.json")
+    with pytest.raises(AdapterFetchFailed, match=r"tokenizer_config\.json is not a file"):
+        await Fetcher(cache).fetch(Wanted(source=source.as_uri()))
 
 
 async def test_all_who_ask_at_once_share_one_copy(tmp_path, cache):
@@ -129,7 +168,7 @@ def full_disk(tmp_path):
     place.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", place]
     if subprocess.run(mount, check=False, capture_output=True).returncode:
-        pytest.skip("mounting a file system needs root")
+        lacking("the right to mount a file system")
     yield place
     subprocess.run(["umount", place], check=True)
 

@@ -274,7 +274,7 @@ async def test_park_and_resume_by_order_lose_no_token(folder):
         gateway_to(runner.address) as gateway,
     ):
         await until(lambda: supervisor.of("memory"))
-        await gateway.submit("a", max_tokens=60, pages=4)
+        await gateway.submit("a", max_tokens=120, pages=4)
         await until(lambda: gateway.tokens.get(("a", 1)))
         park = supervisor_pb2.Park(
             request="a", epoch=1, promise={"pages": 4}, doubled={"pages": 8}, method=common_pb2.PARK_METHOD_SWAP
@@ -287,9 +287,35 @@ async def test_park_and_resume_by_order_lose_no_token(folder):
         supervisor.send(supervisor_pb2.WatchDown(resume=resume))
         await until(lambda: supervisor.of("resumed"))
         await gateway.finished("a")
-        assert gateway.tokens["a", 1] == tokens_of((1, 2, 3), 7, 60)
+        assert gateway.tokens["a", 1] == tokens_of((1, 2, 3), 7, 120)
         assert runner.service.metrics.parks.labels("swap")._value.get() == 1
         assert runner.service.metrics.resumes.labels("swap")._value.get() == 1
+
+
+async def test_the_supervisors_orders_of_a_past_term_are_ignored(folder):
+    _, address = places(folder)
+    async with (
+        supervisor_at(address) as supervisor,
+        fake_runner(folder, supervisor=address, engine=SLOW) as runner,
+        gateway_to(runner.address) as gateway,
+    ):
+        await until(lambda: supervisor.of("memory"))
+        await gateway.submit("a", max_tokens=200, pages=16, term=7)
+        await until(lambda: gateway.tokens.get(("a", 1)))
+        order = {"request": "a", "epoch": 1, "promise": {"pages": 16}, "doubled": {"pages": 20}}
+        for term in (6, 1):
+            supervisor.send(supervisor_pb2.WatchDown(park=supervisor_pb2.Park(**order, term=term)))
+        seen = len(gateway.tokens["a", 1])
+        await until(lambda: len(gateway.tokens["a", 1]) > seen + 10)
+        assert not supervisor.of("parked")
+        supervisor.send(supervisor_pb2.WatchDown(park=supervisor_pb2.Park(**order, term=8)))
+        await until(lambda: supervisor.of("parked"))
+        assert runner.service.book.highest_term == 7, "a term is learned from schedulers"
+        # One that no scheduler has told anything goes by itself.
+        supervisor.send(
+            supervisor_pb2.WatchDown(resume=supervisor_pb2.Resume(request="a", epoch=1, promise={"pages": 20}))
+        )
+        await until(lambda: supervisor.of("resumed"))
 
 
 async def test_without_a_supervisor_the_runner_protects_itself(folder):

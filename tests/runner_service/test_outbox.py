@@ -1,6 +1,7 @@
 """What a slow gateway finds when it reads at last."""
 
 import asyncio
+import itertools
 
 from motet.api.v1 import runner_pb2
 from motet_runner.outbox import StepOutbox
@@ -19,28 +20,30 @@ def read(message):
 
 
 async def test_steps_that_wait_leave_as_one_message_in_order():
-    outbox = StepOutbox(1 << 20)
+    merged = itertools.count()
+    outbox = StepOutbox(1 << 20, lambda: next(merged))
     for n in range(5):
-        outbox.put_step(step(n, ("a", n, n * 10), ("b", n, n * 10 + 1)))
+        outbox.put(step(n, ("a", n, n * 10), ("b", n, n * 10 + 1)))
     down = read(await outbox.get())
     assert down.step.number == 4
     assert [(s.request, s.index) for s in down.step.sequences] == [(r, n) for n in range(5) for r in "ab"]
-    assert outbox.merged == 4
+    assert next(merged) == 4
 
 
 async def test_a_fast_gateway_gets_each_step_by_itself():
-    outbox = StepOutbox(1 << 20)
+    merged = itertools.count()
+    outbox = StepOutbox(1 << 20, lambda: next(merged))
     for n in range(3):
-        outbox.put_step(step(n, ("a", n, n)))
+        outbox.put(step(n, ("a", n, n)))
         assert read(await outbox.get()).step.number == n
-    assert outbox.merged == 0
+    assert next(merged) == 0
 
 
 async def test_a_refusal_between_steps_keeps_its_place():
     outbox = StepOutbox(1 << 20)
-    outbox.put_step(step(1, ("a", 0, 5)))
-    outbox.put_message(runner_pb2.GenerateDown(declined=runner_pb2.SubmitDeclined(request="b")))
-    outbox.put_step(step(2, ("a", 1, 6)))
+    outbox.put(step(1, ("a", 0, 5)))
+    outbox.put(runner_pb2.GenerateDown(declined=runner_pb2.SubmitDeclined(request="b")))
+    outbox.put(step(2, ("a", 1, 6)))
     kinds = [read(await outbox.get()).WhichOneof("message") for _ in range(3)]
     assert kinds == ["step", "declined", "step"]
 
@@ -48,7 +51,7 @@ async def test_a_refusal_between_steps_keeps_its_place():
 async def test_it_is_full_beyond_its_limit_and_not_once_it_is_read():
     outbox = StepOutbox(100)
     while not outbox.full:
-        outbox.put_step(step(1, ("a", 0, 5)))
+        outbox.put(step(1, ("a", 0, 5)))
     await outbox.get()
     assert not outbox.full
 
@@ -57,5 +60,5 @@ async def test_a_reader_that_waits_is_woken():
     outbox = StepOutbox(100)
     reader = asyncio.create_task(outbox.get())
     await asyncio.sleep(0)
-    outbox.put_step(step(1, ("a", 0, 5)))
+    outbox.put(step(1, ("a", 0, 5)))
     assert read(await reader).step.number == 1

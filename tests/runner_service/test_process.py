@@ -56,13 +56,14 @@ def process(folder: Path, model: str, scheduler: str = "unix:/nonexistent"):
 
 @asynccontextmanager
 async def loaded(folder: Path, models: Path, scheduler: str = "unix:/nonexistent"):
+    """The process, its address, and what this machine needs to start one: on a busy one all takes longer."""
     address = f"unix:{folder}/r.sock"
     with process(folder, (models / "base").as_uri(), scheduler) as running:
-        deadline = time.monotonic() + START_SECONDS
+        began = time.monotonic()
         while not await is_healthy(address):
             assert running.poll() is None, (folder / "log").read_text()
-            assert time.monotonic() < deadline
-        yield running, address
+            assert time.monotonic() < began + START_SECONDS
+        yield running, address, time.monotonic() - began
 
 
 def child_of(running) -> psutil.Process:
@@ -78,7 +79,7 @@ async def test_two_adapters_stream_and_a_killed_engine_ends_the_runner(folder, m
     scheduler_address = f"unix:{folder}/s.sock"
     async with (
         scheduler_at(scheduler_address) as scheduler,
-        loaded(folder, models, scheduler_address) as (running, address),
+        loaded(folder, models, scheduler_address) as (running, address, start_seconds),
     ):
         await until(lambda: scheduler.of("hello"))
         for name in ("a0", "a1"):
@@ -105,9 +106,9 @@ async def test_two_adapters_stream_and_a_killed_engine_ends_the_runner(folder, m
             child = child_of(running)
             child.kill()
             began = time.monotonic()
-            await until(lambda: running.poll() is not None, seconds=3)
+            await until(lambda: running.poll() is not None)
             assert running.returncode == 1
-            assert time.monotonic() - began < 2
+            assert time.monotonic() - began < start_seconds, "it waited for something"
             await until(lambda: gateway.error)
     log = (folder / "log").read_text()
     assert "killed by signal 9" in log
@@ -116,14 +117,14 @@ async def test_two_adapters_stream_and_a_killed_engine_ends_the_runner(folder, m
 
 
 async def test_a_stopped_runner_leaves_nothing_behind(folder, models):
-    async with loaded(folder, models) as (running, address), gateway_to(address) as gateway:
+    async with loaded(folder, models) as (running, address, start_seconds), gateway_to(address) as gateway:
         await gateway.submit("long", prompt=PROMPT, max_tokens=400)
         await until(lambda: gateway.tokens.get(("long", 1)))
         child = child_of(running)
         began = time.monotonic()
         running.send_signal(signal.SIGTERM)
-        await until(lambda: running.poll() is not None, seconds=5)
-        assert time.monotonic() - began < 2.5
+        await until(lambda: running.poll() is not None)
+        assert time.monotonic() - began < start_seconds, "it waited for something"
         assert running.returncode == 0
         assert not child.is_running()
     assert "Traceback" not in (folder / "log").read_text()
@@ -132,7 +133,7 @@ async def test_a_stopped_runner_leaves_nothing_behind(folder, models):
 
 
 async def test_the_engine_dies_with_a_killed_runner(folder, models):
-    async with loaded(folder, models) as (running, _):
+    async with loaded(folder, models) as (running, _, _):
         child = child_of(running)
         running.kill()
         await gone(child)

@@ -1,15 +1,21 @@
 """Which adapters a runner keeps on its disk: a bound, the longest unused goes first, what is in use stays."""
 
 import asyncio
+import shutil
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from motet.api.v1 import common_pb2, scheduler_pb2
 from motet.clock import FakeClock
-from motet.errors import AdapterIncompatible
+from motet.errors import AdapterFetchFailed, AdapterIncompatible
 from motet.model import Digest
+from motet_runner.adapters import fetch
+from motet_runner.adapters.certify import Checked
+from motet_runner.adapters.check import CHECKER
 from motet_runner.adapters.fetch import DiskCache
+from motet_runner.adapters.layout import Layout, Stamp
+from motet_runner.adapters.peft_config import WEIGHTS_NAME
 from motet_runner.adapters.shelf import Shelf
 from motet_runner.interface import AdapterFailed, AdapterLoaded
 from motet_runner.metrics import Metrics
@@ -20,11 +26,13 @@ BASE_DIGEST = Digest("sha256:" + "b" * 64)
 
 
 class Bench:
-    def __init__(self, folder, *, capacity=2, base=BASE_DIGEST):
+    def __init__(self, folder, *, capacity=2, base=BASE_DIGEST, checker=CHECKER, refuses="refuse", engine=""):
         self.folder = folder
         self.posted = []
         self.users = {}
         self.checks = 0
+        self.refuses = refuses
+        self.engine = engine
         self.clock = FakeClock()
         cache = DiskCache(folder / "cache", max_adapter_bytes=1 << 20)
         cache.prepare()
@@ -33,6 +41,8 @@ class Bench:
             cache,
             check=self.check,
             base_digest=base,
+            engine=engine,
+            checker=checker,
             capacity=capacity,
             users_of=lambda digest: self.users.get(digest, 0),
             post=self.posted.append,
@@ -42,14 +52,24 @@ class Bench:
 
     def check(self, folder):
         self.checks += 1
-        if "refuse" in (folder / "adapter_config.json").read_text():
+        if self.refuses in (folder / "adapter_config.json").read_text():
             raise AdapterIncompatible("it says refuse")
-        return scheduler_pb2.Certificate(rank=4)
+        layout = Layout.of(folder / WEIGHTS_NAME, Stamp.of(folder / WEIGHTS_NAME), 4, ())
+        return Checked(scheduler_pb2.Certificate(rank=4), layout, self.engine)
 
     async def ensure(self, n, stage=common_pb2.ADAPTER_STAGE_CERTIFIED, **config):
         source = write_adapter(self.folder / f"a{n}", seed=n, **config)
         ref = common_pb2.AdapterRef(namespace="default", name=f"a{n}")
         return await self.shelf.ensure(scheduler_pb2.EnsureAdapter(adapter=ref, source=source.as_uri(), stage=stage))
+
+    async def ensure_digest(self, n, digest):
+        order = scheduler_pb2.EnsureAdapter(
+            adapter=common_pb2.AdapterRef(namespace="default", name=f"a{n}"),
+            source=(self.folder / f"a{n}").as_uri(),
+            expected_digest=digest,
+            stage=common_pb2.ADAPTER_STAGE_DEVICE,
+        )
+        return await self.shelf.ensure(order)
 
     def cached(self):
         return set(self.cache.by_last_use())
@@ -100,7 +120,7 @@ async def test_a_certificate_is_kept_and_not_made_twice(bench, tmp_path):
     assert found is not None
     assert found.certificate == first.certificate
     assert again.checks == 0
-    assert LoadAdapter(first.digest, first.folder) in again.posted
+    assert LoadAdapter(first.digest, first.checked.layout) in again.posted
     again.shelf.close()
 
 
@@ -112,6 +132,44 @@ async def test_a_certificate_for_another_base_model_counts_for_nothing(bench, tm
     assert other.checks == 1
     assert checked.certificate.base_digest.endswith("c")
     other.shelf.close()
+
+
+async def test_what_an_older_checker_let_pass_is_checked_again_and_may_be_refused(bench, tmp_path):
+    first = await bench.ensure(1)
+    assert first.certificate.checker == CHECKER
+    bench.shelf.close()
+    newer = Bench(tmp_path, checker=CHECKER + 1)
+    assert newer.shelf.take(first.digest) is None
+    checked = await newer.ensure(1)
+    assert (newer.checks, checked.certificate.checker) == (1, CHECKER + 1)
+    newer.shelf.close()
+    stricter = Bench(tmp_path, checker=CHECKER + 2, refuses="LORA")
+    assert first.digest in stricter.cached()
+    with pytest.raises(AdapterIncompatible):
+        await stricter.ensure_digest(1, first.digest)
+    assert stricter.shelf.take(first.digest) is None
+    assert not any(isinstance(command, LoadAdapter) for command in stricter.posted)
+    stricter.shelf.close()
+
+
+async def test_what_was_checked_for_other_numbers_or_ranks_is_checked_again(bench, tmp_path):
+    first = await bench.ensure(1)
+    bench.shelf.close()
+    other = Bench(tmp_path, engine="float16, rank 8", refuses="LORA")
+    assert other.shelf.take(first.digest) is None
+    with pytest.raises(AdapterIncompatible):
+        await other.ensure_digest(1, first.digest)
+    other.shelf.close()
+
+
+async def test_a_certificate_from_before_checkers_had_versions_counts_for_nothing(bench, tmp_path):
+    first = await bench.ensure(1)
+    bench.shelf.close()
+    kept = first.folder / "certificate.json"
+    kept.write_text(kept.read_text().replace('"checker"', '"mapped"'))
+    again = Bench(tmp_path)
+    assert again.shelf.take(first.digest) is None
+    again.shelf.close()
 
 
 async def test_a_refused_adapter_is_not_on_the_shelf(bench):
@@ -138,10 +196,73 @@ async def test_at_stage_fetched_nothing_is_checked(bench):
 
 async def test_the_tier_follows_the_engines_events(bench):
     one = await bench.ensure(1, common_pb2.ADAPTER_STAGE_DEVICE)
-    assert bench.posted == [LoadAdapter(one.digest, one.folder)]
+    assert bench.posted == [LoadAdapter(one.digest, one.checked.layout)]
     assert one.stage == common_pb2.ADAPTER_STAGE_CERTIFIED
     bench.shelf.on_loaded(AdapterLoaded(one.digest, 10, 0.1))
     assert one.stage == common_pb2.ADAPTER_STAGE_DEVICE
     assert bench.shelf.resident([])[0].tier == common_pb2.MEMORY_TIER_DEVICE
     bench.shelf.on_failed(AdapterFailed(one.digest, AdapterIncompatible("no")))
     assert bench.shelf.resident([])[0].tier == common_pb2.MEMORY_TIER_DISK
+
+
+async def test_cached_bytes_that_changed_are_noticed_when_a_load_fails_and_fetched_again(bench):
+    one = await bench.ensure(1)
+    weights = one.folder / WEIGHTS_NAME
+    with weights.open("r+b") as file:
+        file.write(b"\xff")
+    assert bench.shelf.on_failed(AdapterFailed(one.digest, AdapterFetchFailed("changed"))) is one
+    assert bench.shelf.take(one.digest) is None
+    with pytest.raises(AdapterFetchFailed, match="have changed"):
+        await bench.ensure_digest(1, one.digest)
+    assert one.digest not in bench.cached()
+    again = await bench.ensure(1)
+    assert bench.shelf.take(again.digest) is again
+
+
+async def test_a_certificate_of_bytes_that_changed_meanwhile_counts_for_nothing(bench, tmp_path):
+    one = await bench.ensure(1)
+    bench.shelf.close()
+    (one.folder / WEIGHTS_NAME).touch()
+    again = Bench(tmp_path)
+    assert again.shelf.take(one.digest) is None
+    assert (await again.ensure(1)).digest == one.digest
+    assert again.checks == 1
+    again.shelf.close()
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        b'{"rank": 4, "digest": "sha256:00", "mapped": 2}',  # before the layout was kept, too
+        b'{"engine": "", "certificate": {}, "layout": {"stamp": [1], "rank": 4, "linears": []}}',
+        b"[]",
+        b"",
+        b"\xff\xfe",
+    ],
+)
+async def test_a_certificate_that_no_check_of_today_has_written_is_made_anew(bench, tmp_path, kept):
+    first = await bench.ensure(1)
+    bench.shelf.close()
+    (first.folder / "certificate.json").write_bytes(kept)
+    again = Bench(tmp_path)
+    assert again.shelf.take(first.digest) is None
+    assert (await again.ensure(1)).checked is not None
+    assert again.checks == 1
+    again.shelf.close()
+
+
+async def test_changed_bytes_that_another_runner_has_removed_meanwhile_are_fetched_again(bench, monkeypatch):
+    """Runners of one machine share the cache."""
+    one = await bench.ensure(1)
+    (one.folder / WEIGHTS_NAME).write_bytes(b"changed")
+    bench.shelf.on_failed(AdapterFailed(one.digest, AdapterFetchFailed("changed")))
+
+    def removed(folder):
+        shutil.rmtree(folder)
+        raise FileNotFoundError(folder)
+
+    monkeypatch.setattr(fetch, "adapter_digest", removed)
+    with pytest.raises(AdapterFetchFailed, match="have changed"):
+        await bench.ensure_digest(1, one.digest)
+    monkeypatch.undo()
+    assert bench.shelf.take((await bench.ensure(1)).digest) is not None

@@ -1,4 +1,4 @@
-"""The runner: one base model, many adapters, one iteration at a time (DESIGN 6).
+"""The runner: one base model, many adapters, one iteration at a time.
 
 `from motet_runner import Engine` brings torch; importing the package, its `plan` or its `interface` does not.
 """

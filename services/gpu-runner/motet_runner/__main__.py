@@ -31,7 +31,8 @@ def main() -> None:
 
         async def serve_model() -> None:
             nonlocal service
-            model = await model_folder(settings, sources, process.cache_dir.absolute() / "models")
+            cache = settings.model_cache or process.cache_dir / "models"
+            model = await model_folder(settings, sources, cache.absolute())
             host = ChildHost(settings.engine_config(model), process)
             service = RunnerService(
                 settings, process, addresses, host, registry, sources=sources, model=model, health=health

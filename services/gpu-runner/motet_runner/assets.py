@@ -1,4 +1,4 @@
-"""Runner.Assets: what a gateway needs of the base model to speak to it, by digest (DESIGN 4)."""
+"""Runner.Assets: what a gateway needs of the base model to speak to it, by digest."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -48,6 +48,8 @@ def drive(load: Callable[[], Engine], pipe: Pipe) -> None:
         batch = loop.turn()
         if batch is not None:
             pipe.send(batch)
+            if batch.urgent:
+                pipe.flush()
 
 
 def load_engine(config: EngineConfig) -> Engine:

@@ -1,4 +1,4 @@
-"""The engine: iteration after iteration over all sequences of all adapters (OR-01, DESIGN 6).
+"""The engine: iteration after iteration over all sequences of all adapters (OR-01).
 
 The plan decides, the store holds, the model computes, the sampler chooses; this loop only introduces them to each
 other. Synchronous, one thread, no sockets, no files but weights and the step trace.
@@ -7,15 +7,17 @@ other. Synchronous, one thread, no sockets, no files but weights and the step tr
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 
 from motet.clock import Clock
-from motet.errors import Internal, MotetError, SetupError
+from motet.errors import MotetError, NotFinite, SetupError
 from motet.model import PAGE_TOKENS, Digest, RequestId
+from motet_kernels import RANKS, group_of
+from motet_runner.adapters.layout import Layout
 from motet_runner.adapters.slots import Progress, SlotStore
-from motet_runner.execute.lora import LoraLinears
+from motet_runner.execute.lora import LoraLinears, bytes_of
 from motet_runner.execute.model import load, probe_sequence
 from motet_runner.execute.rows import Assembler, Rows
 from motet_runner.execute.sampler import sample
@@ -40,12 +42,26 @@ from motet_runner.interface import (
 )
 from motet_runner.memory.host import HostTier
 from motet_runner.memory.paged import PagedStore
-from motet_runner.plan import Book, Effect, Iteration, Sequence, SwapIn, SwapOut, Wipe, Work, preset_named
+from motet_runner.plan import (
+    Book,
+    DropHostCopy,
+    Effect,
+    Iteration,
+    Sequence,
+    SwapIn,
+    SwapOut,
+    Work,
+    preset_named,
+)
 
 MIB = 1024 * 1024
 CPU_KV_MIB = 512
 HOST_SHARE_ON_CPU = 16
 """On a CPU the host tier is the same memory: a sixteenth of the KV unless it is set."""
+
+
+RANK_RESERVED = 16
+"""Memory for adapters is set aside at the start, for `max_resident_adapters` of this rank, which is the usual one."""
 
 
 class Engine:
@@ -60,19 +76,20 @@ class Engine:
         self._loaded = load(config.model, config.dtype, config.device)
         loaded = self._loaded
         page_bytes = loaded.shape.bytes_per_page()
-        pages = self._pages(page_bytes)
+        adapter_rows = _adapter_rows(config)
+        pages = self._pages(page_bytes, bytes_of(loaded.linears, adapter_rows, loaded.dtype))
         host_pages = self._host_bytes(pages * page_bytes) // page_bytes
         max_length = self._max_length(pages)
         with torch.inference_mode():
             self._store = PagedStore(pages, loaded.shape, loaded.dtype, loaded.device)
         self._host = HostTier(self._store)
         self._assembler = Assembler(self._store, loaded.device)
-        self._linears = LoraLinears(loaded.linears, loaded.dtype, loaded.device)
+        self._linears = LoraLinears(loaded.linears, adapter_rows, loaded.dtype, loaded.device)
         self._slots = SlotStore(
             self._linears,
             slots=config.max_resident_adapters,
-            max_rank=config.max_lora_rank,
             live=lambda digest: self._book.live_on(digest),  # noqa: PLW0108 the book comes next, and asks these slots
+            users=lambda digest: self._book.users_of(digest),  # noqa: PLW0108
             clock=clock,
         )
         self._book = Book(
@@ -137,8 +154,8 @@ class Engine:
     def set_overcommit(self, factor: float) -> None:
         self._book.set_overcommit(factor)
 
-    def load_adapter(self, digest: Digest, folder: Path) -> None:
-        self._slots.know(digest, folder)
+    def load_adapter(self, digest: Digest, layout: Layout) -> None:
+        self._slots.know(digest, layout)
 
     def drop_adapter(self, digest: Digest) -> None:
         self._slots.drop(digest)
@@ -170,7 +187,9 @@ class Engine:
                     index = sequence.output_tokens
                     if token is None:
                         self._book.failed(sequence)
-                        outputs.append(_failed(sequence, Internal("The model's numbers are not finite here.")))
+                        outputs.append(
+                            _failed(sequence, NotFinite("The model's numbers for this request are not finite."))
+                        )
                         continue
                     finish = self._book.sampled(sequence, token.token)
                     outputs.append(_output(sequence, index, token.token, token.logprobs, finish))
@@ -198,7 +217,7 @@ class Engine:
             swap_seconds_per_page=self._swap_seconds_per_page,
             book=[sequence.entry() for sequence in book],
             adapters=[
-                AdapterEntry(digest, known.bytes, book.live_on(digest), on_device=known.place is not None)
+                AdapterEntry(digest, known.layout.size, book.live_on(digest), on_device=known.place is not None)
                 for digest, known in self._slots
             ],
         )
@@ -246,10 +265,10 @@ class Engine:
             case SwapIn(sequence, pages):
                 self._host.swap_in(sequence.request, pages)
                 return len(pages)
-            case Wipe(pages):
-                self._store.wipe(pages)
+            case DropHostCopy(sequence):
+                self._host.drop(sequence.request)
             case _:
-                self._host.drop(effect.sequence.request)
+                assert_never(effect)
         return 0
 
     def _cheaper(self, sequence: Sequence) -> ParkMethod:
@@ -258,20 +277,21 @@ class Engine:
         recompute = sequence.computed * self._prefill_seconds_per_token
         return ParkMethod.SWAP if swap < recompute else ParkMethod.RECOMPUTE
 
-    def _pages(self, page_bytes: int) -> int:
+    def _pages(self, page_bytes: int, adapter_bytes: int) -> int:
         mib = self._config.kv_cache_mib
         if mib is not None:
             budget = mib * MIB
         elif self._loaded.device.type == "cuda":
             free, total = torch.cuda.mem_get_info(self._loaded.device)
-            budget = free - total * (100 - self._config.memory_utilization_percent) // 100
+            budget = free - total * (100 - self._config.memory_utilization_percent) // 100 - adapter_bytes
         else:
             budget = CPU_KV_MIB * MIB
         pages = int(budget // page_bytes)
         if pages < 1:
             raise SetupError(
                 f"engine.kvCacheMiB leaves {max(0, budget) / MIB:.2f} MiB for keys and values and one page of this "
-                f"model takes {page_bytes / MIB:.2f} MiB; give it more."
+                f"model takes {page_bytes / MIB:.2f} MiB; give it more, or lower engine.maxResidentAdapters: adapters "
+                f"take {adapter_bytes / MIB:.2f} MiB."
             )
         return pages
 
@@ -301,7 +321,6 @@ class Engine:
             began = self._clock()
             loaded.forward(rows)
             token = (self._clock() - began) / tokens
-            store.wipe(pages)
         return token, page
 
     def _learn(self, iteration: Iteration, seconds: float) -> None:
@@ -311,6 +330,12 @@ class Engine:
             beside = self._step_seconds if iteration.decodes else 0.0
             per_token = max(0.0, seconds - beside) / iteration.prefill_tokens
             self._prefill_seconds_per_token += 0.1 * (per_token - self._prefill_seconds_per_token)
+
+
+def _adapter_rows(config: EngineConfig) -> int:
+    """Rows of rank for all adapters together. One of any rank that is served fits, if nobody else is there."""
+    largest = RANKS[group_of(min(config.max_lora_rank, RANKS[-1]))]
+    return max(config.max_resident_adapters * RANK_RESERVED, largest)
 
 
 def _warm_up_rows(assembler: Assembler, tokens: int, pages: list[int]) -> Rows:

@@ -15,8 +15,9 @@ import structlog
 from motet.api.v1 import common_pb2, runner_pb2, scheduler_pb2
 from motet.clock import monotonic
 from motet.errors import Declined, InvalidRequest, MotetError, UnsupportedParameter
+from motet.fleet import RequestClass
 from motet.model import BASE, Digest, RequestId
-from motet.rpc import converse
+from motet.rpc import Session, Sessions
 from motet_runner.adapters.shelf import Shelf
 from motet_runner.book import Book, Placement
 from motet_runner.host import EngineHost
@@ -28,14 +29,12 @@ from motet_runner.protocol import Add, Batch, Cancel
 log = structlog.get_logger(__name__)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Stream:
-    """One gateway's connection."""
+    """One gateway's connection. The next one of the same gateway is another: what runs here belongs to a stream."""
 
-    id: int
-    outbox: StepOutbox
-    handler: asyncio.Task[Any] | None
-    gateway: str = ""
+    number: int
+    gateway: str
 
 
 class Generation:
@@ -61,54 +60,57 @@ class Generation:
         self._model = model
         self._grace = grace_seconds
         self._adapter_wait = adapter_wait_seconds
-        self._outbox_bytes = outbox_bytes
         self._declined = declined
-        self._streams: dict[int, Stream] = {}
-        self._ids = itertools.count(1)
+        self._streams: Sessions[Stream, runner_pb2.GenerateUp, bytes | runner_pb2.GenerateDown] = Sessions(
+            hello=lambda up: Stream(next(self._numbers), up.hello.gateway) if up.hello.gateway else None,
+            key=lambda stream: stream.number,
+            heard=self._hear,
+            closed=self._lose,
+            outbox=lambda: StepOutbox(outbox_bytes, metrics.merged_steps.inc),
+        )
+        self._numbers = itertools.count(1)
         self._waiting: dict[tuple[str, int], asyncio.Task[None]] = {}
         """Requests whose adapter is not here yet."""
-        self.refusing = ""
+        self.asked_to_drain = False
+        """The scheduler's last word about this runner."""
+        self.ending = False
+        """The process ends, whatever a scheduler says."""
+
+    @property
+    def refusing(self) -> str:
         """Why nothing new is taken on; empty while it is."""
+        return "this runner is being drained" if self.ending or self.asked_to_drain else ""
 
     @property
     def flushed(self) -> bool:
         """Whether everything that there was to say has been handed to gRPC."""
-        return all(stream.outbox.empty for stream in self._streams.values())
+        return all(session.flushed for session in self._streams)
 
     # -------------------------------------------------------------------------------------------------------- streams
 
     async def serve(self, requests: AsyncIterator[runner_pb2.GenerateUp], context: Any) -> None:
-        stream = Stream(next(self._ids), StepOutbox(self._outbox_bytes), asyncio.current_task())
-        self._streams[stream.id] = stream
-        self._metrics.gateway_streams.set(len(self._streams))
-        try:
-            await converse(context, requests, stream.outbox, lambda up: self._receive(stream, up))
-        finally:
-            del self._streams[stream.id]
-            self._metrics.gateway_streams.set(len(self._streams))
-            self._metrics.merged_steps.inc(stream.outbox.merged)
-            self._lose(stream)
+        await self._streams.serve(requests, context)
 
-    def _receive(self, stream: Stream, up: runner_pb2.GenerateUp) -> None:
+    def _hear(self, session: Session[Stream, bytes | runner_pb2.GenerateDown], up: runner_pb2.GenerateUp) -> None:
         match up.WhichOneof("message"):
             case "hello":
-                stream.gateway = up.hello.gateway
+                self._metrics.gateway_streams.set(len(self._streams))
                 welcome = runner_pb2.GenerateWelcome(runner=self._identity)
-                stream.outbox.put_message(runner_pb2.GenerateDown(welcome=welcome))
-            case "submit" | "cancel" if not stream.gateway:
-                raise InvalidRequest("the first message of a Generate stream is a GenerateHello that names the gateway")
+                session.send(runner_pb2.GenerateDown(welcome=welcome))
             case "submit":
-                self._submit(stream, up.submit)
+                self._submit(session.peer, up.submit)
             case "cancel":
                 self.cancel(up.cancel.request, up.cancel.epoch)
             case _:
                 pass  # of a later version
 
-    def _lose(self, stream: Stream) -> None:
+    def _lose(self, session: Session[Stream, bytes | runner_pb2.GenerateDown]) -> None:
         """The gateway has gone. Another of its streams may bring its requests again under a new epoch meanwhile."""
+        stream = session.peer
+        self._metrics.gateway_streams.set(len(self._streams))
 
         def drop() -> None:
-            orphans = [one for one in self._book if one.stream == stream.id]
+            orphans = [one for one in self._book if one.stream == stream.number]
             for one in orphans:
                 self.cancel(one.request, one.epoch)
             if orphans:
@@ -125,11 +127,13 @@ class Generation:
             self._book.check(submit)
             sequence = sequence_of(submit)
         except MotetError as error:
-            self._decline(stream.id, submit.request, submit.epoch, error)
+            self._decline(stream.number, submit.request, submit.epoch, submit.term, error)
             return
         old = self._book.get(submit.request)
         if old is not None:
-            if old.epoch == submit.epoch and old.stream in self._streams:
+            # A gateway that brings it on another stream has lost the one before, though that may not be known here yet.
+            again = old.stream == stream.number or old.gateway != stream.gateway
+            if old.epoch == submit.epoch and old.stream in self._streams and again:
                 log.warning("submitted twice", request=submit.request, epoch=submit.epoch)
                 return
             self.cancel(old.request, old.epoch)
@@ -143,8 +147,9 @@ class Generation:
             adapter=sequence.adapter,
             request_class=submit.request_class,
             gateway=stream.gateway,
-            stream=stream.id,
+            stream=stream.number,
             max_tokens=sequence.sampling.max_tokens,
+            term=submit.term,
         )
         self._book.open(placement)
         if sequence.adapter == BASE or self._shelf.take(sequence.adapter) is not None:
@@ -153,7 +158,7 @@ class Generation:
             key = (submit.request, submit.epoch)
             task = asyncio.create_task(self._start_with_adapter(placement, sequence), name=f"adapter for {key[0]}")
             self._waiting[key] = task
-            task.add_done_callback(lambda _: self._waiting.pop(key, None))
+            task.add_done_callback(lambda done: self._waiting.pop(key) if self._waiting.get(key) is done else None)
 
     def _start(self, placement: Placement, sequence: NewSequence) -> None:
         placement.in_engine = True
@@ -162,12 +167,10 @@ class Generation:
 
     async def _start_with_adapter(self, placement: Placement, sequence: NewSequence) -> None:
         """The scheduler has asked for the adapter before it placed the request; its bytes may still be under way."""
-        stream = self._streams.get(placement.stream)
-        if stream is not None:
-            step = runner_pb2.Step()
-            state = common_pb2.SEQUENCE_STATE_LOADING
-            step.progress.add(request=placement.request, epoch=placement.epoch, state=state)
-            stream.outbox.put_message(runner_pb2.GenerateDown(step=step))
+        step = runner_pb2.Step()
+        state = common_pb2.SEQUENCE_STATE_LOADING
+        step.progress.add(request=placement.request, epoch=placement.epoch, state=state)
+        self._streams.send(placement.stream, runner_pb2.GenerateDown(step=step))
         failure: MotetError
         try:
             async with asyncio.timeout(self._adapter_wait):
@@ -180,8 +183,8 @@ class Generation:
             failure = Declined(f"adapter {placement.adapter} did not come within {self._adapter_wait:g} s")
         except MotetError as error:
             failure = error
-        self._close(placement.request, placement.epoch)
-        self._decline(placement.stream, placement.request, placement.epoch, failure)
+        self._close(placement.request, placement.epoch, placement.stream)
+        self._decline(placement.stream, placement.request, placement.epoch, placement.term, failure)
 
     def cancel(self, request: str, epoch: int) -> None:
         """End a request here. Another epoch of it is left alone."""
@@ -193,54 +196,51 @@ class Generation:
             return
         if (task := self._waiting.get((request, epoch))) is not None:
             task.cancel()
-        self._close(request, epoch)
-        stream = self._streams.get(placement.stream)
-        if stream is not None:
-            step = runner_pb2.Step()
-            step.sequences.add(
-                request=request,
-                epoch=epoch,
-                index=placement.delivered_tokens,
-                finish=common_pb2.FINISH_REASON_CANCELLED,
-            )
-            stream.outbox.put_message(runner_pb2.GenerateDown(step=step))
+        self._close(request, epoch, placement.stream)
+        step = runner_pb2.Step()
+        step.sequences.add(
+            request=request,
+            epoch=epoch,
+            index=placement.delivered_tokens,
+            finish=common_pb2.FINISH_REASON_CANCELLED,
+        )
+        self._streams.send(placement.stream, runner_pb2.GenerateDown(step=step))
 
-    def _decline(self, stream_id: int, request: str, epoch: int, error: MotetError) -> None:
+    def _decline(self, stream: int, request: str, epoch: int, term: int, error: MotetError) -> None:
         self._metrics.declines.labels(error.code).inc()
         failure = error.to_proto()
-        stream = self._streams.get(stream_id)
-        if stream is not None:
-            declined = runner_pb2.SubmitDeclined(request=request, epoch=epoch, failure=failure)
-            stream.outbox.put_message(runner_pb2.GenerateDown(declined=declined))
+        declined = runner_pb2.SubmitDeclined(request=request, epoch=epoch, failure=failure, term=term)
+        self._streams.send(stream, runner_pb2.GenerateDown(declined=declined))
         self._declined(scheduler_pb2.RunnerDeclined(request=request, epoch=epoch, failure=failure))
 
-    def _close(self, request: str, epoch: int) -> None:
-        placement = self._book.close(request, epoch)
+    def _close(self, request: str, epoch: int, stream: int) -> Placement | None:
+        placement = self._book.close(request, epoch, stream)
         if placement is not None and placement.adapter != BASE:
             self._shelf.settle(placement.adapter)
+        return placement
 
     # ---------------------------------------------------------------------------------------------------------- engine
 
     def on_batch(self, batch: Batch) -> None:
-        for stream_id, step in batch.steps.items():
-            stream = self._streams.get(stream_id)
-            if stream is None:
-                continue
-            stream.outbox.put_step(step)
-            if stream.outbox.full and stream.handler is not None:
-                log.warning("a gateway does not read; its stream ends", gateway=stream.gateway)
-                stream.handler.cancel()
-                stream.handler = None
+        for stream, step in batch.steps.items():
+            self._streams.send(stream, step)
         for refused in batch.refused:
-            self._close(refused.request, refused.epoch)
-            self._decline(refused.stream, refused.request, refused.epoch, refused.error)
+            placement = self._close(refused.request, refused.epoch, refused.stream)
+            if placement is not None:  # else it has come again since, and another answer is under way
+                self._decline(refused.stream, refused.request, refused.epoch, placement.term, refused.error)
         for ended in batch.ended:
             self._metrics.requests.labels(ended.finish.value).inc()
-            self._close(ended.request, ended.epoch)
+            self._close(ended.request, ended.epoch, ended.stream)
         if batch.generated:
             self._metrics.vllm_generation_tokens.labels(self._model).inc(batch.generated)
         for seconds in batch.freed_after:
             self._metrics.cancel_seconds.observe(seconds)
+
+    def engine_died(self, why: str) -> None:
+        """Take on nothing more, and tell every gateway why its stream is going to end."""
+        self.ending = True
+        for session in self._streams:
+            session.send(runner_pb2.GenerateDown(engine_died=runner_pb2.EngineDied(why=why)))
 
     async def close(self) -> None:
         waiting = list(self._waiting.values())
@@ -270,8 +270,9 @@ def sequence_of(submit: runner_pb2.Submit) -> NewSequence:
         promise=submit.promise.pages,
         sampling=sampling_of(submit.sampling),
         seed=submit.seed,
-        priority=submit.request_class or common_pb2.REQUEST_CLASS_STANDARD,
+        priority=RequestClass.from_proto(submit.request_class),
         tenant=submit.tenant,
+        engines_lost=submit.engines_lost,
     )
 
 

@@ -1,6 +1,6 @@
 """What a runner's service and its engine say to each other. Plain values that travel between two processes; no torch.
 
-The service sees an engine only through `Engine`, narrow enough that another engine could stand behind it (DESIGN 21).
+The service sees an engine only through `Engine`, narrow enough that another engine could stand behind it.
 """
 
 from dataclasses import dataclass, field
@@ -10,6 +10,7 @@ from typing import Protocol
 
 from motet.errors import MotetError
 from motet.model import BASE, Digest, RequestId
+from motet_runner.adapters.layout import Layout
 
 
 class State(StrEnum):
@@ -70,6 +71,8 @@ class NewSequence:
     priority: int = 1
     """Class as a number, smaller is more urgent."""
     tenant: str = ""
+    engines_lost: int = 0
+    """Engines that died while they had this request. From one on it is a suspect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +149,9 @@ class StateChanged:
     epoch: int
     state: State
     percent: int = 0
+    alone: bool = False
+    """The iteration that begins next computes this sequence and no other. Told before that iteration begins: whose
+    fault it is when the engine dies depends on it."""
 
 
 Event = OverflowAhead | ParkedNow | ResumedNow | AdapterLoaded | AdapterEvicted | AdapterFailed | StateChanged
@@ -244,6 +250,7 @@ class EngineConfig:
 
 class Engine(Protocol):
     """Synchronous, single-threaded, free of sockets and files but for weights. Commands act at the next boundary.
+    `tests/contract/test_engines.py` says in cases what is promised here.
 
     Commands about a request that is not there, or whose epoch or promise has changed, do nothing and return False.
     """
@@ -251,7 +258,10 @@ class Engine(Protocol):
     info: EngineInfo
 
     def add(self, sequence: NewSequence) -> None:
-        """Take a sequence in. Raises Declined when its promise does not fit, InvalidRequest when it never can."""
+        """Take a sequence in. Raises Declined when its promise does not fit, InvalidRequest when it never can.
+
+        One whose adapter is not known yet waits for it.
+        """
 
     def cancel(self, request: RequestId, epoch: int | None = None) -> bool: ...
 
@@ -262,13 +272,16 @@ class Engine(Protocol):
     def resume(self, request: RequestId, epoch: int, promise: int) -> bool: ...
 
     def set_supervised(self, supervised: bool) -> None:
-        """Without a supervisor the engine extends, parks and resumes by itself (DESIGN 15)."""
+        """Without a supervisor the engine extends, parks and resumes by itself."""
 
     def set_overcommit(self, factor: float) -> None:
         """Let promises add up to `factor` × the pages. When pages run out all the same, the newest is parked."""
 
-    def load_adapter(self, digest: Digest, folder: Path) -> None:
-        """Say where an adapter's checked bytes lie and bring them to the device when there is room. Idempotent."""
+    def load_adapter(self, digest: Digest, layout: Layout) -> None:
+        """Say where an adapter's checked bytes lie and bring them to the device when there is room. Idempotent.
+
+        `motet_runner.adapters.certify` checks a folder and makes its layout.
+        """
 
     def drop_adapter(self, digest: Digest) -> None:
         """Forget an adapter once no live sequence uses it."""

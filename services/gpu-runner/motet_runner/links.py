@@ -36,6 +36,7 @@ METHODS = {
     ParkMethod.SWAP: common_pb2.PARK_METHOD_SWAP,
     ParkMethod.RECOMPUTE: common_pb2.PARK_METHOD_RECOMPUTE,
 }
+_OF_A_TERM = (supervisor_pb2.Extend, supervisor_pb2.Park, supervisor_pb2.Resume)
 METHODS_BACK = {proto: method for method, proto in METHODS.items()}
 
 EXPECT_SECONDS = 2.0
@@ -83,7 +84,7 @@ class Facts:
 class Requests(Protocol):
     """What the scheduler's orders need of the part that serves gateways."""
 
-    refusing: str
+    asked_to_drain: bool
 
     def cancel(self, request: str, epoch: int) -> None: ...
 
@@ -192,11 +193,13 @@ class SchedulerLink:
         if kind is None:
             return  # of a later version
         order = getattr(down, kind)
-        if not self._book.accepts_term(order.term):
+        if not self._book.accepts_term(order.term, greeting=kind == "welcome"):
             log.info("ignored an order of a past term", order=kind, term=order.term, highest=self._book.highest_term)
             return
         match kind:
             case "welcome":
+                # Who does not say that we are to drain wants us to work; one of an earlier version says nothing else.
+                self._requests.asked_to_drain = False
                 self._welcomed()
             case "expect":
                 self._book.expect(order.request, order.epoch)
@@ -209,7 +212,9 @@ class SchedulerLink:
             case "cancel":
                 self._requests.cancel(order.request, order.epoch)
             case "drain":
-                self._requests.refusing = "this runner is being drained"
+                self._requests.asked_to_drain = True
+            case "take_work":
+                self._requests.asked_to_drain = False
             case _:
                 pass
 
@@ -270,7 +275,7 @@ def state_of(ref: common_pb2.AdapterRef, one: Shelved) -> scheduler_pb2.AdapterS
 
 
 class SupervisorLink:
-    """While it is down, or leaves an overflow unanswered, the engine protects itself (DESIGN 15)."""
+    """While it is down, or leaves an overflow unanswered, the engine protects itself."""
 
     def __init__(
         self,
@@ -374,6 +379,12 @@ class SupervisorLink:
 
     def _receive(self, down: supervisor_pb2.WatchDown) -> None:
         kind = down.WhichOneof("message")
+        order = getattr(down, kind) if kind is not None else None
+        # Terms are learned from schedulers alone: what the supervisor repeats is only compared.
+        if isinstance(order, _OF_A_TERM) and self._book.is_past(order.term):
+            log.info("ignored an order of a past term", order=kind, term=order.term, highest=self._book.highest_term)
+            self._set_supervised(False)  # it follows a past leader: what waits for it would wait in vain
+            return
         match kind:
             case "welcome":
                 self._set_supervised(True)
@@ -394,8 +405,10 @@ class SupervisorLink:
             case "overcommit":
                 # Kept while the supervisor is away: the scheduler keeps it too, so both books go on by one limit.
                 self._post(SetOvercommit(down.overcommit.factor))
+            case "compact":
+                return  # pages need not lie together
             case _:
-                return  # nothing to compact
+                return  # of a later version
         self._set_supervised(True)
 
     def _closed(self, why: str) -> None:

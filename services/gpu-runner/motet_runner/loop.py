@@ -5,6 +5,7 @@ Knows no sockets and no torch. Encodes each stream's tokens once, straight from 
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import assert_never
 
 import structlog
 
@@ -80,7 +81,11 @@ class _Live:
     choice: int
     stream: int
     next_index: int
-    told: tuple[State, int] | None = None
+    told: tuple[State, int, bool] | None = None
+
+    @property
+    def told_alone(self) -> bool:
+        return self.told is not None and self.told[2]
 
 
 class EngineLoop:
@@ -102,7 +107,7 @@ class EngineLoop:
             Resume: lambda c: engine.resume(c.request, c.epoch, c.promise),
             SetSupervised: lambda c: engine.set_supervised(c.supervised),
             SetOvercommit: lambda c: engine.set_overcommit(c.factor),
-            LoadAdapter: lambda c: engine.load_adapter(c.digest, c.folder),
+            LoadAdapter: lambda c: engine.load_adapter(c.digest, c.layout),
             DropAdapter: lambda c: engine.drop_adapter(c.digest),
             ReportNow: self._want_report,
         }
@@ -212,21 +217,27 @@ class EngineLoop:
     def _note(self, event: Event) -> None:
         self._batch.events.append(event)
         match event:
-            case StateChanged(request, epoch, state, percent):
-                self._tell_state(request, epoch, state, percent)
+            case StateChanged(request, epoch, state, percent, alone):
+                self._tell_state(request, epoch, (state, percent, alone))
             case ParkedNow(request, epoch):
-                self._tell_state(request, epoch, State.PARKED, 0)
+                self._tell_state(request, epoch, (State.PARKED, 0, False))
+            case OverflowAhead() | ResumedNow() | AdapterLoaded() | AdapterEvicted() | AdapterFailed():
+                pass  # nothing that a gateway is told
             case _:
-                pass
+                assert_never(event)
         if isinstance(event, WORTH_A_REPORT):
             self._report_wanted = True
 
-    def _tell_state(self, request: RequestId, epoch: int, state: State, percent: int) -> None:
+    def _tell_state(self, request: RequestId, epoch: int, now: tuple[State, int, bool]) -> None:
         live = self._live.get(request)
-        if live is None or live.epoch != epoch or live.told == (state, percent):
+        if live is None or live.epoch != epoch or live.told == now:
             return
-        live.told = (state, percent)
-        self._step_for(live.stream).progress.add(request=request, epoch=epoch, state=STATES[state], percent=percent)
+        state, percent, alone = now
+        self._batch.urgent |= alone or live.told_alone
+        live.told = now
+        self._step_for(live.stream).progress.add(
+            request=request, epoch=epoch, state=STATES[state], percent=percent, alone=alone
+        )
 
     def _step_for(self, stream: int) -> runner_pb2.Step:
         down = self._down.get(stream)
@@ -236,7 +247,8 @@ class EngineLoop:
 
     def _end(self, request: RequestId, live: _Live, finish: Finish) -> None:
         del self._live[request]
-        self._batch.ended.append(Ended(request, live.epoch, live.next_index, finish))
+        self._batch.urgent |= live.told_alone
+        self._batch.ended.append(Ended(request, live.epoch, live.stream, live.next_index, finish))
 
     def _look(self) -> None:
         now = self._clock()

@@ -11,7 +11,9 @@ _FREE_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5
 
 
 class Metrics:
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, *, names: int = 0) -> None:
+        """`names`: how many adapters may be named in a label."""
+
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(name, text, labels, registry=registry)
 
@@ -57,13 +59,14 @@ class Metrics:
         self.vllm_waiting = gauge("vllm:num_requests_waiting", "Requests waiting.", "model_name")
         self.vllm_kv_usage = gauge("vllm:kv_cache_usage_perc", "Share of KV pages in use, 0 to 1.", "model_name")
         self.vllm_lora = gauge(
-            "vllm:lora_requests_info", "Adapters with requests; the value is the time.",
+            "vllm:lora_requests_info", "Adapters with requests, if MOTET_METRICS_NAMES is set; the value is the time.",
             "max_lora", "waiting_lora_adapters", "running_lora_adapters",
         )  # fmt: skip
         self.vllm_prompt_tokens = counter("vllm:prompt_tokens", "Prompt tokens taken in.", "model_name")
         self.vllm_generation_tokens = counter("vllm:generation_tokens", "Tokens generated.", "model_name")
         self.vllm_preemptions = counter("vllm:num_preemptions", "Requests parked.", "model_name")
         self._steps_seen = 0
+        self._names = names
 
     def on_report(self, report: EngineReport, *, pages: int, model: str) -> None:
         self.steps.inc(max(0, report.steps - self._steps_seen))
@@ -84,4 +87,5 @@ class Metrics:
     def on_adapters(self, *, max_lora: int, waiting: set[str], running: set[str]) -> None:
         """One series at a time: the names are labels, as vLLM has it, and must not pile up."""
         self.vllm_lora.clear()
-        self.vllm_lora.labels(str(max_lora), ",".join(sorted(waiting)), ",".join(sorted(running))).set(time.time())
+        named = (",".join(sorted(names)[: self._names]) for names in (waiting, running))
+        self.vllm_lora.labels(str(max_lora), *named).set(time.time())

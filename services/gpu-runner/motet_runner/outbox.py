@@ -1,59 +1,48 @@
 """What waits to be written to one gateway. Steps that a slow gateway has not taken yet become one message."""
 
-import asyncio
 from collections import deque
+from collections.abc import Callable
 
 from motet.api.v1 import runner_pb2
 from motet.rpc import Outbox
 
 
-class StepOutbox(Outbox[bytes]):
-    """Encoded GenerateDowns. Never blocks who puts; `full` says that the gateway is as good as dead.
+class StepOutbox(Outbox[bytes | runner_pb2.GenerateDown]):
+    """Holds encoded GenerateDowns: a step comes encoded from the engine. `full`: the gateway is as good as dead.
 
     Steps are merged by laying their bytes end to end: for protobuf that is one message whose step holds the sequences
     of both, in order (the merging rule for one member of a oneof).
     """
 
-    def __init__(self, limit_bytes: int) -> None:
-        super().__init__()
-        self._limit = limit_bytes
-        self._waiting: deque[list[bytes]] = deque()
-        """Groups: the steps of one group leave as one message."""
+    def __init__(self, limit_bytes: int, merged: Callable[[], None] = lambda: None) -> None:
+        """`merged` is called for each step that joins another."""
+        super().__init__(limit_bytes)
+        self._merged = merged
+        self._groups: deque[list[bytes]] = deque()
+        """The steps of one group leave as one message."""
         self._steps: list[bytes] | None = None
         """The last group, while it is open for more steps."""
-        self._bytes = 0
-        self._there = asyncio.Event()
-        self.merged = 0
 
     @property
     def empty(self) -> bool:
-        return not self._waiting
+        return not self._groups
 
-    @property
-    def full(self) -> bool:
-        return self._bytes > self._limit
-
-    def put(self, message: bytes) -> None:
-        self._steps = None
-        self._append([message])
-
-    def put_message(self, message: runner_pb2.GenerateDown) -> None:
-        self.put(message.SerializeToString())
-
-    def put_step(self, step: bytes) -> None:
-        if self._steps is None:
-            self._steps = [step]
+    def put(self, message: bytes | runner_pb2.GenerateDown) -> None:
+        if not isinstance(message, bytes):
+            self._steps = None
+            self._append([message.SerializeToString()])
+        elif self._steps is None:
+            self._steps = [message]
             self._append(self._steps)
         else:
-            self._steps.append(step)
-            self._bytes += len(step)
-            self.merged += 1
+            self._steps.append(message)
+            self._bytes += len(message)
+            self._merged()
 
-    async def get(self) -> bytes:
-        while not self._waiting:
-            self._there.clear()
-            await self._there.wait()
-        group = self._waiting.popleft()
+    def take(self) -> bytes | None:
+        if not self._groups:
+            return None
+        group = self._groups.popleft()
         if group is self._steps:
             self._steps = None
         message = group[0] if len(group) == 1 else b"".join(group)
@@ -61,6 +50,6 @@ class StepOutbox(Outbox[bytes]):
         return message
 
     def _append(self, group: list[bytes]) -> None:
-        self._waiting.append(group)
+        self._groups.append(group)
         self._bytes += sum(map(len, group))
         self._there.set()

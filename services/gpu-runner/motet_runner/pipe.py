@@ -63,7 +63,7 @@ class Pipe:
         return first
 
     def flush(self) -> None:
-        """Wait until all is written: the last word before the process ends."""
+        """Wait until all is written: what has to be known even if this process ends now."""
         while self._out:
             select.select([], [self._socket], [])
             self._flush()

@@ -5,11 +5,11 @@ gateways are already encoded in it, so that the parent only carries bytes.
 """
 
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from motet.errors import MotetError
 from motet.model import Digest, RequestId
 from motet.settings import ProcessSettings
+from motet_runner.adapters.layout import Layout
 from motet_runner.interface import (
     EngineConfig,
     EngineInfo,
@@ -75,7 +75,7 @@ class SetOvercommit:
 @dataclass(frozen=True, slots=True)
 class LoadAdapter:
     digest: Digest
-    folder: Path
+    layout: Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +127,8 @@ class Refused:
 class Ended:
     request: RequestId
     epoch: int
+    stream: int
+    """Of two lives of one placement, the first lost its stream: its end is not the second one's."""
     output_tokens: int
     finish: Finish
 
@@ -144,6 +146,8 @@ class Batch:
     report: EngineReport | None = None
     generated: int = 0
     """Tokens in `steps`."""
+    urgent: bool = False
+    """The service must have it before the next iteration begins: it says who is computed alone, or no longer."""
     freed_after: list[float] = field(default_factory=list)
     """Seconds from each cancel's sending until its pages were free."""
 

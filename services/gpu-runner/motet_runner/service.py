@@ -24,13 +24,13 @@ from motet.model import Digest
 from motet.rpc import Server, serving
 from motet.settings import Addresses, ProcessSettings
 from motet.tasks import together
-from motet_runner.adapters.certify import certify
+from motet_runner.adapters.certify import certify, limits_of
 from motet_runner.adapters.fetch import DiskCache
 from motet_runner.adapters.shelf import Check, Shelf
 from motet_runner.assets import stream_assets
 from motet_runner.book import Book, Placement, has_work
 from motet_runner.generation import Generation
-from motet_runner.host import EngineHost
+from motet_runner.host import EngineDied, EngineHost
 from motet_runner.interface import (
     AdapterEvicted,
     AdapterFailed,
@@ -59,6 +59,10 @@ SERVICE_NAME = "motet.api.v1.Runner"
 DRAIN_LOOK_SECONDS = 0.1
 LAST_WORDS_SECONDS = 2.0
 """How long a runner that ends waits until gateways have heard what they have to place elsewhere."""
+
+ENGINE_DIED_SECONDS = 0.5
+"""The same after its engine has died: requests stand still meanwhile, and a gateway that does not read in this time
+learns of it from the stream's end."""
 
 
 class RunnerService:
@@ -95,7 +99,7 @@ class RunnerService:
         self._last: EngineReport | None = None
         self._report_asked = False
         self._parts: _Parts | None = None
-        self.metrics = Metrics(registry)
+        self.metrics = Metrics(registry, names=process.metrics_names)
         self.book = Book()
         self.identity = common_pb2.RunnerIdentity(
             pool=settings.pool,
@@ -122,7 +126,7 @@ class RunnerService:
         if parts is None or self._server is None or seconds <= 0:
             return
         log.info("draining", seconds=seconds, requests=len(self.book))
-        parts.generation.refusing = "this runner is being drained"
+        parts.generation.ending = True
         await self._server.set_ready(False)
         parts.scheduler.draining(seconds)
         handed_back: set[tuple[str, int]] = set()
@@ -138,12 +142,16 @@ class RunnerService:
         left = list(self.book)
         for one in left:
             parts.generation.cancel(one.request, one.epoch)
+        await self._heard(parts.generation, LAST_WORDS_SECONDS, nothing_left=True)
+        log.info("drained", handed_back=len(handed_back), moved=len(left))
+
+    async def _heard(self, generation: Generation, seconds: float, *, nothing_left: bool = False) -> None:
+        """Wait until gateways have what there was to say; with `nothing_left`, until no request is here any more."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(LAST_WORDS_SECONDS):
-                while len(self.book) or not parts.generation.flushed:  # noqa: ASYNC110 - the engine's doing
+            async with asyncio.timeout(seconds):
+                while (nothing_left and len(self.book)) or not generation.flushed:  # noqa: ASYNC110 - others' doing
                     await asyncio.sleep(0.01)
                 await asyncio.sleep(0.05)  # what gRPC has taken is on its way
-        log.info("drained", handed_back=len(handed_back), moved=len(left))
 
     def _waiting(self) -> Iterator[Placement]:
         """Who makes no tokens here now."""
@@ -192,6 +200,10 @@ class RunnerService:
                 parts.supervisor.run(),
                 every(beat, self._beat, name="report"),
             )
+        except EngineDied as error:
+            parts.generation.engine_died(error.message)
+            await self._heard(parts.generation, ENGINE_DIED_SECONDS)
+            raise
         finally:
             await parts.generation.close()
             parts.shelf.close()
@@ -208,6 +220,7 @@ class RunnerService:
             cache,
             check=check,
             base_digest=base,
+            engine=limits_of(info),
             capacity=settings.max_cached_adapters,
             users_of=self.book.users_of,
             post=self._host.post,
@@ -266,7 +279,8 @@ class RunnerService:
         for event in batch.events:
             self._on_event(event, parts)
         for ended in batch.ended:
-            parts.supervisor.ended(ended)
+            if not self.book.holds(ended.request, ended.epoch):  # it has come again on another stream
+                parts.supervisor.ended(ended)
         if batch.report is not None:
             self._report_asked = False
             self._publish(batch.report)

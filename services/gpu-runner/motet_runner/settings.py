@@ -67,7 +67,8 @@ class Settings(BaseSettings):
     """Adapters of a higher rank are refused."""
 
     max_resident_adapters: int = Field(16, ge=1)
-    """Adapters on the device at a time."""
+    """Adapters on the device at a time. Memory for so many of rank 16 is set aside: fewer of larger ranks fit at once,
+    and one of any rank up to `max_lora_rank` always does."""
 
     max_cached_adapters: int = Field(64, ge=1)
     """Adapters in the disk cache. Beyond it the longest unused goes; one in use never does."""
@@ -77,6 +78,10 @@ class Settings(BaseSettings):
 
     max_model_gib: int = Field(1024, ge=1)
     """A base model that is larger is not fetched."""
+
+    model_cache: Path | None = None
+    """Where fetched models stay. Runners of several machines may share it; what is there whole is not fetched again.
+    Absent: in the state directory."""
 
     volumes: str = ""
     """The folder whose subfolders are the volumes of the pool's `adapterVolumes`: file:// adapters lie below one of
@@ -92,8 +97,13 @@ class Settings(BaseSettings):
     fetch_ca_file: str = ""
     """A PEM file with authorities to trust beside the system's, for https:// sources and the hub."""
 
-    fetch_proxy: str = ""
-    """A proxy for all fetching, as http://host:port. It decides then which addresses names lead to."""
+    fetch_proxy: str = Field("", pattern=r"^(https?://[^/\s]+/?)?$")
+    """A proxy for all fetching, as http://host:port, which takes CONNECT. The runner resolves each name, looks at where
+    it leads as without a proxy, and asks the proxy for the address."""
+
+    fetch_proxy_guards: bool = False
+    """The proxy is given names instead, and it alone decides where they may lead: for runners that cannot resolve names
+    of the internet, and only for a proxy that refuses private, loopback, link-local and metadata addresses itself."""
 
     fetch_stall_seconds: float = Field(30.0, gt=0)
     """A fetch that brings less than 1 KiB/s over so long is broken off, and gone on with later; before the time
@@ -129,7 +139,7 @@ class Settings(BaseSettings):
     """Share of the device's memory for weights, KV and adapters together."""
 
     kv_cache_mib: int | None = Field(None, ge=1)
-    """KV cache in MiB; overrides the percentage. On a CPU the default is 512."""
+    """KV cache in MiB; overrides the percentage. On a CPU the default is 512. The adapters' memory comes beside it."""
 
     host_kv_mib: int | None = Field(None, ge=0)
     """Host memory for parked KV, in MiB. On a CPU the default is a sixteenth of the KV cache: it is the same memory."""
@@ -138,7 +148,7 @@ class Settings(BaseSettings):
     """Prompt tokens in one iteration: a long prompt is taken in pieces so that others keep going."""
 
     threads: int | None = Field(None, ge=1)
-    """Threads of the engine on a CPU. Unset: torch decides."""
+    """Threads of the engine on a CPU. Unset: one, whatever the machine has."""
 
     step_trace: str = Field("", validation_alias="MOTET_STEP_TRACE")
     """MOTET_STEP_TRACE: a file for one JSON line per iteration; `{instance}` in it becomes this runner's name."""

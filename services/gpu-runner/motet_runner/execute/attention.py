@@ -2,6 +2,11 @@
 
 Linear layers saw all rows at once; here each sequence meets its own keys (selective batching). New keys and values go
 to their pages first, then decodes are attended in one call a length class and prompts one by one.
+
+Nothing that is not owned is ever multiplied: a masked key still meets a query, a masked value still meets its weight of
+zero, and 0 × NaN is NaN. Pages are read whole, so the iteration that writes a page's first rows clears it, unless it
+fills it (`Rows.begun`): what its last owner left is gone then, however that one ended. What is read beyond a sequence's
+end is its own page. Every other attention keeps to this, and reads no page but those in the sequence's table.
 """
 
 from typing import Any, NamedTuple

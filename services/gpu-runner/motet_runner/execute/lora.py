@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from motet_kernels import Weights, add_lora
+from motet_kernels import Place, Weights, add_lora
 from motet_runner.execute.rows import CURRENT
 
 
@@ -24,19 +24,41 @@ def features(module: Any) -> tuple[int, int] | None:
 
 
 class LoraLinears:
-    """The weights of every linear that an adapter may change, by the linear's path in the base model."""
+    """The weights of every linear that an adapter may change, by the linear's path in the base model.
 
-    def __init__(self, linears: dict[str, Any], dtype: Any, device: Any) -> None:
+    All adapters share `rows` rows of rank in each linear: an adapter has the same ones everywhere.
+    """
+
+    def __init__(self, linears: dict[str, Any], rows: int, dtype: Any, device: Any) -> None:
+        self.rows = rows
         self.weights: dict[str, Weights] = {}
         for path, module in linears.items():
-            shape = features(module)
-            assert shape is not None, path
-            self.weights[path] = Weights(*shape, dtype, device)
+            self.weights[path] = Weights(*_shape(path, module), rows, dtype, device)
             module.forward = _followed(module.forward, self.weights[path])
 
     @property
     def shapes(self) -> dict[str, tuple[int, int]]:
         return {path: (weights.inputs, weights.outputs) for path, weights in self.weights.items()}
+
+    def write(self, path: str, place: Place, a: Any | None, b: Any | None, scale: float = 1.0) -> None:
+        self.weights[path].write(*place, a, b, scale)
+
+    def move(self, place: Place, to: Place) -> None:
+        """Carry an adapter to other rows of all linears."""
+        for weights in self.weights.values():
+            weights.move(place[0], place[1], to[1])
+
+
+def bytes_of(linears: dict[str, Any], rows: int, dtype: Any) -> int:
+    """What `rows` rows take in all linears together, and the copies beside them that a batch may need (`Weights`)."""
+    of_a_row: int = sum(sum(_shape(path, module)) for path, module in linears.items()) * dtype.itemsize
+    return 2 * rows * of_a_row
+
+
+def _shape(path: str, module: Any) -> tuple[int, int]:
+    shape = features(module)
+    assert shape is not None, path
+    return shape
 
 
 def _followed(forward: Callable[[Any], Any], weights: Weights) -> Callable[[Any], Any]:

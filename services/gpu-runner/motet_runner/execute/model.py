@@ -1,4 +1,4 @@
-"""Loading a base model and finding out, by running it, that it is one we serve right (DESIGN 6).
+"""Loading a base model and finding out, by running it, that it is one we serve right.
 
 `set_attn_implementation` only warns for some models and their own attention runs on; some mix tokens outside attention.
 So a probe looks: our attention is called exactly once a layer, with the shapes the KV pages have; and two sequences
@@ -50,6 +50,7 @@ class LoadedModel:
 
     def forward(self, rows: Rows) -> Any:
         """One model call over all rows of the iteration → logits [kept rows, vocabulary]"""
+        rows.store.clear(rows.begun)
         token = CURRENT.set(rows)
         try:
             output = self.model(

@@ -91,6 +91,8 @@ class Rows:
     """In the order of `keep`"""
     writes: Any
     """[layers, ...] see PagedStore.rows_of"""
+    begun: list[int]
+    """Pages that get their first rows in this iteration and are not filled by it: cleared before the model runs"""
     decodes: list[Decodes]
     chunks: list[Chunk]
     lora: Batch | None
@@ -147,6 +149,7 @@ class Assembler:
             keep=self._tensor(keep),
             sampled=sampled,
             writes=self._store.rows_of(pages, offsets),
+            begun=[page for work in iteration.work for page in _begun(work)],
             decodes=[self._decodes(group) for group in self._groups(decoding)],
             chunks=[self._chunk(first, work) for first, work in chunks],
             lora=self._layout(tuple(segments)),
@@ -204,6 +207,12 @@ def _place(work: Work, slots: Slots) -> tuple[bool, int, int]:
     if work.sequence.adapter == BASE:
         return True, -1, -1
     return False, *slots(work.sequence.adapter)
+
+
+def _begun(work: Work) -> list[int]:
+    end = work.start + work.count
+    in_last_page = end % PAGE_TOKENS
+    return [work.sequence.pages[end // PAGE_TOKENS]] if 0 < in_last_page <= work.count else []
 
 
 def _addresses(

@@ -21,8 +21,7 @@ class PagedStore:
         self.pages = pages
         self.shape = shape
         self.device = device
-        # Zeros, not whatever lay there: a masked key still multiplies a value, and 0 × NaN is NaN.
-        self.data = torch.zeros(
+        self.data = torch.empty(
             (pages, shape.layers, 2, shape.kv_heads, PAGE_TOKENS, shape.head_dim), dtype=dtype, device=device
         )
         self._tokens = self.data.view(-1, shape.head_dim)
@@ -72,6 +71,7 @@ class PagedStore:
     def copy_in(self, pages: Sequence[int], copy: Any) -> None:
         self.data[list(pages)] = copy.to(self.device)
 
-    def wipe(self, pages: Sequence[int]) -> None:
+    def clear(self, pages: Sequence[int]) -> None:
+        """Zeros, not what earlier owners have left there."""
         if pages:
             self.data[list(pages)] = 0

@@ -1,0 +1,141 @@
+"""What one sequence or adapter makes of its own numbers never reaches another's."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from motet.model import Digest, RequestId
+from motet_runner.adapters.check import check
+from motet_runner.engine import Engine
+from motet_runner.interface import Finish, ParkMethod, State
+from tests.runner.engines import Ran, ask, load, make_engine, run
+from tests.runner.random_models import AdapterSpec, save_adapter, save_base
+from tests.runner.test_models import FAMILIES
+
+BAD = RequestId("bad")
+POISONED = 499
+"""A token whose embedding is not a number, once `poison` has been called."""
+
+INNOCENT, HOSTILE = Digest("innocent"), Digest("hostile")
+
+
+def poison(engine: Engine) -> None:
+    def embed(_module: object, given: tuple[torch.Tensor], out: torch.Tensor) -> torch.Tensor:
+        return out.masked_fill((given[0] == POISONED).unsqueeze(-1), float("nan"))
+
+    engine._loaded.model.get_input_embeddings().register_forward_hook(embed)
+
+
+def promise_of(engine: Engine) -> int:
+    return engine.report().book[0].promise
+
+
+def cancel(engine: Engine) -> None:
+    engine.cancel(BAD)
+
+
+def park_and_forget(engine: Engine) -> None:
+    engine.park(BAD, 1, promise_of(engine), 4, ParkMethod.RECOMPUTE)
+
+
+def swap_out_and_forget(engine: Engine) -> None:
+    engine.park(BAD, 1, promise_of(engine), 4, ParkMethod.SWAP)
+
+
+def swap_out_in_and_cancel(engine: Engine) -> None:
+    wanted = promise_of(engine)
+    engine.park(BAD, 1, wanted, wanted, ParkMethod.SWAP)
+    run(engine)
+    engine.resume(BAD, 1, wanted)
+    engine.cancel(BAD)
+
+
+def place_again(engine: Engine) -> None:
+    engine.add(ask(BAD, epoch=2, prompt=(3, 4, 5)))
+
+
+@pytest.mark.parametrize("end", [cancel, park_and_forget, swap_out_and_forget, swap_out_in_and_cancel, place_again])
+def test_pages_left_in_the_middle_of_a_prompt_harm_no_later_owner(llama: Path, end: Callable[[Engine], None]) -> None:
+    """Nothing was sampled of it, so nobody has seen that its keys and values are not numbers."""
+    prompts = {f"r{i}": ask("good", prompt=18 + i).prompt for i in range(4)}
+    engine = make_engine(llama, prefill_chunk_tokens=24)
+    expected = run(engine, *(ask(name, prompt=prompt) for name, prompt in prompts.items())).tokens
+    assert all(POISONED not in tokens for tokens in expected.values())
+    poison(engine)
+    engine.set_supervised(True)
+    run(engine, ask(BAD, prompt=(POISONED,) * 200), steps=4)
+    assert [entry.state for entry in engine.report().book] == [State.PREFILL]
+    end(engine)
+    again = run(engine, *(ask(name, prompt=prompt) for name, prompt in prompts.items()))
+    assert {name: again.tokens[name] for name in prompts} == expected
+
+
+@pytest.mark.parametrize(
+    "family", ["Mixtral", "Mistral, sliding window", "Gemma 2, soft caps and every other layer sliding"]
+)
+def test_neither_free_pages_nor_a_row_beside_it_change_an_answer(family: str, tmp_path: Path) -> None:
+    """Every free page holds NaN before every iteration, and a request computes NaN in the same iterations."""
+    engine = make_engine(save_base(family, tmp_path / "base", config=FAMILIES[family]), prefill_chunk_tokens=24)
+    asked = [ask(f"r{i}", prompt=10 + 9 * i) for i in range(4)]
+    expected = run(engine, *asked).tokens
+    poison(engine)
+    ran = run(engine, *asked, ask(BAD, prompt=(3, POISONED, 4)), steps=0)
+    while engine.has_work():
+        with torch.inference_mode():
+            engine._store.data[engine._book.pages._free] = float("nan")
+        ran.take(engine)
+    assert ran.last[BAD].finish is Finish.FAILED
+    assert {name: ran.tokens[name] for name in expected} == expected
+
+
+@pytest.fixture(scope="module")
+def hostile(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every weight is a finite number, and their products are not."""
+    folder = save_adapter(llama, "llama", AdapterSpec(8, 16), tmp_path_factory.mktemp("hostile"), seed=1)
+    weights = folder / "adapter_model.safetensors"
+    save_file({name: tensor.sign() * 1e30 for name, tensor in load_file(weights).items()}, weights)
+    return folder
+
+
+def beside(engine: Engine, how: str) -> Ran:
+    """Innocents of the same rank class and of the base, with the hostile one in their rows, then in their pages."""
+    prompts = [ask("q", prompt=17 + 6 * i).prompt for i in range(3)]
+    innocents = [
+        ask(f"{who}{i}", prompt=p, adapter=Digest(who)) for who in ("", INNOCENT) for i, p in enumerate(prompts)
+    ]
+    ran = run(engine, *innocents[:4], steps=2)
+    if how != "alone":  # one fails at its first sample, one is cancelled before it, one is parked
+        for index, tokens in enumerate((40, 100, 200)):
+            engine.add(ask(f"hostile{index}", prompt=(9,) * tokens, adapter=HOSTILE))
+        ran.take(engine)
+        ran.take(engine)
+        assert ran.last["hostile0"].finish is Finish.FAILED
+        assert engine.cancel(RequestId("hostile1"))
+        ran.take(engine)
+        (parking,) = (entry for entry in engine.report().book if entry.request == "hostile2")
+        assert parking.state is State.PREFILL
+        assert engine.park(parking.request, 1, parking.promise, parking.promise, ParkMethod(how))
+    run(engine, *innocents[4:], ran=ran)
+    for name in list(ran.tokens):
+        if name.startswith("hostile"):
+            assert ran.tokens.pop(name) == []
+    return ran
+
+
+@pytest.mark.parametrize("how", ["swap", "recompute"])
+def test_an_adapter_whose_products_overflow_spoils_only_its_own_answers(
+    llama: Path, adapters: list[Path], hostile: Path, how: str
+) -> None:
+    """Should one ever pass the checks: neither shared products, nor padding, nor pages carry it to a neighbour."""
+    engine = make_engine(llama, prefill_chunk_tokens=64)
+    load(engine, INNOCENT, adapters[1])  # of the same rank class
+    engine.load_adapter(HOSTILE, check(hostile, engine.info.target_modules, max_rank=64).layout)
+    run(engine)
+    engine.set_supervised(True)
+    expected = beside(engine, "alone").tokens
+    assert len(expected) == 6
+    assert all(len(tokens) == 40 for tokens in expected.values())
+    assert beside(engine, how).tokens == expected
