@@ -117,11 +117,14 @@ class Told:
         }
         return on.LiveRequest(**(fields | how))
 
-    def finish(self, request: str, epoch: int = 1) -> list[do.Effect]:
-        return self.tell(on.RequestFinished(RequestId(request), epoch))
+    def finish(self, request: str, epoch: int = 1, *, gateway: str = "g0") -> list[do.Effect]:
+        return self.tell(on.RequestFinished(gateway, RequestId(request), epoch))
 
-    def lose(self, request: str, epoch: int = 1, delivered: int = 0) -> list[do.Effect]:
-        return self.tell(on.RequestLost("g0", RequestId(request), epoch, "stream broke", delivered))
+    def cancel(self, request: str, *, gateway: str = "g0") -> list[do.Effect]:
+        return self.tell(on.CancelAsked(gateway, RequestId(request)))
+
+    def lose(self, request: str, epoch: int = 1, delivered: int = 0, *, gateway: str = "g0") -> list[do.Effect]:
+        return self.tell(on.RequestLost(gateway, RequestId(request), epoch, "stream broke", delivered))
 
     # ------------------------------------------------------------------------------------------------------ runners
 

@@ -3,10 +3,13 @@
 import pytest
 
 from motet.fleet import Failure, Tier
+from motet.model import Digest
 from motet_scheduler.policy import effects as do
 from motet_scheduler.policy import events as on
 from motet_scheduler.policy.values import Readiness, RevisionKey, Stage
 from tests.scheduler.builders import PIRATE, POET, Told, adapter, ready, resident
+
+STAYS = Digest("sha256:" + "c" * 64)
 
 
 def published(told):
@@ -135,6 +138,28 @@ def test_a_removed_adapter_is_dropped_at_once_when_nothing_uses_it():
     assert not published(told)
 
 
+def test_adapters_that_are_removed_together_are_dropped_together():
+    told = ready()
+    told.attach()
+    told.state(adapter("pirate"), adapter("poet"), adapter("stays"))
+    for name, digest in (("pirate", PIRATE), ("poet", POET), ("stays", STAYS)):
+        told.certify(name, digest)
+    told.state(adapter("stays"))
+    assert [effect.digest for effect in told.of(do.Drop)] == [PIRATE, POET]
+
+
+def test_a_bound_that_changes_while_another_adapter_goes_is_told_to_runners():
+    told = ready()
+    told.attach()
+    told.state(remote(max_bytes=1000), adapter("poet"))
+    told.certify()
+    told.certify("poet", POET)
+    told.state(remote(max_bytes=2000))
+    told.enqueue("a", digest=PIRATE)
+    (load,) = [effect for effect in told.of(do.Ensure) if effect.stage is Stage.DEVICE]
+    assert load.max_bytes == 2000
+
+
 def test_a_removed_adapter_in_use_is_dropped_when_its_last_request_ends():
     told = with_pirate()
     told.enqueue("a", digest=PIRATE)
@@ -230,6 +255,7 @@ def test_a_delta_changes_only_what_it_names():
 def remote(**how):
     """An adapter of a hub, as the operator states it."""
     key = {"source": "hf://org/pirate", "source_revision": "main", "credentials": "tenant-a/token"}
+    key |= {"volume": "file:///volumes/shared", "folder": "tenant-a"}
     limits = {name: how.pop(name) for name in ("max_bytes", "min_replicas") if name in how}
     return adapter(revision=RevisionKey(**(key | how)), **limits)
 
@@ -244,13 +270,17 @@ def test_a_runner_is_told_everything_that_reaching_the_bytes_takes():
     for order in (check, load):
         assert (order.source, order.source_revision) == ("hf://org/pirate", "main")
         assert (order.credentials, order.max_bytes) == ("tenant-a/token", 1000)
+        assert (order.volume, order.folder) == ("file:///volumes/shared", "tenant-a")
 
 
 @pytest.mark.parametrize(
     "change",
-    [{"source_revision": "v2"}, {"expected_digest": POET}, {"credentials": "tenant-a/other"}, {"source": "hf://org/b"}],
+    [
+        *({"source_revision": "v2"}, {"expected_digest": POET}, {"credentials": "tenant-a/other"}),
+        *({"source": "hf://org/b"}, {"folder": "b"}),
+    ],
 )
-def test_another_place_another_digest_or_another_key_is_a_new_revision(change):
+def test_another_place_another_digest_another_key_or_other_bounds_are_a_new_revision(change):
     told = ready()
     told.attach()
     told.state(remote())
@@ -284,3 +314,61 @@ def test_a_long_download_that_is_told_of_is_not_asked_for_again():
         told.certify(digest="", stage=Stage.NONE, certificate=None)
     told.certify()
     assert published(told)["pirate"].digest == PIRATE
+
+
+def test_a_stream_that_breaks_for_a_moment_moves_no_adapter():
+    """The operator writes what it is told: each word to and fro would be a write for each adapter there is."""
+    told = with_pirate()
+    told.report(resident=(resident(PIRATE),))
+    told.detach()
+    assert not told.of(do.TellAdapter)
+    told.attach(resident=(resident(PIRATE),))
+    assert not told.of(do.TellAdapter)
+
+
+def test_what_a_runner_no_longer_holds_when_it_comes_back_is_told():
+    told = with_pirate()
+    told.report(resident=(resident(PIRATE),))
+    told.detach()
+    told.attach()
+    (report,) = told.of(do.TellAdapter)
+    assert report.places == ()
+    told.report(resident=(resident(PIRATE),))
+    told.detach()
+    told.attach(incarnation="2")
+    assert told.of(do.TellAdapter)[-1].places == ()
+
+
+def test_a_runner_that_does_not_come_back_is_no_place_any_more():
+    told = with_pirate()
+    told.report(resident=(resident(PIRATE),))
+    told.detach()
+    told.wait(told.scheduler.policy.forget_runner + 1)
+    (report,) = told.of(do.TellAdapter)
+    assert report.places == ()
+
+
+def test_a_successor_says_nothing_of_an_adapter_before_a_runner_has():
+    """One that has no memory. The operator knows what the one before it has said, and would take all of it back."""
+    heir = ready()
+    heir.tell(on.OperatorConnected())
+    heir.state(adapter())
+    assert not heir.of(do.TellAdapter)
+    heir.attach(resident=(resident(PIRATE),))
+    assert not heir.of(do.TellAdapter)
+    heir.certify()
+    (report,) = heir.of(do.TellAdapter)
+    assert report.serving == PIRATE
+    assert [tier for _, tier, _ in report.places] == [Tier.DEVICE]
+
+
+def test_what_was_told_and_is_so_no_longer_is_told_again():
+    told = ready()
+    told.attach()
+    told.state(adapter())
+    told.certify(digest="", stage=Stage.NONE, certificate=None, failure=Failure("adapter_incompatible", "no config"))
+    told.state(adapter(stamp="2"))
+    (report,) = told.of(do.TellAdapter)
+    assert report.failure is None
+    told.tell(on.OperatorConnected())
+    assert told.of(do.TellAdapter) == [report]

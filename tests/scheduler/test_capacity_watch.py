@@ -88,7 +88,7 @@ def test_an_idle_pool_goes_to_nothing_after_its_window_and_knows_what_a_runner_t
     calm(told, "r0")
     assert desired(told) == 0
     told.state(pools=(builtin(replicas=0),))
-    told.tell(on.DrainAsked(RunnerIdentity(instance="r0"), 1.0))
+    told.tell(on.DrainsDeclared((on.DrainAsked(RunnerIdentity(instance="r0"), 1.0),)))
     told.detach("r0")
     for number in range(9):
         told.enqueue(f"a{number}", max_tokens=16)
@@ -163,7 +163,7 @@ def test_nothing_leaves_while_a_runner_is_away_but_one_that_was_drained_may_be()
     assert desired(told) == 2
     assert told.scheduler.capacity.figures["default/demo"].serving == 1
     told.attach("r1", incarnation="2")
-    told.tell(on.DrainAsked(RunnerIdentity(instance="r1"), 1.0))
+    told.tell(on.DrainsDeclared((on.DrainAsked(RunnerIdentity(instance="r1"), 1.0),)))
     told.detach("r1", incarnation="2")
     calm(told, "r0")
     assert desired(told) == 0

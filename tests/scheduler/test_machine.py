@@ -1,23 +1,26 @@
 """Random events against a small model of the world: the invariants of the design hold after every one.
 
 The model plays gateways and runners that obey the protocol but are late, forgetful and fickle: submissions get lost,
-runners decline, restart and go away, reports come whenever they like.
+runners decline, restart and go away, reports come whenever they like, and a gateway's stream may carry nothing any more
+for a while before anybody notices: what was said meanwhile is lost.
 """
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from motet.fleet import BookEntry, Failure, RequestClass, RunnerIdentity, SequenceState
 from motet.model import BASE, RequestId
 from motet_scheduler.policy import effects as do
 from motet_scheduler.policy import events as on
-from motet_scheduler.policy.values import Instance, Promise
-from tests.scheduler.builders import PIRATE, Told, adapter, pool
+from motet_scheduler.policy.values import Instance, Promise, Stage
+from tests.scheduler.builders import PIRATE, POET, Told, adapter, pool
 
 INSTANCES = ("r0", "r1", "r2")
 PAGES = {"r0": 8, "r1": 16, "r2": 24}
 MAX_PASSED_OVER = 4
+ADAPTER_SLOTS = 1
+DIGESTS = {"pirate": PIRATE, "poet": POET}
 
 
 class Running:
@@ -31,6 +34,9 @@ class Running:
 
 
 class World(RuleBasedStateMachine):
+    placed_with_an_adapter = 0
+    """In all examples so far."""
+
     def __init__(self):
         super().__init__()
         self.told = Told(max_passed_over=MAX_PASSED_OVER, avoid=0.2)
@@ -38,16 +44,23 @@ class World(RuleBasedStateMachine):
         self.incarnations = dict.fromkeys(INSTANCES, 0)
         self.attached = set()
         self.books = {name: {} for name in INSTANCES}
+        self.checks = set()
+        """(instance, adapter) that a runner was told to check, and has not answered."""
         self.placed = {}
         """Request -> (instance, incarnation, epoch, promise) as its gateway knows it."""
         self.waiting = set()
         self.answered = set()
         self.epochs = {}
+        """Request -> the last epoch that its gateway has heard."""
+        self.deaf = False
+        """What is said to the gateway is lost."""
+        self.asked = {}
+        """Request -> what its gateway says of it."""
         self.arrival = []
         self.passes = {}
         self.say(on.SupervisorConnected())
         self.say(on.GatewayConnected("g0"))
-        self.say(on.CatalogStated((pool(),), (adapter(),)))
+        self.say(on.CatalogStated((pool(),), tuple(adapter(name) for name in DIGESTS)))
 
     # ------------------------------------------------------------------------------------------------------- carrying
 
@@ -69,15 +82,23 @@ class World(RuleBasedStateMachine):
                 assert effect.instance in self.attached, "placed on a runner whose stream is gone"
                 runner = self.told.scheduler.runners[effect.instance]
                 assert runner.drain is None, "placed on a runner that drains"
-                self.epochs[effect.request] = effect.epoch
+                adapters = {line.digest for line in runner.lines.values()} - {BASE}
+                assert len(adapters) <= ADAPTER_SLOTS, "placed with an adapter that finds no slot"
                 self.count_passes(effect.request)
+                if self.deaf:
+                    return
+                World.placed_with_an_adapter += self.asked[effect.request]["digest"] != BASE
+                self.epochs[effect.request] = effect.epoch
                 self.passes.pop(effect.request, None)  # its turn came; if it is lost, it waits anew
                 self.waiting.discard(effect.request)
                 self.placed[effect.request] = effect
-            case do.Refuse():
+            case do.Refuse() if not self.deaf:
+                assert effect.epoch >= self.epochs.get(effect.request, 0), "its gateway ignores that"
                 self.waiting.discard(effect.request)
                 self.placed.pop(effect.request, None)
                 self.answered.add(effect.request)
+            case do.Ensure() if effect.stage is Stage.CERTIFIED:
+                self.checks.add((effect.instance, effect.ref.name))
             case do.CancelAtRunner():
                 known = self.books[effect.instance].get(effect.request)
                 if known is not None and known.epoch == effect.epoch:
@@ -88,15 +109,27 @@ class World(RuleBasedStateMachine):
                     known.parked, known.pages = False, effect.promise.pages
 
     def count_passes(self, request):
-        """Charge every older request that still waits."""
+        """Charge whoever waits and was before it: older ones of its class, and all that are more urgent."""
         if request not in self.arrival:
             return
-        for older in self.arrival[: self.arrival.index(request)]:
-            if older in self.waiting:
-                self.passes[older] = self.passes.get(older, 0) + 1
+        own, older = self.class_of(request), set(self.arrival[: self.arrival.index(request)])
+        for other in self.waiting - {request}:
+            if self.class_of(other) < own or (self.class_of(other) == own and other in older):
+                self.passes[other] = self.passes.get(other, 0) + 1
+
+    def class_of(self, request):
+        return self.asked[request]["request_class"]
 
     def pick(self, names, data):
         return data.draw(st.sampled_from(sorted(names))) if names else None
+
+    @initialize(name=st.sampled_from(INSTANCES), known=st.booleans())
+    def begin(self, name, known):
+        """Often with adapters that are known already: to become known takes a world several lucky steps."""
+        if known:
+            self.attach(name, restarted=True)
+            for asked in sorted(self.checks):
+                self.answer(asked, fails=False)
 
     # -------------------------------------------------------------------------------------------------------- gateway
 
@@ -106,7 +139,7 @@ class World(RuleBasedStateMachine):
         q80=st.integers(0, 100),
         tenant=st.sampled_from("abc"),
         request_class=st.sampled_from(RequestClass),
-        digest=st.sampled_from((BASE, PIRATE)),
+        digest=st.sampled_from((BASE, *DIGESTS.values())),
         deadline=st.sampled_from((0.0, 5.0)),
     )
     def enqueue(self, **how):
@@ -115,19 +148,29 @@ class World(RuleBasedStateMachine):
     def enqueue_one(self, **how):
         self.count += 1
         name = f"q{self.count:03}"
-        if how.get("digest") == PIRATE and self.told.scheduler.adapters.source_of(PIRATE) is None:
-            how["digest"] = BASE
+        if self.told.scheduler.adapters.source_of(how["digest"]) is None:
+            how["digest"] = BASE  # nobody knows it before a runner has checked it
         self.waiting.add(name)
         self.arrival.append(name)
-        prompt = how.pop("prompt")
-        self.carry_out_all(self.told.enqueue(name, prompt=prompt, **how))
+        self.asked[name] = how
+        if not self.deaf:
+            self.carry_out_all(self.told.enqueue(name, **how))
 
     @rule(large=st.integers(60, 200), small=st.integers(4, 12))
     def crowd(self, large, small):
         """One long request, and a crowd of short ones behind it that would each fit before it does."""
-        self.enqueue_one(prompt=16, max_tokens=large, tenant="a", request_class=RequestClass.BATCH)
+        self.enqueue_one(prompt=16, max_tokens=large, tenant="a", digest=BASE, request_class=RequestClass.BATCH)
         for n in range(small):
-            self.enqueue_one(prompt=1, max_tokens=8, tenant=f"t{n}", request_class=RequestClass.INTERACTIVE)
+            self.enqueue_one(
+                prompt=1, max_tokens=8, tenant=f"t{n}", digest=BASE, request_class=RequestClass.INTERACTIVE
+            )
+
+    @rule(count=st.integers(2, 6))
+    def adapters_crowd(self, count):
+        """More adapters at a time than a runner has slots for."""
+        for n in range(count):
+            digest = list(DIGESTS.values())[n % len(DIGESTS)]
+            self.enqueue_one(prompt=1, max_tokens=8, tenant="a", digest=digest, request_class=RequestClass.STANDARD)
 
     @rule(data=st.data())
     def submit(self, data):
@@ -141,32 +184,34 @@ class World(RuleBasedStateMachine):
             return
         known = self.books[place.instance].get(name)
         if known is None or known.epoch < place.epoch:
-            self.books[place.instance][name] = Running(place.epoch, place.promise.pages, BASE)
+            self.books[place.instance][name] = Running(place.epoch, place.promise.pages, self.asked[name]["digest"])
 
     @rule(data=st.data(), twice=st.booleans())
     def finish(self, data, twice):
         name = self.pick(self.placed, data)
-        if name is None:
+        if name is None or self.deaf:
             return
         place = self.placed.pop(name)
         self.answered.add(name)
         known = self.books[place.instance].get(name)
         if known is not None and known.epoch == place.epoch:
             del self.books[place.instance][name]
-        self.say(on.RequestFinished(RequestId(name), place.epoch))
+        self.say(on.RequestFinished("g0", RequestId(name), place.epoch))
         if twice:
-            self.say(on.RequestFinished(RequestId(name), place.epoch))
+            self.say(on.RequestFinished("g0", RequestId(name), place.epoch))
 
     @rule(data=st.data(), twice=st.booleans())
     def decline(self, data, twice):
         name = self.pick(self.placed, data)
-        if name is None:
+        if name is None or self.deaf:
             return
         place = self.placed[name]
         self.books[place.instance].pop(name, None)
         if place.instance in self.attached:
             failure = Failure("declined", "not in the mood")
             self.say(on.RunnerDeclined(place.instance, RequestId(name), place.epoch, failure))
+        if name not in self.placed:
+            return
         self.lose(name, place.epoch)
         if twice:
             again = self.told.tell(on.RequestLost("g0", RequestId(name), place.epoch))
@@ -175,18 +220,23 @@ class World(RuleBasedStateMachine):
     def lose(self, name, epoch):
         del self.placed[name]
         self.waiting.add(name)
-        self.say(on.RequestLost("g0", RequestId(name), epoch))
+        if not self.deaf:
+            self.say(on.RequestLost("g0", RequestId(name), epoch))
 
     @rule(data=st.data())
     def cancel(self, data):
         name = self.pick(self.waiting, data)
-        if name is not None:
+        if name is not None and not self.deaf:
             self.waiting.discard(name)
             self.answered.add(name)
-            self.say(on.CancelAsked(RequestId(name)))
+            self.say(on.CancelAsked("g0", RequestId(name)))
 
     @rule()
-    def gateway_reconnects(self):
+    def the_gateways_stream_carries_nothing_any_more(self):
+        self.deaf = True
+
+    @rule(noticed=st.booleans())
+    def gateway_reconnects(self, noticed):
         live = tuple(
             self.told.live(
                 name,
@@ -194,16 +244,20 @@ class World(RuleBasedStateMachine):
                 epoch=place.epoch,
                 pages=place.promise.pages,
                 incarnation=place.incarnation,
+                prompt_tokens=self.asked[name]["prompt"],
+                **{key: value for key, value in self.asked[name].items() if key not in ("prompt", "q80", "tenant")},
             )
             for name, place in sorted(self.placed.items())
         )
         waiting = sorted(self.waiting)
-        self.say(on.GatewayGone("g0"))
+        if noticed:
+            self.say(on.GatewayGone("g0"))
+        self.deaf = False
         self.say(on.GatewayConnected("g0", live))
         self.arrival = [name for name in self.arrival if name not in waiting] + waiting
         for name in waiting:
             self.passes.pop(name, None)
-            self.carry_out_all(self.told.enqueue(name, max_tokens=16, epoch=self.epochs.get(name, 0)))
+            self.carry_out_all(self.told.enqueue(name, epoch=self.epochs.get(name, 0), **self.asked[name]))
 
     # -------------------------------------------------------------------------------------------------------- runners
 
@@ -218,10 +272,25 @@ class World(RuleBasedStateMachine):
                 name,
                 pages=PAGES[name],
                 max_sequences=6,
+                adapter_slots=ADAPTER_SLOTS,
                 incarnation=str(self.incarnations[name]),
                 live=self.book(name),
             )
         )
+
+    @rule(data=st.data(), fails=st.booleans())
+    def check(self, data, fails):
+        """A runner says what it found of an adapter that it was told to check."""
+        asked = self.pick(self.checks, data)
+        if asked is not None:
+            self.answer(asked, fails)
+
+    def answer(self, asked, fails):
+        self.checks.discard(asked)
+        instance, name = asked
+        if instance in self.attached:
+            failure = Failure("adapter_unavailable", "not just now", retry_after=1.0) if fails else None
+            self.carry_out_all(self.told.certify(name, DIGESTS[name], instance=instance, failure=failure))
 
     @rule(name=st.sampled_from(INSTANCES))
     def detach(self, name):
@@ -261,10 +330,16 @@ class World(RuleBasedStateMachine):
         identity = RunnerIdentity(instance=name, incarnation=str(self.incarnations[name]))
         self.say(on.RunnerCondemned(identity, "it does not move", hung))
 
+    @rule(names=st.sets(st.sampled_from(INSTANCES)))
+    def drain(self, names):
+        """These and no others."""
+        known = self.told.scheduler.runners
+        asked = (on.DrainAsked(known[Instance(name)].identity, 1.0) for name in sorted(names) if name in known)
+        self.say(on.DrainsDeclared(tuple(asked)))
+
     @rule(name=st.sampled_from(INSTANCES))
-    def drain(self, name):
-        if name in self.told.scheduler.runners:
-            self.say(on.DrainAsked(self.told.scheduler.runners[Instance(name)].identity, 1.0))
+    def end(self, name):
+        self.say(on.RunnerEnding(Instance(name), str(self.incarnations[name]), 1.0))
 
     @rule(seconds=st.sampled_from((0.05, 0.5, 3.0)))
     def wait(self, seconds):
@@ -288,6 +363,8 @@ class World(RuleBasedStateMachine):
 
     @invariant()
     def every_request_is_placed_refused_ended_or_waits_with_a_reason(self):
+        if self.deaf:
+            return
         known = self.told.scheduler.requests
         for name in self.waiting:
             assert known[RequestId(name)].waiting, f"{name} hangs: its gateway waits and the scheduler does not"
@@ -298,22 +375,49 @@ class World(RuleBasedStateMachine):
 
     @invariant()
     def one_live_placement_per_request_is_the_one_its_gateway_knows(self):
-        for name, place in self.placed.items():
+        for name, place in self.placed.items() if not self.deaf else ():
             placement = self.told.scheduler.requests[RequestId(name)].placement
             assert placement is None or placement.epoch == place.epoch
 
     @invariant()
     def nobody_was_passed_over_more_often_than_allowed(self):
-        assert all(self.passes.get(name, 0) <= MAX_PASSED_OVER for name in self.waiting)
+        if not self.deaf:
+            assert all(self.passes.get(name, 0) <= MAX_PASSED_OVER for name in self.waiting)
 
     def teardown(self):
+        if self.deaf:
+            self.gateway_reconnects(noticed=False)
+        self.what_is_placed_runs_or_is_placed_again()
+        self.everything_ends()
+
+    def what_is_placed_runs_or_is_placed_again(self):
+        """Nothing is stranded: not even what its runner has forgotten while its gateway believes that it runs."""
+        for name in INSTANCES:
+            self.attach(name, restarted=False)
+            self.books[name] = {}
+        stranded = dict(self.placed)
+        for _ in range(3 * int(self.told.scheduler.policy.placed_patience)):
+            for name in INSTANCES:
+                self.report(name)
+            self.wait(1.0)
+        for name, place in stranded.items():
+            now = self.placed.get(name)
+            assert now is None or now.epoch > place.epoch or not self.told.scheduler.requests[name].placement, name
+
+    def everything_ends(self):
         """With runners that behave from now on, everything that waits is placed and ends, or is refused."""
         for name in INSTANCES:
             self.incarnations[name] += 1
             self.books[name] = {}
             self.attached.add(name)
             self.carry_out_all(
-                self.told.attach(name, pages=PAGES[name], max_sequences=6, incarnation=str(self.incarnations[name]))
+                self.told.attach(
+                    name,
+                    pages=PAGES[name],
+                    max_sequences=6,
+                    adapter_slots=ADAPTER_SLOTS,
+                    incarnation=str(self.incarnations[name]),
+                )
             )
         for _ in range(2 * self.count + 10):
             for request in sorted(self.placed):
@@ -321,7 +425,7 @@ class World(RuleBasedStateMachine):
                 if place.incarnation == str(self.incarnations[place.instance]):
                     del self.placed[request]
                     self.answered.add(request)
-                    self.say(on.RequestFinished(RequestId(request), place.epoch))
+                    self.say(on.RequestFinished("g0", RequestId(request), place.epoch))
                 else:
                     self.lose(request, place.epoch)
             for name in INSTANCES:
@@ -337,4 +441,10 @@ class World(RuleBasedStateMachine):
 World.TestCase.settings = settings(
     max_examples=40, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
-TestWorld = World.TestCase
+
+
+class TestWorld(World.TestCase):
+    def runTest(self):
+        World.placed_with_an_adapter = 0
+        super().runTest()
+        assert World.placed_with_an_adapter, "no request for an adapter was placed: nothing was seen of adapters"

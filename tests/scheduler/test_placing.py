@@ -2,7 +2,7 @@
 
 import pytest
 
-from motet.fleet import Tier
+from motet.fleet import RequestClass, Tier
 from motet.model import Digest
 from motet_scheduler.policy import effects as do
 from motet_scheduler.policy import events as on
@@ -165,6 +165,62 @@ def test_nobody_is_passed_over_for_ever():
     assert [told.where(f"small{n}") for n in range(4)] == ["r0", "r0", "", ""]
 
 
+def test_many_batch_requests_that_wait_never_go_before_interactive_ones():
+    told = ready(max_passed_over=4)
+    told.attach(max_sequences=1)
+    told.enqueue("runs")
+    for n in range(30):
+        told.enqueue(f"batch{n}", request_class=RequestClass.BATCH)
+    placed = "runs"
+    for n in range(20):
+        told.enqueue(f"chat{n}", request_class=RequestClass.INTERACTIVE)
+        told.finish(placed)
+        (place,) = told.of(do.Place)
+        placed = place.request
+        assert placed == f"chat{n}"
+
+
+def test_while_a_large_batch_request_waits_for_room_interactive_ones_go_on():
+    told = ready(max_passed_over=2)
+    told.attach(pages=20, live=(entry("x", 10),))
+    told.enqueue("large", max_tokens=300, tenant="a", request_class=RequestClass.BATCH)
+    for n in range(3):
+        told.enqueue(f"small{n}", max_tokens=16, tenant=f"b{n}", request_class=RequestClass.BATCH)
+    assert [told.where(f"small{n}") for n in range(3)] == ["r0", "r0", ""], "the large one is overdue"
+    told.enqueue("chat", max_tokens=16, request_class=RequestClass.INTERACTIVE)
+    assert told.where("chat") == "r0"
+    assert told.where("small2") == ""
+
+
+@pytest.mark.parametrize("leaves", ["cancelled", "past its deadline", "its gateway is gone"])
+def test_when_one_that_everybody_was_held_back_for_leaves_the_others_go_at_once(leaves):
+    told = ready(max_passed_over=1)
+    told.attach(pages=20, live=(entry("x", 10),))
+    told.gateway("g1")
+    told.enqueue("large", max_tokens=300, tenant="a", gateway="g1", deadline=5.0)
+    told.enqueue("small0", max_tokens=16, tenant="b")
+    told.enqueue("small1", max_tokens=16, tenant="c")
+    assert told.where("small1") == ""
+    match leaves:
+        case "cancelled":
+            told.cancel("large", gateway="g1")
+        case "past its deadline":
+            told.wait(6)
+        case _:
+            told.tell(on.GatewayGone("g1"))
+    assert told.where("small1") == "r0"
+
+
+def test_what_stood_behind_a_cancelled_one_of_its_own_tenant_goes_at_once():
+    told = ready()
+    told.attach(pages=20, live=(entry("x", 10),))
+    told.enqueue("large", max_tokens=300, tenant="a")
+    told.enqueue("small", max_tokens=16, tenant="a")
+    assert told.where("small") == ""
+    told.cancel("large")
+    assert told.where("small") == "r0"
+
+
 def test_a_full_queue_refuses_the_next_with_the_time_to_come_back():
     told = ready(queue_limit=2)
     for name in "abc":
@@ -228,7 +284,7 @@ def test_positions_are_told_again_when_they_change():
 def test_a_draining_runner_gets_nothing_new():
     told = ready()
     told.attach()
-    told.tell(on.DrainAsked(told.scheduler.runners[Instance("r0")].identity, 10.0))
+    told.tell(on.DrainsDeclared((on.DrainAsked(told.scheduler.runners[Instance("r0")].identity, 10.0),)))
     told.enqueue("a")
     assert told.of(do.TellPosition)[0].why == "its runners are draining"
 
@@ -236,7 +292,7 @@ def test_a_draining_runner_gets_nothing_new():
 def test_an_empty_runner_is_drained_at_once():
     told = ready()
     told.attach()
-    told.tell(on.DrainAsked(told.scheduler.runners[Instance("r0")].identity, 10.0))
+    told.tell(on.DrainsDeclared((on.DrainAsked(told.scheduler.runners[Instance("r0")].identity, 10.0),)))
     assert told.of(do.TellDrained)
 
 
@@ -248,3 +304,15 @@ def test_the_supervisors_overcommit_factor_makes_room():
     assert told.where("b") == ""
     told.tell(on.OvercommitSet("default/demo", 1.5))
     assert told.where("b") == "r0"
+
+
+def test_what_only_a_runner_that_is_given_up_could_hold_is_refused_then():
+    told = ready(forget_runner=30.0)
+    told.attach("large", pages=100)
+    told.attach("small", pages=10)
+    told.detach("large")
+    told.enqueue("a", prompt_tokens=16 * 20)
+    assert not told.of(do.Refuse), "it may come back"
+    told.wait(31)
+    (refusal,) = told.of(do.Refuse)
+    assert refusal.failure.code == "context_length_exceeded"

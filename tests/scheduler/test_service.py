@@ -45,7 +45,7 @@ async def test_without_a_runner_the_deadline_refuses_with_its_reason(house):
 
 async def test_what_can_never_fit_is_refused_at_once(house):
     await house.runner("r0", lambda: FakeEngine(pages=4))
-    with pytest.raises(ContextLengthExceeded, match="lower max_tokens"):
+    with pytest.raises(ContextLengthExceeded, match="Shorten one of them"):
         await house.gateway.ask("a", max_tokens=200)
 
 
@@ -114,6 +114,33 @@ async def test_a_drained_runner_finishes_its_work_and_says_so(house):
     await answer
     drained = await until(lambda: house.operator.of("drained"))
     assert drained[0].runner.instance == "r0"
+
+
+async def test_a_drain_that_is_taken_back_lets_the_runner_work_again(house):
+    runner = await house.runner("r0")
+    house.operator.drain(runner.service.identity)
+    await until(lambda: runner.service.draining)
+    waiting = house.gateway.start("a", max_tokens=4)
+    await until(lambda: house.gateway.asked["a"].positions)
+    house.operator.take_back("r0")
+    assert len(await waiting) == 4
+    assert not runner.service.draining
+    assert house.gateway.declines == 0
+
+
+async def test_a_runner_that_drains_is_told_so_again_by_the_next_scheduler(house):
+    runner = await house.runner("r0", lambda: FakeEngine(step_seconds=0.005))
+    answer = house.gateway.start("a", max_tokens=200)
+    await until(lambda: house.gateway.asked["a"].tokens)
+    house.operator.drain(runner.service.identity, seconds=30)
+    await until(lambda: runner.service.draining)
+    await house.control.restart_scheduler()
+    await until(lambda: (one := house.control.scheduler.runners.get("r0")) is not None and one.asked is not None)
+    await until(lambda: runner.service.draining)
+    assert not house.operator.of("drained"), "it still has a request"
+    await answer
+    await until(lambda: house.operator.of("drained"))
+    assert house.gateway.asked["a"].moves == 0
 
 
 async def test_a_drain_that_takes_too_long_moves_what_is_left(house):

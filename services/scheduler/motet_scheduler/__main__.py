@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from prometheus_client import CollectorRegistry
 
 from motet.api.v1 import scheduler_pb2_grpc
-from motet.clock import every
 from motet.health import Health
 from motet.kube import KubeApi
 from motet.leadership import Candidacy, LocalLeadership
@@ -16,8 +15,9 @@ from motet.rpc import serving
 from motet.service import read, run, run_until
 from motet.settings import Addresses, LeaseSettings, ProcessSettings
 from motet.tasks import together
-from motet_scheduler import succession
+from motet_scheduler import leading, succession
 from motet_scheduler.catalog_file import CatalogFile
+from motet_scheduler.failures import Failures
 from motet_scheduler.front import Front
 from motet_scheduler.metrics import Metrics
 from motet_scheduler.service import SERVICE, SchedulerService
@@ -39,18 +39,22 @@ def main() -> None:
 
             async def lead() -> None:
                 await leadership.won()
-                service = SchedulerService(
-                    settings.policy(process.time_scale),
-                    leadership=leadership,
-                    metrics=metrics,
-                    supervisor_address=addresses.supervisor_address,
-                    catalog_file=CatalogFile(process.data_dir / "scheduler" / "catalog.json"),
-                )
-                front.open(service)
+
+                def begin(failures: Failures) -> SchedulerService:
+                    service = SchedulerService(
+                        settings.policy(process.time_scale),
+                        leadership=leadership,
+                        metrics=metrics,
+                        supervisor_address=addresses.supervisor_address,
+                        catalog_file=CatalogFile(process.data_dir / "scheduler" / "catalog.json"),
+                        known_failures=failures,
+                    )
+                    front.open(service)
+                    return service
+
                 tick = max(TICK_SECONDS * process.time_scale, SHORTEST_TICK)
                 await together(
-                    service.supervisor.run(),
-                    every(tick, service.tick, name="tick"),
+                    leading.lead(leadership, begin, tick_seconds=tick, time_scale=process.time_scale),
                     succession.tell(leadership.predecessor, leadership.term, time_scale=process.time_scale),
                 )
 

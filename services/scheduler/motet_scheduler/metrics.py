@@ -18,6 +18,11 @@ class Metrics:
         self.refusals = Counter("motet_refusals_total", "Requests refused, by code.", ["code"], registry=registry)
         self.losses = Counter("motet_lost_placements_total", "Placements that a gateway gave up.", registry=registry)
         self.declines = Counter("motet_declines_total", "Placements that a runner declined.", registry=registry)
+        self.failures = Counter(
+            "motet_scheduler_failures_total",
+            "Events on which deciding failed: each time the scheduler began anew.",
+            registry=registry,
+        )
         self.readmissions = Counter(
             "motet_readmissions_total", "Parked requests let back in by the ledger.", registry=registry
         )

@@ -1,5 +1,7 @@
 """The scheduler's three streams: messages in become events, effects become messages out. Decides nothing."""
 
+import asyncio
+import itertools
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -9,13 +11,16 @@ import structlog
 from motet.api.v1 import scheduler_pb2, scheduler_pb2_grpc, supervisor_pb2, supervisor_pb2_grpc
 from motet.api.v1.common_pb2 import Welcome
 from motet.clock import Clock, monotonic
-from motet.errors import InvalidRequest, NotFound
-from motet.fleet import RunnerIdentity
+from motet.errors import Internal, InvalidRequest, NotFound, Overloaded
+from motet.fleet import Failure, RunnerIdentity
 from motet.leadership import Leadership
 from motet.model import RequestId
-from motet.rpc import Link, Outbox, Sessions, converse
-from motet_scheduler import translate
+from motet.rpc import Link, Session, Sessions
+from motet.terms import check_term
+from motet_scheduler import failures, translate
 from motet_scheduler.catalog_file import CatalogFile
+from motet_scheduler.failures import Failures
+from motet_scheduler.greeted import Greeted
 from motet_scheduler.metrics import Metrics
 from motet_scheduler.policy import effects as do
 from motet_scheduler.policy import events as on
@@ -25,6 +30,14 @@ from motet_scheduler.policy.values import Instance, Policy
 log = structlog.get_logger(__name__)
 
 SERVICE = "motet.api.v1.Scheduler"
+
+FAILED = Internal("the scheduler failed on this request again and again; it is not placed")
+NOT_HEARD = Overloaded("the scheduler failed on this hello again and again; it is heard again in a minute")
+BEGINS_ANEW = Overloaded("the scheduler begins anew; connect again")
+
+
+class FailedToDecide(Exception):
+    """The state is not to be trusted any more: begin with an empty one."""
 
 
 class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
@@ -36,6 +49,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         metrics: Metrics,
         supervisor_address: str,
         catalog_file: CatalogFile,
+        known_failures: Failures | None = None,
         clock: Clock = monotonic,
     ) -> None:
         self.scheduler = Scheduler(policy, now=clock(), remembered=catalog_file.read())
@@ -44,13 +58,28 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self._file = catalog_file
         self._file_stale = False
         self._clock = clock
+        self._failures = known_failures or Failures()
+        self._failed = asyncio.Event()
         self._name = f"scheduler-{leadership.term}"
         self._catalog_revision = 0
-        self._greeted: set[str] = set()
-        self._gateways: Sessions[scheduler_pb2.ServeDown] = Sessions()
-        self._runners: Sessions[scheduler_pb2.AttachDown] = Sessions()
-        self._operators: Sessions[scheduler_pb2.SyncDown] = Sessions()
-        self._operator_count = 0
+        self._greeted = Greeted()
+        self._gateways: Sessions[str, scheduler_pb2.ServeUp, scheduler_pb2.ServeDown] = Sessions(
+            hello=lambda up: up.hello.gateway if up.HasField("hello") else None,
+            heard=self._hear_gateway,
+            closed=self._lose_gateway,
+        )
+        self._runners: Sessions[RunnerIdentity, scheduler_pb2.AttachUp, scheduler_pb2.AttachDown] = Sessions(
+            hello=lambda up: RunnerIdentity.from_proto(up.hello.identity) if up.HasField("hello") else None,
+            key=lambda identity: identity.instance,
+            heard=self._hear_runner,
+            closed=self._lose_runner,
+        )
+        self._operators: Sessions[int, scheduler_pb2.SyncUp, scheduler_pb2.SyncDown] = Sessions(
+            opened=self._meet_operator,
+            heard=self._hear_operator,
+            closed=lambda _: log.info("operator gone"),
+        )
+        self._operator_numbers = itertools.count(1)
         self._operator_term = 0
         self.supervisor: Link[supervisor_pb2.AdviseUp, supervisor_pb2.AdviseDown] = Link(
             "supervisor",
@@ -61,6 +90,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             opened=lambda: self._happened(on.SupervisorConnected()),
             closed=lambda _why: self._happened(on.SupervisorGone()),
         )
+        self._told_term = self.term
         metrics.term.set(self.term)
 
     @property
@@ -69,6 +99,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
 
     def tick(self) -> None:
         self._happened(on.Tick())
+        if self._failed.is_set():
+            return
         if self._file_stale:
             self._file_stale = not self._file.write(self.scheduler.remembered())
         self._metrics.observe(self.scheduler)
@@ -78,87 +110,18 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     async def Serve(  # type: ignore[override]  # noqa: N802 - gRPC's name; a plain coroutine writes by itself
         self, request_iterator: AsyncIterator[scheduler_pb2.ServeUp], context: Any
     ) -> None:
-        outbox: Outbox[scheduler_pb2.ServeDown] = Outbox()
-        gateway = ""
-
-        def receive(up: scheduler_pb2.ServeUp) -> None:
-            nonlocal gateway
-            if up.WhichOneof("message") == "hello":
-                gateway = up.hello.gateway
-                self._exceed(f"gateway {gateway}", up.hello.highest_term)
-                self._gateways.open(gateway, outbox)
-                outbox.put(scheduler_pb2.ServeDown(welcome=self._welcome()))
-                log.info("gateway connected", gateway=gateway, live=len(up.hello.live))
-                self._happened(translate.gateway_connected(up.hello))
-                return
-            _must_have_said_hello(gateway)
-            event = translate.serve_event(gateway, up)
-            if event is not None:
-                self._happened(event)
-
-        try:
-            await converse(context, request_iterator, outbox, receive)
-        finally:
-            if gateway and self._gateways.close(gateway, outbox):
-                log.info("gateway gone", gateway=gateway)
-                self._happened(on.GatewayGone(gateway))
+        await self._gateways.serve(request_iterator, context)
 
     async def Attach(  # type: ignore[override]  # noqa: N802 - gRPC's name; a plain coroutine writes by itself
         self, request_iterator: AsyncIterator[scheduler_pb2.AttachUp], context: Any
     ) -> None:
-        outbox: Outbox[scheduler_pb2.AttachDown] = Outbox()
-        identity = RunnerIdentity(instance="")
-
-        def receive(up: scheduler_pb2.AttachUp) -> None:
-            nonlocal identity
-            if up.WhichOneof("message") == "hello":
-                event = translate.runner_attached(up.hello)
-                identity = event.identity
-                self._exceed(f"runner {identity.instance} {identity.incarnation}", up.hello.highest_term)
-                self._runners.open(identity.instance, outbox)
-                outbox.put(scheduler_pb2.AttachDown(welcome=self._welcome()))
-                log.info("runner attached", runner=identity.instance, pool=identity.pool, live=len(event.live))
-                self._happened(event)
-                return
-            _must_have_said_hello(identity.instance)
-            news = translate.attach_event(identity, up)
-            if news is not None:
-                self._happened(news)
-
-        try:
-            await converse(context, request_iterator, outbox, receive)
-        finally:
-            if identity.instance and self._runners.close(identity.instance, outbox):
-                log.info("runner gone", runner=identity.instance, pool=identity.pool)
-                self._happened(on.RunnerDetached(Instance(identity.instance), identity.incarnation))
+        await self._runners.serve(request_iterator, context)
 
     async def Sync(  # type: ignore[override]  # noqa: N802 - gRPC's name; a plain coroutine writes by itself
         self, request_iterator: AsyncIterator[scheduler_pb2.SyncUp], context: Any
     ) -> None:
-        outbox: Outbox[scheduler_pb2.SyncDown] = Outbox()
-        self._operator_count += 1
-        name = str(self._operator_count)
-
-        def receive(up: scheduler_pb2.SyncUp) -> None:
-            if up.term < self._operator_term:
-                log.warning("an operator of a past term is not heard", term=up.term, highest=self._operator_term)
-                outranked = scheduler_pb2.Outranked(term=self._operator_term)
-                outbox.put(scheduler_pb2.SyncDown(outranked=outranked))
-                return
-            self._operator_term = up.term
-            event = translate.sync_event(up)
-            if event is not None:
-                self._happened(event)
-
-        self._operators.open(name, outbox)
-        outbox.put(scheduler_pb2.SyncDown(welcome=self._welcome()))
-        log.info("operator connected")
-        self._happened(on.OperatorConnected())
-        try:
-            await converse(context, request_iterator, outbox, receive)
-        finally:
-            self._operators.close(name, outbox)
-            log.info("operator gone")
+        # An operator says nothing until it has read its manifests, and has no hello.
+        await self._operators.serve(request_iterator, context, peer=next(self._operator_numbers))
 
     async def Explain(  # noqa: N802
         self, request: scheduler_pb2.ExplainRequest, context: Any
@@ -179,16 +142,117 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     async def Succeed(  # noqa: N802
         self,
         request: scheduler_pb2.SucceedRequest,
-        context: Any,  # noqa: ARG002
+        context: Any,
     ) -> scheduler_pb2.SucceedResponse:
+        try:
+            check_term(request.term, self.term, "a scheduler")
+        except InvalidRequest as error:
+            await context.abort(error.row.grpc, error.message)
         self._leadership.yield_to(request.term)
         return scheduler_pb2.SucceedResponse()
+
+    # -------------------------------------------------------------------------------------------------------- hearing
+
+    def _hear_gateway(self, session: Session[str, scheduler_pb2.ServeDown], up: scheduler_pb2.ServeUp) -> None:
+        self._check_not_failed()
+        gateway = session.peer
+        if up.HasField("hello"):
+            if not self._exceed(f"gateway {gateway}", up.hello.highest_term):
+                session.send(scheduler_pb2.ServeDown(welcome=self._welcome()))
+            log.info("gateway connected", gateway=gateway, live=len(up.hello.live))
+            self._happened(translate.gateway_connected(up.hello))
+        elif (event := translate.serve_event(gateway, up)) is not None:
+            self._happened(event)
+
+    def _lose_gateway(self, session: Session[str, scheduler_pb2.ServeDown]) -> None:
+        log.info("gateway gone", gateway=session.peer)
+        self._happened(on.GatewayGone(session.peer))
+
+    def _hear_runner(
+        self, session: Session[RunnerIdentity, scheduler_pb2.AttachDown], up: scheduler_pb2.AttachUp
+    ) -> None:
+        self._check_not_failed()
+        identity = session.peer
+        if up.HasField("hello"):
+            if not self._exceed(f"runner {identity.instance} {identity.incarnation}", up.hello.highest_term):
+                session.send(scheduler_pb2.AttachDown(welcome=self._welcome()))
+            log.info("runner attached", runner=identity.instance, pool=identity.pool, live=len(up.hello.live))
+            self._happened(translate.runner_attached(up.hello))
+        elif (event := translate.attach_event(identity, up)) is not None:
+            self._happened(event)
+
+    def _lose_runner(self, session: Session[RunnerIdentity, scheduler_pb2.AttachDown]) -> None:
+        identity = session.peer
+        log.info("runner gone", runner=identity.instance, pool=identity.pool)
+        self._happened(on.RunnerDetached(Instance(identity.instance), identity.incarnation))
+
+    def _meet_operator(self, session: Session[int, scheduler_pb2.SyncDown]) -> None:
+        self._check_not_failed()
+        session.send(scheduler_pb2.SyncDown(welcome=self._welcome()))
+        log.info("operator connected")
+        self._happened(on.OperatorConnected())
+
+    def _hear_operator(self, session: Session[int, scheduler_pb2.SyncDown], up: scheduler_pb2.SyncUp) -> None:
+        self._check_not_failed()
+        if up.term < self._operator_term:
+            log.warning("an operator of a past term is not heard", term=up.term, highest=self._operator_term)
+            session.send(scheduler_pb2.SyncDown(outranked=scheduler_pb2.Outranked(term=self._operator_term)))
+            return
+        check_term(up.term, self._operator_term, "an operator")
+        self._operator_term = up.term
+        if (event := translate.sync_event(up)) is not None:
+            self._happened(event)
+
+    def _hear_advice(self, down: supervisor_pb2.AdviseDown) -> None:
+        for event in translate.advice(down):
+            self._happened(event)
 
     # ------------------------------------------------------------------------------------------------------- deciding
 
     def _happened(self, event: on.Event) -> None:
+        if self._failed.is_set():
+            return
+        now = self._clock()
+        if self._failures.turns_away(event, now):
+            self._turn_away(event)
+            return
+        try:
+            self._decide(event, now)
+        except Exception:
+            self._failures.failed(event, now)
+            self._metrics.failures.inc()
+            log.exception("could not decide what follows from an event", event_=failures.shown(event))
+            self._failed.set()
+            # Whatever was to be said is lost: all who come back tell, and are told, everything again.
+            for sessions in (self._gateways, self._runners, self._operators):
+                sessions.end_all()
+
+    def _turn_away(self, event: on.Event) -> None:
+        """Others are served meanwhile; whoever waits for an answer gets one."""
+        log.error("not heard, since deciding on it failed again and again", event_=failures.shown(event))
+        match event:
+            case on.Enqueued() | on.RequestLost():
+                self._refuse(do.Refuse(event.gateway, event.request, event.epoch, Failure.of(FAILED)))
+            case on.GatewayConnected() | on.RunnerAttached():
+                raise NOT_HEARD
+
+    async def until_it_fails(self) -> None:
+        """Raises FailedToDecide; ends in no other way but by cancellation."""
+        await self._failed.wait()
+        raise FailedToDecide
+
+    @property
+    def has_failed_enough(self) -> bool:
+        return self._failures.enough(self._clock())
+
+    def _check_not_failed(self) -> None:
+        """Of a stream that opened before, and had no session yet when all sessions ended."""
+        if self._failed.is_set():
+            raise BEGINS_ANEW
+
+    def _decide(self, event: on.Event, now: float) -> None:
         started = time.perf_counter()
-        effects = self.scheduler.handle(event, self._clock())
+        effects = self.scheduler.handle(event, now)
         self._metrics.decision_seconds.observe(time.perf_counter() - started)
         if isinstance(event, on.RequestLost):
             self._metrics.losses.inc()
@@ -200,25 +264,36 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         for effect in effects:
             _CARRY_OUT[type(effect)](self, effect)
 
-    def _hear_advice(self, down: supervisor_pb2.AdviseDown) -> None:
-        for event in translate.advice(down):
-            self._happened(event)
-
     def _welcome(self) -> Welcome:
         return Welcome(term=self.term, scheduler=self._name)
 
-    def _exceed(self, peer: str, seen: int) -> None:
-        """Lead in a term above any that somebody has seen, unless it was ours that they saw."""
-        known = peer in self._greeted
-        self._greeted.add(peer)
+    def _exceed(self, peer: str, seen: int) -> bool:
+        """Lead in a term above any that somebody has seen, unless it was ours that they saw.
+
+        Whether it had to: then all who are connected have been welcomed anew. A peer cannot be served before that: it
+        would ignore all that we say in the lower term. So it is sent away, and comes again.
+        """
+        check_term(seen, self.term, peer)
+        known = self._greeted.greet(peer)
         if seen < self.term or (seen == self.term and known):
+            return False
+        log.warning("a peer has seen a later term", peer=peer, seen=seen, term=self.term)
+        self._leadership.exceed(seen, self._tell_term)
+        if self.term <= seen:
+            raise Overloaded(f"this scheduler leads in term {self.term}, below {seen}, until its Lease says more")
+        return True
+
+    def _tell_term(self) -> None:
+        if self._told_term == self.term:
             return
-        term = self._leadership.exceed(seen)
-        self._metrics.term.set(term)
-        log.warning("a peer has seen a later term; leading in a new one", peer=peer, seen=seen, term=term)
+        self._told_term = self.term
+        self._metrics.term.set(self.term)
+        log.warning("leading in a new term", term=self.term)
         self._gateways.broadcast(scheduler_pb2.ServeDown(welcome=self._welcome()))
         self._runners.broadcast(scheduler_pb2.AttachDown(welcome=self._welcome()))
         self._operators.broadcast(scheduler_pb2.SyncDown(welcome=self._welcome()))
+        self.supervisor.send(supervisor_pb2.AdviseUp(raised=supervisor_pb2.TermRaised(term=self.term)))
+        self._happened(on.TermRaised())
 
     # --------------------------------------------------------------------------------------------------- carrying out
 
@@ -252,7 +327,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             code=effect.failure.code,
             why=effect.failure.message,
         )
-        self._gateways.send(effect.gateway, translate.refuse(effect))
+        self._gateways.send(effect.gateway, translate.refuse(effect, self.term))
 
     def _tell_position(self, effect: do.TellPosition) -> None:
         self._gateways.send(effect.gateway, translate.position(effect))
@@ -279,11 +354,6 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self._file_stale = True
 
 
-def _must_have_said_hello(name: str) -> None:
-    if not name:
-        raise InvalidRequest("the first message of a stream must be its hello, with a name in it")
-
-
 _CARRY_OUT: dict[type, Callable[[SchedulerService, Any], None]] = {
     do.Place: SchedulerService._place,
     do.Refuse: SchedulerService._refuse,
@@ -294,6 +364,7 @@ _CARRY_OUT: dict[type, Callable[[SchedulerService, Any], None]] = {
     do.Drop: SchedulerService._order_runner,
     do.CancelAtRunner: SchedulerService._order_runner,
     do.DrainRunner: SchedulerService._order_runner,
+    do.TakeWork: SchedulerService._order_runner,
     do.TellAdapter: SchedulerService._tell_operators,
     do.TellRunner: SchedulerService._tell_operators,
     do.TellDesired: SchedulerService._tell_operators,

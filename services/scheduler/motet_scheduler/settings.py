@@ -16,8 +16,9 @@ class Settings(BaseSettings):
     would wait for minutes is better told to come back."""
 
     max_passed_over: int = Field(64, ge=1)
-    """How many younger requests may go before one that does not fit yet. Then nothing else is placed until it has
-    gone. Small values waste room, large ones let long requests wait."""
+    """How many younger or less urgent requests may go before one that does not fit yet. Then nothing of its class, and
+    nothing less urgent, is placed until it has gone; more urgent requests are. Small values waste room, large ones let
+    long requests wait."""
 
     tenants_examined: int = Field(32, ge=1)
     """When the oldest request does not fit, how many other tenants' oldest ones are tried, per class. Bounds the work
@@ -29,6 +30,11 @@ class Settings(BaseSettings):
 
     unsubmitted_seconds: float = Field(2.0, gt=0)
     """A placement that its runner does not list is given up after two reports and this long: it never arrived."""
+
+    placed_seconds: float = Field(10.0, gt=0)
+    """A placement that its runner's reports do not list for so long, and of which its gateway says nothing, is taken
+    back, and the request is placed again. Longer than a gateway's `connect_seconds` and a few reports, so that whoever
+    knows better has spoken by then."""
 
     avoid_seconds: float = Field(0.1, gt=0)
     """How long a runner that declined or lost a request is not asked again by it. Doubles each time, up to twenty times
@@ -59,7 +65,7 @@ class Settings(BaseSettings):
     """A pool is advised to double at most once in so long."""
 
     timelines: int = Field(2_000, ge=1)
-    """How many requests' timelines are kept for `Explain`."""
+    """How many ended requests' timelines are kept for `Explain`, besides those of all that wait or run."""
 
     def policy(self, time_scale: float) -> Policy:
         return Policy(
@@ -68,6 +74,7 @@ class Settings(BaseSettings):
             tenants_examined=self.tenants_examined,
             settle=self.settle_seconds * time_scale,
             unsubmitted=self.unsubmitted_seconds * time_scale,
+            placed_patience=self.placed_seconds * time_scale,
             avoid=self.avoid_seconds * time_scale,
             avoid_longest=20 * self.avoid_seconds * time_scale,
             forget_runner=self.forget_runner_seconds * time_scale,

@@ -5,6 +5,7 @@ from typing import cast
 from motet.api.v1 import common_pb2, scheduler_pb2, supervisor_pb2
 from motet.fleet import Capacity, Failure, RequestClass, RunnerIdentity, read_book, read_residents
 from motet.model import Digest, RequestId, Tenant
+from motet.terms import check_epoch
 from motet_scheduler.policy import effects as do
 from motet_scheduler.policy import events as on
 from motet_scheduler.policy.values import (
@@ -77,6 +78,7 @@ def _read_certificate(it: scheduler_pb2.Certificate) -> Certificate:
         method=it.method,
         max_delta_to_base=it.max_delta_to_base,
         max_delta_to_reference=it.max_delta_to_reference,
+        checker=it.checker,
     )
 
 
@@ -93,6 +95,7 @@ def _write_certificate(it: Certificate) -> scheduler_pb2.Certificate:
         method=it.method,
         max_delta_to_base=it.max_delta_to_base,
         max_delta_to_reference=it.max_delta_to_reference,
+        checker=it.checker,
     )
 
 
@@ -109,7 +112,7 @@ def gateway_connected(hello: scheduler_pb2.GatewayHello) -> on.GatewayConnected:
         tuple(
             on.LiveRequest(
                 request=RequestId(live.request),
-                epoch=live.epoch,
+                epoch=check_epoch(live.epoch, live.request),
                 instance=Instance(live.instance),
                 incarnation=live.incarnation,
                 promise=read_promise(live.promise),
@@ -144,18 +147,18 @@ def serve_event(gateway: str, up: scheduler_pb2.ServeUp) -> on.Event | None:
                 prompt_tokens=it.prompt_tokens,
                 max_tokens=it.max_tokens,
                 delivered=it.delivered_tokens,
-                epoch=it.epoch,
+                epoch=check_epoch(it.epoch, it.request),
                 estimate=_read_estimate(it.estimate),
                 deadline=it.deadline_seconds,
                 age=it.age_seconds,
                 avoid=tuple(it.avoid),
             )
         case "cancel":
-            return on.CancelAsked(RequestId(up.cancel.request))
+            return on.CancelAsked(gateway, RequestId(up.cancel.request))
         case "finished":
             done = up.finished
-            reason = _FINISHES.get(done.reason, "")
-            return on.RequestFinished(RequestId(done.request), done.epoch, done.output_tokens, reason)
+            reason = _FINISHES.get(done.reason, "for a reason of a newer gateway")
+            return on.RequestFinished(gateway, RequestId(done.request), done.epoch, done.output_tokens, reason)
         case "lost":
             lost = up.lost
             return on.RequestLost(gateway, RequestId(lost.request), lost.epoch, lost.why, lost.delivered_tokens)
@@ -176,13 +179,16 @@ def place(effect: do.Place, term: int) -> scheduler_pb2.ServeDown:
         promise=write_promise(effect.promise),
     )
     if effect.moved_because:
-        return scheduler_pb2.ServeDown(moved=scheduler_pb2.Moved(placement=placed, reason=effect.moved_because))
+        moved = scheduler_pb2.Moved(placement=placed, reason=effect.moved_because, engine_hung=effect.engine_hung)
+        return scheduler_pb2.ServeDown(moved=moved)
     return scheduler_pb2.ServeDown(placed=placed)
 
 
-def refuse(effect: do.Refuse) -> scheduler_pb2.ServeDown:
+def refuse(effect: do.Refuse, term: int) -> scheduler_pb2.ServeDown:
     return scheduler_pb2.ServeDown(
-        refused=scheduler_pb2.Refused(request=effect.request, failure=effect.failure.to_proto())
+        refused=scheduler_pb2.Refused(
+            request=effect.request, failure=effect.failure.to_proto(), term=term, epoch=effect.epoch
+        )
     )
 
 
@@ -266,19 +272,19 @@ def attach_event(identity: RunnerIdentity, up: scheduler_pb2.AttachUp) -> on.Eve
             no = up.declined
             return on.RunnerDeclined(instance, RequestId(no.request), no.epoch, Failure.from_proto(no.failure))
         case "draining":
-            return on.DrainAsked(identity, up.draining.deadline_seconds)
+            return on.RunnerEnding(instance, identity.incarnation, max(0.0, up.draining.deadline_seconds))
         case "adapter":
             state = up.adapter
             return on.AdapterStateChanged(
                 instance=instance,
                 ref=_read_ref(state.ref),
                 digest=Digest(state.digest),
-                stage=Stage(state.stage),
+                stage=Stage.from_proto(state.stage),
                 certificate=_read_certificate(state.certificate) if state.HasField("certificate") else None,
                 failure=Failure.from_proto(state.failure) if state.HasField("failure") else None,
                 bytes=state.bytes,
                 progress=state.progress,
-                answers=Stage(state.answers),
+                answers=Stage.from_proto(state.answers),
             )
         case _:
             return None
@@ -307,6 +313,8 @@ def runner_order(effect: do.RunnerEffect, term: int) -> scheduler_pb2.AttachDown
                     revision=effect.source_revision,
                     credentials=effect.credentials,
                     max_bytes=effect.max_bytes,
+                    volume=effect.volume,
+                    folder=effect.folder,
                 )
             )
         case do.Drop():
@@ -321,6 +329,8 @@ def runner_order(effect: do.RunnerEffect, term: int) -> scheduler_pb2.AttachDown
             )
         case do.DrainRunner():
             return scheduler_pb2.AttachDown(drain=scheduler_pb2.Drain(term=term, deadline_seconds=effect.deadline))
+        case do.TakeWork():
+            return scheduler_pb2.AttachDown(take_work=scheduler_pb2.TakeWork(term=term))
 
 
 # ------------------------------------------------------------------------------------------------------------ operator
@@ -352,8 +362,10 @@ def _read_adapter(it: scheduler_pb2.AdapterEntry) -> AdapterSpec:
             expected_digest=it.expected_digest,
             content_stamp=it.content_stamp,
             credentials=it.credentials,
+            volume=it.volume,
+            folder=it.folder,
         ),
-        max_class=RequestClass(it.max_class) if it.max_class else RequestClass.INTERACTIVE,
+        max_class=RequestClass.from_proto(it.max_class) if it.max_class else RequestClass.INTERACTIVE,
         min_replicas=it.min_replicas,
         max_replicas=it.max_replicas,
         max_bytes=it.max_bytes,
@@ -376,8 +388,14 @@ def sync_event(up: scheduler_pb2.SyncUp) -> on.Event | None:
                 tuple(delta.removed_pools),
                 tuple(_read_ref(ref) for ref in delta.removed_adapters),
             )
-        case "drain":
-            return on.DrainAsked(RunnerIdentity.from_proto(up.drain.runner), up.drain.deadline_seconds)
+        case "drains":
+            return on.DrainsDeclared(
+                tuple(
+                    on.DrainAsked(RunnerIdentity.from_proto(one.runner), max(0.0, one.deadline_seconds))
+                    for one in up.drains.runners
+                ),
+                up.drains.revision,
+            )
         case _:
             return None
 
@@ -426,7 +444,9 @@ def operator_word(effect: do.OperatorEffect) -> scheduler_pb2.SyncDown:
                 )
             )
         case do.TellDrained():
-            return scheduler_pb2.SyncDown(drained=scheduler_pb2.Drained(runner=effect.runner.to_proto()))
+            return scheduler_pb2.SyncDown(
+                drained=scheduler_pb2.Drained(runner=effect.runner.to_proto(), drains_revision=effect.revision)
+            )
 
 
 # ---------------------------------------------------------------------------------------------------------- supervisor

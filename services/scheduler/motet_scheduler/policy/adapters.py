@@ -98,10 +98,9 @@ class Adapters:
     def state(self, specs: Iterable[AdapterSpec]) -> bool:
         """Take the whole list of adapters; True when something differs."""
         wanted = {spec.ref.object: spec for spec in specs}
-        self._serving = None
         before = {name: adapter.spec for name, adapter in self.by_name.items()}
-        for name in before.keys() - wanted.keys():
-            self._retire(self.by_name.pop(name))
+        # A list, not a set: whatever its order decides must be the same in every process.
+        gone = [self.by_name.pop(name) for name in before if name not in wanted]
         for name, spec in wanted.items():
             adapter = self.by_name.get(name)
             if adapter is None:
@@ -111,6 +110,10 @@ class Adapters:
                 # The old failure was about other bytes, or about another bound.
                 adapter.failure = adapter.failed = adapter.retry_at = None
             adapter.spec = spec
+        self._serving = None
+        # Only now: whether another name serves the same bytes is known once all names are as they should be.
+        for adapter in gone:
+            self._retire(adapter)
         return before != wanted
 
     def restore(self, spec: AdapterSpec, serving: Revision | None) -> None:
@@ -164,6 +167,8 @@ class Adapters:
                 source=spec.revision.source,
                 source_revision=spec.revision.source_revision,
                 credentials=spec.revision.credentials,
+                volume=spec.revision.volume,
+                folder=spec.revision.folder,
                 max_bytes=spec.max_bytes,
                 expected_digest=spec.revision.expected_digest,
                 stage=Stage.CERTIFIED,
@@ -236,11 +241,13 @@ class Adapters:
     # ------------------------------------------------------------------------------------------------------- telling
 
     def report(self, adapter: Adapter, runners: Collection[Runner]) -> TellAdapter:
+        """A runner that is away counts until it is forgotten: it holds what it held, and its stream broke, as a rule,
+        for a moment. Each word to and fro would be a write for each of its adapters."""
         digest = adapter.serving.digest if adapter.serving is not None else None
         places = tuple(
             (runner.instance, runner.resident[digest].tier, digest)
             for runner in sorted(runners, key=lambda r: r.instance)
-            if digest is not None and runner.attached and digest in runner.resident
+            if digest is not None and digest in runner.resident
         )
         return TellAdapter(
             ref=adapter.spec.ref,
@@ -302,6 +309,8 @@ def ensure(runner: Runner, digest: Digest, source: Source) -> Ensure:
         source=source.key.source,
         source_revision=source.key.source_revision,
         credentials=source.key.credentials,
+        volume=source.key.volume,
+        folder=source.key.folder,
         max_bytes=source.max_bytes,
         expected_digest=digest,
         stage=Stage.DEVICE,

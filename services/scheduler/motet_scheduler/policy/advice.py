@@ -64,7 +64,7 @@ class Advice:
         if runner is None:
             return
         runner.condemned = event.why
-        runner.hung = event.hung
+        runner.hung = runner.hung or event.hung  # falling silent after it does not end a hang
         self._state.catalog_changed = True
         self._state.do(report_of(runner))
         if event.hung:

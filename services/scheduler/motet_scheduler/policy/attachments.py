@@ -1,26 +1,28 @@
-"""What runners say, and what is asked of one as a whole: it comes, reports, declines, drains, and goes."""
+"""What runners say, and what is asked of one as a whole: it comes, reports, declines, and goes."""
 
 from collections.abc import Iterable
 
 from motet.errors import TABLE, AdapterError, InvalidRequest
-from motet.fleet import BookEntry, Failure, Resident, Tier
+from motet.fleet import BookEntry, Failure, Resident, SequenceState, Tier
 from motet_scheduler.policy import effects as do
 from motet_scheduler.policy import events as on
 from motet_scheduler.policy.books import reconcile
+from motet_scheduler.policy.drains import Drains
 from motet_scheduler.policy.lives import Lives
 from motet_scheduler.policy.offering import Offering
 from motet_scheduler.policy.room import room_at
-from motet_scheduler.policy.runners import Drain, Runner
+from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.state import State
 from motet_scheduler.policy.telling import report_of
 from motet_scheduler.policy.values import Instance
 
 
 class Attachments:
-    def __init__(self, state: State, lives: Lives, offering: Offering) -> None:
+    def __init__(self, state: State, lives: Lives, offering: Offering, drains: Drains) -> None:
         self._state = state
         self._lives = lives
         self._offering = offering
+        self._drains = drains
         self._overcommit: dict[str, float] = {}
         """The supervisor's factor for each pool."""
 
@@ -31,6 +33,7 @@ class Attachments:
             # A runner begins with the factor 1 and hears of another from the supervisor, as we do.
             overcommit = self._overcommit.get(event.identity.pool, 1.0) if self._state.supervised else 1.0
             if runner is not None:
+                self._lives.runner_is_gone(runner)
                 self._state.by_group[runner.group].remove(runner)
             # One object for all that are alike: what a request needs of them is then computed once.
             alike = (one.capacity for one in self._state.runners.values() if one.capacity == event.capacity)
@@ -41,14 +44,15 @@ class Attachments:
         runner.identity, runner.address, runner.base = event.identity, event.address, event.base
         runner.attached = True
         runner.heard_at = self._state.now
-        runner.condemned = ""
+        if not runner.hung:
+            runner.condemned = ""
         self._offering.apply_pool(runner)
         self._state.bases[runner.group] = (event.base, event.capacity.max_model_length)
         self._state.settling.came(instance)
-        if runner.drain is not None:
-            self._state.do(do.DrainRunner(instance, max(0.0, runner.drain.deadline_at - self._state.now)))
+        self._drains.attached(runner)
         self._hear_book(runner, event.live)
         self._hear_residents(runner, event.resident)
+        self._offering.tell_adapters()  # also what the process before this one held
         self._state.catalog_changed = True
         self._state.do(report_of(runner))
         self._offering.look_after_adapters()
@@ -62,7 +66,6 @@ class Attachments:
         runner.ordered.clear()
         self._state.catalog_changed = True
         self._state.do(report_of(runner))
-        self._offering.tell_adapters()
 
     def reported(self, event: on.RunnerReported) -> None:
         runner = self._state.current(event.instance, event.incarnation)
@@ -70,9 +73,11 @@ class Attachments:
             return
         runner.heard_at = self._state.now
         runner.pages_free, runner.running, runner.waiting = event.pages_free, event.running, event.waiting
-        moves = runner.steps is not None and event.steps > runner.steps
-        if runner.condemned and (not runner.hung or moves or not event.live):
-            runner.condemned = ""  # it speaks and moves again
+        # Speaking is not enough: after a silence, too, an engine with work must take a step.
+        moves = event.steps > runner.steps if runner.steps is not None else not runner.hung
+        idle = all(entry.state in (SequenceState.PARKED, SequenceState.LOADING) for entry in event.live)
+        if runner.condemned and (moves or idle):
+            runner.condemned, runner.hung = "", False
             self._state.catalog_changed = True
         runner.steps = event.steps
         self._hear_book(runner, event.live)
@@ -87,6 +92,7 @@ class Attachments:
             requests=self._state.requests,
             gateways=self._state.gateways,
             ended=self._lives.ended,
+            unlisted=self._lives.unlisted,
             policy=self._state.policy,
             now=self._state.now,
         )
@@ -111,7 +117,7 @@ class Attachments:
 
     def declined(self, event: on.RunnerDeclined) -> None:
         request = self._state.requests.get(event.request)
-        if request is None or request.epoch != event.epoch:
+        if request is None or event.epoch != (request.placement.epoch if request.placement else request.epoch):
             return
         self._state.note(request.id, "declined", f"{event.instance}: {event.failure.message}")
         self._lives.avoid(request, event.instance)
@@ -120,6 +126,7 @@ class Attachments:
         if request.placement is not None:
             # The room is free again; the gateway, told by the runner too, says how far the request has come.
             self._lives.strike(request)
+            self._lives.unlisted[request.id, event.epoch] = self._state.now
         elif request.fatal is not None:
             self._lives.refuse(request, event.failure)
 
@@ -133,17 +140,6 @@ class Attachments:
             self._offering.tell_adapters()
         self._offering.look_after_adapters()
 
-    def drain_asked(self, event: on.DrainAsked) -> None:
-        runner = self._state.runners.get(Instance(event.runner.instance))
-        stale = runner is not None and event.runner.incarnation not in ("", runner.identity.incarnation)
-        if runner is None or stale or not runner.attached:
-            self._state.do(do.TellDrained(event.runner))
-            return
-        if runner.drain is None:
-            runner.drain = Drain(self._state.now + event.deadline)
-        self._state.do(do.DrainRunner(runner.instance, event.deadline))
-        self._end_drain_of(runner)
-
     def overcommit_set(self, event: on.OvercommitSet) -> None:
         self._overcommit[event.pool] = event.factor
         for runner in self._state.runners.values():
@@ -153,23 +149,17 @@ class Attachments:
 
     def tick(self) -> None:
         for runner in list(self._state.runners.values()):
-            if runner.drain is not None and self._state.now >= runner.drain.deadline_at:
-                self._lives.move_everything(runner, "its runner is being stopped")
-            self._end_drain_of(runner)
             if not runner.attached and self._state.now - runner.detached_at > self._state.policy.forget_runner:
                 self._forget(runner)
 
-    def _end_drain_of(self, runner: Runner) -> None:
-        if runner.drain is not None and not runner.drain.done and (runner.empty or not runner.attached):
-            runner.drain.done = True
-            self._state.do(do.TellDrained(runner.identity))
-
     def _forget(self, runner: Runner) -> None:
+        self._lives.runner_is_gone(runner)
         del self._state.runners[runner.instance]
         self._state.by_group[runner.group].remove(runner)
-        self._state.queue(runner.group).stuck = False
+        self._state.queue(runner.group).look_everywhere()
         self._state.catalog_changed = True
         self._state.do(do.Remember())
+        self._offering.tell_adapters()
 
 
 def _is_final(failure: Failure) -> bool:

@@ -4,7 +4,8 @@
 |---------------|----------------------|-----------------------------------------------------------------------|
 | yes           | yes                  | the runner's promise stands                                           |
 | yes           | parked               | struck; it waits for its turn to come back                            |
-| yes           | no                   | struck after two reports and `unsubmitted` seconds: it never came     |
+| yes           | no                   | struck after two reports and `unsubmitted` seconds: it never came, or |
+|               |                      | has ended; when its gateway does not say which, it is taken back      |
 | no            | yes                  | adopted, unless we heard of its end a moment ago                      |
 | another epoch | yes                  | adopted, for it takes room, and cancelled, for it has been superseded |
 """
@@ -29,6 +30,7 @@ def reconcile(
     requests: Mapping[RequestId, Request],
     gateways: frozenset[str] | set[str],
     ended: Mapping[Key, float],
+    unlisted: dict[Key, float],
     policy: Policy,
     now: float,
 ) -> list[Effect]:
@@ -40,6 +42,7 @@ def reconcile(
         if key in ended:
             continue
         listed.add(key)
+        unlisted.pop(key, None)
         request = requests.get(entry.request)
         if entry.parked:
             if _stays_parked(runner, key, now, policy):
@@ -57,9 +60,16 @@ def reconcile(
             line.missed += 1
             if line.missed >= REPORTS_BEFORE_RELEASE and now - line.since > policy.unsubmitted:
                 runner.strike(key)
-    for name in runner.parked.keys() - parked:
-        del runner.parked[name]
+                _missing(key, requests, unlisted, now)
+    for name in [name for name in runner.parked if name not in parked]:
+        _missing((name, runner.parked.pop(name).epoch), requests, unlisted, now)
     return effects
+
+
+def _missing(key: Key, requests: Mapping[RequestId, Request], unlisted: dict[Key, float], now: float) -> None:
+    request = requests.get(key[0])
+    if request is not None and request.placement is not None and request.placement.epoch == key[1]:
+        unlisted.setdefault(key, now)
 
 
 def _stays_parked(runner: Runner, key: Key, now: float, policy: Policy) -> bool:

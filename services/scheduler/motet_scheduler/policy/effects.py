@@ -29,12 +29,16 @@ class Place:
     promise: Promise
     moved_because: str = ""
     """Set when the request runs elsewhere and goes on here (PU-17)."""
+    engine_hung: bool = False
+    """There, the engine stands still: this request may be why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
     gateway: str
     request: RequestId
+    epoch: int
+    """The last under which it was placed: a gateway that runs it under this one, or an earlier one, gives it up."""
     failure: Failure
     tenant: Tenant = NOBODY
 
@@ -77,6 +81,8 @@ class Ensure:
     source_revision: str = ""
     credentials: str = ""
     max_bytes: int = 0
+    volume: str = ""
+    folder: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +104,13 @@ class CancelAtRunner:
 class DrainRunner:
     instance: Instance
     deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class TakeWork:
+    """The operator does not, or no longer, want it empty."""
+
+    instance: Instance
 
 
 # ------------------------------------------------------------------------------------------------- to operators, people
@@ -138,6 +151,8 @@ class TellDesired:
 @dataclass(frozen=True, slots=True)
 class TellDrained:
     runner: RunnerIdentity
+    revision: int
+    """Of the set that it is in."""
 
 
 # ------------------------------------------------------------------------------------------- to the supervisor, to disk
@@ -159,6 +174,6 @@ class Remember:
 
 
 GatewayEffect = Place | Refuse | TellPosition | Publish
-RunnerEffect = Expect | Ensure | Drop | CancelAtRunner | DrainRunner
+RunnerEffect = Expect | Ensure | Drop | CancelAtRunner | DrainRunner | TakeWork
 OperatorEffect = TellAdapter | TellRunner | TellDesired | TellDrained
 Effect = GatewayEffect | RunnerEffect | OperatorEffect | Readmit | Remember

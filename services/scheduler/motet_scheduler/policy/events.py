@@ -75,11 +75,13 @@ class GatewayGone:
 class CancelAsked:
     """The client of a request that waits went away."""
 
+    gateway: str
     request: RequestId
 
 
 @dataclass(frozen=True, slots=True)
 class RequestFinished:
+    gateway: str
     request: RequestId
     epoch: int
     output_tokens: int = 0
@@ -142,6 +144,21 @@ class RunnerDeclined:
     failure: Failure
 
 
+@dataclass(frozen=True, slots=True)
+class RunnerEnding:
+    """Its process has been told to end: it takes nothing new, and hands on at the deadline what is left."""
+
+    instance: Instance
+    incarnation: str
+    deadline: float
+    """Seconds from now."""
+
+
+@dataclass(frozen=True, slots=True)
+class TermRaised:
+    """The scheduler leads in a later term on the streams that it has: runners have been welcomed again."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterStateChanged:
     instance: Instance
@@ -186,6 +203,15 @@ class CatalogAmended:
 class DrainAsked:
     runner: RunnerIdentity
     deadline: float
+    """Seconds from now."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrainsDeclared:
+    """All runners that the operator wants empty; whoever is not among them takes work."""
+
+    drains: tuple[DrainAsked, ...] = ()
+    revision: int = 0
 
 
 # --------------------------------------------------------------------------------------------------------- supervisor
@@ -260,11 +286,13 @@ Event = (
     | RunnerDetached
     | RunnerReported
     | RunnerDeclined
+    | RunnerEnding
+    | TermRaised
     | AdapterStateChanged
     | OperatorConnected
     | CatalogStated
     | CatalogAmended
-    | DrainAsked
+    | DrainsDeclared
     | SupervisorConnected
     | SupervisorGone
     | PromiseChanged

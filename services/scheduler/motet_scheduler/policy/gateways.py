@@ -1,17 +1,19 @@
 """What gateways say: requests come, are given up, get lost, and end."""
 
-from motet.errors import EngineRestarted, ModelNotFound, MotetError, PoolSaturated
-from motet.fleet import Failure
-from motet.model import BASE
+from motet.errors import EngineRestarted, Internal, ModelNotFound, MotetError, PoolSaturated
+from motet.fleet import NOBODY, Failure
+from motet.model import BASE, RequestId, Tenant
 from motet_scheduler.policy import effects as do
 from motet_scheduler.policy import events as on
 from motet_scheduler.policy.lives import Lives
 from motet_scheduler.policy.placement import SETTLING
 from motet_scheduler.policy.placing import Placing
 from motet_scheduler.policy.queue import Queue
-from motet_scheduler.policy.requests import Placement
+from motet_scheduler.policy.requests import Placement, Request
 from motet_scheduler.policy.state import State
 from motet_scheduler.policy.telling import OTHERS_FIRST, Positions
+
+_NOT_YOURS = Internal("a request of this id belongs to another gateway; send it again under another")
 
 
 class Gateways:
@@ -39,6 +41,9 @@ class Gateways:
     def _adopt(self, gateway: str, live: on.LiveRequest) -> None:
         """Take over what already runs, as its gateway knows it."""
         request = self._state.requests.get(live.request)
+        if request is not None and request.gateway != gateway:
+            self._refuse(gateway, live.request, live.epoch, _NOT_YOURS, live.tenant)
+            return
         if request is None:
             request = self._lives.begin(
                 live.request,
@@ -57,19 +62,19 @@ class Gateways:
             self._state.queues[request.group].remove(request)
         elif request.placement is not None and request.placement.epoch != live.epoch:
             self._lives.strike(request)
-        request.gateway = gateway
         request.delivered = live.delivered
         request.epoch = max(request.epoch, live.epoch)
-        request.moved_because = ""
+        request.moved_because, request.engine_hung = "", False
         request.placement = Placement(live.instance, live.incarnation, live.epoch, self._state.now)
+        self._lives.placed(request.id, live.epoch)
         runner = self._state.runner_of(request.placement)
         if runner is None:
             return
         key = (request.id, live.epoch)
         if key not in runner.lines and request.id not in runner.parked:
             runner.write(key, live.promise.pages, live.digest, self._state.now)
-        if runner.condemned:
-            self._lives.move(request, runner, runner.condemned)
+        if runner.condemned and runner.hung:
+            self._lives.move(request, runner.condemned)
 
     def gone(self, event: on.GatewayGone) -> None:
         self._state.gateways.discard(event.gateway)
@@ -81,6 +86,9 @@ class Gateways:
     def enqueued(self, event: on.Enqueued) -> None:
         epoch = event.epoch
         known = self._state.requests.get(event.request)
+        if known is not None and known.gateway != event.gateway:
+            self._refuse(event.gateway, event.request, epoch, _NOT_YOURS, event.tenant)
+            return
         if known is not None:
             epoch = max(epoch, known.epoch)
             self._lives.end(known)
@@ -88,7 +96,7 @@ class Gateways:
         refusal = self._refusal(event, queue)
         if refusal is not None:
             self._state.note(event.request, "refused", refusal.message)
-            self._state.do(do.Refuse(event.gateway, event.request, Failure.of(refusal), event.tenant))
+            self._refuse(event.gateway, event.request, epoch, refusal, event.tenant)
             return
         request = self._lives.begin(
             event.request,
@@ -108,7 +116,7 @@ class Gateways:
         request.avoid = dict.fromkeys(event.avoid, self._state.now + self._state.policy.avoid)
         self._state.note(request.id, "queued", f"class {request.request_class.name.lower()}, epoch {epoch}")
         self._lives.wait(request)
-        if queue.stuck and queue.overdue() is None and queue.has_turn(request):
+        if queue.stuck and queue.overdue(request.request_class) is None and queue.has_turn(request):
             # The rest has been tried; only this one is new.
             self._placing.place(queue, request)
         elif not queue.stuck:
@@ -130,8 +138,17 @@ class Gateways:
             return ModelNotFound("this revision of the adapter is no longer served; ask again to use the current one")
         return None
 
+    def _refuse(self, gateway: str, request: RequestId, epoch: int, error: MotetError, tenant: Tenant = NOBODY) -> None:
+        """Answer about a request that is not on the books, or not this gateway's."""
+        self._state.do(do.Refuse(gateway, request, epoch, Failure.of(error), tenant))
+
+    def _own(self, gateway: str, name: RequestId) -> Request | None:
+        """A request belongs to the gateway that told of it: no other can end or move it."""
+        request = self._state.requests.get(name)
+        return request if request is not None and request.gateway == gateway else None
+
     def cancel_asked(self, event: on.CancelAsked) -> None:
-        request = self._state.requests.get(event.request)
+        request = self._own(event.gateway, event.request)
         if request is None:
             return
         placement = request.placement
@@ -142,7 +159,7 @@ class Gateways:
             self._lives.cancel_at_runner(placement, request.id, "cancelled by its client")
 
     def finished(self, event: on.RequestFinished) -> None:
-        request = self._state.requests.get(event.request)
+        request = self._own(event.gateway, event.request)
         if request is None:
             return
         self._state.note(request.id, "finished", f"{event.output_tokens} tokens, {event.reason}")
@@ -155,18 +172,21 @@ class Gateways:
         self._state.held[event.gateway] = dict(event.groups)
 
     def lost(self, event: on.RequestLost) -> None:
-        request = self._state.requests.get(event.request)
+        request = self._own(event.gateway, event.request)
         if request is None:
             error = EngineRestarted("the scheduler no longer knows this request; send it again")
-            self._state.do(do.Refuse(event.gateway, event.request, Failure.of(error)))
+            self._refuse(event.gateway, event.request, event.epoch, error)
             return
-        if request.epoch != event.epoch:
-            return  # an old story: it has been placed again since
         request.delivered = max(request.delivered, event.delivered)
         placement = request.placement
         if placement is None:
-            request.moved_because = ""  # its gateway gave the old place up before we found a new one
+            # Its gateway gave the old place up before we found a new one.
+            request.moved_because, request.engine_hung = "", False
             return
+        # Its gateway may run it under an earlier epoch than the last: then it never heard of the last.
+        if event.epoch < placement.epoch:
+            return  # an old story: it has been placed again since
+        request.epoch = max(request.epoch, event.epoch)
         self._state.note(request.id, "lost", event.why)
         self._lives.strike(request)
         self._lives.avoid(request, placement.instance)
@@ -184,7 +204,7 @@ class Gateways:
         self._departed = set()
         for request in left:
             runner = self._state.runner_of(request.placement) if request.placement is not None else None
-            if runner is not None and runner.holds(request.id, request.epoch):
+            if runner is not None and request.placement and runner.holds(request.id, request.placement.epoch):
                 self._departed.add(request.gateway)
             else:
                 self._lives.end(request)

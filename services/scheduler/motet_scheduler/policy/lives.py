@@ -7,6 +7,7 @@ from motet.errors import DeadlineExceeded, NoRunner
 from motet.fleet import Failure
 from motet.model import BASE, RequestId
 from motet_scheduler.policy import effects as do
+from motet_scheduler.policy.deadlines import Deadlines
 from motet_scheduler.policy.placement import SETTLING
 from motet_scheduler.policy.requests import Placement, Request
 from motet_scheduler.policy.room import room_at
@@ -20,7 +21,9 @@ class Lives:
         self._state = state
         self.ended: dict[Key, float] = {}
         """Placements that ended a moment ago: a report that left before that still lists them."""
-        self._deadlines: list[tuple[float, RequestId]] = []
+        self.unlisted: dict[Key, float] = {}
+        """Placements that their runner does not list, and since when; the longest first."""
+        self.deadlines = Deadlines()
         self._wakeups: list[tuple[float, GroupName]] = []
         """When a request may ask again a runner that it avoids."""
         self._sequence = 0
@@ -29,6 +32,7 @@ class Lives:
         self._sequence += 1
         request = Request(id=name, sequence=self._sequence, **fields)
         self._state.requests[name] = request
+        self._state.timelines.begin(name, self._state.now)
         if request.digest != BASE:
             self._state.uses[request.digest] += 1
         return request
@@ -36,10 +40,10 @@ class Lives:
     def wait(self, request: Request) -> None:
         """Join the queue with the age it has, and with its patience whole."""
         request.deadline_at = self._state.now + request.patience if request.patience > 0 else None
-        if request.deadline_at is not None:
-            heappush(self._deadlines, (request.deadline_at, request.id))
+        self.deadlines.add(request)
         for until in request.avoid.values():
             heappush(self._wakeups, (until, request.group))
+        request.tried = -1
         self._state.queue(request.group).add(request)
 
     def end(self, request: Request) -> None:
@@ -48,7 +52,9 @@ class Lives:
             self._state.queues[request.group].remove(request)
         else:
             self.strike(request)
+        request.deadline_at = None
         del self._state.requests[request.id]
+        self._state.timelines.end(request.id)
         if request.digest != BASE:
             self._state.uses[request.digest] -= 1
             if not self._state.uses[request.digest]:
@@ -61,6 +67,7 @@ class Lives:
             return
         key = (request.id, placement.epoch)
         self.ended[key] = self._state.now
+        self.unlisted.pop(key, None)
         runner = self._state.runner_of(placement)
         if runner is None:
             return
@@ -70,9 +77,22 @@ class Lives:
             del runner.parked[request.id]
         room_at(self._state, runner)
 
+    def placed(self, request: RequestId, epoch: int) -> None:
+        """From here on its runner has to list it before long."""
+        self.ended.pop((request, epoch), None)
+        self.unlisted.pop((request, epoch), None)
+        self.unlisted[request, epoch] = self._state.now
+
+    def runner_is_gone(self, runner: Runner) -> None:
+        """It will list nothing any more. The gateways notice, and tell what was lost; what they do not tell of is taken
+        back."""
+        for request in self._placed_on(runner):
+            assert request.placement is not None
+            self.unlisted.setdefault((request.id, request.placement.epoch), self._state.now)
+
     def refuse(self, request: Request, failure: Failure) -> None:
         self._state.note(request.id, "refused", failure.message)
-        self._state.do(do.Refuse(request.gateway, request.id, failure, request.tenant))
+        self._state.do(do.Refuse(request.gateway, request.id, request.epoch, failure, request.tenant))
         self.end(request)
 
     def avoid(self, request: Request, instance: str) -> None:
@@ -83,25 +103,28 @@ class Lives:
         heappush(self._wakeups, (self._state.now + pause, request.group))
 
     def move_everything(self, runner: Runner, why: str) -> None:
-        here = [
-            r
-            for r in self._state.requests.values()
-            if r.placement is not None and self._state.runner_of(r.placement) is runner
-        ]
-        for request in here:
+        for request in self._placed_on(runner):
             if request.gateway in self._state.gateways:
-                self.move(request, runner, why)
+                self.move(request, why)
 
-    def move(self, request: Request, runner: Runner, why: str) -> None:
+    def _placed_on(self, runner: Runner) -> list[Request]:
+        return [
+            request
+            for request in self._state.requests.values()
+            if request.placement is not None and self._state.runner_of(request.placement) is runner
+        ]
+
+    def move(self, request: Request, why: str) -> None:
         """Cancel there, then place elsewhere under a new epoch (PU-17)."""
         assert request.placement is not None
+        runner = self._state.runner_of(request.placement)
         self._state.note(request.id, "moving", why)
         self.cancel_at_runner(request.placement, request.id, why)
         self.strike(request)
         request.placement = None
-        request.moved_because = why
+        request.moved_because, request.engine_hung = why, runner is not None and runner.hung
         self.wait(request)
-        self._state.queue(runner.group).stuck = False
+        self._state.queue(request.group).stuck = False
 
     def cancel_at_runner(self, placement: Placement, request: RequestId, reason: str) -> None:
         runner = self._state.runner_of(placement)
@@ -110,17 +133,35 @@ class Lives:
 
     def tick(self) -> None:
         self._expire_deadlines()
+        self._take_back()
         while self._wakeups and self._wakeups[0][0] <= self._state.now:
-            self._state.queue(heappop(self._wakeups)[1]).stuck = False
+            self._state.queue(heappop(self._wakeups)[1]).look_everywhere()
         for key in [key for key, at in self.ended.items() if self._state.now - at > self._state.policy.unsubmitted]:
             del self.ended[key]
 
-    def _expire_deadlines(self) -> None:
-        while self._deadlines and self._deadlines[0][0] <= self._state.now:
-            at, name = heappop(self._deadlines)
-            request = self._state.requests.get(name)
-            if request is None or not request.waiting or request.deadline_at != at:
+    def _take_back(self) -> None:
+        """Place again what neither its runner nor its gateway knows of."""
+        patience = self._state.policy.placed_patience
+        for (name, _), since in list(self.unlisted.items()):
+            if self._state.now - since <= patience:
+                return
+            request = self._state.requests[name]
+            assert request.placement is not None
+            runner = self._state.runner_of(request.placement)
+            # One that has said nothing since may serve it all the same, and the gateway knows: it is away, or we have
+            # stood still ourselves, and what it said is still to be read.
+            silent = runner is not None and (not runner.attached or runner.heard_at - since < patience)
+            if silent or request.gateway not in self._state.gateways:
                 continue
+            if isinstance(request.fatal, Failure):
+                self.refuse(request, request.fatal)
+                continue
+            self.avoid(request, request.placement.instance)
+            self.move(request, f"its runner has not had it for {patience:.3g} seconds")
+
+    def _expire_deadlines(self) -> None:
+        self.deadlines.sweep(sum(len(queue) for queue in self._state.queues.values()))
+        for request in self.deadlines.expired(self._state.now):
             waited = f"no place within {request.patience:.3g} seconds: {request.why or SETTLING}"
             up = any(runner.takes_work for runner in self._state.runners_of(request.group))
             self.refuse(request, Failure.of(DeadlineExceeded(waited) if up else NoRunner(waited)))

@@ -18,9 +18,7 @@ class Offering:
         self._capacity = capacity
 
     def operator_connected(self, _event: on.OperatorConnected) -> None:
-        for adapter in self._state.adapters:
-            adapter.told = None
-        self.tell_adapters()
+        self.tell_adapters(again=True)
         self._capacity.tell_all()
         for runner in self._state.runners.values():
             self._state.do(report_of(runner))
@@ -69,10 +67,14 @@ class Offering:
                 self._state.digests_in_use(), self._state.runners.values()
             )
 
-    def tell_adapters(self) -> None:
+    def tell_adapters(self, *, again: bool = False) -> None:
+        """What has changed, or `again` all of it. Who has just taken over says nothing of an adapter before a runner
+        has: the operator still knows what the one before has said, and would take it back."""
         for adapter in self._state.adapters:
+            if adapter.told is None and adapter.serving is None and adapter.failure is None:
+                continue
             report = self._state.adapters.report(adapter, self._state.runners.values())
-            if report != adapter.told:
+            if again or report != adapter.told:
                 adapter.told = report
                 self._state.do(report)
 

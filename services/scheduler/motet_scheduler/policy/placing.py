@@ -28,24 +28,33 @@ class Placing:
     def fill(self, group: GroupName, queue: Queue) -> None:
         """Place all that fits, then call the queue stuck until room comes up somewhere."""
         if not self._state.settled:
-            return None
-        while (overdue := queue.overdue()) is not None:
-            if not self.place(queue, overdue):
-                queue.stuck = True
-                return None
-        for lane in queue.lanes():
-            turn = 0
-            while turn < self._state.policy.tenants_examined and (head := lane.head(turn)) is not None:
-                if not self.place(queue, head):
-                    turn += 1
-                elif queue.overdue() is not None:
-                    return self.fill(group, queue)
-                if not self._any_room(group):
-                    self._explain(queue, group)
-                    queue.stuck = True
-                    return None
+            return
+        while self._place_until_somebody_is_overdue(group, queue):
+            pass
         queue.stuck = True
-        return None
+
+    def _place_until_somebody_is_overdue(self, group: GroupName, queue: Queue) -> bool:
+        """One look at the heads of all lines; True when a placement made somebody overdue, who comes first now."""
+        queue.looks += 1
+        policy = self._state.policy
+        looked = False
+        for request_class, lane in queue.lanes():
+            while (overdue := lane.overdue()) is not None:
+                if not self.place(queue, overdue):
+                    return False  # what is less urgent would take the room it waits for
+            turn = queue.next_turn(lane, 0, policy)
+            while turn < policy.tenants_examined and (head := lane.head(turn)) is not None:
+                placed = self.place(queue, head)
+                if placed and queue.overdue(request_class) is not None:
+                    return True
+                # Room only becomes less while we place.
+                if (placed or not looked) and not self._any_room(group):
+                    self._explain(queue, group)
+                    return False
+                looked = True
+                turn = queue.next_turn(lane, turn if placed else turn + 1, policy)
+        queue.all_had_their_turn()
+        return False
 
     def _any_room(self, group: GroupName) -> bool:
         return any(runner.has_room for runner in self._state.runners_of(group))
@@ -72,6 +81,7 @@ class Placing:
             self._lives.refuse(request, Failure.of(ContextLengthExceeded(outcome.why)))
             return True
         request.why = outcome.why
+        request.tried = queue.looks
         return False
 
     def _put(self, request: Request, runner: Runner, promise: Promise) -> None:
@@ -86,6 +96,7 @@ class Placing:
         request.placement = Placement(runner.instance, runner.identity.incarnation, request.epoch, self._state.now)
         request.deadline_at = None
         request.why, request.told = "", (0, "")
+        self._lives.placed(request.id, request.epoch)
         runner.write((request.id, request.epoch), promise.pages, request.digest, self._state.now)
         self._state.do(do.Expect(runner.instance, request.id, request.epoch, promise, request.digest))
         self._state.do(
@@ -99,7 +110,8 @@ class Placing:
                 address=runner.address,
                 promise=promise,
                 moved_because=request.moved_because,
+                engine_hung=request.engine_hung,
             )
         )
-        request.moved_because = ""
+        request.moved_because, request.engine_hung = "", False
         self._state.note(request.id, "placed", f"{runner.instance}, epoch {request.epoch}, {promise.pages} pages")

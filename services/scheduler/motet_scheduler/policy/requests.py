@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from motet import promises
 from motet.fleet import Capacity, RequestClass
 from motet.model import Digest, RequestId, Tenant
 from motet_scheduler.policy.values import Estimate, GroupName, Instance, Policy, Promise
@@ -49,9 +50,13 @@ class Request:
     patience: float = 0.0
     """Seconds it may wait for a place, each time it waits; 0: for ever."""
     deadline_at: float | None = None
+    tried: int = -1
+    """In which look at its queue it was found to fit nowhere; -1: not yet."""
     epoch: int = 0
     placement: Placement | None = None
     moved_because: str = ""
+    engine_hung: bool = False
+    """Of the runner that it moves away from."""
     avoid: dict[str, float] = field(default_factory=dict)
     """Instances not to be asked before a time."""
     declines: int = 0
@@ -59,7 +64,7 @@ class Request:
     """The failure with which a runner said that no runner will take it."""
     why: str = ""
     told: tuple[int, str] = (0, "")
-    _need: Need | None = None
+    need: Need | None = None
     """As computed last: a request is tried many times before it goes."""
 
     @property
@@ -75,15 +80,11 @@ class Request:
     def waiting(self) -> bool:
         return self.placement is None
 
-    def life_tokens(self, capacity: Capacity) -> int:
-        """Tokens at its very end: what the client allows, within what the model can address."""
-        return min(self.prompt_tokens + self.max_tokens, capacity.max_model_length)
-
     def need_on(self, capacity: Capacity, policy: Policy) -> Need:
-        need = self._need
+        need = self.need
         if need is None or need.capacity is not capacity or need.delivered != self.delivered:
             promise = self.promise_on(capacity, policy)
-            need = self._need = Need(capacity, self.delivered, self._never_fits(capacity), promise)
+            need = self.need = Need(capacity, self.delivered, self._never_fits(capacity), promise)
         return need
 
     def _never_fits(self, capacity: Capacity) -> str:
@@ -92,30 +93,43 @@ class Request:
                 f"the prompt has {self.prompt_tokens} tokens and the model's context is "
                 f"{capacity.max_model_length}; shorten the prompt"
             )
-        life = capacity.pages_for(self.life_tokens(capacity))
-        if life > capacity.pages:
+        most = self._most_pages(capacity)
+        if most > capacity.pages:
             return (
-                f"prompt and max_tokens may need {life} pages of {capacity.page_tokens} tokens and a runner holds "
+                f"prompt and max_tokens may need {most} pages of {capacity.page_tokens} tokens and a runner holds "
                 f"{capacity.pages}; lower max_tokens or raise the pool's kvCacheMiB"
             )
         return ""
 
     def promise_on(self, capacity: Capacity, policy: Policy) -> Promise:
-        """Prompt, what is delivered, and what is still expected (q80), in pages; never more than its whole life.
-
-        A request that has outlived its estimate is expected to go on for another page, and the supervisor doubles
-        from there. `force_promise_pages` (tests) replaces the expectation: so many pages, or what the prompt needs.
-        """
-        life = self.life_tokens(capacity)
-        known = self.prompt_tokens + self.delivered
+        """By the common rule, with q80 as what is expected. `force_promise_pages` (tests) replaces the expectation: so
+        many pages, or what the prompt needs."""
+        most = self._most_pages(capacity)
         if policy.force_promise_pages:
-            pages = max(policy.force_promise_pages, capacity.pages_for(known + 1))
+            known = capacity.pages_for(self.prompt_tokens + self.delivered + 1)
+            pages = min(max(policy.force_promise_pages, known), most)
         else:
-            expected = self.estimate.q80 or self.max_tokens
-            remaining = max(expected - self.delivered, capacity.page_tokens)
-            pages = capacity.pages_for(min(known + remaining, life))
-        pages = max(1, min(pages, capacity.pages_for(life)))
-        return Promise(pages, min(pages * capacity.page_tokens, life))
+            pages = promises.first_pages(
+                self.prompt_tokens,
+                self.max_tokens,
+                delivered=self.delivered,
+                expected=self.estimate.q80,
+                context_tokens=capacity.max_model_length,
+                page_tokens=capacity.page_tokens,
+            )
+        return Promise(pages, min(pages * capacity.page_tokens, self._longest_life(capacity)))
+
+    def _longest_life(self, capacity: Capacity) -> int:
+        context = capacity.max_model_length
+        return promises.longest_life(self.prompt_tokens, self.max_tokens, context_tokens=context)
+
+    def _most_pages(self, capacity: Capacity) -> int:
+        return promises.most_pages(
+            self.prompt_tokens,
+            self.max_tokens,
+            context_tokens=capacity.max_model_length,
+            page_tokens=capacity.page_tokens,
+        )
 
     def avoids(self, instance: str, now: float) -> bool:
         return self.avoid.get(instance, 0.0) > now

@@ -15,4 +15,4 @@ def room_at(state: State, runner: Runner) -> None:
         state.do(Readmit(runner.instance, name, parked.epoch, parked.wanted))
     queue = state.queues.get(runner.group)
     if queue is not None:
-        queue.stuck = False
+        queue.room_at(runner)

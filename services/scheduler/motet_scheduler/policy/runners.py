@@ -37,8 +37,16 @@ class Parked:
 
 @dataclass(slots=True)
 class Drain:
+    """Nothing new goes to a runner, and what is left there at the deadline moves."""
+
+    runner: RunnerIdentity
+    """Without an incarnation: whichever it is."""
     deadline_at: float
-    done: bool = False
+    over: bool = False
+    """The operator knows that nothing is left there."""
+
+    def may_be(self, incarnation: str) -> bool:
+        return not self.runner.incarnation or not incarnation or self.runner.incarnation == incarnation
 
 
 class Runner:
@@ -60,9 +68,13 @@ class Runner:
         self.detached_at = 0.0
         self.heard_at = 0.0
         """When it last said how it is."""
-        self.drain: Drain | None = None
+        self.asked: Drain | None = None
+        """The operator wants it empty; it may think better of it."""
+        self.ending: Drain | None = None
+        """Its process has been told to end, which nobody takes back."""
         self.condemned = ""
         self.hung = False
+        """Condemned because its engine does not move: only a step of it shows otherwise."""
         self.steps: int | None = None
         """As last reported; None before the first report."""
         self.running = 0
@@ -77,6 +89,10 @@ class Runner:
     @property
     def group(self) -> GroupName:
         return GroupName(self.identity.group)
+
+    @property
+    def drain(self) -> Drain | None:
+        return self.ending or self.asked
 
     @property
     def takes_work(self) -> bool:

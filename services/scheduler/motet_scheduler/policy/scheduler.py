@@ -14,6 +14,7 @@ from motet_scheduler.policy import events as on
 from motet_scheduler.policy.advice import Advice
 from motet_scheduler.policy.attachments import Attachments
 from motet_scheduler.policy.capacity_watch import CapacityWatch
+from motet_scheduler.policy.drains import Drains
 from motet_scheduler.policy.gateways import Gateways
 from motet_scheduler.policy.lives import Lives
 from motet_scheduler.policy.memory import Remembered
@@ -34,7 +35,8 @@ class Scheduler:
         self.capacity = CapacityWatch(state)
         self._offering = Offering(state, self.capacity)
         self._gateways = Gateways(state, self._lives, self._placing, self._positions)
-        self._attachments = Attachments(state, self._lives, self._offering)
+        self._drains = Drains(state, self._lives)
+        self._attachments = Attachments(state, self._lives, self._offering, self._drains)
         self._advice = Advice(state, self._lives)
         if remembered is not None:
             self._offering.recall(remembered)
@@ -57,11 +59,13 @@ class Scheduler:
             on.RunnerDetached: self._attachments.detached,
             on.RunnerReported: self._attachments.reported,
             on.RunnerDeclined: self._attachments.declined,
+            on.RunnerEnding: self._drains.ending,
+            on.TermRaised: self._drains.tell_all,
             on.AdapterStateChanged: self._attachments.adapter_changed,
             on.OperatorConnected: self._offering.operator_connected,
             on.CatalogStated: self._offering.stated,
             on.CatalogAmended: self._offering.amended,
-            on.DrainAsked: self._attachments.drain_asked,
+            on.DrainsDeclared: self._drains.declared,
             on.SupervisorConnected: self._advice.connected,
             on.SupervisorGone: self._advice.gone,
             on.PromiseChanged: self._advice.promise_changed,
@@ -112,10 +116,11 @@ class Scheduler:
     def _tick(self, _event: on.Tick) -> None:
         if self._state.settling.expires(self._state.now):
             for queue in self.queues.values():
-                queue.stuck = False
+                queue.look_everywhere()
         self._lives.tick()
         self._gateways.tick()
         self._attachments.tick()
+        self._drains.tick()
         self._offering.look_after_adapters()
         self._positions.tick()
         self.capacity.tick()

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import NewType
+from typing import NewType, Self
 
 from motet.fleet import Failure, RequestClass
 from motet.model import Digest, ObjectName
@@ -21,6 +21,14 @@ class Stage(IntEnum):
     CERTIFIED = 2
     HOST = 3
     DEVICE = 4
+
+    @classmethod
+    def from_proto(cls, value: int) -> Self:
+        """One of a newer runner has shown nothing: what the adapter's check found must be known before it serves."""
+        return cls(value) if value in _STAGES else cls(cls.NONE)
+
+
+_STAGES = frozenset(Stage)
 
 
 class Readiness(StrEnum):
@@ -95,7 +103,8 @@ class Pool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RevisionKey:
-    """What makes a revision of an adapter: other bytes, another place to take them from, or another key to it."""
+    """What makes a revision of an adapter: other bytes, another place to take them from, another key to it, or other
+    bounds of where they may lie."""
 
     source: str
     source_revision: str = ""
@@ -105,6 +114,12 @@ class RevisionKey:
     content_stamp: str = ""
     credentials: str = ""
     """namespace/name of the Secret that opens the source."""
+
+    volume: str = ""
+    """URI of the volume that the source lies on; empty: on none."""
+
+    folder: str = ""
+    """Of the volume: nothing outside of it is read; empty: all of it may be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +152,7 @@ class Certificate:
     method: str = ""
     max_delta_to_base: float = 0.0
     max_delta_to_reference: float = 0.0
+    checker: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +173,8 @@ class Policy:
     settle: float = 0.5
     unsubmitted: float = 2.0
     """A placement that its runner does not list is given up after this, and two reports."""
+    placed_patience: float = 10.0
+    """A placement that its runner does not list for so long, and of which its gateway says nothing, is taken back."""
     avoid: float = 0.1
     """How long a runner that declined is not asked again by the same request; doubles with each decline."""
     avoid_longest: float = 2.0

@@ -1,0 +1,90 @@
+"""One long story, the same in every process, told to a scheduler and a supervisor; prints all that they decide.
+
+A process of its own, since what it may not depend on is the seed of Python's hashes: `test_replay` starts several.
+"""
+
+from random import Random
+
+from motet.fleet import RequestClass, SequenceState
+from motet.model import BASE, Digest, RequestId
+from motet_scheduler.policy import effects as do
+from motet_scheduler.policy import events as on
+from motet_scheduler.policy.values import Instance, Promise
+from tests.scheduler.builders import Told, adapter, entry, pool, resident
+from tests.supervisor import builders as supervised
+
+ROUNDS = 300
+NAMES = tuple(f"a{n}" for n in range(12))
+RUNNERS = ("r0", "r1", "r2")
+
+
+def digest_of(name: str) -> Digest:
+    return Digest(f"sha256:{int(name[1:]):064}")
+
+
+def scheduler_story(chance: Random) -> None:
+    told = Told(max_passed_over=4, timelines=20)
+    say = lambda effects: print(*effects, sep="\n")  # noqa: E731
+    told.gateway()
+    told.tell(on.SupervisorConnected())
+    for n, name in enumerate(RUNNERS):
+        told.attach(name, pages=40 + 8 * n, max_sequences=6, adapter_slots=4)
+    running: dict[str, do.Place] = {}
+    for n in range(ROUNDS):
+        match chance.randrange(8):
+            case 0:
+                wanted = chance.sample(NAMES, chance.randrange(len(NAMES)))
+                say(told.state(*(adapter(name, min_replicas=int(name[1:]) % 3) for name in wanted), pools=(pool(),)))
+                for order in [one for one in told.effects if isinstance(one, do.Ensure)]:
+                    if order.stage == 2:
+                        say(told.certify(order.ref.name, digest_of(order.ref.name), instance=order.instance))
+            case 1 | 2 | 3:
+                digest = chance.choice([BASE, *map(digest_of, NAMES)])
+                how = {"tenant": chance.choice("abcd"), "request_class": chance.choice(list(RequestClass))}
+                say(told.enqueue(f"q{n}", max_tokens=chance.randrange(16, 300), digest=digest, deadline=4.0, **how))
+            case 4 if running:
+                place = running.pop(chance.choice(sorted(running)))
+                say(told.finish(place.request, place.epoch))
+            case 5 if running:
+                place = running.pop(chance.choice(sorted(running)))
+                say(told.tell(on.RequestParked(place.instance, RequestId(place.request), place.epoch, Promise(4))))
+            case 6:
+                name = chance.choice(RUNNERS)
+                here = [one for one in running.values() if one.instance == name]
+                live = tuple(entry(one.request, one.promise.pages, epoch=one.epoch) for one in here)
+                found = tuple(resident(digest_of(one)) for one in chance.sample(NAMES, 4))
+                say(told.report(name, *live, resident=found))
+            case 7:
+                name = Instance(chance.choice(RUNNERS))
+                say(
+                    told.tell(on.RunnerCondemned(told.scheduler.runners[name].identity, "still", chance.random() < 0.5))
+                )
+        running |= {effect.request: effect for effect in told.effects if isinstance(effect, do.Place)}
+        say(told.wait(chance.choice((0.0, 0.1, 1.5))))
+
+
+def supervisor_story(chance: Random) -> None:
+    told = supervised.Told()
+    pages = dict.fromkeys((f"s{n}" for n in range(10)), 4)
+    told.connect(pages=40)
+    for _ in range(ROUNDS):
+        live = [
+            supervised.entry(
+                name,
+                held,
+                used=chance.choice((held, max(1, held // 2))),
+                state=SequenceState.DECODE,
+                request_class=RequestClass(1 + int(name[1:]) % 3),
+            )
+            for name, held in pages.items()
+            if chance.random() < 0.9
+        ]
+        effects = told.report(*live)
+        print(*effects, sep="\n")
+        told.wait(chance.choice((0.1, 3.0)))
+        print(*told.effects, sep="\n")
+
+
+if __name__ == "__main__":
+    scheduler_story(Random(7))
+    supervisor_story(Random(8))

@@ -1,0 +1,302 @@
+"""Drains: a set that the operator declares, and what each runner was told last."""
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from motet.fleet import RunnerIdentity
+from motet.model import RequestId
+from motet_scheduler.policy import effects as do
+from motet_scheduler.policy import events as on
+from motet_scheduler.policy.memory import Remembered
+from motet_scheduler.policy.values import Instance
+from tests.scheduler.builders import Told, entry, ready
+
+
+def declare(told: Told, *instances: str, incarnation: str = "1", deadline: float = 10.0) -> list[do.Effect]:
+    return told.tell(
+        on.DrainsDeclared(
+            tuple(
+                on.DrainAsked(RunnerIdentity(instance=instance, incarnation=incarnation), deadline)
+                for instance in instances
+            )
+        )
+    )
+
+
+def words(told: Told) -> list[tuple[str, str]]:
+    """What runners are told about their work."""
+    return [
+        (str(effect.instance), "drain" if isinstance(effect, do.DrainRunner) else "work")
+        for effect in told.effects
+        if isinstance(effect, do.DrainRunner | do.TakeWork)
+    ]
+
+
+def test_every_runner_that_attaches_is_told_whether_it_takes_work():
+    told = ready()
+    told.attach("r0")
+    assert words(told) == [("r0", "work")]
+    declare(told, "r1")
+    assert words(told) == []
+    told.attach("r1")
+    assert words(told) == [("r1", "drain")]
+
+
+def test_a_drain_that_is_not_in_the_set_any_more_is_taken_back_and_requests_go_there_again():
+    told = ready()
+    told.attach()
+    declare(told, "r0")
+    assert words(told) == [("r0", "drain")]
+    told.enqueue("a")
+    assert told.where("a") == ""
+    declare(told)
+    assert words(told) == [("r0", "work")]
+    assert told.where("a") == "r0", "what waited goes there at once"
+
+
+def test_saying_the_same_set_again_tells_runners_nothing():
+    told = ready()
+    told.attach("r0", live=(entry("a", 2),))
+    declare(told, "r0")
+    declare(told, "r0")
+    assert words(told) == []
+
+
+def test_a_drain_declared_before_its_runner_attaches_again_is_not_over():
+    told = Told(remembered=Remembered(runners=(Instance("r0"),)))
+    told.gateway()
+    declare(told, "r0")
+    assert told.of(do.TellDrained) == [], "the runner is on its way back, perhaps with requests"
+    told.wait(1.0)  # settled without it
+    assert told.of(do.TellDrained) == []
+    told.attach("r0", live=(entry("a", 2),))
+    assert words(told) == [("r0", "drain")]
+    assert told.of(do.TellDrained) == []
+
+
+def test_a_drain_of_a_runner_that_never_comes_is_over_once_any_runner_would_have_been_given_up():
+    told = ready()
+    declare(told, "r0")
+    told.wait(told.scheduler.policy.forget_runner - 1)
+    assert told.of(do.TellDrained) == []
+    told.wait(2.0)
+    assert [one.runner.instance for one in told.of(do.TellDrained)] == ["r0"]
+    told.wait(1.0)
+    assert told.of(do.TellDrained) == [], "said once"
+    declare(told, "late")
+    assert [one.runner.instance for one in told.of(do.TellDrained)] == ["late"]
+
+
+def test_a_drained_runner_whose_stream_breaks_is_given_time_to_come_back():
+    told = ready()
+    told.attach("r0", live=(entry("a", 2),))
+    declare(told, "r0")
+    told.detach("r0")
+    told.wait(1.0)
+    assert told.of(do.TellDrained) == []
+    told.attach("r0", live=(entry("a", 2),))
+    assert words(told) == [("r0", "drain")]
+    told.detach("r0")
+    told.wait(told.scheduler.policy.forget_runner + 1)
+    assert [one.runner.instance for one in told.of(do.TellDrained)] == ["r0"]
+
+
+def test_the_drain_of_an_incarnation_is_over_when_its_successor_has_come_which_takes_work():
+    told = ready()
+    told.attach("r0", live=(entry("a", 2),))
+    declare(told, "r0")
+    told.attach("r0", incarnation="2")
+    assert words(told) == [("r0", "work")]
+    told.wait(0.1)
+    assert [one.runner.incarnation for one in told.of(do.TellDrained)] == ["1"]
+    declare(told, "r0", incarnation="2")
+    assert words(told) == [("r0", "drain")]
+
+
+def test_a_drain_that_names_no_incarnation_is_about_whichever_comes():
+    told = ready()
+    declare(told, "r0", incarnation="")
+    told.attach("r0", incarnation="7")
+    assert words(told) == [("r0", "drain")]
+
+
+def test_a_runner_that_went_as_it_was_told_is_not_taken_for_one_that_is_down():
+    told = ready()
+    told.attach()
+    declare(told, "r0")
+    told.tell(on.RunnerDetached(Instance("r0"), "1"))
+    declare(told)  # it is gone, so nobody wants it empty any more
+    told.enqueue("a")
+    assert told.scheduler.requests[RequestId("a")].why == "no runner of this model is up"
+    told.attach()
+    assert words(told)[-1] == ("r0", "work")
+    assert told.where("a") == "r0"
+
+
+def test_the_first_deadline_holds_while_the_drain_stays_in_the_set_and_a_new_drain_has_a_new_one():
+    told = ready()
+    told.attach("r0")
+    told.attach("r1")
+    told.enqueue("a")
+    here = told.where("a")
+    declare(told, here, deadline=10.0)
+    told.wait(6.0)
+    told.report(here, entry("a", 4))
+    declare(told, here, deadline=10.0)
+    told.detach(here)
+    told.attach(here, live=(entry("a", 4),))
+    assert [effect.deadline for effect in told.of(do.DrainRunner)] == [4.0], "told again with what is left"
+    told.wait(3.0)
+    assert told.where("a") == here
+    told.wait(1.5)
+    assert told.where("a") not in ("", here), "what is left at the deadline moves"
+    declare(told)
+    declare(told, here, deadline=10.0)
+    assert [effect.deadline for effect in told.of(do.DrainRunner)] == [10.0]
+
+
+def test_an_operator_that_connects_again_hears_again_what_is_empty():
+    told = ready()
+    told.attach("r0")
+    declare(told, "r0")
+    assert told.of(do.TellDrained)
+    declare(told, "r0")
+    assert told.of(do.TellDrained)
+
+
+def test_a_drained_word_names_the_set_by_which_the_runner_drained():
+    told = ready()
+    told.attach("r0")
+    asked = (on.DrainAsked(RunnerIdentity(instance="r0", incarnation="1"), 10.0),)
+    told.tell(on.DrainsDeclared(asked, revision=7))
+    assert [one.revision for one in told.of(do.TellDrained)] == [7]
+
+
+def test_a_runner_whose_process_ends_takes_no_work_whatever_the_set_says():
+    told = ready()
+    told.attach("r0")
+    told.tell(on.RunnerEnding(Instance("r0"), "1", 10.0))
+    declare(told, "r0")
+    declare(told)
+    told.enqueue("a")
+    assert told.where("a") == ""
+    told.attach("r0", incarnation="2")
+    assert told.where("a") == "r0"
+
+
+def test_what_a_past_incarnation_says_about_its_end_is_not_its_successors():
+    told = ready()
+    told.attach("r0", incarnation="2")
+    told.tell(on.RunnerEnding(Instance("r0"), "1", 10.0))
+    told.enqueue("a")
+    assert told.where("a") == "r0"
+
+
+def test_after_a_new_term_every_runner_is_told_again():
+    told = ready()
+    told.attach("r0")
+    told.attach("r1")
+    declare(told, "r1")
+    told.tell(on.TermRaised())
+    assert sorted(words(told)) == [("r0", "work"), ("r1", "drain")]
+
+
+class Flips(RuleBasedStateMachine):
+    """Operators, schedulers and runners that come and go in any order. A runner holds on to the last word it heard."""
+
+    NAMES = ("r0", "r1", "r2")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told = Told()
+        self.wanted: set[tuple[str, str]] = set()
+        self.declared = False
+        self.incarnations = dict.fromkeys(self.NAMES, 0)
+        self.words: dict[str, str] = {}
+        """Of runners that are attached: the last they heard from this scheduler."""
+        self.ending: set[str] = set()
+
+    def say(self, event: on.Event) -> None:
+        self.told.tell(event)
+        for name, word in words(self.told):
+            assert name in self.words, "told over a stream that is gone"
+            self.words[name] = word
+
+    def declare(self) -> None:
+        self.declared = True
+        drains = (
+            on.DrainAsked(RunnerIdentity(instance=name, incarnation=incarnation), 5.0)
+            for name, incarnation in sorted(self.wanted)
+        )
+        self.say(on.DrainsDeclared(tuple(drains)))
+
+    @rule(name=st.sampled_from(NAMES), known=st.booleans())
+    def flip(self, name: str, known: bool) -> None:
+        mine = {one for one in self.wanted if one[0] == name}
+        if mine:
+            self.wanted -= mine
+        else:
+            self.wanted.add((name, str(self.incarnations[name]) if known else ""))
+        self.declare()
+
+    @rule(known=st.booleans())
+    def operator_connects_again(self, known: bool) -> None:
+        """Perhaps another, to which no incarnation has been told yet."""
+        self.wanted = {(name, incarnation if known else "") for name, incarnation in self.wanted}
+        self.say(on.OperatorConnected())
+        self.declare()
+
+    @rule(name=st.sampled_from(NAMES), again=st.booleans(), busy=st.booleans())
+    def attach(self, name: str, again: bool, busy: bool) -> None:
+        if not again:
+            self.incarnations[name] += 1
+            self.ending.discard(name)
+        self.words[name] = "nothing"
+        self.told.attach(name, incarnation=str(self.incarnations[name]), live=(entry(f"at {name}", 2),) if busy else ())
+        for who, word in words(self.told):
+            self.words[who] = word
+        if name in self.ending:
+            self.say(on.RunnerEnding(Instance(name), str(self.incarnations[name]), 5.0))
+
+    @rule(name=st.sampled_from(NAMES))
+    def detach(self, name: str) -> None:
+        if self.words.pop(name, None) is not None:
+            self.told.detach(name, incarnation=str(self.incarnations[name]))
+
+    @rule(name=st.sampled_from(NAMES))
+    def end(self, name: str) -> None:
+        if name in self.words:
+            self.ending.add(name)
+            self.say(on.RunnerEnding(Instance(name), str(self.incarnations[name]), 5.0))
+
+    @rule()
+    def restart(self) -> None:
+        remembered, now = self.told.scheduler.remembered(), self.told.clock()
+        self.told = Told(remembered=remembered, now=now + 1)
+        self.words = {}
+        self.declared = False
+
+    @rule()
+    def raise_term(self) -> None:
+        self.words = dict.fromkeys(self.words, "nothing")
+        self.say(on.TermRaised())
+
+    @rule(seconds=st.sampled_from((0.1, 3.0, 40.0)))
+    def wait(self, seconds: float) -> None:
+        self.told.clock.advance(seconds)
+        self.say(on.Tick())
+
+    @invariant()
+    def the_last_word_that_a_runner_heard_is_what_the_set_says(self) -> None:
+        for name, word in self.words.items():
+            wanted = self.declared and {(name, ""), (name, str(self.incarnations[name]))} & self.wanted
+            assert word == ("drain" if wanted else "work")
+            runner = self.told.scheduler.runners[Instance(name)]
+            assert runner.takes_work == (not wanted and name not in self.ending)
+
+
+Flips.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+TestFlips = Flips.TestCase

@@ -1,0 +1,149 @@
+"""When deciding fails: the scheduler begins anew, and one event that always fails does not do it for ever."""
+
+import asyncio
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from motet.errors import Internal
+from motet.fleet import RunnerIdentity
+from motet.leadership import LocalLeadership
+from motet.model import RequestId
+from motet_scheduler.catalog_file import CatalogFile
+from motet_scheduler.failures import FORGIVEN_AFTER, MOST, REMEMBERED, WITHIN, Failures, shown, subject_of
+from motet_scheduler.leading import lead
+from motet_scheduler.metrics import Metrics
+from motet_scheduler.policy import events as on
+from motet_scheduler.policy.scheduler import Scheduler
+from motet_scheduler.policy.values import Instance, Policy
+from motet_scheduler.service import FailedToDecide, SchedulerService
+from tests.common.waiting import PATIENCE_S
+from tests.scheduler.builders import adapter, pool
+from tests.support.control_plane import until
+from tests.support.fake_engine import FakeEngine, tokens_of
+from tests.support.house import open_house
+
+
+def lost(request):
+    return on.RequestLost("g0", RequestId(request), 1)
+
+
+def test_an_event_is_handled_again_after_its_first_failure_and_not_after_the_second():
+    failures = Failures()
+    failures.failed(lost("a"), now=0.0)
+    assert not failures.turns_away(lost("a"), now=1.0)
+    failures.failed(lost("a"), now=1.0)
+    assert failures.turns_away(lost("a"), now=2.0)
+    assert not failures.turns_away(lost("b"), now=2.0)
+
+
+def test_what_is_turned_away_is_tried_again_after_a_while():
+    failures = Failures()
+    for now in (0.0, 1.0):
+        failures.failed(lost("a"), now)
+    assert not failures.turns_away(lost("a"), now=1.0 + FORGIVEN_AFTER)
+    failures.failed(lost("a"), now=70.0)
+    assert failures.turns_away(lost("a"), now=71.0), "once was enough this time"
+
+
+def test_time_is_never_turned_away():
+    failures = Failures()
+    for now in range(5):
+        failures.failed(on.Tick(), float(now))
+    assert not failures.turns_away(on.Tick(), now=5.0)
+
+
+def test_many_failures_in_a_short_time_are_enough():
+    failures = Failures()
+    for now in range(MOST - 1):
+        failures.failed(lost(f"{now}"), float(now))
+        assert not failures.enough(float(now))
+    failures.failed(lost("x"), 7.0)
+    assert failures.enough(7.0)
+    assert not failures.enough(WITHIN + 1.0)
+
+
+def test_what_has_failed_is_remembered_within_bounds():
+    failures = Failures()
+    for n in range(3 * REMEMBERED):
+        failures.failed(lost(f"{n}"), now=float(n))
+        failures.failed(lost(f"{n}"), now=float(n))
+    assert len(failures._counts) == len(failures._away_until) == REMEMBERED
+
+
+@pytest.mark.parametrize(
+    ("event", "subject"),
+    [
+        (lost("a"), ("RequestLost", "a")),
+        (on.GatewayGone("g0"), ("GatewayGone", "g0")),
+        (on.RunnerDetached(Instance("r0"), "1"), ("RunnerDetached", "r0")),
+        (on.RunnerCondemned(RunnerIdentity(instance="r1"), "still", True), ("RunnerCondemned", "r1")),
+        (on.CatalogStated((), ()), ("CatalogStated", "")),
+    ],
+)
+def test_events_are_told_apart_by_their_kind_and_what_they_are_about(event, subject):
+    assert subject_of(event) == subject
+
+
+def test_the_log_shows_the_event_and_no_address_of_an_adapter():
+    assert "'a'" in shown(lost("a"))
+    assert shown(on.CatalogStated((pool(),), (adapter(),))) == "CatalogStated: 1 pools, 1 adapters"
+    assert len(shown(on.RequestLost("g0", RequestId("a"), 1, "why" * 10_000))) == 2000
+
+
+@pytest.fixture
+def failing_on(monkeypatch):
+    """Deciding on these requests' arrival fails, after half of it has been done."""
+    requests, handle = set(), Scheduler.handle
+
+    def fail(self, event, now):
+        if isinstance(event, on.Enqueued) and event.request in requests:
+            handle(self, event, now)
+            raise RuntimeError("a defect")
+        return handle(self, event, now)
+
+    monkeypatch.setattr(Scheduler, "handle", fail)
+    return requests
+
+
+async def test_after_a_failure_running_streams_go_on_and_what_fails_again_is_refused(folder, failing_on):
+    failing_on.add("poison")
+    async with open_house(folder) as house:
+        await house.runner("r0", lambda: FakeEngine(step_seconds=0.005))
+        answers = [house.gateway.start(f"{n}", prompt=(n,), max_tokens=150) for n in range(4)]
+        await until(lambda: all(one.tokens for one in house.gateway.live()))
+        term, first = house.gateway.term, house.control.scheduler
+        with pytest.raises(Internal, match="failed on this request again and again"):
+            await house.gateway.ask("poison", max_tokens=4)
+        assert house.control.scheduler is not first, "nothing of the old state is left"
+        assert house.gateway.term == term + 2, "twice it began anew, each time in a higher term"
+        failures = house.control.scheduler_metrics.get_sample_value("motet_scheduler_failures_total")
+        assert failures == 2
+        assert len(await house.gateway.ask("new", max_tokens=4)) == 4
+        for n, answer in enumerate(answers):
+            assert await answer == tokens_of((n,), 7, 150)
+            assert house.gateway.asked[f"{n}"].placements == [(1, "r0")], "a running request was not touched"
+        await until(lambda: not house.control.scheduler.requests)
+        await house.books_agree()
+
+
+async def test_a_failure_that_beginning_anew_does_not_mend_ends_the_process(folder, monkeypatch):
+    monkeypatch.setattr(Scheduler, "_tick", lambda *_: 1 / 0)
+    began = []
+    with LocalLeadership(folder / "term") as leadership:
+
+        def begin(failures):
+            began.append(leadership.term)
+            return SchedulerService(
+                Policy(),
+                leadership=leadership,
+                metrics=Metrics(CollectorRegistry()),
+                supervisor_address=f"unix:{folder}/supervisor.sock",
+                catalog_file=CatalogFile(folder / "catalog.json"),
+                known_failures=failures,
+            )
+
+        async with asyncio.timeout(PATIENCE_S):
+            with pytest.raises(FailedToDecide):
+                await lead(leadership, begin, tick_seconds=0.001)
+    assert began == list(range(1, MOST + 1)), "each in a term of its own"

@@ -1,0 +1,91 @@
+"""Peers that say numbers nobody should adopt, over real gRPC: they are refused, and everybody else is served."""
+
+from typing import Any
+
+import grpc
+import pytest
+
+from motet.api.v1 import scheduler_pb2, scheduler_pb2_grpc, supervisor_pb2, supervisor_pb2_grpc
+from motet.rpc import open_channel
+from tests.support.house import open_house
+from tests.support.small_gateway import small_gateway
+
+LARGEST = 2**64 - 1
+
+
+@pytest.fixture
+async def house(folder):
+    async with open_house(folder) as one:
+        await one.runner("r0")
+        yield one
+
+
+async def refusal(address: str, open_stream: Any, *messages: Any) -> str:
+    async with open_channel(address) as channel:
+        call = open_stream(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            for message in messages:
+                await call.write(message)
+            async for _ in call:
+                pass
+        call.cancel()
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    return str(refused.value.details())
+
+
+async def all_is_well(house) -> None:
+    assert house.control.scheduler_service.term < 2**32
+    assert len(await house.gateway.ask("after", max_tokens=4)) == 4
+    async with small_gateway("late", scheduler=house.control.scheduler_address) as late:
+        assert late.term < 2**32
+        assert len(await late.ask("late", max_tokens=4)) == 4
+
+
+@pytest.mark.parametrize(
+    ("method", "up"),
+    [
+        ("Serve", scheduler_pb2.ServeUp(hello={"gateway": "evil", "highest_term": LARGEST})),
+        ("Attach", scheduler_pb2.AttachUp(hello={"identity": {"instance": "evil"}, "highest_term": LARGEST})),
+        ("Sync", scheduler_pb2.SyncUp(term=LARGEST, snapshot={})),
+    ],
+)
+async def test_a_term_that_would_be_the_last_is_refused_and_not_adopted(house, method, up):
+    said = await refusal(
+        house.control.scheduler_address,
+        lambda channel: getattr(scheduler_pb2_grpc.SchedulerStub(channel), method)(),
+        up,
+    )
+    assert f"speaks of term {LARGEST}, which is not believed" in said
+    await all_is_well(house)
+
+
+async def test_a_successor_in_a_term_that_cannot_be_is_not_yielded_to(house):
+    async with open_channel(house.control.scheduler_address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError, match="not believed"):
+            await scheduler_pb2_grpc.SchedulerStub(channel).Succeed(
+                scheduler_pb2.SucceedRequest(term=LARGEST), timeout=5
+            )
+    await all_is_well(house)
+
+
+async def test_a_supervisor_does_not_follow_a_scheduler_of_the_last_term(house):
+    said = await refusal(
+        house.control.supervisor_address,
+        lambda channel: supervisor_pb2_grpc.SupervisorStub(channel).Advise(),
+        supervisor_pb2.AdviseUp(hello=supervisor_pb2.AdviseHello(term=LARGEST)),
+    )
+    assert "not believed" in said
+    assert house.control.supervisor_service.supervisor.highest_term < 2**32
+    await all_is_well(house)
+
+
+async def test_an_epoch_that_none_could_follow_ends_its_stream_alone(house):
+    enqueue = scheduler_pb2.ServeUp(enqueue={"request": "x", "epoch": 2**32 - 1, "group": "default/demo"})
+    said = await refusal(
+        house.control.scheduler_address,
+        lambda channel: scheduler_pb2_grpc.SchedulerStub(channel).Serve(),
+        scheduler_pb2.ServeUp(hello={"gateway": "evil"}),
+        enqueue,
+    )
+    assert "counts placements" in said
+    await all_is_well(house)
