@@ -67,8 +67,8 @@ class Told:
     def resumed(self, request: str, pages: int) -> list[do.Effect]:
         return self.tell(on.Resumed(R0, RequestId(request), 1, pages))
 
-    def resumable(self, request: str, pages: int, epoch: int = 1) -> list[do.Effect]:
-        return self.tell(on.Resumable(R0, RequestId(request), epoch, pages))
+    def resumable(self, request: str, pages: int, epoch: int = 1, term: int = 1) -> list[do.Effect]:
+        return self.tell(on.Resumable(term, R0, RequestId(request), epoch, pages))
 
     def wait(self, seconds: float) -> list[do.Effect]:
         self.clock.advance(seconds)

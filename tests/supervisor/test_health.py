@@ -113,3 +113,45 @@ def test_the_end_of_an_old_stream_says_nothing_about_the_new_one():
     told.connect(incarnation="2")
     told.tell(on.RunnerDisconnected(R0, "1"))
     assert told.supervisor.runners[R0].connected
+
+
+def test_an_engine_that_stands_still_after_a_silence_is_hung():
+    told = Told(heartbeat=5.0, hang=20.0)
+    told.connect()
+    _, steps = beat(told, seconds=5, steps_per_beat=50)
+    (silent,) = told.wait(6)
+    assert not silent.hung
+    lost, _ = beat(told, seconds=300, start=steps)
+    assert [one.hung for one in lost if not one.again] == [True]
+
+
+def test_a_silence_is_not_counted_as_standing_still():
+    """A machine that was suspended: nothing ran, and nothing was heard."""
+    told = Told(heartbeat=5.0, hang=20.0)
+    told.connect()
+    _, steps = beat(told, seconds=5, steps_per_beat=50)
+    told.wait(600)
+    lost, _ = beat(told, seconds=15, start=steps)
+    assert not lost
+
+
+def test_one_that_is_silent_now_and_then_and_never_moves_is_hung():
+    told = Told(heartbeat=5.0, hang=20.0)
+    told.connect()
+    lost, steps = beat(told, seconds=5, steps_per_beat=50)
+    for _ in range(10):
+        told.wait(6)
+        lost += beat(told, seconds=4, start=steps)[0]
+    assert any(one.hung for one in lost)
+
+
+def test_a_hung_runner_whose_stream_comes_back_is_hung_until_it_moves():
+    told = Told(hang=20.0)
+    told.connect()
+    beat(told, seconds=30, start=5)
+    told.connect(entry("a", 4, used=4))
+    assert not told.of(do.Extend)
+    told.report(entry("a", 4, used=4), steps=5, work_pending=True)
+    assert not told.of(do.Extend)
+    told.report(entry("a", 4, used=4), steps=6, work_pending=True)
+    assert told.of(do.Extend)

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from motet import promises
 from motet.fleet import BookEntry, RequestClass, SequenceState
 from motet.model import RequestId, pages_for
 from motet_supervisor.policy import effects as do
@@ -16,7 +17,6 @@ from motet_supervisor.policy import events as on
 from tests.supervisor.builders import R0, Told
 
 PAGES = 48
-PAGE = 16
 
 
 class Sequence:
@@ -31,11 +31,11 @@ class Sequence:
 
     @property
     def limit(self):
-        return pages_for(self.prompt + self.max_tokens)
+        return promises.most_pages(self.prompt, self.max_tokens)
 
     @property
     def stuck(self):
-        return pages_for(self.prompt + self.made + 1) > self.promise
+        return pages_for(self.prompt + self.made) > self.promise
 
 
 class World(RuleBasedStateMachine):
@@ -49,7 +49,7 @@ class World(RuleBasedStateMachine):
         """Orders to the runner get lost."""
         self.scheduler = True
         self.readmissible = {}
-        self.say(on.SchedulerConnected())
+        self.say(on.SchedulerConnected(1, 1))
         self.carry_out_all(self.told.connect(pages=PAGES, page_bytes=1, host_bytes=8))
 
     # ------------------------------------------------------------------------------------------------------- carrying
@@ -124,8 +124,9 @@ class World(RuleBasedStateMachine):
         request_class=st.sampled_from(RequestClass),
     )
     def submit(self, prompt, max_tokens, guess, request_class):
-        promise = min(pages_for(prompt) + guess, pages_for(prompt + max_tokens))
-        if promise <= self.free and pages_for(prompt + max_tokens) <= PAGES:
+        most = promises.most_pages(prompt, max_tokens)
+        promise = min(pages_for(prompt) + guess, most)
+        if promise <= self.free and most <= PAGES:
             self.count += 1
             self.sequences[f"s{self.count:03}"] = Sequence(prompt, max_tokens, promise, request_class)
 
@@ -146,7 +147,7 @@ class World(RuleBasedStateMachine):
                 if one.made >= one.max_tokens:
                     del self.sequences[name]
                     self.say(on.Ended(R0, RequestId(name), 1))
-                elif one.prompt + one.made + PAGE > one.promise * PAGE and one.promise < one.limit and not self.deaf:
+                elif promises.runs_out(one.prompt + one.made, one.promise, one.limit) and not self.deaf:
                     self.say(on.OverflowAhead(R0, self.entry(name)))
 
     @rule()
@@ -179,7 +180,7 @@ class World(RuleBasedStateMachine):
     @rule()
     def scheduler_comes_or_goes(self):
         self.scheduler = not self.scheduler
-        self.say(on.SchedulerConnected() if self.scheduler else on.SchedulerGone())
+        self.say(on.SchedulerConnected(1, 1) if self.scheduler else on.SchedulerGone(1))
 
     @rule()
     def scheduler_readmits(self):

@@ -25,7 +25,7 @@ def test_a_scheduler_that_connects_is_told_of_every_pool():
     told = Told(overcommit=1.5)
     told.connect(instance="r0")
     told.connect(instance="r1")
-    told.tell(on.SchedulerConnected())
+    told.tell(on.SchedulerConnected(1, 1))
     assert told.of(do.TellOvercommit) == [do.TellOvercommit("default/demo", 1.5)]
 
 

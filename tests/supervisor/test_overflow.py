@@ -61,6 +61,15 @@ def test_at_its_cap_nothing_is_done():
     assert not told.overflow(overflowing("a", 5, max_tokens=72))
 
 
+def test_with_nothing_free_no_neighbour_is_parked_for_a_page_that_can_never_be_used():
+    told = Told()
+    # Prompt and answer have 33 tokens in all, and the last is never fed back: two pages are enough for its life.
+    last = entry("a", 2, used=2, prompt_tokens=16, output_tokens=16, max_tokens=17)
+    told.connect(last, entry("b", 18), pages=20)
+    assert not told.of(do.Park)
+    assert not told.overflow(last)
+
+
 def test_with_nothing_free_the_newest_of_the_lowest_class_gives_way():
     told = Told()
     told.connect(

@@ -8,7 +8,7 @@ from tests.supervisor.builders import R0, Told, entry
 
 def with_scheduler(**policy):
     told = Told(**policy)
-    told.tell(on.SchedulerConnected())
+    told.tell(on.SchedulerConnected(1, 1))
     return told
 
 
@@ -45,7 +45,7 @@ def test_a_word_for_an_earlier_epoch_is_ignored():
 def test_a_scheduler_that_connects_is_told_all_that_is_parked():
     told = Told()
     told.connect(entry("a", 8, parked=True), entry("b", 4))
-    told.tell(on.SchedulerConnected())
+    told.tell(on.SchedulerConnected(1, 1))
     (everyone,) = told.of(do.TellAllParked)
     assert [one.request for one in everyone.requests] == ["a"]
 
@@ -71,7 +71,7 @@ def test_with_the_scheduler_away_they_come_back_after_a_while_when_there_is_room
     told = with_scheduler(resume_alone=2.0, resume_margin=0.1)
     told.connect(entry("a", 30), entry("b", 60), pages=100)
     told.parked("a", 35)
-    told.tell(on.SchedulerGone())
+    told.tell(on.SchedulerGone(1))
     told.wait(2.1)
     assert not told.of(do.Resume), "40 are free, and 35 and a margin of 10 are wanted"
     told.report(entry("a", 35, parked=True), entry("b", 50))
@@ -112,3 +112,35 @@ def test_a_resume_that_had_no_effect_is_ordered_again():
     assert not told.of(do.Resume)
     told.wait(2)
     assert told.of(do.Resume)
+
+
+def test_the_word_of_a_scheduler_that_has_been_succeeded_is_ignored():
+    told = with_scheduler()
+    told.connect(entry("a", 8))
+    told.parked("a", 16)
+    told.tell(on.SchedulerConnected(2, term=5))
+    assert told.resumable("a", 16, term=1) == []
+    assert told.resumable("a", 16, term=5) == [do.Resume(R0, "a", 1, 16)]
+
+
+def test_orders_are_given_in_the_leaders_term_and_in_nobodys_while_it_is_away():
+    told = with_scheduler()
+    assert told.supervisor.term == 1
+    told.tell(on.SchedulerConnected(2, term=5))
+    assert told.supervisor.term == 5
+    told.tell(on.TermRaised(2, term=7))
+    assert told.supervisor.term == 7
+    told.tell(on.SchedulerGone(2))
+    assert told.supervisor.term == 0, "the other one does not lead any more"
+    told.tell(on.SchedulerConnected(3, term=7))
+    assert told.supervisor.term == 7
+
+
+def test_one_that_does_not_lead_any_more_keeps_nobody_parked():
+    told = with_scheduler(resume_alone=2.0)
+    told.connect(entry("a", 8))
+    told.parked("a", 16)
+    told.tell(on.SchedulerConnected(2, term=5))
+    told.tell(on.SchedulerGone(2))
+    told.wait(2.1)
+    assert told.of(do.Resume) == [do.Resume(R0, "a", 1, 16)]

@@ -1,5 +1,6 @@
 """The supervisor's two streams: messages in become events, effects become messages out. Decides nothing."""
 
+import itertools
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -7,9 +8,9 @@ import structlog
 
 from motet.api.v1 import supervisor_pb2, supervisor_pb2_grpc
 from motet.clock import Clock, monotonic
-from motet.errors import InvalidRequest
 from motet.fleet import RunnerIdentity
-from motet.rpc import Outbox, Sessions, converse
+from motet.rpc import Session, Sessions
+from motet.terms import check_leaders_term, check_term
 from motet_supervisor import translate
 from motet_supervisor.metrics import Metrics
 from motet_supervisor.policy import effects as do
@@ -27,66 +28,68 @@ class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
         self.supervisor = Supervisor(policy)
         self._metrics = metrics
         self._clock = clock
-        self._runners: Sessions[supervisor_pb2.WatchDown] = Sessions()
-        self._schedulers: Sessions[supervisor_pb2.AdviseDown] = Sessions()
-        self._scheduler_count = 0
+        self._runners: Sessions[RunnerIdentity, supervisor_pb2.WatchUp, supervisor_pb2.WatchDown] = Sessions(
+            hello=lambda up: RunnerIdentity.from_proto(up.hello.identity) if up.HasField("hello") else None,
+            key=lambda identity: identity.instance,
+            heard=self._hear_runner,
+            closed=self._lose_runner,
+        )
+        self._schedulers: Sessions[int, supervisor_pb2.AdviseUp, supervisor_pb2.AdviseDown] = Sessions(
+            # A successor may come before its predecessor has gone: each stream is a scheduler of its own.
+            hello=lambda up: next(self._scheduler_numbers) if up.HasField("hello") else None,
+            heard=self._hear_scheduler,
+            closed=self._lose_scheduler,
+        )
+        self._scheduler_numbers = itertools.count(1)
 
     def tick(self) -> None:
         self._happened(on.Tick())
         self._metrics.observe(self.supervisor)
 
+    # ------------------------------------------------------------------------------------------------------- streams
+
     async def Watch(  # type: ignore[override]  # noqa: N802 - gRPC's name; a plain coroutine writes by itself
         self, request_iterator: AsyncIterator[supervisor_pb2.WatchUp], context: Any
     ) -> None:
-        outbox: Outbox[supervisor_pb2.WatchDown] = Outbox()
-        identity = RunnerIdentity(instance="")
-
-        def receive(up: supervisor_pb2.WatchUp) -> None:
-            nonlocal identity
-            if up.WhichOneof("message") == "hello":
-                event = translate.runner_connected(up.hello)
-                identity = event.identity
-                self._runners.open(identity.instance, outbox)
-                outbox.put(supervisor_pb2.WatchDown(welcome=supervisor_pb2.WatchWelcome(supervisor="supervisor")))
-                log.info("runner watched", runner=identity.instance, live=len(event.live))
-                self._happened(event)
-                return
-            if not identity.instance:
-                raise InvalidRequest("the first message of a stream must be its hello, with an instance in it")
-            news = translate.watch_event(Instance(identity.instance), up)
-            if news is not None:
-                self._happened(news)
-
-        try:
-            await converse(context, request_iterator, outbox, receive)
-        finally:
-            if identity.instance and self._runners.close(identity.instance, outbox):
-                log.info("runner gone", runner=identity.instance)
-                self._happened(on.RunnerDisconnected(Instance(identity.instance), identity.incarnation))
+        await self._runners.serve(request_iterator, context)
 
     async def Advise(  # type: ignore[override]  # noqa: N802 - gRPC's name; a plain coroutine writes by itself
         self, request_iterator: AsyncIterator[supervisor_pb2.AdviseUp], context: Any
     ) -> None:
-        outbox: Outbox[supervisor_pb2.AdviseDown] = Outbox()
-        self._scheduler_count += 1
-        name = str(self._scheduler_count)
+        await self._schedulers.serve(request_iterator, context)
 
-        def receive(up: supervisor_pb2.AdviseUp) -> None:
-            if up.WhichOneof("message") == "hello":
-                log.info("scheduler connected", term=up.hello.term)
-                return
-            event = translate.advise_event(up)
-            if event is not None:
-                self._happened(event)
+    # ------------------------------------------------------------------------------------------------------- hearing
 
-        self._schedulers.open(name, outbox)
-        self._happened(on.SchedulerConnected())
-        try:
-            await converse(context, request_iterator, outbox, receive)
-        finally:
-            self._schedulers.close(name, outbox)
-            log.info("scheduler gone")
-            self._happened(on.SchedulerGone())
+    def _hear_runner(
+        self, session: Session[RunnerIdentity, supervisor_pb2.WatchDown], up: supervisor_pb2.WatchUp
+    ) -> None:
+        instance = Instance(session.peer.instance)
+        if up.HasField("hello"):
+            session.send(supervisor_pb2.WatchDown(welcome=supervisor_pb2.WatchWelcome(supervisor="supervisor")))
+            log.info("runner watched", runner=instance, live=len(up.hello.live))
+            self._happened(translate.runner_connected(up.hello))
+        elif (event := translate.watch_event(instance, up)) is not None:
+            self._happened(event)
+
+    def _lose_runner(self, session: Session[RunnerIdentity, supervisor_pb2.WatchDown]) -> None:
+        identity = session.peer
+        log.info("runner gone", runner=identity.instance)
+        self._happened(on.RunnerDisconnected(Instance(identity.instance), identity.incarnation))
+
+    def _hear_scheduler(self, session: Session[int, supervisor_pb2.AdviseDown], up: supervisor_pb2.AdviseUp) -> None:
+        if up.HasField("hello"):
+            check_leaders_term(up.hello.term, self.supervisor.highest_term, "a scheduler")
+            log.info("scheduler connected", term=up.hello.term)
+        elif up.HasField("raised"):
+            check_term(up.raised.term, self.supervisor.highest_term, "a scheduler")
+        if (event := translate.advise_event(session.peer, up)) is not None:
+            self._happened(event)
+
+    def _lose_scheduler(self, session: Session[int, supervisor_pb2.AdviseDown]) -> None:
+        log.info("scheduler gone")
+        self._happened(on.SchedulerGone(session.peer))
+
+    # ------------------------------------------------------------------------------------------------------- deciding
 
     def _happened(self, event: on.Event) -> None:
         if isinstance(event, on.OverflowAhead):
@@ -102,9 +105,9 @@ class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
                         runner=effect.instance,
                         pages=effect.pages,
                     )
-                    self._runners.send(effect.instance, translate.order(effect))
+                    self._runners.send(effect.instance, translate.order(effect, self.supervisor.term))
                 case do.SetOvercommit():
-                    self._runners.send(effect.instance, translate.order(effect))
+                    self._runners.send(effect.instance, translate.order(effect, self.supervisor.term))
                 case _:
                     self._schedulers.broadcast(translate.advice(effect))
 

@@ -70,7 +70,7 @@ def _overcommit(effect: do.SetOvercommit | do.TellOvercommit) -> supervisor_pb2.
     return supervisor_pb2.Overcommit(pool=effect.pool, factor=effect.factor)
 
 
-def order(effect: do.RunnerOrder) -> supervisor_pb2.WatchDown:
+def order(effect: do.RunnerOrder, term: int) -> supervisor_pb2.WatchDown:
     match effect:
         case do.Extend():
             return supervisor_pb2.WatchDown(
@@ -79,6 +79,7 @@ def order(effect: do.RunnerOrder) -> supervisor_pb2.WatchDown:
                     epoch=effect.epoch,
                     promise=_promise(effect.pages),
                     extended=_promise(effect.extended),
+                    term=term,
                 )
             )
         case do.Park():
@@ -89,11 +90,14 @@ def order(effect: do.RunnerOrder) -> supervisor_pb2.WatchDown:
                     promise=_promise(effect.pages),
                     doubled=_promise(effect.doubled),
                     method=_METHODS[effect.method],
+                    term=term,
                 )
             )
         case do.Resume():
             return supervisor_pb2.WatchDown(
-                resume=supervisor_pb2.Resume(request=effect.request, epoch=effect.epoch, promise=_promise(effect.pages))
+                resume=supervisor_pb2.Resume(
+                    request=effect.request, epoch=effect.epoch, promise=_promise(effect.pages), term=term
+                )
             )
         case do.SetOvercommit():
             return supervisor_pb2.WatchDown(overcommit=_overcommit(effect))
@@ -102,12 +106,18 @@ def order(effect: do.RunnerOrder) -> supervisor_pb2.WatchDown:
 # ---------------------------------------------------------------------------------------------------------- scheduler
 
 
-def advise_event(up: supervisor_pb2.AdviseUp) -> on.Event | None:
-    """What a scheduler says after its hello; None for words of a later version."""
-    if up.WhichOneof("message") != "resumable":
-        return None
-    it = up.resumable
-    return on.Resumable(Instance(it.instance), RequestId(it.request), it.epoch, it.promise.pages)
+def advise_event(scheduler: int, up: supervisor_pb2.AdviseUp) -> on.Event | None:
+    """What a scheduler says; None for words of a later version."""
+    match up.WhichOneof("message"):
+        case "hello":
+            return on.SchedulerConnected(scheduler, up.hello.term)
+        case "raised":
+            return on.TermRaised(scheduler, up.raised.term)
+        case "resumable":
+            it = up.resumable
+            return on.Resumable(it.term, Instance(it.instance), RequestId(it.request), it.epoch, it.promise.pages)
+        case _:
+            return None
 
 
 def _parked(effect: do.TellParked) -> supervisor_pb2.RequestParked:

@@ -72,18 +72,31 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConnected:
-    """From here on parked requests come back through its ledger only."""
+    """From here on parked requests come back through its ledger only, unless another leads in a higher term."""
+
+    scheduler: int
+    """Which stream: two may be connected while one succeeds the other."""
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class TermRaised:
+    """The same scheduler leads in a higher term."""
+
+    scheduler: int
+    term: int
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerGone:
-    pass
+    scheduler: int
 
 
 @dataclass(frozen=True, slots=True)
 class Resumable:
-    """The scheduler's ledger has room for a parked request."""
+    """A scheduler's ledger has room for a parked request."""
 
+    term: int
     instance: Instance
     request: RequestId
     epoch: int
@@ -104,6 +117,7 @@ Event = (
     | Resumed
     | Ended
     | SchedulerConnected
+    | TermRaised
     | SchedulerGone
     | Resumable
     | Tick

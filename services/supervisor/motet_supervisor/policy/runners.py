@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from motet import promises
 from motet.fleet import BookEntry, Capacity, RunnerIdentity, SequenceState
 from motet.model import RequestId
 from motet_supervisor.policy.values import Instance, Method
@@ -42,20 +43,27 @@ class Sequence:
 
 @dataclass(slots=True)
 class Progress:
-    """Whether the engine moves: hung is not slow (DESIGN 11)."""
+    """Whether the engine moves: hung is not slow."""
 
     steps: int
     moved_at: float
     slowest_step: float = 0.0
     """Seconds; the worst of late, forgotten by a tenth with each report that shows movement."""
 
-    def see(self, steps: int, pending: bool, now: float) -> None:
+    def see(self, steps: int, pending: bool, now: float) -> bool:
+        """Whether it moved since the last report, or has no reason to."""
         taken = steps - self.steps
         if taken > 0:
             self.slowest_step = max((now - self.moved_at) / taken, 0.9 * self.slowest_step)
-        if taken != 0 or not pending:
-            self.moved_at = now
         self.steps = steps
+        if taken == 0 and pending:
+            return False
+        self.moved_at = now
+        return True
+
+    def leave_out(self, silence: float) -> None:
+        """Nothing was heard for so long: that shows neither movement nor standing still."""
+        self.moved_at += silence
 
 
 class Runner:
@@ -70,8 +78,10 @@ class Runner:
         self.prefill_seconds_per_token = 0.0
         self.swap_seconds_per_page = 0.0
         self.progress = Progress(0, now)
-        self.condemned = False
+        self.silent = False
+        """Taken for dead until it says something."""
         self.hung_because = ""
+        """Taken for dead until its engine takes a step, whatever it says: only that shows that it does not hang."""
         self.condemned_at = 0.0
         """When it was last said."""
         self._orders = 0
@@ -79,6 +89,17 @@ class Runner:
     @property
     def instance(self) -> Instance:
         return Instance(self.identity.instance)
+
+    @property
+    def condemned(self) -> bool:
+        return self.silent or bool(self.hung_because)
+
+    def speaks(self, now: float, *, again: bool = False) -> None:
+        """It said something; `again`: on a new stream."""
+        if self.silent or again:
+            self.progress.leave_out(now - self.heard_at)
+        self.silent = False
+        self.heard_at = now
 
     @property
     def promised(self) -> int:
@@ -129,18 +150,22 @@ class Runner:
         return Sequence(entry, self._orders)
 
     def cap(self, entry: BookEntry) -> int:
-        """The most that a request can ever need (S3-13): what its client allows, what the model addresses."""
-        length = self.capacity.max_model_length
-        if entry.max_tokens:
-            length = min(length, entry.prompt_tokens + entry.max_tokens)
-        return max(1, min(self.capacity.pages_for(length), self.capacity.pages))
+        """The most that a request can ever use here (S3-13)."""
+        capacity = self.capacity
+        most = promises.most_pages(
+            entry.prompt_tokens,
+            entry.max_tokens,
+            context_tokens=capacity.max_model_length,
+            page_tokens=capacity.page_tokens,
+        )
+        return min(most, capacity.pages)
 
     def doubled(self, entry: BookEntry) -> int:
-        return max(entry.pages, min(2 * entry.pages, self.cap(entry)))
+        return promises.doubled(entry.pages, self.cap(entry))
 
     def may_run_out(self, entry: BookEntry) -> bool:
         """Whether a sequence stands within a page of its promise and could need more."""
-        if entry.state in (SequenceState.PARKED, SequenceState.LOADING) or entry.pages >= self.cap(entry):
+        if entry.state in (SequenceState.PARKED, SequenceState.LOADING):
             return False
         tokens = entry.prompt_tokens + entry.output_tokens
-        return tokens + self.capacity.page_tokens > entry.pages * self.capacity.page_tokens
+        return promises.runs_out(tokens, entry.pages, self.cap(entry), page_tokens=self.capacity.page_tokens)

@@ -21,10 +21,22 @@ class Supervisor:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.runners: dict[Instance, Runner] = {}
-        self.schedulers = 0
+        self._schedulers: dict[int, int] = {}
+        """The terms of those that are connected."""
+        self.highest_term = 0
         self._alone_since: float | None = None
         self._now = 0.0
         self._effects: list[do.Effect] = []
+
+    @property
+    def led(self) -> bool:
+        """Whether the leader is connected, and not only one that it has succeeded."""
+        return self.highest_term in self._schedulers.values()
+
+    @property
+    def term(self) -> int:
+        """In whose name orders are given; 0 for those that are nobody's but ours, while no leader is connected."""
+        return self.highest_term if self.led else 0
 
     def handle(self, event: on.Event, now: float) -> list[do.Effect]:
         self._now = now
@@ -42,8 +54,7 @@ class Supervisor:
                 event.identity, event.capacity, self._now, overcommit=self.policy.overcommit
             )
         runner.connected = True
-        runner.condemned = False
-        runner.heard_at = runner.progress.moved_at = self._now
+        runner.speaks(self._now, again=True)
         for sequence in runner.sequences.values():
             sequence.settle()  # what was on its way went down with the stream
         self._tell_overcommit(event.identity)
@@ -64,13 +75,12 @@ class Supervisor:
         runner = self.runners.get(event.instance)
         if runner is None:
             return
-        self._heard_from(runner)
+        runner.speaks(self._now)
         runner.host_bytes_free = event.host_bytes_free
         runner.prefill_seconds_per_token = event.prefill_seconds_per_token
         runner.swap_seconds_per_page = event.swap_seconds_per_page
-        runner.progress.see(event.steps, event.work_pending, self._now)
-        if runner.condemned and runner.progress.moved_at == self._now:
-            runner.condemned = False
+        if runner.progress.see(event.steps, event.work_pending, self._now):
+            runner.hung_because = ""
         self._hear_book(runner, event.live)
 
     def _hear_book(self, runner: Runner, live: tuple[BookEntry, ...]) -> None:
@@ -87,7 +97,7 @@ class Supervisor:
         runner = self.runners.get(event.instance)
         if runner is None:
             return
-        self._heard_from(runner)
+        runner.speaks(self._now)
         entry = event.entry
         known = runner.sequences.get(entry.request)
         if known is None or known.entry.epoch != entry.epoch:
@@ -133,9 +143,8 @@ class Supervisor:
 
     # ----------------------------------------------------------------------------------------------------- scheduler
 
-    def _scheduler_connected(self, _event: on.SchedulerConnected) -> None:
-        self.schedulers += 1
-        self._alone_since = None
+    def _scheduler_connected(self, event: on.SchedulerConnected) -> None:
+        self._hear_term(event.scheduler, event.term)
         parked = [
             do.TellParked(runner.instance, one.entry.request, one.entry.epoch, one.entry.pages, one.method)
             for runner in self.runners.values()
@@ -146,12 +155,23 @@ class Supervisor:
         self._effects += [do.TellOvercommit(pool, self.policy.overcommit) for pool in pools]
         self._effects.append(do.TellAllParked(tuple(parked)))
 
-    def _scheduler_gone(self, _event: on.SchedulerGone) -> None:
-        self.schedulers -= 1
-        if not self.schedulers:
+    def _term_raised(self, event: on.TermRaised) -> None:
+        self._hear_term(event.scheduler, event.term)
+
+    def _scheduler_gone(self, event: on.SchedulerGone) -> None:
+        self._schedulers.pop(event.scheduler, None)
+        if not self.led and self._alone_since is None:
             self._alone_since = self._now
 
+    def _hear_term(self, scheduler: int, term: int) -> None:
+        self._schedulers[scheduler] = term
+        self.highest_term = max(self.highest_term, term)
+        if self.led:
+            self._alone_since = None
+
     def _resumable(self, event: on.Resumable) -> None:
+        if event.term < self.highest_term:
+            return  # of a ledger that no longer counts
         runner, sequence = self._find(event.instance, event.request, event.epoch)
         if runner is None or sequence is None:
             return  # its runner's report will tell the scheduler
@@ -167,7 +187,7 @@ class Supervisor:
     # ---------------------------------------------------------------------------------------------------------- time
 
     def _tick(self, _event: on.Tick) -> None:
-        if not self.schedulers and self._alone_since is None:
+        if not self.led and self._alone_since is None:
             self._alone_since = self._now
         for runner in list(self.runners.values()):
             self._watch_health(runner)
@@ -180,9 +200,11 @@ class Supervisor:
         if not runner.connected and silent > 10 * self.policy.heartbeat:
             del self.runners[runner.instance]
             return
-        if runner.condemned:
-            if runner.hung_because and self._now - runner.condemned_at > 2 * self.policy.heartbeat:
+        if runner.hung_because:
+            if self._now - runner.condemned_at > 2 * self.policy.heartbeat:
                 self._condemn(runner, runner.hung_because, hung=True)
+            return
+        if runner.silent:
             return
         if silent > self.policy.heartbeat:
             self._condemn(runner, f"no word for {silent:.1f} seconds", hung=False)
@@ -194,9 +216,11 @@ class Supervisor:
 
     def _condemn(self, runner: Runner, why: str, *, hung: bool) -> None:
         self._effects.append(do.TellLost(runner.identity, why, hung, again=runner.condemned))
-        runner.condemned = True
         runner.condemned_at = self._now
-        runner.hung_because = why if hung else ""
+        if hung:
+            runner.hung_because = why
+        else:
+            runner.silent = True
 
     # ------------------------------------------------------------------------------------------------------- deciding
 
@@ -266,9 +290,6 @@ class Supervisor:
 
     # ---------------------------------------------------------------------------------------------------- bookkeeping
 
-    def _heard_from(self, runner: Runner) -> None:
-        runner.heard_at = self._now
-
     def _tell_parked(self, runner: Runner, sequences: Iterable[Sequence]) -> None:
         self._effects += [
             do.TellParked(runner.instance, one.entry.request, one.entry.epoch, one.entry.pages, one.method)
@@ -292,6 +313,7 @@ _HANDLERS: dict[type, Callable[[Supervisor, Any], None]] = {
     on.Resumed: Supervisor._resumed,
     on.Ended: Supervisor._ended,
     on.SchedulerConnected: Supervisor._scheduler_connected,
+    on.TermRaised: Supervisor._term_raised,
     on.SchedulerGone: Supervisor._scheduler_gone,
     on.Resumable: Supervisor._resumable,
     on.Tick: Supervisor._tick,
