@@ -8,12 +8,14 @@ from collections import defaultdict
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from motet_predictor.model import EVERYBODY, QUANTILES, VERSION, LengthModel, Lengths, Scope
+from tests.support.machine import out_of_reach
 
 DATA = Path(__file__).parents[2] / ".." / "shared" / "data"
 
@@ -115,12 +117,11 @@ def test_what_was_kept_is_restored(seen: list[tuple[str, str, int, bool]]) -> No
         model.observe(tenant, adapter, length, censored=censored)
     assert list(again.restore(model.changes())) == []
     assert model.changes() == []
-    for tenant in "ab":
+    for tenant in "abc":  # c answered nothing: all it has comes from everybody
         for adapter in "xy":
-            # Not quite equal: a shape of the levels above may be a sixteenth old.
-            fresh = LengthModel()
-            assert list(fresh.restore((scope, s.to_bytes()) for scope, s in model._known.items())) == []
-            assert fresh.estimate(tenant, adapter, 1000) == again.estimate(tenant, adapter, 1000)
+            ours, theirs = model.estimate(tenant, adapter, 1000), again.estimate(tenant, adapter, 1000)
+            assert quantiles(ours) == quantiles(theirs)
+            assert ours.expected == pytest.approx(theirs.expected)
 
 
 def test_only_what_changed_is_kept_again() -> None:
@@ -181,10 +182,23 @@ World = dict[str, list[int]]
 """Answer lengths by adapter, all seen by one model."""
 
 
+def drawn_by_lot() -> list[World]:
+    """40 adapters, each of whose answers are about as long as the one before; some are always cut."""
+    chance = random.Random(5)
+    middles = [chance.lognormvariate(4.0, 1.2) for _ in range(40)]
+    return [{f"{n}": [int(chance.lognormvariate(0, 0.3) * m) + 1 for _ in range(20)] for n, m in enumerate(middles)}]
+
+
+def published_elsewhere(name: str) -> TextIO:
+    if not (DATA / name).exists():
+        out_of_reach("needs real lengths, which are not ours to publish, in ../shared/data")
+    return gzip.open(DATA / name, "rt")
+
+
 def tenants_with_laws_of_their_own() -> list[World]:
     """39 tasks, each with lengths of its own kind."""
     world: World = defaultdict(list)
-    with gzip.open(DATA / "prompts" / "tenants_t0.jsonl.gz", "rt") as lines:
+    with published_elsewhere("prompts/tenants_t0.jsonl.gz") as lines:
         for line in lines:
             row = json.loads(line)
             world[row["tenant"]].append(row["n_out_llama2"] + 1)
@@ -193,14 +207,15 @@ def tenants_with_laws_of_their_own() -> list[World]:
 
 def many_new_services() -> list[World]:
     """A hundred models that have seen nothing before one chat service's first ten answers."""
-    with gzip.open(DATA / "lengths" / "lmsys.csv.gz", "rt") as lines:
+    with published_elsewhere("lengths/lmsys.csv.gz") as lines:
         rows = [int(row["GeneratedTokens"]) + 1 for row in csv.DictReader(lines)]
     return [{"chat": rows[start : start + 10]} for start in range(0, 1000, 10)]
 
 
-@pytest.mark.skipif(not DATA.exists(), reason="needs the length data beside the checkout")
-@pytest.mark.parametrize(("traffic", "share"), [(tenants_with_laws_of_their_own, 0.1), (many_new_services, 0.9)])
-def test_on_real_lengths_five_answers_beat_the_bound(traffic: Callable[[], list[World]], share: float) -> None:
+@pytest.mark.parametrize(
+    ("traffic", "share"), [(drawn_by_lot, 0.2), (tenants_with_laws_of_their_own, 0.1), (many_new_services, 0.9)]
+)
+def test_five_answers_beat_the_bound(traffic: Callable[[], list[World]], share: float) -> None:
     """The pinball loss from the sixth answer to the tenth is below this share of what saying max_tokens costs."""
     bound, chance = 512, random.Random(7)
     ours = bounds = 0.0

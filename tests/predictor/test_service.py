@@ -8,25 +8,29 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from motet.api.v1 import common_pb2, predictor_pb2, predictor_pb2_grpc
+from motet.quantiles import LengthStatistics
 from motet.rpc import is_healthy, open_channel, serving
 from motet.store import lengths, migrate, open_store
-from motet_predictor.keeper import Keeper
+from motet_predictor.keeper import AT_ONCE, Keeper
 from motet_predictor.metrics import Metrics
 from motet_predictor.model import VERSION, LengthModel
 from motet_predictor.service import SERVICE, PredictorService
+from tests.common.waiting import PATIENCE_S
 
 
 class Predictor:
     """A predictor's parts, and a client's view of it."""
 
-    def __init__(self, address: str, keeper: Keeper, registry: CollectorRegistry) -> None:
+    def __init__(self, address: str, keeper: Keeper, model: LengthModel, registry: CollectorRegistry) -> None:
         self.address = address
         self.keeper = keeper
+        self.model = model
         self.registry = registry
 
     async def estimate(self, adapter: str = "acme/pirate", max_tokens: int = 1000) -> common_pb2.Estimate:
@@ -54,12 +58,12 @@ async def observe(address: str, *tokens: int, adapter: str = "acme/pirate", **mo
 
 
 @asynccontextmanager
-async def running(folder: Path, *, queued_samples: int = 1000) -> AsyncIterator[Predictor]:
+async def running(folder: Path, *, queued_samples: int = 1000, url: str = "") -> AsyncIterator[Predictor]:
     """A predictor in this process, writing only when told to: `keeper.flush()`."""
     registry = CollectorRegistry()
     metrics, model = Metrics(registry), LengthModel()
     address = f"unix:{folder}/p.sock"
-    async with open_store(database(folder), busy_seconds=0.05) as store:
+    async with open_store(url or database(folder), busy_seconds=0.05) as store:
         keeper = Keeper(store, model, metrics, load_scopes=1000, queued_samples=queued_samples, keep_samples=1000)
         service = PredictorService(model, keeper, metrics)
         async with serving(
@@ -68,7 +72,7 @@ async def running(folder: Path, *, queued_samples: int = 1000) -> AsyncIterator[
             names=[SERVICE],
         ):
             await keeper.flush()
-            yield Predictor(address, keeper, registry)
+            yield Predictor(address, keeper, model, registry)
 
 
 def database(folder: Path) -> str:
@@ -214,6 +218,48 @@ async def test_a_database_that_was_replaced_by_an_empty_one_is_written_again(tmp
         assert (await predictor.estimate()).q95 <= 26
 
 
+async def test_writing_and_loading_many_scopes_let_others_have_their_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handled = 0
+
+    def counted(plain: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*arguments: Any) -> Any:
+            nonlocal handled
+            handled += 1
+            return plain(*arguments)
+
+        return wrapped
+
+    async def most_in_one_turn(work: Awaitable[Any]) -> int:
+        doing, most = asyncio.ensure_future(work), 0
+        while not doing.done():
+            before = handled
+            await asyncio.sleep(0)
+            most = max(most, handled - before)
+        await doing
+        return most
+
+    await migrate(database(tmp_path))
+    monkeypatch.setattr(LengthStatistics, "to_bytes", counted(LengthStatistics.to_bytes))
+    async with running(tmp_path) as predictor:
+        for number in range(900):
+            predictor.model.observe("acme", f"acme/{number}", 25)
+        assert await most_in_one_turn(predictor.keeper.flush()) <= AT_ONCE
+        assert handled == 902
+        async with open_store(database(tmp_path)) as store:
+            assert len(await lengths.load_states(store, VERSION, limit=2000)) == 902
+    handled = 0
+    monkeypatch.setattr(LengthStatistics, "from_bytes", counted(LengthStatistics.from_bytes))
+
+    async def load() -> None:
+        async with running(tmp_path):
+            pass
+
+    assert await most_in_one_turn(load()) <= AT_ONCE
+    assert handled == 902
+
+
 @asynccontextmanager
 async def process(folder: Path, **settings: str) -> AsyncIterator[asyncio.subprocess.Process]:
     """`python -m motet_predictor`, as the operator starts it."""
@@ -234,7 +280,7 @@ async def process(folder: Path, **settings: str) -> AsyncIterator[asyncio.subpro
         await child.communicate()
 
 
-async def until(true: Callable[[], Awaitable[bool]], seconds: float = 20.0) -> None:
+async def until(true: Callable[[], Awaitable[bool]], seconds: float = PATIENCE_S) -> None:
     async with asyncio.timeout(seconds):
         while not await true():
             await asyncio.sleep(0.02)

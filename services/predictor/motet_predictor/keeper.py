@@ -1,16 +1,23 @@
 """Between the model in memory and the database: loads once, writes in batches, and outlives the database's absence."""
 
+import asyncio
 from collections import deque
 
 import structlog
 
-from motet.errors import StoreUnavailable
+from motet.errors import StoreRefused, StoreUnavailable
 from motet.store import Store
 from motet.store import lengths as table
 from motet_predictor.metrics import Metrics
 from motet_predictor.model import LengthModel, Scope
 
 log = structlog.get_logger(__name__)
+
+AT_ONCE = 100
+"""Scopes that are packed or unpacked before others have their turn: some 5 ms of the event loop, which also answers
+Predict within its budget. So many samples go with them."""
+
+_Row = table.State | table.Sample
 
 
 class Keeper:
@@ -63,25 +70,58 @@ class Keeper:
 
     async def _load(self) -> None:
         states = await table.load_states(self._store, self._model.version, limit=self._load_scopes)
-        kept = ((Scope(state.level, state.tenant, state.adapter), state.statistics) for state in states)
-        for scope, why in self._model.restore(kept):
-            log.warning("kept statistics cannot be read and are learned again", scope=scope, reason=why)
+        kept = [(Scope(state.level, state.tenant, state.adapter), state.statistics) for state in states]
+        for start in range(0, len(kept), AT_ONCE):
+            for scope, why in self._model.restore(kept[start : start + AT_ONCE]):
+                log.warning("kept statistics cannot be read and are learned again", scope=scope, reason=why)
+            await asyncio.sleep(0)
         self._loaded = True
         log.info("loaded", version=self._model.version, scopes=len(states))
 
     async def _save(self) -> None:
-        changes = self._model.changes()
-        samples = list(self._samples)
-        if not changes and not samples:
-            return
-        self._samples.clear()
+        for _ in range(0, max(self._model.unkept, len(self._samples)), AT_ONCE):
+            await self._save_some()
+
+    async def _save_some(self) -> None:
+        """Some rows, together. If one of them is refused for ever, the halves apart, until it stands alone."""
+        changes = self._model.changes(AT_ONCE)
+        samples = [self._samples.popleft() for _ in range(min(AT_ONCE, len(self._samples)))]
         states = [table.State(scope.level, scope.tenant, scope.adapter, data) for scope, data in changes]
+        waiting: list[list[_Row]] = [[*states, *samples]]
         try:
-            await table.save(self._store, self._model.version, states, samples, keep_samples=self._keep_samples)
+            while waiting:
+                rows = waiting[-1]
+                try:
+                    await self._write(rows)
+                except StoreRefused as error:
+                    half = len(rows) // 2
+                    if half:
+                        waiting[-1:] = [rows[half:], rows[:half]]
+                        continue
+                    self._put_aside(rows[0], error)
+                waiting.pop()
         except BaseException:  # cancellation included: what was not written must be written at stop
-            self._model.unsaved(scope for scope, _ in changes)
-            since = list(self._samples)
-            self._samples.clear()
-            for sample in samples + since:
-                self.add(sample)
+            self._take_back([row for rows in reversed(waiting) for row in rows])
             raise
+
+    async def _write(self, rows: list[_Row]) -> None:
+        states = [row for row in rows if isinstance(row, table.State)]
+        samples = [row for row in rows if isinstance(row, table.Sample)]
+        await table.save(self._store, self._model.version, states, samples, keep_samples=self._keep_samples)
+
+    def _take_back(self, rows: list[_Row]) -> None:
+        self._model.unsaved(Scope(row.level, row.tenant, row.adapter) for row in rows if isinstance(row, table.State))
+        since = list(self._samples)
+        self._samples.clear()
+        for sample in [row for row in rows if isinstance(row, table.Sample)] + since:
+            self.add(sample)
+
+    def _put_aside(self, row: _Row, error: StoreRefused) -> None:
+        self._metrics.rows_refused.labels(table.name_of(row)).inc()
+        log.error(
+            "a row is put aside, since the database never takes it",
+            table=table.name_of(row),
+            tenant=row.tenant,
+            adapter=row.adapter,
+            reason=error.message,
+        )

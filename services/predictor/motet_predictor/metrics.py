@@ -27,6 +27,12 @@ class Metrics:
         self.samples_dropped = Counter(
             "motet_predictor_samples_dropped", "Samples lost while the database was away.", registry=registry
         )
+        self.rows_refused = Counter(
+            "motet_predictor_rows_refused",
+            "Rows that the database never takes, put aside; the log names them.",
+            ["table"],
+            registry=registry,
+        )
         self.store_up = Gauge("motet_predictor_store_up", "1 when the last write went through.", registry=registry)
         for censored in ("true", "false"):
             self.outcomes.labels(censored)

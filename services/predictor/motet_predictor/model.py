@@ -8,6 +8,7 @@ Estimates go down the same ladder, each level starting from the one above as if 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from motet.quantiles import EDGES, MAX_TOKENS, LengthStatistics, Masses, bucket_of, quantiles_of
 
@@ -118,11 +119,18 @@ class LengthModel:
             self._changed[scope] = None
         self._forget_the_longest_unused()
 
-    def changes(self) -> list[tuple[Scope, bytes]]:
-        """Everything learned since the last call, to be kept somewhere. If keeping it fails, hand it to `unsaved`."""
-        taken = [(scope, self._known[scope].to_bytes()) for scope in self._changed]
-        self._changed.clear()
-        return taken
+    @property
+    def unkept(self) -> int:
+        """How many scopes have learned something that `changes` has not handed out yet."""
+        return len(self._changed)
+
+    def changes(self, at_most: int | None = None) -> list[tuple[Scope, bytes]]:
+        """What scopes have learned since they were last handed out, the longest waiting first, to be kept somewhere.
+        If keeping it fails, hand them to `unsaved`."""
+        scopes = list(islice(self._changed, at_most))
+        for scope in scopes:
+            del self._changed[scope]
+        return [(scope, self._known[scope].to_bytes()) for scope in scopes]
 
     def unsaved(self, scopes: Iterable[Scope]) -> None:
         """Count these scopes as changed again."""

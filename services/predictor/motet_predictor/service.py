@@ -18,6 +18,7 @@ SERVICE = predictor_pb2.DESCRIPTOR.services_by_name["Predictor"].full_name
 
 _MAX_FEATURES = 1024
 _SOURCE = "model:"
+_TENANT, _ADAPTER = 253, 512
 
 
 class PredictorService(predictor_pb2_grpc.PredictorServicer):
@@ -42,14 +43,16 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
     ) -> predictor_pb2.ObserveResponse:
         for outcome in request.outcomes:
             self._judge(outcome)
-            self._model.observe(outcome.tenant, outcome.adapter, outcome.output_tokens, censored=outcome.censored)
+            tenant, adapter = _text(outcome.tenant, _TENANT), _text(outcome.adapter, _ADAPTER)
+            self._model.observe(tenant, adapter, outcome.output_tokens, censored=outcome.censored)
             self._keeper.add(_sample(outcome))
             self._metrics.outcomes.labels("true" if outcome.censored else "false").inc()
         self._metrics.scopes.set(len(self._model))
         return predictor_pb2.ObserveResponse(accepted=len(request.outcomes))
 
     def _estimate(self, prompt: predictor_pb2.Prompt) -> common_pb2.Estimate:
-        lengths = self._model.estimate(prompt.tenant, prompt.adapter, prompt.max_tokens)
+        tenant, adapter = _text(prompt.tenant, _TENANT), _text(prompt.adapter, _ADAPTER)
+        lengths = self._model.estimate(tenant, adapter, prompt.max_tokens)
         return common_pb2.Estimate(
             q50=lengths.q50,
             q80=lengths.q80,
@@ -71,18 +74,22 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
                 self._metrics.covered.labels(quantile).inc()
 
 
+def _text(said: str, longest: int) -> str:
+    """Fit for its column: cut to its length, and without NUL, which PostgreSQL knows in no text."""
+    return said[:longest].replace("\0", "\N{REPLACEMENT CHARACTER}")
+
+
 def _sample(outcome: predictor_pb2.Outcome) -> Sample:
     features = outcome.features[:_MAX_FEATURES]
-    # Cut to their columns: one odd name must not hold up the batch it is written with.
     return Sample(
-        request=outcome.request[:128],
-        tenant=outcome.tenant[:253],
-        adapter=outcome.adapter[:512],
+        request=_text(outcome.request, 128),
+        tenant=_text(outcome.tenant, _TENANT),
+        adapter=_text(outcome.adapter, _ADAPTER),
         prompt_tokens=outcome.prompt_tokens,
         output_tokens=outcome.output_tokens,
         censored=outcome.censored,
         estimated_q50=outcome.estimate.q50,
         estimated_q95=outcome.estimate.q95,
-        estimate_source=outcome.estimate.source[:128],
+        estimate_source=_text(outcome.estimate.source, 128),
         features=struct.pack(f"<{len(features)}I", *features),
     )
