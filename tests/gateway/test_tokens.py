@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from motet.errors import Internal, InvalidRequest
 from motet_gateway.tokens.detokenizer import Detokenizer
 from motet_gateway.tokens.stops import StopStrings
-from motet_gateway.tokens.template import ChatTemplate
+from motet_gateway.tokens.template import CannotRender, ChatTemplate
 from motet_gateway.tokens.text_model import TextModel
 from tests.support.mini_cluster import tiny_assets, tiny_tokenizer
 
@@ -110,7 +110,7 @@ def test_templates_may_break_loops_and_mark_generations() -> None:
 
 
 def test_a_template_refuses_in_its_own_words() -> None:
-    with pytest.raises(InvalidRequest, match="roles must alternate") as caught:
+    with pytest.raises(CannotRender, match="roles must alternate") as caught:
         template("{{ raise_exception('roles must alternate') }}").render(HELLO)
     assert caught.value.param == "messages"
 
@@ -125,7 +125,7 @@ def test_a_template_refuses_in_its_own_words() -> None:
     ],
 )
 def test_a_template_cannot_leave_its_sandbox(text: str) -> None:
-    with pytest.raises(InvalidRequest, match="chat template"):
+    with pytest.raises(CannotRender, match="chat template"):
         template(text).render(HELLO)
 
 
@@ -135,7 +135,7 @@ def test_a_template_cannot_see_what_lies_under_python() -> None:
 
 def test_a_template_cannot_write_without_end() -> None:
     text = "{% for i in range(9999) %}{% for j in range(9999) %}{{ messages[0].content }}{% endfor %}{% endfor %}"
-    with pytest.raises(InvalidRequest, match="too much"):
+    with pytest.raises(CannotRender, match="too much"):
         template(text).render(HELLO)
 
 

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from motet_gateway.tokens.spelling import Spelling
+
 CONTEXT_TOKENS = 8
 """Tokens of the prompt a decoder sees before the first one of the answer: whether that begins with a space depends on
 what stands before it."""
@@ -13,12 +15,13 @@ what stands before it."""
 class Detokenizer:
     """One per choice. Characters that are spread over several tokens appear with the last of them."""
 
-    __slots__ = ("_pending", "_skip", "_stream", "_tokenizer")
+    __slots__ = ("_pending", "_skip", "_stream", "_tokenizer", "context")
 
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], *, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
-        self._stream = DecodeStream(list(prompt_ids[-CONTEXT_TOKENS:]), skip_special_tokens)
+        self.context = list(prompt_ids[-CONTEXT_TOKENS:])
+        self._stream = DecodeStream(self.context, skip_special_tokens)
         self._pending: list[int] = []
 
     def feed(self, tokens: list[int]) -> str:
@@ -36,6 +39,14 @@ class Detokenizer:
         if self._pending:
             self._pending.clear()
         return text
+
+    def hides(self, spelling: Spelling, token: int) -> bool:
+        return self._skip and spelling.special(token)
+
+    def begins(self, token: int, spelled: bytes) -> bytes:
+        """What of its bytes the first token really adds: some decoders drop a space at the beginning."""
+        alone = Detokenizer(self._tokenizer, self.context, skip_special_tokens=self._skip).feed([token])
+        return spelled[1:] if spelled.startswith(b" ") and not alone.startswith(" ") else spelled
 
     def flush(self) -> str:
         """An answer may end within a character; what there is of it becomes a replacement mark, as in `decode`."""

@@ -7,16 +7,14 @@ class StopStrings:
     """Lets text through up to the first stop string to complete.
 
     Text that might be the beginning of one is held back until it is decided. How the text is cut into pieces makes no
-    difference to what comes out in all.
+    difference to what comes out in all. Nothing is kept but the stop strings and the text held back, which is shorter
+    than the longest of them.
     """
 
-    __slots__ = ("_held", "_include", "_prefixes", "_stops", "stopped")
+    __slots__ = ("_held", "_include", "_stops", "stopped")
 
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
         self._stops = tuple(dict.fromkeys(stops))
-        # Beginnings from the longest: the first that fits is the most that has to be held back.
-        beginnings = {stop[:size] for stop in self._stops for size in range(1, len(stop))}
-        self._prefixes = tuple(sorted(beginnings, key=len, reverse=True))
         self._include = include
         self._held = ""
         self.stopped = False
@@ -26,16 +24,14 @@ class StopStrings:
         if not self._stops:
             return text
         text = self._held + text
-        self._held = ""
         if (match := self._first_to_complete(text)) is not None:
+            self._held = ""
             self.stopped = True
             start, end = match
             return text[: end if self._include else start]
-        for prefix in self._prefixes:
-            if text.endswith(prefix):
-                self._held = prefix
-                return text[: -len(prefix)]
-        return text
+        shown = self._first_undecided(text)
+        self._held = text[shown:]
+        return text[:shown]
 
     def flush(self) -> str:
         """What was held back, now that no more text will come."""
@@ -52,3 +48,17 @@ class StopStrings:
             if best is None or (end, start) < (best[1], best[0]):
                 best = (start, end)
         return best
+
+    def _first_undecided(self, text: str) -> int:
+        """Where the longest ending of `text` begins that is also the beginning of a stop string."""
+        first = size = len(text)
+        for stop in self._stops:
+            # A whole stop string is not in the text, so only what is shorter than it can be its beginning. Positions
+            # from `first` on cannot win any more.
+            at = text.find(stop[0], max(0, size - len(stop) + 1), first)
+            while at >= 0:
+                if stop.startswith(text[at:]):
+                    first = at
+                    break
+                at = text.find(stop[0], at + 1, first)
+        return first

@@ -1,7 +1,11 @@
-"""Chat templates: a model's own jinja2 text, run in an immutable sandbox with the names that transformers gives it."""
+"""Chat templates: a model's own jinja2 text, run in an immutable sandbox with the names that transformers gives it.
+
+The sandbox keeps a template from Python; it bounds neither time nor memory. That is the business of the process that it
+runs in (`rendering`), which knows nothing else of Motet and starts quickly for it, or of an environment that counts
+(`metered`).
+"""
 
 import json
-import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -12,12 +16,19 @@ import jinja2.nodes
 import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from motet.errors import InvalidRequest
-
 MAX_TEMPLATE_BYTES = 1 << 20
 MAX_RENDERED_CHARACTERS = 1 << 24
-MAX_RENDER_SECONDS = 5.0
-"""A template that runs longer is broken or hostile: the largest real ones need milliseconds."""
+LONGEST_COMPLAINT = 1000
+"""Characters of an error: templates repeat in it what they do not like."""
+
+
+class CannotRender(Exception):
+    """Says why, and which of the client's fields is to blame."""
+
+    def __init__(self, message: str, param: str = "messages") -> None:
+        super().__init__(message)
+        self.message = message[:LONGEST_COMPLAINT]
+        self.param = param
 
 
 class _Refusal(jinja2.TemplateError):
@@ -53,25 +64,27 @@ def _strftime_now(form: str) -> str:
     return datetime.now().strftime(form)  # noqa: DTZ005 - templates mean the local day
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationBlock]
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
+class ChatEnvironment(ImmutableSandboxedEnvironment):
+    """What transformers gives to a template."""
+
+    def __init__(self) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationBlock])
+        self.filters["tojson"] = _tojson
+        self.globals["raise_exception"] = _raise_exception
+        self.globals["strftime_now"] = _strftime_now
 
 
 class ChatTemplate:
     """Raises ValueError when the text is no template."""
 
-    def __init__(self, text: str, special_tokens: Mapping[str, str]) -> None:
+    def __init__(
+        self, text: str, special_tokens: Mapping[str, str], environment: ChatEnvironment | None = None
+    ) -> None:
         if len(text) > MAX_TEMPLATE_BYTES:
             raise ValueError(f"the chat template is larger than {MAX_TEMPLATE_BYTES} bytes")
         try:
-            self._template = _environment().from_string(text)
-        except jinja2.TemplateError as error:
+            self._template = (environment or ChatEnvironment()).from_string(text)
+        except (jinja2.TemplateError, RecursionError, SyntaxError) as error:
             raise ValueError(f"the chat template cannot be parsed: {error}") from error
         # As a plain dict: jinja2 copies the globals at every rendering, and its chain of maps is slow to copy.
         self._template.globals = dict(self._template.globals)
@@ -85,7 +98,7 @@ class ChatTemplate:
         continue_final_message: bool = False,
         extra: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt as text. Raises InvalidRequest with the template's own words when it refuses the messages."""
+        """The prompt as text. Raises CannotRender, with the template's own words when it refuses the messages."""
         context = {**self._special_tokens, **(extra or {})}
         context["messages"] = messages
         context["add_generation_prompt"] = add_generation_prompt and not continue_final_message
@@ -94,24 +107,21 @@ class ChatTemplate:
         try:
             text = self._bounded(context)
         except _Refusal as refusal:
-            raise InvalidRequest(
-                f"the model's chat template refused the messages: {refusal}", param="messages"
-            ) from None
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
-            raise InvalidRequest(
-                f"the model's chat template cannot render these messages: {error}", param="messages"
-            ) from None
+            raise CannotRender(f"the model's chat template refused the messages: {refusal}") from None
+        except (CannotRender, MemoryError):
+            raise
+        except Exception as error:
+            raise CannotRender(f"the model's chat template cannot render these messages: {error}") from None
         return _cut_after(text, str(messages[-1].get("content", ""))) if continue_final_message else text
 
     def _bounded(self, context: dict[str, Any]) -> str:
         pieces: list[str] = []
         size = 0
-        deadline = time.monotonic() + MAX_RENDER_SECONDS
         for piece in self._template.generate(context):
             pieces.append(piece)
             size += len(piece)
-            if size > MAX_RENDERED_CHARACTERS or time.monotonic() > deadline:
-                raise InvalidRequest("the model's chat template makes too much of these messages", param="messages")
+            if size > MAX_RENDERED_CHARACTERS:
+                raise CannotRender("the model's chat template makes too much of these messages")
         return "".join(pieces)
 
 
@@ -120,7 +130,7 @@ def _cut_after(text: str, final: str) -> str:
     stripped = final.strip()
     at = text.rfind(stripped) if stripped else -1
     if at < 0:
-        raise InvalidRequest(
+        raise CannotRender(
             "continue_final_message needs a final message whose text the chat template keeps as it is",
             param="continue_final_message",
         )

@@ -9,7 +9,8 @@ from typing import Any, Self
 from tokenizers import Tokenizer
 
 from motet.errors import Internal, InvalidRequest
-from motet_gateway.tokens.template import ChatTemplate
+from motet_gateway.tokens.renderers import TemplateText
+from motet_gateway.tokens.spelling import Spelling
 
 ASSET_FILES = (
     "tokenizer.json",
@@ -35,12 +36,16 @@ class SamplingDefaults:
 @dataclass(frozen=True, slots=True)
 class TextModel:
     tokenizer: Tokenizer
-    template: ChatTemplate | None
+    template: TemplateText | None
     vocabulary: int
     context_length: int
     """0 when config.json does not say."""
     eos_ids: frozenset[int] = frozenset()
     defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
+    spelling: Spelling = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "spelling", Spelling(self.tokenizer))
 
     @classmethod
     def from_folder(cls, folder: Path) -> Self:
@@ -56,32 +61,25 @@ class TextModel:
         tokenizer_config = _read_json(folder / "tokenizer_config.json")
         special = {name: _token_text(tokenizer_config.get(name)) for name in _SPECIAL_TOKENS}
         text = _template_text(folder, tokenizer_config)
-        try:
-            template = ChatTemplate(text, special) if text else None
-        except ValueError as error:
-            raise Internal(f"the model has a broken chat template: {error}") from None
         return cls(
             tokenizer,
-            template,
+            TemplateText(text, special) if text else None,
             tokenizer.get_vocab_size(with_added_tokens=True),
             int(config.get("max_position_embeddings") or config.get("n_positions") or 0),
             _ids(generation.get("eos_token_id", config.get("eos_token_id"))),
             _defaults(generation),
         )
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-        return ids
+    def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+        # As batches even of one: only those let other threads run meanwhile.
+        encoded = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        return [one.ids for one in encoded]
 
-    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
-        return text
+    def decode(self, texts: Sequence[Sequence[int]], *, skip_special_tokens: bool = True) -> list[str]:
+        decoded: list[str] = self.tokenizer.decode_batch(texts, skip_special_tokens=skip_special_tokens)
+        return decoded
 
-    def token_text(self, token: int) -> str:
-        """One token as people see it in logprobs."""
-        return self.decode((token,), skip_special_tokens=False)
-
-    def chat_template(self) -> ChatTemplate:
+    def chat_template(self) -> TemplateText:
         if self.template is None:
             raise InvalidRequest(
                 "this model has no chat template; send plain text to /v1/completions", param="messages"

@@ -1,0 +1,255 @@
+"""Chat templates are rendered where neither time nor memory can escape."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator
+from typing import Any
+
+import psutil
+import pytest
+import uvloop
+
+from motet.errors import Internal, InvalidRequest, Overloaded
+from motet_gateway.tokens.renderers import Renderers, TemplateText, encoded
+from tests.common.waiting import PATIENCE_S
+from tests.gateway.conftest import eventually
+
+HELLO = [{"role": "user", "content": "Hello"}]
+SAYS = TemplateText("{% for m in messages %}{{ m.content }}{% endfor %}", {})
+
+WITHOUT_END = {
+    "nested loops": "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}{% endfor %}"
+    "{% endfor %}{% endfor %}",
+    "a power": "{{ (9 ** 99999999) % 7 }}",
+    "a power of names": "{% set n = namespace(x=9) %}{{ (n.x ** 99999999) % 7 }}",
+    "macros": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    "a search": "{{ ('a' * 9999999 ~ 'b') in ('a' * 99999999) }}"
+    "{% for i in range(99999) %}{{ ('a' * 99999 ~ 'b') in ('a' * 999999) }}{% endfor %}",
+    "a sort": "{% for i in range(99999) %}{{ (range(99999) | sort(reverse=true))[0] }}{% endfor %}",
+    "a digit sum": "{% for i in range(99999) %}{{ range(99999) | sum }}{% endfor %}",
+}
+
+TOO_LARGE = {
+    "a product": "{{ 'a' * 10 ** 10 }}",
+    "a product of names": "{% set n = namespace(x='a') %}{{ n.x * 10 ** 10 }}",
+    "a list": "{{ [0] * 10 ** 10 }}",
+    "doubling": "{% set n = namespace(x='a') %}{% for i in range(64) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+    "adding": "{% set n = namespace(x='a') %}{% for i in range(64) %}{% set n.x = n.x + n.x %}{% endfor %}",
+    "a width": "{{ '%10000000000d' | format(1) }}",
+    "a width in braces": "{{ '{:10000000000}'.format(1) }}",
+    "center": "{{ 'a' | center(10 ** 10) }}",
+    "ljust": "{{ 'a'.ljust(10 ** 10) }}",
+    "indent": "{{ 'a\\nb' | indent(10 ** 10) }}",
+    "replacing": "{{ ('a' * 99999) | replace('a', 'a' * 99999) }}",
+    "joining": "{{ range(99999) | join('a' * 99999) }}",
+    "json": "{{ [1] | tojson(indent=10 ** 10) }}",
+    "batches": "{{ [1] | batch(10 ** 10, 'a') | list }}",
+    "slices": "{{ [1] | slice(10 ** 10) | list }}",
+    "wrapping": "{{ ('a' * 10 ** 7) | wordwrap(1, wrapstring='a' * 10 ** 5) }}",
+    "tabs": "{{ '\\t'.expandtabs(10 ** 10) }}",
+    "lorem": "{{ lipsum(n=10 ** 9) }}",
+    "bytes of a number": "{{ (1).to_bytes(10 ** 10, 'big') }}",
+}
+
+
+@contextlib.asynccontextmanager
+async def rendering(*, processes: int = 4, cpu_seconds: float = 0.3, mebibytes: int = 64) -> AsyncIterator[Renderers]:
+    renderers = Renderers(processes=processes, cpu_seconds=cpu_seconds, memory_bytes=mebibytes << 20)
+    try:
+        yield renderers
+    finally:
+        await renderers.close()
+
+
+async def rendered(renderers: Renderers, template: TemplateText, messages: list[dict[str, Any]]) -> str:
+    return await renderers.render(template, encoded(messages))
+
+
+def children() -> list[psutil.Process]:
+    found = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            if any("tokens.rendering" in word for word in child.cmdline()):
+                found.append(child)
+    return found
+
+
+def resident() -> int:
+    total = 0
+    for child in children():
+        with contextlib.suppress(psutil.Error):
+            total += child.memory_info().rss
+    return total
+
+
+async def test_neither_time_nor_memory_of_any_template_escapes() -> None:
+    async with rendering() as renderers:
+        for name, text in (WITHOUT_END | TOO_LARGE).items():
+            with pytest.raises((InvalidRequest, Internal)) as caught:
+                await rendered(renderers, TemplateText(text, {}), HELLO)
+            assert "chat template" in caught.value.message, name
+            assert resident() < 256 << 20, name
+        assert await rendered(renderers, SAYS, HELLO) == "Hello"
+
+
+async def test_a_template_without_end_is_stopped_at_its_cpu_time() -> None:
+    async with rendering() as renderers:
+        for text in (WITHOUT_END["nested loops"], WITHOUT_END["a power of names"]):
+            with pytest.raises(InvalidRequest, match=r"more than 0.3 s of CPU time") as caught:
+                await rendered(renderers, TemplateText(text, {}), HELLO)
+            assert caught.value.param == "messages"
+
+
+async def test_a_template_without_end_delays_no_other() -> None:
+    async with rendering(cpu_seconds=3600) as renderers:
+        hostile = TemplateText(WITHOUT_END["nested loops"], {})
+        stuck = [asyncio.create_task(rendered(renderers, hostile, HELLO)) for _ in range(8)]
+        for _ in range(3):
+            assert await rendered(renderers, SAYS, HELLO) == "Hello"
+        assert len(children()) == 2  # the eight wait for one another
+        for task in stuck:
+            task.cancel()
+        await asyncio.gather(*stuck, return_exceptions=True)
+        assert await rendered(renderers, SAYS, HELLO) == "Hello"
+
+
+async def test_long_conversations_do_not_stand_before_short_ones() -> None:
+    slow_when_long = TemplateText(
+        "{% if messages[0].content | length > 9 %}" + WITHOUT_END["nested loops"] + "{% endif %}short", {}
+    )
+    async with rendering(cpu_seconds=3600) as renderers:
+        long = asyncio.create_task(rendered(renderers, slow_when_long, [{"role": "user", "content": "x" * 100_000}]))
+        for _ in range(3):
+            assert await rendered(renderers, slow_when_long, HELLO) == "short"
+        long.cancel()
+        await asyncio.gather(long, return_exceptions=True)
+
+
+async def test_one_process_renders_one_after_the_other_and_is_kept() -> None:
+    async with rendering() as renderers:
+        texts = [[{"role": "user", "content": f"é{i}"}] for i in range(50)]
+        assert await asyncio.gather(*(rendered(renderers, SAYS, text) for text in texts)) == [
+            f"é{i}" for i in range(50)
+        ]
+        assert len(children()) == 1
+
+
+async def test_of_messages_handed_over_together_only_the_guilty_are_refused() -> None:
+    text = "{% if messages[0].content == 'time' %}" + WITHOUT_END["nested loops"] + "{% endif %}"
+    text += "{% if messages[0].content == 'memory' %}" + TOO_LARGE["a product of names"] + "{% endif %}ok"
+    template = TemplateText(text, {})
+    said = ["a", "time", "b", "memory", "c"]
+    async with rendering() as renderers:
+        asked = (rendered(renderers, template, [{"role": "user", "content": one}]) for one in said)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+    assert [answer if isinstance(answer, str) else type(answer) for answer in answers] == [
+        "ok",
+        InvalidRequest,
+        "ok",
+        InvalidRequest,
+        "ok",
+    ]
+    assert "CPU time" in str(answers[1])
+    assert "MiB" in str(answers[3])
+
+
+async def test_messages_that_a_process_has_no_memory_to_read_are_refused() -> None:
+    async with rendering(mebibytes=32) as renderers:
+        with pytest.raises(InvalidRequest, match="MiB") as caught:
+            await rendered(renderers, SAYS, [{"role": "user", "content": "x" * 9_000_000}])
+        assert caught.value.param == "messages"
+
+
+async def test_nobody_is_refused_for_memory_that_others_of_the_batch_have_taken() -> None:
+    text = "{% for m in messages %}{{ m.content * m.times }}{% endfor %}"
+    template = TemplateText(text, {})
+    async with rendering() as renderers:
+        asked = (rendered(renderers, template, [{"content": "x" * 1000, "times": 4000}]) for _ in range(32))
+        answers = await asyncio.gather(*asked)
+    assert [len(answer) for answer in answers] == [4_000_000] * 32
+
+
+async def test_a_process_that_dies_while_it_waits_costs_no_request() -> None:
+    async with rendering() as renderers, asyncio.timeout(PATIENCE_S):
+        await rendered(renderers, SAYS, HELLO)
+        (child,) = children()
+        child.send_signal(signal.SIGKILL)
+        assert await rendered(renderers, SAYS, HELLO) == "Hello"  # nobody knows yet
+        (child,) = children()
+        child.send_signal(signal.SIGKILL)
+        await eventually(lambda: not children())
+        assert await rendered(renderers, SAYS, HELLO) == "Hello"  # it was known before anybody asked
+
+
+async def test_a_process_that_dies_at_work_is_no_fault_of_the_client() -> None:
+    async with rendering(cpu_seconds=3600) as renderers, asyncio.timeout(PATIENCE_S):
+        asked = asyncio.create_task(rendered(renderers, TemplateText(WITHOUT_END["nested loops"], {}), HELLO))
+        died = set()
+        while len(died) < 2:
+            await eventually(lambda: any(child.pid not in died for child in children()))
+            for child in children():
+                if child.pid not in died:
+                    died.add(child.pid)
+                    child.send_signal(signal.SIGKILL)
+        with pytest.raises(Overloaded, match="Try again"):
+            await asked
+        assert await rendered(renderers, SAYS, HELLO) == "Hello"
+
+
+async def test_the_processes_end_with_the_gateway() -> None:
+    async with rendering() as renderers:
+        await rendered(renderers, SAYS, HELLO)
+        (child,) = children()
+    await eventually(lambda: not child.is_running())
+
+
+async def test_a_process_inherits_no_settings_and_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOTET_SECRET", "x")
+    async with rendering() as renderers:
+        await rendered(renderers, SAYS, HELLO)
+        (child,) = children()
+        assert "MOTET_SECRET" not in child.environ()
+        assert os.getsid(child.pid) != os.getsid(0)
+
+
+async def test_a_broken_template_is_the_models_fault() -> None:
+    async with rendering() as renderers:
+        for _ in range(2):
+            with pytest.raises(Internal, match="broken chat template"):
+                await rendered(renderers, TemplateText("{% if %}", {}), HELLO)
+
+
+async def test_a_refusal_of_a_template_repeats_only_a_part_of_the_messages() -> None:
+    refuses = TemplateText("{{ raise_exception('I do not like ' ~ messages[0].content) }}", {})
+    async with rendering() as renderers:
+        with pytest.raises(InvalidRequest, match="I do not like xxx") as caught:
+            await rendered(renderers, refuses, [{"role": "user", "content": "x" * 90_000}])
+        assert len(caught.value.message) < 2000
+
+
+async def test_what_no_template_can_take_is_refused() -> None:
+    async with rendering() as renderers:
+        with pytest.raises(InvalidRequest, match="messages"):
+            await rendered(renderers, SAYS, [{"role": "user", "content": 2**70}])
+
+
+async def test_many_templates_do_not_stay_in_one_process() -> None:
+    async with rendering() as renderers:
+        first = None
+        for i in range(70):
+            assert await rendered(renderers, TemplateText(f"{i}", {}), HELLO) == str(i)
+            first = first or children()[0]
+        assert first is not None
+        await eventually(lambda: not first.is_running())
+
+
+def test_it_works_on_the_loop_of_the_real_process() -> None:
+    async def endless_and_short() -> str:
+        async with rendering() as renderers:
+            with pytest.raises(InvalidRequest):
+                await rendered(renderers, TemplateText(WITHOUT_END["nested loops"], {}), HELLO)
+            return await rendered(renderers, SAYS, HELLO)
+
+    assert uvloop.run(endless_and_short()) == "Hello"
