@@ -18,6 +18,7 @@ from motet_gateway.gateway import Gateway
 from motet_gateway.metrics import Metrics
 from motet_gateway.server import HttpServer, listening
 from motet_gateway.settings import Settings
+from tests.common.waiting import PATIENCE_S
 from tests.support.mini_cluster import MiniCluster, mini_cluster
 
 
@@ -30,20 +31,21 @@ class Served:
     cluster: MiniCluster
     http: httpx2.AsyncClient
     registry: CollectorRegistry
+    server: HttpServer
 
     @cached_property
     def openai(self) -> AsyncOpenAI:
         return AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=10)
 
 
-async def eventually(holds: Callable[[], object], *, seconds: float = 5.0) -> None:
+async def eventually(holds: Callable[[], object], *, seconds: float = PATIENCE_S) -> None:
     async with asyncio.timeout(seconds):
         while not holds():
             await asyncio.sleep(0.005)
 
 
 @asynccontextmanager
-async def serve(cluster: MiniCluster, *, ready: bool = True, **settings: Any) -> AsyncIterator[Served]:
+async def serve(cluster: MiniCluster, *, ready: bool = True, names: int = 0, **settings: Any) -> AsyncIterator[Served]:
     own = Settings(port=0, **{"drain_seconds": 0.5, **settings})
     process = ProcessSettings(data_dir=cluster.folder, time_scale=0.1)
     addresses = Addresses(
@@ -52,14 +54,14 @@ async def serve(cluster: MiniCluster, *, ready: bool = True, **settings: Any) ->
         supervisor_address="unix:/nowhere",
     )
     registry = CollectorRegistry()
-    gateway = Gateway(own, process, addresses, Metrics(registry))
-    server = HttpServer(build_app(gateway, registry), grace=1)
+    gateway = Gateway(own, process, addresses, Metrics(registry, names=names))
+    server = HttpServer(build_app(gateway, registry), own, grace=1)
     with listening(own) as bound:
         url = f"http://127.0.0.1:{bound.getsockname()[1]}"
         running = asyncio.create_task(gateway.run())
         serving_http = asyncio.create_task(server.serve(sockets=[bound]))
         async with httpx2.AsyncClient(base_url=url, timeout=10, verify=False) as http:
-            served = Served(url, gateway, cluster, http, registry)
+            served = Served(url, gateway, cluster, http, registry, server)
             try:
                 await eventually(lambda: server.started)
                 if ready:

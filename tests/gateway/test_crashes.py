@@ -41,7 +41,7 @@ def crashing_app() -> RequestContext:
 @pytest.fixture
 async def http() -> AsyncIterator[httpx2.AsyncClient]:
     settings = Settings(port=0)
-    server = HttpServer(crashing_app(), grace=1)
+    server = HttpServer(crashing_app(), settings, grace=1)
     with listening(settings) as bound:
         running = asyncio.create_task(server.serve(sockets=[bound]))
         await eventually(lambda: server.started)

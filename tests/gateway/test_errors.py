@@ -43,8 +43,8 @@ def error_of(answer: httpx2.Response) -> dict[str, Any]:
         ({"max_tokens": 0}, "max_tokens", "invalid_value", "1"),
         ({"max_tokens": 4, "min_tokens": 5}, "min_tokens", "invalid_value", "more than the 4"),
         ({"stop": 5}, "stop", "invalid_value", "string"),
-        ({"stop": ["a"] * 5}, "stop", "invalid_value", "at most 4"),
-        ({"stop": ""}, "stop", "invalid_value", "empty"),
+        ({"stop": ["a"] * 17}, "stop", "invalid_value", "up to 16"),
+        ({"stop": ""}, "stop", "invalid_value", "1 to 256 characters"),
         ({"logit_bias": {"x": 1}}, "logit_bias", "invalid_value", "token id"),
         ({"logit_bias": {"99999": 1}}, "logit_bias", "invalid_value", "token id"),
         ({"stop_token_ids": [99999]}, "stop_token_ids", "invalid_value", "vocabulary"),
@@ -203,3 +203,9 @@ async def test_answers_say_how_their_time_was_spent(served: Served) -> None:
 async def test_the_api_describes_itself(served: Served) -> None:
     schema = (await served.http.get("/openapi.json")).json()
     assert {CHAT, "/v1/completions", "/v1/models", "/tokenize"} <= set(schema["paths"])
+
+
+async def test_counting_the_tokens_of_no_messages_is_a_400(served: Served) -> None:
+    answer = await served.http.post("/tokenize", json={"messages": []})
+    assert answer.status_code == 400
+    assert error_of(answer)["param"] == "messages"

@@ -6,6 +6,7 @@ import time
 from motet.api.v1 import scheduler_pb2
 from motet.clock import FakeClock
 from motet_gateway.held import Held
+from tests.common.yardstick import yardstick
 from tests.gateway.conftest import eventually, serve
 from tests.gateway.test_streams import Read, long_request, read
 from tests.support.mini_cluster import GROUP, mini_cluster
@@ -126,7 +127,7 @@ def test_ten_thousand_that_are_asked_about_and_go_cost_no_more_than_a_moment() -
     for request in requests:
         held.leave(request)
         held.position(requests[-1])
-    assert time.process_time() - began < 1.0
+    assert time.process_time() - began < 20 * yardstick()
     assert len(held) == 0
 
 

@@ -3,12 +3,13 @@
 import asyncio
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from motet.telemetry import serving_metrics
+from motet.clock import FakeClock
+from motet.telemetry import KEEP_NAME_SECONDS, serving_metrics
 from motet_gateway.exposition import exposition, scrape_all
-from motet_gateway.metrics import MOST_NAMES, OTHERS, Metrics
+from motet_gateway.metrics import Metrics
 from tests.gateway.conftest import Served, serve
 from tests.support.mini_cluster import MiniCluster
 
@@ -55,7 +56,7 @@ async def test_two_types_under_one_name_do_not_break_the_text() -> None:
 
 async def test_the_gateway_shows_everybodys_figures(cluster: MiniCluster) -> None:
     async with (
-        serve(cluster, metrics_dir=cluster.folder) as served,
+        serve(cluster, metrics_dir=cluster.folder, names=9) as served,
         serving_metrics(f"unix:{cluster.folder}/scheduler.metrics.sock", registry(2)),
     ):
         await served.http.post("/v1/completions", json={"model": "legal", "prompt": "Hi", "max_tokens": 3})
@@ -70,7 +71,6 @@ async def test_the_gateway_shows_everybodys_figures(cluster: MiniCluster) -> Non
 
 
 async def test_clients_see_no_figures_unless_the_machine_is_one_persons_own(served: Served) -> None:
-    """They carry the names of tenants and adapters."""
     assert served.gateway.settings.metrics_dir is None
     for ask in (served.http.get, served.http.head):
         assert (await ask("/metrics")).status_code == 404
@@ -84,11 +84,26 @@ async def test_probes_answer_get_and_head(served: Served) -> None:
     assert (await served.http.get("/health")).content == b""
 
 
-def test_labels_stay_bounded() -> None:
-    metrics = Metrics(CollectorRegistry())
-    names = {metrics.who("tenant", f"adapter-{i}") for i in range(MOST_NAMES + 50)}
-    assert len(names) == MOST_NAMES + 1
-    assert (OTHERS, OTHERS) in names
+async def test_figures_name_no_tenant_and_no_adapter_unless_the_platform_wants_it(served: Served) -> None:
+    await served.http.post("/v1/completions", json={"model": "legal", "prompt": "Hi", "max_tokens": 3})
+    text = generate_latest(served.registry).decode()
+    assert 'motet_requests_total{adapter="",code="200",tenant=""} 1.0' in text
+    assert "legal" not in text
+
+
+def test_every_figure_of_a_pair_that_is_pushed_out_goes_with_it() -> None:
+    registry, clock = CollectorRegistry(), FakeClock()
+    metrics = Metrics(registry, names=1, clock=clock)
+    for adapter in ("acme/old", "acme/new"):
+        who = metrics.who("acme", adapter)
+        metrics.requests.labels(*who, "200").inc()
+        metrics.tokens.labels(*who, "input").inc()
+        for one in (metrics.time_to_first_token, metrics.time_per_output_token, metrics.request_duration):
+            one.labels(*who).observe(1)
+        clock.advance(2 * KEEP_NAME_SECONDS)
+    text = generate_latest(registry).decode()
+    assert "acme/new" in text
+    assert "acme/old" not in text
 
 
 async def test_a_scrape_that_hangs_does_not_hang_the_others(tmp_path: Path) -> None:

@@ -1,17 +1,21 @@
 """Whatever a client sends is either understood or refused in words."""
 
+import asyncio
+from collections.abc import Iterator
+
 import orjson
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from motet.errors import MotetError
 from motet_gateway.answers.prompts import chat_prompt, completion_prompts, room_for_answer
 from motet_gateway.parameters import ChatBody, CompletionBody, parse, request_class, sampling
-from motet_gateway.tokens.template import ChatTemplate
+from motet_gateway.tokens.renderers import Renderers, TemplateText
 from motet_gateway.tokens.text_model import TextModel
 from tests.support.mini_cluster import TEMPLATE, tiny_tokenizer
 
-MODEL = TextModel(tiny_tokenizer(), ChatTemplate(TEMPLATE, {}), vocabulary=400, context_length=512)
+MODEL = TextModel(tiny_tokenizer(), TemplateText(TEMPLATE, {}), vocabulary=400, context_length=512)
 
 json = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text(max_size=8),
@@ -24,6 +28,17 @@ values = json | st.sampled_from(
 )
 bodies = st.dictionaries(st.sampled_from(FIELDS), values, max_size=2)
 messages = st.lists(st.fixed_dictionaries({"role": values, "content": values}), min_size=1, max_size=2)
+
+
+LOOP = asyncio.Runner()
+RENDERERS = Renderers(processes=1, cpu_seconds=5, memory_bytes=1 << 28)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ends() -> Iterator[None]:
+    with LOOP:
+        yield
+        LOOP.run(RENDERERS.close())
 
 
 def check(refusal: MotetError) -> None:
@@ -39,7 +54,7 @@ def test_any_chat_is_understood_or_refused(body: dict, said: object) -> None:
         parsed = parse(ChatBody, content)
         parsed.refuse_what_is_not_there_yet()
         parsed.stops()
-        prompt = chat_prompt(parsed, MODEL)
+        prompt = LOOP.run(chat_prompt(parsed, MODEL, RENDERERS, threaded_bytes=4096))
         made = sampling(parsed, MODEL, max_tokens=room_for_answer(parsed, prompt, 512))
         assert request_class(parsed, 0) in (1, 2, 3)
     except MotetError as error:
@@ -55,7 +70,7 @@ def test_any_completion_is_understood_or_refused(body: dict, prompt: object) -> 
         parsed = parse(CompletionBody, content)
         parsed.refuse_what_is_not_there_yet()
         parsed.stops()
-        for tokens in completion_prompts(parsed, MODEL):
+        for tokens in LOOP.run(completion_prompts(parsed, MODEL, threaded_bytes=4096)):
             sampling(parsed, MODEL, max_tokens=room_for_answer(parsed, tokens, 512))
     except MotetError as error:
         check(error)

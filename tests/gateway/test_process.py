@@ -10,8 +10,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx2
+import psutil
 import pytest
 
+from tests.common.waiting import PATIENCE_S
 from tests.support.mini_cluster import MiniCluster
 
 
@@ -46,7 +48,7 @@ async def process(folder: Path, port: int, cluster: MiniCluster | None = None, *
 
 
 async def answers(http: httpx2.AsyncClient, path: str, status: int = 200) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             try:
                 if (await http.get(path)).status_code == status:
@@ -57,7 +59,7 @@ async def answers(http: httpx2.AsyncClient, path: str, status: int = 200) -> Non
 
 
 async def end(started: Process) -> tuple[int, str]:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         _, said = await started.communicate()
     assert started.returncode is not None
     return started.returncode, said.decode()
@@ -119,3 +121,19 @@ async def test_prompts_and_answers_never_reach_the_log(tmp_path: Path, cluster: 
     assert status == 0
     assert "answered" in said
     assert secret not in said
+
+
+async def test_a_chat_is_rendered_and_leaves_no_process_behind(tmp_path: Path, cluster: MiniCluster) -> None:
+    port = free_port()
+    async with process(tmp_path, port, cluster) as started:
+        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as http:
+            await answers(http, "/health")
+            body = {"model": "legal", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
+            answer = await http.post("/v1/chat/completions", json=body)
+            assert answer.status_code == 200, answer.text
+        children = psutil.Process(started.pid).children()
+        assert children
+        started.kill()
+        await started.communicate()
+    psutil.wait_procs(children, timeout=10)
+    assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from motet.api.v1 import common_pb2, runner_pb2, scheduler_pb2
-from motet.errors import AdapterFetchFailed, NoRunner, PoolSaturated
+from motet.errors import AdapterFetchFailed, NoRunner, NotFinite, PoolSaturated
 from tests.gateway.conftest import Served, eventually, serve
 from tests.support.mini_cluster import MiniCluster, mini_cluster
 
@@ -120,6 +120,23 @@ async def test_a_decline_is_not_seen_by_the_client(pair: Served) -> None:
     assert [lost.epoch for lost in pair.cluster.scheduler.lost] == [1]
 
 
+async def test_a_decline_of_a_past_term_says_nothing_about_the_present_placement(pair: Served) -> None:
+    pair.cluster.scheduler.term = 7
+    first = pair.cluster.runners[0]
+    first.step_seconds = 0.002
+    result = Read()
+    task = asyncio.create_task(read(pair, long_request(), result))
+    await eventually(lambda: len(result.events) > 5)
+    (running,) = first._running.values()
+    late = runner_pb2.SubmitDeclined(
+        request=running.submit.request, epoch=running.submit.epoch, failure=NoRunner("full").to_proto(), term=6
+    )
+    running.session.send(runner_pb2.GenerateDown(declined=late))
+    await task
+    assert result.text == expected(pair.cluster, 60)
+    assert pair.cluster.scheduler.lost == []
+
+
 async def test_a_move_stops_the_old_runner_and_goes_on_at_the_new_one(pair: Served) -> None:
     first, second = pair.cluster.runners
     first.step_seconds = 0.002
@@ -211,7 +228,7 @@ async def test_a_failure_in_mid_stream_is_an_error_and_then_done(served: Served)
     stream = await read(served, long_request())
     assert stream.text == expected(served.cluster, 10)
     assert stream.error == {
-        "message": "the adapter's bytes are gone",
+        "message": "The adapter's files could not be fetched. Its owner finds the details in the adapter's status.",
         "type": "adapter_error",
         "param": None,
         "code": "adapter_fetch_failed",
@@ -223,7 +240,7 @@ async def test_a_failure_in_mid_stream_is_an_error_and_then_done(served: Served)
 async def test_the_client_library_raises_on_a_failure_in_mid_stream(served: Served) -> None:
     served.cluster.runners[0].fails_after = (4, AdapterFetchFailed("gone").to_proto())
     stream = await served.openai.completions.create(model="tiny", prompt=PROMPT, stream=True)
-    with pytest.raises(openai.APIError, match="gone"):
+    with pytest.raises(openai.APIError, match="could not be fetched"):
         async for _ in stream:
             pass
 
@@ -276,7 +293,7 @@ async def test_a_stream_says_that_its_adapter_is_loading(cluster: MiniCluster) -
             request=runner.submits[0].request, epoch=1, state=common_pb2.SEQUENCE_STATE_LOADING, percent=40
         )
         (running,) = runner._running.values()
-        running.outbox.put(runner_pb2.GenerateDown(step=runner_pb2.Step(progress=[progress])))
+        running.session.send(runner_pb2.GenerateDown(step=runner_pb2.Step(progress=[progress])))
         await eventually(lambda: "loading adapter default/legal 40%" in result.comments)
         runner.silent = False
         runner._work.set()
@@ -311,6 +328,56 @@ async def test_requests_wait_for_the_first_runner_of_their_group() -> None:
             assert (await served.http.get("/health")).status_code == 200
 
 
+async def test_a_move_that_was_lost_with_the_stream_is_made_good_by_a_later_one(pair: Served) -> None:
+    scheduler, (first, second) = pair.cluster.scheduler, pair.cluster.runners
+    first.step_seconds = 0.005
+    result = Read()
+    task = asyncio.create_task(read(pair, long_request(), result))
+    await eventually(lambda: result.events)
+    request = first.submits[0].request
+    await scheduler.stop()  # with the word of epoch 2, which the gateway never hears
+    scheduler._epochs[request] = 2
+    await scheduler.start()
+    await eventually(lambda: scheduler.hellos[1:])
+    assert [live.epoch for live in scheduler.hellos[-1].live] == [1], "it says where it runs, and not what it missed"
+    moved = scheduler_pb2.Moved(placement=scheduler.placed(request, 3, second), reason="drained")
+    scheduler.say(scheduler_pb2.ServeDown(moved=moved))
+    await task
+    assert result.text == expected(pair.cluster, 60)
+    assert [submit.epoch for submit in second.submits] == [3]
+
+
+async def test_a_refused_move_ends_the_request_at_once_and_frees_its_runner(served: Served) -> None:
+    scheduler, runner = served.cluster.scheduler, served.cluster.runners[0]
+    runner.step_seconds = 0.01
+    result = Read()
+    task = asyncio.create_task(read(served, long_request(400), result))
+    await eventually(lambda: result.events)
+    request, failure = runner.submits[0].request, NoRunner("no other runner takes it").to_proto()
+    scheduler.say(scheduler.refusal(request, 0, failure))  # said before it was placed
+    before = len(result.events)
+    await eventually(lambda: len(result.events) > before + 2)
+    scheduler.say(scheduler.refusal(request, 2, failure))
+    await task
+    assert result.error is not None
+    assert result.error["message"] == "no other runner takes it"
+    await eventually(lambda: not runner.running)
+
+
+async def test_a_refusal_of_an_earlier_scheduler_is_not_heard(served: Served) -> None:
+    scheduler = served.cluster.scheduler
+    scheduler.holds = True
+    task = asyncio.create_task(read(served, long_request(5)))
+    await eventually(lambda: scheduler.enqueued)
+    await scheduler.restart()
+    await eventually(lambda: served.gateway.dispatcher._term == 2)
+    late = scheduler.refusal(scheduler.enqueued[0].request, 0, NoRunner("none").to_proto())
+    late.refused.term = 1
+    scheduler.say(late)
+    scheduler.release()
+    assert (await task).finishes == ["length"]
+
+
 async def test_a_gateway_that_is_older_than_its_scheduler_holds_requests() -> None:
     async with mini_cluster() as cluster:
         await cluster.scheduler.stop()
@@ -328,8 +395,27 @@ async def test_an_adapter_that_failed_its_checks_is_said_so(served: Served) -> N
     await eventually(lambda: len(served.gateway.catalog.current.adapters) == 3)
     answer = await served.http.post("/v1/completions", json=long_request(model="bad"))
     assert answer.status_code == 422
-    assert answer.json()["error"]["message"] == "no adapter_config.json"
+    assert answer.json()["error"]["code"] == "adapter_fetch_failed"
     assert answer.headers["x-should-retry"] == "false"
+
+
+async def test_a_fetch_that_is_repeated_by_itself_makes_no_client_wait_and_tells_none_what_is_its_owners(
+    served: Served,
+) -> None:
+    owners = "the runners may not read Secret acme/hub-token. Grant it: kubectl -n acme create role motet-hub-token"
+    failure = AdapterFetchFailed(owners, reason="CredentialsInvalid", retry_after=300.0).to_proto()
+    served.cluster.add_adapter("bad", digest="", state=scheduler_pb2.ADAPTER_READINESS_FAILED, failure=failure)
+    served.cluster.scheduler.publish()
+    await eventually(lambda: len(served.gateway.catalog.current.adapters) == 3)
+    answer = await served.http.post("/v1/completions", json=long_request(model="bad"))
+    assert (answer.status_code, answer.headers["x-should-retry"]) == (422, "false")
+    assert "retry-after" not in answer.headers
+    assert "CredentialsInvalid" in answer.json()["error"]["message"]
+    assert not [word for word in ("Secret", "kubectl", "hub-token") if word in answer.text]
+    served.cluster.runners[0].declines = [failure]
+    declined = await served.http.post("/v1/completions", json=long_request(model="legal"))
+    assert (declined.status_code, declined.headers["x-should-retry"]) == (422, "false")
+    assert "kubectl" not in declined.text
 
 
 async def test_an_unreachable_runner_is_given_up_soon(pair: Served) -> None:
@@ -387,3 +473,12 @@ async def test_nothing_stays_behind_whatever_became_of_the_requests(served: Serv
     assert not gateway._answers
     assert not gateway._listeners
     await eventually(lambda: len(asyncio.all_tasks()) <= tasks + 5)
+
+
+async def test_numbers_that_are_not_finite_twice_end_the_request_with_their_own_error(served: Served) -> None:
+    runner = served.cluster.runners[0]
+    runner.declines = [NotFinite("The model's numbers for this request are not finite.").to_proto()] * 3
+    answer = await served.http.post("/v1/completions", json=long_request(stream=False))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "not_finite")
+    assert answer.headers["x-should-retry"] == "false"
+    assert len(runner.submits) == 2

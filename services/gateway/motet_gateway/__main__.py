@@ -24,8 +24,8 @@ def main() -> None:
 
     async def serve(stop: asyncio.Event, registry: CollectorRegistry, health: Health) -> None:
         with listening(settings) as bound:
-            gateway = Gateway(settings, process, addresses, Metrics(registry))
-            server = HttpServer(build_app(gateway, registry), grace=settings.drain_seconds + LAST_SECONDS)
+            gateway = Gateway(settings, process, addresses, Metrics(registry, names=process.metrics_names))
+            server = HttpServer(build_app(gateway, registry), settings, grace=settings.drain_seconds + LAST_SECONDS)
             async with asyncio.TaskGroup() as tasks:
                 links = tasks.create_task(gateway.run(), name="gateway")
                 http = tasks.create_task(server.serve(sockets=[bound]), name="http")

@@ -1,31 +1,118 @@
-"""Request bodies: of JSON, and not too large."""
+"""Request bodies: of JSON, not too large, soon here, and of a shape that is quickly parsed."""
 
-from starlette.requests import Request
+import asyncio
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from motet.errors import InvalidRequest, RequestTooLarge, UnsupportedMediaType
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope
+
+from motet.errors import InvalidRequest, Overloaded, RequestTooLarge, UnsupportedMediaType
+from motet_gateway.errors import ClientGone, RequestTimeout
+
+MOST_STRINGS = 100_000
+MOST_CONTAINERS = 100_000
+MOST_ELEMENTS = 2_000_000
+"""Strings, lists with objects, and elements of both in one body. Parsing holds all other work up, about 0.1 s at these
+bounds, and objects take many times the memory of their text. A prompt of a million token ids is still taken."""
+
+_STRING = re.compile(rb'"[^"]*"?')
 
 
-async def read_json(request: Request, *, limit: int) -> bytes:
-    """The raw body. Raises when it is not declared as JSON, or larger than `limit`."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
-        # Not only neatness: a web page cannot send this content type to another origin without asking first.
-        raise UnsupportedMediaType(
-            f"The content type is {kind or 'missing'}; send JSON with the header 'content-type: application/json'."
-        )
-    declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > limit:
-        raise _too_large(limit)
-    chunks: list[bytes] = []
-    size = 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > limit:
+class Bodies:
+    """The bytes of all bodies under way, within a budget."""
+
+    def __init__(self, budget: int, *, seconds: float) -> None:
+        self._budget = budget
+        self.seconds = seconds
+        self.held = 0
+
+    @contextmanager
+    def hold(self) -> Iterator["HeldBody"]:
+        """A body that counts for as long as its request is under way."""
+        body = HeldBody(self)
+        try:
+            yield body
+        finally:
+            self.held -= body.size
+
+    def take(self, size: int) -> None:
+        if self.held + size > self._budget:
+            raise Overloaded("The gateway holds as many bytes of requests as it may. Try again soon.")
+        self.held += size
+
+
+class HeldBody:
+    def __init__(self, bodies: Bodies) -> None:
+        self._bodies = bodies
+        self.size = 0
+
+    async def read_json(self, scope: Scope, receive: Receive, *, limit: int) -> bytes:
+        """The raw bytes. Raises when they are not declared as JSON, too many, too slow, or too much to parse."""
+        headers = Headers(scope=scope)
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+            # Not only neatness: a web page cannot send this content type to another origin without asking first.
+            raise UnsupportedMediaType(
+                f"The content type is {kind or 'missing'}; send JSON with the header 'content-type: application/json'."
+            )
+        declared = headers.get("content-length", "")
+        if declared.isdigit() and int(declared) > limit:
             raise _too_large(limit)
-        chunks.append(chunk)
-    if not size:
-        raise InvalidRequest("The body is empty; send a JSON object.")
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        try:
+            async with asyncio.timeout(self._bodies.seconds):
+                content = await self._arrived(receive, limit)
+        except TimeoutError:
+            raise RequestTimeout(f"The body did not arrive within {self._bodies.seconds:g} s.") from None
+        if not content:
+            raise InvalidRequest("The body is empty; send a JSON object.")
+        check_shape(content)
+        return content
+
+    async def _arrived(self, receive: Receive, limit: int) -> bytes:
+        pieces: list[bytes] = []
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            piece = message.get("body", b"")
+            if self.size + len(piece) > limit:
+                raise _too_large(limit)
+            self._bodies.take(len(piece))
+            self.size += len(piece)
+            pieces.append(piece)
+            more = message.get("more_body", False)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def check_shape(content: bytes) -> None:
+    """Raise InvalidRequest when parsing it would take much longer than reading it. Looks into a body only when it has
+    many of the characters that matter; most are done after counting these."""
+    if content.count(b'"') <= 2 * MOST_STRINGS and _sparse(content):
+        return
+    plain = content.replace(b"\\\\", b"").replace(b'\\"', b"")  # no quote within a string is left
+    if plain.count(b'"') > 2 * MOST_STRINGS:
+        raise _too_much(f"{MOST_STRINGS} strings")
+    if not _sparse(plain):
+        plain = _STRING.sub(b"", plain)  # it may be a text that has all the commas and braces
+        if _containers(plain) > MOST_CONTAINERS:
+            raise _too_much(f"{MOST_CONTAINERS} lists and objects")
+        if plain.count(b",") > MOST_ELEMENTS:
+            raise _too_much(f"{MOST_ELEMENTS} elements")
+
+
+def _sparse(content: bytes) -> bool:
+    return _containers(content) <= MOST_CONTAINERS and content.count(b",") <= MOST_ELEMENTS
+
+
+def _containers(content: bytes) -> int:
+    return content.count(b"[") + content.count(b"{")
+
+
+def _too_much(what: str) -> InvalidRequest:
+    return InvalidRequest(f"The body has more than {what}, which are the most that this gateway takes.")
 
 
 def _too_large(limit: int) -> RequestTooLarge:

@@ -1,14 +1,12 @@
 """What can be asked for, by which names, and by whom. The scheduler sends it; every catalog replaces the one before."""
 
-import difflib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
 from motet.api.v1 import common_pb2, scheduler_pb2
 from motet.errors import AdapterIncompatible, InvalidRequest, ModelNotFound, Overloaded, from_proto
-
-NEAREST = 3
+from motet_gateway.names import Names, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +141,16 @@ class Catalog:
         return self._adapters.get((tenant, rest), []) if caller.sees_all or tenant == caller.tenant else []
 
     def _not_found(self, name: str, caller: Caller) -> ModelNotFound:
-        names = [visible for visible, _ in self.visible(caller)]
-        nearest = difflib.get_close_matches(name, names, n=NEAREST, cutoff=0.0)
+        if (names := self._names.get(caller)) is None:
+            names = self._names[caller] = Names(visible for visible, _ in self.visible(caller))
+        nearest = names.nearest(name)
         hint = f"Nearest names: {', '.join(nearest)}." if nearest else "No model is served here yet."
-        return ModelNotFound(f"The model '{name}' does not exist or you may not use it. {hint}", param="model")
+        return ModelNotFound(f"The model '{shown(name)}' does not exist or you may not use it. {hint}", param="model")
+
+    @cached_property
+    def _names(self) -> dict[Caller, Names]:
+        """Ordered once a catalog, for those who misspell."""
+        return {}
 
     def runner_addresses(self) -> set[str]:
         return {runner.address for group in self.groups for runner in group.runners}

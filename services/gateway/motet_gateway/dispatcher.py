@@ -14,8 +14,9 @@ import structlog
 
 from motet.api.v1 import common_pb2, runner_pb2, scheduler_pb2, scheduler_pb2_grpc
 from motet.clock import Clock, monotonic
-from motet.errors import Internal, MotetError, Overloaded, from_proto
+from motet.errors import Internal, MotetError, Overloaded, RequestKillsEngines, from_proto
 from motet.rpc import Link
+from motet.terms import check_leaders_term, check_term
 from motet_gateway.catalog import Catalog, CatalogBook
 from motet_gateway.generation import (
     CancelAt,
@@ -34,6 +35,7 @@ from motet_gateway.generation import (
 )
 from motet_gateway.held import Held
 from motet_gateway.metrics import Metrics
+from motet_gateway.replacement import Loss
 from motet_gateway.runners import Runners
 from motet_gateway.usage import RecentUsage
 
@@ -194,29 +196,40 @@ class Dispatcher:
                     why = f" ({message.position.why})" if message.position.why else ""
                     live.sink.waits(f"queued position={message.position.position}{why}")
             case "moved":
-                self._placed(message.moved.placement)
+                self._placed(message.moved.placement, engine_hung=message.moved.engine_hung)
             case "refused":
-                if (live := self._live.get(message.refused.request)) is not None:
-                    self._carry_out(live, live.generation.refused(from_proto(message.refused.failure)))
+                self._refused(message.refused)
             case "catalog":
                 self._catalog.replace(Catalog.of(message.catalog))
                 busy = [live.generation.placement.address for live in self._live.values() if live.generation.placement]
                 self._runners.keep(self._catalog.current.runner_addresses(), busy=busy)
             case "welcome":
+                check_leaders_term(message.welcome.term, self._term, "the scheduler")
                 self._term = max(self._term, message.welcome.term)
             case unknown:
                 log.debug("message not understood", sender="scheduler", kind=unknown)
 
-    def _placed(self, placed: scheduler_pb2.Placed) -> None:
-        if placed.term < self._term:
+    def _is_of_the_past(self, term: int) -> bool:
+        if term < self._term:
             self._metrics.dropped.labels("stale term").inc()
+            return True
+        check_term(term, self._term, "the scheduler")
+        self._term = term
+        return False
+
+    def _refused(self, refused: scheduler_pb2.Refused) -> None:
+        live = self._live.get(refused.request)
+        if live is not None and not self._is_of_the_past(refused.term):
+            self._carry_out(live, live.generation.refused(refused.epoch, from_proto(refused.failure)))
+
+    def _placed(self, placed: scheduler_pb2.Placed, *, engine_hung: bool = False) -> None:
+        if self._is_of_the_past(placed.term):
             return
-        self._term = placed.term
         placement = Placement(
             placed.epoch, placed.instance, placed.incarnation, placed.address, placed.term, placed.promise
         )
         if (live := self._live.get(placed.request)) is not None:
-            self._carry_out(live, live.generation.placed(placement))
+            self._carry_out(live, live.generation.placed(placement, engine_hung=engine_hung))
         else:
             # It ended while the scheduler was placing it: the promise must not wait for a report to be released.
             finished = scheduler_pb2.Finished(
@@ -238,8 +251,15 @@ class Dispatcher:
                     self._progress(progress)
             case "declined":
                 declined = message.declined
-                if (live := self._live.get(declined.request)) is not None:
+                if (live := self._live.get(declined.request)) is None:
+                    return
+                placed = live.generation.placement
+                if placed is not None and 0 < declined.term < placed.term:
+                    self._metrics.dropped.labels("stale term").inc()
+                else:
                     self._carry_out(live, live.generation.declined(declined.epoch, declined.failure))
+            case "engine_died":
+                self._lose(address, f"the engine died: {message.engine_died.why}", Loss.ENGINE_DIED)
             case "welcome":
                 self._runner_is(address, message.welcome.runner.incarnation)
             case unknown:
@@ -248,6 +268,7 @@ class Dispatcher:
     def _progress(self, progress: runner_pb2.Progress) -> None:
         live = self._live.get(progress.request)
         if live is not None and live.generation.epoch == progress.epoch:
+            live.generation.alone = progress.alone
             live.sink.waits(_waiting_for(progress, live.order))
 
     def _runner_is(self, address: str, incarnation: str) -> None:
@@ -258,19 +279,19 @@ class Dispatcher:
     def _runner_lost(self, address: str, why: str) -> None:
         self._lose(address, f"the stream to the runner broke: {why}")
 
-    def _lose(self, address: str, why: str, unless_incarnation: str = "") -> None:
+    def _lose(self, address: str, why: str, loss: Loss = Loss.STREAM_BROKE, *, unless_incarnation: str = "") -> None:
         for live in list(self._live.values()):
             placement = live.generation.placement
             if placement is None or placement.address != address:
                 continue
             if unless_incarnation and placement.incarnation in ("", unless_incarnation):
                 continue
-            self._carry_out(live, live.generation.runner_lost(why))
+            self._carry_out(live, live.generation.runner_lost(why, loss))
 
     def _unreachable(self, placement: Placement, request: str, why: str) -> None:
         live = self._live.get(request)
         if live is not None and live.generation.epoch == placement.epoch:
-            self._carry_out(live, live.generation.runner_lost(why))
+            self._carry_out(live, live.generation.unreachable(why))
 
     # ------------------------------------------------------------------------------------------------------- carry out
 
@@ -286,6 +307,8 @@ class Dispatcher:
                     live.sink.placed()
                     self._runners.submit(placement, self._submission(live, placement))
                 case Conclude(how):
+                    if isinstance(how, RequestKillsEngines):
+                        log.error("a request kills engines", request=live.order.request, tenant=live.order.tenant)
                     self._forget(live)
                     self._guarded(live, lambda how=how: live.sink.conclude(how))  # type: ignore[misc]
                 case TellFinished(epoch, reason):
@@ -405,6 +428,7 @@ class Dispatcher:
             seed=order.seed,
             tenant=order.tenant,
             request_class=order.request_class,
+            engines_lost=live.generation.losses.engines_lost,
         )
 
     def _finished(self, live: _Live, epoch: int, reason: "common_pb2.FinishReason.ValueType") -> scheduler_pb2.Finished:

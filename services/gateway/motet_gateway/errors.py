@@ -21,13 +21,21 @@ class HostNotAllowed(MotetError):
     row = Row("host_not_allowed", 403, "permission_error", grpc.StatusCode.PERMISSION_DENIED)
 
 
+class HeadersTooLarge(MotetError):
+    row = Row("headers_too_large", 431, "invalid_request_error", grpc.StatusCode.RESOURCE_EXHAUSTED)
+
+
+class RequestTimeout(MotetError):
+    row = Row("request_timeout", 408, "invalid_request_error", grpc.StatusCode.DEADLINE_EXCEEDED)
+
+
 class ClientGone(Exception):
     """Nobody is listening any more; there is nobody to tell."""
 
 
 def error_body(error: MotetError) -> bytes:
     content: dict[str, Any] = {
-        "message": error.message,
+        "message": error.for_clients,
         "type": error.row.type,
         "param": error.param,
         "code": error.code,
@@ -36,8 +44,9 @@ def error_body(error: MotetError) -> bytes:
 
 
 def error_headers(error: MotetError) -> dict[str, str]:
-    headers = {"x-should-retry": "true" if error.retry_after > 0 else "false"}
-    if error.retry_after > 0:
+    makes_sense = error.retry_after > 0 and error.row.retry_after > 0
+    headers = {"x-should-retry": "true" if makes_sense else "false"}
+    if makes_sense:
         headers["retry-after"] = str(min(LONGEST_RETRY_HINT, math.ceil(error.retry_after)))
         headers["retry-after-ms"] = str(int(min(LONGEST_RETRY_HINT, error.retry_after) * 1000))
     return headers

@@ -21,7 +21,7 @@ from motet.rpc import open_channel
 log = structlog.get_logger(__name__)
 
 FEWEST_ANSWERS = 5
-"""Five answers of a tenant's adapter already say more than max_tokens does (reference/mechanisms.md, S3-03)."""
+"""Five answers of a tenant's adapter already say more than max_tokens does (S3-03)."""
 
 KEPT_STATISTICS = 4096
 KEPT_OUTCOMES = 10_000

@@ -6,15 +6,18 @@ import secrets
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from motet.errors import EngineRestarted, MotetError
+from motet.errors import EngineRestarted, MotetError, Overloaded
 from motet.settings import Addresses, ProcessSettings
 from motet_gateway.assets import AssetStore
+from motet_gateway.bodies import Bodies
 from motet_gateway.catalog import Caller, CatalogBook, Obstacle, Target
 from motet_gateway.dispatcher import Dispatcher
 from motet_gateway.estimator import Estimator
 from motet_gateway.held import Held
 from motet_gateway.metrics import Metrics
 from motet_gateway.settings import Settings
+from motet_gateway.tokens.chat import ChatRenderer
+from motet_gateway.tokens.renderers import Renderers
 from motet_gateway.tokens.text_model import TextModel
 
 
@@ -38,6 +41,14 @@ class Gateway:
         self.draining = False
         self._listeners: set[Callable[[], None]] = set()
         self.assets = AssetStore(process.cache_dir / "assets", self._tell_listeners)
+        self.bodies = Bodies(settings.max_bodies_bytes, seconds=settings.body_seconds)
+        self.renderer = ChatRenderer(
+            Renderers(
+                processes=settings.template_processes,
+                cpu_seconds=settings.template_cpu_seconds,
+                memory_bytes=settings.template_memory_bytes,
+            )
+        )
         self.catalog.listen(self._on_catalog)
         self.estimator = Estimator(
             addresses.predictor_address,
@@ -63,6 +74,7 @@ class Gateway:
                 tasks.create_task(self.dispatcher.run(), name="dispatcher")
                 tasks.create_task(self.estimator.run(), name="estimator")
         finally:
+            await self.renderer.close()
             await self.assets.close()
 
     async def drain(self) -> None:
@@ -112,6 +124,13 @@ class Gateway:
         """Call `listener` whenever `find` may have another answer; ends with the function that this returns."""
         self._listeners.add(listener)
         return lambda: self._listeners.discard(listener)
+
+    def check_room(self) -> None:
+        """Raises Overloaded when no request may come in, before anything of it is read."""
+        self.dispatcher.check_room(1)
+        # Also those whose tokens have all come, and whose clients are slow to read them.
+        if len(self._answers) >= self.settings.max_live_requests:
+            raise Overloaded(f"The gateway has {len(self._answers)} requests open, as many as it may. Try again soon.")
 
     def hold(self, request: str, group: str) -> None:
         """Let a request wait for what only a runner of its group can do. Raises Overloaded when too many wait."""

@@ -11,6 +11,7 @@ from enum import Enum, StrEnum
 
 from motet.api.v1 import common_pb2, runner_pb2
 from motet.errors import AdapterError, InvalidRequest, MotetError, from_proto
+from motet_gateway.replacement import Loss, Losses
 
 
 class Phase(Enum):
@@ -102,7 +103,7 @@ _GAP = "tokens are missing between two steps"
 class Generation:
     """The state of one choice. Every method answers with what to do now; after the end, with nothing."""
 
-    __slots__ = ("avoid", "delivered", "epoch", "phase", "placement")
+    __slots__ = ("alone", "avoid", "delivered", "epoch", "losses", "phase", "placement")
 
     def __init__(self) -> None:
         self.phase = Phase.WAITING
@@ -111,15 +112,21 @@ class Generation:
         self.delivered: list[int] = []
         self.avoid = ""
         """The instance that declined it or lost it last."""
+        self.alone = False
+        """Its runner computes this one now, and no other."""
+        self.losses = Losses()
 
-    def placed(self, placement: Placement) -> tuple[Effect, ...]:
-        """Also a move: then the old runner is told to stop first (PU-17)."""
+    def placed(self, placement: Placement, *, engine_hung: bool = False) -> tuple[Effect, ...]:
+        """Also a move: then the old runner is told to stop first (PU-17). `engine_hung`: it moves away from an engine
+        that stands still, which counts as the death of one."""
         if self.phase is Phase.ENDED:
             return (TellFinished(placement.epoch, common_pb2.FINISH_REASON_CANCELLED),)
         if placement.epoch <= self.epoch:
             return _STALE
-        old = self.placement
-        self.phase, self.epoch, self.placement = Phase.PLACED, placement.epoch, placement
+        old, alone = self.placement, self.alone
+        self.phase, self.epoch, self.placement, self.alone = Phase.PLACED, placement.epoch, placement, False
+        if old is not None and engine_hung and (last := self.losses.lost(Loss.ENGINE_HUNG, alone=alone)) is not None:
+            return (CancelAt(old, "its engine hangs"), *self._end(common_pb2.FINISH_REASON_FAILED, last))
         submit = Submit(placement)
         return (submit,) if old is None else (CancelAt(old, "moved"), submit)
 
@@ -152,6 +159,9 @@ class Generation:
             return self._end(finish, End.LENGTH)
         if finish == common_pb2.FINISH_REASON_CANCELLED:
             return self._lost("the runner gave it up")
+        if finish != common_pb2.FINISH_REASON_FAILED:
+            # Of a newer runner. Whether the answer is whole is not known: another runner goes on where this one ended.
+            return self._lost(f"the runner ended it for a reason ({finish}) that this gateway does not know")
         return self._failed(step.failure)
 
     def declined(self, epoch: int, failure: common_pb2.Failure) -> tuple[Effect, ...]:
@@ -162,18 +172,29 @@ class Generation:
     def _failed(self, failure: common_pb2.Failure) -> tuple[Effect, ...]:
         """A runner's failure moves the request on, unless every other runner would say the same."""
         error = from_proto(failure)
-        if isinstance(error, AdapterError | InvalidRequest):
-            return self._end(common_pb2.FINISH_REASON_FAILED, error)
-        return self._lost(failure.message or failure.code or "the runner failed")
+        error.message = error.message or failure.code or "The runner failed."
+        last = error if isinstance(error, AdapterError | InvalidRequest) else self.losses.failed(error)
+        return self._lost(error.message) if last is None else self._end(common_pb2.FINISH_REASON_FAILED, last)
 
-    def runner_lost(self, why: str) -> tuple[Effect, ...]:
+    def unreachable(self, why: str) -> tuple[Effect, ...]:
+        """It never came to its runner."""
         return self._lost(why) if self.phase is Phase.PLACED else _NOTHING
 
-    def refused(self, error: MotetError) -> tuple[Effect, ...]:
-        if self.phase is not Phase.WAITING:
+    def runner_lost(self, why: str, loss: Loss = Loss.STREAM_BROKE) -> tuple[Effect, ...]:
+        if self.phase is not Phase.PLACED:
+            return _NOTHING
+        last = self.losses.lost(loss, alone=self.alone)
+        return self._lost(why) if last is None else self._end(common_pb2.FINISH_REASON_FAILED, last)
+
+    def refused(self, epoch: int, error: MotetError) -> tuple[Effect, ...]:
+        """There is no place for it, and none for a move away from where it runs. `epoch` is the last placement that
+        the scheduler knew of; after a newer one the refusal is an old story."""
+        if self.phase is Phase.ENDED or epoch < self.epoch:
             return _STALE
-        self.phase = Phase.ENDED
-        return (Conclude(error),)
+        placement = self.placement
+        self.phase, self.placement = Phase.ENDED, None
+        end = Conclude(error)
+        return (end,) if placement is None else (CancelAt(placement, "refused"), end)
 
     def stop(self) -> tuple[Effect, ...]:
         """A stop string has completed: the runner does not know, and need not go on."""

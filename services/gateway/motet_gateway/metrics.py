@@ -1,6 +1,9 @@
-"""The gateway's figures, all under `motet_`. Tenants and adapters are labels, so their number is bounded."""
+"""The gateway's figures, all under `motet_`. Tenants and adapters are labels only if the platform wants them."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from motet.clock import Clock, monotonic
+from motet.telemetry import BoundedNames
 
 FIRST_TOKEN_BUCKETS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560,
@@ -16,12 +19,10 @@ DURATION_BUCKETS = (
     0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680,
 )  # fmt: skip
 
-MOST_NAMES = 200
-OTHERS = "other"
-
 
 class Metrics:
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, *, names: int = 0, clock: Clock = monotonic) -> None:
+        """`names`: how many pairs of tenant and adapter may stand in labels."""
         who = ("tenant", "adapter")
         self.requests = Counter(
             "motet_requests", "HTTP requests for an answer, by how they ended.", (*who, "code"), registry=registry
@@ -110,13 +111,15 @@ class Metrics:
             (*model, "finished_reason"),
             registry=registry,
         )
-        self._names: set[tuple[str, str]] = set()
+        by_name = (
+            self.requests,
+            self.tokens,
+            self.time_to_first_token,
+            self.time_per_output_token,
+            self.request_duration,
+        )
+        self._names = BoundedNames(names, who, by_name, clock=clock)
 
-    def who(self, tenant: str, adapter: str) -> tuple[str, str]:
-        """The labels of a request: its own names, or `other` once there are too many."""
-        names = (tenant, adapter)
-        if names not in self._names:
-            if len(self._names) >= MOST_NAMES:
-                return (OTHERS, OTHERS)
-            self._names.add(names)
-        return names
+    def who(self, tenant: str, adapter: str) -> tuple[str, ...]:
+        """The labels of a request."""
+        return self._names.of(tenant, adapter)

@@ -9,7 +9,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from motet.errors import Internal
-from motet_gateway.errors import HostNotAllowed, error_response
+from motet_gateway.errors import ClientGone, HostNotAllowed, error_response
 
 log = structlog.get_logger(__name__)
 
@@ -44,6 +44,8 @@ class RequestContext:
         structlog.contextvars.bind_contextvars(request=request_id.decode(), path=scope["path"])
         try:
             await self._app(scope, receive, send_with_id)
+        except ClientGone:
+            log.debug("the client went away before its request was read")
         except Exception:
             log.exception("a request crashed")
             if started and not ended:

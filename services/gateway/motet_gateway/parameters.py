@@ -8,16 +8,32 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from motet.api.v1 import common_pb2, runner_pb2
 from motet.errors import InvalidRequest, UnsupportedParameter
+from motet_gateway.names import shown
 from motet_gateway.tokens.text_model import TextModel
+from motet_gateway.unsupported import refuse_known_to_others
 
 MOST_CHOICES = 8
-MOST_STOPS = 4
+MOST_STOPS = 16
+LONGEST_STOP = 256
+"""Every piece of text is compared with every stop string. OpenAI takes 4 strings, harnesses send more; with these two
+bounds a token costs less than 0.1 ms, whatever the strings are."""
+MOST_STOP_TOKENS = 128
+MOST_LOGIT_BIASES = 1024
+"""As many as vLLM takes of each. Both go to the runner with every request."""
+LONGEST_MODEL_NAME = 512
+"""Longer than a pool, a tenant and an adapter may be called together."""
+MOST_MESSAGES = 4096
+"""Templates walk over the messages, some of them several times. A conversation of this many turns fills any context."""
 MOST_PROMPTS = 128
 MOST_TOP_LOGPROBS = 20
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default for plain completions, which clients know and rely on."""
 
 Tokens = list[int]
+TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
+Messages = Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)]
+"""The first error ends the check of a list: a complaint for each of four million elements takes longer than the rest of
+the request."""
 
 
 class StreamOptions(BaseModel):
@@ -38,7 +54,7 @@ class Body(BaseModel):
     })  # fmt: skip
     """Known, and without effect here or checked elsewhere: no reason to count them as unknown."""
 
-    model: str = Field(min_length=1)
+    model: str = Field(min_length=1, max_length=LONGEST_MODEL_NAME)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
@@ -51,10 +67,10 @@ class Body(BaseModel):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    logit_bias: Annotated[dict[str, Any], Field(max_length=MOST_LOGIT_BIASES)] | None = None
     seed: int | None = None
     stop: Any = None
-    stop_token_ids: list[Annotated[int, Field(ge=0)]] | None = None
+    stop_token_ids: Annotated[TokenIds, Field(max_length=MOST_STOP_TOKENS)] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
@@ -73,23 +89,19 @@ class Body(BaseModel):
             not isinstance(response_format, dict) or response_format.get("type") != "text"
         ):
             raise _unsupported("response_format", "only {'type': 'text'} is supported yet")
-        for name in ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"):
-            if (self.model_extra or {}).get(name) is not None:
-                raise _unsupported(name, "structured output is not supported yet")
-        for name in ("use_beam_search", "prompt_logprobs"):
-            if (self.model_extra or {}).get(name):
-                raise _unsupported(name, "it is not supported")
+        refuse_known_to_others(self.model_extra or {})
 
     def stops(self) -> list[str]:
         stops = [self.stop] if isinstance(self.stop, str) else self.stop
         if stops is None:
             return []
-        if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
-            raise InvalidRequest("stop: must be a string or a list of up to 4 strings", param="stop")
-        if len(stops) > MOST_STOPS:
-            raise InvalidRequest(f"stop: at most {MOST_STOPS} strings, not {len(stops)}", param="stop")
-        if not all(stops):
-            raise InvalidRequest("stop: a stop string cannot be empty", param="stop")
+        if not isinstance(stops, list) or len(stops) > MOST_STOPS or not all(isinstance(stop, str) for stop in stops):
+            raise InvalidRequest(f"stop: must be a string or a list of up to {MOST_STOPS} strings", param="stop")
+        for stop in stops:
+            if not 1 <= len(stop) <= LONGEST_STOP:
+                raise InvalidRequest(
+                    f"stop: a stop string must have 1 to {LONGEST_STOP} characters, not {len(stop)}", param="stop"
+                )
         return stops
 
     @property
@@ -108,7 +120,7 @@ class Body(BaseModel):
 
 
 class ChatBody(Body):
-    messages: list[dict[str, Any]] = Field(min_length=1)
+    messages: Messages
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
@@ -119,7 +131,7 @@ class ChatBody(Body):
     tool_choice: Any = None
     functions: Any = None
     function_call: Any = None
-    modalities: list[str] | None = None
+    modalities: Any = None
 
     def refuse_what_is_not_there_yet(self) -> None:
         super().refuse_what_is_not_there_yet()
@@ -201,23 +213,34 @@ class CompletionBody(Body):
 
 
 class TokenizeBody(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True)
+    model_config = ConfigDict(extra="allow", strict=True)
 
-    model: str | None = None
+    model: Annotated[str, Field(max_length=LONGEST_MODEL_NAME)] | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool | None = None
+
+    def chat(self) -> ChatBody:
+        """The same as a request for an answer: what that would refuse has no tokens to count either."""
+        kept = ("messages", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
+        said = {name: getattr(self, name) for name in (*kept, "add_special_tokens")}
+        try:
+            chat = ChatBody.model_validate({"model": self.model or "-"} | (self.model_extra or {}) | said)
+        except ValidationError as error:
+            raise _first_complaint(error) from None
+        chat.refuse_what_is_not_there_yet()
+        return chat
 
 
 class DetokenizeBody(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 
-    model: str | None = None
-    tokens: list[Annotated[int, Field(ge=0)]]
+    model: Annotated[str, Field(max_length=LONGEST_MODEL_NAME)] | None = None
+    tokens: TokenIds
 
 
 AnyBody = TypeVar("AnyBody", bound=BaseModel)
@@ -251,7 +274,7 @@ def _path(location: Sequence[int | str]) -> str:
 
 
 def _are_tokens(values: list[Any]) -> bool:
-    return all(type(value) is int and value >= 0 for value in values)
+    return set(map(type, values)) == {int} and min(values) >= 0
 
 
 def _unsupported(field: str, why: str) -> UnsupportedParameter:
@@ -280,10 +303,22 @@ def _part(part: Any, where: str) -> str:
     if isinstance(part, dict) and part.get("type") in ("text", "input_text") and isinstance(part.get("text"), str):
         return str(part["text"])
     kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-    raise _unsupported(where, f"only text parts are supported, not {kind!r}")
+    raise _unsupported(where, f"only text parts are supported, not {shown(str(kind))!r}")
 
 
 # ------------------------------------------------------------------------------------------------ to the runner's words
+
+
+def samplings(body: Body, text: TextModel, limits: Sequence[int]) -> list[runner_pb2.Sampling]:
+    """One for each prompt; they differ in the length of the answer alone."""
+    first = sampling(body, text, max_tokens=min(limits))
+    made = []
+    for limit in limits:
+        one = runner_pb2.Sampling()
+        one.CopyFrom(first)
+        one.max_tokens = limit
+        made.append(one)
+    return made
 
 
 def sampling(body: Body, text: TextModel, *, max_tokens: int) -> runner_pb2.Sampling:
@@ -318,17 +353,18 @@ def check_tokens(tokens: Tokens, text: TextModel, field: str) -> Tokens:
 
 
 def _known_tokens(tokens: Tokens, vocabulary: int, field: str) -> Tokens:
-    for token in tokens:
-        if token >= vocabulary:
-            raise InvalidRequest(f"{field}: token {token} is not in the vocabulary of {vocabulary} tokens", param=field)
+    if tokens and (largest := max(tokens)) >= vocabulary:
+        raise InvalidRequest(f"{field}: token {largest} is not in the vocabulary of {vocabulary} tokens", param=field)
     return tokens
 
 
-def _logit_bias(bias: Mapping[str, float] | None, vocabulary: int) -> dict[int, float]:
+def _logit_bias(bias: Mapping[str, Any] | None, vocabulary: int) -> dict[int, float]:
     result = {}
     for key, value in (bias or {}).items():
-        if not re.fullmatch(r"\d{1,9}", key) or int(key) >= vocabulary:
-            raise InvalidRequest(f"logit_bias: {key!r} is no token id below {vocabulary}", param="logit_bias")
+        if not re.fullmatch(r"[0-9]{1,9}", key) or int(key) >= vocabulary:
+            raise InvalidRequest(f"logit_bias: {key[:32]!r} is no token id below {vocabulary}", param="logit_bias")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not -100 <= value <= 100:
+            raise InvalidRequest(f"logit_bias.{key}: must be a number from -100 to 100", param=f"logit_bias.{key}")
         result[int(key)] = value
     return result
 

@@ -10,6 +10,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from motet.errors import SetupError
+from motet_gateway.connection import bounded
 from motet_gateway.settings import Settings
 
 BACKLOG = 2048
@@ -45,11 +46,11 @@ def listening(settings: Settings) -> Iterator[socket.socket]:
 class HttpServer(uvicorn.Server):
     """uvicorn without its signal handlers: the process has its own."""
 
-    def __init__(self, app: ASGIApp, *, grace: float) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, *, grace: float) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
-                http="httptools",
+                http=bounded(settings),
                 ws="none",
                 lifespan="off",
                 log_config=None,

@@ -23,8 +23,8 @@ class Settings(BaseSettings):
 
     metrics_dir: Path | None = None
     """A folder with the `<service>.metrics.sock` of this machine's other processes. GET /metrics on the gateway's port
-    shows what they all say, with the label `service`; the local stack sets it. Empty: nothing is there, since figures
-    carry tenants' names; the gateway's own are at MOTET_METRICS_ADDRESS."""
+    shows what they all say, with the label `service`; the local stack sets it. Empty: nothing is there, since
+    clients of a shared gateway have no use for the platform's figures; its own are at MOTET_METRICS_ADDRESS."""
 
     predict_budget_seconds: float = Field(0.025, gt=0)
     """How long a request waits for the predictor. Past it the gateway's own statistics stand in. 25 ms suits a laptop
@@ -50,8 +50,47 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(10 * 1024 * 1024, gt=0)
     """Largest request body."""
 
+    body_seconds: float = Field(60.0, gt=0)
+    """How long a request body may take to arrive. At 10 MiB that is a slow line; a client that sends a byte now and
+    then would otherwise hold its memory for ever."""
+
+    max_bodies_bytes: int = Field(128 * 1024 * 1024, gt=0)
+    """Bodies of all requests under way together. A body becomes about ten times its size as objects and tokens; above
+    this new ones get 503, before memory runs out."""
+
+    max_header_bytes: int = Field(32 * 1024, ge=1024)
+    """Largest request line with headers, trailers and the framing between pieces of a body included. Twice what Node.js
+    takes, so that cookies and tokens of a proxy in between fit."""
+
+    max_headers: int = Field(128, ge=16)
+    """Most header fields. Clients send about fifteen, proxies add a few."""
+
+    header_seconds: float = Field(20.0, gt=0)
+    """How long a request line with its headers may take to arrive, and a connection to its first request."""
+
+    unread_seconds: float = Field(30.0, gt=0)
+    """How long a client may leave what it was sent unread, once the buffers in between are full; then its connection is
+    cut and its request cancelled, so that it cannot hold memory and a place longer than others. Who reads at least
+    16 KiB in this time of a large answer that has come to its end gets all of it."""
+
     max_live_requests: int = Field(10_000, gt=0)
-    """Choices under way at once, waiting ones included. Above it new requests get 503, before memory runs out."""
+    """Requests that are open, and choices under way, waiting ones included. Above it new requests get 503, before
+    memory runs out."""
 
     threaded_prompt_bytes: int = Field(4096, ge=0)
     """Prompts with more text than this are tokenised in a thread, so that they do not delay other streams' tokens."""
+
+    max_counted_bytes: int = Field(1024 * 1024, gt=0)
+    """Largest body of /tokenize and /detokenize. A megabyte is about a second of work, of which nobody gets an answer
+    but the one who asked."""
+
+    template_processes: int = Field(4, gt=0)
+    """Most processes that render chat templates, each one started when it is first needed and then kept. Normally one
+    is enough; further ones are for templates and conversations that take their time."""
+
+    template_cpu_seconds: float = Field(1.0, gt=0)
+    """CPU time that one rendering of a chat template may take; then its process is killed and the request gets a 400.
+    Real templates need milliseconds, a hostile one would run without end."""
+
+    template_memory_bytes: int = Field(256 * 1024 * 1024, ge=32 * 1024 * 1024)
+    """Memory that one process may take for rendering, beside what it starts with."""

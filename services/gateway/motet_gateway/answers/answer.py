@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from motet.api.v1 import common_pb2, predictor_pb2
 from motet.clock import Clock, monotonic
-from motet.errors import DeadlineExceeded, Internal, MotetError, NoRunner
+from motet.errors import DeadlineExceeded, Internal, ModelNotFound, MotetError, NoRunner
 from motet_gateway import sse
 from motet_gateway.answers.choice import ChoiceText
 from motet_gateway.answers.formats import ChatFormat, CompletionFormat, Format, usage
@@ -26,7 +26,7 @@ from motet_gateway.catalog import Caller, Obstacle, Target
 from motet_gateway.dispatcher import Order
 from motet_gateway.errors import ClientGone
 from motet_gateway.generation import End
-from motet_gateway.parameters import Body, ChatBody, CompletionBody, StreamOptions, Tokens, request_class, sampling
+from motet_gateway.parameters import Body, ChatBody, CompletionBody, StreamOptions, Tokens, request_class, samplings
 from motet_gateway.tokens.detokenizer import Detokenizer
 from motet_gateway.tokens.stops import StopStrings
 from motet_gateway.tokens.text_model import TextModel
@@ -38,19 +38,19 @@ log = structlog.get_logger(__name__)
 
 _SEED_MASK = (1 << 64) - 1
 SHORTEST_TICK_SECONDS = 0.02
+RESOLVED_AGAIN_AT_MOST = 3
+"""An adapter's revision may go between looking the name up and the scheduler's queue; that it goes so often in one
+request's few milliseconds means that something else is wrong."""
 _JSON = [(b"content-type", b"application/json")]
 
 
 class Answer(Response):
-    def __init__(
-        self, gateway: "Gateway", caller: Caller, body: Body, *, body_bytes: int, clock: Clock = monotonic
-    ) -> None:
+    def __init__(self, gateway: "Gateway", caller: Caller, body: Body, *, clock: Clock = monotonic) -> None:
         self.background = None
         self._gateway = gateway
         self._settings = gateway.settings
         self._caller = caller
         self._body = body
-        self._body_bytes = body_bytes
         self._clock = clock
         self._streaming = bool(body.stream)
         self._options = (body.stream_options if self._streaming else None) or StreamOptions()
@@ -62,6 +62,8 @@ class Answer(Response):
         self._prompts: list[Tokens] = []
         self._estimate = common_pb2.Estimate()
         self._target: Target | None = None
+        self._retired: set[str] = set()
+        """Revisions that the scheduler no longer serves, though the name meant them when we looked."""
         self._obstacle: Obstacle | None = None
         # What has happened since the writer last looked.
         self._waiter: asyncio.Future[None] | None = None
@@ -118,20 +120,26 @@ class Answer(Response):
         self._wake()
 
     async def _answer(self, send: Send) -> None:
-        target, text = await self._resolved(send)
-        self._target = target
-        in_thread = self._body_bytes > self._settings.threaded_prompt_bytes
-        self._prompts = await tokenise(self._body, text, in_thread=in_thread)
-        await self._start(target, text)
-        form = self._format(target)
+        form, text = await self._begin(send)
         while not all(choice.over for choice in self._choices):
             await self._rest(send)
-            if self._streaming:
+            if self._revision_has_gone():
+                form, text = await self._begin(send)
+            elif self._streaming:
                 await self._write(form, text, send)
             elif (error := self._error()) is not None:
                 raise error
         if not self._streaming:
             await self._write_whole(form, text, send)
+
+    async def _begin(self, send: Send) -> tuple[Format, TextModel]:
+        target, text = await self._resolved(send)
+        self._target = target
+        self._prompts = await tokenise(
+            self._body, text, self._gateway.renderer, threaded_bytes=self._settings.threaded_prompt_bytes
+        )
+        await self._start(target, text)
+        return self._format(target), text
 
     # --------------------------------------------------------------------------------------------------------- waiting
 
@@ -210,6 +218,8 @@ class Answer(Response):
 
     def _ready(self) -> tuple[Target, TextModel] | None:
         found = self._gateway.find(self._body.model, self._caller)
+        if not isinstance(found, Obstacle) and found[0].adapter_digest in self._retired:
+            found = Obstacle(f"adapter {found[0].adapter_name} changes to another revision")
         if not isinstance(found, Obstacle):
             self._obstacle = None
             return found
@@ -220,13 +230,27 @@ class Answer(Response):
             self._gateway.held.leave(self._id)
         return None
 
+    def _revision_has_gone(self) -> bool:
+        """Whether to look the name up again: its revision was switched under a request of which nothing has come yet.
+        What had been started for the old one is given up then."""
+        if not isinstance(self._error(), ModelNotFound) or any(choice.tokens for choice in self._choices):
+            return False
+        if self._target is None or len(self._retired) == RESOLVED_AGAIN_AT_MOST:
+            return False
+        self._retired.add(self._target.adapter_digest)
+        for request in self._requests:
+            self._gateway.dispatcher.cancel(request, "its revision has gone")
+        for started in (self._choices, self._orders, self._requests, self._changed):
+            started.clear()
+        return True
+
     # -------------------------------------------------------------------------------------------------------- starting
 
     async def _start(self, target: Target, text: TextModel) -> None:
         body, gateway = self._body, self._gateway
         context = target.group.max_model_length or text.context_length or UNKNOWN_CONTEXT
         limits = [room_for_answer(body, prompt, context) for prompt in self._prompts]
-        samplings = [sampling(body, text, max_tokens=limit) for limit in limits]
+        wanted = samplings(body, text, limits)
         wanted_class = request_class(body, target.max_class)
         stops = body.stops()
         gateway.dispatcher.check_room(len(self._prompts) * body.choices)
@@ -246,10 +270,12 @@ class Answer(Response):
         gateway.metrics.estimates.labels(self._estimate.source.partition(":")[0]).inc()
         self._timeline.mark_enqueued()
         seed = secrets.randbits(64) if body.seed is None else body.seed & _SEED_MASK
-        silent = frozenset(samplings[0].stop_token_ids) | (frozenset() if body.ignore_eos else text.eos_ids)
+        # New names: words about the old ones may still be under way.
+        name = f"{self._id}-{len(self._retired)}" if self._retired else self._id
+        silent = frozenset(wanted[0].stop_token_ids) | (frozenset() if body.ignore_eos else text.eos_ids)
         for number in range(len(self._prompts) * body.choices):
             at, own = divmod(number, body.choices)
-            request = f"{self._id}.{number}" if number else self._id
+            request = f"{name}.{number}" if number else name
             order = Order(
                 request=request,
                 tenant=self._caller.tenant,
@@ -259,7 +285,7 @@ class Answer(Response):
                 request_class=wanted_class,
                 prompt_ids=self._prompts[at],
                 choice=own,
-                sampling=samplings[at],
+                sampling=wanted[at],
                 seed=seed,
                 estimate=estimates[at],
                 deadline_seconds=self._settings.deadline_seconds,
@@ -272,7 +298,7 @@ class Answer(Response):
                 StopStrings(stops, include=bool(body.include_stop_str_in_output)) if stops else None,
                 silent_ids=silent,
                 min_tokens=body.min_tokens or 0,
-                want_logprobs=body.top_logprobs_wanted is not None,
+                spelling=text.spelling if body.top_logprobs_wanted is not None else None,
                 on_placed=self._timeline.mark_placed,
                 changed=self._on_change,
                 stop_here=_stopper(gateway, request),
@@ -334,13 +360,15 @@ class Answer(Response):
 
     async def _write_whole(self, form: Format, text: TextModel, send: Send) -> None:
         choices = []
+        echo = isinstance(self._body, CompletionBody) and self._body.echo
+        echoes = await asyncio.to_thread(text.decode, self._prompts) if echo else []
         for choice in self._choices:
             shown = None
             if choice.logprobs or self._body.top_logprobs_wanted is not None:
                 shown = form.logprobs(choice.index, choice.take_logprobs(), text, self._top())
             answer = choice.take()
-            if isinstance(self._body, CompletionBody) and self._body.echo:
-                answer = text.decode(self._prompts[choice.index // self._body.choices]) + answer
+            if echoes:
+                answer = echoes[choice.index // self._body.choices] + answer
             choices.append(form.choice_whole(choice, answer, shown))
         content = orjson.dumps(form.whole(choices, self._usage()))
         headers = [*_JSON, (b"content-length", str(len(content)).encode()), *self._own_headers()]

@@ -7,6 +7,7 @@ from motet.api.v1 import runner_pb2
 from motet.errors import MotetError
 from motet_gateway.generation import End
 from motet_gateway.tokens.detokenizer import Detokenizer
+from motet_gateway.tokens.spelling import Spelling
 from motet_gateway.tokens.stops import StopStrings
 
 
@@ -16,6 +17,8 @@ class TokenText:
 
     token: int
     logprobs: runner_pb2.TokenLogprobs
+    adds: bytes
+    """To the answer's text: nothing when it is a token that ends it, or a special one that is left out."""
 
 
 class ChoiceText:
@@ -25,8 +28,8 @@ class ChoiceText:
     """
 
     __slots__ = (
-        "_detokenizer", "_min_tokens", "_ready", "_silent_ids", "_stops", "_unread", "_want_logprobs", "changed",
-        "error", "finish", "index", "logprobs", "on_placed", "stop_here", "tokens", "waiting_for",
+        "_begun", "_detokenizer", "_min_tokens", "_ready", "_silent_ids", "_stops", "_unread", "changed",
+        "error", "finish", "index", "logprobs", "on_placed", "spelling", "stop_here", "tokens", "waiting_for",
     )  # fmt: skip
 
     def __init__(
@@ -37,7 +40,7 @@ class ChoiceText:
         *,
         silent_ids: frozenset[int],
         min_tokens: int,
-        want_logprobs: bool,
+        spelling: Spelling | None,
         on_placed: Callable[[], None],
         changed: Callable[["ChoiceText"], None],
         stop_here: Callable[[], None],
@@ -47,7 +50,9 @@ class ChoiceText:
         self._stops = stops
         self._silent_ids = silent_ids  # a stop token ends the answer and is no part of its text
         self._min_tokens = min_tokens
-        self._want_logprobs = want_logprobs
+        self.spelling = spelling
+        """Set when the client asked for logprobs."""
+        self._begun = False
         self.on_placed = on_placed
         self.changed = changed
         self.stop_here = stop_here
@@ -79,8 +84,11 @@ class ChoiceText:
             return
         else:
             tokens = self._read_until_stop(tokens, self._stops)
-        if self._want_logprobs:
-            self.logprobs.extend(TokenText(*pair) for pair in zip(tokens, logprobs, strict=False))
+        if self.spelling is not None:
+            self.logprobs.extend(
+                TokenText(token, one, self._added_by(token, self.spelling))
+                for token, one in zip(tokens, logprobs, strict=False)
+            )
         if self._stops is not None and self._stops.stopped:
             self.stop_here()
         else:
@@ -97,6 +105,15 @@ class ChoiceText:
             if stops.stopped:
                 return tokens[:position]
         return tokens
+
+    def _added_by(self, token: int, spelling: Spelling) -> bytes:
+        if token in self._silent_ids or self._detokenizer.hides(spelling, token):
+            return b""
+        spelled = spelling.of(token)
+        if not self._begun:
+            self._begun = True
+            return self._detokenizer.begins(token, spelled)
+        return spelled
 
     def _text(self, tokens: list[int]) -> str:
         loud = [token for token in tokens if token not in self._silent_ids] if self._silent_ids else tokens

@@ -1,5 +1,6 @@
 """The two shapes of an answer, chat and plain completion, whole and as a stream."""
 
+import codecs
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -7,6 +8,7 @@ from typing import Any, Final
 
 from motet_gateway import sse
 from motet_gateway.answers.choice import ChoiceText, TokenText
+from motet_gateway.tokens.spelling import readable
 from motet_gateway.tokens.text_model import TextModel
 
 Json = dict[str, Any]
@@ -85,8 +87,8 @@ class ChatFormat(Format):
     def logprobs(self, _index: int, /, tokens: Sequence[TokenText], text: TextModel, top: int) -> Json:
         return {
             "content": [
-                _token(text, item.token, item.logprobs.logprob)
-                | {"top_logprobs": [_token(text, token, logprob) for token, logprob in _top(item, top)]}
+                _token(text.spelling.of(item.token), item.adds, item.logprobs.logprob)
+                | {"top_logprobs": [_alternative(text, token, logprob) for token, logprob in _top(item, top)]}
                 for item in tokens
             ],
             "refusal": None,
@@ -100,7 +102,7 @@ class CompletionFormat(Format):
 
     def __init__(self, request: str, model: str, fingerprint: str, *, usage_in_chunks: bool) -> None:
         super().__init__(request, model, fingerprint, usage_in_chunks=usage_in_chunks)
-        self._offsets: dict[int, int] = {}
+        self._characters: dict[int, _Characters] = {}
 
     def opening(self, _index: int, /) -> bytes:
         return b""
@@ -112,19 +114,16 @@ class CompletionFormat(Format):
         return {"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": choice.finish}
 
     def logprobs(self, index: int, /, tokens: Sequence[TokenText], text: TextModel, top: int) -> Json:
-        shown = [text.token_text(item.token) for item in tokens]
-        offsets, offset = [], self._offsets.get(index, 0)
-        for token in shown:
-            offsets.append(offset)
-            offset += len(token)
-        self._offsets[index] = offset
+        spelling = text.spelling
+        characters = self._characters.setdefault(index, _Characters())
         return {
-            "tokens": shown,
+            "tokens": [readable(item.adds or spelling.of(item.token)) for item in tokens],
             "token_logprobs": [_finite(item.logprobs.logprob) for item in tokens],
             "top_logprobs": [
-                {text.token_text(token): _finite(logprob) for token, logprob in _top(item, top)} for item in tokens
+                {readable(spelling.of(token)): _finite(logprob) for token, logprob in _top(item, top)}
+                for item in tokens
             ],
-            "text_offset": offsets,
+            "text_offset": [characters.before(item.adds) for item in tokens],
         }
 
 
@@ -132,9 +131,28 @@ def _top(item: TokenText, count: int) -> list[tuple[int, float]]:
     return list(zip(item.logprobs.top_ids, item.logprobs.top_logprobs, strict=False))[:count]
 
 
-def _token(text: TextModel, token: int, logprob: float) -> Json:
-    shown = text.token_text(token)
-    return {"token": shown, "logprob": _finite(logprob), "bytes": list(shown.encode())}
+def _token(spelled: bytes, adds: bytes, logprob: float) -> Json:
+    """The bytes of all tokens of an answer join to its text, unless a stop string has cut that short."""
+    return {"token": readable(adds or spelled), "logprob": _finite(logprob), "bytes": list(adds)}
+
+
+def _alternative(text: TextModel, token: int, logprob: float) -> Json:
+    spelled = text.spelling.of(token)
+    return _token(spelled, spelled, logprob)
+
+
+class _Characters:
+    """Counts them in a text that comes byte by byte."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._count = 0
+
+    def before(self, adds: bytes) -> int:
+        """How many stood there before these bytes; half a character does not count yet."""
+        before = self._count
+        self._count += len(self._decoder.decode(adds))
+        return before
 
 
 def _finite(logprob: float) -> float:

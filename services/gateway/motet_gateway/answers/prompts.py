@@ -1,52 +1,60 @@
 """Prompts as tokens, for both kinds of body."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Sequence
 
 from motet.errors import ContextLengthExceeded, InvalidRequest
 from motet_gateway.parameters import DEFAULT_COMPLETION_TOKENS, Body, ChatBody, CompletionBody, Tokens, check_tokens
+from motet_gateway.tokens.chat import ChatRenderer
+from motet_gateway.tokens.renderers import encoded
 from motet_gateway.tokens.text_model import TextModel
 
 UNKNOWN_CONTEXT = 2048
 """Stands in when neither the runner nor config.json says how long a context may be."""
 
 
-async def tokenise(body: Body, text: TextModel, *, in_thread: bool) -> list[Tokens]:
-    """One list of tokens per prompt. Long ones are made in a thread: other streams' tokens should not wait for them."""
-    make: Callable[[], list[Tokens]]
+async def tokenise(body: Body, text: TextModel, renderer: ChatRenderer, *, threaded_bytes: int) -> list[Tokens]:
+    """One list of tokens per prompt."""
     if isinstance(body, ChatBody):
-        make = lambda: [chat_prompt(body, text)]  # noqa: E731
+        prompts = [await chat_prompt(body, text, renderer, threaded_bytes=threaded_bytes)]
     else:
         assert isinstance(body, CompletionBody)
-        make = lambda: completion_prompts(body, text)  # noqa: E731
-    prompts = await asyncio.to_thread(make) if in_thread else make()
+        prompts = await completion_prompts(body, text, threaded_bytes=threaded_bytes)
     if (most := body.truncate_prompt_tokens) is not None:
         prompts = [prompt[-most:] for prompt in prompts]
     return prompts
 
 
-def chat_prompt(body: ChatBody, text: TextModel) -> Tokens:
-    rendered = text.chat_template().render(
+async def chat_prompt(body: ChatBody, text: TextModel, renderer: ChatRenderer, *, threaded_bytes: int) -> Tokens:
+    template = text.chat_template()
+    context = encoded(
         body.plain_messages(),
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=bool(body.continue_final_message),
         extra=body.chat_template_kwargs,
     )
+    rendered = await renderer.render(template, context)
     # The template writes the special tokens itself.
-    return _not_empty(text.encode(rendered, add_special_tokens=bool(body.add_special_tokens)), "messages")
+    (tokens,) = await encode([rendered], text, special=bool(body.add_special_tokens), threaded_bytes=threaded_bytes)
+    return _not_empty(tokens, "messages")
 
 
-def completion_prompts(body: CompletionBody, text: TextModel) -> list[Tokens]:
+async def completion_prompts(body: CompletionBody, text: TextModel, *, threaded_bytes: int) -> list[Tokens]:
+    prompts = body.prompts()
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     special = body.add_special_tokens is not False
+    encoded = iter(await encode(texts, text, special=special, threaded_bytes=threaded_bytes) if texts else ())
     return [
-        _not_empty(
-            text.encode(prompt, add_special_tokens=special)
-            if isinstance(prompt, str)
-            else check_tokens(prompt, text, "prompt"),
-            "prompt",
-        )
-        for prompt in body.prompts()
+        _not_empty(next(encoded) if isinstance(prompt, str) else check_tokens(prompt, text, "prompt"), "prompt")
+        for prompt in prompts
     ]
+
+
+async def encode(texts: Sequence[str], text: TextModel, *, special: bool, threaded_bytes: int) -> list[Tokens]:
+    """Long ones in a thread: other streams' tokens should not wait for them."""
+    if sum(map(len, texts)) <= threaded_bytes:
+        return text.encode(texts, add_special_tokens=special)
+    return await asyncio.to_thread(text.encode, texts, add_special_tokens=special)
 
 
 def room_for_answer(body: Body, prompt: Tokens, context: int) -> int:

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from starlette.requests import Request
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from motet.errors import MotetError
 from motet_gateway.answers.answer import Answer
-from motet_gateway.bodies import read_json
+from motet_gateway.bodies import HeldBody
 from motet_gateway.catalog import ANYBODY
 from motet_gateway.errors import MethodNotAllowed, error_response
 from motet_gateway.gateway import Gateway
@@ -35,25 +35,27 @@ class Answers:
         try:
             if scope["method"] != "POST":
                 raise MethodNotAllowed(f"{scope['method']} {scope['path']} is not allowed. Use POST.")
-            await (await self._answer(Request(scope, receive), kind))(scope, receive, send)
+            with self._gateway.bodies.hold() as held:
+                await (await self._answer(scope, receive, held, kind))(scope, receive, send)
         except MotetError as error:
             # An answer that has begun says its errors itself, so there is still time for a status.
             allow = {"allow": "POST"} if isinstance(error, MethodNotAllowed) else None
             await error_response(error, allow)(scope, receive, send)
 
-    async def _answer(self, request: Request, kind: type[Body]) -> Answer:
+    async def _answer(self, scope: Scope, receive: Receive, held: HeldBody, kind: type[Body]) -> Answer:
         gateway = self._gateway
         try:
-            content = await read_json(request, limit=gateway.settings.max_body_bytes)
+            gateway.check_room()
+            content = await held.read_json(scope, receive, limit=gateway.settings.max_body_bytes)
             body = parse(kind, content)
             body.refuse_what_is_not_there_yet()
         except MotetError as error:
             gateway.metrics.requests.labels(*gateway.metrics.who(ANYBODY.tenant, ""), str(error.row.http)).inc()
             raise
         gateway.metrics.unknown_fields.inc(body.unknown_fields())
-        if request.headers.get("x-stainless-retry-count", "0") != "0":
+        if Headers(scope=scope).get("x-stainless-retry-count", "0") != "0":
             gateway.metrics.client_retries.inc()
-        return Answer(gateway, ANYBODY, body, body_bytes=len(content))
+        return Answer(gateway, ANYBODY, body)
 
 
 def describe(schema: dict[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from motet_gateway.gateway import Gateway
 from motet_gateway.routes.json import json_response
 
 _STATES = {
+    scheduler_pb2.ADAPTER_READINESS_UNSPECIFIED: "cold",
     scheduler_pb2.ADAPTER_READINESS_COLD: "cold",
     scheduler_pb2.ADAPTER_READINESS_READY: "ready",
     scheduler_pb2.ADAPTER_READINESS_LOADING: "loading",
@@ -61,4 +62,4 @@ def model_card(name: str, target: Target, created: int) -> dict[str, Any]:
 def _state(target: Target) -> str:
     if target.adapter is None:
         return "ready" if target.group.runners else "cold"
-    return _STATES.get(target.adapter.state, "cold")
+    return _STATES.get(target.adapter.state, "unknown")  # of a newer scheduler; requests wait as they do for cold ones

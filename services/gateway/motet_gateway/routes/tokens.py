@@ -1,15 +1,18 @@
 """/tokenize and /detokenize, as vLLM has them: the honest way to count a private model's tokens."""
 
+import asyncio
+from typing import Any
+
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from motet.errors import InvalidRequest, NoRunner
-from motet_gateway.answers.prompts import chat_prompt
-from motet_gateway.bodies import read_json
+from motet_gateway.answers.prompts import chat_prompt, encode
+from motet_gateway.bodies import HeldBody
 from motet_gateway.catalog import ANYBODY, Obstacle, Target
 from motet_gateway.gateway import Gateway
-from motet_gateway.parameters import ChatBody, DetokenizeBody, TokenizeBody, check_tokens, parse
+from motet_gateway.parameters import AnyBody, DetokenizeBody, TokenizeBody, Tokens, check_tokens, parse
 from motet_gateway.routes.json import json_response
 from motet_gateway.tokens.text_model import TextModel
 
@@ -28,37 +31,43 @@ def token_routes(gateway: Gateway) -> APIRouter:
 
     @router.post("/tokenize")
     async def tokenize(request: Request) -> Response:
-        body = parse(TokenizeBody, await read_json(request, limit=gateway.settings.max_body_bytes))
-        target, text = text_of(body.model)
-        tokens = _tokens(body, text)
-        content = {"count": len(tokens), "max_model_len": target.group.max_model_length, "tokens": tokens}
-        if body.return_token_strs:
-            content["token_strs"] = [text.tokenizer.id_to_token(token) for token in tokens]
-        return json_response(content)
+        with gateway.bodies.hold() as held:
+            body = await read(TokenizeBody, request, held)
+            target, text = text_of(body.model)
+            tokens = await counted(body, text)
+            content: dict[str, Any] = {"count": len(tokens), "max_model_len": target.group.max_model_length}
+            strings = bool(body.return_token_strs)
+            return await asyncio.to_thread(_counted_response, content, tokens, text, strings=strings)
 
     @router.post("/detokenize")
     async def detokenize(request: Request) -> Response:
-        body = parse(DetokenizeBody, await read_json(request, limit=gateway.settings.max_body_bytes))
-        _, text = text_of(body.model)
-        check_tokens(body.tokens, text, "tokens")
-        return json_response({"prompt": text.decode(body.tokens, skip_special_tokens=False)})
+        with gateway.bodies.hold() as held:
+            body = await read(DetokenizeBody, request, held)
+            _, text = text_of(body.model)
+            check_tokens(body.tokens, text, "tokens")
+            (prompt,) = await asyncio.to_thread(text.decode, [body.tokens], skip_special_tokens=False)
+            return json_response({"prompt": prompt})
+
+    async def read(kind: type[AnyBody], request: Request, held: HeldBody) -> AnyBody:
+        gateway.check_room()
+        limit = gateway.settings.max_counted_bytes
+        return parse(kind, await held.read_json(request.scope, request.receive, limit=limit))
+
+    async def counted(body: TokenizeBody, text: TextModel) -> Tokens:
+        threaded = gateway.settings.threaded_prompt_bytes
+        if (body.prompt is None) == (body.messages is None):
+            raise InvalidRequest("prompt: send either prompt or messages", param="prompt")
+        if body.prompt is None:
+            return await chat_prompt(body.chat(), text, gateway.renderer, threaded_bytes=threaded)
+        special = body.add_special_tokens is not False
+        (tokens,) = await encode([body.prompt], text, special=special, threaded_bytes=threaded)
+        return tokens
 
     return router
 
 
-def _tokens(body: TokenizeBody, text: TextModel) -> list[int]:
-    if (body.prompt is None) == (body.messages is None):
-        raise InvalidRequest("prompt: send either prompt or messages", param="prompt")
-    if body.prompt is not None:
-        return text.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
-    chat = ChatBody.model_validate(
-        {
-            "model": body.model or "-",
-            "messages": body.messages,
-            "add_generation_prompt": body.add_generation_prompt,
-            "continue_final_message": body.continue_final_message,
-            "chat_template_kwargs": body.chat_template_kwargs,
-            "add_special_tokens": body.add_special_tokens,
-        }
-    )
-    return chat_prompt(chat, text)
+def _counted_response(content: dict[str, Any], tokens: Tokens, text: TextModel, *, strings: bool) -> Response:
+    content["tokens"] = tokens
+    if strings:
+        content["token_strs"] = [text.tokenizer.id_to_token(token) for token in tokens]
+    return json_response(content)

@@ -1,0 +1,56 @@
+"""Parameters that other servers know and this one does not do yet: refused by name where leaving them out would change
+the answer, or the privacy that the client counts on. Everything else unknown is ignored and counted. Pure.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from motet.errors import UnsupportedParameter
+
+_NOT_SUPPORTED = "it is not supported"
+_STRUCTURED = "structured output is not supported yet"
+_TEMPLATE = "it is not supported; the server's own chat template is always used"
+
+UNSUPPORTED: Mapping[str, tuple[str, tuple[Any, ...]]] = {
+    # What may be said.
+    "allowed_token_ids": ("restricting the tokens is not supported yet", ()),
+    "bad_words": ("forbidding words is not supported yet; logit_bias can forbid single tokens", ([],)),
+    "guided_json": (_STRUCTURED, ()),
+    "guided_regex": (_STRUCTURED, ()),
+    "guided_choice": (_STRUCTURED, ()),
+    "guided_grammar": (_STRUCTURED, ()),
+    "structured_outputs": (_STRUCTURED, ()),
+    "structural_tag": (_STRUCTURED, ()),
+    "logits_processors": (_NOT_SUPPORTED, ([],)),
+    "vllm_xargs": (_NOT_SUPPORTED, ({},)),
+    # How it is looked for.
+    "use_beam_search": (_NOT_SUPPORTED, (False,)),
+    "length_penalty": ("beam search is not supported", (1,)),
+    "early_stopping": ("beam search is not supported", (False,)),
+    "thinking_token_budget": (_NOT_SUPPORTED, ()),
+    # What the model reads.
+    "chat_template": (_TEMPLATE, ()),
+    "documents": ("documents are not supported yet; put their text into a message", ([],)),
+    "prompt_embeds": (_NOT_SUPPORTED, ()),
+    "mm_processor_kwargs": (_NOT_SUPPORTED, ({},)),
+    "truncation_side": ("truncate_prompt_tokens always keeps the end of the prompt", ("left",)),
+    "web_search_options": (_NOT_SUPPORTED, ()),
+    # What comes back.
+    "prompt_logprobs": (_NOT_SUPPORTED, (False,)),
+    "return_token_ids": ("token ids in answers are not supported yet", (False,)),
+    "return_tokens_as_token_ids": ("token ids in answers are not supported yet", (False,)),
+    "detokenize": ("answers are always text", (True,)),
+    "audio": ("answers are always text", ()),
+    # Who may share what was computed for it.
+    "cache_salt": ("separate prefix caches are not supported yet", ()),
+    "kv_transfer_params": (_NOT_SUPPORTED, ({},)),
+}
+"""By name: why, and the values that ask for nothing; null always does."""
+
+
+def refuse_known_to_others(extra: Mapping[str, Any]) -> None:
+    for name in extra.keys() & UNSUPPORTED.keys():
+        why, harmless = UNSUPPORTED[name]
+        value = extra[name]
+        if value is not None and value not in harmless:
+            raise UnsupportedParameter(f"{name}: {why}", param=name)

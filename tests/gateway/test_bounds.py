@@ -1,0 +1,231 @@
+"""What a client sends is bounded before anything is done with it, and every bound is named."""
+
+import random
+import time
+import tracemalloc
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from motet.api.v1 import scheduler_pb2
+from motet.errors import InvalidRequest, ModelNotFound, MotetError, UnsupportedParameter
+from motet_gateway.catalog import ANYBODY, Catalog
+from motet_gateway.names import Names
+from motet_gateway.parameters import (
+    LONGEST_STOP,
+    MOST_LOGIT_BIASES,
+    MOST_MESSAGES,
+    MOST_STOP_TOKENS,
+    MOST_STOPS,
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    TokenizeBody,
+    parse,
+)
+from motet_gateway.tokens.stops import StopStrings
+from motet_gateway.unsupported import UNSUPPORTED
+from tests.common.yardstick import yardstick
+
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+def refused(**more: object) -> MotetError:
+    with pytest.raises(MotetError) as caught:
+        body = parse(ChatBody, orjson.dumps({"model": "m", "messages": HELLO} | more))
+        body.refuse_what_is_not_there_yet()
+        body.stops()
+    return caught.value
+
+
+# ------------------------------------------------------------------------------------------------------- stop strings
+
+
+def test_a_long_stop_string_is_refused_with_its_bounds() -> None:
+    error = refused(stop="x" * (LONGEST_STOP + 1))
+    assert error.param == "stop"
+    assert f"1 to {LONGEST_STOP} characters" in error.message
+
+
+def test_many_stop_strings_are_refused_with_their_bound() -> None:
+    error = refused(stop=[f"stop {i}" for i in range(MOST_STOPS + 1)])
+    assert error.param == "stop"
+    assert f"up to {MOST_STOPS} strings" in error.message
+
+
+def test_a_stop_string_costs_no_more_memory_than_its_own_length() -> None:
+    stop = "ab" * 4000
+    tracemalloc.start()
+    try:
+        matcher = StopStrings([stop])
+        for _ in range(100):
+            matcher.feed("ab")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 20 * len(stop)
+
+
+def test_the_worst_stop_strings_cost_little_for_each_token() -> None:
+    # One is always about to complete; the others begin everywhere in what it holds back, and never go on.
+    held = "ab" * (LONGEST_STOP // 2 - 1) + "zz"
+    others = ["a" + "b" * i + "c" * (LONGEST_STOP - i - 1) for i in range(1, MOST_STOPS)]
+    matcher = StopStrings([held, *others])
+    tokens = 5000
+    began = time.process_time()
+    for _ in range(tokens):
+        matcher.feed("ab")
+    assert not matcher.stopped
+    assert (time.process_time() - began) / tokens < yardstick() / 25
+
+
+# -------------------------------------------------------------------------------------------------------------- lists
+
+
+def test_many_stop_tokens_and_biases_are_refused() -> None:
+    assert refused(stop_token_ids=[1] * (MOST_STOP_TOKENS + 1)).param == "stop_token_ids"
+    assert refused(logit_bias={str(i): 1 for i in range(MOST_LOGIT_BIASES + 1)}).param == "logit_bias"
+
+
+def test_a_chat_of_very_many_turns_is_refused_with_its_bound() -> None:
+    error = refused(messages=[{"role": "user", "content": ""}] * 200_000)
+    assert error.param == "messages"
+    assert str(MOST_MESSAGES) in error.message
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "element"),
+    [
+        (ChatBody, "messages", b"1,"),
+        (ChatBody, "stop_token_ids", b'"",'),
+        (ChatBody, "modalities", b"1,"),
+        (TokenizeBody, "messages", b"1,"),
+        (DetokenizeBody, "tokens", b'"",'),
+    ],
+)
+def test_a_list_of_nothing_but_mistakes_has_one_complaint(kind: type, field: str, element: bytes) -> None:
+    count = 200_000
+    rest = b"" if kind is DetokenizeBody else b'"messages":[{"role":"user"}],' if field != "messages" else b""
+    body = b'{"model":"m",' + rest + b'"' + field.encode() + b'":[' + element * count + element[:-1] + b"]}"
+    began = time.process_time()
+    with pytest.raises(MotetError) as caught:
+        parse(kind, body).refuse_what_is_not_there_yet()
+    assert caught.value.param is not None
+    assert caught.value.param.startswith(field)
+    assert time.process_time() - began < 6 * yardstick()  # one for each takes more than 20
+
+
+# --------------------------------------------------------------------------------------------- parameters of others
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"bad_words": ["no"]},
+        {"allowed_token_ids": [1, 2]},
+        {"allowed_token_ids": []},
+        {"cache_salt": "mine"},
+        {"return_token_ids": True},
+        {"chat_template": "{{ 1 }}"},
+        {"documents": [{"text": "x"}]},
+        {"length_penalty": 0.5},
+        {"thinking_token_budget": 0},
+    ],
+)
+def test_what_would_change_answers_or_privacy_is_refused_by_name(more: dict) -> None:
+    error = refused(**more)
+    (name,) = more
+    assert isinstance(error, UnsupportedParameter)
+    assert error.param == name
+    assert error.message.startswith(f"{name}: ")
+
+
+@pytest.mark.parametrize("kind", [ChatBody, CompletionBody])
+def test_values_that_ask_for_nothing_are_taken(kind: type) -> None:
+    for name, (_, harmless) in UNSUPPORTED.items():
+        for value in (None, *harmless):
+            body = {"model": "m", "messages": HELLO, "prompt": "x", name: value}
+            parse(kind, orjson.dumps(body)).refuse_what_is_not_there_yet()
+
+
+def test_counting_tokens_refuses_what_an_answer_would_refuse() -> None:
+    for more, field in (({"tools": [{}]}, "tools"), ({"chat_template": "x"}, "chat_template")):
+        with pytest.raises(UnsupportedParameter) as caught:
+            parse(TokenizeBody, orjson.dumps({"messages": HELLO} | more)).chat()
+        assert caught.value.param == field
+
+
+# -------------------------------------------------------------------------------------------------------------- names
+
+
+def catalog(count: int) -> Catalog:
+    message = scheduler_pb2.Catalog()
+    message.groups.add(group="g", served_name="base")
+    for i in range(count):
+        message.adapters.add(
+            ref={"namespace": "default", "name": f"customer-{i:05}"}, model_name=f"customer-{i:05}", group="g"
+        )
+    return Catalog.of(message)
+
+
+def seconds_to_miss(catalog: Catalog, name: str) -> float:
+    began = time.process_time()
+    for _ in range(5):
+        with pytest.raises(ModelNotFound):
+            catalog.resolve(name, ANYBODY)
+    return time.process_time() - began
+
+
+@pytest.mark.parametrize("name", ["custmer-04711", "x" * 90_000, "customer-" * 10_000])
+def test_a_wrong_name_among_ten_thousand_costs_about_as_much_as_among_a_hundred(name: str) -> None:
+    few, many = catalog(100), catalog(10_000)
+    for one in (few, many):
+        seconds_to_miss(one, "warm")
+    assert seconds_to_miss(many, name) < 10 * seconds_to_miss(few, name) + 0.1
+
+
+def test_a_long_wrong_name_is_repeated_in_part() -> None:
+    with pytest.raises(ModelNotFound) as caught:
+        catalog(3).resolve("x" * 90_000, ANYBODY)
+    assert len(caught.value.message) < 500
+
+
+@given(st.integers(0, 9_999), st.integers(0, 13), st.sampled_from(["drop", "double", "swap"]))
+def test_a_slip_of_the_pen_finds_the_name_among_ten_thousand(number: int, at: int, slip: str) -> None:
+    right = f"customer-{number:05}"
+    at = min(at, len(right) - 1)
+    if slip == "drop":
+        wrong = right[:at] + right[at + 1 :]
+    elif slip == "double":
+        wrong = right[:at] + right[at] + right[at:]
+    else:
+        wrong = right[:at] + "_" + right[at + 1 :]
+    near = NAMES.nearest(wrong)
+    assert near
+    if at < 9:  # a slip within the number is another customer's
+        assert right in near
+
+
+NAMES = Names(f"customer-{i:05}" for i in random.Random(1).sample(range(10_000), 10_000))
+
+
+def test_any_name_has_neighbours() -> None:
+    assert Names([]).nearest("x") == []
+    assert Names(["legal"]).nearest("") == ["legal"]
+
+
+def test_an_empty_chat_to_count_is_refused() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse(TokenizeBody, b'{"messages": []}')
+    assert caught.value.param == "messages"
+
+
+def test_an_error_repeats_only_a_part_of_what_is_no_text() -> None:
+    body = parse(
+        ChatBody, orjson.dumps({"model": "m", "messages": [{"role": "user", "content": [{"type": "x" * 90_000}]}]})
+    )
+    with pytest.raises(UnsupportedParameter) as caught:
+        body.plain_messages()
+    assert len(caught.value.message) < 500

@@ -1,0 +1,252 @@
+"""Clients that send too much, too slowly, or do not read: each is bounded, and nobody else hears of it."""
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import AsyncIterator
+
+import orjson
+import pytest
+
+from motet.errors import InvalidRequest
+from motet_gateway.bodies import MOST_CONTAINERS, MOST_ELEMENTS, MOST_STRINGS, check_shape
+from tests.common.waiting import PATIENCE_S
+from tests.gateway.conftest import Served, eventually, serve
+from tests.support.mini_cluster import MiniCluster
+
+BODY = orjson.dumps({"model": "tiny", "prompt": "x", "max_tokens": 4})
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+
+
+class Raw:
+    """A client that says exactly what it is told to, and reads only when asked."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    async def say(self, *pieces: bytes) -> None:
+        for piece in pieces:
+            self.writer.write(piece)
+            await self.writer.drain()
+
+    async def answer(self) -> bytes:
+        async with asyncio.timeout(PATIENCE_S):
+            return await self.reader.readuntil(b"\r\n\r\n")
+
+    async def rest(self) -> bytes:
+        async with asyncio.timeout(PATIENCE_S):
+            with contextlib.suppress(ConnectionError):
+                return await self.reader.read()
+        return b""
+
+
+@contextlib.asynccontextmanager
+async def raw(served: Served) -> AsyncIterator[Raw]:
+    port = int(served.url.rpartition(":")[2])
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        yield Raw(reader, writer)
+    finally:
+        writer.close()
+
+
+def with_length(body: bytes) -> bytes:
+    return HEAD + b"content-length: %d\r\n\r\n" % len(body) + body
+
+
+# ------------------------------------------------------------------------------------------------------------ headers
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /" + b"a" * 100_000,
+        b"GET / HTTP/1.1\r\n" + b"x: " + b"a" * 100_000,
+        b"GET / HTTP/1.1\r\n" + b"a" * 100_000,
+        b"GET / HTTP/1.1\r\n" + b"".join(b"x-%d: %s\r\n" % (i, b"a" * 900) for i in range(100)),
+        b"GET / HTTP/1.1\r\n" + b"".join(b"x-%d: a\r\n" % i for i in range(200)),
+        HEAD + b"transfer-encoding: chunked\r\n\r\n5;" + b"a" * 600_000,
+        HEAD + b"transfer-encoding: chunked\r\n\r\n0\r\n" + b"x: " + b"a" * 600_000,
+    ],
+    ids=["path", "value", "name", "bytes", "fields", "chunk extension", "trailer"],
+)
+@pytest.mark.parametrize("piece", [1 << 20, 1000])
+async def test_headers_without_end_are_cut_off(served: Served, head: bytes, piece: int) -> None:
+    async with raw(served) as client:
+        with contextlib.suppress(ConnectionError):
+            await client.say(*(head[at : at + piece] for at in range(0, len(head), piece)))
+        answer = await client.rest()
+        if answer.startswith(b"HTTP/1.1 "):  # it may have been cut before it was read
+            assert answer.split()[1] in (b"431", b"400")
+    assert (await served.http.get("/version")).status_code == 200
+
+
+async def test_headers_that_are_too_large_are_a_431_that_says_so(served: Served) -> None:
+    async with raw(served) as client:
+        await client.say(b"GET /version HTTP/1.1\r\nhost: localhost\r\nx: " + b"a" * 40_000 + b"\r\n\r\n")
+        answer = await client.rest()
+    assert answer.startswith(b"HTTP/1.1 431 ")
+    assert b"headers_too_large" in answer
+
+
+async def test_usual_headers_and_large_bodies_in_pieces_pass(served: Served) -> None:
+    body = orjson.dumps({"model": "tiny", "prompt": "x", "max_tokens": 4, "user": "u" * 300_000})
+    pieces = [body[at : at + 1000] for at in range(0, len(body), 1000)]
+    cookie = b"cookie: " + b"c" * 8000 + b"\r\n"
+    async with raw(served) as client:
+        for _ in range(2):
+            await client.say(HEAD + cookie + b"transfer-encoding: chunked\r\n\r\n")
+            await client.say(*(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces), b"0\r\n\r\n")
+            assert (await client.answer()).startswith(b"HTTP/1.1 200 ")
+            await asyncio.wait_for(client.reader.readuntil(b"}}"), PATIENCE_S)
+
+
+async def test_a_head_that_does_not_come_to_an_end_is_given_up(cluster: MiniCluster) -> None:
+    async with serve(cluster, header_seconds=1) as served:
+        async with raw(served) as silent, raw(served) as slow:
+            await slow.say(b"GET / HTTP/1.1\r\nhost: loc")
+            assert (await slow.rest()).startswith(b"HTTP/1.1 408 ")
+            assert await silent.rest() == b""
+        async with raw(served) as client:  # also behind an answer
+            await client.say(with_length(BODY))
+            assert (await client.answer()).startswith(b"HTTP/1.1 200 ")
+            await asyncio.wait_for(client.reader.readuntil(b"}}"), PATIENCE_S)
+            await client.say(b"POST")
+            assert (await client.rest()).startswith(b"HTTP/1.1 408 ")
+
+
+async def test_what_stands_behind_a_body_breaks_into_no_answer(cluster: MiniCluster) -> None:
+    cluster.runners[0].step_seconds = 0.1
+    body = BODY.replace(b'"max_tokens":4', b'"max_tokens":30,"ignore_eos":true,"stream":true')
+
+    async def ask(behind: bytes) -> None:
+        async with raw(served) as client, asyncio.timeout(PATIENCE_S):
+            await client.say(with_length(body))
+            assert (await client.answer()).startswith(b"HTTP/1.1 200 ")
+            await client.say(behind)
+            assert b"408" not in await client.reader.readuntil(b"[DONE]")
+
+    async with serve(cluster, header_seconds=1) as served:
+        await asyncio.gather(ask(b"\r\n"), ask(b"POST /v1"))  # old clients end a body so; others are ahead of us
+
+
+# ------------------------------------------------------------------------------------------------------------- bodies
+
+
+async def test_a_body_that_does_not_come_is_given_up(cluster: MiniCluster) -> None:
+    async with serve(cluster, body_seconds=0.2) as served:
+        for path in (b"/v1/completions", b"/tokenize"):
+            async with raw(served) as client:
+                await client.say(HEAD.replace(b"/v1/completions", path) + b"content-length: 100\r\n\r\n{")
+                assert (await client.answer()).startswith(b"HTTP/1.1 408 ")
+        assert served.gateway.bodies.held == 0
+
+
+async def test_bodies_together_stay_within_their_budget(cluster: MiniCluster) -> None:
+    async with serve(cluster, max_bodies_bytes=10_000) as served:
+        async with raw(served) as client:
+            await client.say(HEAD + b"content-length: 9000\r\n\r\n" + b" " * 8000)
+            await eventually(lambda: served.gateway.bodies.held == 8000)
+            refused = await served.http.post(
+                "/v1/completions", json={"model": "tiny", "prompt": "x", "user": "u" * 3000}
+            )
+            assert refused.status_code == 503
+            assert refused.headers["retry-after"]
+            assert (await served.http.post("/v1/completions", content=BODY, headers=JSON)).status_code == 200
+        await eventually(lambda: served.gateway.bodies.held == 0)
+
+
+JSON = {"content-type": "application/json"}
+
+
+async def test_a_full_gateway_refuses_before_it_reads_a_body(cluster: MiniCluster) -> None:
+    async with serve(cluster, max_live_requests=1) as served:
+        cluster.runners[0].step_seconds = 3600
+        body = BODY.replace(b'"max_tokens":4', b'"max_tokens":40')
+        first = asyncio.create_task(served.http.post("/v1/completions", content=body, headers=JSON))
+        await eventually(lambda: served.gateway.dispatcher.live)
+        for path in (b"/v1/completions", b"/v1/chat/completions", b"/tokenize"):
+            async with raw(served) as client:
+                await client.say(HEAD.replace(b"/v1/completions", path) + b"content-length: 1000000\r\n\r\n")
+                assert (await client.answer()).startswith(b"HTTP/1.1 503 ")
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+
+
+@pytest.mark.parametrize("path", [b"/v1/completions", b"/tokenize"])
+async def test_an_upload_that_breaks_off_is_no_crash(
+    served: Served, path: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with raw(served) as client:
+        await client.say(HEAD.replace(b"/v1/completions", path) + b"content-length: 1000\r\n\r\n" + b" " * 500)
+        await eventually(lambda: served.gateway.bodies.held == 500)
+    await eventually(lambda: served.gateway.bodies.held == 0)
+    await served.http.get("/version")
+    said = capsys.readouterr()
+    assert "crash" not in said.out + said.err
+    assert "Traceback" not in said.out + said.err
+
+
+async def test_a_client_that_does_not_read_is_cut_off_and_its_request_cancelled(cluster: MiniCluster) -> None:
+    async with serve(cluster, unread_seconds=0.2, max_live_requests=1000) as served:
+        async with raw(served) as client:
+            # Answers to requests that follow one another fill every buffer there is.
+            request = with_length(BODY.replace(b'"max_tokens":4', b'"max_tokens":400,"ignore_eos":true,"stream":true'))
+            sending = asyncio.create_task(client.say(*[request] * 20_000))
+            await eventually(lambda: served.gateway.dispatcher.live)
+            server = served.server
+            await eventually(lambda: not server.server_state.connections)
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+        await eventually(lambda: not served.gateway.dispatcher.live)
+        assert served.gateway.bodies.held == 0
+
+
+async def test_a_client_that_reads_slowly_gets_all_of_its_answer(cluster: MiniCluster) -> None:
+    body = orjson.dumps({"model": "tiny", "prompt": "word " * 150_000, "return_token_strs": True})
+    async with serve(cluster, unread_seconds=1) as served, raw(served) as client:
+        client.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * 1024)
+        await client.say(with_length(body).replace(b"/v1/completions", b"/tokenize"))
+        head = await client.answer()
+        length = int(head.lower().partition(b"content-length: ")[2].split()[0])
+        got = 0
+        while piece := await client.reader.read(256 * 1024):
+            got += len(piece)
+            if got == length:
+                break
+            await asyncio.sleep(0.1)
+        assert got == length
+
+
+# -------------------------------------------------------------------------------------------------------------- shape
+
+
+def test_a_body_that_takes_long_to_parse_is_refused_before_that() -> None:
+    for body, what in (
+        (b"[" + b"[]," * (MOST_CONTAINERS + 1) + b"1]", "lists"),
+        (b"[" + b"{}," * (MOST_CONTAINERS + 1) + b"1]", "lists"),
+        (b"[" + b'"",' * (MOST_STRINGS + 1) + b"1]", "strings"),
+        (b"[" + b'"\\\\",' * (MOST_STRINGS + 1) + b"1]", "strings"),
+        (b"[" + b"1," * (MOST_ELEMENTS + 1) + b"1]", "elements"),
+        (b'["\\\\",' + b"[]," * (MOST_CONTAINERS + 1) + b'"\\""]', "lists"),
+        (b"[" + b"[]," * (MOST_CONTAINERS + 1) + b'"never closed', "lists"),
+    ):
+        with pytest.raises(InvalidRequest, match=what):
+            check_shape(body)
+
+
+def test_text_may_hold_any_number_of_commas_braces_and_quotes() -> None:
+    for text in ("a," * (MOST_ELEMENTS + 1), '{"":[]},' * MOST_CONTAINERS, "\\" * 500_000, '"' * 300_000, "\\'\"" * 99):
+        check_shape(orjson.dumps({"prompt": text}))
+
+
+def test_looking_at_a_shape_takes_time_with_the_length_alone() -> None:
+    def seconds(size: int) -> float:
+        body = b"[" + b"[]," * (MOST_CONTAINERS + 1) + b'"' + b'\\"' * size
+        began = time.process_time()
+        with pytest.raises(InvalidRequest):
+            check_shape(body)
+        return time.process_time() - began
+
+    assert seconds(1_000_000) < 20 * seconds(100_000) + 0.2

@@ -1,0 +1,105 @@
+"""The bytes of an answer's tokens join to its text, whatever the tokenizer makes of characters and spaces."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from motet.api.v1 import runner_pb2
+from motet_gateway.answers.choice import ChoiceText
+from motet_gateway.answers.formats import ChatFormat, CompletionFormat
+from motet_gateway.generation import End
+from motet_gateway.tokens.detokenizer import Detokenizer
+from motet_gateway.tokens.text_model import TextModel
+from tests.support.mini_cluster import CORPUS, tiny_tokenizer
+
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+
+
+def sentence_piece() -> Tokenizer:
+    """As Llama 2 has it: words begin with a mark for their space, and unknown characters are spelled in bytes."""
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
+    trainer = trainers.BpeTrainer(vocab_size=200, show_progress=False, limit_alphabet=40)
+    trained.train_from_iterator(CORPUS, trainer)
+    words = [word for word, _ in sorted(trained.get_vocab().items(), key=lambda pair: pair[1]) if len(word) == 1]
+    vocabulary = {word: at for at, word in enumerate(["<unk>", *BYTES, *dict.fromkeys(["▁", *words])])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>", byte_fallback=True))
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    return tokenizer
+
+
+TEXTS = {
+    "byte level": TextModel(tiny_tokenizer(), None, 400, 512),
+    "pieces": TextModel(sentence_piece(), None, 400, 512),
+}
+
+
+def answered(text: TextModel, prompt: str, answer: list[int], *, silent: frozenset[int] = frozenset()) -> ChoiceText:
+    prompt_ids = text.encode([prompt], add_special_tokens=False)[0]
+    nothing: Callable[..., None] = lambda *_: None  # noqa: E731
+    choice = ChoiceText(
+        0,
+        Detokenizer(text.tokenizer, prompt_ids),
+        None,
+        silent_ids=silent,
+        min_tokens=0,
+        spelling=text.spelling,
+        on_placed=nothing,
+        changed=nothing,
+        stop_here=nothing,
+    )
+    for token in answer:
+        choice.deliver([token], [runner_pb2.TokenLogprobs(logprob=-1, top_ids=[token], top_logprobs=[-1])])
+    choice.conclude(End.STOP)
+    return choice
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+@given(prompt=st.sampled_from(["Hi", "Hi ", "<s>", "a<s>"]), said=st.text(min_size=1, max_size=20))
+def test_bytes_of_tokens_join_to_the_text(kind: str, prompt: str, said: str) -> None:
+    text = TEXTS[kind]
+    choice = answered(text, prompt, text.encode([said], add_special_tokens=False)[0])
+    shown = ChatFormat("r", "m", "f", usage_in_chunks=False).logprobs(0, choice.take_logprobs(), text, 1)["content"]
+    joined = bytes(byte for token in shown for byte in token["bytes"])
+    assert joined.decode("utf-8", "replace") == choice.take()
+    assert all("\ufffd" not in token["token"] or "\ufffd" in said for token in shown)
+
+
+def test_half_a_character_is_shown_in_bytes() -> None:
+    text = TEXTS["byte level"]
+    choice = answered(text, "Hi", text.encode(["🙃"], add_special_tokens=False)[0])
+    shown = ChatFormat("r", "m", "f", usage_in_chunks=False).logprobs(0, choice.take_logprobs(), text, 0)["content"]
+    assert len(shown) > 1
+    assert shown[0]["token"].startswith("bytes:\\xf0")
+
+
+def test_a_leading_space_of_a_word_is_kept() -> None:
+    text = TEXTS["pieces"]
+    choice = answered(text, "Hi", text.encode([" the choir"], add_special_tokens=False)[0])
+    shown = ChatFormat("r", "m", "f", usage_in_chunks=False).logprobs(0, choice.take_logprobs(), text, 0)["content"]
+    assert "".join(token["token"] for token in shown) == " the choir" == choice.take()
+
+
+def test_the_token_that_ends_an_answer_adds_nothing_to_its_text() -> None:
+    text = TEXTS["byte level"]
+    choice = answered(text, "Hi", [*text.encode(["ok"], add_special_tokens=False)[0], 0], silent=frozenset({0}))
+    shown = ChatFormat("r", "m", "f", usage_in_chunks=False).logprobs(0, choice.take_logprobs(), text, 0)["content"]
+    assert shown[-1]["token"] == "<|end|>"
+    assert shown[-1]["bytes"] == []
+
+
+def test_offsets_count_characters_of_the_text() -> None:
+    text = TEXTS["byte level"]
+    tokens = text.encode(["a🙃b"], add_special_tokens=False)[0]
+    choice = answered(text, "Hi", tokens)
+    shown = CompletionFormat("r", "m", "f", usage_in_chunks=False).logprobs(0, choice.take_logprobs(), text, 0)
+    assert shown["text_offset"][0] == 0
+    assert shown["text_offset"][1:-1] == [1] * (len(tokens) - 2)
+    assert shown["text_offset"][-1] == 2

@@ -1,0 +1,48 @@
+"""How often a request is placed again, by what lost it."""
+
+import pytest
+
+from motet.errors import Declined, EngineRestarted, Internal, MotetError, NoRunner, NotFinite, Overloaded
+from motet_gateway.replacement import LOST_AT_MOST, Loss, Losses
+
+
+@pytest.mark.parametrize("error", [Declined("full"), Overloaded("paused often"), NoRunner("away")])
+def test_where_there_is_no_room_the_request_is_not_at_fault(error: MotetError) -> None:
+    losses = Losses()
+    assert all(losses.failed(error) is None for _ in range(1000))
+    assert losses.engines_lost == 0
+
+
+@pytest.mark.parametrize("error", [NotFinite("infinite"), Internal("a defect")])
+def test_what_the_request_brings_about_itself_is_tried_on_one_other_runner(error: MotetError) -> None:
+    losses = Losses()
+    assert losses.failed(error) is None
+    assert losses.failed(error) is error
+
+
+def test_an_engines_death_makes_a_suspect_and_the_one_that_was_alone_in_the_second_is_ended() -> None:
+    guilty, innocent = Losses(), Losses()
+    assert guilty.lost(Loss.ENGINE_DIED, alone=False) is None
+    assert innocent.lost(Loss.ENGINE_DIED, alone=False) is None
+    assert (guilty.engines_lost, innocent.engines_lost) == (1, 1)
+    assert innocent.lost(Loss.ENGINE_DIED, alone=False) is None
+    end = guilty.lost(Loss.ENGINE_DIED, alone=True)
+    assert end is not None
+    assert (end.code, end.retry_after) == ("request_kills_engines", 0)
+    assert "2 engines" in end.message
+
+
+def test_one_broken_stream_says_nothing_against_a_request_and_the_second_one_does() -> None:
+    losses = Losses()
+    losses.lost(Loss.STREAM_BROKE, alone=False)
+    assert losses.engines_lost == 0
+    losses.lost(Loss.STREAM_BROKE, alone=False)
+    assert losses.engines_lost == 1
+
+
+@pytest.mark.parametrize("loss", list(Loss))
+def test_nobody_is_placed_again_for_ever(loss: Loss) -> None:
+    losses = Losses()
+    ends = [losses.lost(loss, alone=False) for _ in range(LOST_AT_MOST + 1)]
+    assert ends[:-1] == [None] * LOST_AT_MOST
+    assert isinstance(ends[-1], EngineRestarted)
