@@ -5,12 +5,13 @@ plan that changes nothing. No processes, no Kubernetes, no clock, no I/O in this
 """
 
 from collections.abc import Iterable
+from datetime import datetime
 
 from motet.model import ObjectName
+from motet.resources.status import AdapterCounts
 from motet_operator.reconcile.adapters import Memory, count_adapters, look_around
-from motet_operator.reconcile.conditions import Condition, named
+from motet_operator.reconcile.conditions import Finding, named
 from motet_operator.reconcile.plan import (
-    AdapterCounts,
     AdapterStatus,
     Catalog,
     Drain,
@@ -18,7 +19,6 @@ from motet_operator.reconcile.plan import (
     Plan,
     PoolStatus,
     Replacement,
-    SlotCounts,
 )
 from motet_operator.reconcile.pools import (
     catalog_pools,
@@ -28,12 +28,13 @@ from motet_operator.reconcile.pools import (
     retire,
     roll_out,
     scaling_of,
+    with_drains_taken_back,
 )
 from motet_operator.reconcile.scaling import Advice, Scaling
+from motet_operator.reconcile.turns import aims
 from motet_operator.reconcile.view import (
     AdapterKnowledge,
     AdapterObject,
-    Certificate,
     Instance,
     PoolObject,
     Residence,
@@ -43,16 +44,14 @@ from motet_operator.reconcile.view import (
 )
 
 __all__ = [
-    "AdapterCounts",
     "AdapterKnowledge",
     "AdapterObject",
     "AdapterStatus",
     "Advice",
     "Catalog",
-    "Certificate",
-    "Condition",
     "Drain",
     "Event",
+    "Finding",
     "Instance",
     "Memory",
     "Plan",
@@ -63,7 +62,6 @@ __all__ = [
     "RunnerSet",
     "RunnerTemplate",
     "Scaling",
-    "SlotCounts",
     "View",
     "reconcile",
 ]
@@ -72,26 +70,38 @@ __all__ = [
 def reconcile(view: View, memory: Memory | None = None) -> Plan:
     """`memory` of the round before spares thinking again about adapters of which nothing has changed."""
     refused = refusals(view.pools)
-    scalings = {pool.resource.object_name: scaling_of(view, pool) for pool in view.pools}
+    aimed = aims(view, refused)
+    scalings = {
+        name: scaling_of(view, pool, aimed[name]) for pool in view.pools for name in (pool.resource.object_name,)
+    }
     declared = {pool.resource.object_name for pool in view.pools if pool.resource.object_name not in refused}
     existing = {instance.pool for instance in view.instances}
     rollouts = [
-        roll_out(view, pool, scalings[name].replicas)
+        roll_out(view, pool, aimed[name], scalings[name].replicas)
         for pool in view.pools
         if (name := pool.resource.object_name) in declared
     ]
     rollouts += [retire(view, name) for name in sorted(existing - declared)]
+
+    drains = tuple(drain for rollout in rollouts for drain in rollout.drains)
+    view = with_drains_taken_back(view, drains)
 
     around = look_around(view, refused)
     judged = (memory if memory is not None else Memory()).judge(view, around)
     adapters = tuple(one.status for one in judged)
     counts = count_adapters(view, adapters)
     pools = tuple(
-        pool_status(view, pool, refused.get(name), scalings[name], counts.get(pool.resource.group, AdapterCounts()))
+        pool_status(
+            view,
+            pool,
+            aimed[name],
+            refused.get(name),
+            scalings[name],
+            counts.get(pool.resource.group, AdapterCounts()),
+        )
         for pool in view.pools
         for name in (pool.resource.object_name,)
     )
-    drains = tuple(drain for rollout in rollouts for drain in rollout.drains)
     return Plan(
         runner_sets=tuple(each for rollout in rollouts for each in rollout.runner_sets),
         drains=drains,
@@ -106,7 +116,14 @@ def reconcile(view: View, memory: Memory | None = None) -> Plan:
             pools=catalog_pools(view, refused, scalings),
             adapters=tuple(one.entry for one in judged if one.entry is not None),
         ),
+        due=_due(view, drains),
     )
+
+
+def _due(view: View, drains: Iterable[Drain]) -> datetime | None:
+    moments = [drain.deadline for drain in drains]
+    moments += [one.replace_at for one in view.instances if one.replace_at is not None]
+    return min((at for at in moments if at > view.now), default=None)
 
 
 def _events(
@@ -124,7 +141,7 @@ def _events(
             kind=kind,
             name=ObjectName(status.name.namespace, status.name.name),
             type="Warning"
-            if now.status == "False" and now.reason not in ("RunnersStarting", "Suspended")
+            if now.status == "False" and now.reason not in ("RunnersStarting", "WaitingForTurn", "Suspended")
             else "Normal",
             reason=now.reason,
             message=now.message,

@@ -7,11 +7,13 @@ import difflib
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import PurePosixPath
 
 from motet.model import ObjectName
-from motet.resources import ServingPool
-from motet_operator.reconcile.conditions import Condition, named, no, progress, settle, unknown, yes
-from motet_operator.reconcile.plan import AdapterCounts, AdapterStatus, CatalogAdapter
+from motet.resources import AdapterVolume, LoRAAdapter, ServingPool
+from motet.resources.status import AdapterCounts
+from motet_operator.reconcile.conditions import Finding, named, no, progress, settle, unknown, yes
+from motet_operator.reconcile.plan import AdapterStatus, CatalogAdapter
 from motet_operator.reconcile.view import AdapterKnowledge, AdapterObject, PoolObject, View
 
 _FAILURE_REASONS = {
@@ -40,6 +42,9 @@ class Surroundings:
     names: Mapping[tuple[str, ObjectName, str], ObjectName]
     """Which adapter has a model name of a tenant in a group."""
 
+    runners: frozenset[str] = frozenset()
+    """Those that exist. The scheduler waits for one that has gone, since it may only be out of reach."""
+
     over: frozenset[ObjectName] = frozenset()
     """Adapters beyond the number that their pool takes."""
 
@@ -60,7 +65,8 @@ def look_around(view: View, refused: Collection[ObjectName]) -> Surroundings:
     for adapter in by_age:
         resource = adapter.resource
         names.setdefault((resource.metadata.namespace, resource.group, resource.model_name), resource.object_name)
-    around = Surroundings(groups=groups, serving=serving, names=names)
+    runners = frozenset(instance.name for instance in view.instances)
+    around = Surroundings(groups=groups, serving=serving, names=names, runners=runners)
     return replace(around, over=_over_quota(view, by_age, around))
 
 
@@ -120,9 +126,11 @@ def _basis(
 ) -> tuple[object, ...]:
     resource = adapter.resource
     pool = around.groups.get(resource.group)
+    known = view.known.get(resource.object_name)
     return (
         adapter,
-        view.known.get(resource.object_name),
+        known,
+        sum(place.runner in around.runners for place in known.places) if known is not None else 0,
         # Without a pool the hint may name any other.
         pools if pool is None else pool.resource,
         # More of them than it asks for change nothing.
@@ -151,7 +159,7 @@ def judge(view: View, adapter: AdapterObject, around: Surroundings) -> Judgement
 
 def adapter_status(view: View, adapter: AdapterObject, around: Surroundings) -> AdapterStatus:
     resource = adapter.resource
-    known = view.known.get(resource.object_name, AdapterKnowledge())
+    known = _of_runners_that_exist(view.known.get(resource.object_name, AdapterKnowledge()), around)
     ready_runners = around.serving.get(resource.group, 0)
     has_runner = ready_runners > 0
     pool = around.groups.get(resource.group)
@@ -173,7 +181,7 @@ def adapter_status(view: View, adapter: AdapterObject, around: Surroundings) -> 
             now=view.now,
             generation=adapter.generation,
         ),
-        certificate=known.certificate,
+        artifact=known.artifact,
         resident=known.places,
         observed_generation=adapter.generation,
         base_model=pool.resource.served_name if pool is not None and accepted.holds else "",
@@ -181,6 +189,12 @@ def adapter_status(view: View, adapter: AdapterObject, around: Surroundings) -> 
         loaded=holders,
         last_load=view.now if holders > adapter.loaded else adapter.last_load,
     )
+
+
+def _of_runners_that_exist(known: AdapterKnowledge, around: Surroundings) -> AdapterKnowledge:
+    if all(place.runner in around.runners for place in known.places):
+        return known
+    return replace(known, places=tuple(place for place in known.places if place.runner in around.runners))
 
 
 def _holders(known: AdapterKnowledge) -> int:
@@ -210,6 +224,7 @@ def catalog_adapter(adapter: AdapterObject, around: Surroundings) -> CatalogAdap
     source = resource.spec.source
     secret = source.credentials_secret_ref
     pool = around.groups[resource.group]
+    volume = _volume_of(resource, pool.resource)
     return CatalogAdapter(
         name=resource.object_name,
         generation=adapter.generation,
@@ -224,10 +239,18 @@ def catalog_adapter(adapter: AdapterObject, around: Surroundings) -> CatalogAdap
         source_revision=source.revision or "",
         credentials=f"{resource.metadata.namespace}/{secret.name}" if secret else "",
         max_bytes=pool.resource.spec.admission.max_adapter_size_bytes or 0,
+        volume=adapter.volume,
+        folder=volume.folder_of(resource.metadata.namespace) if volume is not None else "",
     )
 
 
-def _accepted(view: View, adapter: AdapterObject, around: Surroundings) -> Condition:
+def _volume_of(adapter: LoRAAdapter, pool: ServingPool) -> AdapterVolume | None:
+    """What the pool says of the claim that the adapter names."""
+    claim = adapter.spec.source.persistent_volume_claim
+    return next((one for one in pool.spec.adapter_volumes if claim and one.claim_name == claim.claim_name), None)
+
+
+def _accepted(view: View, adapter: AdapterObject, around: Surroundings) -> Finding:
     resource = adapter.resource
     pool = around.groups.get(resource.group)
     namespace = resource.metadata.namespace
@@ -292,18 +315,23 @@ def _against_policy(view: View, adapter: AdapterObject, pool: PoolObject, labels
     if claim is None:
         return ""
     own, namespace = pool.resource.metadata.namespace, resource.metadata.namespace
-    for volume in spec.adapter_volumes:
-        if volume.claim_name == claim.claim_name:
-            # The same sentence as for one that is not there: who may use which volume is not everybody's to know.
-            if volume.allowed_namespaces.admits(namespace, own=own, labels=labels):
-                return ""
-            break
+    volume = _volume_of(resource, pool.resource)
+    # The same sentence for one that is not there: who may use which volume is not everybody's to know.
+    if volume is None or not volume.allowed_namespaces.admits(namespace, own=own, labels=labels):
+        return (
+            f"pool {group} mounts no volume {claim.claim_name} for namespace {namespace}; its spec.adapterVolumes "
+            "decides"
+        )
+    folder = volume.folder_of(namespace)
+    if PurePosixPath(claim.path).is_relative_to(folder):
+        return ""
     return (
-        f"pool {group} mounts no volume {claim.claim_name} for namespace {namespace}; its spec.adapterVolumes decides"
+        f"pool {group} reads adapters of namespace {namespace} from the folder {folder} of volume {claim.claim_name} "
+        "only; its spec.adapterVolumes decides"
     )
 
 
-def _artifact(known: AdapterKnowledge, *, accepted: Condition, has_runner: bool) -> Condition:
+def _artifact(known: AdapterKnowledge, *, accepted: Finding, has_runner: bool) -> Finding:
     reason = _failure(known)
     if reason and reason not in _CERTIFYING:
         return no("ArtifactReady", reason, _failure_message(known))
@@ -318,7 +346,7 @@ def _artifact(known: AdapterKnowledge, *, accepted: Condition, has_runner: bool)
     return unknown("ArtifactReady", "Checking", "a runner fetches and checks the adapter")
 
 
-def _certified(known: AdapterKnowledge, artifact: Condition) -> Condition:
+def _certified(known: AdapterKnowledge, artifact: Finding) -> Finding:
     reason = _failure(known)
     if reason in _CERTIFYING:
         return no("Certified", reason, _failure_message(known))
@@ -342,7 +370,7 @@ def _failure_message(known: AdapterKnowledge) -> str:
     return known.failure_message
 
 
-def _loaded(adapter: AdapterObject, known: AdapterKnowledge, *, accepted: Condition, ready_runners: int) -> Condition:
+def _loaded(adapter: AdapterObject, known: AdapterKnowledge, *, accepted: Finding, ready_runners: int) -> Finding:
     spec = adapter.resource.spec
     if spec.suspend:
         return no("Loaded", "Suspended", "spec.suspend is true")
@@ -369,12 +397,12 @@ def _loaded(adapter: AdapterObject, known: AdapterKnowledge, *, accepted: Condit
 def _ready(
     adapter: AdapterObject,
     known: AdapterKnowledge,
-    accepted: Condition,
-    artifact: Condition,
-    certified: Condition,
+    accepted: Finding,
+    artifact: Finding,
+    certified: Finding,
     *,
     has_runner: bool,
-) -> Condition:
+) -> Finding:
     """Would a request be served now? Where not, the first reason why not."""
     if adapter.resource.spec.suspend:
         return no("Ready", "Suspended", "spec.suspend is true; set it to false to serve")
@@ -393,10 +421,10 @@ def _ready(
 def _progress(
     adapter: AdapterObject,
     known: AdapterKnowledge,
-    accepted: Condition,
-    checks: Sequence[Condition],
-    loaded: Condition,
-) -> Iterable[Condition]:
+    accepted: Finding,
+    checks: Sequence[Finding],
+    loaded: Finding,
+) -> Iterable[Finding]:
     if adapter.resource.spec.suspend:
         return progress()
     if not accepted.holds:

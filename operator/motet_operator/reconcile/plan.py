@@ -1,12 +1,13 @@
 """What reconcile decides, in words that both executors understand: the one with processes and the one with pods."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
 from motet.model import ObjectName
-from motet_operator.reconcile.conditions import Condition
-from motet_operator.reconcile.view import Certificate, Residence, RunnerSet
+from motet.resources.status import AdapterCounts, Artifact, Condition, Slots
+from motet_operator.reconcile.view import Residence, RunnerSet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +18,9 @@ class Drain:
     pool: ObjectName
     revision: str
     deadline: datetime
+    begun: bool = False
+    """It is written down, with this deadline. Before that nobody is told: a drain that could not be written down would
+    have no end, and nothing could take its runner away."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,19 +32,6 @@ class Replacement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdapterCounts:
-    registered: int = 0
-    loaded: int = 0
-    failed: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlotCounts:
-    total: int = 0
-    used: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PoolStatus:
     name: ObjectName
     model: str
@@ -48,19 +39,25 @@ class PoolStatus:
     """Wanted."""
 
     existing: int
+    staying: int
+    """Of those: neither leaving nor beyond what is wanted."""
+
     ready: int
     updated: int
     draining: int
     revision: str
     """The newest."""
 
+    aim: str
+    """The one that its runners are brought to now: another than the newest while the pool waits for its turn."""
+
     current_revision: str
     """The one that was in full service last."""
 
     conditions: tuple[Condition, ...]
     observed_generation: int
-    adapters: AdapterCounts = AdapterCounts()
-    slots: SlotCounts = SlotCounts()
+    adapters: AdapterCounts = field(default_factory=AdapterCounts)
+    slots: Slots = field(default_factory=Slots)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +67,7 @@ class AdapterStatus:
     """What clients of every tenant may call it: tenant/modelName."""
 
     conditions: tuple[Condition, ...]
-    certificate: Certificate | None
+    artifact: Artifact | None
     resident: tuple[Residence, ...]
     observed_generation: int
     base_model: str = ""
@@ -129,6 +126,11 @@ class CatalogAdapter:
     max_bytes: int = 0
     """What the pool admits; 0: the runner's own bound."""
 
+    volume: str = ""
+    folder: str = ""
+    """The volume that the source lies on, and the folder of it that nothing of the adapter may lie outside of, whatever
+    links there are; empty: on no volume, and anywhere on it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Catalog:
@@ -145,3 +147,17 @@ class Plan:
     adapters: tuple[AdapterStatus, ...] = ()
     events: tuple[Event, ...] = ()
     catalog: Catalog = Catalog()
+    due: datetime | None = None
+    """When something happens by itself: a deadline passes, or a condemned runner has had its chance."""
+
+    @property
+    def leaving(self) -> frozenset[str]:
+        """Instances that go now."""
+        return frozenset(name for each in self.runner_sets for name in each.leaving)
+
+    @property
+    def deadlines(self) -> Mapping[str, datetime]:
+        """To be written on each runner that drains. One that goes now and has not begun serves nobody: nothing is left
+        to drain."""
+        leaving = self.leaving
+        return {one.instance: one.deadline for one in self.drains if one.begun or one.instance not in leaving}

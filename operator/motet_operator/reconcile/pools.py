@@ -4,17 +4,20 @@ A changed template is a new revision. Its runners come one at a time beside the 
 once a new one is ready, so that the pool never serves with fewer than it should. Until an old one is gone, drained or
 not, it counts: there are never more runners than the update strategy allows.
 Runners whose nodes are about to be emptied are replaced in the same way.
+Who drains is decided anew in each round: a runner that is wanted again, because more are wanted, its node takes pods
+again, the template is what it was or a successor fails, takes work again for as long as it is there.
 """
 
-import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from motet.model import ObjectName
-from motet_operator.reconcile.conditions import Condition, named, no, progress, settle, unknown, yes
-from motet_operator.reconcile.plan import AdapterCounts, CatalogPool, Drain, PoolStatus, Replacement, SlotCounts
+from motet.resources.status import AdapterCounts, Slots
+from motet_operator.reconcile.conditions import Finding, named, no, progress, settle, unknown, yes
+from motet_operator.reconcile.plan import CatalogPool, Drain, PoolStatus, Replacement
 from motet_operator.reconcile.scaling import Scaling, scale
+from motet_operator.reconcile.turns import Aim
 from motet_operator.reconcile.view import Instance, PoolObject, RunnerSet, RunnerTemplate, View
 
 
@@ -32,44 +35,6 @@ class Refusal:
 
     reason: str
     message: str
-
-
-def template_of(pool: PoolObject, platform: str = "") -> RunnerTemplate:
-    spec = pool.resource.spec
-    secret = spec.model.credentials_secret_ref
-    return RunnerTemplate(
-        group=pool.resource.group,
-        model_uri=pool.model_uri,
-        model_digest=spec.model.digest or "",
-        engine=spec.engine,
-        model_revision=spec.model.revision or "",
-        model_credentials=f"{pool.resource.metadata.namespace}/{secret.name}" if secret else "",
-        volumes=tuple(spec.adapter_volumes),
-        pod=spec.template,
-        # Where runners are pods, how long one may drain is a part of it.
-        platform=f"{platform} drains for {spec.drain_timeout_seconds} s" if platform else "",
-    )
-
-
-def revision_of(pool: ObjectName, template: RunnerTemplate) -> str:
-    """Short, the same for the same template everywhere and always. Only what is set counts, so that a field added to
-    the schema later does not restart every runner there is."""
-    content = (
-        f"{pool}\n{template.group}\n{template.model_uri}\n{template.model_digest}\n"
-        f"{template.engine.model_dump_json(exclude_none=True)}"
-    )
-    # Who may read a volume is decided with each adapter; only what is mounted makes another pod.
-    mounted = [f"{volume.claim_name}:{volume.sub_path or ''}" for volume in template.volumes]
-    for name, value in (
-        ("model revision", template.model_revision),
-        ("model credentials", template.model_credentials),
-        ("volumes", " ".join(mounted)),
-        ("pod", template.pod.model_dump_json(exclude_defaults=True)),
-        ("platform", template.platform),
-    ):
-        if value not in ("", "{}"):
-            content += f"\n{name}: {value}"
-    return hashlib.sha256(content.encode()).hexdigest()[:8]
 
 
 def refusals(pools: Sequence[PoolObject]) -> dict[ObjectName, Refusal]:
@@ -101,19 +66,18 @@ def _model_of(pool: PoolObject) -> tuple[str, str, str | None, str | None]:
     return pool.model_uri, pool.resource.served_name, model.digest, model.revision
 
 
-def scaling_of(view: View, pool: PoolObject) -> Scaling:
+def scaling_of(view: View, pool: PoolObject, aim: Aim) -> Scaling:
     name = pool.resource.object_name
     if view.runners_override is not None:
         return Scaling(
             replicas=view.runners_override,
             condition=no("ScalingActive", "ScalingDisabled", f"--runners {view.runners_override} decides"),
         )
-    revision = revision_of(name, template_of(pool, view.platform))
     found = scale(
         pool.resource,
         current=pool.wanted,
         advice=view.advice.get(name),
-        rolling_out=any(one.pool == name and one.revision != revision for one in view.instances),
+        rolling_out=any(one.pool == name and one.revision != aim.revision for one in view.instances),
         writers=pool.scale_writers,
     )
     before = named(pool.conditions, "ScalingActive")
@@ -124,37 +88,38 @@ def scaling_of(view: View, pool: PoolObject) -> Scaling:
     return Scaling(replicas=found.replicas, condition=replace(now, message=before.message))
 
 
-def roll_out(view: View, pool: PoolObject, wanted: int) -> Rollout:
+def roll_out(view: View, pool: PoolObject, aim: Aim, wanted: int) -> Rollout:
     name = pool.resource.object_name
-    template = template_of(pool, view.platform)
-    revision = revision_of(name, template)
+    revision = aim.revision
     strategy = pool.resource.spec.update_strategy
     drain_seconds = float(pool.resource.spec.drain_timeout_seconds)
     members = [instance for instance in view.instances if instance.pool == name]
     new = [instance for instance in members if instance.revision == revision]
     old = [instance for instance in members if instance.revision != revision]
 
-    staying = [instance for instance in members if instance.draining_until is None]
-    settled = [instance for instance in staying if instance.revision == revision and not instance.moving]
-    others = [instance for instance in staying if instance not in settled]
-    surplus = _as_they_may_go(settled)[: max(0, len(settled) - wanted)]
+    settled = [instance for instance in new if not instance.moving]
+    others = [instance for instance in members if instance not in settled]
+    surplus = _beyond(wanted, settled)
     # The others make room for ready ones. A rollout may let some be missing besides; a cordoned node is no reason to
     # have fewer: maybe nothing fits elsewhere. Whoever empties it evicts as many as the pool's budget allows.
-    missing = strategy.max_unavailable if old else 0
-    keep = max(0, wanted - missing - sum(instance.ready for instance in settled))
-    surplus += _as_they_may_go(others)[: max(0, len(others) - keep)]
+    kept = [instance for instance in settled if instance not in surplus]
+    keep = wanted - sum(instance.ready for instance in kept)
+    going = _beyond(keep - strategy.max_unavailable if old else keep, others)
+    if old and all(_may_leave(view, instance, going) for instance in old):
+        # They go now, and the rollout is over: nobody else drains for it, only to be taken back at the next look.
+        going = [*old, *_beyond(keep, [instance for instance in others if instance not in old])]
+    surplus += going
 
-    kept = sum(instance not in surplus for instance in settled)
     there = [instance for instance in members if not _may_leave(view, instance, surplus)]
     if not any(instance in old for instance in there):
         # Only in a rollout what drains is waited for. What leaves a cordoned node holds no place that another could
         # have, and more replicas are wanted at once.
-        there = [instance for instance in staying if instance not in surplus]
+        there = [instance for instance in members if instance not in surplus]
     surge = strategy.max_surge if old or others else 0
-    add = max(0, min(wanted - kept, wanted + surge - len(there)))
+    add = max(0, min(wanted - len(kept), wanted + surge - len(there)))
 
     sets = [
-        _runner_set(view, name, revision, template, drain_seconds, members=new, surplus=surplus, add=add),
+        _runner_set(view, name, revision, aim.template, drain_seconds, members=new, surplus=surplus, add=add),
         *_others(view, name, revision, drain_seconds, members=old, surplus=surplus),
     ]
     return Rollout(runner_sets=tuple(sets), drains=tuple(_drains(view, members, surplus, drain_seconds)))
@@ -164,20 +129,30 @@ def retire(view: View, name: ObjectName) -> Rollout:
     """A pool that is no more: everything drains, then goes."""
     members = [instance for instance in view.instances if instance.pool == name]
     drain_seconds = max((each.drain_seconds for each in view.runner_sets if each.pool == name), default=0.0)
-    surplus = [instance for instance in members if instance.draining_until is None]
-    sets = _others(view, name, "", drain_seconds, members=members, surplus=surplus)
-    return Rollout(runner_sets=tuple(sets), drains=tuple(_drains(view, members, surplus, drain_seconds)))
+    sets = _others(view, name, "", drain_seconds, members=members, surplus=members)
+    return Rollout(runner_sets=tuple(sets), drains=tuple(_drains(view, members, members, drain_seconds)))
+
+
+def _beyond(keep: int, instances: Sequence[Instance]) -> list[Instance]:
+    """Those of them that go when so many stay."""
+    return _as_they_may_go(instances)[: max(0, len(instances) - max(0, keep))]
 
 
 def _as_they_may_go(instances: Iterable[Instance]) -> list[Instance]:
-    """What does not serve first, then what has to leave its node, then the newest."""
-    return sorted(instances, key=lambda instance: (instance.ready, not instance.moving, -instance.ordinal))
+    """What cannot serve first, then what drains, then what has to leave its node, then the newest."""
+    return sorted(
+        instances,
+        key=lambda one: (one.ready or one.attached, one.draining_until is None, not one.moving, -one.ordinal),
+    )
 
 
 def _may_leave(view: View, instance: Instance, surplus: Sequence[Instance]) -> bool:
-    if instance.draining_until is not None:
-        return instance.drained or not instance.ready or view.now >= instance.draining_until
-    return instance in surplus and not instance.ready  # serves nobody: nothing to drain
+    if instance not in surplus:
+        return False
+    if instance.draining_until is None:
+        return not instance.ready and not instance.attached  # serves nobody: nothing to drain
+    # Whether it is ready says nothing: one that drains is not.
+    return instance.drained or view.now >= instance.draining_until
 
 
 def _others(
@@ -232,10 +207,29 @@ def _drains(
     view: View, members: Sequence[Instance], surplus: Sequence[Instance], drain_seconds: float
 ) -> Iterable[Drain]:
     for instance in members:
-        if instance.draining_until is None and instance not in surplus:
+        if instance not in surplus:
             continue
-        deadline = instance.draining_until or view.now + timedelta(seconds=drain_seconds)
-        yield Drain(instance=instance.name, pool=instance.pool, revision=instance.revision, deadline=deadline)
+        yield Drain(
+            instance=instance.name,
+            pool=instance.pool,
+            revision=instance.revision,
+            deadline=instance.draining_until or view.now + timedelta(seconds=drain_seconds),
+            begun=instance.draining_until is not None,
+        )
+
+
+def with_drains_taken_back(view: View, drains: Collection[Drain]) -> View:
+    """As if nothing were written any more on those that drained and are to work again."""
+    draining = {drain.instance for drain in drains}
+    return replace(
+        view,
+        instances=tuple(
+            one
+            if one.draining_until is None or one.name in draining
+            else replace(one, draining_until=None, drained=False)
+            for one in view.instances
+        ),
+    )
 
 
 def replacements(view: View, *, leaving: Collection[str]) -> Iterable[Replacement]:
@@ -249,11 +243,11 @@ def replacements(view: View, *, leaving: Collection[str]) -> Iterable[Replacemen
 # ------------------------------------------------------------------------------------------------------------ status
 
 
-def pool_status(
-    view: View, pool: PoolObject, refusal: Refusal | None, scaling: Scaling, adapters: AdapterCounts
+def pool_status(  # noqa: PLR0917
+    view: View, pool: PoolObject, aim: Aim, refusal: Refusal | None, scaling: Scaling, adapters: AdapterCounts
 ) -> PoolStatus:
     name = pool.resource.object_name
-    revision = revision_of(name, template_of(pool, view.platform))
+    revision = aim.newest
     members = [instance for instance in view.instances if instance.pool == name]
     ready = [instance for instance in members if instance.ready and instance.draining_until is None]
     updated = [instance for instance in ready if instance.revision == revision]
@@ -261,21 +255,24 @@ def pool_status(
     steps = (
         _accepted(refusal),
         _available(wanted, ready, members),
-        _progressing(wanted, updated, members, revision),
+        _progressing(wanted, updated, members, aim),
         _adapters_healthy(adapters),
         scaling.condition,
-        _ready(wanted, ready, updated, members, refusal),
+        _ready(wanted, ready, updated, members, refusal, aim),
     )
+    draining = sum(instance.draining_until is not None for instance in members)
     complete = len(updated) >= wanted and all(instance.revision == revision for instance in members)
     return PoolStatus(
         name=name,
         model=pool.resource.served_name,
         replicas=wanted,
         existing=len(members),
+        staying=min(wanted, len(members) - draining),
         ready=len(ready),
         updated=len(updated),
-        draining=sum(instance.draining_until is not None for instance in members),
+        draining=draining,
         revision=revision,
+        aim=aim.revision,
         current_revision=revision if complete or not pool.current_revision else pool.current_revision,
         conditions=settle((*steps, *_progress(steps)), pool.conditions, now=view.now, generation=pool.generation),
         observed_generation=pool.generation,
@@ -284,11 +281,11 @@ def pool_status(
     )
 
 
-def _accepted(refusal: Refusal | None) -> Condition:
+def _accepted(refusal: Refusal | None) -> Finding:
     return no("Accepted", refusal.reason, refusal.message) if refusal else yes("Accepted", "Valid")
 
 
-def _available(wanted: int, ready: Sequence[Instance], members: Sequence[Instance]) -> Condition:
+def _available(wanted: int, ready: Sequence[Instance], members: Sequence[Instance]) -> Finding:
     if ready:
         return yes("Available", "RunnersReady", f"{len(ready)} of {wanted} runners serve")
     if not members:
@@ -296,29 +293,32 @@ def _available(wanted: int, ready: Sequence[Instance], members: Sequence[Instanc
     return no("Available", "RunnersNotReady", _why(members))
 
 
-def _progressing(wanted: int, updated: Sequence[Instance], members: Sequence[Instance], revision: str) -> Condition:
+WAITS = "the runners of the revision before go on until fewer pools roll at once"
+
+
+def _progressing(wanted: int, updated: Sequence[Instance], members: Sequence[Instance], aim: Aim) -> Finding:
     if any(instance.failures > 1 for instance in members):
         return no("Progressing", "RunnerFailing", _why(members))
-    old = sum(instance.revision != revision for instance in members)
-    if old:
-        return yes(
-            "Progressing", "RollingOut", f"{len(updated)} of {wanted} runners have the new revision, {old} the old"
-        )
+    if aim.waits:
+        return yes("Progressing", "WaitingForTurn", WAITS)
+    if any(instance.revision != aim.newest for instance in members):
+        return yes("Progressing", "RollingOut", _so_far(wanted, updated, members, aim))
     moving = sum(instance.moving for instance in members)
     if moving and wanted:
         return yes(
             "Progressing",
             "RunnersMoving",
-            f"{moving} runners are on cordoned nodes; each leaves once another serves elsewhere",
+            f"{moving} runners are on nodes that are to be emptied; each leaves once another serves elsewhere"
+            f"{_waiting(members)}",
         )
+    if len(updated) < wanted:
+        return yes("Progressing", "RunnersStarting", _so_far(wanted, updated, members, aim))
     if len(members) > wanted:
         return yes("Progressing", "ScalingDown", f"{len(members) - wanted} runners are leaving")
-    if len(updated) < wanted:
-        return yes("Progressing", "RunnersStarting", f"{len(updated)} of {wanted} runners are ready")
     return no("Progressing", "Complete", "nothing is left to do")
 
 
-def _adapters_healthy(adapters: AdapterCounts) -> Condition:
+def _adapters_healthy(adapters: AdapterCounts) -> Finding:
     if not adapters.failed:
         return yes("AdaptersHealthy", "NoneFailed")
     return no(
@@ -328,13 +328,14 @@ def _adapters_healthy(adapters: AdapterCounts) -> Condition:
     )
 
 
-def _ready(
+def _ready(  # noqa: PLR0917
     wanted: int,
     ready: Sequence[Instance],
     updated: Sequence[Instance],
     members: Sequence[Instance],
     refusal: Refusal | None,
-) -> Condition:
+    aim: Aim,
+) -> Finding:
     if refusal:
         return no("Ready", refusal.reason, refusal.message)
     if wanted == 0:
@@ -343,24 +344,44 @@ def _ready(
         return yes("Ready", "AllRunnersReady", f"{len(updated)} of {wanted} runners are ready")
     if any(instance.failures > 1 for instance in members):
         return no("Ready", "RunnerFailing", _why(members))
-    return no("Ready", "RunnersStarting", f"{len(ready)} of {wanted} runners are ready")
+    if aim.waits and len(ready) >= wanted:
+        return no("Ready", "WaitingForTurn", WAITS)
+    return no("Ready", "RunnersStarting", _so_far(wanted, updated, members, aim))
 
 
-def _progress(steps: Sequence[Condition]) -> Iterable[Condition]:
+def _progress(steps: Sequence[Finding]) -> Iterable[Finding]:
     accepted, _, progressing, *_ = steps
     if not accepted.holds:
         return progress(stalled=accepted)
     return progress(working=progressing) if progressing.holds or progressing.reason == "RunnerFailing" else progress()
 
 
+def _so_far(wanted: int, updated: Sequence[Instance], members: Sequence[Instance], aim: Aim) -> str:
+    """How far the pool has come, and what the next runner waits for."""
+    old = sum(instance.revision != aim.newest for instance in members)
+    come = f"have the new revision, {old} the old" if old else "are ready"
+    return f"{len(updated)} of {wanted} runners {come}{_waiting(members)}"
+
+
+def _waiting(members: Sequence[Instance]) -> str:
+    troubled = _most_troubled(members)
+    return f"; {troubled.name}: {troubled.reason}" if troubled is not None else ""
+
+
 def _why(members: Sequence[Instance]) -> str:
-    failed = next((instance for instance in members if instance.reason and not instance.ready), None)
-    return (
-        f"{failed.name}: {failed.reason}" if failed is not None else f"waiting for {len(members)} runners to be ready"
-    )
+    troubled = _most_troubled(members)
+    if troubled is None:
+        return f"waiting for {len(members)} runners to be ready"
+    return f"{troubled.name}: {troubled.reason}"
 
 
-def _slots(view: View, ready: Sequence[Instance]) -> SlotCounts:
+def _most_troubled(members: Sequence[Instance]) -> Instance | None:
+    """Of those that are to serve. One that drains is not ready, and that is as it should be."""
+    troubled = [one for one in members if one.reason and not one.ready and one.draining_until is None]
+    return max(troubled, key=lambda one: one.failures, default=None)
+
+
+def _slots(view: View, ready: Sequence[Instance]) -> Slots:
     names = {instance.name for instance in ready}
     held = {
         (place.runner, place.digest)
@@ -368,7 +389,7 @@ def _slots(view: View, ready: Sequence[Instance]) -> SlotCounts:
         for place in known.places
         if place.tier == "device" and place.runner in names
     }
-    return SlotCounts(total=sum(view.slots.get(name, 0) for name in names), used=len(held))
+    return Slots(total=sum(view.slots.get(name, 0) for name in names), used=len(held))
 
 
 def catalog_pools(

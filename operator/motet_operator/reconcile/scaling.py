@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from motet.resources import ServingPool
-from motet_operator.reconcile.conditions import Condition, no, unknown, yes
+from motet_operator.reconcile.conditions import Finding, no, unknown, yes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Advice:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaling:
     replicas: int
-    condition: Condition
+    condition: Finding
     """ScalingActive."""
 
 
@@ -114,5 +114,5 @@ def _conflict(writers: Sequence[str], held: int) -> str:
     )
 
 
-def _no(reason: str, message: str) -> Condition:
+def _no(reason: str, message: str) -> Finding:
     return no("ScalingActive", reason, message)

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from motet.model import ObjectName
 from motet.resources import AdapterVolume, Engine, LoRAAdapter, PodTemplate, ServingPool
-from motet_operator.reconcile.conditions import Condition
+from motet.resources.status import Artifact, Condition
 from motet_operator.reconcile.scaling import Advice
 
 
@@ -32,6 +32,9 @@ class PoolObject:
     prepared: bool = True
     """The operator may keep runners in the pool's namespace."""
 
+    pod_digest: str = ""
+    """Of the whole pod that its runners would be, but for their revision; empty where runners are processes."""
+
     scale_writers: tuple[str, ...] = ()
     """Who has written `spec.replicas` through the scale subresource."""
 
@@ -41,6 +44,9 @@ class AdapterObject:
     resource: LoRAAdapter
     source: str
     """`spec.source` as one URI that runners understand."""
+
+    volume: str = ""
+    """Likewise the volume that it lies on; empty: on none."""
 
     generation: int = 1
     content_stamp: str = ""
@@ -69,8 +75,8 @@ class RunnerTemplate:
 
     volumes: tuple[AdapterVolume, ...] = ()
     pod: PodTemplate = field(default_factory=PodTemplate)
-    platform: str = ""
-    """Changes with what the platform adds to every runner: image, addresses, certificates."""
+    pod_digest: str = ""
+    """Of the whole pod, where runners are pods: it holds all of the above, and what the platform adds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +106,9 @@ class Instance:
     """Grows with each start of a new instance."""
 
     ready: bool = False
+    attached: bool = False
+    """The scheduler hears it, and may have work there although it is not ready (yet, or because it drains)."""
+
     node: str = ""
     """Where it runs; empty: nowhere yet, or where there are no nodes."""
 
@@ -120,23 +129,10 @@ class Instance:
     """When its process was started, where that is known."""
 
     failures: int = 0
-    """Deaths in a row."""
+    """Deaths in a row: it has not been ready since the first of them."""
 
     reason: str = ""
-    """Why it last died."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Certificate:
-    digest: str
-    size_bytes: int = 0
-    rank: int = 0
-    alpha: float = 0.0
-    target_modules: tuple[str, ...] = ()
-    mapped: int = 0
-    unmapped: tuple[str, ...] = ()
-    base_digest: str = ""
-    method: str = ""
+    """What keeps it from serving, as far as that is known: why it last died, or what it waits for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +150,7 @@ class AdapterKnowledge:
 
     generation: int = 0
     serving_digest: str = ""
-    certificate: Certificate | None = None
+    artifact: Artifact | None = None
     failure_code: str = ""
     """Of the newest revision; the one before it may be serving."""
 
@@ -181,7 +177,9 @@ class View:
     slots: Mapping[str, int] = field(default_factory=dict)
     """Places for adapters in device memory, by instance."""
 
-    platform: str = ""
+    rolling_pools: int | None = None
+    """Pools that may be on their way to another revision at once; None: all."""
+
     refused_schemes: Mapping[str, str] = field(default_factory=dict)
     """Kinds of source that adapters may not have here, and what to use instead."""
 

@@ -5,19 +5,18 @@ from typing import Any
 
 import pytest
 
-from motet.resources.status import MAX_MESSAGE
+from motet.resources.status import MAX_MESSAGE, Condition
 from motet_operator.reconcile import (
     AdapterKnowledge,
     AdapterObject,
     AdapterStatus,
-    Condition,
     Memory,
     Plan,
     Residence,
     View,
     reconcile,
 )
-from motet_operator.reconcile.pools import revision_of, template_of
+from motet_operator.reconcile.revisions import revision_of, template_of
 from tests.operator.builders import DIGEST, NOW, adapter, condition, instance, later, name, pool, view
 
 
@@ -30,6 +29,12 @@ def world(*adapters: AdapterObject, known: dict[str, AdapterKnowledge] | None = 
         instances=[instance(letter, revision) for letter in "rst"[:runners]],
         known={name(key): value for key, value in (known or {}).items()},
     )
+
+
+def made_ready(place: View, count: int) -> View:
+    """Of its runners so many, and no others."""
+    instances = (replace(one, ready=index < count) for index, one in enumerate(place.instances))
+    return replace(place, instances=tuple(instances))
 
 
 def only(plan: Plan) -> AdapterStatus:
@@ -175,7 +180,18 @@ def test_one_that_is_held_by_enough_does_not_mind_who_is_ready() -> None:
     places = tuple(Residence(runner=letter, tier="device") for letter in "rs")
     known = {"legal": AdapterKnowledge(serving_digest=DIGEST, places=places)}
     for ready in (2, 1):
-        assert says(only(reconcile(world(wanted, known=known, runners=ready))), "Loaded") == ("True", "Resident")
+        place = made_ready(world(wanted, known=known, runners=2), ready)
+        assert says(only(reconcile(place)), "Loaded") == ("True", "Resident")
+
+
+def test_a_runner_that_is_gone_holds_nothing_whatever_the_scheduler_still_says() -> None:
+    """The scheduler waits for it to come back: it may only be out of reach."""
+    places = tuple(Residence(runner=letter, tier="device") for letter in "rs")
+    place = world(adapter(), known={"legal": AdapterKnowledge(serving_digest=DIGEST, places=places)}, runners=2)
+    memory = Memory()
+    both, first = (only(reconcile(replace(place, instances=place.instances[:count]), memory)) for count in (2, 1))
+    assert (both.loaded, len(both.resident)) == (2, 2)
+    assert (first.loaded, [each.runner for each in first.resident]) == (1, ["r"])
 
 
 def test_how_many_runners_there_are_matters_only_to_those_who_want_more() -> None:
@@ -259,6 +275,98 @@ def test_a_volume_admits_whom_it_names() -> None:
     assert says(only(reconcile(place)), "Accepted") == ("True", "Valid")
 
 
+TENANTS = {"from": "Selector", "selector": {"matchLabels": {"motet.dev/tenant": "true"}}}
+ONE_TENANT = {"from": "Selector", "selector": {"matchLabels": {"kubernetes.io/metadata.name": "acme"}}}
+IN_A_LIST = {"key": "kubernetes.io/metadata.name", "operator": "In"}
+
+
+def on_a_volume(path: str, volume: dict[str, Any], *, namespace: str = "acme") -> View:
+    """An adapter that names a folder of the claim `shared`, which its pool mounts."""
+    one = adapter(
+        f"{namespace}/legal",
+        poolRef={"name": "demo", "namespace": "default"},
+        source={"persistentVolumeClaim": {"claimName": "shared", "path": path}},
+    )
+    return view(
+        pools=[pool(allowedNamespaces={"from": "All"}, adapterVolumes=[{"claimName": "shared", **volume}])],
+        adapters=[one],
+        namespaces={"acme": {"motet.dev/tenant": "true"}},
+    )
+
+
+@pytest.mark.parametrize("volume", [{"allowedNamespaces": {"from": "All"}}, {"allowedNamespaces": TENANTS}], ids=str)
+@pytest.mark.parametrize("path", ["zeta/json", "zeta", "json", "acme-2/json", "shared/acme/json", "ACME/json"])
+def test_on_a_volume_of_several_tenants_none_names_what_is_not_in_a_folder_of_its_name(
+    volume: dict[str, Any], path: str
+) -> None:
+    plan = reconcile(on_a_volume(path, volume))
+    found = condition(only(plan).conditions, "Accepted")
+    assert (found.status, found.reason) == ("False", "PolicyDenied")
+    assert found.message == (
+        "pool default/demo reads adapters of namespace acme from the folder acme of volume shared only; its "
+        "spec.adapterVolumes decides"
+    )
+    assert plan.catalog.adapters == ()
+
+
+@pytest.mark.parametrize(
+    ("volume", "namespace", "path", "folder"),
+    [
+        ({"allowedNamespaces": {"from": "All"}}, "acme", "acme/json", "acme"),
+        ({"allowedNamespaces": {"from": "All"}}, "acme", "acme", "acme"),
+        ({}, "default", "zeta/json", ""),
+        ({"allowedNamespaces": ONE_TENANT}, "acme", "zeta/json", ""),
+        (
+            {
+                "allowedNamespaces": {
+                    "from": "Selector",
+                    "selector": {"matchExpressions": [IN_A_LIST | {"values": ["acme"]}]},
+                }
+            },
+            *("acme", "zeta/json", ""),
+        ),
+        ({"allowedNamespaces": TENANTS, "pathPrefix": ""}, "acme", "zeta/json", ""),
+        ({"allowedNamespaces": TENANTS, "pathPrefix": "library"}, "acme", "library/json", "library"),
+        (
+            {"allowedNamespaces": TENANTS, "pathPrefix": "teams/{namespace}/out"},
+            *("acme", "teams/acme/out/json", "teams/acme/out"),
+        ),
+        ({"allowedNamespaces": TENANTS, "pathPrefix": "team-{namespace}"}, "acme", "team-acme/json", "team-acme"),
+    ],
+)
+def test_a_runner_hears_in_which_folder_of_a_volume_an_adapter_may_lie(
+    volume: dict[str, Any], namespace: str, path: str, folder: str
+) -> None:
+    plan = reconcile(on_a_volume(path, volume, namespace=namespace))
+    assert says(only(plan), "Accepted") == ("True", "Valid")
+    (entry,) = plan.catalog.adapters
+    assert entry.folder == folder
+
+
+@pytest.mark.parametrize(
+    ("volume", "namespace", "path"),
+    [
+        ({"pathPrefix": "{namespace}"}, "default", "zeta/json"),
+        ({"allowedNamespaces": ONE_TENANT, "pathPrefix": "{namespace}"}, "acme", "json"),
+        ({"allowedNamespaces": TENANTS, "pathPrefix": "teams/{namespace}/out"}, "acme", "teams/acme/json"),
+        ({"allowedNamespaces": TENANTS, "pathPrefix": "library"}, "acme", "acme/json"),
+        (
+            {
+                "allowedNamespaces": {
+                    "from": "Selector",
+                    "selector": {"matchExpressions": [IN_A_LIST | {"values": ["acme", "zeta"]}]},
+                }
+            },
+            *("acme", "json"),
+        ),
+    ],
+)
+def test_a_pool_may_say_itself_which_folder_is_whose(volume: dict[str, Any], namespace: str, path: str) -> None:
+    assert says(only(reconcile(on_a_volume(path, volume, namespace=namespace))), "Accepted") == (
+        *("False", "PolicyDenied"),
+    )
+
+
 def test_a_full_pool_serves_its_oldest() -> None:
     young, old = adapter("a", age=2), adapter("b", age=1)
     denied = adapter("c", age=0, baseModel="other")  # takes no place
@@ -332,7 +440,7 @@ def test_the_load_is_dated_when_a_runner_holds_it() -> None:
 )
 def test_the_load_is_dated_once_whatever_else_is_said(spec: dict[str, Any], runners: int) -> None:
     held = AdapterKnowledge(serving_digest=DIGEST, places=(Residence(runner="r", tier="device", digest=DIGEST),))
-    place = world(adapter(**spec), known={"legal": held}, runners=runners)
+    place = made_ready(world(adapter(**spec), known={"legal": held}, runners=2), runners)
     first = only(reconcile(place))
     assert first.last_load == NOW
     one = replace(place.adapters[0], conditions=first.conditions, last_load=first.last_load, loaded=first.loaded)

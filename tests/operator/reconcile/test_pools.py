@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from motet.resources.status import AdapterCounts, Slots
 from motet_operator.reconcile import (
-    AdapterCounts,
     AdapterKnowledge,
     Advice,
     Instance,
@@ -18,11 +18,10 @@ from motet_operator.reconcile import (
     PoolStatus,
     Residence,
     RunnerSet,
-    SlotCounts,
     View,
     reconcile,
 )
-from motet_operator.reconcile.pools import revision_of, template_of
+from motet_operator.reconcile.revisions import revision_of, template_of
 from tests.operator.builders import DIGEST, NOW, adapter, condition, instance, later, name, pool, sets, view
 
 
@@ -75,9 +74,123 @@ def test_fewer_replicas_drain_the_newest_and_keep_it_until_it_is_empty() -> None
 
     two[1] = replace(two[1], draining_until=later(30))
     assert reconcile(view(pools=[one], instances=two)).runner_sets[0].leaving == ()
-    for gone in (replace(two[1], drained=True), replace(two[1], draining_until=NOW), replace(two[1], ready=False)):
+    for gone in (replace(two[1], drained=True), replace(two[1], draining_until=NOW)):
         plan = reconcile(view(pools=[one], instances=[two[0], gone]))
         assert (plan.runner_sets[0].replicas, plan.runner_sets[0].leaving) == (1, ("new",))
+
+
+def draining(one: Instance, **more: Any) -> Instance:
+    """As a pod is then: it is not ready because it takes no work."""
+    return replace(one, **({"draining_until": later(30), "ready": False, "attached": True} | more))
+
+
+def test_a_deadline_is_written_on_one_that_drains_and_not_on_one_that_goes_without_having_served() -> None:
+    one = pool(replicas=1)
+    serves, leaves = (instance(who, revision(one), ordinal=number) for number, who in enumerate(("a", "b")))
+    assert reconcile(view(pools=[one], instances=[serves, leaves])).deadlines == {"b": later(30)}
+    plan = reconcile(view(pools=[one], instances=[serves, replace(leaves, ready=False)]))
+    assert (plan.leaving, plan.deadlines) == ({"b"}, {})
+    plan = reconcile(view(pools=[one], instances=[serves, draining(leaves, drained=True)]))
+    assert (plan.leaving, plan.deadlines) == ({"b"}, {"b": later(30)})  # it stays written until it is gone
+
+
+def test_the_next_moment_is_the_earliest_that_is_still_to_come() -> None:
+    one = pool(replicas=1)
+    serves, leaves = (instance(who, revision(one), ordinal=number) for number, who in enumerate(("a", "b")))
+    assert reconcile(view(pools=[one], instances=[serves])).due is None
+    assert reconcile(view(pools=[one], instances=[serves, draining(leaves)])).due == later(30)
+    condemned = replace(serves, condemned="it hangs", replace_at=later(5))
+    assert reconcile(view(pools=[one], instances=[condemned, draining(leaves)])).due == later(5)
+    # One that is past its deadline and still there goes when it goes: nobody looks for that all the time.
+    assert reconcile(view(pools=[one], instances=[serves, draining(leaves, draining_until=NOW)])).due is None
+
+
+def test_a_drain_is_taken_back_when_the_runner_is_wanted_again() -> None:
+    one = pool(replicas=2)
+    first, second = (instance(who, revision(one), ordinal=number) for number, who in enumerate(("a", "b")))
+    plan = reconcile(view(pools=[one], instances=[first, draining(second)]))
+    assert plan.drains == ()
+    assert (plan.runner_sets[0].replicas, plan.runner_sets[0].leaving) == (2, ()), "no third one comes for it"
+    assert plan.pools[0].draining == 0
+    more = reconcile(view(pools=[pool(replicas=3)], instances=[first, draining(second)]))
+    assert (more.drains, more.runner_sets[0].replicas) == ((), 3)
+
+
+def test_a_drain_that_is_over_is_taken_back_too_as_long_as_the_runner_is_there() -> None:
+    one = pool(replicas=2)
+    first, second = (instance(who, revision(one), ordinal=number) for number, who in enumerate(("a", "b")))
+    plan = reconcile(view(pools=[one], instances=[first, draining(second, drained=True)]))
+    assert plan.drains == ()
+    assert plan.runner_sets[0].leaving == ()
+
+
+def test_a_runner_that_drains_and_could_serve_is_worth_more_than_one_that_cannot() -> None:
+    one = pool(replicas=1)
+    first, second = (instance(who, revision(one), ordinal=number) for number, who in enumerate(("a", "b")))
+    (only,) = reconcile(view(pools=[one], instances=[replace(first, ready=False), draining(second)])).runner_sets
+    assert only.leaving == ("a",)
+    dead = draining(second, attached=False)
+    (drain,) = reconcile(view(pools=[one], instances=[replace(first, ready=False), dead])).drains
+    assert drain.instance == "b", "neither serves: what has begun to leave leaves"
+
+
+def test_one_that_is_not_ready_and_may_have_work_drains_before_it_goes() -> None:
+    one = pool(replicas=1)
+    taken_back = instance("b", revision(one), ordinal=2, ready=False, attached=True)
+    plan = reconcile(view(pools=[one], instances=[instance("a", revision(one)), taken_back]))
+    assert [drain.instance for drain in plan.drains] == ["b"]
+    assert plan.runner_sets[0].leaving == ()
+
+
+def test_a_template_that_flips_back_takes_the_drains_of_its_runners_back() -> None:
+    before, after = pool(replicas=1), pool(replicas=1, engine={"maxLoraRank": 8})
+    old = draining(instance("old", revision(before)))
+    new = instance("new", revision(after), ordinal=2)
+    known = [runner_set(before), runner_set(after)]
+    assert [one.instance for one in reconcile(view(pools=[after], instances=[old, new], runner_sets=known)).drains] == [
+        "old"
+    ]
+    plan = reconcile(view(pools=[before], instances=[old, new], runner_sets=known))
+    assert plan.drains == (), "the new one serves until the old one does again"
+    assert {one: (each.replicas, each.leaving) for one, each in sets(plan).items()} == {
+        revision(before): (1, ()),
+        revision(after): (1, ()),
+    }
+    back = instance("old", revision(before))
+    plan = reconcile(view(pools=[before], instances=[back, new], runner_sets=known))
+    assert [one.instance for one in plan.drains] == ["new"]
+
+
+def test_an_old_runner_whose_successor_fails_serves_on() -> None:
+    before, after = pool(replicas=1), pool(replicas=1, engine={"maxLoraRank": 8})
+    old = draining(instance("old", revision(before)))
+    new = instance("new", revision(after), ordinal=2, ready=False)
+    known = [runner_set(before), runner_set(after)]
+    assert reconcile(view(pools=[after], instances=[old, new], runner_sets=known)).drains == ()
+
+
+def test_a_node_that_is_uncordoned_keeps_its_runner_if_none_came_in_its_place() -> None:
+    one = pool(replicas=2)
+    here, there = instance("here", revision(one)), instance("there", revision(one), ordinal=2)
+    assert moved(one, draining(here), there) == (2, [])
+    assert moved(pool(replicas=1), draining(here), there) == (1 + 1, ["here"])
+
+
+def test_one_that_drains_is_kept_until_it_is_empty_though_it_is_not_ready() -> None:
+    one = pool(replicas=1)
+    first, second = (instance(who, revision(one), ordinal=number) for number, who in enumerate(("a", "b")))
+    leaving = draining(second)
+    assert reconcile(view(pools=[one], instances=[first, leaving])).runner_sets[0].leaving == ()
+    for gone in (replace(leaving, drained=True), replace(leaving, draining_until=NOW)):
+        assert reconcile(view(pools=[one], instances=[first, gone])).runner_sets[0].leaving == ("b",)
+
+
+def test_nobody_is_told_of_a_drain_before_it_is_written_down() -> None:
+    one = pool(replicas=0)
+    (drain,) = reconcile(view(pools=[one], instances=[instance("a", revision(one))])).drains
+    assert not drain.begun
+    (drain,) = reconcile(view(pools=[one], instances=[draining(instance("a", revision(one)))])).drains
+    assert drain.begun
 
 
 def test_one_that_serves_nobody_goes_first_and_at_once() -> None:
@@ -125,6 +238,60 @@ def test_a_new_revision_that_never_gets_ready_costs_no_old_runner() -> None:
     assert condition(status.conditions, "Available").holds
     assert condition(status.conditions, "Progressing").reason == "RunnerFailing"
     assert condition(status.conditions, "Ready").message == "c: no such rank"
+
+
+def test_what_a_new_runner_waits_for_is_said_while_old_ones_serve() -> None:
+    before, after = pool(replicas=1), pool(replicas=1, engine={"maxLoraRank": 8})
+    no_room = "Unschedulable: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+    old = instance("old", revision(before))
+    new = instance("new", revision(after), ordinal=2, ready=False, reason=no_room)
+    (status,) = reconcile(view(pools=[after], instances=[old, new], runner_sets=[runner_set(before)])).pools
+    progressing, ready = (condition(status.conditions, each) for each in ("Progressing", "Ready"))
+    assert (progressing.status, progressing.reason) == ("True", "RollingOut")
+    assert (ready.status, ready.reason) == ("False", "RunnersStarting")
+    for told in (progressing, ready, condition(status.conditions, "Reconciling")):
+        assert told.message.startswith("0 of 1 runners have the new revision, 1 the old")
+        assert told.message.endswith(f"new: {no_room}")
+
+
+def test_what_another_runner_waits_for_is_said_while_some_serve() -> None:
+    one = pool(replicas=3)
+    members = [
+        instance("a", revision(one)),
+        instance("going", revision(one), ordinal=2, ready=False, draining_until=later(9), reason="its check fails"),
+        instance("c", revision(one), ordinal=3, ready=False, reason="no room"),
+        instance("d", revision(one), ordinal=4, ready=False),
+    ]
+    (status,) = reconcile(view(pools=[one], instances=members)).pools
+    for type_ in ("Progressing", "Ready"):
+        assert condition(status.conditions, type_).message == "1 of 3 runners are ready; c: no room"
+
+
+def test_the_runner_that_fails_is_the_one_whose_words_are_told() -> None:
+    one = pool(replicas=2)
+    members = [
+        instance("a", revision(one), ready=False, reason="no room"),
+        instance("b", revision(one), ordinal=2, ready=False, failures=2, reason="no such rank"),
+    ]
+    (status,) = reconcile(view(pools=[one], instances=members)).pools
+    assert condition(status.conditions, "Ready").message == "b: no such rank"
+    assert condition(status.conditions, "Progressing").message == "b: no such rank"
+
+
+def test_who_leaves_and_who_stands_in_for_another_does_not_count_as_there() -> None:
+    """An autoscaler writes back what it takes for the number of runners, while that is near enough."""
+    one, after = pool(replicas=2), pool(replicas=2, engine={"maxLoraRank": 8})
+    a, b, c = (instance(each, revision(one), ordinal=index) for index, each in enumerate("abc"))
+
+    def staying(wanted: PoolObject, *members: Instance) -> tuple[int, int]:
+        (status,) = reconcile(view(pools=[wanted], instances=list(members))).pools
+        return status.staying, status.existing
+
+    assert staying(one, a) == (1, 1)
+    assert staying(one, a, b, c) == (2, 3)
+    assert staying(one, a, b, replace(c, draining_until=later(60))) == (2, 3)
+    assert staying(pool(replicas=3), a, b, replace(c, draining_until=later(60), ready=False)) == (3, 3), "taken back"
+    assert staying(after, a, b, instance("new", revision(after), ordinal=4, ready=False)) == (2, 3)
 
 
 def test_a_pool_that_is_no_more_drains_and_goes() -> None:
@@ -301,10 +468,11 @@ class World:
     def carry_out(self, plan: Plan) -> bool:
         """Whether anything changed."""
         before = dict(self.members)
-        for drain in plan.drains:
-            one = self.members[drain.instance]
-            if one.draining_until is None:
-                self.members[one.name] = replace(one, draining_until=drain.deadline)
+        until = {drain.instance: drain.deadline for drain in plan.drains}
+        for one in before.values():
+            self.members[one.name] = replace(
+                one, draining_until=until.get(one.name), drained=one.drained and one.name in until
+            )
         for each in plan.runner_sets:
             self.known[each.revision] = each
             for leaving in each.leaving:
@@ -417,14 +585,25 @@ def test_a_rollout_whose_drains_take_long_has_no_more_pods_than_it_may(surge: in
     assert (len(world.members), most, least) == (4, 4 + surge, 4 - unavailable)
 
 
-def test_a_rollout_that_is_taken_back_waits_for_room_too() -> None:
+def test_a_rollout_that_is_taken_back_needs_no_other_runner() -> None:
     before, after = pool(replicas=1), pool(replicas=1, engine={"maxLoraRank": 8})
     drains = instance("drains", revision(before), ordinal=1, draining_until=later(30))
     new = instance("new", revision(after), ordinal=2)
     plan = reconcile(view(pools=[before], instances=[drains, new], runner_sets=[runner_set(after)]))
-    assert (sets(plan)[revision(before)].replicas, plan.drains[0].instance, len(plan.drains)) == (1, "drains", 1)
+    assert (sets(plan)[revision(before)].replicas, plan.drains[0].instance, len(plan.drains)) == (1, "new", 1)
     plan = reconcile(view(pools=[before], instances=[new], runner_sets=[runner_set(after)]))
     assert sets(plan)[revision(before)].replicas == 1
+
+
+def test_the_last_old_runner_that_serves_nobody_takes_nobody_else_along() -> None:
+    strategy = {"maxSurge": 0, "maxUnavailable": 1}
+    back = pool(replicas=1, updateStrategy=strategy)
+    other = revision(pool(replicas=1, engine={"maxLoraRank": 8}, updateStrategy=strategy))
+    cordoned = instance("cordoned", revision(back), ordinal=1, moving=True)
+    starts = instance("starts", other, ordinal=2, ready=False)
+    plan = reconcile(view(pools=[back], instances=[cordoned, starts]))
+    assert [drain.instance for drain in plan.drains] == ["starts"]
+    assert sets(plan)[other].leaving == ("starts",)
 
 
 def arrives(world: World) -> None:
@@ -490,7 +669,7 @@ def test_of_two_that_contradict_each_other_the_older_serves() -> None:
     "changed",
     [
         {"template": {"nodeSelector": {"gpu": "h200"}}},
-        {"template": {"env": [{"name": "A", "value": "1"}]}},
+        {"template": {"env": [{"name": "OMP_NUM_THREADS", "value": "1"}]}},
         {"adapterVolumes": [{"claimName": "adapters"}]},
         {"model": {"credentialsSecretRef": {"name": "hub"}}},
     ],
@@ -509,21 +688,12 @@ def test_what_only_decides_who_may_read_a_volume_is_none() -> None:
 def test_what_the_platform_changes_is_rolled_out_too() -> None:
     one = pool()
     running = instance("demo-0", revision(one))
-    plan = reconcile(view(pools=[one], instances=[running], platform="newer image"))
+    plan = reconcile(view(pools=[replace(one, pod_digest="newer image")], instances=[running]))
     assert {each.revision: each.replicas for each in plan.runner_sets}[revision(one)] == 1
     assert len(plan.runner_sets) == 2
     (status,) = plan.pools
     assert condition(status.conditions, "Progressing").reason == "RollingOut"
     assert condition(status.conditions, "Reconciling").holds
-
-
-def test_how_long_it_drains_is_part_of_a_pod_and_not_of_a_process() -> None:
-    def revisions(platform: str) -> set[str]:
-        pools = (pool(drainTimeoutSeconds=1), pool(drainTimeoutSeconds=2))
-        return {revision_of(one.resource.object_name, template_of(one, platform)) for one in pools}
-
-    assert len(revisions("image")) == 2
-    assert len(revisions("")) == 1
 
 
 def test_adapters_and_slots_are_counted() -> None:
@@ -541,7 +711,7 @@ def test_adapters_and_slots_are_counted() -> None:
     )
     (status,) = plan.pools
     assert status.adapters == AdapterCounts(registered=3, loaded=1, failed=1)
-    assert status.slots == SlotCounts(total=8, used=1)
+    assert status.slots == Slots(total=8, used=1)
     found = condition(status.conditions, "AdaptersHealthy")
     assert (found.status, found.reason) == ("False", "AdaptersFailed")
 
