@@ -80,6 +80,12 @@ class ClusterMetrics(_Rounds):
             ["resource", "repair"],
             registry=registry,
         )
+        self.rewinds = Counter(
+            "motet_store_rewinds_total",
+            "Times that the API server's store had gone back to an earlier state: what was known was replaced.",
+            ["resource"],
+            registry=registry,
+        )
         self.events = Counter(
             "motet_events_total",
             "Kubernetes Events, posted, merged into an earlier one, or dropped.",

@@ -34,6 +34,12 @@ class Settings(BaseSettings):
     """A runner that hangs or is silent may come back by itself for so long; then its process is killed and started
     again. Multiplied by MOTET_TIME_SCALE."""
 
+    silent_seconds: float = Field(30.0, ge=0)
+    """A process that answers none of five questions in a row in so long is killed and started again: it was stopped, or
+    its event loop hangs, and SIGTERM would mean nothing to it. Honest ones are silent for some seconds on a loaded
+    machine, whatever MOTET_TIME_SCALE says. One that has not answered yet since its start has six times as long. 0:
+    never, as for a process under a debugger."""
+
     stop_grace_seconds: float = Field(10.0, ge=0)
     """How long a process may take to end before it is killed."""
 
@@ -50,8 +56,12 @@ class ClusterSettings(BaseSettings):
     """Where ServingPools may run, as a JSON list. Only there the operator looks at Deployments and Pods."""
 
     runner_template: Path = Path("/etc/motet/runner/template.yaml")
-    """A pod template with exactly one container, `runner`: what every runner pod has whatever its pool says. A change
-    of it is a new revision of every pool."""
+    """A pod template with exactly one container, `runner`: what every runner pod has whatever its pool says. It is read
+    once, at the start; another one is a new revision of every pool whose pods would be others."""
+
+    rolling_pools: int = Field(3, ge=1)
+    """Pools that may be on their way to another revision at once. The others keep the runners that they have until it
+    is their turn."""
 
     kubeconfig: Path | None = None
     """How to reach the API server from outside a cluster. Absent: by the token and address that every pod gets."""
@@ -70,12 +80,22 @@ class ClusterSettings(BaseSettings):
     matter. Multiplied by MOTET_TIME_SCALE."""
 
     cordon_seconds: float = Field(10.0, gt=0)
-    """How often cordoned nodes are listed, whose runners then move elsewhere; not while there are no runners.
-    Multiplied by MOTET_TIME_SCALE."""
+    """How often nodes that are to be emptied are asked for, whose runners then move elsewhere: one list of those that
+    are cordoned, and each node with a runner for its taints. Not while there are no runners. Multiplied by
+    MOTET_TIME_SCALE."""
+
+    leaving_taints: tuple[str, ...] = (
+        "ToBeDeletedByClusterAutoscaler",
+        "karpenter.sh/disrupted",
+        "karpenter.sh/disruption",
+        "cloud.google.com/impending-node-termination",
+    )
+    """Keys of taints that say that a node is to be emptied, as a JSON list: runners leave it as they leave a cordoned
+    one. Empty: only a cordon counts, and nodes are not asked for one by one."""
 
     takeover_seconds: float = Field(3.0, ge=0)
-    """How long a new leader leaves the status of adapters alone that the scheduler has not yet told it of. Multiplied
-    by MOTET_TIME_SCALE."""
+    """How long a new leader leaves the status of adapters and pools alone that the scheduler has not yet told it of.
+    Multiplied by MOTET_TIME_SCALE."""
 
     condemned_seconds: float = Field(5.0, ge=0)
     """A runner that hangs or is silent may come back by itself for so long; then its pod is deleted and made again.

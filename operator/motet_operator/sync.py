@@ -1,14 +1,22 @@
 """The operator's stream to the scheduler: the whole catalog up, what became of it down."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+
+import structlog
+from pydantic import ValidationError
 
 from motet.api.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 from motet.leadership import Leadership
 from motet.model import ObjectName
+from motet.resources.status import MAX_MODULES, Artifact
 from motet.rpc import Link
-from motet_operator.reconcile import AdapterKnowledge, Advice, Catalog, Certificate, Drain, Residence
+from motet.terms import check_term
+from motet_operator.knowledge import Knowledge
+from motet_operator.reconcile import AdapterKnowledge, Advice, Catalog, Drain, Residence
+
+log = structlog.get_logger(__name__)
 
 _CLASSES = {
     "Interactive": common_pb2.REQUEST_CLASS_INTERACTIVE,
@@ -27,6 +35,10 @@ _TIERS = {
 }
 
 
+Said = dict[str, tuple[str, datetime]]
+"""Drains as they were said: incarnation, empty where it is not known, and deadline, by instance."""
+
+
 @dataclass(frozen=True, slots=True)
 class Condemned:
     """A runner that the scheduler takes for dead."""
@@ -43,9 +55,12 @@ class SchedulerSync:
         self, address: str, changed: Callable[[], None], *, office: Callable[[], Leadership | None] = lambda: None
     ) -> None:
         """`office`: by which we lead, where operators elect a leader."""
-        self.known: dict[ObjectName, AdapterKnowledge] = {}
+        self._knowledge = Knowledge()
         self.advice: dict[ObjectName, Advice] = {}
         self.drained: set[str] = set()
+        self.attached: set[str] = set()
+        """Runners that the scheduler hears, as far as it has said."""
+
         self.condemned: dict[str, Condemned] = {}
         self.slots: dict[str, int] = {}
         """Places for adapters in device memory, by instance."""
@@ -53,6 +68,11 @@ class SchedulerSync:
         self._identities: dict[str, common_pb2.RunnerIdentity] = {}
         self._instances: frozenset[str] = frozenset()
         self._drains: dict[str, Drain] = {}
+        self._said: Said | None = None
+        """None: no round has decided yet who is to drain."""
+        self._drains_revision = 0
+        self._since: dict[str, int] = {}
+        """Of the first set in which an instance has been without a break."""
         self._catalog: Catalog | None = None
         self._revision = 0
         self._changed = changed
@@ -63,7 +83,7 @@ class SchedulerSync:
             lambda channel: scheduler_pb2_grpc.SchedulerStub(channel).Sync(),
             greet=self._greet,
             receive=self._receive,
-            opened=changed,
+            opened=self._opened,
             closed=lambda _: self._lost(),
         )
 
@@ -74,37 +94,48 @@ class SchedulerSync:
     def connected(self) -> bool:
         return self._link.connected
 
+    @property
+    def known(self) -> Mapping[ObjectName, AdapterKnowledge]:
+        return self._knowledge.known
+
     def tell(self, catalog: Catalog, drains: Iterable[Drain], instances: Iterable[str] = ()) -> None:
         """Say what should be. Says nothing when it is what was said last. `instances` are the runners that exist."""
+        self._drains = {drain.instance: drain for drain in drains}
+        self.drained &= self._drains.keys()
+        self._say_drains()
         if catalog != self._catalog:
             self._catalog = catalog
             self._revision += 1
-            kept = {adapter.name for adapter in catalog.adapters}
-            self.known = {name: knowledge for name, knowledge in self.known.items() if name in kept}
+            self._knowledge.keep_only({adapter.name for adapter in catalog.adapters})
             pools = {pool.pool for pool in catalog.pools}
             self.advice = {name: advice for name, advice in self.advice.items() if name in pools}
             self._link.send(self._snapshot())
-        wanted = {drain.instance: drain for drain in drains}
-        for drain in wanted.values():
-            if drain.instance not in self._drains:
-                self._link.send(self._drain(drain))
-        self._drains = wanted
-        self.drained &= wanted.keys()
         before, self._instances = self._instances, frozenset(instances)
         for instance in before - self._instances:
             self._forget(instance)
 
     def _forget(self, instance: str) -> None:
+        self.attached.discard(instance)
         self.condemned.pop(instance, None)
         self.slots.pop(instance, None)
         self._identities.pop(instance, None)
 
     def _greet(self) -> Iterable[scheduler_pb2.SyncUp]:
         # Before the manifests have been read there is nothing to say; an empty catalog would unload everything.
+        if self._said is not None:
+            yield self._all_drains()
         if self._catalog is not None:
             yield self._snapshot()
-        for drain in self._drains.values():
-            yield self._drain(drain)
+
+    def _say_drains(self) -> None:
+        wanted: Said = {
+            instance: (self._identity(drain).incarnation, drain.deadline) for instance, drain in self._drains.items()
+        }
+        if wanted != self._said:
+            self._said = wanted
+            self._drains_revision += 1
+            self._since = {instance: self._since.get(instance, self._drains_revision) for instance in wanted}
+            self._link.send(self._all_drains())
 
     def _snapshot(self) -> scheduler_pb2.SyncUp:
         assert self._catalog is not None
@@ -143,25 +174,36 @@ class SchedulerSync:
                         revision=adapter.source_revision,
                         credentials=adapter.credentials,
                         max_bytes=adapter.max_bytes,
+                        volume=adapter.volume,
+                        folder=adapter.folder,
                     )
                     for adapter in self._catalog.adapters
                 ],
             ),
         )
 
-    def _drain(self, drain: Drain) -> scheduler_pb2.SyncUp:
-        identity = self._identities.get(drain.instance) or common_pb2.RunnerIdentity(
+    def _all_drains(self) -> scheduler_pb2.SyncUp:
+        now = datetime.now(UTC)
+        runners = [
+            scheduler_pb2.DrainRunner(
+                runner=self._identity(drain), deadline_seconds=max(0.0, (drain.deadline - now).total_seconds())
+            )
+            for drain in self._drains.values()
+        ]
+        return scheduler_pb2.SyncUp(
+            term=self._term, drains=scheduler_pb2.Drains(runners=runners, revision=self._drains_revision)
+        )
+
+    def _identity(self, drain: Drain) -> common_pb2.RunnerIdentity:
+        return self._identities.get(drain.instance) or common_pb2.RunnerIdentity(
             pool=str(drain.pool), revision=drain.revision, instance=drain.instance
         )
-        left = (drain.deadline - datetime.now(UTC)).total_seconds()
-        order = scheduler_pb2.DrainRunner(runner=identity, deadline_seconds=max(0.0, left))
-        return scheduler_pb2.SyncUp(term=self._term, drain=order)
 
     def _receive(self, message: scheduler_pb2.SyncDown) -> None:
         match message.WhichOneof("message"):
             case "adapter":
                 report = message.adapter
-                self.known[ObjectName(report.ref.namespace, report.ref.name)] = _knowledge(report)
+                self._knowledge.report(ObjectName(report.ref.namespace, report.ref.name), _knowledge(report))
             case "desired":
                 it = message.desired
                 self.advice[ObjectName.parse(it.pool)] = Advice(
@@ -171,7 +213,8 @@ class SchedulerSync:
                 self._assert(message.outranked.term)
                 return
             case "drained":
-                self.drained.add(message.drained.runner.instance)
+                if not self._hear_drained(message.drained):
+                    return
             case "runner":
                 if not self._hear_runner(message.runner):
                     return
@@ -188,9 +231,16 @@ class SchedulerSync:
         """Somebody has led in a later term: a successor of ours, or somebody of an earlier Lease that is gone."""
         office = self._office()
         if office is not None and term >= office.term:
-            office.exceed(term)
-            for message in self._greet():
-                self._link.send(message)
+            check_term(term, office.term, "the scheduler")
+            office.exceed(term, self._say_all)
+
+    def _say_all(self) -> None:
+        for message in self._greet():
+            self._link.send(message)
+
+    def _opened(self) -> None:
+        self._knowledge.begin(self._instances)
+        self._changed()
 
     def _lost(self) -> None:
         """Nobody knows any more what is asked for: what was advised holds what there is, and takes nothing away."""
@@ -199,32 +249,51 @@ class SchedulerSync:
         }
         self._changed()
 
+    def _hear_drained(self, drained: scheduler_pb2.Drained) -> bool:
+        """Not of one that is to work again, or was meanwhile, nor of the process before the one that is to drain."""
+        runner = drained.runner
+        incarnation, _ = (self._said or {}).get(runner.instance, (None, None))
+        if incarnation is None or drained.drains_revision < self._since[runner.instance]:
+            return False
+        if incarnation and runner.incarnation and incarnation != runner.incarnation:
+            return False
+        self.drained.add(runner.instance)
+        return True
+
     def _hear_runner(self, report: scheduler_pb2.RunnerReport) -> bool:
         """Whether something is to be done about a runner, or told of it."""
         identity = report.runner
+        self._knowledge.heard_of(identity.instance)
         if not report.attached and identity.instance not in self._instances:
             self._forget(identity.instance)  # the last word on one that is gone
             return False
+        earlier = self._identities.get(identity.instance)
         self._identities[identity.instance] = identity
+        if identity.instance in self._drains:
+            if earlier is not None and earlier.incarnation != identity.incarnation:
+                self.drained.discard(identity.instance)  # another process, and it has not heard of the drain
+            self._say_drains()
+        came_or_went = report.attached != (identity.instance in self.attached)
+        (self.attached.add if report.attached else self.attached.discard)(identity.instance)
         slots = report.capacity.adapter_slots
         resized, self.slots[identity.instance] = slots != self.slots.get(identity.instance), slots
         before = self.condemned.get(identity.instance)
         if report.condemned and before is not None and before.incarnation == identity.incarnation:
-            return resized  # also when its streams are given up at last: it hangs as before
+            return resized or came_or_went  # also when its streams are given up at last: it hangs as before
         self.condemned.pop(identity.instance, None)
         # One whose streams were down first has died, as far as can be seen, and its successor may be loading.
         if report.condemned and report.attached:
             now = datetime.now(UTC)
             self.condemned[identity.instance] = Condemned(identity.incarnation, report.condemned, now)
             return True
-        return before is not None or resized
+        return before is not None or resized or came_or_went
 
 
 def _knowledge(report: scheduler_pb2.AdapterReport) -> AdapterKnowledge:
     return AdapterKnowledge(
         generation=report.ref.generation,
         serving_digest=report.serving_digest,
-        certificate=_certificate(report.certificate) if report.HasField("certificate") else None,
+        artifact=_artifact(report.certificate) if report.HasField("certificate") else None,
         failure_code=report.failure.code,
         failure_reason=report.failure.reason,
         failure_message=report.failure.message,
@@ -236,15 +305,19 @@ def _knowledge(report: scheduler_pb2.AdapterReport) -> AdapterKnowledge:
     )
 
 
-def _certificate(it: scheduler_pb2.Certificate) -> Certificate:
-    return Certificate(
-        digest=it.digest,
-        size_bytes=it.size_bytes,
-        rank=it.rank,
-        alpha=it.alpha,
-        target_modules=tuple(it.target_modules),
-        mapped=it.mapped,
-        unmapped=tuple(it.unmapped),
-        base_digest=it.base_digest,
-        method=it.method,
-    )
+def _artifact(it: scheduler_pb2.Certificate) -> Artifact | None:
+    """None of one that no status could hold: it says nothing that is true."""
+    try:
+        return Artifact(
+            digest=it.digest,
+            short_digest=it.digest.removeprefix("sha256:")[:12],
+            size_bytes=it.size_bytes,
+            rank=it.rank,
+            alpha=f"{it.alpha:g}",
+            target_modules=tuple(sorted(it.target_modules))[:MAX_MODULES],
+            format="peft",
+            checker=it.checker,
+        )
+    except ValidationError as error:
+        log.warning("a certificate makes no sense", digest=it.digest[:80], problems=error.error_count())
+        return None

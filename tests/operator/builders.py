@@ -5,7 +5,8 @@ from typing import Any
 
 from motet.model import ObjectName
 from motet.resources import LoRAAdapter, ServingPool
-from motet_operator.reconcile import AdapterObject, Condition, Instance, Plan, PoolObject, RunnerSet, View
+from motet.resources.status import Condition
+from motet_operator.reconcile import AdapterObject, Instance, Plan, PoolObject, RunnerSet, View
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 DIGEST = "sha256:" + "0" * 64

@@ -109,7 +109,9 @@ def test_a_stamp_changes_with_any_file(tmp_path: Path) -> None:
     os.utime(other, ns=(1, 1))
     other.rename(weights)  # the same name, size and time, and yet another file
     seen.add(stamp_of(tmp_path))
-    assert len(seen) == 4
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    seen.add(stamp_of(tmp_path))
+    assert len(seen) == 5
 
 
 def test_a_value_passes_once_it_is_quiet() -> None:

@@ -5,6 +5,25 @@ import pytest
 from motet_operator.cluster.view import LONGEST_TROUBLE, read_instance
 
 
+def at(second):
+    return f"2026-01-01T00:{second // 60:02}:{second % 60:02}Z"
+
+
+def life(began, ended):
+    return {"terminated": {"startedAt": at(began), "finishedAt": at(ended), "message": "its last words", "exitCode": 1}}
+
+
+def unready(container, *, since):
+    it = pod(container)
+    it["status"]["conditions"] = [{"type": "Ready", "status": "False", "lastTransitionTime": at(since)}]
+    return read_instance(it)
+
+
+def running(began, restarts, last, *, started=True):
+    state = {"running": {"startedAt": at(began)}}
+    return {"restartCount": restarts, "state": state, "lastState": last, "started": started, "ready": False}
+
+
 def pod(*containers):
     labels = {"motet.dev/pool": "demo", "motet.dev/revision": "r1"}
     metadata = {
@@ -37,3 +56,30 @@ def test_what_a_runner_said_when_it_ended_is_its_reason(ended, reason):
 def test_a_long_last_word_is_cut():
     ended = {"reason": "Error", "exitCode": 2, "message": "x" * 4000}
     assert len(read_instance(pod({"restartCount": 1, "lastState": {"terminated": ended}})).reason) == LONGEST_TROUBLE
+
+
+def test_deaths_of_long_ago_say_nothing_of_a_runner_that_served_since():
+    instance = unready(running(100, 2, life(50, 99)), since=500)
+    assert instance.failures == 0
+    assert instance.reason == "it runs, and its readiness check fails"
+
+
+def test_a_runner_that_served_and_died_has_died_once_however_often_it_did_before():
+    waiting = {"restartCount": 7, "state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": life(100, 500)}
+    for now in (waiting, running(501, 7, life(100, 500), started=False)):
+        instance = unready(now, since=500)
+        assert (instance.failures, instance.reason) == (1, "its last words")
+
+
+@pytest.mark.parametrize("began", [500, 510])
+def test_deaths_without_a_moment_of_readiness_between_them_are_in_a_row(began):
+    """Also within one second: Kubernetes tells no less."""
+    waiting = {"restartCount": 7, "state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": life(began, 520)}
+    instance = unready(waiting, since=500)
+    assert instance.failures > 1
+    assert instance.reason == "its last words"
+
+
+def test_one_that_has_never_been_ready_counts_every_death():
+    instance = unready(running(30, 3, life(20, 29), started=False), since=0)
+    assert (instance.failures, instance.reason) == (3, "its last words")

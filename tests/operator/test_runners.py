@@ -1,5 +1,6 @@
 """Runner sets as a table of processes."""
 
+from collections.abc import Collection
 from datetime import timedelta
 from pathlib import Path
 
@@ -8,7 +9,7 @@ from motet.settings import ProcessSettings
 from motet_operator.local.layout import MAX_INSTANCE_NAME, Layout
 from motet_operator.local.runners import Runners
 from motet_operator.local.services import Services
-from motet_operator.reconcile import PoolObject, reconcile
+from motet_operator.reconcile import Plan, PoolObject, reconcile
 from motet_operator.settings import Settings
 from motet_operator.sync import Condemned
 from tests.operator.builders import later, name, pool, view
@@ -19,7 +20,9 @@ def runners(folder: Path) -> Runners:
     return Runners(folder / "runners.json", services)
 
 
-def carry_out(table: Runners, *pools: PoolObject, ready: bool = True, seconds: float = 0) -> None:
+def carry_out(
+    table: Runners, *pools: PoolObject, ready: bool = True, attached: Collection[str] = (), seconds: float = 0
+) -> Plan:
     statuses = {
         runner.name: ProcessStatus(
             name=runner.name,
@@ -34,12 +37,12 @@ def carry_out(table: Runners, *pools: PoolObject, ready: bool = True, seconds: f
         )
         for runner in table
     }
-    instances = table.instances(statuses, drained=())
-    table.carry_out(
-        reconcile(
-            view(now=later(seconds), pools=list(pools), runner_sets=list(table.sets()), instances=list(instances))
-        )
+    instances = table.instances(statuses, drained=(), attached=attached)
+    plan = reconcile(
+        view(now=later(seconds), pools=list(pools), runner_sets=list(table.sets()), instances=list(instances))
     )
+    table.carry_out(plan)
+    return plan
 
 
 def test_a_pool_becomes_processes_that_know_who_they_are(tmp_path: Path) -> None:
@@ -140,3 +143,40 @@ def test_old_news_of_one_that_ended_by_itself_does_not_either(tmp_path: Path) ->
 
     assert judged(7) == "its engine hangs"
     assert judged(8) == "", "the keeper was faster"
+
+
+def test_one_that_has_left_the_table_takes_no_work_while_its_process_ends(tmp_path: Path) -> None:
+    table = runners(tmp_path)
+    carry_out(table, pool())
+    (runner,) = table
+    plan = carry_out(table, pool(replicas=0))
+    assert [drain.instance for drain in table.drains(plan, [runner.name])] == [runner.name]
+    plan = carry_out(table, pool(replicas=0), seconds=31)
+    assert list(table) == []
+    assert [drain.instance for drain in table.drains(plan, [runner.name])] == [runner.name]
+    plan = carry_out(table, pool(replicas=0), seconds=32)
+    assert [drain.instance for drain in table.drains(plan, [runner.name, "gateway"])] == [runner.name]
+    assert list(table.drains(plan, ["gateway"])) == []
+    assert list(table.drains(plan, [runner.name])) == []
+
+
+def test_one_that_misses_a_probe_while_it_has_work_drains_before_it_goes(tmp_path: Path) -> None:
+    table = runners(tmp_path)
+    carry_out(table, pool())
+    (runner,) = table
+    plan = carry_out(table, pool(replicas=0), ready=False, attached={runner.name})
+    assert [drain.instance for drain in plan.drains] == [runner.name]
+    assert list(table), "it was ended at once, with what it had"
+    carry_out(table, pool(replicas=0), ready=False, attached={runner.name}, seconds=31)
+    assert list(table) == []
+
+
+def test_a_drain_that_is_taken_back_is_forgotten_by_the_table(tmp_path: Path) -> None:
+    table = runners(tmp_path)
+    carry_out(table, pool(replicas=2))
+    carry_out(table, pool(replicas=1))
+    assert sorted(runner.draining_until is None for runner in table) == [False, True]
+    names = [runner.name for runner in table]
+    carry_out(table, pool(replicas=2), seconds=1)
+    for seen in (table, runners(tmp_path)):
+        assert [(runner.name, runner.draining_until) for runner in seen] == [(name, None) for name in names]

@@ -11,6 +11,7 @@ from motet.api.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 from motet.rpc import Outbox, converse, serving
 from motet_operator.reconcile import Advice, Catalog, Drain, reconcile
 from motet_operator.sync import SchedulerSync
+from tests.common.waiting import PATIENCE_S
 from tests.operator.builders import DIGEST, adapter, later, name, pool, view
 
 
@@ -22,6 +23,11 @@ class SmallScheduler(scheduler_pb2_grpc.SchedulerServicer):
     async def Sync(self, requests: AsyncIterator[scheduler_pb2.SyncUp], context: Any) -> None:  # type: ignore[override]
         self.outbox = Outbox()
         await converse(context, requests, self.outbox, self.heard.append)
+
+    @property
+    def drains_revision(self) -> int:
+        """Of the last set."""
+        return max((message.drains.revision for message in self.heard), default=0)
 
     def snapshots(self) -> list[list[str]]:
         """Names of adapters, snapshot by snapshot."""
@@ -43,9 +49,9 @@ async def small_scheduler(address: str) -> AsyncIterator[SmallScheduler]:
 class Office:
     term: int
 
-    def exceed(self, term: int) -> int:
-        self.term = term + 1
-        return self.term
+    def exceed(self, term: int, then: Callable[[], object]) -> None:
+        self.term = max(self.term, term + 1)
+        then()
 
     def yield_to(self, term: int) -> None: ...
 
@@ -63,7 +69,7 @@ async def syncing(address: str, office: Office | None = None) -> AsyncIterator[S
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():
             await asyncio.sleep(0.01)
 
@@ -80,6 +86,7 @@ async def test_the_catalog_goes_up_whole_whenever_it_changes_and_after_each_reco
             assert scheduler.snapshots() == [], "before the folder has been read there is nothing to say"
             sync.tell(catalog("a"), [])
             sync.tell(catalog("a"), [])
+            await until(lambda: len(scheduler.snapshots()) == 1)
             sync.tell(catalog("a", "b"), [])
             await until(lambda: len(scheduler.snapshots()) == 2)
             assert scheduler.snapshots() == [["a"], ["a", "b"]]
@@ -92,11 +99,30 @@ async def test_the_catalog_goes_up_whole_whenever_it_changes_and_after_each_reco
             await until(lambda: scheduler.snapshots() == [["b"]])
 
 
+async def test_a_certificate_that_no_status_could_hold_is_none_and_the_report_counts(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/s.sock"
+    async with small_scheduler(address) as scheduler, syncing(address) as sync:
+        await until(lambda: sync.connected)
+        sync.tell(catalog("a"), [])
+        scheduler.outbox.put(
+            scheduler_pb2.SyncDown(
+                adapter=scheduler_pb2.AdapterReport(
+                    ref=common_pb2.AdapterRef(namespace="default", name="a"),
+                    serving_digest=DIGEST,
+                    certificate=scheduler_pb2.Certificate(digest="no digest", rank=8),
+                )
+            )
+        )
+        await until(lambda: name("a") in sync.known)
+        assert (sync.known[name("a")].serving_digest, sync.known[name("a")].artifact) == (DIGEST, None)
+
+
 async def test_reports_become_knowledge_until_the_adapter_goes(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/s.sock"
     async with small_scheduler(address) as scheduler, syncing(address) as sync:
         await until(lambda: sync.connected)
         sync.tell(catalog("a"), [])
+        await until(scheduler.snapshots)  # before that its stream may not be open
         scheduler.outbox.put(
             scheduler_pb2.SyncDown(
                 adapter=scheduler_pb2.AdapterReport(
@@ -115,14 +141,23 @@ async def test_reports_become_knowledge_until_the_adapter_goes(tmp_path: Path) -
         known = sync.known[name("a")]
         assert (known.serving_digest, known.generation, known.failure_reason) == (DIGEST, 3, "RankTooLarge")
         assert not known.failure_passes
-        assert known.certificate is not None
-        assert (known.certificate.rank, known.certificate.target_modules) == (8, ("q_proj",))
+        assert known.artifact is not None
+        assert (known.artifact.rank, known.artifact.target_modules) == (8, ("q_proj",))
         assert [(place.runner, place.tier) for place in known.places] == [("r0", "device"), ("r1", "host")]
         sync.tell(catalog(), [])
         assert sync.known == {}
 
 
-async def test_a_drain_is_said_once_and_again_to_a_new_scheduler(tmp_path: Path) -> None:
+def drains_of(scheduler: SmallScheduler) -> list[list[tuple[str, str]]]:
+    """Instance and incarnation, set by set."""
+    return [
+        [(one.runner.instance, one.runner.incarnation) for one in message.drains.runners]
+        for message in scheduler.heard
+        if message.HasField("drains")
+    ]
+
+
+async def test_the_set_of_drains_is_said_first_when_it_changes_and_to_a_new_scheduler(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/s.sock"
     drain = Drain(instance="r0", pool=name("demo"), revision="abc", deadline=later(10**9))
     async with syncing(address) as sync:
@@ -130,17 +165,70 @@ async def test_a_drain_is_said_once_and_again_to_a_new_scheduler(tmp_path: Path)
             await until(lambda: sync.connected)
             sync.tell(catalog(), [drain])
             sync.tell(catalog(), [drain])
+            await until(scheduler.snapshots)
             sync.tell(catalog("a"), [drain])
             await until(lambda: len(scheduler.snapshots()) == 2)
-            (said,) = [message.drain for message in scheduler.heard if message.HasField("drain")]
-            assert (said.runner.instance, said.runner.pool) == ("r0", "default/demo")
+            assert drains_of(scheduler) == [[("r0", "")]]
+            assert scheduler.heard[0].HasField("drains"), "who drains is known before anything is placed"
+            assert scheduler.heard[0].drains.runners[0].runner.pool == "default/demo"
             scheduler.outbox.put(
-                scheduler_pb2.SyncDown(drained=scheduler_pb2.Drained(runner=common_pb2.RunnerIdentity(instance="r0")))
+                scheduler_pb2.SyncDown(
+                    drained=scheduler_pb2.Drained(
+                        runner=common_pb2.RunnerIdentity(instance="r0"), drains_revision=scheduler.drains_revision
+                    )
+                )
             )
             await until(lambda: sync.drained == {"r0"})
         async with small_scheduler(address) as scheduler:
-            await until(lambda: any(message.HasField("drain") for message in scheduler.heard))
+            await until(lambda: len(scheduler.heard) == 2)
+            assert scheduler.heard[0].HasField("drains")
+            assert drains_of(scheduler) == [[("r0", "")]]
+            sync.tell(catalog("a"), [])
+            assert sync.drained == set()
+            await until(lambda: drains_of(scheduler) == [[("r0", "")], []])
+
+
+async def test_an_operator_that_wants_nobody_drained_says_so_too(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/s.sock"
+    async with small_scheduler(address) as scheduler, syncing(address) as sync:
+        await until(lambda: sync.connected)
+        assert not scheduler.heard, "before the first round nobody knows who drains"
         sync.tell(catalog(), [])
+        await until(lambda: drains_of(scheduler) == [[]])
+
+
+async def test_a_drained_word_counts_for_the_process_that_drains_now(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/s.sock"
+    drain = Drain(instance="r0", pool=name("demo"), revision="abc", deadline=later(10**9))
+
+    def identity(incarnation: str) -> common_pb2.RunnerIdentity:
+        return common_pb2.RunnerIdentity(instance="r0", incarnation=incarnation)
+
+    def drained(incarnation: str) -> scheduler_pb2.SyncDown:
+        word = scheduler_pb2.Drained(runner=identity(incarnation), drains_revision=scheduler.drains_revision)
+        return scheduler_pb2.SyncDown(drained=word)
+
+    def here(incarnation: str) -> scheduler_pb2.SyncDown:
+        return scheduler_pb2.SyncDown(runner=scheduler_pb2.RunnerReport(runner=identity(incarnation), attached=True))
+
+    async with small_scheduler(address) as scheduler, syncing(address) as sync:
+        await until(lambda: sync.connected)
+        sync.tell(catalog(), [drain], ["r0"])
+        await until(lambda: scheduler.heard)
+        scheduler.outbox.put(here("1"))
+        scheduler.outbox.put(drained("1"))
+        await until(lambda: sync.drained == {"r0"})
+        scheduler.outbox.put(here("2"))
+        await until(lambda: not sync.drained)
+        await until(lambda: drains_of(scheduler) == [[("r0", "")], [("r0", "1")], [("r0", "2")]])
+        scheduler.outbox.put(drained("1"))
+        scheduler.outbox.put(drained("2"))
+        await until(lambda: sync.drained)
+        sync.tell(catalog(), [], ["r0"])
+        scheduler.outbox.put(drained("2"))  # on its way while the drain was taken back
+        scheduler.outbox.put(here("3"))
+        await asyncio.sleep(0.05)
+        sync.tell(catalog(), [drain], ["r0"])
         assert sync.drained == set()
 
 
@@ -241,3 +329,58 @@ async def test_what_is_not_heard_for_its_term_is_said_again_in_a_later_one(tmp_p
         await asyncio.sleep(0.05)
         assert [message.term for message in scheduler.heard[2:]] == [42, 42]
         assert scheduler.snapshots() == [["a"], ["a"]]
+
+
+async def test_an_operator_does_not_follow_a_term_that_would_be_the_last(tmp_path: Path) -> None:
+    address, office = f"unix:{tmp_path}/s.sock", Office(3)
+    async with small_scheduler(address) as scheduler, syncing(address, office) as sync:
+        await until(lambda: sync.connected)
+        sync.tell(catalog("a"), [])
+        await until(scheduler.snapshots)
+        scheduler.outbox.put(scheduler_pb2.SyncDown(outranked=scheduler_pb2.Outranked(term=2**64 - 1)))
+        await until(lambda: len(scheduler.snapshots()) == 2)  # over a new connection
+        assert office.term == 3
+        assert {message.term for message in scheduler.heard} == {3}
+
+
+async def test_a_drained_word_of_a_drain_that_was_taken_back_does_not_count_for_the_next_one(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/s.sock"
+    drain = Drain(instance="r0", pool=name("demo"), revision="abc", deadline=later(10**9))
+    async with small_scheduler(address) as scheduler, syncing(address) as sync:
+        await until(lambda: sync.connected)
+
+        def say(revision: int) -> None:
+            word = scheduler_pb2.Drained(runner=common_pb2.RunnerIdentity(instance="r0"), drains_revision=revision)
+            scheduler.outbox.put(scheduler_pb2.SyncDown(drained=word))
+
+        sync.tell(catalog(), [drain])
+        await until(lambda: scheduler.heard)
+        first = scheduler.drains_revision
+        for drains in ([], [drain]):  # before the word about the first one has come
+            sync.tell(catalog(), drains)
+        say(first)
+        await until(lambda: scheduler.drains_revision > first + 1)
+        await asyncio.sleep(0.05)
+        assert sync.drained == set()
+        say(scheduler.drains_revision)
+        await until(lambda: sync.drained == {"r0"})
+
+
+async def test_who_is_heard_by_the_scheduler_is_known_until_it_goes(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/s.sock"
+    async with syncing(address) as sync, small_scheduler(address) as scheduler:
+        await until(lambda: sync.connected)
+        sync.tell(catalog(), [], ["r0", "r1"])
+
+        def say(instance: str, *, attached: bool) -> None:
+            identity = common_pb2.RunnerIdentity(instance=instance, incarnation="1")
+            report = scheduler_pb2.RunnerReport(runner=identity, attached=attached)
+            scheduler.outbox.put(scheduler_pb2.SyncDown(runner=report))
+
+        say("r0", attached=True)
+        say("r1", attached=True)
+        await until(lambda: sync.attached == {"r0", "r1"})
+        say("r0", attached=False)
+        await until(lambda: sync.attached == {"r1"})
+        sync.tell(catalog(), [], ["r0"])
+        assert sync.attached == set()

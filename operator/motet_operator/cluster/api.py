@@ -1,19 +1,24 @@
 """The one door to the API server: what the operator may ask, paced, counted, and as plain dictionaries."""
 
+import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from urllib.parse import urlencode
 
 from motet import kube
+from motet.clock import Clock, monotonic
 from motet.kube import CONFLICT, FORBIDDEN, INVALID, NOT_FOUND, THROTTLED, Answer, Connection, Credentials, Unreachable
 from motet_operator.cluster.kinds import Kind, Object
-from motet_operator.cluster.limiter import Limiter
 from motet_operator.metrics import ClusterMetrics
 
 CHUNK = 500
 """Objects in one answer to a LIST."""
 
 APPLY = "application/apply-patch+yaml"
+
+
+class NotLeading(kube.ApiError):
+    """It was not sent: somebody else may be writing by now."""
 
 
 class Refused(kube.Refused):
@@ -39,6 +44,37 @@ class Refused(kube.Refused):
         return self.status in (CONFLICT, INVALID)
 
 
+class Limiter:
+    """How fast the operator may ask: a bucket of tokens, and a pause when the server asks for one.
+
+    `burst` requests at once, `rate` a second after that. Who comes first goes first.
+    """
+
+    def __init__(self, rate: float, burst: float, clock: Clock = monotonic) -> None:
+        self._rate, self._burst, self._clock = rate, burst, clock
+        self._tokens = burst
+        self._counted = clock()
+        self._paused_until = 0.0
+
+    def reserve(self) -> float:
+        """Take a token. Returns the seconds after which it may be used."""
+        now = self._clock()
+        self._tokens = min(self._burst, self._tokens + (now - self._counted) * self._rate) - 1
+        self._counted = now
+        return max(0.0, -self._tokens / self._rate, self._paused_until - now)
+
+    def pause(self, seconds: float) -> None:
+        """Nothing more for so long: the server said 429."""
+        self._paused_until = max(self._paused_until, self._clock() + seconds)
+
+    async def take(self) -> None:
+        wait = self.reserve()
+        while wait > 0:
+            await asyncio.sleep(wait)
+            # Meanwhile another request may have been told to wait.
+            wait = self._paused_until - self._clock()
+
+
 class Api:
     def __init__(
         self,
@@ -47,11 +83,14 @@ class Api:
         metrics: ClusterMetrics,
         *,
         request_seconds: float = 30.0,
+        may_write: Callable[[], bool] = lambda: True,
     ) -> None:
+        """Where `may_write` says no, nothing that changes anything is sent."""
         self._connection = Connection(credentials)
         self._limiter = limiter
         self._metrics = metrics
         self._seconds = request_seconds
+        self._may_write = may_write
         self.answered_at = time.monotonic()
         """When the server last said anything to us."""
 
@@ -83,6 +122,11 @@ class Api:
             query = {key: value for key, value in query.items() if key != "resourceVersion"}
             query["continue"] = metadata["continue"]
 
+    async def newest(self, kind: Kind, namespace: str = "") -> int:
+        """Of what is stored, whatever the server has cached."""
+        answer = await self._ask("list", kind, "GET", kind.path(namespace), {"limit": "1"}, namespace=namespace)
+        return int(answer.get("metadata", {}).get("resourceVersion") or 0)
+
     async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
         try:
             return await self._ask("get", kind, "GET", kind.path(namespace, name), {}, namespace=namespace)
@@ -103,11 +147,13 @@ class Api:
         found = [one for one in answer.get("resources", ()) if one.get("name") == kind.plural]
         return frozenset(found[0].get("verbs", ())) if found else frozenset()
 
-    async def apply(self, kind: Kind, document: Object, *, manager: str, subresource: str = "") -> Object:
-        """Server-side apply, by force: what we write is ours by contract."""
+    async def apply(
+        self, kind: Kind, document: Object, *, manager: str, subresource: str = "", force: bool = True
+    ) -> Object:
+        """Server-side apply. By force: what we write is ours by contract, whoever has changed it."""
         metadata = document["metadata"]
         namespace = metadata.get("namespace", "")
-        query = {"fieldManager": manager, "force": "true"}
+        query = {"fieldManager": manager} | ({"force": "true"} if force else {})
         path = kind.path(namespace, metadata["name"], subresource)
         return await self._ask("patch", kind, "PATCH", path, query, document, namespace=namespace, content=APPLY)
 
@@ -138,6 +184,9 @@ class Api:
     ) -> Object:
         target = f"{path}?{urlencode(query)}" if query else path
         await self._limiter.take()
+        # A turn may take a minute to come. Whoever led when it was asked for need not lead any more.
+        if method != "GET" and not self._may_write():
+            raise NotLeading(f"{verb} {kind}")
         began = time.perf_counter()
         try:
             answer = await self._connection.send(method, target, body, content=content, seconds=self._seconds)

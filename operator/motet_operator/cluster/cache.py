@@ -1,10 +1,10 @@
 """What the API server has told us, from whichever side: watches, lists, and the answers to our own writes.
 
 Whatever comes late or twice does no harm: of two versions of one object the newer stays, and what was deleted does not
-come back through an older list.
+come back through an older list. Only a store that was brought back to an earlier state makes all that void (`rewind`).
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from motet.clock import Clock, monotonic
@@ -12,6 +12,8 @@ from motet_operator.cluster.kinds import ADAPTERS, NAMESPACES, PODS, WATCHED, Ki
 
 Key = tuple[str, str]
 """Namespace and name."""
+
+Snapshot = Mapping[Kind, Mapping[Key, Object]]
 
 TOMBSTONE_SECONDS = 900.0
 """Longer than any list may be under way."""
@@ -65,7 +67,7 @@ class Settled:
 class Cache:
     def __init__(self, changed: Callable[[Kind], None] = lambda _: None, clock: Clock = monotonic) -> None:
         self._objects: dict[Kind, dict[Key, Object]] = {kind: {} for kind in WATCHED}
-        self._buried: dict[str, _Grave] = {}
+        self._buried: dict[Kind, dict[str, _Grave]] = {kind: {} for kind in WATCHED}
         self._changed = changed
         self._clock = clock
         self.settled = Settled()
@@ -76,7 +78,7 @@ class Cache:
     def count(self, kind: Kind, namespace: str = "") -> int:
         return sum(not namespace or key[0] == namespace for key in self._objects[kind])
 
-    def snapshot(self) -> Mapping[Kind, Mapping[Key, Object]]:
+    def snapshot(self) -> Snapshot:
         """What is known now. Objects are never changed in place, so that another thread may read them."""
         return {kind: dict(objects) for kind, objects in self._objects.items()}
 
@@ -84,13 +86,13 @@ class Cache:
         """False when it says nothing new."""
         key, uid = key_of(it), uid_of(it)
         before = self._objects[kind].get(key)
-        grave = self._buried.get(uid)
+        grave = self._buried[kind].get(uid)
         if grave is not None and grave.version >= version_of(it):
             return False
         if before is not None and version_of(before) >= version_of(it):
             return False
         if before is not None and uid_of(before) != uid:
-            self._bury(before, version_of(it))
+            self._bury(kind, before, version_of(it))
         self._objects[kind][key] = _lean(kind, it)
         self._changed(kind)
         return True
@@ -102,7 +104,7 @@ class Cache:
         before = self._objects[kind].get(key)
         if before is not None and uid_of(before) == uid_of(it) and version_of(before) > version:
             return False
-        self._bury(it, version)
+        self._bury(kind, it, version)
         if before is None or uid_of(before) != uid_of(it):
             return False
         del self._objects[kind][key]
@@ -119,27 +121,46 @@ class Cache:
                 changed += known
         for it in self.unlisted(kind, items, version, namespace):
             removed += self.remove(kind, it, version)
-        self._forget_old_graves()
+        self._forget_old_graves(kind)
         return Repairs(added, changed, removed)
 
     def unlisted(self, kind: Kind, items: Collection[Object], version: int, namespace: str = "") -> list[Object]:
         """What such a list would remove. What is newer than the list came after it."""
         listed = {key_of(it) for it in items}
-        return [
-            it
-            for key, it in self._objects[kind].items()
-            if key not in listed and (not namespace or key[0] == namespace) and version_of(it) <= version
-        ]
+        return [it for key, it in self._within(kind, namespace) if key not in listed and version_of(it) <= version]
 
-    def _bury(self, it: Object, version: int) -> None:
-        uid = uid_of(it)
-        if (grave := self._buried.get(uid)) is None or grave.version < version:
-            self._buried[uid] = _Grave(version, self._clock())
+    def newest(self, kind: Kind, namespace: str = "") -> int:
+        """The highest version that is known. What is stored is never older, unless the store itself is."""
+        return max((version_of(it) for _, it in self._within(kind, namespace)), default=0)
+
+    def contradicted_by(self, kind: Kind, items: Collection[Object], version: int, namespace: str = "") -> bool:
+        """Whether such a list has an object as it was before a change that came before the list: no server that only
+        lags says that."""
+        known = {uid_of(it): version_of(it) for _, it in self._within(kind, namespace)}
+        known |= {uid: grave.version for uid, grave in self._buried[kind].items()}
+        return any(version_of(it) < known.get(uid_of(it), 0) <= version for it in items)
+
+    def rewind(self, kind: Kind, items: Collection[Object], namespace: str = "") -> None:
+        """The store has been brought back to an earlier state: nothing counts but this list of what is in it."""
+        self._buried[kind].clear()
+        for key, it in list(self._within(kind, namespace)):
+            self.settled.forget(uid_of(it))
+            del self._objects[kind][key]
+        self._objects[kind] |= {key_of(it): _lean(kind, it) for it in items}
+        self._changed(kind)
+
+    def _within(self, kind: Kind, namespace: str) -> Iterable[tuple[Key, Object]]:
+        return ((key, it) for key, it in self._objects[kind].items() if not namespace or key[0] == namespace)
+
+    def _bury(self, kind: Kind, it: Object, version: int) -> None:
+        uid, graves = uid_of(it), self._buried[kind]
+        if (grave := graves.get(uid)) is None or grave.version < version:
+            graves[uid] = _Grave(version, self._clock())
         self.settled.forget(uid)
 
-    def _forget_old_graves(self) -> None:
+    def _forget_old_graves(self, kind: Kind) -> None:
         old = self._clock() - TOMBSTONE_SECONDS
-        self._buried = {uid: grave for uid, grave in self._buried.items() if grave.dug > old}
+        self._buried[kind] = {uid: grave for uid, grave in self._buried[kind].items() if grave.dug > old}
 
 
 def _lean(kind: Kind, it: Object) -> Object:

@@ -12,8 +12,8 @@ import structlog
 from motet.clock import Clock, monotonic
 from motet.kube import ApiError
 from motet_operator.cluster.api import Api
-from motet_operator.cluster.cache import Key
-from motet_operator.cluster.decide import GHOST, Snapshot
+from motet_operator.cluster.cache import Key, Snapshot
+from motet_operator.cluster.decide import GHOST
 from motet_operator.cluster.kinds import ADAPTERS, POOLS, Kind, Object
 
 log = structlog.get_logger(__name__)

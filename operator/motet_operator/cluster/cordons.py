@@ -1,18 +1,20 @@
-"""Which nodes are cordoned: a drain begins with that, and runners there are to move.
+"""Which nodes are to be emptied, so that runners there move: those that are cordoned, since a drain begins with that,
+and those with a taint by which an autoscaler says so.
 
-Asked for now and then, and only those: a watch would bring every word of every node of a large cluster.
+Asked for now and then, and only those that matter: a watch would bring every word of every node of a large cluster. The
+API server finds the cordoned ones by a field, and taints by none; so each node with a runner is asked for by its name.
 """
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import structlog
 
 from motet.kube import ApiError
 from motet_operator.cluster.api import Api, Refused
-from motet_operator.cluster.denials import Denials
-from motet_operator.cluster.kinds import NODES
+from motet_operator.cluster.doubts import Denials
+from motet_operator.cluster.kinds import NODES, Object
 
 log = structlog.get_logger(__name__)
 
@@ -26,12 +28,13 @@ class Cordons:
         denials: Denials,
         *,
         seconds: float,
-        needed: Callable[[], bool],
+        taints: Collection[str],
+        hosts: Callable[[], Collection[str]],
         changed: Callable[[], None],
     ) -> None:
-        """Nobody is asked while it is not `needed`."""
+        """`taints` are keys; `hosts` are the nodes with runners. Nobody is asked while there are none."""
         self._api, self._denials, self._seconds = api, denials, seconds
-        self._needed, self._changed = needed, changed
+        self._taints, self._hosts, self._changed = frozenset(taints), hosts, changed
         self._problem = ""
         self.nodes: frozenset[str] = frozenset()
         """By name. The last answer stays while there is no other."""
@@ -43,21 +46,29 @@ class Cordons:
             await self.look()
 
     async def look(self) -> None:
-        if not self._needed():
+        hosts = frozenset(self._hosts())
+        if not hosts:
             self._now(frozenset())
             return
         try:
             found, _ = await self._api.list(NODES, fields=CORDONED)
+            leaving = {node["metadata"]["name"] for node in found}
+            if self._taints:
+                leaving |= {host for host in sorted(hosts - leaving) if await self._is_tainted(host)}
         except ApiError as error:
             self._complain(error)
             return
         self._problem = ""
         self._denials.clear(NODES, "")
-        self._now(frozenset(node["metadata"]["name"] for node in found))
+        self._now(frozenset(leaving))
+
+    async def _is_tainted(self, host: str) -> bool:
+        found, _ = await self._api.list(NODES, fields=f"metadata.name={host}")
+        return any(taint["key"] in self._taints for node in found for taint in _taints_of(node))
 
     def _now(self, nodes: frozenset[str]) -> None:
         if nodes != self.nodes:
-            log.info("cordoned nodes", nodes=sorted(nodes))
+            log.info("nodes that are to be emptied", nodes=sorted(nodes))
             self.nodes = nodes
             self._changed()
 
@@ -66,4 +77,8 @@ class Cordons:
             self._denials.note(error)
         if self._problem != str(error):
             self._problem = str(error)
-            log.warning("cannot list cordoned nodes: no runner leaves before it is evicted", error=str(error)[:300])
+            log.warning("cannot list nodes: no runner leaves before it is evicted", error=str(error)[:300])
+
+
+def _taints_of(node: Object) -> Collection[Object]:
+    return (node.get("spec") or {}).get("taints") or ()

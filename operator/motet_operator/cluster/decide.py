@@ -3,15 +3,15 @@ its memory of the round before, which only saves work."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from motet.model import ObjectName
-from motet_operator.cluster.budgets import budget
-from motet_operator.cluster.cache import Key
-from motet_operator.cluster.caution import Caution
-from motet_operator.cluster.deployments import PlatformTemplate, deployment, leaving_marks
+from motet.resources.status import Condition
+from motet_operator.cluster.cache import Key, Snapshot
+from motet_operator.cluster.deployments import PlatformTemplate, budget, deployment, pod_digest
+from motet_operator.cluster.doubts import Doubts, Obstacles
 from motet_operator.cluster.kinds import (
     ADAPTERS,
     BUDGETS,
@@ -25,14 +25,18 @@ from motet_operator.cluster.kinds import (
     uid_of,
     version_of,
 )
-from motet_operator.cluster.obstacles import Obstacles, hindered, told
 from motet_operator.cluster.statuses import adapter_status, pool_status, unreadable_status, unseen_status
 from motet_operator.cluster.view import (
     DELETION_COST,
+    DRAINING,
+    LEAVING_COST,
     Reader,
     Unreadable,
     conditions_of,
+    drain_of_one_that_ends,
+    is_runner,
     lives,
+    marks_of,
     on_its_way,
     pool_of,
     read_adapter,
@@ -56,6 +60,7 @@ from motet_operator.cluster.writes import (
     Write,
     WriteKey,
     covers,
+    made_by_us,
     scaled_by_us,
 )
 from motet_operator.reconcile import (
@@ -63,7 +68,7 @@ from motet_operator.reconcile import (
     AdapterObject,
     AdapterStatus,
     Advice,
-    Condition,
+    Drain,
     Event,
     Memory,
     Plan,
@@ -82,8 +87,6 @@ NO_OBSTACLES = Obstacles()
 Documents = dict[tuple[Kind, ObjectName], Object]
 """Statuses by whose they are."""
 
-Snapshot = Mapping[Kind, Mapping[Key, Object]]
-
 GHOST = "ghost"
 """Set on an object that is gone because its kind is: it is still to be served, and nothing can be written about it."""
 
@@ -94,6 +97,7 @@ class SchedulersWord:
 
     known: Mapping[ObjectName, AdapterKnowledge] = field(default_factory=dict)
     drained: Collection[str] = ()
+    attached: Collection[str] = ()
     condemned: Mapping[str, Condemned] = field(default_factory=dict)
     advice: Mapping[ObjectName, Advice] = field(default_factory=dict)
     slots: Mapping[str, int] = field(default_factory=dict)
@@ -104,13 +108,18 @@ class SchedulersWord:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     plan: Plan
+    drains: Collection[Drain]
+    """Who takes no work: what drains and has it written on it, and what is being deleted."""
+
     writes: Mapping[WriteKey, Write]
     due: float | None
     """Seconds after which something happens by itself."""
 
 
 class Decider:
-    def __init__(self, pool_namespaces: Collection[str], condemned_patience: timedelta) -> None:
+    def __init__(
+        self, pool_namespaces: Collection[str], condemned_patience: timedelta, rolling_pools: int | None = None
+    ) -> None:
         self._pools = Reader(
             POOLS, lambda it: read_pool(it, prepared=lambda name: name in pool_namespaces), renewed_pool
         )
@@ -120,7 +129,9 @@ class Decider:
         self._sets = Reader(DEPLOYMENTS, read_runner_set)
         self._memory = Memory()
         self._documents: dict[ObjectName, tuple[AdapterStatus, Object]] = {}
+        self._digested: dict[ObjectName, tuple[PoolObject, PlatformTemplate, PoolObject]] = {}
         self._patience = condemned_patience
+        self._rolling_pools = rolling_pools
 
     def decide(
         self,
@@ -135,37 +146,58 @@ class Decider:
         """`cordoned` are the nodes that take no new pods."""
         pools = self._pools(_declared(snapshot[POOLS]))
         adapters = self._adapters(_declared(snapshot[ADAPTERS]))
+        snapshot = {**snapshot, **_of_ours(snapshot)}
         pods = {key: pod for key, pod in snapshot[PODS].items() if lives(pod)}
         view = View(
             now=now,
-            pools=tuple(readable(pools)),
+            pools=tuple(self._with_digests(readable(pools), platform)),
             adapters=tuple(readable(adapters)),
             namespaces=dict(self._namespaces(snapshot)),
             runner_sets=tuple(readable(self._sets(snapshot[DEPLOYMENTS]))),
             instances=tuple(
-                with_advice(on_its_way(one, cordoned), word.drained, word.condemned.get(one.name), self._patience)
+                with_advice(
+                    on_its_way(one, cordoned),
+                    word.drained,
+                    word.attached,
+                    word.condemned.get(one.name),
+                    self._patience,
+                )
                 for one in readable(self._instances(pods))
             ),
             known=word.known,
             advice=word.advice,
             slots=word.slots,
-            platform=platform.digest,
+            rolling_pools=self._rolling_pools,
             refused_schemes=NO_FILES,
         )
-        plan = reconcile(view, self._memory)
-        plan = told(plan, view, hindered(plan, view, snapshot, obstacles))
-        caution = Caution.about(view, pools, adapters, snapshot[ADAPTERS], obstacles.unseen)
-        plan = caution.restrain(plan, view)
+        doubts = Doubts.about(obstacles, view, pools, adapters, snapshot)
+        plan = doubts.applied_to(reconcile(view, self._memory), view, snapshot)
         documents = {
-            **_pool_documents(plan, snapshot, caution, obstacles, now),
-            **self._adapter_documents(plan, view, snapshot, caution, word),
+            **_pool_documents(plan, view, snapshot, doubts, word),
+            **self._adapter_documents(plan, view, snapshot, doubts, word),
         }
         writes: list[Write] = [
             *_statuses(documents, [*_unreadable(POOLS, pools), *_unreadable(ADAPTERS, adapters)], plan, snapshot, now),
-            *_children(plan, view, snapshot, caution, pods, platform),
+            *_children(plan, view, snapshot, doubts, pods, platform),
             *_budgets(plan, view, snapshot),
         ]
-        return Decision(plan=plan, writes={write.key: write for write in writes}, due=_due(plan, view))
+        return Decision(
+            plan=plan,
+            drains=tuple(_drains(plan, snapshot)),
+            writes={write.key: write for write in writes},
+            due=max(0.05, (plan.due - now).total_seconds()) if plan.due is not None else None,
+        )
+
+    def _with_digests(self, pools: Iterable[PoolObject], platform: PlatformTemplate) -> Iterable[PoolObject]:
+        """Made again only where the pool is another than in the round before."""
+        before, self._digested = self._digested, {}
+        for pool in pools:
+            name = pool.resource.object_name
+            known = before.get(name)
+            if known is None or known[0] is not pool or known[1] is not platform:
+                known = (pool, platform, replace(pool, pod_digest=pod_digest(pool, platform)))
+            self._digested[name] = known
+            yield known[2]
 
     def _namespaces(self, snapshot: Snapshot) -> Iterable[tuple[str, Mapping[str, str]]]:
         for (_, name), labels in self._labels(snapshot[NAMESPACES]).items():
@@ -173,7 +205,7 @@ class Decider:
                 yield name, labels
 
     def _adapter_documents(
-        self, plan: Plan, view: View, snapshot: Snapshot, caution: Caution, word: SchedulersWord
+        self, plan: Plan, view: View, snapshot: Snapshot, doubts: Doubts, word: SchedulersWord
     ) -> Documents:
         """Of those of which enough is known."""
         before, self._documents = self._documents, {}
@@ -183,14 +215,23 @@ class Decider:
             if known is None or known[0] is not status:
                 known = (status, adapter_status(status))
             self._documents[status.name] = known
-            if status.name in caution.unsure:
+            if status.name in doubts.unsure:
                 continue
             awaited = word.awaited and status.name not in word.known
-            hidden = adapter.resource.group in caution.hidden and _says(status.conditions, "Ready", "WaitingForRunner")
+            hidden = adapter.resource.group in doubts.hidden and _says(status.conditions, "Ready", "WaitingForRunner")
             if (awaited or hidden) and conditions_of(snapshot[ADAPTERS][status.name.namespace, status.name.name]):
                 continue
             found[ADAPTERS, status.name] = known[1]
         return found
+
+
+def _of_ours(snapshot: Snapshot) -> Snapshot:
+    """Runners and their Deployments. What somebody else has given our labels is left as it is, and counts for
+    nothing."""
+    return {
+        DEPLOYMENTS: {key: it for key, it in snapshot[DEPLOYMENTS].items() if made_by_us(it)},
+        PODS: {key: pod for key, pod in snapshot[PODS].items() if is_runner(pod)},
+    }
 
 
 def _declared(objects: Mapping[Key, Object]) -> Mapping[Key, Object]:
@@ -202,16 +243,26 @@ def _says(conditions: Iterable[Condition], type_: str, reason: str) -> bool:
     return any(one.type == type_ and one.reason == reason for one in conditions)
 
 
-def _pool_documents(plan: Plan, snapshot: Snapshot, caution: Caution, obstacles: Obstacles, now: datetime) -> Documents:
+def _pool_documents(plan: Plan, view: View, snapshot: Snapshot, doubts: Doubts, word: SchedulersWord) -> Documents:
     """Of those of which enough is known."""
     found: Documents = {}
+    unheard = set(_unheard_of(view, word)) if word.awaited else set()
     for pool in plan.pools:
-        name = pool.name
-        if not caution.leaves_alone(name):
+        name, it = pool.name, snapshot[POOLS][pool.name.namespace, pool.name.name]
+        if name in unheard and conditions_of(it):
+            continue
+        if not doubts.leaves_alone(name):
             found[POOLS, name] = pool_status(pool)
-        elif name not in caution.dim and (why := obstacles.places.get(name.namespace)) is not None:
-            found[POOLS, name] = unseen_status(why, snapshot[POOLS][name.namespace, name.name], now)
+        elif (why := doubts.unseen_because(name)) is not None:
+            found[POOLS, name] = unseen_status(why, it, view.now)
     return found
+
+
+def _unheard_of(view: View, word: SchedulersWord) -> Iterable[ObjectName]:
+    """Pools of whose demand, or of one of whose runners, the scheduler has not said anything yet. Of adapters it speaks
+    before it does."""
+    yield from (one.pool for one in view.instances if one.ready and one.name not in word.slots)
+    yield from (name for pool in view.pools if (name := pool.resource.object_name) not in word.advice)
 
 
 def _unreadable(
@@ -254,18 +305,18 @@ def _children(  # noqa: PLR0917
     plan: Plan,
     view: View,
     snapshot: Snapshot,
-    caution: Caution,
+    doubts: Doubts,
     pods: Mapping[Key, Object],
     platform: PlatformTemplate,
 ) -> Iterable[Write]:
     members: dict[tuple[ObjectName, str], dict[str, Object]] = defaultdict(dict)
-    pods = {key: pod for key, pod in pods.items() if not caution.leaves_alone(pool_of(pod))}
+    pods = {key: pod for key, pod in pods.items() if not doubts.leaves_alone(pool_of(pod))}
     for pod in pods.values():
         members[pool_of(pod), revision_of(pod)][pod["metadata"]["name"]] = pod
     existing = {
         (owner, revision_of(one)): one
         for one in snapshot[DEPLOYMENTS].values()
-        if not caution.leaves_alone(owner := pool_of(one))
+        if not doubts.leaves_alone(owner := pool_of(one))
     }
     newest = {pool.name: pool.revision for pool in plan.pools}
     pools = {pool.resource.object_name: pool.resource for pool in view.pools}
@@ -273,9 +324,7 @@ def _children(  # noqa: PLR0917
 
     ghosts = {ObjectName(*key) for key, it in snapshot[POOLS].items() if GHOST in it}
 
-    for drain in plan.drains:
-        if (leaving := by_name.get(drain.instance)) is not None:
-            yield from _mark(leaving, leaving_marks(drain.deadline))
+    yield from _marks(plan, pods.values())
     wanted = set()
     for each in plan.runner_sets:
         wanted.add((each.pool, each.revision))
@@ -316,18 +365,12 @@ def _budgets(plan: Plan, view: View, snapshot: Snapshot) -> Iterable[Write]:
 
 
 def _resize(each: RunnerSet, found: Object, members: Mapping[str, Object]) -> Iterable[Write]:
-    """Up at once. Down once those who leave are marked, so that they are the ones."""
+    """Up at once. Down once those who leave are marked, and nobody else is, so that they are the ones."""
     spec, key, uid = found["spec"], key_of(found), uid_of(found)
     leaving = [members[name] for name in each.leaving if name in members]
-    unmarked = [pod for pod in leaving if DELETION_COST not in (pod["metadata"].get("annotations") or {})]
-    for pod in unmarked:
-        yield from _mark(pod, leaving_marks(None))
+    sure = all((DELETION_COST in marks_of(pod)) == (name in each.leaving) for name, pod in members.items())
     now = spec.get("replicas", 1)
-    if (
-        each.replicas > now
-        or (each.replicas < now and not unmarked)
-        or (now == each.replicas and not scaled_by_us(found))
-    ):
+    if each.replicas > now or (each.replicas < now and sure) or (now == each.replicas and not scaled_by_us(found)):
         yield ScaleWrite(key, uid, each.replicas)
         return
     status = found.get("status") or {}
@@ -338,12 +381,18 @@ def _resize(each: RunnerSet, found: Object, members: Mapping[str, Object]) -> It
             yield DeletePod(key_of(pod), uid_of(pod), version_of(pod), "its time is over")
 
 
-def _mark(pod: Object, annotations: Mapping[str, str]) -> Iterable[Write]:
-    if not (annotations.items() <= (pod["metadata"].get("annotations") or {}).items()):
-        yield MarkWrite(key_of(pod), uid_of(pod), annotations)
+def _marks(plan: Plan, pods: Iterable[Object]) -> Iterable[Write]:
+    """On each pod what is so now, in every round: a write that failed comes again, and so does one that takes back."""
+    leaving, until = plan.leaving, plan.deadlines
+    for pod in pods:
+        name = pod["metadata"]["name"]
+        marks = {DRAINING: until[name].isoformat()} if name in until else {}
+        if name in leaving:
+            marks[DELETION_COST] = LEAVING_COST
+        if marks != marks_of(pod):
+            yield MarkWrite(key_of(pod), uid_of(pod), marks)
 
 
-def _due(plan: Plan, view: View) -> float | None:
-    due = [(drain.deadline - view.now).total_seconds() for drain in plan.drains]
-    due += [(at - view.now).total_seconds() for one in view.instances if (at := one.replace_at) and at > view.now]
-    return max(0.05, min(due)) if due else None
+def _drains(plan: Plan, snapshot: Snapshot) -> Iterable[Drain]:
+    yield from (drain for drain in plan.drains if drain.begun)
+    yield from (drain for pod in snapshot[PODS].values() if (drain := drain_of_one_that_ends(pod)) is not None)

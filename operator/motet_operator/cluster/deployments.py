@@ -1,13 +1,12 @@
-"""Runner sets as Deployments: one for each revision of a pool, in the pool's namespace. Pure.
+"""What is made for a pool, in its namespace: a Deployment for each revision, and a PodDisruptionBudget. Pure.
 
 A Deployment's pod template never changes, since a change is another revision with another Deployment; who leaves is
 decided by us, so no rollout of Kubernetes' own ever happens.
 """
 
 import hashlib
+import json
 from collections.abc import Mapping
-from datetime import datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +14,20 @@ import yaml
 
 from motet.errors import SetupError
 from motet.resources import ServingPool
-from motet_operator.cluster.kinds import DEPLOYMENTS, POOLS, Object
+from motet_operator.cluster.kinds import BUDGETS, DEPLOYMENTS, POOLS, Object
 from motet_operator.cluster.view import (
-    DELETION_COST,
     DRAIN_SECONDS,
-    DRAINING,
     GROUP_LABEL,
     MODEL,
+    MODEL_CACHE,
     POOL_LABEL,
     REVISION_LABEL,
     VOLUMES,
     model_claim,
 )
 from motet_operator.environment import runner_environment
-from motet_operator.reconcile import RunnerSet
+from motet_operator.reconcile import PoolObject, RunnerSet
+from motet_operator.reconcile.revisions import template_of
 
 CONTAINER = "runner"
 PRE_STOP_SECONDS = 5
@@ -38,8 +37,6 @@ LAST_SECONDS = 15
 """For what comes after the drain: the last reports, and the end."""
 
 START_WITHIN_SECONDS = 3600
-LEAVING_COST = "-1000"
-"""Below any other: this pod goes first."""
 
 
 class PlatformTemplate:
@@ -54,10 +51,6 @@ class PlatformTemplate:
             raise ValueError(f"spec.containers must be exactly one, named {CONTAINER}")
         self.metadata: Object = template.get("metadata") or {}
         self.spec: Object = template["spec"]
-        # Of the content, not of the file: another order or a comment makes no new revision. Another operator makes one,
-        # since it may make other pods of the same template.
-        content = f"{version('motet')} {_sorted(template)!r}"
-        self.digest = hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
 def read_template(path: Path) -> PlatformTemplate:
@@ -71,22 +64,16 @@ def read_template(path: Path) -> PlatformTemplate:
         ) from None
 
 
-def _sorted(value: Any) -> Any:
-    if isinstance(value, dict):
-        return [(key, _sorted(value[key])) for key in sorted(value, key=str)]
-    return [_sorted(one) for one in value] if isinstance(value, list) else value
-
-
 def deployment_name(each: RunnerSet) -> str:
     return f"{each.pool.name}-{each.revision}"
 
 
 def pool_labels(pool: str, group: str) -> dict[str, str]:
-    """Of everything that the operator makes for a pool."""
+    """Of everything that the operator makes for a pool. Nothing of them is the operator's own, such as its version:
+    another operator is no reason to make a runner anew."""
     return {
         "app.kubernetes.io/name": "motet-runner",
         "app.kubernetes.io/instance": pool,
-        "app.kubernetes.io/version": version("motet"),
         "app.kubernetes.io/component": "runner",
         "app.kubernetes.io/part-of": "motet",
         "app.kubernetes.io/managed-by": "motet-operator",
@@ -125,7 +112,7 @@ def deployment(each: RunnerSet, pool: ServingPool, uid: str, platform: PlatformT
         "metadata": {
             "name": deployment_name(each),
             "namespace": each.pool.namespace,
-            "labels": labels_of(each),
+            "labels": each.template.pod.labels | labels_of(each),
             "annotations": {DRAIN_SECONDS: f"{each.drain_seconds:g}"},
             "ownerReferences": owned_by(each.pool.name, uid),
         },
@@ -138,12 +125,18 @@ def deployment(each: RunnerSet, pool: ServingPool, uid: str, platform: PlatformT
     }
 
 
-def leaving_marks(until: datetime | None) -> dict[str, str]:
-    """The annotations of a pod that goes: when its Deployment shrinks, it is the one."""
-    marks = {DELETION_COST: LEAVING_COST}
-    if until is not None:
-        marks[DRAINING] = until.isoformat()
-    return marks
+def pod_digest(pool: PoolObject, platform: PlatformTemplate) -> str:
+    """Of the pod that a runner of this pool would be; its revision, which is made of this, left out."""
+    spec = pool.resource.spec
+    each = RunnerSet(
+        pool=pool.resource.object_name,
+        revision="",
+        template=template_of(pool),
+        replicas=0,
+        drain_seconds=float(spec.drain_timeout_seconds),
+    )
+    content = json.dumps(_pod_template(each, pool.resource, platform), sort_keys=True, default=str)
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 def _pod_template(each: RunnerSet, pool: ServingPool, platform: PlatformTemplate) -> Object:
@@ -155,7 +148,7 @@ def _pod_template(each: RunnerSet, pool: ServingPool, platform: PlatformTemplate
         "containers": [
             container
             | {
-                "env": _merged(container.get("env"), _environment(each)),
+                "env": _merged(container.get("env"), _environment(each, pool)),
                 "volumeMounts": [*(container.get("volumeMounts") or ()), *mounts],
                 "resources": _without_nothing(choice.resources.model_dump(mode="json", by_alias=True))
                 or container.get("resources")
@@ -176,24 +169,29 @@ def _pod_template(each: RunnerSet, pool: ServingPool, platform: PlatformTemplate
             | {"labelSelector": {"matchLabels": {POOL_LABEL: each.pool.name}}}
             for one in choice.topology_spread_constraints
         ]
+    if choice.affinity is not None:
+        spec["affinity"] = choice.affinity.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     for field, value in (
+        ("schedulerName", choice.scheduler_name),
         ("priorityClassName", choice.priority_class_name),
         ("runtimeClassName", choice.runtime_class_name),
         ("serviceAccountName", choice.service_account_name),
     ):
         if value is not None:
             spec[field] = value
-    metadata: Object = {"labels": {**(platform.metadata.get("labels") or {}), **labels_of(each)}}
-    if annotations := platform.metadata.get("annotations"):
-        metadata["annotations"] = dict(annotations)
+    metadata: Object = {"labels": {**choice.labels, **(platform.metadata.get("labels") or {}), **labels_of(each)}}
+    if annotations := choice.annotations | (platform.metadata.get("annotations") or {}):
+        metadata["annotations"] = annotations
     return {"metadata": metadata, "spec": spec}
 
 
-def _environment(each: RunnerSet) -> list[Object]:
+def _environment(each: RunnerSet, pool: ServingPool) -> list[Object]:
     ours = runner_environment(str(each.pool), each.revision, each.template) | {
         # As long as the grace leaves room for; a pod that is evicted drains by itself.
         "MOTET_RUNNER_DRAIN_SECONDS": f"{each.drain_seconds:g}",
     }
+    if pool.spec.model.cache is not None:
+        ours["MOTET_RUNNER_MODEL_CACHE"] = MODEL_CACHE
     theirs = [_without_nothing(one.model_dump(mode="json", by_alias=True)) for one in each.template.pod.env]
     return _merged(theirs, [{"name": name, "value": value} for name, value in ours.items()])
 
@@ -218,6 +216,9 @@ def _volumes(each: RunnerSet, pool: ServingPool) -> tuple[list[Object], list[Obj
         {"name": name, "mountPath": path, "readOnly": True} | ({"subPath": sub} if sub else {})
         for name, _, path, sub in claims
     ]
+    if (cache := pool.spec.model.cache) is not None:
+        volumes.append({"name": "models", "persistentVolumeClaim": {"claimName": cache.claim_name}})
+        mounts.append({"name": "models", "mountPath": MODEL_CACHE})
     return volumes, mounts
 
 
@@ -225,13 +226,38 @@ def _without_nothing(value: Mapping[str, Any]) -> Object:
     return {key: one for key, one in value.items() if one not in (None, {}, [], "")}
 
 
+def budget(pool: ServingPool, uid: str, wanted: int) -> Object:
+    """A PodDisruptionBudget for each pool: whoever empties a node waits until the pool can spare what is on it.
+
+    It keeps `wanted` runners, and as many fewer as may be missing.
+    """
+    name = pool.object_name
+    return {
+        "apiVersion": BUDGETS.api_version,
+        "kind": BUDGETS.name,
+        "metadata": {
+            "name": name.name,
+            "namespace": name.namespace,
+            "labels": pool_labels(name.name, pool.group.name),
+            "ownerReferences": owned_by(name.name, uid),
+        },
+        "spec": {
+            # A number, and no percentage of what a controller says: a pool has a Deployment for each revision.
+            "minAvailable": max(0, wanted - pool.spec.update_strategy.max_unavailable),
+            "selector": {"matchLabels": {POOL_LABEL: name.name}},
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        },
+    }
+
+
 __all__ = [
     "CONTAINER",
     "PlatformTemplate",
+    "budget",
     "deployment",
     "deployment_name",
-    "leaving_marks",
     "owned_by",
+    "pod_digest",
     "pool_labels",
     "read_template",
     "selector_of",

@@ -14,9 +14,8 @@ import structlog
 
 from motet.clock import Clock, monotonic
 from motet.kube import ApiError
-from motet_operator.cluster.api import Api
+from motet_operator.cluster.api import Api, Limiter
 from motet_operator.cluster.kinds import EVENTS, Kind, Object, key_of, uid_of
-from motet_operator.cluster.limiter import Limiter
 from motet_operator.cluster.writes import CHILDREN_MANAGER
 from motet_operator.metrics import ClusterMetrics
 

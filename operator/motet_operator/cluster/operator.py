@@ -3,34 +3,33 @@
 import asyncio
 import os
 import random
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 import structlog
 from prometheus_client import CollectorRegistry
 
 from motet.clock import monotonic
-from motet.errors import SetupError
 from motet.health import Health
 from motet.kube import Credentials, KubeApi
 from motet.lease import Election
 from motet.service import run_until
 from motet.settings import Addresses, LeaseSettings, ProcessSettings
 from motet.tasks import together
-from motet_operator.cluster.api import Api
+from motet_operator.cluster.api import Api, Limiter
 from motet_operator.cluster.cache import Cache
 from motet_operator.cluster.catalog import Continuity
 from motet_operator.cluster.cordons import Cordons
 from motet_operator.cluster.decide import Decider, Decision, SchedulersWord
-from motet_operator.cluster.denials import Denials
-from motet_operator.cluster.deployments import PlatformTemplate, read_template
+from motet_operator.cluster.deployments import read_template
+from motet_operator.cluster.doubts import Denials, Obstacle
 from motet_operator.cluster.events import EventWriter
-from motet_operator.cluster.kinds import CHILDREN, OURS, PODS, Kind, Object
-from motet_operator.cluster.limiter import Limiter
-from motet_operator.cluster.obstacles import Obstacle
-from motet_operator.cluster.pulse import Pulse
+from motet_operator.cluster.kinds import CHILDREN, PODS, Kind
+from motet_operator.cluster.kopf_watch import KopfWatch
 from motet_operator.cluster.resync import Resync
-from motet_operator.cluster.watch import Engine, Heard, What
+from motet_operator.cluster.watch import Listener, Watch
 from motet_operator.cluster.writer import Writer
 from motet_operator.cluster.writes import StatusWrite, Write
 from motet_operator.metrics import ClusterMetrics
@@ -47,7 +46,37 @@ PAUSE_PER_ROUND = 3.0
 LOOK_SECONDS = 10.0
 """A round comes at least so often, whether or not anything is known to have changed."""
 
-TEMPLATE_SECONDS = 5.0
+STALLED_SECONDS = 60.0
+SILENT_SECONDS = 150.0
+"""Bookmarks come every minute, and a watch that is silent for a little longer is opened anew: this one is lost."""
+
+ANSWERED_SECONDS = 30.0
+"""A watch is taken for dead only while the API server answers everything else: nobody starts again for an outage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pulse:
+    """Whether the operator still does its work: by how many seconds ago each part of it last did something."""
+
+    round: float
+    answer: float
+    watches: Mapping[str, float]
+    """By the path that is watched."""
+
+    def dead_because(self) -> str:
+        """Why only another process can help; empty: nothing is wrong, or nothing that it could mend."""
+        if self.round > STALLED_SECONDS:
+            return f"the work loop has not ticked for {self.round:.0f} s"
+        if self.answer > ANSWERED_SECONDS:
+            return ""
+        path, silent = max(self.watches.items(), key=lambda one: one[1], default=("", 0.0))
+        return f"the watch of {path} has said nothing for {silent:.0f} s" if silent > SILENT_SECONDS else ""
+
+    def unready_because(self, resync_seconds: float) -> str:
+        """Lists are asked for so often, and are all that is asked for while nothing changes."""
+        if self.answer > ANSWERED_SECONDS + resync_seconds:
+            return f"the API server has said nothing for {self.answer:.0f} s"
+        return ""
 
 
 class ClusterOperator:
@@ -59,10 +88,10 @@ class ClusterOperator:
         self._leading = False
         self._election: Election | None = None
         self._denials = Denials()
-        self._heard = Heard()
         self._decider = Decider(
             settings.pool_namespaces,
             timedelta(seconds=settings.condemned_seconds * self._scale),
+            settings.rolling_pools,
         )
         self._platform = read_template(settings.runner_template)
         self._silent_until = 0.0
@@ -75,7 +104,7 @@ class ClusterOperator:
         credentials = Credentials(settings.kubeconfig, "MOTET_CLUSTER_KUBECONFIG")
         await credentials.configuration()
         limiter = Limiter(settings.writes_per_second, settings.write_burst)
-        self._api = Api(credentials, limiter, metrics, request_seconds=settings.request_seconds)
+        self._api = Api(credentials, limiter, metrics, request_seconds=settings.request_seconds, may_write=self._holds)
         self._cache = Cache(lambda _: self._wake.set())
         self._resync = Resync(
             self._api,
@@ -85,15 +114,16 @@ class ClusterOperator:
             settings.pool_namespaces,
             seconds=settings.resync_seconds,
             changed=self._wake.set,
-            returned=self._kind_returned,
-            unwatchable=self._heard.forget,
+            watch_anew=self._watch_anew,
+            unwatchable=self._cannot_watch,
             time_scale=self._scale,
         )
         self._cordons = Cordons(
             self._api,
             self._denials,
             seconds=settings.cordon_seconds * self._scale,
-            needed=lambda: self._cache.count(PODS) > 0,
+            taints=settings.leaving_taints,
+            hosts=self._hosts,
             changed=self._wake.set,
         )
         self._events = EventWriter(
@@ -115,48 +145,45 @@ class ClusterOperator:
         )
         self._sync = SchedulerSync(Addresses().scheduler_address, self._wake.set, office=lambda: self._election)
         self._continuity = Continuity(self._api, settings.vanished_seconds * self._scale)
-        self._engines = [
-            Engine(
-                name,
-                kinds,
-                namespaces,
-                credentials,
-                self._heard,
-                deliver=self._deliver,
-                restarted=lambda name=name: self._engine_restarted(name),  # type: ignore[misc]
-                time_scale=self._scale,
-            )
-            for name, kinds, namespaces in (("declared", OURS, ()), ("runners", CHILDREN, settings.pool_namespaces))
-        ]
+        self._watch: Watch = KopfWatch(
+            credentials,
+            settings.pool_namespaces,
+            Listener(
+                seen=self._cache.put,
+                deleted=self._cache.remove,
+                opened=self._resync.watch_opened,
+                restarted=self._watch_restarted,
+            ),
+            time_scale=self._scale,
+        )
         health.ready_unless(self._unready_because)
         health.set_ready(True)
         try:
-            await run_until(stop, self._resync.run(), self._watch(), self._lead(), self._look_after())
+            await run_until(stop, self._resync.run(), self._follow(), self._lead(), self._look_after())
         finally:
             await self._api.close()
 
     # ------------------------------------------------------------------------------------------------------- watching
 
-    async def _watch(self) -> None:
-        # kopf looks once for the kinds there are: what is not there by then is never watched.
+    async def _follow(self) -> None:
+        # A watch looks once for the kinds there are: what is not there by then is never watched.
         await self._resync.listed.wait()
-        await together(*(engine.run() for engine in self._engines))
+        await self._watch.run()
 
-    def _deliver(self, kind: Kind, what: What, it: Object) -> None:
-        if what == "deleted":
-            self._cache.remove(kind, it)
-        else:
-            it.setdefault("apiVersion", kind.api_version)
-            it.setdefault("kind", kind.name)
-            self._cache.put(kind, it)
-
-    def _engine_restarted(self, name: str) -> None:
+    def _watch_restarted(self, name: str) -> None:
         self._metrics.watch_restarts.labels(name).inc()
         self._resync.hurry()
 
-    def _kind_returned(self, kind: Kind) -> None:
-        for engine in self._engines:
-            engine.restart_if_it_watches(kind)
+    def _hosts(self) -> set[str]:
+        """Nodes with runners."""
+        pods = self._cache.snapshot()[PODS].values()
+        return {node for pod in pods if (node := (pod.get("spec") or {}).get("nodeName"))}
+
+    def _cannot_watch(self, path: str) -> None:
+        self._watch.forget(path)
+
+    def _watch_anew(self, kind: Kind) -> None:
+        self._watch.begin_again(kind)
         self._wake.set()
 
     # -------------------------------------------------------------------------------------------------------- leading
@@ -193,7 +220,7 @@ class ClusterOperator:
             self._wake.clear()
             began = monotonic()
             try:
-                again = await self._round()
+                again = await self._round() if self._resync.of_one_state else LOOK_SECONDS
             except Exception:
                 log.exception("reconciling failed")
                 again = 1.0
@@ -223,7 +250,7 @@ class ClusterOperator:
         self._count(decision)
         if self._holds():
             pods = (name for _, name in snapshot[PODS])
-            self._sync.tell(decision.plan.catalog, decision.plan.drains, pods)
+            self._sync.tell(decision.plan.catalog, decision.drains, pods)
         self._writer.want(decision.writes)
         silence = self._silent_until - monotonic() if word.awaited else None
         due = [each for each in (decision.due, silence, self._continuity.due()) if each]
@@ -234,6 +261,7 @@ class ClusterOperator:
         return SchedulersWord(
             known=dict(sync.known),
             drained=frozenset(sync.drained),
+            attached=frozenset(sync.attached),
             condemned=dict(sync.condemned),
             advice=dict(sync.advice),
             slots=dict(sync.slots),
@@ -268,29 +296,14 @@ class ClusterOperator:
     # --------------------------------------------------------------------------------------------------------- health
 
     async def _look_after(self) -> None:
-        """Tells how it goes, and reads the platform's template again when it has changed."""
-        looked = 0.0
+        """Tells how it goes."""
         while True:
             if not self._leading or not self._resync.listed.is_set():
                 self._ticked = monotonic()  # a standby has no rounds that could hang
             self._metrics.watch_age.clear()  # not every watch that was is still one
-            for path, age in self._heard.ages().items():
+            for path, age in self._watch.ages().items():
                 self._metrics.watch_age.labels(path).set(age)
-            if monotonic() - looked > TEMPLATE_SECONDS * self._scale:
-                looked = monotonic()
-                self._read_template()
             await asyncio.sleep(random.uniform(0.8, 1.0) * max(0.1, self._scale))  # noqa: S311
-
-    def _read_template(self) -> None:
-        try:
-            template: PlatformTemplate = read_template(self._settings.runner_template)
-        except SetupError as error:
-            log.warning("the runner template is wrong; the one before it goes on", error=error.message)
-            return
-        if template.digest != self._platform.digest:
-            log.info("the platform's template of runners has changed")
-            self._platform = template
-            self._wake.set()
 
     def _unready_because(self) -> str:
         """A standby is ready, too: it would act at once."""
@@ -301,4 +314,4 @@ class ClusterOperator:
 
     def _pulse(self) -> Pulse:
         now = monotonic()
-        return Pulse(round=now - self._ticked, answer=now - self._api.answered_at, watches=self._heard.ages())
+        return Pulse(round=now - self._ticked, answer=now - self._api.answered_at, watches=self._watch.ages())

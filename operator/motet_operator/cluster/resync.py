@@ -1,5 +1,10 @@
 """Lists every kind now and then and sets the cache right by it: what a watch has lost is found within minutes.
 
+A store may be brought back to an earlier state: etcd is restored from a copy. Its versions are lower then, and a watch
+that goes on from a higher one hears nothing until the store has passed it. So whenever a watch is opened the version of
+what is stored is asked for, and a list that proves to be from before replaces what was known. Until every other kind
+has been listed since, half of what is known is of another state, and nothing is decided by it.
+
 Also the gate: until each kind of ours has been listed once, nobody knows what is missing, so nothing is done. Where
 pools run it is a gate for each namespace: what cannot be seen there stops that namespace, and no other.
 """
@@ -12,9 +17,10 @@ import structlog
 
 from motet.clock import monotonic
 from motet.kube import ApiError
+from motet.tasks import together
 from motet_operator.cluster.api import Api, Refused
 from motet_operator.cluster.cache import Cache
-from motet_operator.cluster.denials import Denials
+from motet_operator.cluster.doubts import Denials
 from motet_operator.cluster.kinds import CHILDREN, DEPLOYMENTS, OURS, PODS, Kind, Object
 from motet_operator.cluster.view import POOL_LABEL
 from motet_operator.metrics import ClusterMetrics
@@ -41,22 +47,29 @@ class Resync:
         *,
         seconds: float,
         changed: Callable[[], None],
-        returned: Callable[[Kind], None],
+        watch_anew: Callable[[Kind], None],
         unwatchable: Callable[[str], None],
         time_scale: float = 1.0,
     ) -> None:
-        """`returned` is called with a kind that is served again after it was not, `unwatchable` with the path of what
-        is forbidden or not served."""
+        """`watch_anew` is called with a kind that is served again after it was not, or whose versions have gone back,
+        `unwatchable` with the path of what is forbidden or not served."""
         self._api, self._cache, self._denials, self._metrics = api, cache, denials, metrics
         self._places = [(kind, "") for kind in OURS]
         self._places += [(kind, namespace) for kind in CHILDREN for namespace in pool_namespaces]
         self._seconds = seconds * time_scale
         self._scale = time_scale
-        self._changed, self._returned, self._unwatchable = changed, returned, unwatchable
+        self._changed, self._watch_anew, self._unwatchable = changed, watch_anew, unwatchable
         self._hurry = asyncio.Event()
+        self._by_path = {kind.path(namespace): (kind, namespace) for kind, namespace in self._places}
+        self._opened: asyncio.Queue[tuple[Kind, str]] = asyncio.Queue()
+        self._marks: dict[tuple[Kind, str], int] = {}
+        """The version of the last list, or a later one from which a watch went on."""
         self._seen: set[tuple[Kind, str]] = set()
         self._refused: set[tuple[Kind, str]] = set()
         self._problems: dict[tuple[Kind, str], str] = {}
+        self._rewound: set[Kind] = set()
+        self._from_before: set[tuple[Kind, str]] = set()
+        """What has not been listed since the store was found to have gone back."""
         self.missing: set[Kind] = set()
         """Kinds of ours that the API server does not know now."""
         self.listed = asyncio.Event()
@@ -64,6 +77,12 @@ class Resync:
     def hurry(self) -> None:
         """Something odd happened: look now."""
         self._hurry.set()
+
+    def watch_opened(self, path: str, since: int) -> None:
+        """Perhaps to another server, or to one whose store is another: look whether it knows what was seen."""
+        if (place := self._by_path.get(path)) is not None:
+            self._marks[place] = max(self._marks.get(place, 0), since)
+            self._opened.put_nowait(place)
 
     def waiting_for(self) -> str:
         """What has not been listed yet, and why. What may not be listed where pools are, they tell themselves."""
@@ -75,6 +94,11 @@ class Resync:
         return f"{kind.resource}{where} not listed yet: {self._problems.get(left[0], 'asking')}"
 
     @property
+    def of_one_state(self) -> bool:
+        """False while some of what is known is from before the store went back, and some from after."""
+        return not self._from_before
+
+    @property
     def unseen(self) -> frozenset[str]:
         """Namespaces in which nobody knows what a pool has: it was never listed, or may not be any more."""
         return frozenset(
@@ -84,7 +108,22 @@ class Resync:
         )
 
     async def run(self) -> None:
-        """Until cancelled. What could not be listed is asked for again soon, and alone."""
+        """Until cancelled."""
+        await together(self._look_for_ever(), self._probe_for_ever())
+
+    async def _probe_for_ever(self) -> None:
+        while True:
+            place = await self._opened.get()
+            seen = self._seen_of(place)
+            try:
+                known = await self._api.newest(*place) >= seen
+            except ApiError:
+                known = False  # nobody can tell: lists are asked for until they come
+            if not known:
+                self.hurry()
+
+    async def _look_for_ever(self) -> None:
+        """What could not be listed is asked for again soon, and alone."""
         places, due, wait = self._places, 0.0, FIRST_RETRY_SECONDS
         while True:
             if places is self._places:
@@ -111,6 +150,9 @@ class Resync:
     async def _look(self, places: Sequence[tuple[Kind, str]]) -> list[tuple[Kind, str]]:
         """Those that could not be listed."""
         left = [place for place in places if not await self._list(*place)]
+        rewound, self._rewound = self._rewound, set()
+        for kind in rewound:
+            self._watch_anew(kind)
         if not self.listed.is_set() and all((kind, "") in self._seen for kind in OURS):
             self.listed.set()
             self._metrics.listed.set(1)
@@ -119,10 +161,11 @@ class Resync:
 
     async def _list(self, kind: Kind, namespace: str) -> bool:
         place = (kind, namespace)
+        seen = self._seen_of(place)
         try:
             items, version = await self._ask(kind, namespace, fresh=place not in self._seen)
-            if self._lacks_much(kind, namespace, items, version):
-                log.warning("a list lacks much that is known; asking what is stored", kind=kind.name, listed=len(items))
+            if doubt := self._doubt(place, items, version, seen):
+                log.warning(f"a list {doubt}; asking what is stored", kind=kind.name, listed=len(items))
                 items, version = await self._ask(kind, namespace, fresh=True)
         except ApiError as error:
             self._complain(place, error)
@@ -133,10 +176,22 @@ class Resync:
         if kind in self.missing:
             self.missing.discard(kind)
             log.info("a kind is served again", kind=kind.name)
-            self._returned(kind)
+            self._watch_anew(kind)
         first = place not in self._seen
         self._seen.add(place)
+        self._marks[place] = version
+        if version < seen or self._cache.contradicted_by(kind, items, version, namespace):
+            log.warning("the store was brought back to an earlier state", kind=kind.name, version=version, seen=seen)
+            self._metrics.rewinds.labels(kind.plural).inc()
+            self._rewound.add(kind)
+            if place not in self._from_before:  # the first of all to tell
+                self._from_before = set(self._places) - self._refused
+                self.hurry()
+            self._cache.rewind(kind, items, namespace)
+            self._settle(place)
+            return True
         repairs = self._cache.replace(kind, items, version, namespace)
+        self._settle(place)
         if first:
             self._changed()
         if repairs.any and not first:
@@ -145,12 +200,29 @@ class Resync:
                 self._metrics.repairs.labels(kind.plural, name).inc(getattr(repairs, name))
         return True
 
+    def _settle(self, place: tuple[Kind, str]) -> None:
+        """It is known as it is now, or nobody can tell."""
+        if place in self._from_before:
+            self._from_before.discard(place)
+            if not self._from_before:
+                self._changed()
+
     async def _ask(self, kind: Kind, namespace: str, *, fresh: bool) -> tuple[list[Object], int]:
         return await self._api.list(kind, namespace, selector=POOL_LABEL if kind in CHILDREN else "", fresh=fresh)
 
-    def _lacks_much(self, kind: Kind, namespace: str, items: Collection[Object], version: int) -> bool:
+    def _seen_of(self, place: tuple[Kind, str]) -> int:
+        """The store is at least at this version."""
+        return max(self._marks.get(place, 0), self._cache.newest(*place))
+
+    def _doubt(self, place: tuple[Kind, str], items: Collection[Object], version: int, seen: int) -> str:
+        """Why a list is not believed at once; empty: it is."""
+        kind, namespace = place
         lost = len(self._cache.unlisted(kind, items, version, namespace))
-        return lost > max(FEW, SMALL_SHARE * self._cache.count(kind, namespace))
+        if lost > max(FEW, SMALL_SHARE * self._cache.count(kind, namespace)):
+            return "lacks much that is known"
+        if version < seen or self._cache.contradicted_by(kind, items, version, namespace):
+            return "is older than what is known"
+        return ""
 
     def _complain(self, place: tuple[Kind, str], error: ApiError) -> None:
         kind, namespace = place
@@ -164,6 +236,7 @@ class Resync:
             if kind in CHILDREN:  # what was seen there is getting old
                 self._seen.discard(place)
                 self._refused.add(place)
+            self._settle(place)
         if self._problems.get(place) != str(error):
             self._problems[place] = str(error)
             log.warning("cannot list", kind=kind.name, namespace=namespace, error=str(error)[:300])

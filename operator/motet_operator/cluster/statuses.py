@@ -1,35 +1,23 @@
 """What is decided about an object, as its status subresource says it. Pure."""
 
-from collections.abc import Iterable
 from datetime import datetime
 
-from motet.resources.status import (
-    AdapterCounts,
-    Artifact,
-    Condition,
-    LoRAAdapterStatus,
-    Report,
-    ServingPoolStatus,
-    Slots,
-)
+from motet.resources.status import LoRAAdapterStatus, Report, ServingPoolStatus
+from motet_operator.cluster.doubts import Obstacle
 from motet_operator.cluster.kinds import Object
-from motet_operator.cluster.obstacles import Obstacle
 from motet_operator.cluster.view import POOL_LABEL, conditions_of
-from motet_operator.reconcile import AdapterStatus, Certificate, PoolStatus
-from motet_operator.reconcile import Condition as Found
+from motet_operator.reconcile import AdapterStatus, Finding, PoolStatus
 from motet_operator.reconcile.conditions import no, progress, settle
-
-MAX_MODULES = 64
 
 
 def adapter_status(found: AdapterStatus) -> Object:
     return _document(
         LoRAAdapterStatus(
             observed_generation=found.observed_generation,
-            conditions=_conditions(found.conditions),
+            conditions=found.conditions,
             model_name=found.model,
             base_model=found.base_model or None,
-            artifact=_artifact(found.certificate),
+            artifact=found.artifact,
             desired_replicas=found.desired,
             loaded_replicas=found.loaded,
             placement_summary=f"{found.loaded}/{found.desired}" if found.desired else f"{found.loaded}",
@@ -39,26 +27,22 @@ def adapter_status(found: AdapterStatus) -> Object:
 
 
 def pool_status(found: PoolStatus) -> Object:
-    adapters, slots = found.adapters, found.slots
+    adapters = found.adapters
     return _document(
         ServingPoolStatus(
             observed_generation=found.observed_generation,
-            conditions=_conditions(found.conditions),
+            conditions=found.conditions,
             served_name=found.model,
             desired_replicas=found.replicas,
             replicas=found.existing,
+            staying_replicas=found.staying,
             ready_replicas=found.ready,
             updated_replicas=found.updated,
             draining_replicas=found.draining,
             replica_summary=f"{found.ready}/{found.replicas}",
             selector=f"{POOL_LABEL}={found.name.name}",
-            adapters=AdapterCounts(
-                registered=adapters.registered,
-                loaded=adapters.loaded,
-                failed=adapters.failed,
-                summary=f"{adapters.loaded}/{adapters.registered}",
-            ),
-            slots=Slots(total=slots.total, used=slots.used),
+            adapters=adapters.model_copy(update={"summary": f"{adapters.loaded}/{adapters.registered}"}),
+            slots=found.slots,
             current_revision=found.current_revision or None,
             update_revision=found.revision,
         )
@@ -78,45 +62,16 @@ def unseen_status(why: Obstacle, it: Object, now: datetime) -> Object:
     return _restated(it, it.get("status") or {}, now, progressing, ready, *progress(stalled=ready))
 
 
-def _restated(it: Object, status: Object, now: datetime, *conditions: Found) -> Object:
+def _restated(it: Object, status: Object, now: datetime, *conditions: Finding) -> Object:
     """What else `status` says stays: what an applied one leaves out is removed, a pool's memory of its scale, too."""
     generation = it["metadata"].get("generation", 1)
     types = {one.type for one in conditions} | {"Reconciling", "Stalled"}
     others = [one for one in conditions_of({"status": status}) if one.type not in types]
     found = settle((*others, *conditions), conditions_of(it), now=now, generation=generation)
-    said = _document(LoRAAdapterStatus(observed_generation=generation, conditions=_conditions(found)))
+    said = _document(LoRAAdapterStatus(observed_generation=generation, conditions=found))
     return {**status, **said}
 
 
 def _document(report: Report) -> Object:
     document: Object = report.model_dump(mode="json", by_alias=True, exclude_none=True)
     return document
-
-
-def _conditions(found: Iterable[Found]) -> tuple[Condition, ...]:
-    return tuple(
-        Condition(
-            type=one.type,
-            status=one.status,
-            reason=one.reason,
-            message=one.message,
-            last_transition_time=one.last_transition_time,
-            observed_generation=one.observed_generation,
-        )
-        for one in found
-        if one.last_transition_time is not None
-    )
-
-
-def _artifact(certificate: Certificate | None) -> Artifact | None:
-    if certificate is None:
-        return None
-    return Artifact(
-        digest=certificate.digest,
-        short_digest=certificate.digest.removeprefix("sha256:")[:12],
-        size_bytes=certificate.size_bytes,
-        rank=certificate.rank,
-        alpha=f"{certificate.alpha:g}",
-        target_modules=tuple(sorted(certificate.target_modules))[:MAX_MODULES],
-        format="peft",
-    )

@@ -14,9 +14,10 @@ from pydantic import ValidationError
 
 from motet.model import ObjectName
 from motet.resources import API_VERSION, GROUP, LoRAAdapter, ServingPool
+from motet.resources.status import Condition
 from motet_operator.cluster.cache import Key
-from motet_operator.cluster.kinds import Kind, Object, version_of
-from motet_operator.reconcile import AdapterObject, Condition, Instance, PoolObject, RunnerSet, RunnerTemplate
+from motet_operator.cluster.kinds import Kind, Object, uid_of
+from motet_operator.reconcile import AdapterObject, Drain, Instance, PoolObject, RunnerSet, RunnerTemplate
 from motet_operator.sync import Condemned
 
 POOL_LABEL = f"{GROUP}/pool"
@@ -26,11 +27,14 @@ DRAINING = f"{GROUP}/draining-until"
 DRAIN_SECONDS = f"{GROUP}/drain-seconds"
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 
+LEAVING_COST = "-1000"
+"""Below any other: this pod goes first."""
+
 VOLUMES = "/var/lib/motet/volumes"
 MODEL = "/var/lib/motet/model"
+MODEL_CACHE = "/var/lib/motet/models"
 
 Parsed = TypeVar("Parsed")
-_TRUTHS = ("True", "False", "Unknown")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,11 @@ class Unreadable(Generic[Parsed]):
 
 
 class Reader(Generic[Parsed]):
-    """Reads each version of each object once. What says the same as the version before is the same object."""
+    """Reads each version of each object once. What says the same as the version before is the same object.
+
+    A version is known by the object that the cache holds, and not by its number: a store that was brought back to an
+    earlier state gives its numbers again.
+    """
 
     def __init__(
         self,
@@ -55,18 +63,17 @@ class Reader(Generic[Parsed]):
     ) -> None:
         """`renewed` is what was read before with what its status says now."""
         self._kind, self._read, self._renewed = kind, read, renewed
-        self._known: dict[Key, tuple[str, int, Parsed | Unreadable[Parsed]]] = {}
+        self._known: dict[Key, tuple[Object, Parsed | Unreadable[Parsed]]] = {}
 
     def __call__(self, objects: Mapping[Key, Object]) -> dict[Key, Parsed | Unreadable[Parsed]]:
         before, self._known = self._known, {}
         for key, it in objects.items():
-            uid, version = it["metadata"].get("uid", ""), version_of(it)
             known = before.get(key)
-            if known is None or known[:2] != (uid, version):
-                parsed = self._once(it, known[2] if known is not None and known[0] == uid else None)
-                known = (uid, version, parsed if known is None else _sharing(known[2], parsed))
+            if known is None or known[0] is not it:
+                parsed = self._once(it, known[1] if known is not None and uid_of(known[0]) == uid_of(it) else None)
+                known = (it, parsed if known is None else _sharing(known[1], parsed))
             self._known[key] = known
-        return {key: parsed for key, (_, _, parsed) in self._known.items()}
+        return {key: parsed for key, (_, parsed) in self._known.items()}
 
     def _once(self, it: Object, before: Parsed | Unreadable[Parsed] | None) -> Parsed | Unreadable[Parsed]:
         refused: ValidationError | None = None
@@ -87,19 +94,22 @@ class Reader(Generic[Parsed]):
         with suppress(Exception):
             if before is not None:
                 return Unreadable(message, self._renewed(before, it))
-            if refused is not None and (understood := _without_the_unknown(it, refused)) is not None:
+            if refused is not None and (understood := _what_is_understood(it, refused)) is not None:
                 return Unreadable(message, self._read(understood), in_part=True)
         return Unreadable(message)
 
 
-def _without_the_unknown(it: Object, error: ValidationError) -> Object | None:
-    """The object without the fields that are not known here, if that is all that is wrong with it."""
-    problems = error.errors(include_url=False)
-    if any(problem["type"] != "extra_forbidden" for problem in problems):
+VARIABLES = ("spec", "template", "env")
+
+
+def _what_is_understood(it: Object, error: ValidationError) -> Object | None:
+    """The object without the fields that are not known here, and without variables that a version before took from
+    pools, if that is all that is wrong with it."""
+    problems = [(problem["type"], problem["loc"]) for problem in error.errors(include_url=False)]
+    if any(kind != "extra_forbidden" and not (kind == "rule" and where[:-1] == VARIABLES) for kind, where in problems):
         return None
     rest = deepcopy(it)
-    for problem in problems:
-        *path, name = problem["loc"]
+    for _, (*path, name) in reversed(problems):  # the later of a list first, so that the earlier keep their places
         within: Any = rest
         for step in path:
             within = within[step]
@@ -157,6 +167,7 @@ def read_adapter(it: Object) -> AdapterObject:
     adapter = AdapterObject(
         resource=resource,
         source=adapter_source(resource),
+        volume=adapter_volume(resource),
         generation=it["metadata"].get("generation", 1),
         age=_age(it),
     )
@@ -204,7 +215,13 @@ def model_claim(pool: ServingPool) -> str:
 def adapter_source(adapter: LoRAAdapter) -> str:
     source = adapter.spec.source
     claim = source.persistent_volume_claim
-    return f"file://{VOLUMES}/{claim.claim_name}/{claim.path}" if claim is not None else source.uri or ""
+    return f"{adapter_volume(adapter)}/{claim.path}" if claim is not None else source.uri or ""
+
+
+def adapter_volume(adapter: LoRAAdapter) -> str:
+    """Where its pool mounts the claim that it names; empty: it names none."""
+    claim = adapter.spec.source.persistent_volume_claim
+    return f"file://{VOLUMES}/{claim.claim_name}" if claim is not None else ""
 
 
 def scale_writers(pool: Object) -> tuple[str, ...]:
@@ -219,18 +236,12 @@ def scale_writers(pool: Object) -> tuple[str, ...]:
 
 def conditions_of(it: Object) -> tuple[Condition, ...]:
     """As last written, by whichever version of us. What makes no sense counts as never written."""
-    return tuple(
-        Condition(
-            type=each["type"],
-            status=each["status"],
-            reason=each.get("reason", ""),
-            message=each.get("message", ""),
-            last_transition_time=_time(each.get("lastTransitionTime")),
-            observed_generation=each.get("observedGeneration", 0),
-        )
-        for each in (it.get("status") or {}).get("conditions") or ()
-        if each.get("status") in _TRUTHS and each.get("type")
-    )
+    found = []
+    for each in (it.get("status") or {}).get("conditions") or ():
+        with suppress(ValidationError):
+            since = _time(each.get("lastTransitionTime"))
+            found.append(Condition.model_validate({**each, "lastTransitionTime": since}, by_alias=True, by_name=False))
+    return tuple(found)
 
 
 def _time(text: object) -> datetime | None:
@@ -259,16 +270,52 @@ def revision_of(child: Object) -> str:
     return str((child["metadata"].get("labels") or {}).get(REVISION_LABEL, ""))
 
 
+def is_runner(pod: Object) -> bool:
+    """Of a Deployment of its pool, and of the revision that it names. Labels alone are anybody's to give."""
+    ours = f"{pool_of(pod).name}-{revision_of(pod)}-"
+    return any(
+        owner.get("controller") and owner["kind"] == "ReplicaSet" and owner["name"].startswith(ours)
+        for owner in pod["metadata"].get("ownerReferences") or ()
+    )
+
+
 def lives(pod: Object) -> bool:
     """Neither on its way out nor over: what its Deployment counts."""
-    over = (pod.get("status") or {}).get("phase") in ("Failed", "Succeeded")
-    return not over and "deletionTimestamp" not in pod["metadata"]
+    return not is_over(pod) and "deletionTimestamp" not in pod["metadata"]
+
+
+def marks_of(pod: Object) -> dict[str, str]:
+    """What we have written on it. A cost of another's choice is none of ours."""
+    annotations = pod["metadata"].get("annotations") or {}
+    return {
+        name: value
+        for name, value in annotations.items()
+        if name == DRAINING or (name == DELETION_COST and value == LEAVING_COST)
+    }
+
+
+def drain_of_one_that_ends(pod: Object) -> Drain | None:
+    """A pod that has been told to go, by whomever: its process may not know it yet, and takes no work from now on."""
+    metadata = pod["metadata"]
+    if "deletionTimestamp" not in metadata or is_over(pod):
+        return None
+    ends = [at for at in (_time(metadata["deletionTimestamp"]), _time(marks_of(pod).get(DRAINING))) if at is not None]
+    if not ends:
+        return None
+    return Drain(
+        instance=metadata["name"], pool=pool_of(pod), revision=revision_of(pod), deadline=min(ends), begun=True
+    )
+
+
+def is_over(pod: Object) -> bool:
+    return (pod.get("status") or {}).get("phase") in ("Failed", "Succeeded")
 
 
 def read_instance(pod: Object) -> Instance:
     """What the pod says. What the scheduler says of it is added by `with_advice`."""
     status = pod.get("status") or {}
-    ready = any(one["type"] == "Ready" and one["status"] == "True" for one in status.get("conditions") or ())
+    told: Object = next((one for one in status.get("conditions") or () if one["type"] == "Ready"), {})
+    ready, since = told.get("status") == "True", _time(told.get("lastTransitionTime"))
     containers = status.get("containerStatuses") or ()
     return Instance(
         name=pod["metadata"]["name"],
@@ -286,24 +333,44 @@ def read_instance(pod: Object) -> Instance:
             ),
             default=None,
         ),
-        failures=0 if ready else sum(one.get("restartCount", 0) for one in containers),
-        reason="" if ready else _trouble(status, containers),
+        failures=0 if ready else sum(_deaths_in_a_row(one, since) for one in containers),
+        reason="" if ready else _trouble(status, containers, since),
     )
 
 
 _UNREMARKABLE = ("ContainerCreating", "PodInitializing")
 
+NOT_READY = "it runs, and its readiness check fails"
 LONGEST_TROUBLE = 900
 """Whole sentences, with the commands that mend it, and with the pod's name still less than a condition holds."""
 
 
-def _trouble(status: Object, containers: Iterable[Object]) -> str:
+def _deaths_in_a_row(container: Object, unready_since: datetime | None) -> int:
+    """Those after which it has not been ready. Kubernetes counts all there ever were, and says since when the pod is
+    not ready: a process that began before that has been."""
+    deaths: int = container.get("restartCount", 0)
+    state, last = container.get("state") or {}, container.get("lastState") or {}
+    if _was_ready(state.get("running"), unready_since):
+        return 0
+    return min(deaths, 1) if _was_ready(state.get("terminated") or last.get("terminated"), unready_since) else deaths
+
+
+def _was_ready(life: Object | None, unready_since: datetime | None) -> bool:
+    began = _time((life or {}).get("startedAt"))
+    return began is not None and unready_since is not None and began < unready_since
+
+
+def _trouble(status: Object, containers: Iterable[Object], unready_since: datetime | None) -> str:
     """The first thing that keeps a pod from serving, as Kubernetes puts it."""
     for one in containers:
-        if (ended := (one.get("lastState") or {}).get("terminated")) is not None:
+        running = (one.get("state") or {}).get("running")
+        ended = (one.get("lastState") or {}).get("terminated")
+        if ended is not None and not _was_ready(running, unready_since):
             # A process of ours leaves a sentence when it cannot start.
             said = ended.get("message") or f"{ended.get('reason', 'Error')}, exit code {ended.get('exitCode', '?')}"
             return str(said)[:LONGEST_TROUBLE]
+        if _was_ready(running, unready_since):
+            return NOT_READY
         waiting = (one.get("state") or {}).get("waiting") or {}
         if waiting.get("reason") and waiting["reason"] not in _UNREMARKABLE:
             return ": ".join(part for part in (waiting["reason"], waiting.get("message", "")) if part)[:LONGEST_TROUBLE]
@@ -314,16 +381,21 @@ def _trouble(status: Object, containers: Iterable[Object]) -> str:
 
 
 def with_advice(
-    instance: Instance, drained: Collection[str], condemned: Condemned | None, patience: timedelta
+    instance: Instance,
+    drained: Collection[str],
+    attached: Collection[str],
+    condemned: Condemned | None,
+    patience: timedelta,
 ) -> Instance:
     """`patience` is how long a condemned one may try to come back by itself."""
     if condemned is not None and instance.started_at is not None and instance.started_at > condemned.since:
         condemned = None  # the kubelet was faster: this is its successor
-    if instance.name not in drained and condemned is None:
+    if instance.name not in drained and instance.name not in attached and condemned is None:
         return instance
     return replace(
         instance,
         drained=instance.name in drained,
+        attached=instance.name in attached,
         condemned=condemned.why if condemned is not None else "",
         replace_at=condemned.since + patience if condemned is not None else None,
     )

@@ -7,12 +7,11 @@ import structlog
 
 from motet.clock import monotonic
 from motet.kube import Unreachable
-from motet_operator.cluster.api import Api, Refused
+from motet_operator.cluster.api import Api, NotLeading, Refused
 from motet_operator.cluster.cache import Cache
-from motet_operator.cluster.denials import Denials, permission, refusal
-from motet_operator.cluster.obstacles import Obstacle
+from motet_operator.cluster.doubts import Denials, Obstacle, foreign, permission, refusal
 from motet_operator.cluster.queue import FIRST_WAIT_SECONDS, LAST_WAIT_SECONDS, WorkQueue
-from motet_operator.cluster.writes import Write, WriteKey
+from motet_operator.cluster.writes import InTheWay, Write, WriteKey
 from motet_operator.metrics import ClusterMetrics
 
 log = structlog.get_logger(__name__)
@@ -61,8 +60,7 @@ class Writer:
         for key, write in writes.items():
             if self._wanted.get(key) != write:
                 self._wanted[key] = write
-                self._queue.add(key, key.object[0], urgent=key.urgent)
-                self._more.set()
+                self._ask_for(key)
         self._metrics.queue_depth.set(self.depth)
 
     async def run(self, workers: int) -> None:
@@ -74,7 +72,7 @@ class Writer:
     async def _work(self) -> None:
         while True:
             key = await self._next()
-            # Somebody else may be writing by now. What decides is a clock, and no clock sets an event.
+            # The door would not let it pass. What decides is a clock, and no clock sets an event.
             while not self._leading():  # noqa: ASYNC110
                 await asyncio.sleep(UNSURE_SECONDS)
             write = self._wanted.get(key)
@@ -107,6 +105,11 @@ class Writer:
                 log.info("a write was refused", write=str(key), status=error.status, error=error.message[:300])
             if outcome in ("conflict", "refused") and self._queue.failures(key) >= PATIENCE:
                 self._hinder(key, write, refusal(error))
+        except NotLeading:
+            outcome = "unsure"
+        except InTheWay as error:
+            outcome = "foreign"
+            self._hinder(key, write, foreign(error))
         except Unreachable as error:
             outcome = "unreachable"
             log.debug("the API server did not answer", write=str(key), error=str(error))
@@ -119,6 +122,10 @@ class Writer:
             self._written(write)
         elif outcome == "gone":
             self._finish(key, write)  # the watch will tell what there is now
+        elif outcome == "unsure":
+            self._queue.done(key)
+            if key in self._wanted:
+                self._ask_for(key)  # it has not failed: at once, when we lead again
         else:
             self._queue.failed(key, monotonic())
             self._more.set()  # somebody who sleeps may have to wake earlier
@@ -135,8 +142,11 @@ class Writer:
             self._wanted.pop(key, None)
         self._queue.done(key)
         if self._wanted.get(key) is not None:
-            # A newer word came while the older was being written.
-            self._queue.add(key, key.object[0], urgent=key.urgent)
+            self._ask_for(key)  # a newer word came while the older was being written
+
+    def _ask_for(self, key: WriteKey) -> None:
+        self._queue.add(key, key.object[0], urgent=key.urgent)
+        self._more.set()
 
 
 def _outcome(error: Refused) -> str:

@@ -7,13 +7,17 @@ from typing import Protocol
 from motet_operator.cluster.api import Api
 from motet_operator.cluster.cache import Cache, Key
 from motet_operator.cluster.kinds import DEPLOYMENTS, PODS, Kind, Object, key_of, uid_of, version_of
-from motet_operator.cluster.view import POOL_LABEL, REVISION_LABEL
+from motet_operator.cluster.view import POOL_LABEL, REVISION_LABEL, marks_of
 from motet_operator.reconcile import Event
 
 CHILDREN_MANAGER = "motet-operator"
 STATUS_MANAGER = "motet-status"
 SCALE_MANAGER = "motet-scaler"
 DRAIN_MANAGER = "motet-drainer"
+
+
+class InTheWay(Exception):
+    """What somebody else has made has the name that ours should have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,8 @@ class Write(Protocol):
     def needed(self, cache: Cache) -> bool:
         """Asked again just before it is done: meanwhile it may have been."""
 
-    async def carry_out(self, api: Api, cache: Cache) -> None: ...
+    async def carry_out(self, api: Api, cache: Cache) -> None:
+        """Raises ApiError, or InTheWay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +102,17 @@ class ChildWrite:
         return found != self.document and (uid_of(it), self.document, found) not in cache.settled
 
     async def carry_out(self, api: Api, cache: Cache) -> None:
-        document = self.document
-        if cache.get(self.kind, key_of(document)) is None:
+        document, key = self.document, key_of(self.document)
+        found = cache.get(self.kind, key)
+        if found is None:  # nor would one be seen that lacks our label
+            stored, _ = await api.list(self.kind, key[0], fields=f"metadata.name={key[1]}", fresh=True)
+            found = next(iter(stored), None)
+        if found is None:
             document = document | {"spec": document["spec"] | self.at_first}
-        answer = await api.apply(self.kind, document, manager=CHILDREN_MANAGER)
+        elif not made_by_us(found):
+            raise InTheWay(f"{self.kind.name} {key[1]}")
+        # By force only what is ours: one that somebody makes at this very moment is not.
+        answer = await api.apply(self.kind, document, manager=CHILDREN_MANAGER, force=found is not None)
         cache.settled.note(uid_of(answer), self.document, wherever_wanted(answer, self.document))
         cache.put(self.kind, answer)
 
@@ -136,7 +148,8 @@ class ScaleWrite:
 
 @dataclass(frozen=True, slots=True)
 class MarkWrite:
-    """Say on a pod that it is on its way out."""
+    """Say on a pod how far it is on its way out: until when it drains, and that it goes now. Nothing of it stays on a
+    pod that stays."""
 
     object: Key
     uid: str
@@ -150,7 +163,8 @@ class MarkWrite:
         it = cache.get(PODS, self.object)
         if it is None or uid_of(it) != self.uid:
             return False
-        return not (self.annotations.items() <= (it["metadata"].get("annotations") or {}).items())
+        found = marks_of(it)
+        return found != self.annotations and (self.uid, self.annotations, found) not in cache.settled
 
     async def carry_out(self, api: Api, cache: Cache) -> None:
         namespace, name = self.object
@@ -159,7 +173,9 @@ class MarkWrite:
             "kind": PODS.name,
             "metadata": {"name": name, "namespace": namespace, "uid": self.uid, "annotations": dict(self.annotations)},
         }
-        cache.put(PODS, await api.apply(PODS, document, manager=DRAIN_MANAGER))
+        answer = await api.apply(PODS, document, manager=DRAIN_MANAGER)
+        cache.settled.note(self.uid, self.annotations, marks_of(answer))
+        cache.put(PODS, answer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,10 +235,18 @@ class DeleteDeployment:
             cache.remove(DEPLOYMENTS, it)
 
 
+def made_by_us(it: Object) -> bool:
+    return _applied_by(CHILDREN_MANAGER, it)
+
+
 def scaled_by_us(deployment: Object) -> bool:
+    return _applied_by(SCALE_MANAGER, deployment)
+
+
+def _applied_by(manager: str, it: Object) -> bool:
     return any(
-        entry.get("manager") == SCALE_MANAGER and entry.get("operation") == "Apply"
-        for entry in deployment["metadata"].get("managedFields") or ()
+        entry.get("manager") == manager and entry.get("operation") == "Apply"
+        for entry in it["metadata"].get("managedFields") or ()
     )
 
 

@@ -124,14 +124,15 @@ def volume_folder(path: str, *, manifest: str) -> Path:
     return Path(manifest).parent.absolute() / "volumes" / path
 
 
-def source_of(source: AdapterSource, *, manifest: str, sub_path: str | None = None) -> str:
-    """Where an adapter's bytes are, as a URI that means the same everywhere on this machine."""
+def source_of(source: AdapterSource, *, manifest: str, sub_path: str | None = None) -> tuple[str, str]:
+    """Where an adapter's bytes are, and the volume that they lie on, as URIs that mean the same everywhere on this
+    machine. What lies on no volume has an empty one."""
     claim = source.persistent_volume_claim
     if claim is not None:
-        below = "/".join(part for part in (claim.claim_name, sub_path, claim.path) if part)
-        return volume_folder(below, manifest=manifest).as_uri()
+        volume = volume_folder("/".join(filter(None, (claim.claim_name, sub_path))), manifest=manifest)
+        return (volume / claim.path).as_uri(), volume.as_uri()
     assert source.uri is not None
-    return absolute_uri(source.uri, manifest=manifest)
+    return absolute_uri(source.uri, manifest=manifest), ""
 
 
 def folder_of(uri: str) -> Path | None:

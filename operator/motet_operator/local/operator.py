@@ -57,7 +57,8 @@ class LocalOperator:
         self._runners = Runners(layout.run / "runners.json", self._services)
         self._sync = SchedulerSync(layout.address("scheduler"), self._wake.set)
         self._status = StatusFile(layout.status)
-        policy = Policy(grace=settings.stop_grace_seconds).scaled(process.time_scale)
+        policy = Policy(grace=settings.stop_grace_seconds, silence=settings.silent_seconds)
+        policy = policy.scaled(process.time_scale)
         self._keeper = Keeper(Records(layout.service_records), policy=policy, changed=self._wake.set)
         predictor = self._keeper.recorded("predictor")
         self._metrics = Metrics(CollectorRegistry())  # until `run` brings the one that is served
@@ -133,10 +134,10 @@ class LocalOperator:
         self._wanted = {(one.name.namespace, one.name.name): one.replicas for one in plan.pools}
         # The runners first: they take longest to be ready.
         self._keeper.apply([*self._runners.specs(), *self._services.control(store_ready=self._store_ready)])
-        self._sync.tell(plan.catalog, plan.drains, (instance.name for instance in view.instances))
+        drains = self._runners.drains(plan, [status.name for status in self._keeper.statuses()])
+        self._sync.tell(plan.catalog, drains, (instance.name for instance in view.instances))
         self._count(plan, monotonic() - began)
-        due = [(drain.deadline - view.now).total_seconds() for drain in plan.drains]
-        due += [(at - view.now).total_seconds() for one in view.instances if (at := one.replace_at) and at > view.now]
+        due = [(plan.due - view.now).total_seconds()] if plan.due is not None else []
         silence = self._silent_until - monotonic()
         if silence > 0 and any(adapter.name not in self._sync.known for adapter in plan.catalog.adapters):
             due.append(silence)
@@ -165,11 +166,12 @@ class LocalOperator:
         for manifest in objects.adapters:
             adapter = manifest.resource
             assert isinstance(adapter, LoRAAdapter)
-            source = self._source_of(manifest)
+            source, volume = self._source_of(manifest)
             adapters.append(
                 AdapterObject(
                     resource=adapter,
                     source=source,
+                    volume=volume,
                     generation=remembered[manifest.key].generation,
                     age=remembered[manifest.key].age,
                     content_stamp=self._stamps.get(source, ""),
@@ -185,7 +187,11 @@ class LocalOperator:
             namespaces=objects.namespaces,
             runner_sets=self._runners.sets(),
             instances=self._runners.instances(
-                statuses, self._sync.drained, self._sync.condemned, self._condemned_patience
+                statuses,
+                self._sync.drained,
+                self._sync.condemned,
+                self._condemned_patience,
+                attached=self._sync.attached,
             ),
             known=self._sync.known,
             slots=self._sync.slots,
@@ -283,7 +289,7 @@ class LocalOperator:
                 await asyncio.sleep(5)
 
     def _watched_paths(self) -> list[Path]:
-        sources = (folder_of(self._source_of(manifest)) for manifest in self._objects.adapters)
+        sources = (folder_of(self._source_of(manifest)[0]) for manifest in self._objects.adapters)
         folders = {folder for folder in sources if folder is not None}
         folders.add(self._settings.manifests if self._settings.manifests.is_dir() else self._settings.manifests.parent)
         return sorted(folder for folder in folders if folder.is_dir())
@@ -300,7 +306,7 @@ class LocalOperator:
 
     def _look_at_adapters(self) -> bool:
         """Whether the bytes behind some adapter have changed, and have then been left alone for a moment."""
-        sources = {self._source_of(manifest) for manifest in self._objects.adapters}
+        sources = {self._source_of(manifest)[0] for manifest in self._objects.adapters}
         now = monotonic()
         stamps = {
             source: self._settled(source, stamp_of(folder), now)
@@ -312,7 +318,7 @@ class LocalOperator:
         self._stamps = stamps
         return changed
 
-    def _source_of(self, manifest: Manifest) -> str:
+    def _source_of(self, manifest: Manifest) -> tuple[str, str]:
         adapter = manifest.resource
         assert isinstance(adapter, LoRAAdapter)
         source = adapter.spec.source

@@ -15,7 +15,7 @@ from motet.processes.keeper import KEPT_BY
 from motet.processes.linux import become_subreaper, reap_orphans, send
 from motet.service import SETUP_FAILED, read
 from motet.settings import ProcessSettings
-from motet.telemetry import configure_logging
+from motet.telemetry import configure_logging, is_alive
 from motet_operator.local.layout import Layout
 from motet_operator.local.lock import StackLock
 from motet_operator.local.status import StatusFile
@@ -26,6 +26,8 @@ REAP_SECONDS = 1.0
 
 
 def operator_spec(layout: Layout, env: Mapping[str, str]) -> ProcessSpec:
+    metrics = layout.metrics_address("operator")
+
     async def has_spoken() -> bool:
         record = Records(layout.operator_records).read().get("operator")
         return record is not None and StatusFile(layout.status).read().get("operator") == record.pid
@@ -35,9 +37,10 @@ def operator_spec(layout: Layout, env: Mapping[str, str]) -> ProcessSpec:
         kind="operator",
         command=(sys.executable, "-P", "-m", "motet_operator"),
         log=layout.log("operator"),
-        env={**env, "OMP_WAIT_POLICY": "passive", "MOTET_METRICS_ADDRESS": layout.metrics_address("operator")},
+        env={**env, "OMP_WAIT_POLICY": "passive", "MOTET_METRICS_ADDRESS": metrics},
         cwd=layout.data,
         probe=has_spoken,
+        alive=lambda: is_alive(metrics),
         version=version("motet"),
     )
 
@@ -50,11 +53,13 @@ def own_environment() -> dict[str, str]:
 class Parent:
     """Runs until `stop` is set; a second `hurry` ends the patience."""
 
-    def __init__(self, layout: Layout, env: Mapping[str, str], *, time_scale: float = 1.0) -> None:
+    def __init__(
+        self, layout: Layout, env: Mapping[str, str], *, silent_seconds: float, time_scale: float = 1.0
+    ) -> None:
         self.stop = asyncio.Event()
         self._hurry = asyncio.Event()
         self._layout = layout
-        policy = Policy(grace=STOP_SECONDS).scaled(time_scale)
+        policy = Policy(grace=STOP_SECONDS, silence=silent_seconds).scaled(time_scale)
         self._keeper = Keeper(Records(layout.operator_records), policy=policy)
         self._spec = operator_spec(layout, env)
 
@@ -115,14 +120,14 @@ def main() -> None:
         configure_logging("motet-up", process)
         layout = Layout.of(process.data_dir)
         with StackLock(layout.lock, url=f"http://{settings.host}:{settings.port}"):
-            asyncio.run(_run(layout, process.time_scale))
+            asyncio.run(_run(layout, settings.silent_seconds, process.time_scale))
     except SetupError as error:
         print(f"motet up: {error}", file=sys.stderr)  # noqa: T201 - the last line a person sees
         sys.exit(SETUP_FAILED)
 
 
-async def _run(layout: Layout, time_scale: float) -> None:
-    await Parent(layout, own_environment(), time_scale=time_scale).run()
+async def _run(layout: Layout, silent_seconds: float, time_scale: float) -> None:
+    await Parent(layout, own_environment(), silent_seconds=silent_seconds, time_scale=time_scale).run()
 
 
 if __name__ == "__main__":

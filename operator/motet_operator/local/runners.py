@@ -17,7 +17,7 @@ from motet.processes import ProcessSpec, ProcessStatus
 from motet.processes.records import write_atomically
 from motet.resources import Engine
 from motet_operator.local.services import Services
-from motet_operator.reconcile import Instance, Plan, RunnerSet, RunnerTemplate
+from motet_operator.reconcile import Drain, Instance, Plan, RunnerSet, RunnerTemplate
 from motet_operator.sync import Condemned
 
 log = structlog.get_logger(__name__)
@@ -44,6 +44,7 @@ class Runners:
         self._services = services
         self._table = _read(path)
         self._condemned_pids: dict[str, int | None] = {}
+        self._drains: dict[str, Drain] = {}
 
     def __iter__(self) -> Iterator[Runner]:
         return iter(self._table.values())
@@ -78,6 +79,8 @@ class Runners:
         drained: Collection[str],
         condemned: Mapping[str, Condemned] | None = None,
         patience: timedelta = timedelta(0),
+        *,
+        attached: Collection[str] = (),
     ) -> tuple[Instance, ...]:
         """`patience` is how long a condemned one may try to come back by itself."""
         dead = {
@@ -94,6 +97,7 @@ class Runners:
                 revision=runner.revision,
                 ordinal=runner.ordinal,
                 ready=runner.name in statuses and statuses[runner.name].ready,
+                attached=runner.name in attached,
                 draining_until=runner.draining_until,
                 drained=runner.name in drained,
                 condemned=dead[runner.name].why if runner.name in dead else "",
@@ -112,11 +116,11 @@ class Runners:
     def carry_out(self, plan: Plan) -> None:
         """Make the table what the plan says; the keeper then makes the processes what the table says."""
         before = dict(self._table)
-        for drain in plan.drains:
-            runner = self._table.get(drain.instance)
-            if runner is not None and runner.draining_until is None:
-                log.info("runner drains", instance=runner.name)
-                self._table[runner.name] = replace(runner, draining_until=drain.deadline)
+        until = plan.deadlines
+        for runner in before.values():
+            if runner.draining_until != until.get(runner.name):
+                log.info("runner drains" if runner.name in until else "runner works again", instance=runner.name)
+                self._table[runner.name] = replace(runner, draining_until=until.get(runner.name))
         for each in plan.runner_sets:
             for name in each.leaving:
                 self._table.pop(name, None)
@@ -125,6 +129,12 @@ class Runners:
                 self._add(each)
         if self._table != before:
             self._write()
+
+    def drains(self, plan: Plan, processes: Collection[str]) -> Collection[Drain]:
+        """Who takes no work. One that has left the table does not either while its process ends."""
+        ending = {name: drain for name, drain in self._drains.items() if name in processes and name not in self._table}
+        self._drains = ending | {drain.instance: drain for drain in plan.drains}
+        return self._drains.values()
 
     def replaced(self, instance: str, incarnation: str) -> None:
         """Remember that this incarnation has been killed, also for an operator that follows."""

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from importlib.metadata import version
 
 from motet.processes import ProcessSpec
-from motet.processes.keeper import KEPT_BY
+from motet.processes.keeper import KEPT_BY, Probe
 from motet.rpc import is_healthy
 from motet.settings import Database, ProcessSettings
+from motet.telemetry import is_alive
 from motet_operator.environment import runner_environment
 from motet_operator.local.layout import Layout
 from motet_operator.reconcile import RunnerTemplate
@@ -78,6 +79,7 @@ class Services:
             env=self._common("gateway") | env,
             cwd=self._layout.data,
             probe=answers,
+            alive=self._lives("gateway"),
             stop_order=STOP_ORDER["gateway"],
             version=self._version,
         )
@@ -94,9 +96,14 @@ class Services:
             env={**self._common(name), **env},
             cwd=self._layout.data,
             probe=healthy,
+            alive=self._lives(name),
             stop_order=STOP_ORDER[kind],
             version=self._version,
         )
+
+    def _lives(self, name: str) -> Probe:
+        address = self._layout.metrics_address(name)
+        return lambda: is_alive(address)
 
     def _common(self, name: str) -> dict[str, str]:
         layout, process = self._layout, self._process

@@ -2,8 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,8 @@ import orjson
 from motet.processes import ProcessStatus
 from motet.processes.records import write_atomically
 from motet.resources import Problem
-from motet_operator.reconcile import AdapterStatus, Certificate, Condition, Plan, PoolStatus
+from motet.resources.status import Condition, Report
+from motet_operator.reconcile import AdapterStatus, Plan, PoolStatus
 
 
 class StatusFile:
@@ -67,7 +66,7 @@ def _pool(pool: PoolStatus) -> dict[str, Any]:
         "model": pool.model,
         "replicas": pool.replicas,
         "ready": pool.ready,
-        "conditions": [_condition(condition) for condition in pool.conditions],
+        "conditions": [_document(condition) for condition in pool.conditions],
     }
 
 
@@ -77,31 +76,15 @@ def _adapter(adapter: AdapterStatus) -> dict[str, Any]:
         "name": adapter.name.name,
         "model": adapter.model,
         "ready": adapter.ready,
-        "conditions": [_condition(condition) for condition in adapter.conditions],
-        "certificate": _certificate(adapter.certificate),
+        "conditions": [_document(condition) for condition in adapter.conditions],
+        "certificate": _document(adapter.artifact) if adapter.artifact is not None else None,
         "resident": [{"runner": place.runner, "tier": place.tier} for place in adapter.resident],
     }
 
 
-def _condition(condition: Condition) -> dict[str, Any]:
-    since = condition.last_transition_time
-    return {
-        "type": condition.type,
-        "status": condition.status,
-        "reason": condition.reason,
-        "message": condition.message,
-        "lastTransitionTime": since.isoformat(timespec="seconds") if since is not None else None,
-        "observedGeneration": condition.observed_generation,
-    }
-
-
-def _certificate(certificate: Certificate | None) -> dict[str, Any] | None:
-    return None if certificate is None else {_camel(name): value for name, value in asdict(certificate).items()}
-
-
-def _camel(name: str) -> str:
-    head, *tail = name.split("_")
-    return head + "".join(part.title() for part in tail)
+def _document(report: Report) -> dict[str, Any]:
+    document: dict[str, Any] = report.model_dump(mode="json", by_alias=True)
+    return document
 
 
 def conditions_from(document: dict[str, Any], kind: str) -> dict[tuple[str, str], tuple[Condition, ...]]:
@@ -110,15 +93,7 @@ def conditions_from(document: dict[str, Any], kind: str) -> dict[tuple[str, str]
     with suppress(KeyError, TypeError, ValueError):
         for each in document.get(kind, []):
             found[each["namespace"], each["name"]] = tuple(
-                Condition(
-                    type=condition["type"],
-                    status=condition["status"],
-                    reason=condition["reason"],
-                    message=condition["message"],
-                    last_transition_time=datetime.fromisoformat(condition["lastTransitionTime"]),
-                    observed_generation=condition["observedGeneration"],
-                )
-                for condition in each["conditions"]
+                Condition.model_validate(condition, by_alias=True, by_name=False) for condition in each["conditions"]
             )
     return found
 

@@ -61,12 +61,14 @@ def pod(
     conditions = [{"type": "Ready", "status": "True" if ready else "False"}]
     labels = {"motet.dev/pool": pool, "motet.dev/revision": revision}
     status = {"phase": "Running", "conditions": conditions}
-    metadata = {"labels": labels} | metadata
+    owner = {"kind": "ReplicaSet", "name": f"{pool}-{revision}-6c58dbdb7f", "controller": True}
+    metadata = {"labels": labels, "ownerReferences": [owner]} | metadata
     return made(PODS, name, "pools", metadata=metadata, spec={"nodeName": node}, status=status)
 
 
 def deployment(revision: str, replicas: int, pool: str = "demo", *, settled: bool = True, ours: bool = True) -> Object:
-    managers = [{"manager": "motet-scaler", "operation": "Apply"}] if ours else []
+    names = ("motet-operator", "motet-scaler") if ours else ("motet-operator",)
+    managers = [{"manager": name, "operation": "Apply"} for name in names]
     status = {"observedGeneration": 1, "replicas": replicas} if settled else {}
     return child(
         DEPLOYMENTS,

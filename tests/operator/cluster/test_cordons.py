@@ -1,11 +1,12 @@
 """Which nodes are to be emptied, from an API server that answers as it is told."""
 
 import asyncio
+from collections.abc import Collection
 
 from motet.kube import ApiError, Unreachable
 from motet_operator.cluster.api import Refused
 from motet_operator.cluster.cordons import Cordons
-from motet_operator.cluster.denials import Denials
+from motet_operator.cluster.doubts import Denials
 from motet_operator.cluster.kinds import NODES, Kind, Object
 from tests.common.waiting import until
 from tests.operator.cluster.objects import made
@@ -14,6 +15,7 @@ from tests.operator.cluster.objects import made
 class ScriptedApi:
     def __init__(self) -> None:
         self.cordoned: list[str] | ApiError = []
+        self.taints: dict[str, list[str]] = {}
         self.asked: list[str] = []
 
     async def list(self, kind: Kind, *, fields: str) -> tuple[list[Object], int]:
@@ -21,18 +23,23 @@ class ScriptedApi:
         self.asked.append(fields)
         if isinstance(self.cordoned, ApiError):
             raise self.cordoned
+        field, _, name = fields.partition("=")
+        if field == "metadata.name":
+            taints = [{"key": key, "effect": "NoSchedule"} for key in self.taints.get(name, ())]
+            return [made(NODES, name, spec={"taints": taints} if taints else {})], 1
         return [made(NODES, name) for name in self.cordoned], 1
 
 
 class Bench:
-    def __init__(self, seconds: float = 10.0) -> None:
+    def __init__(self, seconds: float = 10.0, taints: Collection[str] = ()) -> None:
         self.api, self.denials = ScriptedApi(), Denials()
-        self.needed, self.changes = True, 0
+        self.hosts, self.changes = {"node-1", "node-2"}, 0
         self.cordons = Cordons(
             self.api,  # type: ignore[arg-type]
             self.denials,
             seconds=seconds,
-            needed=lambda: self.needed,
+            taints=taints,
+            hosts=lambda: self.hosts,
             changed=self._changed,
         )
 
@@ -86,7 +93,27 @@ async def test_without_runners_nobody_is_asked_and_no_node_is_remembered() -> No
     bench = Bench()
     bench.api.cordoned = ["node-2"]
     await bench.cordons.look()
-    bench.needed = False
+    bench.hosts = set()
     await bench.cordons.look()
     assert len(bench.api.asked) == 1
     assert bench.cordons.nodes == frozenset()
+
+
+async def test_a_node_that_an_autoscaler_has_tainted_is_to_be_emptied_as_a_cordoned_one_is() -> None:
+    bench = Bench(taints=["karpenter.sh/disrupted", "ToBeDeletedByClusterAutoscaler"])
+    bench.api.taints = {
+        "node-1": ["nvidia.com/gpu", "karpenter.sh/disrupted"],
+        "node-2": ["nvidia.com/gpu"],
+        "node-3": ["karpenter.sh/disrupted"],
+    }
+    await bench.cordons.look()
+    assert bench.cordons.nodes == {"node-1"}, "where no runner is nobody looks"
+    bench.api.cordoned = ["node-2", "node-4"]
+    bench.api.asked.clear()
+    await bench.cordons.look()
+    assert bench.cordons.nodes == {"node-1", "node-2", "node-4"}
+    assert bench.api.asked == ["spec.unschedulable=true", "metadata.name=node-1"]
+    bench.api.taints = {}
+    bench.api.cordoned = []
+    await bench.cordons.look()
+    assert (bench.cordons.nodes, bench.changes) == (frozenset(), 3)

@@ -1,13 +1,14 @@
 from collections.abc import Collection, Mapping
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
 from motet.model import ObjectName
 from motet_operator.cluster.cache import Cache
 from motet_operator.cluster.decide import GHOST, NO_OBSTACLES, Decider, Decision, SchedulersWord
+from motet_operator.cluster.doubts import Obstacle, Obstacles
 from motet_operator.cluster.kinds import ADAPTERS, BUDGETS, DEPLOYMENTS, POOLS, Kind, Object
-from motet_operator.cluster.obstacles import Obstacle, Obstacles
 from motet_operator.cluster.writes import (
     ChildWrite,
     DeleteDeployment,
@@ -15,13 +16,15 @@ from motet_operator.cluster.writes import (
     MarkWrite,
     ScaleWrite,
     StatusWrite,
-    Write,
 )
+from motet_operator.reconcile import Advice
 from motet_operator.sync import Condemned
 from tests.operator.cluster.objects import PLATFORM, adapter, deployment, namespace, pod, pool, snapshot
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 NOTHING_SAID = SchedulersWord()
+DRAINING = "motet.dev/draining-until"
+LEAVES = {"controller.kubernetes.io/pod-deletion-cost": "-1000"}
 
 
 def decided(
@@ -36,7 +39,7 @@ def decided(
     return decider.decide(snapshot(*objects), word, PLATFORM, now, cordoned, obstacles=obstacles)
 
 
-def of(decision: Decision, kind: type[Write]) -> list:
+def of(decision: Decision, kind: Any) -> list:
     return [write for write in decision.writes.values() if isinstance(write, kind)]
 
 
@@ -84,7 +87,7 @@ def test_what_is_written_is_not_written_again() -> None:
             "uid": "d",
             "resourceVersion": "2",
             "generation": 1,
-            "managedFields": [{"manager": "motet-scaler", "operation": "Apply"}],
+            "managedFields": [{"manager": each, "operation": "Apply"} for each in ("motet-operator", "motet-scaler")],
         },
         "spec": made.document["spec"] | {"replicas": 1},
     }
@@ -105,11 +108,65 @@ def test_what_cannot_be_read_is_refused_in_its_status_and_its_runners_stay() -> 
     assert [write for write in decision.writes.values() if not isinstance(write, StatusWrite)] == []
 
 
+def test_a_pool_with_a_variable_that_is_taken_no_more_serves_on_as_it_is() -> None:
+    """As an upgrade of the operator finds it."""
+    variables = [{"name": "LD_PRELOAD", "value": "a"}, {"name": "TZ", "value": "UTC"}, {"name": "PATH", "value": "b"}]
+    runner = pod("demo-1", "old")
+    decision = decided(pool(template={"env": variables}), runner, deployment("old", 1), adapter(), namespace("tenant"))
+    assert reason_of(decision, POOLS, "demo", "Accepted") == "Unreadable"
+    assert [write for write in decision.writes.values() if not isinstance(write, StatusWrite)] == []
+    assert [one.pool for one in decision.plan.catalog.pools] == [ObjectName("pools", "demo")]
+    assert "LD_PRELOAD" not in repr(decision.plan.catalog)
+
+
 def test_a_new_runner_set_grows_at_once() -> None:
     name = revision()
     decision = decided(pool(replicas=3), deployment(name, 1), pod("one", name))
     (scale,) = of(decision, ScaleWrite)
     assert scale.replicas == 3
+
+
+def test_a_deployment_of_somebody_else_is_none_of_ours_whatever_its_labels_say() -> None:
+    name = revision()
+    theirs = deployment("theirs", 5)
+    alike = deployment(name, 7)
+    alike["metadata"]["name"] = "alike"
+    for it in (theirs, alike):
+        it["metadata"]["managedFields"] = [{"manager": "kubectl", "operation": "Apply"}]
+    decision = decided(pool(), theirs, deployment(name, 1), alike, pod("one", name))
+    assert not of(decision, ScaleWrite | DeleteDeployment)
+    assert [each.document["metadata"]["name"] for each in children(decision, DEPLOYMENTS)] == [f"demo-{name}"]
+
+
+def test_a_pod_of_somebody_else_is_no_runner_whatever_its_labels_say() -> None:
+    name = revision()
+    bare = pod("bare", name, ownerReferences=[])
+    of_another = pod("another", name, ownerReferences=[{"kind": "ReplicaSet", "name": "web-6c5", "controller": True}])
+    old = pod("old", "r0", ownerReferences=[], deletionTimestamp="2026-01-01T12:00:30Z")
+    decision = decided(pool(), deployment(name, 1), pod("one", name), bare, of_another, old)
+    assert not of(decision, MarkWrite | DeletePod | ScaleWrite)
+    assert decision.drains == ()
+    assert status_of(decision, POOLS, "demo")["replicas"] == 1
+
+
+def test_a_pool_that_waits_for_its_turn_keeps_the_deployment_that_it_has_and_scales_it() -> None:
+    decider = Decider(["pools"], timedelta(seconds=5), rolling_pools=1)
+    rolling = [pool("first"), deployment("old", 1, "first"), pod("first-1", "old", "first")]
+    waiting = [pool("second", replicas=2), deployment("old", 1, "second"), pod("second-1", "old", "second")]
+    decision = decided(*rolling, *waiting, decider=decider)
+    assert [write.document["metadata"]["labels"]["motet.dev/pool"] for write in children(decision, DEPLOYMENTS)] == [
+        "first"
+    ]
+    (scale,) = of(decision, ScaleWrite)
+    assert (scale.object, scale.replicas) == (("pools", "second-old"), 2)
+    assert reason_of(decision, POOLS, "second", "Progressing") == "WaitingForTurn"
+    assert not of(decision, DeleteDeployment | MarkWrite | DeletePod)
+
+    # What keeps its own from being made is what it says first.
+    failure = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": "exceeded quota"}
+    waiting[1]["status"]["conditions"] = [failure]
+    hindered = decided(*rolling, *waiting, decider=Decider(["pools"], timedelta(seconds=5), rolling_pools=1))
+    assert reason_of(hindered, POOLS, "second", "Progressing") == "RunnersRefused"
 
 
 def test_one_that_shrinks_drains_first_then_marks_then_lowers_the_number() -> None:
@@ -120,29 +177,93 @@ def test_one_that_shrinks_drains_first_then_marks_then_lowers_the_number() -> No
     assert not of(first, ScaleWrite)
     (mark,) = of(first, MarkWrite)
     assert mark.object == ("pools", "two")
-    assert mark.annotations["controller.kubernetes.io/pod-deletion-cost"] == "-1000"
-    assert mark.annotations["motet.dev/draining-until"] == (NOW + timedelta(seconds=30)).isoformat()
+    assert mark.annotations == {DRAINING: (NOW + timedelta(seconds=30)).isoformat()}
+    assert first.drains == (), "nobody is told before it is written"
 
     pods[1]["metadata"]["annotations"] = dict(mark.annotations)
-    assert not of(decided(pool(replicas=1), deployment(name, 2), *pods), ScaleWrite)  # it still has requests
+    second = decided(pool(replicas=1), deployment(name, 2), *pods)
+    assert [drain.instance for drain in second.drains] == ["two"]
+    assert not of(second, ScaleWrite | MarkWrite)  # it still has requests
     drained = SchedulersWord(drained={"two"})
-    (scale,) = of(decided(pool(replicas=1), deployment(name, 2), *pods, word=drained), ScaleWrite)
+    third = decided(pool(replicas=1), deployment(name, 2), *pods, word=drained)
+    (mark,) = of(third, MarkWrite)
+    assert mark.annotations == pods[1]["metadata"]["annotations"] | LEAVES
+    assert not of(third, ScaleWrite), "the Deployment would not know which"
+    pods[1]["metadata"]["annotations"] = dict(mark.annotations)
+    last = decided(pool(replicas=1), deployment(name, 2), *pods, word=drained)
+    (scale,) = of(last, ScaleWrite)
     assert scale.replicas == 1
+    assert not of(last, MarkWrite)
+
+
+def test_one_that_serves_nobody_is_marked_and_goes_without_a_drain() -> None:
+    name = revision()
+    idle = pod("two", name, ready=False)
+    first = decided(pool(replicas=1), deployment(name, 2), pod("one", name), idle)
+    (mark,) = of(first, MarkWrite)
+    assert (mark.object, mark.annotations) == (("pools", "two"), LEAVES)
+    idle["metadata"]["annotations"] = dict(LEAVES)
+    assert of(decided(pool(replicas=1), deployment(name, 2), pod("one", name), idle), ScaleWrite)
+
+
+def test_a_pod_that_stays_keeps_no_mark() -> None:
+    name = revision()
+    for marks in ({DRAINING: "2026-01-01T12:00:30+00:00"}, LEAVES, LEAVES | {DRAINING: "2025-01-01T12:00:30+00:00"}):
+        back = pod("two", name, ready=False, annotations=marks | {"example.com/theirs": "stays"})
+        decision = decided(pool(replicas=2), deployment(name, 2), pod("one", name), back)
+        (mark,) = of(decision, MarkWrite)
+        assert (mark.object, mark.annotations) == (("pools", "two"), {})
+        assert decision.drains == ()
+        assert not of(decision, ScaleWrite)
+
+
+def test_a_cost_of_anothers_choice_is_left_alone() -> None:
+    name = revision()
+    theirs = pod("two", name, annotations={"controller.kubernetes.io/pod-deletion-cost": "7"})
+    assert not of(decided(pool(replicas=2), deployment(name, 2), pod("one", name), theirs), MarkWrite)
+
+
+def test_nothing_shrinks_while_a_pod_that_stays_is_marked() -> None:
+    name = revision()
+    leaving = pod("three", name, annotations=LEAVES | {DRAINING: NOW.isoformat()})
+    stays = pod("one", name, annotations=LEAVES)
+    found = (pool(replicas=2), deployment(name, 3), pod("two", name), leaving)
+    decision = decided(*found, stays)
+    assert not of(decision, ScaleWrite)
+    assert [(mark.object[1], mark.annotations) for mark in of(decision, MarkWrite)] == [("one", {})]
+    assert of(decided(*found, pod("one", name)), ScaleWrite)
+
+
+def test_a_pod_that_is_being_deleted_takes_no_work_from_then_on() -> None:
+    name = revision()
+    evicted = pod("two", name, deletionTimestamp="2026-01-01T12:00:50Z")
+    decision = decided(pool(replicas=2), deployment(name, 2), pod("one", name), evicted)
+    assert [(one.instance, one.deadline) for one in decision.drains] == [("two", NOW + timedelta(seconds=50))]
+    evicted["metadata"]["annotations"] = {DRAINING: (NOW + timedelta(seconds=5)).isoformat()}
+    decision = decided(pool(replicas=2), deployment(name, 2), pod("one", name), evicted)
+    assert [one.deadline for one in decision.drains] == [NOW + timedelta(seconds=5)]
+    evicted["status"]["phase"] = "Succeeded"
+    assert decided(pool(replicas=2), deployment(name, 2), pod("one", name), evicted).drains == ()
 
 
 def test_one_that_should_have_gone_and_is_still_there_is_deleted_itself() -> None:
     name = revision()
-    annotations = {
-        "motet.dev/draining-until": NOW.isoformat(),
-        "controller.kubernetes.io/pod-deletion-cost": "-1000",
-    }
-    leaving = pod("two", name, annotations=annotations)
-    found = (pool(replicas=1), leaving, pod("one", name))
-    assert not of(decided(*found, deployment(name, 1, settled=False)), DeletePod)
-    # The number is right: another pod must have gone in its place.
-    only = (pool(replicas=1), leaving)
-    (gone,) = of(decided(*only, deployment(name, 1)), DeletePod)
+    leaving = pod("two", name, node="node-2", annotations=LEAVES | {DRAINING: NOW.isoformat()})
+    strategy = {"maxSurge": 1, "maxUnavailable": 1}
+    found = (pool(replicas=2, updateStrategy=strategy), leaving, pod("one", name), pod("three", "old"))
+    old = deployment("old", 1)
+    assert not of(decided(*found, old, deployment(name, 2, settled=False), cordoned={"node-2"}), DeletePod)
+    # The number is right: another is to take its place.
+    (gone,) = of(decided(*found, old, deployment(name, 2), cordoned={"node-2"}), DeletePod)
     assert (gone.uid, gone.version) == (leaving["metadata"]["uid"], 1)
+
+
+def test_one_that_was_to_go_stays_when_another_has_gone_in_its_place() -> None:
+    name = revision()
+    leaving = pod("two", name, annotations=LEAVES | {DRAINING: NOW.isoformat()})
+    decision = decided(pool(replicas=1), leaving, deployment(name, 1))
+    assert not of(decision, DeletePod | ScaleWrite)
+    assert [mark.annotations for mark in of(decision, MarkWrite)] == [{}]
 
 
 def test_a_runner_on_a_cordoned_node_gets_a_successor_beside_it_and_is_then_the_one_that_goes() -> None:
@@ -158,7 +279,7 @@ def test_a_runner_on_a_cordoned_node_gets_a_successor_beside_it_and_is_then_the_
     assert not of(moving, ScaleWrite)
     (mark,) = of(moving, MarkWrite)
     assert mark.object == ("pools", "here")
-    here["metadata"]["annotations"] = dict(mark.annotations)
+    here["metadata"]["annotations"] = dict(mark.annotations) | LEAVES
     (shrink,) = of(decided(*found, word=SchedulersWord(drained={"here"}), cordoned={"node-2"}), ScaleWrite)
     assert shrink.replicas == 1
 
@@ -292,12 +413,36 @@ def test_pods_that_cannot_be_made_are_told_and_the_runner_that_serves_still_does
     assert reason_of(decided(pool(replicas=2), stuck, pod("one", name)), POOLS, "demo") == "RunnersStarting"
 
 
+def ready_since_then(it: Object, reason: str) -> Object:
+    """As somebody who led before has left it."""
+    ready = {"type": "Ready", "status": "True", "reason": reason, "message": "", "lastTransitionTime": NOW.isoformat()}
+    return it | {"status": {"conditions": [ready]}}
+
+
 def test_a_new_leader_leaves_alone_what_the_scheduler_has_not_told_it_yet() -> None:
-    told = adapter() | {"status": {"conditions": [{"type": "Ready", "status": "True", "reason": "Serving"}]}}
+    told = ready_since_then(adapter(), "Serving")
     word = SchedulersWord(awaited=True)
     assert ADAPTERS not in [write.kind for write in of(decided(pool(), told, word=word), StatusWrite)]
     assert ADAPTERS in [write.kind for write in of(decided(pool(), told), StatusWrite)]
     assert ADAPTERS in [write.kind for write in of(decided(pool(), adapter(), word=word), StatusWrite)]
+
+
+def test_a_new_leader_leaves_a_pool_alone_of_whose_runners_the_scheduler_has_not_told_it_yet() -> None:
+    """It would say that nothing is loaded, and a moment later what is."""
+    name = revision()
+    told = ready_since_then(pool(), "AllRunnersReady")
+    runners = [deployment(name, 1), pod("one", name)]
+    advice = {ObjectName("pools", "demo"): Advice(replicas=1)}
+
+    def written(it: Object, word: SchedulersWord) -> bool:
+        return POOLS in [write.kind for write in of(decided(it, *runners, word=word), StatusWrite)]
+
+    assert not written(told, SchedulersWord(awaited=True))
+    assert not written(told, SchedulersWord(awaited=True, advice=advice))
+    assert not written(told, SchedulersWord(awaited=True, slots={"one": 16}))
+    assert written(told, SchedulersWord(awaited=True, advice=advice, slots={"one": 16}))
+    assert written(told, SchedulersWord())
+    assert written(pool(), SchedulersWord(awaited=True))
 
 
 def test_that_a_new_object_is_new_is_no_event_and_that_it_fails_is() -> None:

@@ -1,14 +1,15 @@
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 from motet.errors import SetupError
 from motet.model import ObjectName
-from motet_operator.cluster.deployments import PlatformTemplate, deployment, read_template
+from motet_operator.cluster.deployments import PlatformTemplate, deployment, pod_digest, read_template
 from motet_operator.cluster.view import read_pool
 from motet_operator.cluster.writes import covers
 from motet_operator.reconcile import RunnerSet
-from motet_operator.reconcile.pools import template_of
+from motet_operator.reconcile.revisions import template_of
 from tests.operator.cluster.objects import PLATFORM, pool
 
 DEMO = ObjectName("pools", "demo")
@@ -42,7 +43,6 @@ def test_every_child_carries_the_labels_by_which_people_and_tools_find_it() -> N
         assert {name.partition("/")[2] for name in labels if name.startswith("app.kubernetes.io/")} == {
             "name",
             "instance",
-            "version",
             "component",
             "part-of",
             "managed-by",
@@ -103,18 +103,94 @@ def test_what_a_pool_may_choose_of_its_pods_is_in_them_and_the_platforms_choice_
     assert made(template={"serviceAccountName": "own"})["spec"]["template"]["spec"]["serviceAccountName"] == "own"
 
 
+def test_queues_and_schedulers_of_others_find_what_they_look_for_in_a_pools_pods() -> None:
+    require = "requiredDuringSchedulingIgnoredDuringExecution"
+    prefer = "preferredDuringSchedulingIgnoredDuringExecution"
+    here = {"labelSelector": {"matchLabels": {"app": "x"}}, "topologyKey": "kubernetes.io/hostname"}
+    affinity = {
+        "nodeAffinity": {
+            require: {"nodeSelectorTerms": [{"matchExpressions": [{"key": "gpu", "operator": "Exists"}]}]},
+            prefer: [
+                {
+                    "weight": 5,
+                    "preference": {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]},
+                }
+            ],
+        },
+        "podAffinity": {prefer: [{"weight": 1, "podAffinityTerm": here}]},
+        "podAntiAffinity": {require: [here]},
+    }
+    labels, annotations = {"kueue.x-k8s.io/queue-name": "team-a"}, {"example.com/cost": "42"}
+    choice = {"labels": labels, "annotations": annotations, "affinity": affinity, "schedulerName": "volcano"}
+    document = made(template=choice)
+    pod = document["spec"]["template"]
+    assert pod["spec"]["affinity"] == affinity
+    assert pod["spec"]["schedulerName"] == "volcano"
+    assert labels.items() <= pod["metadata"]["labels"].items()
+    assert labels.items() <= document["metadata"]["labels"].items()
+    assert pod["metadata"]["annotations"] == annotations | {"example.com/team": "platform"}
+    assert "motet.dev/drain-seconds" in document["metadata"]["annotations"]
+    assert labels.keys().isdisjoint(document["spec"]["selector"]["matchLabels"])
+
+
+def test_what_the_platform_says_of_pods_a_pool_does_not_unsay() -> None:
+    said = {"example.com/team": "another"}
+    assert made(template={"annotations": said})["spec"]["template"]["metadata"]["annotations"] == {
+        "example.com/team": "platform"
+    }
+
+
+def test_a_cache_of_models_is_a_claim_that_runners_write_and_are_told_of() -> None:
+    document = made(model={"uri": "hf://acme/base", "cache": {"claimName": "models"}})
+    volume = next(one for one in document["spec"]["template"]["spec"]["volumes"] if one["name"] == "models")
+    assert volume["persistentVolumeClaim"] == {"claimName": "models"}
+    (mount,) = [one for one in runner(document)["volumeMounts"] if one["name"] == "models"]
+    assert "readOnly" not in mount
+    assert {"name": "MOTET_RUNNER_MODEL_CACHE", "value": mount["mountPath"]} in runner(document)["env"]
+    assert not mount["mountPath"].startswith("/var/lib/motet/cache"), "what lies above a mount is its maker's, root's"
+
+
 def test_the_platforms_template_is_left_as_it_was() -> None:
     before = repr(PLATFORM.spec)
     made(adapterVolumes=[{"claimName": "tuned"}])
     assert repr(PLATFORM.spec) == before
 
 
-def test_another_platform_is_another_digest_and_another_order_is_not() -> None:
-    spec = {"containers": [{"name": "runner", "image": "one"}]}
-    one = PlatformTemplate({"metadata": {}, "spec": spec})
-    same = PlatformTemplate({"spec": {"containers": [{"image": "one", "name": "runner"}]}, "metadata": {}})
-    other = PlatformTemplate({"metadata": {}, "spec": {"containers": [{"name": "runner", "image": "two"}]}})
-    assert one.digest == same.digest != other.digest
+def platform(**container: object) -> PlatformTemplate:
+    return PlatformTemplate({"metadata": {}, "spec": {"containers": [{"name": "runner", "image": "one"} | container]}})
+
+
+def digest(of: PlatformTemplate = PLATFORM, **spec: object) -> str:
+    return pod_digest(read_pool(pool(**spec), prepared=lambda _: True), of)
+
+
+def test_what_makes_another_pod_is_another_digest() -> None:
+    other_order = PlatformTemplate({"spec": {"containers": [{"image": "one", "name": "runner"}]}, "metadata": {}})
+    assert digest(platform()) == digest(other_order)
+    changes: list[dict[str, object]] = [
+        {},
+        {"engine": {"maxLoraRank": 8}},
+        {"drainTimeoutSeconds": 7},
+        {"adapterVolumes": [{"claimName": "tuned"}]},
+        {"template": {"nodeSelector": {"gpu": "large"}}},
+    ]
+    found = [digest(platform(image=image), **change) for image in ("one", "two") for change in changes]
+    assert len(set(found)) == len(found)
+
+
+def test_what_makes_the_same_pod_is_the_same_digest() -> None:
+    sized = {"template": {"resources": {"limits": {"cpu": "4"}}}}
+    smaller, larger = (platform(resources={"requests": {"cpu": cpu}}) for cpu in ("1", "2"))
+    assert digest(smaller) != digest(larger)
+    assert digest(smaller, **sized) == digest(larger, **sized), "the pool's own size is what counts"
+    volumes = ({"claimName": "tuned"}, {"claimName": "tuned", "allowedNamespaces": {"from": "All"}})
+    assert len({digest(adapterVolumes=[one]) for one in volumes}) == 1, "who may read it is no matter of the pod"
+    assert digest(replicas=1) == digest(replicas=5, updateStrategy={"maxSurge": 2})
+
+
+def test_nothing_of_a_runner_tells_which_operator_made_it() -> None:
+    """Such as its version: then every operator would make every runner anew."""
+    assert version("motet") not in repr(made())
 
 
 @pytest.mark.parametrize("content", ["", "[1]", "spec: {}", "spec: {containers: [{name: other}]}", "a: b: c"])

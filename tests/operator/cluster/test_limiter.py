@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from motet.clock import FakeClock
-from motet_operator.cluster.limiter import Limiter
+from motet_operator.cluster.api import Limiter
 
 
 def test_a_burst_goes_at_once_and_the_rest_at_the_rate() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from motet_operator.cluster.pulse import ANSWERED_SECONDS, SILENT_SECONDS, STALLED_SECONDS, Pulse
+from motet_operator.cluster.operator import ANSWERED_SECONDS, SILENT_SECONDS, STALLED_SECONDS, Pulse
 
 WATCH = "/apis/motet.dev/v1alpha1/loraadapters"
 PODS = "/api/v1/namespaces/pools/pods"

@@ -1,7 +1,8 @@
 """What a list may change at once, and for what the API server is asked once more."""
 
 import asyncio
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -10,8 +11,19 @@ from prometheus_client import CollectorRegistry
 from motet.kube import Unreachable
 from motet_operator.cluster.api import Refused
 from motet_operator.cluster.cache import Cache
-from motet_operator.cluster.denials import Denials
-from motet_operator.cluster.kinds import ADAPTERS, BUDGETS, DEPLOYMENTS, PODS, POOLS, Kind, Object, key_of
+from motet_operator.cluster.doubts import Denials
+from motet_operator.cluster.kinds import (
+    ADAPTERS,
+    BUDGETS,
+    CHILDREN,
+    DEPLOYMENTS,
+    OURS,
+    PODS,
+    POOLS,
+    Kind,
+    Object,
+    key_of,
+)
 from motet_operator.cluster.resync import Resync
 from motet_operator.metrics import ClusterMetrics
 from tests.common.waiting import until
@@ -25,6 +37,8 @@ class TwoFacedServer:
         self.cached: dict[Kind, list[Object]] = {}
         self.stored: dict[Kind, list[Object]] = {}
         self.away = False
+        self.version, self.lag = 100, 0
+        """Of what is stored, and how far what is cached is behind."""
         self.asked: list[tuple[Kind, bool]] = []
         self.refuses: dict[tuple[Kind, str], int] = {}
         """Kinds and namespaces, by the status of the answer."""
@@ -36,7 +50,10 @@ class TwoFacedServer:
         if fresh and self.away:
             raise Unreachable("no quorum")
         found = (self.stored if fresh else self.cached).get(kind, [])
-        return [it for it in found if namespace in ("", key_of(it)[0])], 100
+        return [it for it in found if namespace in ("", key_of(it)[0])], self.version - (0 if fresh else self.lag)
+
+    async def newest(self, kind: Kind, namespace: str = "") -> int:
+        return (await self.list(kind, namespace, fresh=True))[1]
 
     def twice(self, kind: Kind) -> bool:
         """Whether the last round asked for what is stored."""
@@ -47,9 +64,11 @@ class TwoFacedServer:
 class Place:
     def __init__(self, server: TwoFacedServer, seconds: float = 300) -> None:
         self.cache = Cache()
-        self.metrics = ClusterMetrics(CollectorRegistry())
+        self.registry = CollectorRegistry()
+        self.metrics = ClusterMetrics(self.registry)
         self.denials = Denials()
         self.unwatchable: list[str] = []
+        self.watched_anew: list[Kind] = []
         self.resync = Resync(
             server,  # type: ignore[arg-type]
             self.cache,
@@ -59,17 +78,31 @@ class Place:
             seconds=seconds,
             time_scale=0.01,
             changed=lambda: None,
-            returned=lambda _: None,
+            watch_anew=self.watched_anew.append,
             unwatchable=self.unwatchable.append,
         )
+
+    def rewinds(self, kind: Kind) -> float:
+        return self.registry.get_sample_value("motet_store_rewinds_total", {"resource": kind.plural}) or 0.0
 
 
 def adapters(number: int) -> list[Object]:
     return [adapter(f"adapter-{each}") for each in range(number)]
 
 
-async def knows(server: TwoFacedServer, kind: Kind, objects: list[Object]) -> Place:
-    place = Place(server)
+@asynccontextmanager
+async def running(place: Place) -> AsyncIterator[None]:
+    task = asyncio.create_task(place.resync.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def knows(server: TwoFacedServer, kind: Kind, objects: list[Object], seconds: float = 300) -> Place:
+    place = Place(server, seconds)
     server.cached[kind] = server.stored[kind] = objects
     assert await place.resync.once()
     server.asked.clear()
@@ -161,6 +194,115 @@ async def test_budgets_that_may_not_be_seen_are_told_and_stop_nothing() -> None:
     assert place.resync.listed.is_set()
     assert place.resync.unseen == frozenset()
     assert place.denials.standing().places.keys() == {"pools"}
+
+
+OLD, NEW = adapter("one", version=50), adapter("one", version=90)
+
+
+async def test_a_store_that_has_gone_back_replaces_what_was_known() -> None:
+    server = TwoFacedServer()
+    place = await knows(server, ADAPTERS, [NEW, adapter("made-since", version=95)])
+    place.cache.remove(ADAPTERS, adapter("deleted-since", version=96))
+    server.cached[ADAPTERS] = server.stored[ADAPTERS] = [OLD, adapter("deleted-since", version=40)]
+    server.version = 60
+    assert await place.resync.once()
+    assert place.cache.snapshot()[ADAPTERS] == {key_of(it): it for it in server.stored[ADAPTERS]}
+    assert ADAPTERS in place.watched_anew
+    assert place.rewinds(ADAPTERS) == 1
+    place.watched_anew.clear()
+    assert await place.resync.once()
+    assert (place.watched_anew, place.rewinds(ADAPTERS)) == ([], 1)  # it was told of once
+    assert place.cache.put(ADAPTERS, adapter("one", version=61))
+
+
+async def test_a_store_that_has_passed_the_old_mark_again_is_found_out_by_what_it_holds() -> None:
+    server = TwoFacedServer()
+    place = await knows(server, ADAPTERS, [NEW])
+    server.cached[ADAPTERS] = server.stored[ADAPTERS] = [OLD]
+    server.version = 200
+    assert await place.resync.once()
+    assert place.cache.get(ADAPTERS, key_of(OLD)) == OLD
+    assert place.rewinds(ADAPTERS) == 1
+
+
+async def test_a_server_that_only_lags_is_not_taken_for_one_that_has_gone_back() -> None:
+    server = TwoFacedServer()
+    place = await knows(server, ADAPTERS, [NEW])
+    place.cache.put(ADAPTERS, adapter("one", version=120))
+    server.version, server.lag = 130, 20
+    server.cached[ADAPTERS], server.stored[ADAPTERS] = [NEW], [adapter("one", version=120)]
+    assert await place.resync.once()
+    assert server.twice(ADAPTERS)
+    assert place.cache.get(ADAPTERS, key_of(NEW)) == adapter("one", version=120)
+    assert place.rewinds(ADAPTERS) == 0
+
+
+async def test_namespaces_of_pools_go_back_one_by_one_and_none_is_forgotten() -> None:
+    server = TwoFacedServer()
+    here, there = (made(PODS, "one", namespace, version=90) for namespace in ("pools", "others"))
+    place = await knows(server, PODS, [here, there])
+    before = [made(PODS, "one", namespace, version=50) for namespace in ("pools", "others")]
+    server.cached[PODS] = server.stored[PODS] = before
+    server.version = 60
+    assert await place.resync.once()
+    assert place.cache.snapshot()[PODS] == {key_of(it): it for it in before}
+
+
+async def test_what_is_half_from_before_and_half_from_after_is_no_state_to_decide_by() -> None:
+    server = TwoFacedServer()
+    place = await knows(server, ADAPTERS, [NEW])
+    server.cached[ADAPTERS] = server.stored[ADAPTERS] = [OLD]
+    server.version = 60
+    assert place.resync.of_one_state
+    told: list[bool] = []
+    for each in place.resync._places:
+        await place.resync._list(*each)
+        told.append(place.resync.of_one_state)
+    assert told == [*[False] * (len(told) - 1), True]
+    assert await place.resync.once()
+    assert place.resync.of_one_state  # it was told of once
+
+
+async def test_a_watch_that_is_opened_anew_asks_whether_the_store_is_the_one_that_it_was() -> None:
+    server = TwoFacedServer()
+    place = await knows(server, ADAPTERS, [NEW], seconds=30_000)
+    everything = len(OURS) + 2 * len(CHILDREN)
+    async with running(place):
+        await until(lambda: len(server.asked) == everything)
+        server.cached[ADAPTERS] = server.stored[ADAPTERS] = [OLD]
+        place.resync.watch_opened(ADAPTERS.path(), since=100)
+        place.resync.watch_opened(PODS.path("pools"), since=90)
+        await until(lambda: len(server.asked) == everything + 2)
+        assert server.asked[-2:] == [(ADAPTERS, True), (PODS, True)]  # it is the same: nothing more
+        server.version = 60
+        place.resync.watch_opened(PODS.path("pools"), since=100)
+        await until(lambda: place.cache.get(ADAPTERS, key_of(OLD)) == OLD)
+
+
+async def test_a_question_about_the_store_that_has_no_answer_is_asked_until_it_has() -> None:
+    server = TwoFacedServer()
+    place = await knows(server, ADAPTERS, [NEW], seconds=30_000)
+    everything = len(OURS) + 2 * len(CHILDREN)
+    async with running(place):
+        await until(lambda: len(server.asked) == everything)
+        server.refuses[PODS, "pools"] = 500
+        place.resync.watch_opened(PODS.path("pools"), since=100)
+        await until(lambda: len(server.asked) > everything + 1)
+        server.cached[ADAPTERS] = server.stored[ADAPTERS] = [OLD]
+        server.version = 60
+        place.resync.watch_opened(PODS.path("pools"), since=100)
+        await until(lambda: place.cache.get(ADAPTERS, key_of(OLD)) == OLD)
+
+
+async def test_a_watch_that_goes_on_from_what_the_store_has_not_reached_again_is_opened_anew() -> None:
+    """Bookmarks carry it far ahead of every object that was seen."""
+    server = TwoFacedServer()
+    place = await knows(server, ADAPTERS, [NEW], seconds=30_000)
+    async with running(place):
+        server.version = 150
+        place.resync.watch_opened(ADAPTERS.path(), since=200)
+        await until(lambda: ADAPTERS in place.watched_anew)
+    assert place.cache.get(ADAPTERS, key_of(NEW)) == NEW
 
 
 @pytest.mark.parametrize("kind", [ADAPTERS, POOLS])

@@ -28,10 +28,19 @@ def test_each_version_is_read_once() -> None:
         return object()
 
     reader = Reader(ADAPTERS, read)
-    first = reader({("tenant", "legal"): adapter(version=1)})
-    assert reader({("tenant", "legal"): adapter(version=1)}) == first
+    it = adapter(version=1)
+    first = reader({("tenant", "legal"): it})
+    assert reader({("tenant", "legal"): it}) == first
     assert reader({("tenant", "legal"): adapter(version=2)}) != first
     assert len(reads) == 2
+
+
+def test_a_version_that_a_store_gives_again_after_it_has_gone_back_is_another() -> None:
+    reader = Reader(ADAPTERS, read_adapter)
+    for suspend in (False, True):
+        found = reader({("tenant", "legal"): adapter(version=7, suspend=suspend)})["tenant", "legal"]
+        assert isinstance(found, AdapterObject)
+        assert found.resource.spec.suspend is suspend
 
 
 def test_what_was_read_stays_the_same_object_until_it_says_something_else() -> None:

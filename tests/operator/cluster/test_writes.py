@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+from motet_operator.cluster.api import Refused
 from motet_operator.cluster.cache import Cache
 from motet_operator.cluster.kinds import DEPLOYMENTS, PODS, Kind, Object
-from motet_operator.cluster.writes import ChildWrite, DeletePod
+from motet_operator.cluster.writes import ChildWrite, DeletePod, InTheWay, MarkWrite
 from tests.operator.cluster.objects import deployment, pod
 
 WANTED: Object = {
@@ -18,12 +19,16 @@ WANTED: Object = {
 }
 
 
+OURS = [{"manager": "motet-operator", "operation": "Apply"}]
+THEIRS = [{"manager": "kubectl", "operation": "Apply"}, {"manager": "motet-operator", "operation": "Update"}]
+
+
 class Server:
     """Keeps one Deployment."""
 
-    def __init__(self, *, prunes: bool = False) -> None:
+    def __init__(self, *, prunes: bool = False, managers: list[Object] = OURS) -> None:
         self.kept = copy.deepcopy(WANTED)
-        self.kept["metadata"] |= {"uid": "u", "resourceVersion": "1"}
+        self.kept["metadata"] |= {"uid": "u", "resourceVersion": "1", "managedFields": managers}
         self.kept["spec"] |= {"replicas": 1, "progressDeadlineSeconds": 600}
         self._prunes = prunes
         self.applied = 0
@@ -33,7 +38,12 @@ class Server:
         self.kept = self.kept | {"metadata": self.kept["metadata"] | newer | metadata}
         return self.kept
 
-    async def apply(self, kind: Kind, document: Object, *, manager: str) -> Object:
+    async def list(self, kind: Kind, namespace: str, *, fields: str, fresh: bool) -> tuple[list[Object], int]:
+        assert (kind, namespace, fields, fresh) == (DEPLOYMENTS, "pools", "metadata.name=demo-1", True)
+        return [self.kept], 1
+
+    async def apply(self, kind: Kind, document: Object, *, manager: str, force: bool) -> Object:
+        assert force
         self.applied += 1
         labels = {**self.kept["metadata"]["labels"], **document["metadata"]["labels"]}
         if self._prunes:
@@ -81,6 +91,32 @@ async def test_a_deployment_without_the_label_that_we_watch_by_gets_it_back_once
     assert cache.get(DEPLOYMENTS, ("pools", "demo-1")) is not None
 
 
+@pytest.mark.parametrize("seen", [False, True], ids=["without our label", "with our label"])
+async def test_what_somebody_else_has_made_is_left_alone(seen: bool) -> None:
+    server, cache = Server(managers=THEIRS), Cache()
+    if seen:
+        cache.put(DEPLOYMENTS, server.change(labels={"motet.dev/pool": "another"}))
+    with pytest.raises(InTheWay, match="Deployment demo-1"):
+        await applied(server, cache)
+    assert server.applied == 0
+
+
+async def test_what_is_made_at_this_very_moment_is_not_taken_by_force() -> None:
+    asked: list[tuple[bool, int]] = []
+
+    class Empty:
+        async def list(self, kind: Kind, namespace: str, *, fields: str, fresh: bool) -> tuple[list[Object], int]:
+            return [], 1
+
+        async def apply(self, kind: Kind, document: Object, *, manager: str, force: bool) -> Object:
+            asked.append((force, document["spec"]["replicas"]))
+            raise Refused("patch", kind, "pools", status=409, message='conflict with "kubectl"')
+
+    with pytest.raises(Refused):
+        await ChildWrite(DEPLOYMENTS, WANTED, {"replicas": 3}).carry_out(Empty(), Cache())  # type: ignore[arg-type]
+    assert asked == [(False, 3)]
+
+
 def test_one_that_is_on_its_way_out_is_left_alone() -> None:
     cache = Cache()
     cache.put(DEPLOYMENTS, deployment("1", 1) | {"metadata": WANTED["metadata"] | {"deletionTimestamp": "2026-01-01"}})
@@ -114,3 +150,33 @@ async def test_a_pod_is_deleted_only_as_it_was_when_that_was_decided() -> None:
     cache.put(PODS, newer)
     assert not write.needed(cache)
     assert not DeletePod(("pools", "one"), "another", 1, "it hangs").needed(cache), "it is well again, perhaps"
+
+
+def marked(**annotations: str) -> Object:
+    return pod("one", "1", annotations=annotations)
+
+
+def test_a_mark_is_needed_until_the_pod_says_exactly_that() -> None:
+    cache = Cache()
+    cache.put(PODS, marked(**{"motet.dev/draining-until": "then", "theirs": "x"}))
+
+    def needed(annotations: dict[str, str]) -> bool:
+        return MarkWrite(("pools", "one"), "pools/one", annotations).needed(cache)
+
+    assert needed({})
+    assert needed({"motet.dev/draining-until": "later"})
+    assert not needed({"motet.dev/draining-until": "then"})
+    assert not MarkWrite(("pools", "one"), "another", {}).needed(cache)
+
+
+async def test_a_mark_that_the_server_does_not_take_off_is_not_fought() -> None:
+    cache, stuck = Cache(), marked(**{"motet.dev/draining-until": "then"})
+    cache.put(PODS, stuck)
+
+    class Stubborn:
+        async def apply(self, kind: Kind, document: Object, *, manager: str) -> Object:
+            return stuck | {"metadata": stuck["metadata"] | {"resourceVersion": "2"}}
+
+    write = MarkWrite(("pools", "one"), "pools/one", {})
+    await write.carry_out(Stubborn(), cache)  # type: ignore[arg-type]
+    assert not write.needed(cache)

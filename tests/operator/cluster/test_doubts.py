@@ -5,8 +5,8 @@ from typing import Any
 
 from motet.model import ObjectName
 from motet_operator.cluster.decide import Decider, Decision, SchedulersWord
+from motet_operator.cluster.doubts import Obstacle, Obstacles
 from motet_operator.cluster.kinds import Object
-from motet_operator.cluster.obstacles import Obstacle, Obstacles
 from motet_operator.cluster.writes import MarkWrite, ScaleWrite, StatusWrite, Write
 from motet_operator.reconcile import Advice
 from motet_operator.sync import Condemned
@@ -111,6 +111,16 @@ def test_what_drains_already_goes_on_draining() -> None:
     leaving = pod("one", name, annotations={"motet.dev/draining-until": until.isoformat()})
     decision = Bench().decide(pool(replicas=0), deployment(name, 1), leaving, obstacles=IN_THE_DARK)
     assert [(drain.instance, drain.deadline) for drain in decision.plan.drains] == [("one", until)]
+    assert children(decision) == []
+
+
+def test_what_drains_is_not_taken_back_where_nobody_knows_whether_it_is_wanted() -> None:
+    name = revision(pool())
+    leaving = pod("one", name, annotations={"motet.dev/draining-until": (NOW + timedelta(seconds=30)).isoformat()})
+    found = (pool(replicas=1), deployment(name, 1), leaving)
+    assert Bench().decide(*found).drains == ()
+    decision = Bench().decide(*found, obstacles=IN_THE_DARK)
+    assert [drain.instance for drain in decision.drains] == ["one"]
     assert children(decision) == []
 
 

@@ -1,0 +1,232 @@
+"""What stands in the operator's way, what it cannot see, and what it cannot read; and what it does about it.
+
+What it may not do or see is remembered until it may (`Denials`). Each round takes what is known of that and of what it
+could read (`Doubts`): pools tell what hinders them, and what too little is known of stays as it is.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Self
+
+from motet.model import ObjectName
+from motet.resources.status import Condition
+from motet_operator.cluster.api import Refused
+from motet_operator.cluster.cache import Key, Snapshot
+from motet_operator.cluster.deployments import deployment_name
+from motet_operator.cluster.kinds import ADAPTERS, CHILDREN, POOLS, Kind, Object
+from motet_operator.cluster.view import Unreadable, pool_of
+from motet_operator.cluster.writes import InTheWay, WriteKey
+from motet_operator.reconcile import AdapterObject, Drain, Event, Plan, PoolObject, PoolStatus, View
+from motet_operator.reconcile.conditions import no, progress, settle
+
+ReadPools = Mapping[Key, PoolObject | Unreadable[PoolObject]]
+ReadAdapters = Mapping[Key, AdapterObject | Unreadable[AdapterObject]]
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """As a condition puts it."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Obstacles:
+    """All that are known of now."""
+
+    unseen: frozenset[str] = frozenset()
+    """Namespaces of pools in which we cannot see what runs: nothing may be concluded from what is not seen there."""
+
+    places: Mapping[str, Obstacle] = field(default_factory=dict)
+    """Namespaces in which we may not look at everything."""
+
+    writes: Mapping[WriteKey, Obstacle] = field(default_factory=dict)
+
+
+def permission(refused: Refused) -> Obstacle:
+    resource = f"{refused.kind.resource}/status" if refused.subresource else refused.kind.resource
+    where = f"in namespace {refused.namespace}" if refused.namespace else "in all namespaces"
+    return Obstacle(
+        "PermissionDenied",
+        f"the operator may not {refused.verb} {resource} {where}; grant its ServiceAccount that verb",
+    )
+
+
+def refusal(refused: Refused) -> Obstacle:
+    """In the server's words: they are those of a quota, of a policy, of a schema, and name what to change."""
+    return Obstacle("RunnersRefused", f"the API server refuses to {refused.verb} {refused.kind.resource}: {refused}")
+
+
+def foreign(found: InTheWay) -> Obstacle:
+    return Obstacle(
+        "NameTaken",
+        f"{found} of this namespace is not the operator's, and has the name that the pool's own should have; delete "
+        "it, or give the pool another name",
+    )
+
+
+class Denials:
+    def __init__(self) -> None:
+        self._lists: dict[tuple[Kind, str], Obstacle] = {}
+        self._writes: dict[WriteKey, Obstacle] = {}
+
+    def note(self, refused: Refused) -> None:
+        """A list that is forbidden, until `clear`."""
+        self._lists[refused.kind, refused.namespace] = permission(refused)
+
+    def clear(self, kind: Kind, namespace: str) -> None:
+        self._lists.pop((kind, namespace), None)
+
+    def hinder(self, key: WriteKey, obstacle: Obstacle) -> bool:
+        """A write that is not done, until `forget`. Whether that is news: one right may be missing for many."""
+        news = obstacle not in self._writes.values()
+        self._writes[key] = obstacle
+        return news
+
+    def forget(self, key: WriteKey) -> None:
+        self._writes.pop(key, None)
+
+    def standing(self, unseen: frozenset[str] = frozenset()) -> Obstacles:
+        places = {namespace: why for (kind, namespace), why in self._lists.items() if kind in CHILDREN}
+        return Obstacles(unseen=unseen, places=places, writes=dict(self._writes))
+
+    def __len__(self) -> int:
+        return len(self._lists) + len(self._writes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doubts:
+    """Of one round."""
+
+    obstacles: Obstacles
+
+    hidden: frozenset[ObjectName]
+    """Groups with pools there: that no runner of theirs is seen does not mean that there is none."""
+
+    dim: frozenset[ObjectName]
+    """Pools that cannot be read, or in part only."""
+
+    unsure: frozenset[ObjectName]
+    """Adapters that we would accept, and perhaps only because of what we cannot read. What was accepted before we came
+    stays so."""
+
+    @classmethod
+    def about(
+        cls, obstacles: Obstacles, view: View, pools: ReadPools, adapters: ReadAdapters, snapshot: Snapshot
+    ) -> Self:
+        dim = {
+            ObjectName(*key): one.instead
+            for key, one in pools.items()
+            if isinstance(one, Unreadable) and (one.in_part or one.instead is None)
+        }
+        groups = {pool.resource.group for pool in dim.values() if pool is not None}
+        parts = {key for key, one in adapters.items() if isinstance(one, Unreadable) and one.in_part}
+        unsure = {
+            name
+            for each in (view.adapters if groups or parts else ())
+            for name in (each.resource.object_name,)
+            for key in ((name.namespace, name.name),)
+            if (each.resource.group in groups or key in parts) and not _was_accepted(snapshot[ADAPTERS][key])
+        }
+        places = ((pool.resource.metadata.namespace, pool.resource.group) for pool in view.pools)
+        return cls(
+            obstacles=obstacles,
+            hidden=frozenset(group for namespace, group in places if namespace in obstacles.unseen),
+            dim=frozenset(dim),
+            unsure=frozenset(unsure),
+        )
+
+    def leaves_alone(self, pool: ObjectName) -> bool:
+        return pool.namespace in self.obstacles.unseen or pool in self.dim
+
+    def unseen_because(self, pool: ObjectName) -> Obstacle | None:
+        """For a pool that can be read, and of which nobody can see what it has."""
+        return self.obstacles.places.get(pool.namespace) if pool not in self.dim else None
+
+    def applied_to(self, plan: Plan, view: View, snapshot: Snapshot) -> Plan:
+        """The plan in which pools say what hinders them, and without what would change runners to be left alone."""
+        return self._restrained(_told(plan, view, _hindered(plan, view, snapshot, self.obstacles)), view)
+
+    def _restrained(self, plan: Plan, view: View) -> Plan:
+        """One that drains already goes on draining, even
+        where it seems to be wanted again."""
+        if not (self.obstacles.unseen or self.dim or self.unsure):
+            return plan
+        pools = {one.name: one.pool for one in view.instances}
+        begun = (
+            Drain(instance=one.name, pool=one.pool, revision=one.revision, deadline=one.draining_until, begun=True)
+            for one in view.instances
+            if one.draining_until is not None and self.leaves_alone(one.pool)
+        )
+        return replace(
+            plan,
+            runner_sets=tuple(each for each in plan.runner_sets if not self.leaves_alone(each.pool)),
+            drains=(*(each for each in plan.drains if not self.leaves_alone(each.pool)), *begun),
+            replacements=tuple(each for each in plan.replacements if not self.leaves_alone(pools[each.instance])),
+            catalog=replace(
+                plan.catalog,
+                adapters=tuple(each for each in plan.catalog.adapters if each.name not in self.unsure),
+            ),
+        )
+
+
+def _hindered(plan: Plan, view: View, snapshot: Snapshot, obstacles: Obstacles) -> dict[ObjectName, Obstacle]:
+    """One for each pool that has any: where we may not look before what we may not write, and both before what only
+    keeps its pods from being made."""
+    found: dict[ObjectName, Obstacle] = {}
+    revisions = {status.name: status.aim for status in plan.pools}
+    for each in view.runner_sets:
+        if each.trouble and revisions.get(each.pool) == each.revision:
+            found[each.pool] = Obstacle("RunnersRefused", each.trouble)
+    # What is not there yet has its name, and no label.
+    named: dict[Key, ObjectName] = {(pool.namespace, pool.name): pool for pool in revisions}
+    named |= {(each.pool.namespace, deployment_name(each)): each.pool for each in plan.runner_sets}
+    for key, obstacle in sorted(obstacles.writes.items(), key=lambda one: str(one[0]), reverse=True):
+        if key.kind in CHILDREN:
+            it = snapshot[key.kind].get(key.object)
+            owner = pool_of(it) if it is not None else named.get(key.object)
+            if owner is not None:
+                found[owner] = obstacle
+    found |= {pool: place for pool in revisions if (place := obstacles.places.get(pool.namespace)) is not None}
+    return found
+
+
+def _told(plan: Plan, view: View, found: Mapping[ObjectName, Obstacle]) -> Plan:
+    """The plan, in which pools say what stands in their way, each once by an event."""
+    if not found:
+        return plan
+    before = {pool.resource.object_name: pool.conditions for pool in view.pools}
+    pools = tuple(
+        _overruled(status, found[status.name], before[status.name], view.now) if status.name in found else status
+        for status in plan.pools
+    )
+    events = [event for event in plan.events if event.kind != POOLS.name or event.name not in found]
+    events += [
+        Event(kind=POOLS.name, name=name, type="Warning", reason=obstacle.reason, message=obstacle.message)
+        for name, obstacle in found.items()
+        if name in before and not _said(before[name], obstacle.reason)
+    ]
+    return replace(plan, pools=pools, events=tuple(events))
+
+
+def _said(conditions: Iterable[Condition], reason: str) -> bool:
+    return any(one.type == "Stalled" and one.reason == reason for one in conditions)
+
+
+def _overruled(status: PoolStatus, why: Obstacle, before: Iterable[Condition], now: datetime) -> PoolStatus:
+    """What holds all the same, as that runners serve, stays as it is."""
+    problem = no("Progressing", why.reason, why.message)
+    others = [
+        no(one.type, why.reason, why.message) if one.type in ("Available", "Ready") and not one.holds else one
+        for one in status.conditions
+        if one.type not in ("Progressing", "Reconciling", "Stalled")
+    ]
+    found = (*others, problem, *progress(stalled=problem))
+    return replace(status, conditions=settle(found, before, now=now, generation=status.observed_generation))
+
+
+def _was_accepted(adapter: Object) -> bool:
+    """Only an adapter that is accepted is told what it is served with, and it keeps that while it is unreadable."""
+    return bool((adapter.get("status") or {}).get("baseModel"))

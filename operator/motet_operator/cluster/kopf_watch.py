@@ -1,0 +1,352 @@
+"""kopf as a `Watch`, and as nothing else: it lists, watches and comes back; it writes nothing.
+
+There are two engines: our own kinds everywhere, and what we make where pools live. Each has a thread and an event loop
+of its own. kopf ends in ordinary weather, at any error that a watch says; so an engine that ends is started again here,
+and nothing else notices. Its tasks are ended here, too: kopf's own way takes five seconds or more, and for ever where a
+watch was just asking again: it takes its cancellation for a pause, and waits for a login that nobody makes any more.
+"""
+
+import asyncio
+import logging
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import aiohttp
+import kopf
+import structlog
+
+from motet.kube import FORBIDDEN, NOT_FOUND, Credentials, authorization, ssl_context
+from motet.resources import GROUP
+from motet.tasks import together
+from motet_operator.cluster.kinds import CHILDREN, OURS, Kind, Object
+from motet_operator.cluster.watch import Listener
+
+log = structlog.get_logger(__name__)
+
+logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)  # that it handles no signals is on purpose
+
+SERVER_SECONDS = 290.0
+CLIENT_SECONDS = 300.0
+INACTIVE_SECONDS = 70.0
+"""Bookmarks come every minute: a watch that says nothing for longer is dead, whatever its connection looks like."""
+
+TOKEN_SECONDS = 600.0
+"""After so long kopf logs in again: a projected token lives an hour or more."""
+
+FIRST_RESTART_SECONDS = 0.5
+LAST_RESTART_SECONDS = 5.0
+MOST_IN_A_SLICE = 200
+
+STOP_SECONDS = 0.5
+"""Nothing of kopf is worth waiting for when the process ends."""
+
+CANCEL_SECONDS = 0.05
+"""A task of kopf that does not end when it is cancelled is cancelled again after so long."""
+
+ABANDON_SECONDS = 5.0
+"""What has not ended by then is left to itself, and has nobody to talk to."""
+
+
+class KopfWatch:
+    def __init__(
+        self,
+        credentials: Credentials,
+        pool_namespaces: Sequence[str],
+        listener: Listener,
+        *,
+        time_scale: float = 1.0,
+    ) -> None:
+        self._heard = heard = Heard()
+        self._engines = [
+            Engine(
+                name,
+                kinds,
+                namespaces,
+                credentials=credentials,
+                heard=heard,
+                listener=listener,
+                time_scale=time_scale,
+            )
+            for name, kinds, namespaces in (("declared", OURS, ()), ("runners", CHILDREN, pool_namespaces))
+        ]
+
+    async def run(self) -> None:
+        await together(*(engine.run() for engine in self._engines))
+
+    def begin_again(self, kind: Kind) -> None:
+        for engine in self._engines:
+            engine.begin_again_if_it_watches(kind)
+
+    def ages(self) -> Mapping[str, float]:
+        return self._heard.ages()
+
+    def forget(self, path: str) -> None:
+        self._heard.forget(path)
+
+
+class Waits:
+    """Jittered waits without an end: kopf gives up when they are used up."""
+
+    def __init__(self, scale: float) -> None:
+        self._scale = scale
+
+    def __iter__(self) -> Iterator[float]:
+        wait = FIRST_RESTART_SECONDS
+        while True:
+            yield wait * random.uniform(0.5, 1.0) * self._scale  # noqa: S311
+            wait = min(LAST_RESTART_SECONDS, wait * 2)
+
+
+class Heard:
+    """When each watch last said anything. Written by the engines' threads, read by ours.
+
+    A watch that the server refuses, or whose kind is gone, cannot say anything: it is no watch that has died.
+    """
+
+    def __init__(self) -> None:
+        self._at: dict[str, float] = {}
+
+    def note(self, path: str) -> None:
+        self._at[path] = time.monotonic()
+
+    def forget(self, path: str) -> None:
+        self._at.pop(path, None)
+
+    def ages(self) -> dict[str, float]:
+        """Seconds, by the path that is watched."""
+        now = time.monotonic()
+        return {path: now - at for path, at in self._at.copy().items()}
+
+
+class Engine:
+    """One kopf engine: some kinds, everywhere or in some namespaces."""
+
+    def __init__(
+        self,
+        name: str,
+        kinds: Sequence[Kind],
+        namespaces: Sequence[str],
+        *,
+        credentials: Credentials,
+        heard: Heard,
+        listener: Listener,
+        time_scale: float = 1.0,
+    ) -> None:
+        self._name, self._kinds, self._namespaces = name, kinds, namespaces
+        self._credentials, self._heard, self._scale = credentials, heard, time_scale
+        self._listener = listener
+        self._arrived: deque[tuple[Kind, bool, Object]] = deque()
+        self._scheduled = threading.Event()
+        self._ours = asyncio.get_running_loop()
+        self._end_this_life: Callable[[], None] = lambda: None
+        self._logged_in = False
+        self._sessions: list[aiohttp.ClientSession] = []
+
+    def begin_again_if_it_watches(self, kind: Kind) -> None:
+        """kopf looks once for the kinds there are, and goes on from the last version that it saw: a kind that has come
+        since, or whose versions have gone back, is watched from the next start on."""
+        if kind in self._kinds:
+            self._end_this_life()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        stopping, done = threading.Event(), asyncio.Event()
+
+        def live() -> None:
+            try:
+                self._live(stopping)
+            finally:
+                self._tell(done.set)
+
+        thread = threading.Thread(target=live, name=f"watch {self._name}", daemon=True)
+        thread.start()
+        try:
+            await done.wait()
+            raise RuntimeError(f"the watch layer {self._name} has ended for good")
+        finally:
+            stopping.set()
+            self._end_this_life()
+            await asyncio.to_thread(thread.join, STOP_SECONDS)
+
+    # ---------------------------------------------------------------------------------------- in the engine's thread
+
+    def _live(self, stopping: threading.Event) -> None:
+        waits = iter(Waits(self._scale))
+        while not stopping.is_set():
+            began = time.monotonic()
+            try:
+                self._one_life(stopping)
+            except BaseException as error:  # whatever ended it, it starts again
+                log.warning("the watch layer ended and starts again", engine=self._name, error=f"{error!r:.500}")
+            if stopping.is_set():
+                return
+            if time.monotonic() - began > 60 * self._scale:
+                waits = iter(Waits(self._scale))
+            self._tell(lambda: self._listener.restarted(self._name))
+            stopping.wait(next(waits))
+
+    def _one_life(self, stopping: threading.Event) -> None:
+        loop = asyncio.new_event_loop()  # `asyncio.run` would wait for every task, however long it takes
+        loop.set_exception_handler(lambda *_: None)  # kopf has logged it, and one of all that failed is raised here
+        try:
+            loop.run_until_complete(self._engine(stopping))
+        finally:
+            loop.close()
+
+    async def _engine(self, stopping: threading.Event) -> None:
+        loop = asyncio.get_running_loop()
+        flag = asyncio.Event()
+
+        def end() -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(flag.set)
+
+        self._end_this_life, self._logged_in = end, False
+        if stopping.is_set():
+            return
+        try:
+            tasks = await kopf.spawn_tasks(
+                registry=self._registry(),
+                settings=self._settings(),
+                standalone=True,
+                clusterwide=not self._namespaces,
+                namespaces=self._namespaces,
+            )
+            ended = asyncio.create_task(flag.wait())
+            done, _ = await asyncio.wait([*tasks, ended], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            await self._end_everything()
+
+    async def _end_everything(self) -> None:
+        deadline = time.monotonic() + ABANDON_SECONDS
+        while left := asyncio.all_tasks() - {asyncio.current_task()}:
+            if time.monotonic() > deadline:
+                log.warning("parts of the watch layer do not end", engine=self._name, tasks=len(left))
+                break
+            for task in left:
+                task.cancel()
+            await asyncio.wait(left, timeout=CANCEL_SECONDS)
+        sessions, self._sessions = self._sessions, []
+        for session in sessions:
+            await session.close()
+
+    def _registry(self) -> kopf.OperatorRegistry:
+        registry = kopf.OperatorRegistry()
+        kopf.on.login(registry=registry)(self._login)
+        for kind in self._kinds:
+            kopf.on.event(kind.group, kind.version, kind.plural, registry=registry, id=kind.plural)(self._handler(kind))
+        return registry
+
+    def _handler(self, kind: Kind) -> Callable[..., Any]:
+        async def seen(event: Any, **_: object) -> None:
+            self._arrived.append((kind, event["type"] == "DELETED", event["object"]))
+            if not self._scheduled.is_set():
+                self._scheduled.set()
+                self._tell(self._hand_over)
+
+        return seen
+
+    async def _login(self, **_: object) -> kopf.AiohttpSession:
+        # The first time nobody has refused anything, and reading again so soon would keep everybody waiting.
+        refused, self._logged_in = self._logged_in, True
+        configuration = await asyncio.wrap_future(
+            asyncio.run_coroutine_threadsafe(self._credentials.configuration(refused=refused), self._ours)
+        )
+        session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, ssl=ssl_context(configuration)),
+            headers=authorization(configuration),
+            response_class=_listening(self._heard, self._tell_opened),
+        )
+        self._sessions.append(session)
+        return kopf.AiohttpSession(
+            server=configuration.host,
+            aiohttp_session=session,
+            expiration=datetime.now(UTC) + timedelta(seconds=TOKEN_SECONDS),
+        )
+
+    def _settings(self) -> kopf.OperatorSettings:
+        settings = kopf.OperatorSettings()
+        scale = self._scale
+        settings.networking.error_backoffs = Waits(scale)
+        settings.networking.connect_timeout = 5
+        settings.networking.request_timeout = 15
+        settings.watching.server_timeout = max(1, int(SERVER_SECONDS * scale))
+        settings.watching.client_timeout = max(2.0, CLIENT_SECONDS * scale)
+        settings.watching.inactivity_timeout = INACTIVE_SECONDS * scale
+        settings.watching.reconnect_backoff = scale
+        settings.watching.chunk_size = 500
+        for kind in CHILDREN:
+            settings.watching.label_selectors[kind.group, kind.version, kind.plural] = f"{GROUP}/pool"
+        settings.scanning.disabled = True
+        settings.posting.enabled = False
+        settings.persistence.finalizer = f"{GROUP}/finalizer"  # never used
+        settings.persistence.progress_storage = kopf.StatusProgressStorage(name="motet")  # never used
+        settings.queueing.worker_limit = None
+        settings.queueing.exit_timeout = 1.0
+        settings.process.ultimate_exiting_timeout = None  # it would kill the whole process
+        settings.execution.max_workers = 1
+        return settings
+
+    def _tell_opened(self, path: str, since: int) -> None:
+        self._tell(lambda: self._listener.opened(path, since))
+
+    def _tell(self, what: Callable[[], None]) -> None:
+        with suppress(RuntimeError):  # the process ends, and its loop has ended already
+            self._ours.call_soon_threadsafe(what)
+
+    # ------------------------------------------------------------------------------------------------ in our thread
+
+    def _hand_over(self) -> None:
+        self._scheduled.clear()
+        for _ in range(MOST_IN_A_SLICE):
+            try:
+                kind, gone, it = self._arrived.popleft()
+            except IndexError:
+                return
+            it.setdefault("apiVersion", kind.api_version)
+            it.setdefault("kind", kind.name)
+            (self._listener.deleted if gone else self._listener.seen)(kind, it)
+        self._scheduled.set()
+        self._ours.call_soon(self._hand_over)
+
+
+def _listening(heard: Heard, opened: Callable[[str, int], None]) -> type[aiohttp.ClientResponse]:
+    """Responses that note when a watch begins and says something, bookmarks included, or that it may not: kopf keeps
+    that to itself."""
+
+    class Listening(aiohttp.ClientResponse):
+        async def start(self, connection: Any) -> aiohttp.ClientResponse:
+            await super().start(connection)
+            path = self.url.path
+            if self.status in (FORBIDDEN, NOT_FOUND):
+                heard.forget(path)
+            elif self.status == 200 and self.url.query.get("watch") == "true":
+                heard.note(path)
+                opened(path, int(self.url.query.get("resourceVersion") or 0))
+                self.content = _Chunks(self.content, lambda: heard.note(path))  # type: ignore[assignment]
+            return self
+
+    return Listening
+
+
+class _Chunks:
+    """A response's content, read as before."""
+
+    def __init__(self, content: aiohttp.StreamReader, heard: Callable[[], None]) -> None:
+        self._content, self._heard = content, heard
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._content, name)
+
+    async def iter_chunked(self, size: int) -> Any:
+        async for chunk in self._content.iter_chunked(size):
+            self._heard()
+            yield chunk
