@@ -84,7 +84,11 @@ VARIANTS: dict[str, Object] = {
     },
     "with other people's operators": {
         "tls": {"source": "CertManager", "certManager": {"issuerRef": {"name": "private"}}},
-        "metrics": {"serviceMonitor": {"enabled": True, "labels": {"a": "b"}}, "podMonitor": {"enabled": True}},
+        "metrics": {
+            "names": 200,
+            "serviceMonitor": {"enabled": True, "labels": {"a": "b"}},
+            "podMonitor": {"enabled": True},
+        },
     },
 }
 """By what they are for."""

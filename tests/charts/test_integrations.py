@@ -1,5 +1,9 @@
 """What the chart makes for other people's operators, whose kinds no server of ours knows."""
 
+from base64 import b64decode
+
+from cryptography import x509
+
 from tests.charts.helm import COMPONENTS, NAMESPACE, Object, of_kind, pod_templates, render, title
 
 MONITORS: Object = {
@@ -56,6 +60,17 @@ def test_cert_manager_makes_every_secret_that_is_mounted() -> None:
         made[one["metadata"]["namespace"], spec["secretName"]] = spec["dnsNames"]
     wanted = {(NAMESPACE, f"motet-{name}-tls"): [f"{name}.motet.internal"] for name in COMPONENTS}
     assert made == wanted | {(where, "motet-runner-tls"): ["runner.motet.internal"] for where in ("a", "b")}
+
+
+def test_each_certificate_of_the_chart_carries_one_role() -> None:
+    """A server lets in by the names in a certificate: one more would be one more part that its holder can play."""
+    made = {}
+    for one in of_kind(render({"pools": {"namespaces": ["a"]}}), "Secret"):
+        if one["metadata"]["name"].endswith("-tls"):
+            certificate = x509.load_pem_x509_certificate(b64decode(one["data"]["tls.crt"]))
+            names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+            made[one["metadata"]["name"]] = [str(name.value) for name in names]
+    assert made == {f"motet-{name}-tls": [f"{name}.motet.internal"] for name in (*COMPONENTS, "runner")}
 
 
 def test_existing_secrets_are_left_to_whoever_made_them() -> None:

@@ -38,14 +38,12 @@ CAREFUL = (
     "--set=image.registry=registry.example",
     "--set=networkPolicy.clients[0].namespaceSelector.matchLabels.proxy=yes",
     "--set=networkPolicy.apiServer.to[0].ipBlock.cidr=172.20.0.1/32",
-    "--set=networkPolicy.metrics[0].namespaceSelector.matchLabels.team=prometheus",
 )
 """What removes the warnings of the defaults, each its own."""
 OF_THE_DEFAULTS = (
     "image.registry is empty",
     "everybody in reach of the gateway",
     "networkPolicy.apiServer.to names every address",
-    "networkPolicy.metrics lets every pod of the cluster",
 )
 
 
@@ -56,6 +54,14 @@ def test_they_warn_of_each_wide_default_until_it_is_set(option: str, sentence: s
 
 def test_they_have_nothing_to_warn_of_once_all_is_set() -> None:
     assert "WARNING" not in notes(*CAREFUL)
+
+
+def test_they_warn_of_names_in_figures_that_every_pod_may_read() -> None:
+    with_names = (*CAREFUL, "--set=metrics.names=200")
+    assert "WARNING: metrics.names is set" in notes(*with_names)
+    assert "(networkPolicy.enabled is false). Name your" in notes(*with_names, "--set=networkPolicy.enabled=false")
+    prometheus = "--set=networkPolicy.metrics[0].namespaceSelector.matchLabels.team=prometheus"
+    assert "WARNING" not in notes(*with_names, prometheus)
 
 
 def test_they_warn_of_what_is_switched_off() -> None:

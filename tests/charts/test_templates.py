@@ -421,17 +421,24 @@ def test_pods_are_spread_by_default() -> None:
 
 
 @every_variant
-def test_what_the_operator_reads_restarts_it_when_it_changes(values: Object) -> None:
-    def annotation(values: Object) -> str:
-        (operator,) = [
-            one for one in of_kind(render(values), "Deployment") if one["metadata"]["name"].endswith("operator")
+def test_what_runners_have_in_common_never_changes_under_the_operator_that_reads_it(values: Object) -> None:
+    """Another content is another name, so that an upgrade that fails changes nothing for the operator of before."""
+
+    def read(values: Object) -> str:
+        objects = render(values)
+        (operator,) = [one for one in of_kind(objects, "Deployment") if one["metadata"]["name"].endswith("operator")]
+        (name,) = [
+            one["configMap"]["name"]
+            for one in operator["spec"]["template"]["spec"]["volumes"]
+            if one["name"] == "runner"
         ]
-        said: str = operator["spec"]["template"]["metadata"]["annotations"]["motet.dev/runner-template"]
-        return said
+        assert named(objects, "ConfigMap", name)["immutable"] is True
+        return str(name)
 
     runner = values.get("runner", {})
     changed = values | {"runner": runner | {"env": {"MOTET_RUNNER_OUTBOX_KIB": "7"}}}
-    assert annotation(values) == annotation(values | {"global": {}}) != annotation(changed)
+    other_operator = {"replicas": 3, "image": {"tag": "of-another-version"}}
+    assert read(values) == read(values | {"operator": values.get("operator", {}) | other_operator}) != read(changed)
 
 
 def test_what_runners_have_in_common_says_nothing_that_a_pool_says() -> None:
@@ -440,6 +447,7 @@ def test_what_runners_have_in_common_says_nothing_that_a_pool_says() -> None:
     (container,) = template["spec"]["containers"]
     assert container["name"] == "runner"
     pools = {"nodeSelector", "tolerations", "affinity", "topologySpreadConstraints", "priorityClassName"}
+    pools |= {"schedulerName"}
     pools |= {"runtimeClassName", "terminationGracePeriodSeconds"}
     assert not pools & template["spec"].keys()
     assert {"command", "args"}.isdisjoint(container)
@@ -465,14 +473,15 @@ def test_another_database_restarts_whoever_uses_it_and_nobody_else() -> None:
     assert [who for who in before if before[who] != after[who]] == [f"Deployment {NAMESPACE}/motet-predictor"]
 
 
-def test_by_default_policies_warn_and_refuse_nothing() -> None:
+def test_by_default_policies_warn_and_refuse_only_what_raises_rights() -> None:
     def actions(values: Object) -> list[list[str]]:
         return [one["spec"]["validationActions"] for one in of_kind(render(values), "ValidatingAdmissionPolicyBinding")]
 
-    assert actions({}) == [["Warn"], ["Warn"]]
-    assert actions({"admissionPolicies": {"warnings": {"enabled": False}}}) == []
+    assert actions({}) == [["Warn"], ["Warn"], ["Deny"]]
+    off = {"warnings": {"enabled": False}, "poolAccounts": {"enabled": False}}
+    assert actions({"admissionPolicies": off}) == []
     all_of_them = actions(VARIANTS["everything that can be asked for"])
-    assert sorted(all_of_them) == [["Deny"]] * 4 + [["Warn"]] * 2
+    assert sorted(all_of_them) == [["Deny"]] * 5 + [["Warn"]] * 2
 
 
 def test_a_policy_knows_the_rank_that_a_pool_takes_where_it_says_nothing() -> None:

@@ -97,6 +97,10 @@ def test_every_value_has_a_line_in_the_readme() -> None:
         ("database.url=mysql://x", "at '/database/url': 'mysql://x' does not match pattern"),
         ("motet-crds.keep=false", "at '': additional properties 'keep' not allowed"),
         (
+            "admissionPolicies.sourcePrefix.prefixes={pvc://adapters/{namespace\\}}",
+            "at '/admissionPolicies/sourcePrefix/prefixes/0': 'pvc://adapters/{namespace}' does not match pattern",
+        ),
+        (
             "tls.source=CertManager",
             "tls.certManager.issuerRef.name is empty: name the ClusterIssuer that signs, or leave tls.source at Chart",
         ),

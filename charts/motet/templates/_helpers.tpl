@@ -88,6 +88,7 @@ to it. Each name is written once, whoever sets it: the user's word for this comp
   "MOTET_DATA_DIR" "/var/lib/motet"
   "MOTET_LOG_LEVEL" .root.Values.logLevel
   "MOTET_METRICS_ADDRESS" "$(POD_IP):9090"
+  "MOTET_METRICS_NAMES" (toString .root.Values.metrics.names)
   "MOTET_TLS_DIR" (ternary "/etc/motet/tls" "" .root.Values.tls.enabled)
 -}}
 - name: POD_IP
