@@ -1,4 +1,5 @@
-"""`python -m motet_cli.demo_volume FOLDER`: the bundled model and its adapters, for a volume that a pool mounts.
+"""`python -m motet_cli.demo_volume FOLDER TENANT…`: the bundled model, and its adapters in a folder of each tenant, for
+a volume that a pool mounts.
 
 A Job of examples/cluster does this with the runner's image; locally it fills the folder that stands in for the claim.
 """
@@ -11,14 +12,14 @@ from pathlib import Path
 
 def main() -> None:
     match sys.argv[1:]:
-        case [folder]:
+        case [folder, *tenants] if tenants:
             target = Path(folder)
         case _:
-            sys.exit("usage: python -m motet_cli.demo_volume FOLDER")
+            sys.exit("usage: python -m motet_cli.demo_volume FOLDER TENANT…")
     try:
         with as_file(files("motet_cli") / "bundled") as bundled:
-            for name in ("model", "adapters"):
-                shutil.copytree(bundled / name, target / name, dirs_exist_ok=True, copy_function=shutil.copyfile)
+            for name, place in (("model", "model"), *(("adapters", f"adapters/{tenant}") for tenant in tenants)):
+                shutil.copytree(bundled / name, target / place, dirs_exist_ok=True, copy_function=shutil.copyfile)
     except OSError as error:
         sys.exit(f"cannot copy the bundled model to {target}: {error.strerror or error}")
 

@@ -27,6 +27,7 @@ from motet_operator.local.layout import Layout
 from motet_operator.local.lock import StackLock, is_held
 from motet_operator.local.parent import Parent, operator_spec, own_environment
 from motet_operator.local.teardown import take_down, what_runs
+from motet_operator.settings import Settings as OperatorSettings
 
 INTERRUPTED = 130
 
@@ -141,7 +142,8 @@ def _reachable(host: str) -> str:
 
 async def _in_front(layout: Layout, url: str, progress: Progress, wait_seconds: float, time_scale: float) -> int:
     with StackLock(layout.lock, url=url):
-        parent = Parent(layout, own_environment(), time_scale=time_scale)
+        silent_seconds = read(OperatorSettings).silent_seconds
+        parent = Parent(layout, own_environment(), silent_seconds=silent_seconds, time_scale=time_scale)
         running = asyncio.create_task(parent.run(), name="parent")
         watching = asyncio.create_task(_watch(layout, progress, wait_seconds), name="watch")
         await asyncio.wait({running, watching}, return_when=asyncio.FIRST_COMPLETED)

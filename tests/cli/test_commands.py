@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.stack.harness import MOTET, copy_of_bundled, write_adapter
+from tests.support.machine import lacking
 
 
 def motet(*arguments: str, env: dict[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
@@ -139,7 +140,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
         ["mount", "-t", "tmpfs", "-o", "size=32k", "tmpfs", str(disk)], capture_output=True, check=False
     )
     if mounted.returncode != 0:
-        pytest.skip("needs the right to mount a tiny file system")
+        lacking("the right to mount a tiny file system")
     yield disk
     subprocess.run(["umount", str(disk)], check=True)
 
