@@ -6,19 +6,23 @@ watched; a disturbed pair is thrown away and measured again. On a machine that n
 are kept, and the report says so.
 
 With `--json` the last line printed is one object: {"benchmark", "machine", "results": [{"name", "value", "unit",
-"target", "holds"}]}.
+"target", "holds"}]}; a result that was measured in pairs has "against" {"baseline", "ratio", "spread", "pairs",
+"discarded", "disturbed"} beside it.
+
+A benchmark ends with status 3 when a result misses its target, and with 77 when this machine lacks what it needs.
 """
 
 import argparse
 import json
 import platform
+import resource
 import statistics
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
 
@@ -26,16 +30,8 @@ QUIET_SHARE = 0.10
 """Of all cores' time, what others may take in a pair. A background daemon stays below; a build or a second benchmark
 does not."""
 
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """One figure. `target` says in words what was promised; `holds` is None where nothing was."""
-
-    name: str
-    value: float
-    unit: str
-    target: str = ""
-    holds: bool | None = None
+MISSED, SKIPPED = 3, 77
+"""Exit statuses: a traceback ends with 1, and 77 is what automake says."""
 
 
 @dataclass(slots=True)
@@ -47,7 +43,8 @@ class Foreign:
 
 @contextmanager
 def watching(own: Iterable[psutil.Process] = ()) -> Iterator[Foreign]:
-    """Fills in the share when the block ends. `own` are processes that belong to the measurement beside this one."""
+    """Fills in the share when the block ends. `own` are processes that belong to the measurement beside this one, and
+    so does every child that ends within the block and is waited for."""
     processes = [psutil.Process(), *own]
     foreign = Foreign()
     busy, ours, began = _busy_seconds(), _seconds_of(processes), time.perf_counter()
@@ -75,7 +72,8 @@ def _busy_seconds() -> float:
 
 
 def _seconds_of(processes: Sequence[psutil.Process]) -> float:
-    return sum(cpu_seconds(process) for process in processes if process.is_running())
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return ended.ru_utime + ended.ru_stime + sum(cpu_seconds(one) for one in processes if one.is_running())
 
 
 @dataclass(slots=True)
@@ -114,6 +112,40 @@ class Pairs:
         quiet = f"foreign CPU {max(self.foreign):.0%} at most, {self.discarded} pairs discarded"
         loud = " (never quiet: the least disturbed pairs)" if self.disturbed else ""
         return f"ratio {self.ratio:.3f} [{low:.3f} … {high:.3f}] over {len(self.a)} pairs, {quiet}{loud}"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One figure. `target` says in words what was promised; `holds` is None where nothing was. `baseline` names what
+    the other side of its pairs was."""
+
+    name: str
+    value: float
+    unit: str
+    target: str = ""
+    holds: bool | None = None
+    baseline: str = ""
+    pairs: Pairs | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        row = {
+            "name": self.name,
+            "value": self.value,
+            "unit": self.unit,
+            "target": self.target,
+            "holds": self.holds,
+        }
+        if self.pairs is None:
+            return row
+        against = {
+            "baseline": self.baseline,
+            "ratio": self.pairs.ratio,
+            "spread": self.pairs.spread,
+            "pairs": len(self.pairs.a),
+            "discarded": self.pairs.discarded,
+            "disturbed": self.pairs.disturbed,
+        }
+        return row | {"against": against}
 
 
 Measure = Callable[[], Awaitable[float]]
@@ -184,13 +216,20 @@ def _processor() -> str:
 
 
 def report(benchmark: str, results: Sequence[Result], *, as_json: bool) -> None:
-    """Say the results: as a table for people, and as JSON in the last line when asked."""
+    """Say the results: as a table for people, and as JSON in the last line when asked. Ends the process when one of
+    them misses its target."""
     width = max(len(result.name) for result in results)
     for result in results:
         verdict = {True: "holds", False: "MISSED", None: ""}[result.holds]
         print(f"{result.name:<{width}}  {result.value:>12.4g} {result.unit:<8} {result.target:<24} {verdict}".rstrip())
     if as_json:
-        rows = [
-            {"name": r.name, "value": r.value, "unit": r.unit, "target": r.target, "holds": r.holds} for r in results
-        ]
+        rows = [result.as_json() for result in results]
         print(json.dumps({"benchmark": benchmark, "machine": machine(), "results": rows}))
+    if any(result.holds is False for result in results):
+        sys.exit(MISSED)
+
+
+def skip(why: str) -> NoReturn:
+    """This machine lacks what the benchmark needs."""
+    print(f"skipped: {why}")
+    sys.exit(SKIPPED)

@@ -1,28 +1,32 @@
 """Tokens a second over one Runner.Generate stream: engine child → pipe → service → gRPC → a gateway's reader.
 
-The engine costs nothing here: each step gives every sequence one token. All three processes are real ones.
+The engine costs nothing here: each step gives every sequence one token. All three processes are real ones. The
+baseline is a bare gRPC stream: a server in a process of its own sends the same message again and again, and the same
+reader counts what comes. They alternate.
 
-    python benchmarks/runner_stream.py [--sequences 32] [--seconds 5] [--json]
+    python -m benchmarks.runner_stream [--sequences 32] [--seconds 2] [--pairs 4] [--json]
 """
 
 import argparse
 import asyncio
 import json
 import logging
-import os
-import platform
 import sys
 import tempfile
 import time
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
 
+import grpc
+import psutil
 import structlog
 from prometheus_client import CollectorRegistry
 
+from benchmarks.harness import Result, alternate, arguments, percentile, report
 from motet.api.v1 import runner_pb2, runner_pb2_grpc
-from motet.rpc import open_channel
+from motet.rpc import is_healthy, open_channel, serving
 from motet.settings import Addresses, ProcessSettings
 from motet_runner import child
 from motet_runner.host import ChildHost
@@ -37,6 +41,8 @@ from motet_runner.interface import (
 from motet_runner.service import RunnerService
 from motet_runner.settings import Settings
 
+TARGET = 500_000
+WARM_UP_SECONDS = 0.5
 NOWHERE = "unix:/nonexistent"
 
 
@@ -80,99 +86,142 @@ class FreeEngine:
         )  # fmt: skip
 
 
-async def read(address: str, sequences: int, seconds: float) -> dict[str, float]:
-    """The gateway's side: count what comes."""
+class BareStream(runner_pb2_grpc.RunnerServicer):
+    """What gRPC alone does with such messages: one, made once, is sent again and again."""
+
+    async def Generate(  # noqa: N802 - gRPC's name
+        self,
+        request_iterator: AsyncIterator[runner_pb2.GenerateUp],
+        context: "grpc.aio.ServicerContext[object, object]",
+    ) -> None:
+        requests: list[str] = []
+        async for up in request_iterator:
+            if up.HasField("submit"):
+                requests.append(up.submit.request)
+            if up.HasField("submit") and up.submit.choices[0].choice == LAST:
+                break
+        sequences = [
+            runner_pb2.SequenceStep(request=request, epoch=1, index=1_000, tokens=[100_000]) for request in requests
+        ]
+        step = runner_pb2.GenerateDown(step=runner_pb2.Step(number=1, sequences=sequences))
+        while True:
+            await context.write(step)
+
+
+LAST = 1
+"""The choice that a reader names with its last request."""
+
+
+async def serve_bare(address: str) -> None:
+    async with serving(address, partial(runner_pb2_grpc.add_RunnerServicer_to_server, BareStream())):
+        await asyncio.Event().wait()
+
+
+async def read(address: str, sequences: int, seconds: float) -> float:
+    """The gateway's side: tokens a second."""
     async with open_channel(address) as channel:
         call = runner_pb2_grpc.RunnerStub(channel).Generate()
         try:
             await call.write(runner_pb2.GenerateUp(hello=runner_pb2.GenerateHello(gateway="bench")))
             for n in range(sequences):
                 submit = runner_pb2.Submit(
-                    request=f"request-{n:024d}", epoch=1, promise={"pages": 1}, prompt_ids=[1], choices=[{}],
-                    sampling={"max_tokens": 1 << 30},
+                    request=f"request-{n:024d}", epoch=1, promise={"pages": 1}, prompt_ids=[1],
+                    choices=[{"choice": LAST if n == sequences - 1 else 0}], sampling={"max_tokens": 1 << 30},
                 )  # fmt: skip
                 await call.write(runner_pb2.GenerateUp(submit=submit))
-            began, tokens, messages, steps = time.perf_counter(), 0, 0, 0
-            warm = False
+            began, tokens, warm = time.perf_counter(), 0, False
             async for down in call:
                 now = time.perf_counter()
-                if not warm and now - began > 1.0:
-                    began, tokens, messages, warm, steps = now, 0, 0, True, down.step.number
-                messages += 1
+                if not warm and now - began > WARM_UP_SECONDS:
+                    began, tokens, warm = now, 0, True
                 tokens += len(down.step.sequences)
                 if warm and now - began > seconds:
-                    took = now - began
-                    return {
-                        "tokens": tokens / took,
-                        "messages": messages / took,
-                        "steps": (down.step.number - steps) / took,
-                    }
+                    return tokens / (now - began)
         finally:
             call.cancel()
     raise RuntimeError("the stream ended early")
 
 
-async def measure(sequences: int, seconds: float) -> dict[str, float]:
+async def tokens_a_second(address: str, sequences: int, seconds: float) -> float:
+    """The reader has a process of its own: as a gateway would, and so that only the server's cost counts."""
+    reader = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "benchmarks.runner_stream", "--read", address, "--sequences", str(sequences),
+        "--seconds", str(seconds), stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    out, _ = await reader.communicate()
+    return float(json.loads(out))
+
+
+@asynccontextmanager
+async def bare_server(folder: Path) -> AsyncIterator[str]:
+    address = f"unix:{folder}/b.sock"
+    server = await asyncio.create_subprocess_exec(sys.executable, "-m", "benchmarks.runner_stream", "--bare", address)
+    try:
+        while not await is_healthy(address):  # noqa: ASYNC110 - it says so to nobody
+            await asyncio.sleep(0.05)
+        yield address
+    finally:
+        server.terminate()
+        await server.wait()
+
+
+@asynccontextmanager
+async def runner(folder: Path) -> AsyncIterator[str]:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
-    with tempfile.TemporaryDirectory(prefix="mt", dir="/tmp") as name:
-        folder = Path(name)
-        (folder / "config.json").write_text("{}")
-        (folder / "model.safetensors").write_bytes(b"")
-        listen = f"unix:{folder}/r.sock"
-        settings = Settings(model_uri=folder.as_uri(), listen=listen)
-        process = ProcessSettings(data_dir=folder, log_level="error")
-        addresses = Addresses(scheduler_address=NOWHERE, supervisor_address=NOWHERE)
-        host = ChildHost(
-            settings.engine_config(settings.model_folder()), process, (sys.executable, __file__, "--child")
-        )
-        service = RunnerService(settings, process, addresses, host, CollectorRegistry())
-        running = asyncio.create_task(service.run())
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"")
+    listen = f"unix:{folder}/r.sock"
+    settings = Settings(model_uri=folder.as_uri(), listen=listen)
+    process = ProcessSettings(data_dir=folder, log_level="error")
+    addresses = Addresses(scheduler_address=NOWHERE, supervisor_address=NOWHERE)
+    command = (sys.executable, "-m", "benchmarks.runner_stream", "--child")
+    host = ChildHost(settings.engine_config(settings.model_folder()), process, command)
+    service = RunnerService(settings, process, addresses, host, CollectorRegistry())
+    running = asyncio.create_task(service.run())
+    try:
         await service.ready.wait()
-        # The reader has a process of its own: as a gateway would, and so that only the runner's cost counts.
-        reader = await asyncio.create_subprocess_exec(
-            sys.executable, __file__, "--read", listen, "--sequences", str(sequences), "--seconds", str(seconds),
-            stdout=asyncio.subprocess.PIPE,
-        )  # fmt: skip
-        cpu, began = time.process_time(), time.perf_counter()
-        out, _ = await reader.communicate()
-        used = (time.process_time() - cpu) / (time.perf_counter() - began)
+        yield listen
+    finally:
         running.cancel()
         with suppress(asyncio.CancelledError):
             await running
-        figures: dict[str, float] = json.loads(out)
-        return figures | {"cpu": used}
+
+
+async def measure(sequences: int, seconds: float, pairs: int) -> list[Result]:
+    with tempfile.TemporaryDirectory(prefix="mt", dir="/tmp") as name:
+        folder = Path(name)
+        async with runner(folder) as ours, bare_server(folder) as bare:
+            own = psutil.Process().children(recursive=True)
+            both = await alternate(
+                partial(tokens_a_second, ours, sequences, seconds),
+                partial(tokens_a_second, bare, sequences, seconds),
+                pairs=pairs,
+                own=own,
+            )
+    print(f"{sequences} sequences, tokens a second of the runner against a bare gRPC stream: {both}")
+    figure = percentile(both.a, 0.5)
+    return [
+        Result(
+            f"tokens_per_second_{sequences}", figure, "tokens/s", f">= {TARGET}", figure >= TARGET,
+            "a bare gRPC stream", both,
+        )
+    ]  # fmt: skip
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--sequences", type=int, default=32)
-    parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--read", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.read:
-        print(json.dumps(asyncio.run(read(options.read, options.sequences, options.seconds))))
-        return
-    figures = asyncio.run(measure(options.sequences, options.seconds))
-    print(
-        f"{options.sequences} sequences: {figures['tokens']:,.0f} tokens/s in {figures['messages']:,.0f} messages/s "
-        f"of {figures['steps']:,.0f} steps/s; the service uses {figures['cpu']:.0%} of a core"
-    )
-    if options.json:
-        result: dict[str, Any] = {
-            "benchmark": "runner_stream",
-            "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-            "results": [
-                {
-                    "name": f"tokens_per_second_{options.sequences}",
-                    "value": round(figures["tokens"]),
-                    "unit": "tokens/s",
-                    "target": 500_000,
-                    "holds": figures["tokens"] >= 500_000,
-                }
-            ],
-        }
-        print(json.dumps(result))
+    parser.add_argument("--seconds", type=float, default=2.0, help="behind each figure")
+    parser.add_argument("--pairs", type=int, default=4, help="quiet pairs to find")
+    for part in ("--read", "--bare"):
+        parser.add_argument(part, metavar="ADDRESS", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.read:
+        print(json.dumps(asyncio.run(read(given.read, given.sequences, given.seconds))))
+    elif given.bare:
+        asyncio.run(serve_bare(given.bare))
+    else:
+        report("runner_stream", asyncio.run(measure(given.sequences, given.seconds, given.pairs)), as_json=given.json)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,25 @@
 """The harness says what it measured, and nothing that it did not."""
 
 import json
+import subprocess
+import sys
 import time
 
+import psutil
 import pytest
 
-from benchmarks.harness import Pairs, Result, alternate, percentile, report, watching
+from benchmarks import harness
+from benchmarks.harness import (
+    MISSED,
+    Foreign,
+    Pairs,
+    Result,
+    alternate,
+    cpu_seconds,
+    percentile,
+    report,
+    watching,
+)
 
 
 async def test_sides_alternate_so_that_a_slowing_machine_meets_both_alike() -> None:
@@ -38,12 +52,46 @@ async def test_a_machine_that_is_never_quiet_gives_its_least_disturbed_pairs() -
     assert "never quiet" in str(pairs)
 
 
-def test_our_own_work_is_not_foreign() -> None:
+SPIN = "import time\nwhile time.process_time() < 0.5: pass"
+
+
+def spin() -> None:
+    until = time.thread_time() + 0.5
+    while time.thread_time() < until:
+        pass
+
+
+def foreign_seconds(measured: Foreign, wall: float) -> float:
+    return measured.share * wall * (psutil.cpu_count() or 1)
+
+
+def test_our_own_work_is_not_foreign_and_anothers_is() -> None:
+    """Whatever else this machine does: of two looks at the same time the one that knows a process sees less by what it
+    used."""
+    began = time.perf_counter()
+    with psutil.Popen([sys.executable, "-c", "while True: pass"]) as other:
+        with watching() as as_foreign, watching([other]) as as_ours:
+            before = cpu_seconds(other)
+            spin()
+            used = cpu_seconds(other) - before
+        wall = time.perf_counter() - began
+        other.kill()
+    assert used > 0
+    seen = foreign_seconds(as_foreign, wall) - foreign_seconds(as_ours, wall)
+    assert seen == pytest.approx(used, rel=0.3, abs=0.05)
+
+
+def test_this_process_and_children_that_end_meanwhile_are_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine that does nothing else."""
+    busy = 0.0
+    monkeypatch.setattr(harness, "_busy_seconds", lambda: busy)
+    began = harness._seconds_of([psutil.Process()])
     with watching() as foreign:
-        until = time.process_time() + 0.2
-        while time.process_time() < until:
-            pass
-    assert 0 <= foreign.share <= 1
+        spin()
+        subprocess.run([sys.executable, "-c", SPIN], check=True)
+        busy = harness._seconds_of([psutil.Process()]) - began
+    assert busy > 0.9
+    assert foreign.share == pytest.approx(0, abs=0.02)
 
 
 def test_the_spread_of_ratios_is_shown() -> None:
@@ -53,11 +101,31 @@ def test_the_spread_of_ratios_is_shown() -> None:
 
 
 def test_the_last_line_is_one_json_object(capsys: pytest.CaptureFixture[str]) -> None:
-    report("demo", [Result("speed", 2.0, "µs", "≤ 3", True), Result("plain", 1.0, "s")], as_json=True)
+    pairs = Pairs([1, 2, 3], [1, 1, 1], [0.0] * 3, discarded=4, disturbed=True)
+    measured = Result("ratio", 2.0, "x", baseline="a plain loop", pairs=pairs)
+    report("demo", [Result("speed", 2.0, "µs", "≤ 3", True), Result("plain", 1.0, "s"), measured], as_json=True)
     lines = capsys.readouterr().out.splitlines()
     last = json.loads(lines[-1])
     assert last["benchmark"] == "demo"
     assert last["machine"]["cores"] > 0
     assert last["results"][0] == {"name": "speed", "value": 2.0, "unit": "µs", "target": "≤ 3", "holds": True}
     assert last["results"][1]["holds"] is None
+    assert last["results"][2]["against"] == {
+        "baseline": "a plain loop",
+        "ratio": 2.0,
+        "spread": [1.0, 3.0],
+        "pairs": 3,
+        "discarded": 4,
+        "disturbed": True,
+    }
     assert "holds" in lines[0]
+
+
+def test_a_missed_target_ends_with_a_status_of_its_own_after_all_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    results = [Result("slow", 5.0, "µs", "≤ 3", False), Result("fast", 2.0, "µs", "≤ 3", True)]
+    with pytest.raises(SystemExit) as ended:
+        report("demo", results, as_json=True)
+    assert ended.value.code == MISSED
+    said = capsys.readouterr().out.splitlines()
+    assert "MISSED" in said[0]
+    assert json.loads(said[-1])["results"][1]["holds"]

@@ -1,0 +1,36 @@
+"""Every benchmark, one after the other: `python -m benchmarks [arguments for each]`.
+
+What lacks hardware or a peer is skipped and says why. All are run whatever comes of one; the status is the worst.
+"""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.harness import MISSED, SKIPPED
+
+HERE = Path(__file__).parent
+NOT_ONE = {"__init__", "__main__", "harness"}
+OUTCOMES = {0: "holds", MISSED: "MISSED", SKIPPED: "skipped"}
+
+
+def run_all(commands: dict[str, Sequence[str]]) -> int:
+    """Runs each, by its name; gives 0, or 1 when one of them missed a target or failed."""
+    outcomes = {}
+    for name, command in commands.items():
+        print(f"== {name}", flush=True)
+        status = subprocess.run(command, check=False).returncode
+        outcomes[name] = OUTCOMES.get(status, f"FAILED with status {status}")
+    width = max(map(len, outcomes))
+    print("\n".join(["== all", *(f"{name:<{width}}  {outcome}" for name, outcome in outcomes.items())]))
+    return int(any(outcome not in (OUTCOMES[0], OUTCOMES[SKIPPED]) for outcome in outcomes.values()))
+
+
+def main() -> None:
+    names = sorted(path.stem for path in HERE.glob("*.py") if path.stem not in NOT_ONE)
+    sys.exit(run_all({name: [sys.executable, "-m", f"benchmarks.{name}", *sys.argv[1:]] for name in names}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""What add_lora costs, against a loop over adapters and against the base's own linear.
+
+The loop multiplies the rows of one adapter after the other, as one would write it first; the linear is what every row
+costs anyway. Each alternates with add_lora in this process, on one thread. Nothing here needs a GPU, or uses one.
+
+    python -m benchmarks.add_lora [--width 1024] [--rank 16] [--calls 20] [--pairs 10] [--json]
+"""
+
+import argparse
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from benchmarks.harness import Measure, Result, alternate, arguments, percentile, report
+from motet_kernels import RANKS, Segment, Weights, add_lora, group_of, lay_out
+
+TRAFFIC: dict[str, Callable[[int], list[int]]] = {
+    "distinct": lambda rows: list(range(rows)),
+    "zipf": lambda rows: [int(rows / (1 + row)) % rows for row in range(rows)],
+    "identical": lambda rows: [0] * rows,
+}
+ROWS = (1, 8, 32)
+
+
+@dataclass(frozen=True)
+class Sides:
+    """The same product by each way: what add_lora is measured against, and itself."""
+
+    ours: Callable[[], object]
+    loop: Callable[[], object]
+    linear: Callable[[], object]
+
+
+def sides(traffic: str, rows: int, width: int, rank: int) -> Sides:
+    generator = torch.Generator().manual_seed(0)
+    base = torch.randn(width, width, generator=generator)
+    x, y = torch.randn(rows, width, generator=generator), torch.zeros(rows, width)
+    owners = sorted(TRAFFIC[traffic](rows))
+    slots = {owner: slot for slot, owner in enumerate(dict.fromkeys(owners))}
+    group = group_of(rank)
+    weights = Weights(width, width, RANKS[group] * len(slots), torch.float32, "cpu")
+    matrices = []
+    for slot in slots.values():
+        a, b = torch.randn(rank, width, generator=generator), torch.randn(width, rank, generator=generator)
+        weights.write(group, slot, a, b)
+        matrices.append((a.t().contiguous(), b.t().contiguous()))
+    batch = lay_out([Segment(group, slots[owner], row, row + 1) for row, owner in enumerate(owners)])
+    spans = [(owners.index(owner), owners.index(owner) + owners.count(owner), slot) for owner, slot in slots.items()]
+
+    def loop() -> None:
+        for first, last, slot in spans:
+            a, b = matrices[slot]
+            y[first:last].addmm_(x[first:last] @ a, b)
+
+    return Sides(lambda: add_lora(y, x, weights, batch), loop, lambda: torch.nn.functional.linear(x, base))
+
+
+def microseconds(do: Callable[[], object], calls: int) -> Measure:
+    """The median of so many calls."""
+
+    async def measure() -> float:
+        taken = []
+        for _ in range(calls):
+            began = time.perf_counter()
+            do()
+            taken.append((time.perf_counter() - began) * 1e6)
+        return percentile(taken, 0.5)
+
+    return measure
+
+
+async def measure(given: argparse.Namespace) -> list[Result]:
+    results = []
+    for traffic in TRAFFIC:
+        for rows in ROWS:
+            by = sides(traffic, rows, given.width, given.rank)
+            ours = microseconds(by.ours, given.calls)
+            for warm in (by.ours, by.loop, by.linear):
+                await microseconds(warm, 5)()
+            loop = await alternate(microseconds(by.loop, given.calls), ours, pairs=given.pairs)
+            linear = await alternate(ours, microseconds(by.linear, given.calls), pairs=given.pairs)
+            name = f"{traffic}_{rows}_rows"
+            print(f"{name}: a loop over adapters against add_lora: {loop}")
+            print(f"{name}: add_lora against the base's linear: {linear}")
+            results += [
+                Result(f"{name}_us", percentile(linear.a, 0.5), "us"),
+                Result(f"{name}_loop", loop.ratio, "x", baseline="a loop over adapters", pairs=loop),
+                Result(f"{name}_linear", linear.ratio, "x", baseline="the base's linear", pairs=linear),
+            ]
+    return results
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--width", type=int, default=1024)
+    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--calls", type=int, default=20, help="behind each figure")
+    parser.add_argument("--pairs", type=int, default=10, help="quiet pairs to find")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    with torch.inference_mode():
+        results = asyncio.run(measure(given))
+    report("add_lora", results, as_json=given.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""`make bench`: every benchmark is run, and one that missed is not forgotten."""
+
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.__main__ import run_all
+from tests.repo.tree import ROOT
+
+SAYS = "from benchmarks.harness import Result, report, skip; "
+HOLDS = SAYS + "report('a', [Result('a', 1.0, 's', '<= 2', True)], as_json=False)"
+MISSES = SAYS + "report('a', [Result('a', 3.0, 's', '<= 2', False)], as_json=False)"
+SKIPS = SAYS + "skip('there is no GPU')"
+BREAKS = "raise RuntimeError"
+
+
+def outcome(capfd: pytest.CaptureFixture[str], **codes: str) -> tuple[int, list[str]]:
+    status = run_all({name: [sys.executable, "-c", code] for name, code in codes.items()})
+    said = capfd.readouterr().out.splitlines()
+    return status, said[said.index("== all") + 1 :]
+
+
+def test_all_are_run_though_one_misses_and_one_breaks(capfd: pytest.CaptureFixture[str]) -> None:
+    status, said = outcome(capfd, one=MISSES, two=BREAKS, three=SKIPS, four=HOLDS)
+    assert status == 1
+    assert [line.split(maxsplit=1)[1] for line in said] == ["MISSED", "FAILED with status 1", "skipped", "holds"]
+
+
+@pytest.mark.parametrize(("code", "status"), [(HOLDS, 0), (SKIPS, 0), (MISSES, 1), (BREAKS, 1)])
+def test_the_status_is_that_of_the_worst(capfd: pytest.CaptureFixture[str], code: str, status: int) -> None:
+    assert outcome(capfd, fine=HOLDS, this=code)[0] == status
+
+
+def test_what_is_skipped_says_why() -> None:
+    done = subprocess.run([sys.executable, "-c", SKIPS], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout == "skipped: there is no GPU\n"
+
+
+def test_every_benchmark_says_what_it_measures_and_takes_json() -> None:
+    for path in sorted((ROOT / "benchmarks").glob("*.py")):
+        if path.stem not in ("__init__", "__main__", "harness"):
+            command = [sys.executable, "-m", f"benchmarks.{path.stem}", "--help"]
+            assert "--json" in subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout

@@ -1,0 +1,30 @@
+"""The benchmarks come to their end: each once, as short as can be. What they find is not looked at."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.harness import MISSED
+from tests.repo.tree import ROOT
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("add_lora", "--calls=2 --width=64"),
+        ("gateway", "--requests=32"),
+        ("predictor", "--calls=3"),
+        ("runner_stream", "--seconds=0.1"),
+        ("scheduler", "--decisions=20 --scans=5"),
+    ],
+)
+def test_it_says_what_it_measured_and_against_what(name: str, how: str) -> None:
+    command = [sys.executable, "-m", f"benchmarks.{name}", "--json", "--pairs=1", *how.split()]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    assert done.returncode in (0, MISSED)
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert said["benchmark"] == name
+    assert (done.returncode == MISSED) == any(result["holds"] is False for result in said["results"])
+    assert any(result.get("against", {}).get("baseline") for result in said["results"])

@@ -1,0 +1,20 @@
+"""The scheduler's baseline is a fair one: it stops early, and yet passes nobody over."""
+
+from benchmarks.scheduler import POLICY, FairScan
+from motet_scheduler.policy.placement import Chosen, choose
+
+
+def test_where_the_scan_stops_nobody_waits_who_would_fit() -> None:
+    scan = FairScan(3)
+    for _ in range(30):
+        scan.decide()
+        scan._scan()
+        runners = scan._runners.values()
+        fits = [
+            request.id
+            for _, _, request in scan._waiting
+            if isinstance(choose(request, runners, POLICY, scan._now), Chosen)
+        ]
+        assert fits == []
+        assert sum(scan._needs.values()) == len(scan._waiting)
+        scan._fill()
