@@ -22,6 +22,7 @@ from hatchling.builders.wheel import WheelBuilder
 
 from tests.images.dockerfile import FOLDERS, read
 from tests.repo.tree import ROOT
+from tests.support.machine import lacking
 
 OUTSIDE = "/var/tmp"
 """Not in this checkout, and where a user that is not root can look; /tmp is another one inside."""
@@ -108,7 +109,7 @@ def build_wheel(folder: Path) -> Path:
 @contextlib.contextmanager
 def installation(deployable: str, wheel: Path) -> Iterator[Installed]:
     if os.getuid() != 0 or any(shutil.which(tool) is None for tool in ("unshare", "setpriv")):
-        pytest.skip("needs root, unshare and setpriv: it makes a file system that cannot be written")
+        lacking("root, unshare and setpriv: it makes a file system that cannot be written")
     file = read(FOLDERS[deployable])
     with _folder("image") as folder:
         venv.create(folder, symlinks=True)

@@ -18,7 +18,15 @@ class Authority:
         basic = x509.BasicConstraints(ca=True, path_length=None)
         self._certificate = self._sign(self._name, self._key.public_key(), DAY, (basic, True))
 
-    def issue(self, folder: Path, role: str, *, life: timedelta = DAY, for_clients: bool = True) -> Path:
+    def issue(
+        self,
+        folder: Path,
+        role: str,
+        *,
+        life: timedelta = DAY,
+        for_clients: bool = True,
+        others: tuple[str, ...] = (),
+    ) -> Path:
         """Write the three files into `folder`, over those of an earlier certificate."""
         folder.mkdir(parents=True, exist_ok=True)
         key = ec.generate_private_key(ec.SECP256R1())
@@ -27,7 +35,7 @@ class Authority:
             x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, role)]),
             key.public_key(),
             life,
-            (x509.SubjectAlternativeName([x509.DNSName(f"{role}.motet.internal")]), False),
+            (x509.SubjectAlternativeName([x509.DNSName(f"{one}.motet.internal") for one in (role, *others)]), False),
             (x509.ExtendedKeyUsage(uses), False),
         )
         pem = serialization.Encoding.PEM

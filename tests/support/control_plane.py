@@ -17,6 +17,9 @@ from motet.clock import every
 from motet.leadership import LocalLeadership
 from motet.rpc import Link, serving
 from motet_scheduler.catalog_file import CatalogFile
+from motet_scheduler.failures import Failures
+from motet_scheduler.front import Front
+from motet_scheduler.leading import lead
 from motet_scheduler.metrics import Metrics as SchedulerMetrics
 from motet_scheduler.policy.scheduler import Scheduler
 from motet_scheduler.service import SchedulerService
@@ -24,11 +27,12 @@ from motet_scheduler.settings import Settings as SchedulerSettings
 from motet_supervisor.metrics import Metrics as SupervisorMetrics
 from motet_supervisor.service import SupervisorService
 from motet_supervisor.settings import Settings as SupervisorSettings
+from tests.common.waiting import PATIENCE_S
 
 SCALE = 0.05
 
 
-async def until(condition: Callable[[], Any], *, seconds: float = 10.0, why: str = "") -> Any:
+async def until(condition: Callable[[], Any], *, seconds: float = PATIENCE_S, why: str = "") -> Any:
     """What `condition` gives, as soon as that is something."""
     try:
         async with asyncio.timeout(seconds):
@@ -90,23 +94,33 @@ class ControlPlane:
     async def _run_scheduler(self, up: asyncio.Event) -> None:
         with LocalLeadership(self.folder / "scheduler.term") as leadership:
             self.scheduler_metrics = CollectorRegistry()
-            service = SchedulerService(
-                self._scheduler_settings.policy(self._scale),
-                leadership=leadership,
-                metrics=SchedulerMetrics(self.scheduler_metrics),
-                supervisor_address=self.supervisor_address,
-                catalog_file=CatalogFile(self.folder / "catalog.json"),
-            )
-            self.scheduler_service = service
+            metrics = SchedulerMetrics(self.scheduler_metrics)
+            front = Front(lambda: "")
+
+            def begin(failures: Failures) -> SchedulerService:
+                self.scheduler_service = SchedulerService(
+                    self._scheduler_settings.policy(self._scale),
+                    leadership=leadership,
+                    metrics=metrics,
+                    supervisor_address=self.supervisor_address,
+                    catalog_file=CatalogFile(self.folder / "catalog.json"),
+                    known_failures=failures,
+                )
+                front.open(self.scheduler_service)
+                return self.scheduler_service
 
             def add(server: Any) -> None:
-                scheduler_pb2_grpc.add_SchedulerServicer_to_server(service, server)
+                scheduler_pb2_grpc.add_SchedulerServicer_to_server(front, server)
 
-            async with serving(self.scheduler_address, add, grace=0):
-                up.set()
-                async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(service.supervisor.run())
-                    tasks.create_task(every(0.02, service.tick, name="tick"))
+            leading = asyncio.create_task(lead(leadership, begin, tick_seconds=0.02, time_scale=self._scale))
+            await asyncio.sleep(0)  # there is a service from here on
+            try:
+                async with serving(self.scheduler_address, add, grace=0):
+                    up.set()
+                    await leading
+            finally:
+                leading.cancel()
+                await asyncio.gather(leading, return_exceptions=True)
 
     async def _run_supervisor(self, up: asyncio.Event) -> None:
         self.supervisor_metrics = CollectorRegistry()
@@ -130,11 +144,12 @@ class SmallOperator:
         self.term = 0
         self.received: list[scheduler_pb2.SyncDown] = []
         self._snapshot = scheduler_pb2.CatalogSnapshot()
+        self._drains: dict[str, scheduler_pb2.DrainRunner] = {}
         self.link: Link[scheduler_pb2.SyncUp, scheduler_pb2.SyncDown] = Link(
             "operator: scheduler",
             scheduler,
             lambda channel: scheduler_pb2_grpc.SchedulerStub(channel).Sync(),
-            greet=lambda: [scheduler_pb2.SyncUp(term=self.term, snapshot=self._snapshot)],
+            greet=lambda: [self._all_drains(), scheduler_pb2.SyncUp(term=self.term, snapshot=self._snapshot)],
             receive=self.received.append,
         )
 
@@ -151,8 +166,16 @@ class SmallOperator:
         self.link.send(scheduler_pb2.SyncUp(term=self.term, snapshot=self._snapshot))
 
     def drain(self, runner: common_pb2.RunnerIdentity, seconds: float = 5.0) -> None:
-        order = scheduler_pb2.DrainRunner(runner=runner, deadline_seconds=seconds)
-        self.link.send(scheduler_pb2.SyncUp(term=self.term, drain=order))
+        self._drains[runner.instance] = scheduler_pb2.DrainRunner(runner=runner, deadline_seconds=seconds)
+        self.link.send(self._all_drains())
+
+    def take_back(self, instance: str) -> None:
+        """Its drain."""
+        self._drains.pop(instance, None)
+        self.link.send(self._all_drains())
+
+    def _all_drains(self) -> scheduler_pb2.SyncUp:
+        return scheduler_pb2.SyncUp(term=self.term, drains=scheduler_pb2.Drains(runners=self._drains.values()))
 
     def of(self, kind: str) -> list[Any]:
         return [getattr(down, kind) for down in self.received if down.WhichOneof("message") == kind]

@@ -1,4 +1,7 @@
-"""A small engine without a model: pages, promises, overflow, parking and adapters as the real one has them.
+"""A small engine without a model: the real one's plan, and in place of its device a function that says the next token.
+
+What it takes in, promises, parks and gives back is decided by `motet_runner.plan`, as in the real engine; adapters have
+no bytes here, and their slots are a few lines. `tests/contract/test_engines.py` holds both engines to the same words.
 
 The next token is a function of (prompt, seed, index) alone, so that a request moved or parked goes on alike and a test
 can say beforehand what must come out.
@@ -8,31 +11,28 @@ import random
 import time
 import zlib
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from motet.errors import Declined, InvalidRequest
+from motet.errors import Declined, MotetError
 from motet.ledger import Ledger
-from motet.model import BASE, PAGE_TOKENS, Digest, RequestId, pages_for
+from motet.model import BASE, PAGE_TOKENS, Digest, RequestId
+from motet_runner.adapters.layout import Layout
 from motet_runner.interface import (
     AdapterEntry,
     AdapterEvicted,
     AdapterLoaded,
-    BookEntry,
     EngineInfo,
     EngineReport,
     Event,
     Finish,
     NewSequence,
-    OverflowAhead,
-    ParkedNow,
     ParkMethod,
-    ResumedNow,
     SequenceOutput,
     State,
-    StateChanged,
     StepOutput,
 )
+from motet_runner.plan import Book, Sequence, Work, preset_named
 
 VOCABULARY = 1000
 EOS = VOCABULARY
@@ -40,6 +40,11 @@ EOS = VOCABULARY
 
 PAGE_BYTES = 4096
 ADAPTER_BYTES = 1 << 16
+
+
+def fail() -> None:
+    """How an engine in a thread dies."""
+    raise RuntimeError("this prompt ends the engine")
 
 
 def token_at(prompt: tuple[int, ...], seed: int, index: int, adapter: Digest = BASE) -> int:
@@ -51,40 +56,12 @@ def tokens_of(prompt: tuple[int, ...], seed: int, count: int, adapter: Digest = 
     return [token_at(prompt, seed, index, adapter) for index in range(count)]
 
 
-@dataclass(slots=True)
-class _Sequence:
-    new: NewSequence
-    promise: int
-    made: int
-    """Output tokens, delivered ones included."""
-    held: int = 0
-    """Pages."""
-    state: State = State.WAITING
-    wanted: int = 0
-    method: ParkMethod = ParkMethod.RECOMPUTE
-    parked_times: int = 0
-    announced: int = 0
-    """The promise whose end has been announced."""
-
-    @property
-    def tokens(self) -> int:
-        return len(self.new.prompt) + self.made
-
-    @property
-    def limit(self) -> int:
-        """Pages that it can ever need."""
-        return pages_for(len(self.new.prompt) + self.new.sampling.max_tokens)
-
-
-@dataclass(slots=True)
-class _Slot:
-    folder: Path
-    on_device: bool = False
-
-
 @dataclass
 class FakeEngine:
-    """An `interface.Engine`. `decline_rate` makes it decline that share of requests at random, `seed` says which."""
+    """An `interface.Engine`. `decline_rate` makes it decline that share of requests at random, `seed` says which.
+
+    It calls `dies` when it computes a prompt that holds the token `deadly`.
+    """
 
     pages: int = 256
     max_sequences: int = 64
@@ -94,19 +71,36 @@ class FakeEngine:
     load_steps: int = 1
     """Iterations until an adapter that must be loaded is there."""
     host_pages: int = 64
+    protect_after_steps: int = 1 << 30
+    """Far more than the real one waits for its supervisor: in a test the machine is slow and the steps are short."""
     decline_rate: float = 0.0
     seed: int = 0
+    deadly: int | None = None
+    dies: Callable[[], object] = fail
     target_modules: dict[str, tuple[int, int]] = field(
         default_factory=lambda: {"model.layers.0.self_attn.q_proj": (16, 16), "model.layers.0.mlp.up_proj": (16, 32)}
     )
 
     def __post_init__(self) -> None:
+        self._slots = _Slots(self)
+        self.book = Book(
+            pages=self.pages,
+            preset=preset_named("paged-chunk"),
+            places=self.max_sequences,
+            chunk_tokens=512,
+            max_length=self.max_model_length,
+            vocabulary=VOCABULARY,
+            eos_token_ids=frozenset({EOS}),
+            host_pages=self.host_pages,
+            protect_after_steps=self.protect_after_steps,
+            on_device=self._slots.on_device,
+        )
         self.info = EngineInfo(
             pages=self.pages,
             page_tokens=PAGE_TOKENS,
             page_bytes=PAGE_BYTES,
             max_sequences=self.max_sequences,
-            max_model_length=self.max_model_length,
+            max_model_length=self.book.max_length,
             adapter_slots=self.adapter_slots,
             max_lora_rank=64,
             host_bytes=self.host_pages * PAGE_BYTES,
@@ -117,269 +111,195 @@ class FakeEngine:
             eos_token_ids=(EOS,),
             target_modules=self.target_modules,
         )
-        self.ledger: Ledger[RequestId] = Ledger(self.pages)
         self._random = random.Random(self.seed)
-        self._sequences: dict[RequestId, _Sequence] = {}
-        self._slots: OrderedDict[Digest, _Slot] = OrderedDict()
-        self._to_load: dict[Digest, int] = {}
-        self._dropping: set[Digest] = set()
-        self._events: list[Event] = []
-        self._supervised = False
         self._steps = 0
+
+    @property
+    def ledger(self) -> Ledger[RequestId]:
+        return self.book.ledger
 
     # ------------------------------------------------------------------------------------------------------- commands
 
     def add(self, sequence: NewSequence) -> None:
-        if not sequence.prompt:
-            raise InvalidRequest("the prompt is empty", param="prompt")
-        length = len(sequence.prompt) + sequence.sampling.max_tokens
-        if length > self.max_model_length:
-            raise InvalidRequest(f"prompt and max_tokens are {length}, the model takes {self.max_model_length}")
-        if sequence.adapter != BASE and sequence.adapter not in self._slots:
-            raise Declined(f"adapter {sequence.adapter} is not here")
         if self._random.random() < self.decline_rate:
             raise Declined("not in the mood")
-        if len(self._sequences) >= self.max_sequences:
-            raise Declined(f"all {self.max_sequences} places are taken")
-        if sequence.promise <= 0:
-            raise InvalidRequest("the promise must be at least one page", param="promise")
-        if missing := self.ledger.promise(sequence.request, sequence.promise):
-            raise Declined(f"{missing.wanted} pages are promised to it, {missing.free} are free")
-        one = _Sequence(sequence, sequence.promise, len(sequence.delivered))
-        self._sequences[sequence.request] = one
-        if sequence.adapter != BASE:
-            self._slots.move_to_end(sequence.adapter)
-            if not self._slots[sequence.adapter].on_device:
-                self._to_load.setdefault(sequence.adapter, self.load_steps)
-                self._turn(one, State.LOADING)
+        self.book.add(sequence)
+        self._slots.want_for_all()
 
     def cancel(self, request: RequestId, epoch: int | None = None) -> bool:
-        one = self._sequences.get(request)
-        if one is None or epoch not in (None, one.new.epoch):
-            return False
-        self._remove(one)
-        return True
+        return self.book.cancel(request, epoch) is not None
 
     def extend(self, request: RequestId, epoch: int, promise: int, extended: int) -> bool:
-        one = self._named(request, epoch, promise)
-        if one is None or one.state is State.PARKED or self.ledger.promise(request, extended) is not None:
-            return False
-        one.promise = extended
-        return True
+        return self.book.extend(request, epoch, promise, extended)
 
     def park(self, request: RequestId, epoch: int, promise: int, wanted: int, method: ParkMethod) -> bool:
-        one = self._named(request, epoch, promise)
-        if one is None or one.state is State.PARKED:
-            return False
-        self._park(one, wanted, method, by_itself=False)
-        return True
+        return self.book.park(request, epoch, promise, wanted, method)
 
     def resume(self, request: RequestId, epoch: int, promise: int) -> bool:
-        one = self._sequences.get(request)
-        if one is None or one.new.epoch != epoch or one.state is not State.PARKED or one.wanted != promise:
-            return False
-        return self._resume(one)
+        resumed = self.book.resume(request, epoch, promise)
+        self._slots.want_for_all()
+        return resumed
 
     def set_supervised(self, supervised: bool) -> None:
-        self._supervised = supervised
+        self.book.supervised = supervised
 
     def set_overcommit(self, factor: float) -> None:
-        self.ledger.overcommit = factor
+        self.book.set_overcommit(factor)
 
-    def load_adapter(self, digest: Digest, folder: Path) -> None:
-        self._dropping.discard(digest)
-        slot = self._slots.setdefault(digest, _Slot(folder))
-        if not slot.on_device:
-            self._to_load.setdefault(digest, self.load_steps)
+    def load_adapter(self, digest: Digest, layout: Layout) -> None:
+        self._slots.know(digest)
 
     def drop_adapter(self, digest: Digest) -> None:
-        if digest in self._slots:
-            self._dropping.add(digest)
-            self._drop_idle()
+        self._slots.drop(digest)
 
     # ----------------------------------------------------------------------------------------------------------- steps
 
     def has_work(self) -> bool:
-        return bool(self._events or self._to_load or any(self._can_move(one) for one in self._sequences.values()))
+        return self.book.has_work() or self._slots.busy or bool(self.book.effects or self.book.events)
 
     def step(self) -> StepOutput:
         if self.step_seconds:
             time.sleep(self.step_seconds)
-        self._steps += 1
-        self._load_adapters()
-        if not self._supervised:
-            self._resume_by_myself()
-        outputs = [output for one in list(self._sequences.values()) if (output := self._advance(one)) is not None]
-        self._drop_idle()
-        events, self._events = self._events, []
-        self.check()
+        events = self._slots.advance()
+        for event in events:
+            if isinstance(event, AdapterLoaded):
+                self.book.adapter_arrived(event.digest)
+        iteration, given_up = self.book.next_iteration()
+        self._slots.want_for_all()
+        outputs = [_failed(sequence, error) for sequence, error in given_up]
+        self.book.effects.clear()  # there are no bytes to copy
+        self._steps += bool(iteration)
+        for work in iteration.work:
+            self._compute(work)
+        outputs += [self._sample(work.sequence) for work in iteration.work if work.samples]
+        events += self.book.events
+        self.book.events.clear()
         return StepOutput(self._steps, outputs, events)
 
-    def _can_move(self, one: _Sequence) -> bool:
-        return one.state is not State.PARKED or not self._supervised
+    def _compute(self, work: Work) -> None:
+        if self.deadly in work.sequence.new.prompt:
+            self.dies()
+        self._slots.use(work.sequence.adapter)
+        self.book.computed(work)
 
-    def _advance(self, one: _Sequence) -> SequenceOutput | None:
-        if one.new.request not in self._sequences or one.state in (State.PARKED, State.LOADING):
-            return None
-        needed = pages_for(one.tokens + 1)
-        if needed > one.promise and not self._supervised and not self._protect(one, needed):
-            return None
-        if needed > one.promise or not self._find_pages(one, needed - one.held):
-            return None  # waits for an order, or for a page; the others go on
-        one.held = needed
-        self._turn(one, State.DECODE)
-        index = one.made
-        token = token_at(one.new.prompt, one.new.seed, index, one.new.adapter)
-        one.made += 1
-        output = SequenceOutput(one.new.request, one.new.epoch, one.new.choice, index, [token])
-        if one.made >= one.new.sampling.max_tokens:
-            output.finish = Finish.LENGTH
-        elif token in one.new.sampling.stop_token_ids:
-            output.finish = Finish.STOP
-        if output.finish is not None:
-            self._remove(one)
-        elif self._runs_out(one):
-            one.announced = one.promise
-            self._events.append(OverflowAhead(one.new.request, one.new.epoch, one.promise))
-        return output
-
-    def _runs_out(self, one: _Sequence) -> bool:
-        ahead = one.tokens + PAGE_TOKENS > one.promise * PAGE_TOKENS
-        return ahead and one.promise < one.limit and one.announced != one.promise
-
-    def _protect(self, one: _Sequence, needed: int) -> bool:
-        """Extend if the ledger has room, else park the newest. True when this sequence may go on."""
-        wanted = min(max(needed, 2 * one.promise), one.limit)
-        for extended in (wanted, needed):
-            if self.ledger.promise(one.new.request, extended) is None:
-                one.promise = extended
-                return True
-        newest = next(x for x in reversed(self._sequences.values()) if x.state is not State.PARKED)
-        doubled = min(2 * newest.promise, max(newest.limit, newest.promise), self.pages)
-        self._park(newest, doubled, ParkMethod.RECOMPUTE, by_itself=True)
-        return False
-
-    def _find_pages(self, one: _Sequence, count: int) -> bool:
-        """Pages only run out when more were promised than there are: then the newest who hold some give way."""
-        for newest in reversed(list(self._sequences.values())):
-            if count <= self._free() or newest is one:
-                break
-            if newest.held:
-                self._park(newest, newest.promise, ParkMethod.RECOMPUTE, by_itself=True)
-        return count <= self._free()
-
-    def _resume_by_myself(self) -> None:
-        for one in self._sequences.values():
-            if one.state is State.PARKED:
-                self._resume(one)
-
-    def _resume(self, one: _Sequence) -> bool:
-        if self.ledger.promise(one.new.request, one.wanted) is not None:
-            return False
-        one.promise = one.wanted
-        self._turn(one, State.WAITING)
-        self._events.append(ResumedNow(one.new.request, one.new.epoch, one.promise, one.method))
-        return True
-
-    def _park(self, one: _Sequence, wanted: int, method: ParkMethod, *, by_itself: bool) -> None:
-        one.held, one.wanted, one.method = 0, wanted, method
-        one.parked_times += 1
-        self.ledger.release(one.new.request)
-        self._turn(one, State.PARKED)
-        self._events.append(ParkedNow(one.new.request, one.new.epoch, wanted, method, by_itself))
-
-    def _load_adapters(self) -> None:
-        for digest in list(self._to_load):
-            self._to_load[digest] -= 1
-            if self._to_load[digest] > 0 or not self._make_room():
-                continue
-            del self._to_load[digest]
-            self._slots[digest].on_device = True
-            self._events.append(AdapterLoaded(digest, ADAPTER_BYTES, self.step_seconds))
-            for one in self._sequences.values():
-                if one.state is State.LOADING and one.new.adapter == digest:
-                    self._turn(one, State.WAITING)
-
-    def _make_room(self) -> bool:
-        resident = [digest for digest, slot in self._slots.items() if slot.on_device]
-        if len(resident) < self.adapter_slots:
-            return True
-        idle = next((digest for digest in resident if not self._users(digest)), None)
-        if idle is not None:
-            self._slots[idle].on_device = False
-            self._events.append(AdapterEvicted(idle))
-        return idle is not None
-
-    def _drop_idle(self) -> None:
-        for digest in [digest for digest in self._dropping if not self._users(digest)]:
-            self._dropping.discard(digest)
-            self._to_load.pop(digest, None)
-            if self._slots.pop(digest).on_device:
-                self._events.append(AdapterEvicted(digest))
+    def _sample(self, sequence: Sequence) -> SequenceOutput:
+        new, index = sequence.new, sequence.output_tokens
+        token = token_at(new.prompt, new.seed, index, new.adapter)
+        finish = self.book.sampled(sequence, token)
+        return SequenceOutput(new.request, new.epoch, new.choice, index, [token], finish=finish)
 
     # ----------------------------------------------------------------------------------------------------------- books
 
     def report(self) -> EngineReport:
-        states = [one.state for one in self._sequences.values()]
+        book = self.book
         return EngineReport(
             steps=self._steps,
-            pages_free=self._free(),
-            pages_promised=self.ledger.promised,
-            running=states.count(State.DECODE),
-            waiting=states.count(State.WAITING) + states.count(State.LOADING),
-            parked=states.count(State.PARKED),
-            pending_prefill_tokens=sum(one.tokens for one in self._sequences.values() if one.held == 0),
-            host_bytes_free=(self.host_pages - self._swapped()) * PAGE_BYTES,
+            pages_free=book.pages.free,
+            pages_promised=book.ledger.promised,
+            running=book.count(State.PREFILL, State.DECODE),
+            waiting=book.count(State.WAITING, State.LOADING),
+            parked=book.count(State.PARKED),
+            pending_prefill_tokens=sum(one.to_compute for one in book if not one.decodes),
+            host_bytes_free=book.host_pages_free * PAGE_BYTES,
             step_seconds=self.step_seconds,
             prefill_seconds_per_token=1e-5,
             swap_seconds_per_page=1e-5,
-            book=[
-                BookEntry(
-                    request=one.new.request,
-                    epoch=one.new.epoch,
-                    promise=one.wanted if one.state is State.PARKED else one.promise,
-                    pages_used=one.held,
-                    state=one.state,
-                    prompt_tokens=len(one.new.prompt),
-                    output_tokens=one.made,
-                    adapter=one.new.adapter,
-                    tenant=one.new.tenant,
-                    priority=one.new.priority,
-                    parked_times=one.parked_times,
-                )
-                for one in self._sequences.values()
-            ],
-            adapters=[
-                AdapterEntry(digest, ADAPTER_BYTES, self._users(digest), slot.on_device)
-                for digest, slot in self._slots.items()
-            ],
+            book=[one.entry() for one in book],
+            adapters=self._slots.entries(),
         )
 
     def check(self) -> None:
         """Recount the books."""
-        self.ledger.check()
-        assert self.ledger.promised <= self.ledger.limit
-        assert self._free() >= 0
+        self.book.check()
 
-    def _swapped(self) -> int:
-        parked = [one for one in self._sequences.values() if one.state is State.PARKED]
-        return sum(pages_for(one.tokens) for one in parked if one.method is ParkMethod.SWAP)
 
-    def _free(self) -> int:
-        return self.pages - sum(one.held for one in self._sequences.values())
+def _failed(sequence: Sequence, error: MotetError) -> SequenceOutput:
+    new = sequence.new
+    return SequenceOutput(
+        new.request, new.epoch, new.choice, sequence.output_tokens, [], finish=Finish.FAILED, error=error
+    )
 
-    def _users(self, digest: Digest) -> int:
-        return sum(one.new.adapter == digest for one in self._sequences.values())
 
-    def _named(self, request: RequestId, epoch: int, promise: int) -> _Sequence | None:
-        one = self._sequences.get(request)
-        return one if one is not None and (one.new.epoch, one.promise) == (epoch, promise) else None
+class _Slots:
+    """Adapters without bytes. One that is used is never evicted; of the others the least recently used goes first."""
 
-    def _remove(self, one: _Sequence) -> None:
-        del self._sequences[one.new.request]
-        self.ledger.release(one.new.request)
+    def __init__(self, engine: FakeEngine) -> None:
+        self._engine = engine
+        self._known: OrderedDict[Digest, bool] = OrderedDict()
+        """Whether it is on the device; least recently used first."""
+        self._to_load: dict[Digest, int] = {}
+        self._dropped: set[Digest] = set()
 
-    def _turn(self, one: _Sequence, state: State) -> None:
-        if one.state is not state:
-            one.state = state
-            self._events.append(StateChanged(one.new.request, one.new.epoch, state))
+    def on_device(self, digest: Digest) -> bool:
+        return self._known.get(digest, False)
+
+    def use(self, digest: Digest) -> None:
+        if digest != BASE:
+            self._known.move_to_end(digest)
+
+    def know(self, digest: Digest) -> None:
+        self._dropped.discard(digest)
+        self._known.setdefault(digest, False)
+        if self._live(digest) or sum(self._known.values()) + len(self._to_load) < self._engine.adapter_slots:
+            self._want(digest)
+
+    def want_for_all(self) -> None:
+        for sequence in self._engine.book:
+            if sequence.state is State.LOADING:
+                self._want(sequence.adapter)
+
+    def drop(self, digest: Digest) -> None:
+        if digest in self._known:
+            self._dropped.add(digest)
+
+    @property
+    def busy(self) -> bool:
+        return any(map(self._has_room, self._to_load)) or any(map(self._forgettable, self._dropped))
+
+    def advance(self) -> list[Event]:
+        events: list[Event] = []
+        for digest in [one for one in self._dropped if self._forgettable(one)]:
+            self._dropped.discard(digest)
+            self._to_load.pop(digest, None)
+            if self._known.pop(digest):
+                events.append(AdapterEvicted(digest))
+        for digest in [one for one in self._to_load if self._has_room(one)]:
+            self._to_load[digest] -= 1
+            if self._to_load[digest] > 0 or not self._has_room(digest):
+                continue
+            if self._full:
+                self._known[idle := self._idle[0]] = False
+                events.append(AdapterEvicted(idle))
+            del self._to_load[digest]
+            self._known[digest] = True
+            self._known.move_to_end(digest)
+            events.append(AdapterLoaded(digest, ADAPTER_BYTES, self._engine.step_seconds))
+        return events
+
+    def entries(self) -> list[AdapterEntry]:
+        return [
+            AdapterEntry(digest, ADAPTER_BYTES, self._live(digest), on_device)
+            for digest, on_device in self._known.items()
+        ]
+
+    def _want(self, digest: Digest) -> None:
+        if digest in self._known and not self._known[digest]:
+            self._to_load.setdefault(digest, self._engine.load_steps)
+
+    def _live(self, digest: Digest) -> int:
+        return self._engine.book.live_on(digest)
+
+    def _forgettable(self, digest: Digest) -> bool:
+        return not self._engine.book.users_of(digest)
+
+    def _has_room(self, digest: Digest) -> bool:
+        """Only one that a sequence waits for makes another go."""
+        return not self._full or bool(self._live(digest) and self._idle)
+
+    @property
+    def _full(self) -> bool:
+        return sum(self._known.values()) >= self._engine.adapter_slots
+
+    @property
+    def _idle(self) -> list[Digest]:
+        return [digest for digest, on_device in self._known.items() if on_device and not self._live(digest)]

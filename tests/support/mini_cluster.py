@@ -5,6 +5,7 @@ Everything works for real; each part can be told to misbehave in one way. For te
 
 import asyncio
 import functools
+import itertools
 import json
 import shutil
 import tempfile
@@ -26,7 +27,10 @@ from motet.api.v1 import (
     scheduler_pb2,
     scheduler_pb2_grpc,
 )
-from motet.rpc import Outbox, converse, serving
+from motet.errors import ModelNotFound, MotetError
+from motet.rpc import Session, Sessions, serving
+from motet_runner.book import Book
+from motet_runner.generation import sequence_of
 
 BASE_DIGEST = "sha256:" + "b" * 64
 ASSET_DIGEST = "sha256:" + "a" * 64
@@ -72,18 +76,26 @@ def tiny_assets(*, template: str | None = TEMPLATE) -> dict[str, bytes]:
     return assets | ({"chat_template.jinja": template.encode()} if template is not None else {})
 
 
+Stream = Session[int, runner_pb2.GenerateDown]
+"""One connection of a gateway to a runner."""
+
+Gateway = Session[int, scheduler_pb2.ServeDown]
+"""One connection of a gateway to the scheduler."""
+
+
 @dataclass
 class Running:
     submit: runner_pb2.Submit
     output: deque[int]
     index: int
-    outbox: Outbox[runner_pb2.GenerateDown]
+    session: Stream
 
 
 class MiniRunner(runner_pb2_grpc.RunnerServicer):
     """Answers with the prompt's own tokens and then the end token; with `ignore_eos`, with the prompt again and again.
 
-    Tokens depend only on prompt and index, so a moved request goes on as if nothing had happened.
+    Tokens depend only on prompt and index, so a moved request goes on as if nothing had happened. Unless it is told to
+    misbehave it keeps to what `tests/contract/test_runners.py` asks of the real one.
     """
 
     def __init__(self, folder: Path, instance: str, assets: dict[str, bytes]) -> None:
@@ -91,6 +103,7 @@ class MiniRunner(runner_pb2_grpc.RunnerServicer):
         self.address = f"unix:{folder}/{instance}.sock"
         self.incarnation = f"{instance}-1"
         self.assets = assets
+        self.asset_digest = ASSET_DIGEST
         self.step_seconds = 0.0
         self.tokens_per_step = 1
         self.submits: list[runner_pb2.Submit] = []
@@ -107,6 +120,11 @@ class MiniRunner(runner_pb2_grpc.RunnerServicer):
         self.fails_after: tuple[int, common_pb2.Failure] | None = None
         self.progress: list[runner_pb2.Progress] = []
         self._running: dict[str, Running] = {}
+        self._book = Book()
+        self._numbers = itertools.count(1)
+        self._sessions: Sessions[int, runner_pb2.GenerateUp, runner_pb2.GenerateDown] = Sessions(
+            hello=lambda up: next(self._numbers) if up.hello.gateway else None, heard=self._hear, closed=self._lose
+        )
         self._work = asyncio.Event()
         self._stack: AsyncExitStack | None = None
         self._steps = 0
@@ -134,6 +152,7 @@ class MiniRunner(runner_pb2_grpc.RunnerServicer):
         if self._stack is not None:
             stack, self._stack = self._stack, None
             self._running.clear()
+            self._book = Book()
             await stack.aclose()
 
     async def restart(self) -> None:
@@ -143,40 +162,70 @@ class MiniRunner(runner_pb2_grpc.RunnerServicer):
         await self.start()
 
     async def Generate(self, request_iterator, context) -> None:
-        outbox: Outbox[runner_pb2.GenerateDown] = Outbox()
-        await converse(context, request_iterator, outbox, lambda message: self._receive(message, outbox))
+        await self._sessions.serve(request_iterator, context)
 
     async def Assets(self, request, context):
         self.asset_requests += 1
+        if request.digest != self.asset_digest:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"there are no assets {request.digest!r} here")
         for name, data in self.assets.items():
             half = len(data) // 2
             yield runner_pb2.AssetChunk(name=name, data=data[:half])
             yield runner_pb2.AssetChunk(name=name, data=data[half:], last=True)
 
-    def _receive(self, message: runner_pb2.GenerateUp, outbox: Outbox[runner_pb2.GenerateDown]) -> None:
+    def _hear(self, session: Stream, message: runner_pb2.GenerateUp) -> None:
         match message.WhichOneof("message"):
             case "hello":
                 identity = common_pb2.RunnerIdentity(instance=self.instance, incarnation=self.incarnation)
-                outbox.put(runner_pb2.GenerateDown(welcome=runner_pb2.GenerateWelcome(runner=identity)))
+                session.send(runner_pb2.GenerateDown(welcome=runner_pb2.GenerateWelcome(runner=identity)))
             case "submit":
-                self._submit(message.submit, outbox)
+                self._submit(message.submit, session)
             case "cancel":
                 self.cancels.append(message.cancel)
-                self._running.pop(message.cancel.request, None)
+                self._end(message.cancel.request, message.cancel.epoch)
 
-    def _submit(self, submit: runner_pb2.Submit, outbox: Outbox[runner_pb2.GenerateDown]) -> None:
+    def _lose(self, session: Stream) -> None:
+        for name in [name for name, running in self._running.items() if running.session is session]:
+            del self._running[name]
+
+    def _end(self, request: str, epoch: int) -> None:
+        running = self._running.get(request)
+        if running is None or running.submit.epoch != epoch:
+            return
+        del self._running[request]
+        step = runner_pb2.Step(number=self._steps)
+        step.sequences.add(request=request, epoch=epoch, index=running.index, finish=common_pb2.FINISH_REASON_CANCELLED)
+        running.session.send(runner_pb2.GenerateDown(step=step))
+
+    def _submit(self, submit: runner_pb2.Submit, session: Stream) -> None:
         if self.keeps_record:
             self.submits.append(submit)
-        if self.declines:
-            declined = runner_pb2.SubmitDeclined(
-                request=submit.request, epoch=submit.epoch, failure=self.declines.pop(0)
-            )
-            outbox.put(runner_pb2.GenerateDown(declined=declined))
+        try:
+            self._book.check(submit)
+            sequence_of(submit)
+        except MotetError as error:
+            self._decline(submit, error.to_proto(), session)
             return
+        self._book.expect(submit.request, submit.epoch)
+        if self.declines:
+            self._decline(submit, self.declines.pop(0), session)
+            return
+        old = self._running.get(submit.request)
+        if old is not None:
+            if old.submit.epoch == submit.epoch and old.session is session:
+                return
+            self._end(submit.request, old.submit.epoch)
         have = len(submit.choices[0].delivered_ids)
         output = deque(answer_of(submit)[have:])
-        self._running[submit.request] = Running(submit, output, have, outbox)
+        self._running[submit.request] = Running(submit, output, have, session)
         self._work.set()
+
+    @staticmethod
+    def _decline(submit: runner_pb2.Submit, failure: common_pb2.Failure, session: Stream) -> None:
+        declined = runner_pb2.SubmitDeclined(
+            request=submit.request, epoch=submit.epoch, term=submit.term, failure=failure
+        )
+        session.send(runner_pb2.GenerateDown(declined=declined))
 
     async def _loop(self) -> None:
         while True:
@@ -189,14 +238,14 @@ class MiniRunner(runner_pb2_grpc.RunnerServicer):
 
     async def _step(self) -> None:
         self._steps += 1
-        steps: dict[int, tuple[Outbox[runner_pb2.GenerateDown], list[runner_pb2.SequenceStep]]] = {}
+        steps: dict[int, tuple[Stream, list[runner_pb2.SequenceStep]]] = {}
         for running in list(self._running.values()):
-            _, sequences = steps.setdefault(id(running.outbox), (running.outbox, []))
+            _, sequences = steps.setdefault(running.session.peer, (running.session, []))
             sequences.extend(self._advance(running))
-        for outbox, sequences in steps.values():
+        for session, sequences in steps.values():
             step = runner_pb2.Step(number=self._steps, sequences=sequences, progress=self.progress)
             for _ in range(2 if self.repeats_steps else 1):
-                outbox.put(runner_pb2.GenerateDown(step=step))
+                session.send(runner_pb2.GenerateDown(step=step))
         self.progress = []
         if self.dies_after is not None and self._steps >= self.dies_after:
             self.dies_after = None
@@ -246,7 +295,8 @@ def answer_of(submit: runner_pb2.Submit) -> list[int]:
 
 
 class MiniScheduler(scheduler_pb2_grpc.SchedulerServicer):
-    """Places at once, on the first runner that is up and not to be avoided."""
+    """Places at once, on the first runner that is up and not to be avoided. Unless it is told to misbehave it keeps to
+    what `tests/contract/test_schedulers.py` asks of the real one."""
 
     def __init__(self, folder: Path, runners: Sequence[MiniRunner]) -> None:
         self.address = f"unix:{folder}/scheduler.sock"
@@ -265,9 +315,16 @@ class MiniScheduler(scheduler_pb2_grpc.SchedulerServicer):
         # Ways to misbehave.
         self.holds = False
         self.refuses: common_pb2.Failure | None = None
+        self.retired: set[str] = set()
+        """Digests of revisions that are no longer served."""
         self.places_at: MiniRunner | None = None
         self._epochs: dict[str, int] = {}
-        self._outboxes: list[Outbox[scheduler_pb2.ServeDown]] = []
+        self._numbers = itertools.count(1)
+        self._sessions: Sessions[int, scheduler_pb2.ServeUp, scheduler_pb2.ServeDown] = Sessions(
+            hello=lambda up: next(self._numbers) if up.hello.gateway else None,
+            heard=self._hear,
+            closed=lambda _: None,
+        )
         self._stack: AsyncExitStack | None = None
 
     async def start(self) -> None:
@@ -280,7 +337,6 @@ class MiniScheduler(scheduler_pb2_grpc.SchedulerServicer):
     async def stop(self) -> None:
         if self._stack is not None:
             stack, self._stack = self._stack, None
-            self._outboxes.clear()
             await stack.aclose()
 
     async def restart(self) -> None:
@@ -289,11 +345,7 @@ class MiniScheduler(scheduler_pb2_grpc.SchedulerServicer):
         await self.start()
 
     async def Serve(self, request_iterator, context) -> None:
-        outbox: Outbox[scheduler_pb2.ServeDown] = Outbox()
-        self._outboxes.append(outbox)
-        outbox.put(scheduler_pb2.ServeDown(welcome=common_pb2.Welcome(term=self.term)))
-        outbox.put(scheduler_pb2.ServeDown(catalog=self.catalog()))
-        await converse(context, request_iterator, outbox, lambda message: self._receive(message, outbox))
+        await self._sessions.serve(request_iterator, context)
 
     def catalog(self) -> scheduler_pb2.Catalog:
         runners = [
@@ -315,28 +367,27 @@ class MiniScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self.say(scheduler_pb2.ServeDown(catalog=self.catalog()))
 
     def say(self, message: scheduler_pb2.ServeDown) -> None:
-        for outbox in self._outboxes:
-            outbox.put(message)
+        self._sessions.broadcast(message)
 
     def release(self) -> None:
         """Place everything that was held."""
         self.holds = False
         for enqueue in self.enqueued:
             if enqueue.request not in self._epochs:
-                for outbox in self._outboxes:
-                    self.place(enqueue.request, 0, outbox)
+                for session in self._sessions:
+                    self.place(enqueue.request, 0, session)
 
     def place(
         self,
         request: str,
         epoch: int,
-        outbox: Outbox[scheduler_pb2.ServeDown],
+        session: Gateway,
         avoid: Sequence[str] = (),
     ) -> None:
         self._epochs[request] = epoch = max(epoch, self._epochs.get(request, 0)) + 1
         able = [r for r in self.runners if r._stack is not None and r.instance not in avoid] or self.runners
         runner = self.places_at or able[0]
-        outbox.put(scheduler_pb2.ServeDown(placed=self.placed(request, epoch, runner)))
+        session.send(scheduler_pb2.ServeDown(placed=self.placed(request, epoch, runner)))
 
     def placed(self, request: str, epoch: int, runner: MiniRunner) -> scheduler_pb2.Placed:
         return scheduler_pb2.Placed(
@@ -349,12 +400,18 @@ class MiniScheduler(scheduler_pb2_grpc.SchedulerServicer):
             promise=common_pb2.Promise(pages=4, tokens=64),
         )
 
-    def _receive(self, message: scheduler_pb2.ServeUp, outbox: Outbox[scheduler_pb2.ServeDown]) -> None:
+    def refusal(self, request: str, epoch: int, failure: common_pb2.Failure) -> scheduler_pb2.ServeDown:
+        refused = scheduler_pb2.Refused(term=self.term, request=request, epoch=epoch, failure=failure)
+        return scheduler_pb2.ServeDown(refused=refused)
+
+    def _hear(self, session: Gateway, message: scheduler_pb2.ServeUp) -> None:
         match message.WhichOneof("message"):
             case "hello":
                 self.hellos.append(message.hello)
+                session.send(scheduler_pb2.ServeDown(welcome=common_pb2.Welcome(term=self.term)))
+                session.send(scheduler_pb2.ServeDown(catalog=self.catalog()))
             case "enqueue":
-                self._enqueue(message.enqueue, outbox)
+                self._enqueue(message.enqueue, session)
             case "cancel":
                 self.cancelled.append(message.cancel)
             case "held":
@@ -366,19 +423,24 @@ class MiniScheduler(scheduler_pb2_grpc.SchedulerServicer):
             case "lost":
                 self.lost.append(message.lost)
                 runner = next((r.instance for r in self.runners if r._stack is None), "")
-                self.place(message.lost.request, message.lost.epoch, outbox, avoid=[runner])
+                self.place(message.lost.request, message.lost.epoch, session, avoid=[runner])
 
-    def _enqueue(self, enqueue: scheduler_pb2.Enqueue, outbox: Outbox[scheduler_pb2.ServeDown]) -> None:
+    def _serves(self, digest: str) -> bool:
+        return not digest or digest in {adapter.digest for adapter in self.adapters} - self.retired
+
+    def _enqueue(self, enqueue: scheduler_pb2.Enqueue, session: Gateway) -> None:
         if self.keeps_record:
             self.enqueued.append(enqueue)
         if self.refuses is not None:
-            refused = scheduler_pb2.Refused(request=enqueue.request, failure=self.refuses)
-            outbox.put(scheduler_pb2.ServeDown(refused=refused))
+            session.send(self.refusal(enqueue.request, enqueue.epoch, self.refuses))
+        elif not self._serves(enqueue.adapter_digest):
+            gone = ModelNotFound("this revision of the adapter is no longer served").to_proto()
+            session.send(self.refusal(enqueue.request, enqueue.epoch, gone))
         elif self.holds:
             position = scheduler_pb2.Position(request=enqueue.request, position=3)
-            outbox.put(scheduler_pb2.ServeDown(position=position))
+            session.send(scheduler_pb2.ServeDown(position=position))
         else:
-            self.place(enqueue.request, enqueue.epoch, outbox, avoid=enqueue.avoid)
+            self.place(enqueue.request, enqueue.epoch, session, avoid=enqueue.avoid)
 
 
 class MiniPredictor(predictor_pb2_grpc.PredictorServicer):

@@ -19,9 +19,12 @@ from typing import Any
 import asyncpg
 import pytest
 
+from tests.support.machine import lacking
+
 DEBIAN = Path("/usr/lib/postgresql")
 USER, PASSWORD = "motet", "secret"
 START_WITHIN_S = 30.0
+MISSING = f"a PostgreSQL server, on the PATH or under {DEBIAN}"
 
 
 def find(program: str) -> str | None:
@@ -104,7 +107,7 @@ class PostgreSQL:
 @pytest.fixture(scope="session")
 def postgresql() -> Iterator[PostgreSQL]:
     if find("postgres") is None or find("initdb") is None:
-        pytest.skip(f"no PostgreSQL server: neither on the PATH nor under {DEBIAN}")
+        lacking(MISSING)
     with tempfile.TemporaryDirectory(prefix="motet-postgresql-") as folder:
         server = PostgreSQL(Path(folder))
         server.start()

@@ -10,7 +10,7 @@ Keep `tmp_path` short: a Unix socket's path has 107 bytes. `report_seconds=3` ma
 import asyncio
 import json
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from safetensors.numpy import save_file
 
 from motet.health import Health
 from motet.settings import Addresses, ProcessSettings
-from motet_runner.host import EngineHost, ThreadHost
+from motet_runner.host import ChildHost, EngineHost, ThreadHost
 from motet_runner.interface import Engine
 from motet_runner.service import RunnerService
 from motet_runner.settings import Settings
@@ -99,6 +99,10 @@ class FakeRunner:
         await asyncio.wait({self._task})
         return self._task.exception()
 
+    @property
+    def over(self) -> bool:
+        return self._task is not None and self._task.done()
+
     def crash(self) -> None:
         """End the engine without a word; the service ends by itself then."""
         assert isinstance(self.host, ThreadHost)
@@ -118,11 +122,15 @@ async def fake_runner(
     scheduler: str = NOWHERE,
     supervisor: str = NOWHERE,
     engine: Callable[[], Engine] = FakeEngine,
+    command: Sequence[str] | None = None,
     time_scale: float = SCALE,
     health: Health | None = None,
     **settings: Any,
 ) -> AsyncIterator[FakeRunner]:
-    """A running service. All runners of one `folder` share its model and disk cache, as on one machine."""
+    """A running service. All runners of one `folder` share its model and disk cache, as on one machine.
+
+    The engine runs in a thread, or with `command` in the process that it starts.
+    """
     model = folder / "model"
     if not model.exists():
         write_model(model)
@@ -132,7 +140,8 @@ async def fake_runner(
     addresses = Addresses(scheduler_address=scheduler, supervisor_address=supervisor)
 
     def make() -> tuple[RunnerService, EngineHost]:
-        host = ThreadHost(engine)
+        host: EngineHost
+        host = ThreadHost(engine) if command is None else ChildHost(own.engine_config(model), process, command)
         return RunnerService(own, process, addresses, host, CollectorRegistry(), health=health), host
 
     runner = FakeRunner(make, listen)

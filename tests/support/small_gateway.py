@@ -15,6 +15,7 @@ from motet.api.v1 import common_pb2, runner_pb2, runner_pb2_grpc, scheduler_pb2,
 from motet.errors import from_proto
 from motet.rpc import Link
 from motet.tasks import together
+from tests.common.waiting import PATIENCE_S
 
 GROUP = "default/demo"
 
@@ -288,7 +289,7 @@ async def small_gateway(name: str, *, scheduler: str) -> AsyncIterator[SmallGate
     gateway = SmallGateway(name, scheduler)
     task = asyncio.create_task(gateway.run())
     try:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while not gateway.term:
                 await asyncio.sleep(0.005)
         yield gateway

@@ -11,7 +11,7 @@ import hashlib
 import ssl
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -68,6 +68,8 @@ class Encoded:
 @dataclass
 class Endless:
     """Chunk after chunk without an end or a length."""
+
+    status: int = 200
 
 
 @dataclass
@@ -174,9 +176,7 @@ class WebServer:
                 await response.write(body[at : at + fault.bytes])
                 await asyncio.sleep(fault.every)
         if isinstance(fault, Endless):
-            while True:
-                await response.write(bytes(CHUNK * 16))
-                await asyncio.sleep(0.001)
+            await self._write_on(response)
         for at in range(0, stop, CHUNK):
             piece = body[at : min(at + CHUNK, stop)]
             await response.write(piece)
@@ -187,6 +187,18 @@ class WebServer:
             request.transport.abort()
             if isinstance(fault, Cut) and fault.then is not None:
                 fault.then()
+
+    async def endless(self, request: web.Request, status: int) -> web.StreamResponse:
+        response = web.StreamResponse(status=status)
+        await response.prepare(request)
+        await self._write_on(response)
+        return response
+
+    async def _write_on(self, response: web.StreamResponse) -> None:
+        while True:
+            await response.write(bytes(CHUNK * 16))
+            self.sent += CHUNK * 16
+            await asyncio.sleep(0)
 
 
 class HubServer(WebServer):
@@ -220,7 +232,9 @@ class HubServer(WebServer):
         if path.startswith("/api/models/"):
             fault = self.faults.get(path)
             if isinstance(fault, Answer):
-                return web.Response(status=fault.status)
+                return web.Response(status=fault.status, headers=dict(fault.headers), body=fault.body)
+            if isinstance(fault, Endless):
+                return await self.endless(request, fault.status)
             return self._listing(path.removeprefix("/api/models/"))
         if "/resolve/" in path and path not in self.files:
             return web.Response(status=404, headers={"X-Error-Code": "EntryNotFound"})
@@ -319,6 +333,54 @@ async def api_server(folder: Path) -> AsyncIterator[ApiServer]:
     async with _running(folder / "api", ApiServer) as server:
         assert isinstance(server, ApiServer)
         yield server
+
+
+class ProxyServer:
+    """Connects to what it is asked for, as `names` says where a name leads to, and notes what it was asked."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self.asked: list[str] = []
+        self.headers: list[str] = []
+        self.names: dict[str, str] = {}
+        self.answer = "200 OK"
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError, asyncio.IncompleteReadError):
+            try:
+                first, _, rest = (await reader.readuntil(b"\r\n\r\n")).decode().partition("\r\n")
+                self.asked.append(first.split(" ")[1])
+                self.headers.append(rest)
+                writer.write(f"HTTP/1.1 {self.answer}\r\n\r\n".encode())
+                if self.answer.startswith("200"):
+                    host, _, port = self.asked[-1].rpartition(":")
+                    other, back = await asyncio.open_connection(self.names.get(host, host), int(port))
+                    await asyncio.gather(_pass_on(reader, back), _pass_on(other, writer))
+            finally:
+                writer.close()
+
+
+async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        while data := await reader.read(CHUNK):
+            writer.write(data)
+            await writer.drain()
+    writer.close()
+
+
+@asynccontextmanager
+async def proxy_server() -> AsyncIterator[ProxyServer]:
+    proxy = ProxyServer()
+    server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
+    proxy.port = server.sockets[0].getsockname()[1]
+    try:
+        yield proxy
+    finally:
+        server.close()
 
 
 @contextmanager

@@ -1,0 +1,27 @@
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from motet_runner.adapters.certify import certify
+from motet_runner.adapters.layout import Layout
+from tests.contract.engines import Size, fake, real
+from tests.runner.random_models import AdapterSpec, save_adapter, save_base
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_base("llama", tmp_path_factory.mktemp("tiny") / "base")
+
+
+@pytest.fixture(scope="session")
+def layout(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Layout:
+    """Of an adapter that the real engine can load; what the fake one loads has no bytes."""
+    folder = save_adapter(tiny, "llama", AdapterSpec(4, 8), tmp_path_factory.mktemp("adapter") / "a", seed=1)
+    return certify(folder, real(tiny, Size()).info).layout
+
+
+@pytest.fixture(params=["fake", "real"])
+def engine_of(request: pytest.FixtureRequest) -> Callable[[Size], object]:
+    return fake if request.param == "fake" else partial(real, request.getfixturevalue("tiny"))

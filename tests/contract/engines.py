@@ -1,0 +1,46 @@
+"""The engines that one contract holds for: the real one with a tiny model, and the fake one that stands in for it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from motet_runner.engine import MIB, Engine
+from motet_runner.interface import EngineConfig
+from tests.support.fake_engine import FakeEngine
+
+PAGE_BYTES = 2 * 3 * 2 * 16 * 4 * 16
+"""Of the tiny model: keys and values of three layers with two heads, each 16 wide, in float32, for 16 tokens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    pages: int = 8
+    host_pages: int = 0
+    sequences: int = 8
+    slots: int = 2
+    length: int = 512
+    patience: int = 0
+    """Iterations that a sequence waits at its promise for the supervisor's answer."""
+
+
+def fake(size: Size) -> FakeEngine:
+    return FakeEngine(
+        pages=size.pages,
+        host_pages=size.host_pages,
+        max_sequences=size.sequences,
+        adapter_slots=size.slots,
+        max_model_length=size.length,
+        protect_after_steps=size.patience,
+    )
+
+
+def real(base: Path, size: Size) -> Engine:
+    config = EngineConfig(
+        model=base,
+        kv_cache_mib=size.pages * PAGE_BYTES / MIB,
+        host_kv_mib=size.host_pages * PAGE_BYTES / MIB,
+        max_concurrent_sequences=size.sequences,
+        max_resident_adapters=size.slots,
+        max_model_length=size.length,
+        protect_after_steps=size.patience,
+    )
+    return Engine(config)

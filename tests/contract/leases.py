@@ -1,0 +1,114 @@
+"""What an election relies on of the way to its Lease: over the double in memory, and over a real API server."""
+
+import copy
+
+import pytest
+
+from motet.kube import CONFLICT, NOT_FOUND, Object, Refused
+from motet.lease import LeaseApi
+
+SECONDS = 10.0
+
+
+def lease(namespace: str, name: str, *, holder: str = "first", term: int = 1) -> Object:
+    return {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {"name": name, "namespace": namespace, "annotations": {"motet.dev/term": str(term)}},
+        "spec": {"holderIdentity": holder, "leaseDurationSeconds": 15, "leaseTransitions": 0},
+    }
+
+
+class Line:
+    """One candidate's way to one Lease."""
+
+    def __init__(self, api: LeaseApi, namespace: str, name: str) -> None:
+        self.api, self.namespace, self.name = api, namespace, name
+        self._all = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+
+    def lease(self, **how) -> Object:
+        return lease(self.namespace, self.name, **how)
+
+    async def get(self) -> Object:
+        return await self.api.get(f"{self._all}/{self.name}", seconds=SECONDS)
+
+    async def post(self, body: Object) -> Object:
+        return await self.api.post(self._all, body, seconds=SECONDS)
+
+    async def put(self, body: Object) -> Object:
+        return await self.api.put(f"{self._all}/{self.name}", body, seconds=SECONDS)
+
+
+def said(body: Object) -> tuple[object, object]:
+    return body["spec"], body["metadata"]["annotations"]
+
+
+class LeaseContract:
+    async def test_what_is_not_there_is_not_found(self, line: Line) -> None:
+        with pytest.raises(Refused) as refused:
+            await line.get()
+        assert refused.value.status == NOT_FOUND
+
+    async def test_what_was_created_is_answered_with_its_version_and_read_back(self, line: Line) -> None:
+        made = await line.post(line.lease())
+        assert made["metadata"]["resourceVersion"]
+        assert said(made) == said(line.lease())
+        read = await line.get()
+        assert said(read) == said(made)
+        assert read["metadata"]["resourceVersion"] == made["metadata"]["resourceVersion"]
+
+    async def test_of_two_who_create_it_one_is_refused(self, line: Line) -> None:
+        await line.post(line.lease())
+        with pytest.raises(Refused) as refused:
+            await line.post(line.lease(holder="second"))
+        assert refused.value.status == CONFLICT
+        assert said(await line.get()) == said(line.lease())
+
+    async def test_who_has_the_last_version_may_write(self, line: Line) -> None:
+        made = await line.post(line.lease())
+        changed = made | {"spec": line.lease(holder="second")["spec"]}
+        written = await line.put(changed)
+        assert written["metadata"]["resourceVersion"] != made["metadata"]["resourceVersion"]
+        assert said(written) == said(changed)
+        assert said(await line.put(written | {"spec": made["spec"]})) == said(made), "the answer's version is the last"
+
+    async def test_who_has_an_older_version_is_refused_and_changes_nothing(self, line: Line) -> None:
+        made = await line.post(line.lease())
+        await line.put(made | {"spec": line.lease(holder="second")["spec"]})
+        with pytest.raises(Refused) as refused:
+            await line.put(made | {"spec": line.lease(holder="third")["spec"]})
+        assert refused.value.status == CONFLICT
+        assert (await line.get())["spec"]["holderIdentity"] == "second"
+
+    async def test_what_was_removed_meanwhile_is_not_written_again_under_its_old_version(self, line: Line) -> None:
+        made = await line.post(line.lease())
+        await self.remove(line)
+        with pytest.raises(Refused) as refused:
+            await line.put(made)
+        assert refused.value.status == CONFLICT
+        with pytest.raises(Refused):
+            await line.get()
+
+    async def test_what_an_administrator_writes_makes_every_version_an_old_one(self, line: Line) -> None:
+        made = await line.post(line.lease())
+        changed = copy.deepcopy(made)
+        changed["spec"]["holderIdentity"] = "an administrator"
+        await self.write(line, changed)
+        with pytest.raises(Refused) as refused:
+            await line.put(made)
+        assert refused.value.status == CONFLICT
+        assert (await line.get())["spec"]["holderIdentity"] == "an administrator"
+
+    async def test_answers_are_copies(self, line: Line) -> None:
+        made = await line.post(line.lease())
+        made["spec"]["holderIdentity"] = "nobody said so"
+        read = await line.get()
+        assert read["spec"]["holderIdentity"] == "first"
+        read["metadata"]["annotations"].clear()
+        assert said(await line.get()) == said(line.lease())
+
+    async def remove(self, line: Line) -> None:
+        raise NotImplementedError
+
+    async def write(self, line: Line, body: Object) -> None:
+        raise NotImplementedError

@@ -1,0 +1,500 @@
+"""What an engine promises to the service around it, of the real one and of the fake one that stands in for it."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from motet.errors import ContextLengthExceeded, Declined, InvalidRequest, MotetError
+from motet.model import Digest, RequestId, pages_for
+from motet_runner.interface import (
+    AdapterEvicted,
+    AdapterLoaded,
+    Finish,
+    OverflowAhead,
+    ParkedNow,
+    ParkMethod,
+    ResumedNow,
+    State,
+    StateChanged,
+)
+from tests.contract.engines import Size, fake, real
+from tests.runner.engines import Ran, ask, run
+
+A, B, C = map(Digest, "ABC")
+R = RequestId
+
+
+def book_of(engine):
+    return {entry.request: entry for entry in engine.report().book}
+
+
+def on_device(engine):
+    return {entry.digest for entry in engine.report().adapters if entry.on_device}
+
+
+# ------------------------------------------------------------------------------------------------------------- tokens
+
+
+def test_it_says_how_large_it_is(engine_of):
+    info = engine_of(Size(pages=8, host_pages=4, sequences=3, slots=2, length=100)).info
+    assert (info.pages, info.page_tokens, info.max_sequences, info.adapter_slots) == (8, 16, 3, 2)
+    assert info.host_bytes == 4 * info.page_bytes
+    assert info.max_model_length == 100
+
+
+def test_the_context_is_never_longer_than_the_memory(engine_of):
+    engine = engine_of(Size(pages=8, length=512))
+    assert engine.info.max_model_length == 128
+    with pytest.raises(ContextLengthExceeded):
+        engine.add(ask("a", prompt=100, max_tokens=29, promise=8))
+
+
+def test_everybody_gets_every_token_once_in_order(engine_of):
+    ran = run(engine_of(Size(pages=16)), *(ask(name, max_tokens=20 + n) for n, name in enumerate("abc")))
+    for n, name in enumerate("abc"):
+        outputs = [one for one in ran.outputs if one.request == name]
+        assert [one.index for one in outputs] == list(range(20 + n))
+        assert [one.finish for one in outputs] == [None] * (19 + n) + [Finish.LENGTH]
+
+
+def test_delivered_tokens_count_and_are_not_said_again(engine_of):
+    whole = run(engine_of(Size()), ask("a")).tokens["a"]
+    ran = run(engine_of(Size()), ask("a", epoch=2, delivered=tuple(whole[:30])))
+    assert ran.outputs[0].index == 30
+    assert ran.tokens["a"] == whole[30:]
+
+
+def test_a_stop_token_ends_it_and_is_said(engine_of):
+    whole = run(engine_of(Size()), ask("a")).tokens["a"]
+    ran = run(engine_of(Size()), ask("a", stop_token_ids=frozenset({whole[9]})))
+    assert ran.tokens["a"] == whole[: whole.index(whole[9]) + 1]
+    assert ran.last["a"].finish is Finish.STOP
+
+
+def test_only_so_many_have_begun_and_the_others_wait_their_turn(engine_of):
+    engine = engine_of(Size(pages=32, sequences=2))
+    ran = run(engine, *(ask(name, max_tokens=10) for name in "abcd"), steps=5)
+    assert {name: entry.state for name, entry in book_of(engine).items()} == {
+        "a": State.DECODE,
+        "b": State.DECODE,
+        "c": State.WAITING,
+        "d": State.WAITING,
+    }
+    ran = run(engine, ran=ran)
+    assert {name: len(tokens) for name, tokens in ran.tokens.items()} == dict.fromkeys("abcd", 10)
+
+
+def test_a_suspect_is_announced_then_computed_alone_until_it_has_proved_itself(engine_of):
+    engine = engine_of(Size(pages=16))
+    ran = run(engine, ask("plain"), steps=1)
+    engine.add(replace(ask("suspect"), engines_lost=1))
+    alone: list[str] = []
+    while engine.has_work():
+        output = engine.step()
+        together = {one.request for one in output.sequences}
+        announced = [event.request for event in output.events if isinstance(event, StateChanged) and event.alone]
+        if alone:
+            assert together == {"suspect"}
+        alone = announced
+        if announced:
+            assert not together, "it is said before the iteration"
+        for one in output.sequences:
+            ran.tokens.setdefault(one.request, []).extend(one.tokens)
+    assert {name: len(tokens) for name, tokens in ran.tokens.items()} == {"plain": 40, "suspect": 40}
+
+
+# ------------------------------------------------------------------------------------------------------------ admission
+
+
+@pytest.mark.parametrize(
+    ("sequence", "error"),
+    [
+        (ask("a", prompt=()), InvalidRequest),
+        (ask("a", max_tokens=0, promise=1), InvalidRequest),
+        (ask("a", prompt=(1,) * 90, max_tokens=39, promise=8), ContextLengthExceeded),
+        (ask("a", delivered=(1,) * 40), InvalidRequest),
+        (replace(ask("a"), promise=0), InvalidRequest),
+        (ask("a", promise=9), InvalidRequest),
+        (ask("a", prompt=(1, -1)), InvalidRequest),
+        (ask("a", prompt=(1, 1_000_000)), InvalidRequest),
+    ],
+    ids=["empty", "silent", "too-long", "all-said", "no-pages", "too-many-pages", "negative-token", "unknown-token"],
+)
+def test_what_can_never_be_served_is_refused_for_good(engine_of, sequence, error):
+    engine = engine_of(Size(pages=8))
+    with pytest.raises(error):
+        engine.add(sequence)
+    assert not book_of(engine)
+    assert engine.report().pages_promised == 0
+
+
+def test_what_does_not_fit_now_is_declined_and_leaves_no_trace(engine_of):
+    engine = engine_of(Size(pages=8))
+    engine.add(ask("a", promise=6))
+    with pytest.raises(Declined):
+        engine.add(ask("b", promise=3))
+    assert set(book_of(engine)) == {"a"}
+    assert engine.report().pages_promised == 6
+    engine.add(ask("c", promise=2))
+
+
+@pytest.mark.parametrize("epoch", [2, 3])
+def test_the_same_or_a_lower_epoch_is_declined_and_the_one_that_is_here_goes_on(engine_of, epoch):
+    engine = engine_of(Size())
+    ran = run(engine, ask("a", epoch=3), steps=5)
+    with pytest.raises(Declined):
+        engine.add(ask("a", epoch=epoch))
+    run(engine, ran=ran)
+    assert len(ran.tokens["a"]) == 40
+
+
+def test_a_higher_epoch_takes_the_place_and_the_pages_of_a_lower_one(engine_of):
+    engine = engine_of(Size(pages=8))
+    run(engine, ask("a", epoch=1, promise=8), steps=5)
+    engine.add(ask("a", epoch=2, promise=5))
+    assert book_of(engine)["a"].epoch == 2
+    assert engine.report().pages_promised == 5
+    ran = run(engine)
+    assert {one.epoch for one in ran.outputs} == {2}
+    assert len(ran.tokens["a"]) == 40
+
+
+def test_newcomers_leave_room_for_the_parked_unless_a_supervisor_decides(engine_of):
+    engine = engine_of(Size(pages=8))
+    engine.set_supervised(True)
+    run(engine, ask("a", promise=6), steps=2)
+    assert engine.park(R("a"), 1, 6, 6, ParkMethod.RECOMPUTE)
+    engine.set_supervised(False)
+    with pytest.raises(Declined):
+        engine.add(ask("b", promise=5))
+    engine.set_supervised(True)
+    engine.add(ask("b", promise=5))
+
+
+# ------------------------------------------------------------------------------------------------------------- orders
+
+
+def test_orders_about_what_has_changed_are_void(engine_of):
+    engine = engine_of(Size())
+    engine.set_supervised(True)
+    engine.add(ask("a", promise=2))
+    assert not engine.extend(R("a"), 2, 2, 3)
+    assert not engine.extend(R("a"), 1, 1, 3)
+    assert not engine.extend(R("b"), 1, 2, 3)
+    assert not engine.extend(R("a"), 1, 2, 2), "no more than it has"
+    assert not engine.extend(R("a"), 1, 2, 1), "less than it has"
+    assert not engine.park(R("a"), 2, 2, 3, ParkMethod.RECOMPUTE)
+    assert not engine.park(R("a"), 1, 1, 3, ParkMethod.RECOMPUTE)
+    assert not engine.park(R("b"), 1, 2, 3, ParkMethod.RECOMPUTE)
+    assert not engine.resume(R("a"), 1, 2), "it is not parked"
+    assert not engine.cancel(R("a"), 2)
+    assert not engine.cancel(R("b"))
+    assert book_of(engine)["a"].promise == 2
+    assert engine.cancel(R("a"), 1)
+    assert not engine.cancel(R("a"))
+    assert engine.report().pages_promised == 0
+
+
+def test_an_extension_ends_where_life_ends_and_fits_or_is_refused(engine_of):
+    engine = engine_of(Size(pages=8))
+    engine.set_supervised(True)
+    engine.add(ask("a", prompt=20, max_tokens=40, promise=1))
+    engine.add(ask("b", promise=5))
+    assert not engine.extend(R("a"), 1, 1, 8), "two pages are left"
+    assert engine.extend(R("a"), 1, 1, 3)
+    assert engine.cancel(R("b"))
+    assert engine.extend(R("a"), 1, 3, 8)
+    assert book_of(engine)["a"].promise == 4, "59 entries of KV: the last token is never fed back"
+
+
+def test_pages_are_held_as_tokens_are_computed_and_no_sooner(engine_of):
+    engine = engine_of(Size(pages=8))
+    engine.add(ask("a", prompt=20, max_tokens=40))
+    assert book_of(engine)["a"].pages_used == 0
+    seen = []
+    while engine.has_work():
+        engine.step()
+        if entry := book_of(engine).get(R("a")):
+            seen.append((entry.output_tokens, entry.pages_used))
+            assert engine.report().pages_free == 8 - entry.pages_used
+    assert seen == [(made, pages_for(20 + made - 1)) for made in range(1, 40)]
+    assert engine.report().pages_free == 8
+
+
+def test_the_end_of_a_promise_is_announced_once(engine_of):
+    engine = engine_of(Size(pages=8, patience=1000))
+    engine.set_supervised(True)
+    ran = run(engine, ask("tight", prompt=5, promise=2), ask("wide", prompt=5, max_tokens=60), steps=45)
+    assert ran.of(OverflowAhead) == [OverflowAhead(R("tight"), 1, 2)]
+    first = next(one for one in ran.outputs if one.request == "tight")
+    assert first.index == 0
+    assert len(ran.tokens["tight"]) == 28, "the token after the last entry that two pages hold"
+    assert engine.extend(R("tight"), 1, 2, 3)
+    run(engine, ran=ran)
+    assert len(ran.tokens["tight"]) == 40
+
+
+def test_alone_it_doubles_promises(engine_of):
+    engine = engine_of(Size(pages=16))
+    ran = run(engine, ask("a", prompt=5, max_tokens=150, promise=1))
+    assert [event.promise for event in ran.of(OverflowAhead)] == [1, 2, 4, 8]
+    assert len(ran.tokens["a"]) == 150
+
+
+def test_alone_it_parks_the_newest_and_everybody_finishes(engine_of):
+    engine = engine_of(Size(pages=8))
+    ran = run(engine, *(ask(name, prompt=5, max_tokens=100, promise=2) for name in "abc"))
+    assert {name: len(tokens) for name, tokens in ran.tokens.items()} == dict.fromkeys("abc", 100)
+    parked = ran.of(ParkedNow)
+    assert parked[0].request == "c"
+    assert all(event.by_itself for event in parked)
+    assert len(ran.of(ResumedNow)) == len(parked)
+
+
+@pytest.mark.parametrize("method", ParkMethod)
+def test_a_parked_one_gives_everything_back_and_says_the_same_later(engine_of, method):
+    whole = run(engine_of(Size()), ask("a")).tokens["a"]
+    engine = engine_of(Size(host_pages=8))
+    engine.set_supervised(True)
+    ran = run(engine, ask("a"), steps=10)
+    promise = book_of(engine)["a"].promise
+    assert engine.park(R("a"), 1, promise, promise + 5, method)
+    report = engine.report()
+    assert (report.pages_free, report.pages_promised, report.parked) == (8, 0, 1)
+    swapped = 2 if method is ParkMethod.SWAP else 0
+    assert report.host_bytes_free == (8 - swapped) * engine.info.page_bytes
+    assert book_of(engine)["a"].promise == 4, "no more than its whole life"
+    assert not engine.extend(R("a"), 1, promise, 4)
+    assert not engine.park(R("a"), 1, promise, 4, method)
+    run(engine, ran=ran)
+    assert ran.of(ParkedNow) == [ParkedNow(R("a"), 1, 4, method, by_itself=False)]
+    assert not engine.resume(R("a"), 2, 4)
+    assert engine.resume(R("a"), 1, 4)
+    run(engine, ran=ran)
+    assert ran.of(ResumedNow) == [ResumedNow(R("a"), 1, 4, method)]
+    assert ran.tokens["a"] == whole
+    assert engine.report().host_bytes_free == 8 * engine.info.page_bytes
+
+
+def test_swap_without_room_on_the_host_becomes_recompute(engine_of):
+    engine = engine_of(Size(host_pages=1))
+    engine.set_supervised(True)
+    ran = run(engine, ask("a"), steps=10)
+    assert engine.park(R("a"), 1, book_of(engine)["a"].promise, 4, ParkMethod.SWAP)
+    run(engine, ran=ran)
+    assert [event.method for event in ran.of(ParkedNow)] == [ParkMethod.RECOMPUTE]
+    assert engine.report().host_bytes_free == engine.info.page_bytes
+
+
+def test_cancelling_a_parked_one_frees_the_host(engine_of):
+    engine = engine_of(Size(host_pages=8))
+    engine.set_supervised(True)
+    run(engine, ask("a"), steps=10)
+    assert engine.park(R("a"), 1, book_of(engine)["a"].promise, 4, ParkMethod.SWAP)
+    run(engine)
+    assert engine.cancel(R("a"))
+    run(engine)
+    assert engine.report().host_bytes_free == engine.info.host_bytes
+
+
+def test_nobody_is_parked_without_end(engine_of):
+    engine = engine_of(Size(pages=8))
+    engine.set_supervised(True)
+    run(engine, ask("a"), steps=2)
+    for _ in range(4):
+        assert engine.park(R("a"), 1, book_of(engine)["a"].promise, 4, ParkMethod.RECOMPUTE)
+        assert engine.resume(R("a"), 1, 4)
+        run(engine, steps=1)
+    assert not engine.park(R("a"), 1, 4, 4, ParkMethod.RECOMPUTE)
+
+
+def test_promises_beyond_the_pages_are_kept_by_parking_the_newest(engine_of):
+    engine = engine_of(Size(pages=8))
+    engine.set_overcommit(2.0)
+    ran = run(engine, *(ask(name, prompt=20, max_tokens=40, promise=4) for name in "abcd"))
+    assert {name: len(tokens) for name, tokens in ran.tokens.items()} == dict.fromkeys("abcd", 40)
+    assert ran.of(ParkedNow)[0].request == "d"
+
+
+# ----------------------------------------------------------------------------------------------------------- adapters
+
+
+def test_a_known_adapter_is_loaded_ahead_only_while_there_is_room(engine_of, layout):
+    engine = engine_of(Size(slots=2))
+    for digest in (A, B, C):
+        engine.load_adapter(digest, layout)
+    ran = run(engine)
+    assert on_device(engine) == {A, B}
+    assert {event.digest for event in ran.of(AdapterLoaded)} == {A, B}
+    assert {entry.digest for entry in engine.report().adapters} == {A, B, C}
+    assert not engine.has_work()
+
+
+def test_the_least_recently_used_makes_room_and_never_a_live_one(engine_of, layout):
+    engine = engine_of(Size(pages=32, slots=2))
+    for digest in (A, B, C):
+        engine.load_adapter(digest, layout)
+    run(engine)
+    for digest in (A, B, C):
+        run(engine, ask("q", adapter=digest))
+    assert on_device(engine) == {B, C}
+    ran = run(engine, ask("b", adapter=B), ask("c", adapter=C), steps=2)
+    engine.add(ask("a", adapter=A))
+    while len(engine.report().book) == 3:
+        assert on_device(engine) == {B, C}
+        assert book_of(engine)["a"].state is State.LOADING
+        ran.take(engine)
+    run(engine, ran=ran)
+    assert {name: len(tokens) for name, tokens in ran.tokens.items()} == dict.fromkeys("abc", 40)
+
+
+def test_who_comes_before_its_adapter_waits_for_it_and_all_share_one_load(engine_of, layout):
+    engine = engine_of(Size(pages=32))
+    for name in "abc":
+        engine.add(ask(name, adapter=A))
+    run(engine)
+    assert not engine.has_work()
+    assert engine.report().waiting == 3
+    for _ in range(2):
+        engine.load_adapter(A, layout)
+    ran = run(engine)
+    assert [event.digest for event in ran.of(AdapterLoaded)] == [A]
+    assert {name: len(tokens) for name, tokens in ran.tokens.items()} == dict.fromkeys("abc", 40)
+
+
+def test_a_dropped_adapter_stays_until_its_last_sequence_has_finished(engine_of, layout):
+    engine = engine_of(Size())
+    engine.load_adapter(A, layout)
+    ran = run(engine, ask("a", adapter=A), steps=4)
+    engine.drop_adapter(A)
+    engine.drop_adapter(B)
+    assert on_device(engine) == {A}
+    assert [entry.live for entry in engine.report().adapters] == [1]
+    run(engine, ran=ran)
+    assert len(ran.tokens["a"]) == 40
+    assert not engine.report().adapters
+    assert [event.digest for event in ran.of(AdapterEvicted)] == [A]
+
+
+def test_an_adapter_that_is_wanted_again_before_it_went_stays(engine_of, layout):
+    engine = engine_of(Size())
+    engine.load_adapter(A, layout)
+    ran = run(engine, ask("a", adapter=A), steps=4)
+    engine.drop_adapter(A)
+    engine.load_adapter(A, layout)
+    run(engine, ran=ran)
+    assert on_device(engine) == {A}
+    assert not ran.of(AdapterEvicted)
+
+
+def test_a_parked_one_lets_go_of_its_adapters_slot_and_gets_it_back(engine_of, layout):
+    engine = engine_of(Size(pages=16, slots=1, host_pages=8))
+    engine.set_supervised(True)
+    for digest in (A, B):
+        engine.load_adapter(digest, layout)
+    ran = run(engine, ask("a", adapter=A), steps=5)
+    promise = book_of(engine)["a"].promise
+    assert engine.park(R("a"), 1, promise, promise, ParkMethod.SWAP)
+    assert {entry.digest: entry.live for entry in engine.report().adapters} == {A: 0, B: 0}
+    run(engine, ask("b", adapter=B), ran=ran)
+    assert on_device(engine) == {B}
+    engine.drop_adapter(A)
+    run(engine, ran=ran)
+    assert engine.resume(R("a"), 1, promise)
+    run(engine, ran=ran)
+    assert {name: len(tokens) for name, tokens in ran.tokens.items()} == {"a": 40, "b": 40}
+    assert {entry.digest for entry in engine.report().adapters} == {B}
+
+
+def test_that_an_adapter_has_left_is_said_even_when_there_is_nothing_to_compute(engine_of, layout):
+    engine = engine_of(Size())
+    engine.load_adapter(A, layout)
+    run(engine)
+    engine.drop_adapter(A)
+    assert [event.digest for event in run(engine).of(AdapterEvicted)] == [A]
+    assert not engine.has_work()
+
+
+# ------------------------------------------------------------------------------------------------------- side by side
+
+
+NAMES = st.sampled_from("abcd")
+SMALL = st.integers(1, 9)
+COMMANDS = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), NAMES, st.integers(1, 3), st.integers(1, 3), st.integers(1, 40), st.integers(1, 60)),
+        st.tuples(st.just("extend"), NAMES, SMALL),
+        st.tuples(st.just("park"), NAMES, SMALL, st.sampled_from(ParkMethod)),
+        st.tuples(st.just("resume"), NAMES, SMALL),
+        st.tuples(st.just("cancel"), NAMES),
+        st.tuples(st.just("supervised"), st.booleans()),
+        st.tuples(st.just("overcommit"), st.sampled_from([1.0, 1.5, 2.0])),
+        st.tuples(st.just("step"), st.integers(1, 30)),
+    ),
+    max_size=25,
+)
+
+
+class Driven:
+    """An engine and a record of all that it has said, but for which tokens, and who came first within a step."""
+
+    def __init__(self, engine) -> None:
+        self.engine = engine
+        self.said: list[object] = []
+
+    def do(self, what: str, *how) -> None:
+        engine, entry = self.engine, book_of(self.engine).get(how[0] if how else None)
+        epoch, promise = (entry.epoch, entry.promise) if entry is not None else (1, 1)
+        match what, how:
+            case "add", (name, promise, epoch, prompt, max_tokens):
+                new = ask(name, prompt=prompt, promise=promise, epoch=epoch, max_tokens=max_tokens)
+                try:
+                    engine.add(new)
+                except MotetError as error:
+                    self.said.append((type(error), error.message))
+            case "extend", (name, extended):
+                self.said.append(engine.extend(R(name), epoch, promise, extended))
+            case "park", (name, wanted, method):
+                self.said.append(engine.park(R(name), epoch, promise, wanted, method))
+            case "resume", (name, resumed):
+                self.said.append(engine.resume(R(name), epoch, resumed))
+            case "cancel", (name,):
+                self.said.append(engine.cancel(R(name)))
+            case "supervised", (value,):
+                engine.set_supervised(value)
+            case "overcommit", (factor,):
+                engine.set_overcommit(factor)
+            case "step", (times,):
+                self.step(times)
+        self.said.append((what, how, sorted(book_of(engine).items())))
+
+    def step(self, at_most: int) -> None:
+        while at_most and self.engine.has_work():
+            at_most -= 1
+            ran = Ran()
+            ran.take(self.engine)
+            outputs = sorted((one.request, one.epoch, one.index, len(one.tokens), one.finish) for one in ran.outputs)
+            self.said.append((outputs, sorted(ran.events, key=lambda event: event.request)))
+
+
+@pytest.fixture(scope="module")
+def pair(tiny):
+    """Without a host tier: which way of parking is cheaper is measured by the one, and pretended by the other."""
+    size = Size(pages=8, sequences=3, patience=2)
+    return Driven(fake(size)), Driven(real(tiny, size))
+
+
+@settings(max_examples=60)
+@given(COMMANDS)
+def test_both_say_the_same_to_any_orders(pair, commands):
+    for one in pair:
+        one.said = []
+        for command in [("supervised", False), ("overcommit", 1.0), *commands, ("supervised", False)]:
+            one.do(*command)
+        one.step(2000)
+        assert not one.engine.has_work()
+        for name in book_of(one.engine):
+            one.engine.cancel(name)
+    assert pair[0].said == pair[1].said

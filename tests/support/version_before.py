@@ -1,0 +1,40 @@
+"""The version before this one, as a wheel that is built from its own commit: what it has written must be read, and it
+must read what is written now."""
+
+import io
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+from hatchling.builders.wheel import WheelBuilder
+
+from tests.repo.tree import ROOT
+
+COMMIT = "618f349048a92de9ea4ed72fb83846e27946e516"
+"""The newest that counts as the version before. With each release it becomes that of the release."""
+
+
+def version_before(folder: Path) -> Path:
+    """A folder to put before all others on the path of a process, which is then of the version before."""
+    archive = subprocess.run(["git", "archive", COMMIT], cwd=ROOT, capture_output=True, check=True).stdout
+    source, installed = folder / "source", folder / "installed"
+    with tarfile.open(fileobj=io.BytesIO(archive)) as packed:
+        packed.extractall(source, filter="data")
+    (wheel,) = WheelBuilder(str(source)).build(directory=str(folder), versions=["standard"])
+    with zipfile.ZipFile(wheel) as packed_wheel:
+        packed_wheel.extractall(installed)
+    return installed
+
+
+def run_before(installed: Path, *arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """A Python process of the version before, to its end."""
+    return subprocess.run(
+        [sys.executable, "-P", *arguments],
+        env=os.environ | {"PYTHONPATH": str(installed)} | (env or {}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
