@@ -174,7 +174,7 @@ class Stack:
         return [path for path in listening if any(path.startswith(folder) for folder in folders)] + files
 
     @staticmethod
-    def until(condition: Callable[[], object], seconds: float = 30) -> None:
+    def until(condition: Callable[[], object], seconds: float = 120) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline, "it did not come to that in time"

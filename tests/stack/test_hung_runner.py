@@ -11,6 +11,7 @@ import pytest
 
 from motet.processes.linux import all_stats
 from tests.runner.random_models import EIGHT, llama
+from tests.stack.crowd import Crowd
 from tests.stack.harness import REPORTS_AT_ONCE, Stack, running_stack
 from tests.stack.voices import Answer, Voice, add_pool, assert_right, lean_stream, prompt_of
 
@@ -59,23 +60,20 @@ async def test_a_runner_that_stands_still_is_replaced_and_its_streams_go_on_else
     stack, base, voices = house
     await asyncio.to_thread(stack.until, lambda: all(one["ready"] for one in stack.status()["services"]))
     restarts = {one["name"]: one["restarts"] for one in stack.status()["services"]}
-    progress: dict[int, Answer] = {}
+    crowd = Crowd(stack.url, voices, streams=STREAMS, tokens=TOKENS, first=20, last=TOKENS // 2)
     async with asyncio.TaskGroup() as on:
-
-        async def one(index: int) -> Answer:
-            voice = voices[index % len(voices)]
-            return await lean_stream(
-                stack.url, voice, prompt_of(index), TOKENS, heard=lambda answer: progress.update({index: answer})
-            )
-
-        tasks = [on.create_task(one(index)) for index in range(STREAMS)]
-        while len(progress) < STREAMS or min(len(one.tokens) for one in progress.values()) < 20:
-            await asyncio.sleep(0.005)
-        name, served = await asyncio.to_thread(stack.busiest_runner)
-        victim = stack.service(name)
-        runner = int(victim["pid"])
-        os.kill(engine_of(runner) if part == "engine" else runner, signal.SIGSTOP)
-    answers = [task.result() for task in tasks]
+        streams = on.create_task(crowd.run())
+        while True:
+            await crowd.in_the_middle()
+            name, served = await asyncio.to_thread(stack.busiest_runner)
+            victim = stack.service(name)
+            runner = int(victim["pid"])
+            stands_still = engine_of(runner) if part == "engine" else runner
+            if crowd.all_in_the_middle:  # still: to look took its time
+                break
+        crowd.disturb()
+        os.kill(stands_still, signal.SIGSTOP)
+    answers = streams.result()
     stood = [answer for answer in answers if longest_silence(answer) > HANG_S / 2]
     assert len(stood) >= served, "streams of a runner that was stopped heard from it"
     assert [len(answer.tokens) for answer in answers] == [TOKENS] * STREAMS

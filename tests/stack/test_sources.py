@@ -76,6 +76,50 @@ def test_a_model_and_adapters_from_a_hub_and_the_web_with_a_tenants_secret(tmp_p
             assert len(hub.asked_for("/model.safetensors")) == 2, "its head and its bytes, once"
 
 
+SHARED = """
+apiVersion: motet.dev/v1alpha1
+kind: ServingPool
+metadata: {name: demo, namespace: default}
+spec:
+  model: {uri: "file://MODEL", servedName: demo}
+  engine: {kvCacheMiB: 64}
+  allowedNamespaces: {from: All}
+  adapterVolumes: [{claimName: shared, subPath: adapters, allowedNamespaces: {from: All}}]
+"""
+NAMED = """---
+apiVersion: motet.dev/v1alpha1
+kind: LoRAAdapter
+metadata: {{name: {name}, namespace: acme}}
+spec:
+  poolRef: {{name: demo, namespace: default}}
+  source: {{persistentVolumeClaim: {{claimName: shared, path: {path}}}}}
+"""
+
+
+def test_on_a_laptop_too_a_tenant_reads_its_own_folder_of_a_shared_volume(tmp_path: Path) -> None:
+    adapters = tmp_path / "manifests/volumes/shared/adapters"
+    shutil.copytree(BUNDLED / "adapters/pirate", adapters / "acme/pirate")
+    shutil.copytree(BUNDLED / "adapters/json", adapters / "zeta/json")
+    (adapters / "acme/borrowed").symlink_to("../zeta/json")
+    named = {"own": "acme/pirate", "others": "zeta/json", "linked": "acme/borrowed"}
+    (tmp_path / "manifests/all.yaml").write_text(
+        SHARED.replace("MODEL", str(BUNDLED / "model"))
+        + "".join(NAMED.format(name=name, path=path) for name, path in named.items())
+    )
+    with running_stack(tmp_path, manifests=tmp_path / "manifests") as stack:
+        stack.until(lambda: stack.adapter("own")["ready"])
+        stack.until(lambda: _reason(stack, "linked") == "FetchFailed")
+        assert "leads out of the folder acme of its volume" in _said(stack, "linked", "ArtifactReady")["message"]
+        refused = _said(stack, "others", "Accepted")
+        assert (refused["status"], refused["reason"]) == ("False", "PolicyDenied")
+        assert "from the folder acme of volume shared only" in refused["message"]
+        assert "acme/others" not in {model.id for model in stack.openai().models.list()}
+
+
+def _said(stack: Stack, name: str, condition: str) -> dict[str, str]:
+    conditions: dict[str, dict[str, str]] = {one["type"]: one for one in stack.adapter(name)["conditions"]}
+    return conditions[condition]
+
+
 def _reason(stack: Stack, name: str) -> str:
-    conditions = {one["type"]: one for one in stack.adapter(name)["conditions"]}
-    return str(conditions["ArtifactReady"]["reason"])
+    return _said(stack, name, "ArtifactReady")["reason"]

@@ -1,0 +1,58 @@
+"""This version and the one before side by side, as an upgrade has them, and as the way back has them."""
+
+import asyncio
+import signal
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+import motet_runner
+from tests.stack.pods import GRACE_S, SERVICES, Pods
+from tests.support.version_before import run_before, version_before
+
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
+
+OTHERS = tuple(name for name in SERVICES if name != "runner")
+TOKENS = 200
+
+
+@pytest.fixture(scope="module")
+def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return version_before(tmp_path_factory.mktemp("before"))
+
+
+@pytest.mark.parametrize("others_are_old", [False, True], ids=["beside-this-version", "beside-the-version-before"])
+async def test_row_45_a_runner_of_either_version_serves_beside_the_other_and_is_followed_by_it_and_back(
+    tmp_path: Path, before: Path, others_are_old: bool
+) -> None:
+    pods, answers = Pods(tmp_path), []
+    versions = [None, before, None] if others_are_old else [before, None, before]
+    with ExitStack() as stack:
+        for service in OTHERS:
+            stack.enter_context(pods.running(service, before if others_are_old else None))
+        async with pods.operator():
+            for version in versions:
+                with pods.running("runner", version) as runner:
+                    for service in SERVICES:
+                        await pods.until_ready(service)
+                    answers.append([await pods.ask(model) for model in ("demo", "pirate")])
+                    heard: list[str] = []
+                    async for text in pods.stream("pirate", tokens=TOKENS):
+                        if not heard:  # the next one is to come: what runs here comes to its end
+                            runner.send_signal(signal.SIGTERM)
+                        heard.append(text)
+                    answers[-1].append("".join(heard))
+                    assert await asyncio.to_thread(runner.wait, 20 + GRACE_S) == 0
+    assert len({tuple(each) for each in answers}) == 1, "one version answers as the other"
+    for service in SERVICES:
+        said = pods.log(service).read_text().splitlines()
+        assert [line for line in said if "Traceback" in line or '"level": "error"' in line] == [], service
+
+
+def test_the_version_before_is_another(before: Path) -> None:
+    """Else nothing here says anything."""
+    asked = run_before(before, "-c", "import motet_runner; print(motet_runner.__file__)")
+    assert Path(asked.stdout.strip()).parent == before / "motet_runner", asked
+    ours = Path(motet_runner.__file__).parent
+    assert (before / "motet_runner" / "service.py").read_text() != (ours / "service.py").read_text()
