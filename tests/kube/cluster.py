@@ -4,6 +4,7 @@ import base64
 import http.client
 import json
 import os
+import shutil
 import ssl
 import subprocess
 import time
@@ -30,6 +31,30 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True)
+class Store:
+    """What the API server keeps in etcd."""
+
+    etcd: Program
+    apiserver: Program
+    data: Path
+
+    def snapshot(self, to: Path) -> None:
+        """A copy of all of it, taken while etcd stands still. The API server waits meanwhile."""
+        self.etcd.stop()
+        shutil.copytree(self.data, to)
+        self.etcd.start()
+
+    def restore(self, snapshot: Path) -> None:
+        """As the manual has it: API servers first down and last up, for they remember what is not any more."""
+        self.apiserver.kill()
+        self.etcd.stop()
+        shutil.rmtree(self.data)
+        shutil.copytree(snapshot, self.data)
+        self.etcd.start()
+        self.apiserver.start()
+
+
+@dataclass(frozen=True)
 class Cluster:
     """A cluster to talk to, whoever runs it."""
 
@@ -44,6 +69,8 @@ class Cluster:
     authority: Authority | None = None
     apiserver: Program | None = None
     """To be stopped, started, restarted, paused and resumed by tests that undo it."""
+    store: Store | None = None
+    """To be brought back to an earlier state, on a cluster that nobody else uses."""
 
     @contextmanager
     def inside(self) -> Iterator[None]:
@@ -83,11 +110,12 @@ class Cluster:
         Raises Refused, or OSError for no answer.
         """
         content = None if body is None else json.dumps(body)
+        kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
         with self.inside():
             address = urlsplit(self._server["server"])
             wire = http.client.HTTPSConnection(address.hostname or "", address.port, timeout=10, context=self._trust)
             try:
-                wire.request(method, path, content, {"Content-Type": "application/json"})
+                wire.request(method, path, content, {"Content-Type": kind})
                 answer = wire.getresponse()
                 said = answer.read()
             except http.client.HTTPException as error:
@@ -119,7 +147,7 @@ class Cluster:
     def logs(self, pod: str, namespace: str, *arguments: str) -> str:
         return self.kubectl("logs", pod, f"--namespace={namespace}", *arguments)
 
-    def wait_for(self, ask: Callable[[], T], what: str = "", *, within_s: float = 30) -> T:
+    def wait_for(self, ask: Callable[[], T], what: str = "", *, within_s: float = 90) -> T:
         """Ask until the answer is true-like, and give it. A refusal, a missing field or a failed assertion is a no."""
         deadline = time.monotonic() + within_s
         while True:

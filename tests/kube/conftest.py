@@ -3,7 +3,6 @@ import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
@@ -13,6 +12,7 @@ from tests.kube.network import CannotIsolate, network
 from tests.kube.nodes import Node, addons
 from tests.kube.nodes import node as one_node
 from tests.kube.reader import reader
+from tests.support.machine import lacking, out_of_reach
 from tools.kube.locate import find, uses_existing_cluster
 
 
@@ -23,25 +23,25 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     if uses_existing_cluster():
         kubectl = find("kubectl") or shutil.which("kubectl")
         if kubectl is None:
-            pytest.skip("USE_EXISTING_CLUSTER is set, and there is no kubectl: run make kube")
+            lacking("kubectl (make kube)")
         kubeconfig = os.environ.get("KUBECONFIG") or Path.home() / ".kube" / "config"
         yield Cluster(Path(kubeconfig), folder, Path(kubectl))
         return
     if missing := [tool for tool in NEEDED if find(tool) is None]:
-        cannot_run(f"run make kube ({', '.join(missing)} not built)")
+        lacking(f"{', '.join(missing)} (make kube)")
     try:
         isolated = network()
         with isolated as own, control_plane(folder, own) as started:
             yield started
     except CannotIsolate as error:
-        cannot_run(str(error))
+        lacking(str(error))
 
 
 @pytest.fixture(scope="session")
 def node(cluster: Cluster) -> Iterator[Node]:
     """A node that runs pods, for the whole run; what a test breaks of it, it mends."""
     if cluster.network is None:
-        pytest.skip("runs pods on a node of our own, beside a control plane of our own")
+        out_of_reach("runs pods on a node of our own, beside a control plane of our own")
     with addons(cluster), one_node(cluster, "node-1", 1) as running:
         yield running
 
@@ -52,13 +52,6 @@ def shell(cluster: Cluster, node: Node, tmp_path: Path) -> Iterator[Shell]:
     tmp_path.chmod(0o755)
     with reader(cluster, tmp_path) as typing:
         yield typing
-
-
-def cannot_run(reason: str) -> NoReturn:
-    """Where the tier is meant to run a skipped one must not look like a green one."""
-    if os.environ.get("CI"):
-        pytest.fail(reason, pytrace=False)
-    pytest.skip(reason)
 
 
 @pytest.fixture(autouse=True)

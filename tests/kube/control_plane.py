@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.kube.certificates import Authority, Pair, token_keys
-from tests.kube.cluster import Cluster, Refused, identity
+from tests.kube.cluster import Cluster, Refused, Store, identity
 from tests.kube.network import API_PORT, CONTROL_PLANE, FIRST_SERVICE, SERVICES, Network
 from tests.kube.programs import Program
 from tools.kube.locate import find
@@ -27,8 +27,14 @@ AUDIT_POLICY = """\
 apiVersion: audit.k8s.io/v1
 kind: Policy
 omitStages: [RequestReceived]
-rules: [{level: Metadata}]
+rules:
+  - level: Request
+    userGroups: ["system:serviceaccounts:motet-system"]
+    verbs: [patch]
+    resources: [{group: motet.dev}]
+  - {level: Metadata}
 """
+"""With the bodies of what the installed product writes about our own objects: see `tests.kube.changes`."""
 
 
 @contextmanager
@@ -38,11 +44,20 @@ def control_plane(folder: Path, network: Network, *, node_grace_s: int = 16) -> 
     tools = {tool: found for tool in NEEDED if (found := find(tool)) is not None}
     plane = _Plane(folder, network, tools, node_grace_s)
     with ExitStack() as children:
-        children.enter_context(plane.etcd())
+        etcd = children.enter_context(plane.etcd())
         apiserver = children.enter_context(plane.apiserver())
         children.enter_context(plane.controller_manager())
         admin = identity(plane.authority, folder, "admin", "system:masters")
-        cluster = Cluster(admin, folder, tools["kubectl"], plane.audit_log, network, plane.authority, apiserver)
+        cluster = Cluster(
+            admin,
+            folder,
+            tools["kubectl"],
+            plane.audit_log,
+            network,
+            plane.authority,
+            apiserver,
+            Store(etcd, apiserver, plane.etcd_data),
+        )
         first = "/api/v1/namespaces/default/serviceaccounts/default"
         # Also makes what `call` keeps, before threads ask for it.
         cluster.wait_for(lambda: cluster.call("GET", first), "the first ServiceAccount")
@@ -68,10 +83,14 @@ class _Plane:
     def audit_log(self) -> Path:
         return self.folder / "audit.log"
 
+    @property
+    def etcd_data(self) -> Path:
+        return self.folder / "etcd"
+
     def etcd(self) -> Program:
         return self._program(
             "etcd",
-            f"--data-dir={self.folder / 'etcd'}",
+            f"--data-dir={self.etcd_data}",
             f"--listen-client-urls={ETCD}",
             f"--advertise-client-urls={ETCD}",
             f"--listen-peer-urls={ETCD_PEER}",

@@ -78,9 +78,10 @@ class Network:
         self.ip("address", "add", f"{address}/32", "dev", "lo")
 
     @contextmanager
-    def cut(self, one: str, other: str = "0.0.0.0/0") -> Iterator[None]:
-        """Between these addresses (or ranges) nothing passes, and nobody is told: what is sent is lost."""
-        rules = [["from", one, "to", other], ["from", other, "to", one]]
+    def cut(self, one: str, other: str = "0.0.0.0/0", *, both: bool = True) -> Iterator[None]:
+        """Between these addresses (or ranges) nothing passes, and nobody is told: what is sent is lost. Not `both`:
+        only what the first sends to the other."""
+        rules = [["from", one, "to", other], *([["from", other, "to", one]] if both else [])]
         for rule in rules:
             self.ip("rule", "add", "pref", "50", *rule, "blackhole")
         try:

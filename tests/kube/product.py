@@ -127,7 +127,7 @@ def served_after(product: Product, name: str) -> float:
         "metadata": {"name": name, "namespace": "acme"},
         "spec": {
             "poolRef": {"name": "demo", "namespace": POOLS},
-            "source": {"persistentVolumeClaim": {"claimName": "motet-demo", "path": "storyteller"}},
+            "source": {"persistentVolumeClaim": {"claimName": "motet-demo", "path": "acme/storyteller"}},
         },
     }
     began = time.monotonic()
@@ -324,5 +324,6 @@ def fill_volume(product: Product, folder: Path) -> None:
     provide_volume(product.cluster, folder)
     product.cluster.kubectl("apply", "--server-side", f"--filename={EXAMPLES / 'demo-volume.yaml'}")
     product.cluster.kubectl(
-        "wait", "--for=condition=Complete", "job/motet-demo-volume", f"--namespace={POOLS}", "--timeout=60s"
+        *("wait", "--for=condition=Complete", "job/motet-demo-volume", f"--namespace={POOLS}", "--timeout=150s"),
+        timeout_s=160,
     )

@@ -16,6 +16,7 @@ from typing import Any
 from tests.kube.cluster import Cluster, Refused
 from tests.kube.operators import Operator, Site
 from tests.kube.proxy import Proxy, Seen
+from tests.kube.schedulers import Scheduler
 
 Object = dict[str, Any]
 
@@ -160,6 +161,9 @@ class Outcome:
     made: Counter[str]
     """What was created for its runners, by kind."""
 
+    told: Object
+    """What the scheduler knows of pools and adapters."""
+
     lives: int = 1
 
     def __str__(self) -> str:
@@ -200,7 +204,11 @@ class Kubelet:
 
 def undisturbed(cluster: Cluster, home: Site, flows: Sequence[Flow]) -> list[Outcome]:
     world, outcomes = World(home), []
-    with Kubelet(world).running() as kubelet, Operator(home, env={"MOTET_CLUSTER_WRITERS": "1"}):
+    with (
+        Scheduler(home, "undisturbed") as scheduler,
+        Kubelet(world).running() as kubelet,
+        Operator(home, env={"MOTET_CLUSTER_WRITERS": "1"}),
+    ):
         for flow in flows:
             kubelet.most, before = flow.most, len(world.history())
             flow.change()
@@ -209,7 +217,7 @@ def undisturbed(cluster: Cluster, home: Site, flows: Sequence[Flow]) -> list[Out
             while (now := len(world.history())) != written:
                 written = now
                 time.sleep(QUIET_S)
-            outcomes.append(_outcome(home, world, before))
+            outcomes.append(_outcome(home, world, scheduler, before))
             assert not kubelet.excess, f"{flow.name}: {kubelet.excess}"
     return outcomes
 
@@ -235,7 +243,7 @@ def killed(home: Site, door: Proxy, flows: Sequence[Flow]) -> Generator[Outcome,
         return False
 
     try:
-        with Kubelet(world).running() as kubelet:
+        with Scheduler(home, "disturbed") as scheduler, Kubelet(world).running() as kubelet:
             operator.program.start()
             door.faults.written = die
             for flow in flows:
@@ -246,7 +254,7 @@ def killed(home: Site, door: Proxy, flows: Sequence[Flow]) -> Generator[Outcome,
                     lives += 1
                     operator.program.start(wait=False)
                     died.clear()  # not before: what the life before had under way may still arrive
-                outcome = _outcome(home, world, before)
+                outcome = _outcome(home, world, scheduler, before)
                 outcome.lives = lives
                 assert not kubelet.excess, f"{flow.name}: {kubelet.excess}"
                 yield outcome
@@ -255,7 +263,7 @@ def killed(home: Site, door: Proxy, flows: Sequence[Flow]) -> Generator[Outcome,
         operator.program.kill()
 
 
-def _outcome(home: Site, world: World, before: int) -> Outcome:
+def _outcome(home: Site, world: World, scheduler: Scheduler, before: int) -> Outcome:
     news = world.history()[before:]
     ours = [entry for entry in news if entry["user"]["username"] == home.user]
     created = [entry["objectRef"] for entry in news if entry["responseStatus"]["code"] == 201]
@@ -264,7 +272,8 @@ def _outcome(home: Site, world: World, before: int) -> Outcome:
         for about in created
         if about["resource"] in ("deployments", "pods") and not about.get("subresource")
     )
-    return Outcome(world.state(), Counter(map(_what, ours)), made)
+    told = {"pools": scheduler.told().get("pools", []), "adapters": scheduler.adapters()}
+    return Outcome(world.state(), Counter(map(_what, ours)), made, told)
 
 
 def _what(entry: Object) -> str:

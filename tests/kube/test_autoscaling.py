@@ -20,11 +20,10 @@ from tests.kube.programs import Program
 from tests.repo.tree import ROOT
 from tests.support.control_plane import until
 from tests.support.small_gateway import small_gateway
-from tools.kube.locate import uses_existing_cluster
 
 pytestmark = [
     pytest.mark.kube,
-    pytest.mark.skipif(uses_existing_cluster(), reason="a cluster has one external metrics API, its own"),
+    pytest.mark.own_cluster,  # a cluster has one external metrics API, its own
 ]
 
 DESIRED = "motet_pool_desired_replicas"
@@ -70,7 +69,12 @@ class PoolSeen:
 
     @property
     def desired(self) -> int:
-        return int(self._object["status"]["desiredReplicas"])
+        return int(self.status["desiredReplicas"])
+
+    @property
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = self._object["status"]
+        return found
 
     @property
     def pods(self) -> int:
@@ -112,6 +116,45 @@ def test_a_real_autoscaler_scales_a_pool_up_and_down_by_the_schedulers_figure(
     assert pool.scaling["reason"] == "AtMaximum"
 
 
+def test_runners_that_drain_do_not_count_for_an_autoscaler(
+    cluster: Cluster, home: Site, metrics: ExternalMetrics
+) -> None:
+    """An autoscaler leaves a number alone that is within a tenth of what its figure asks for: 19 of 20, where 15 are
+    wanted and 5 of 20 drain. It must not write the 20."""
+    pool = PoolSeen(home, "draining")
+    scaling = {"mode": "External", "minReplicas": 1, "maxReplicas": 30}
+    figure = {"pool_namespace": home.pools, "pool": "draining"}
+
+    def serve() -> bool:
+        """Nothing runs pods here, so they are made ready as a kubelet would."""
+        where = (f"--namespace={home.pools}", "--selector=motet.dev/pool=draining")
+        pods = cluster.items("pods", *where)
+        status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+        for pod in pods:
+            if not any(one["type"] == "Ready" for one in pod["status"].get("conditions", ())):
+                patch = f"--patch={json.dumps({'status': status})}"
+                name = pod["metadata"]["name"]
+                cluster.kubectl("patch", "pod", name, where[0], "--subresource=status", "--type=merge", patch)
+        return len(pods) == 20
+
+    metrics.set(DESIRED, 20, **figure)
+    document = autoscaler(home, "draining")
+    document["spec"]["maxReplicas"] = 30
+    cluster.apply(home.pool("draining", autoscaling=scaling, drainTimeoutSeconds=600), document)
+    cluster.wait_for(serve, "twenty pods", within_s=90)
+    cluster.wait_for(lambda: pool.status["readyReplicas"] == 20, within_s=60)
+
+    metrics.set(DESIRED, 15, **figure)
+    cluster.wait_for(lambda: (pool.spec, pool.status["drainingReplicas"]) == (15, 5), within_s=60)
+    assert (pool.status["replicas"], pool.status["stayingReplicas"]) == (20, 15)
+
+    metrics.set(DESIRED, 19, **figure)
+    cluster.wait_for(lambda: pool.spec != 15, within_s=60)
+    asked = len(metrics.asked)
+    cluster.wait_for(lambda: len(metrics.asked) > asked + 3, within_s=60)
+    assert (pool.spec, pool.desired) == (19, 19)
+
+
 def test_an_autoscaler_on_a_pool_that_scales_itself_is_a_conflict_until_one_of_them_goes(
     cluster: Cluster, home: Site, metrics: ExternalMetrics
 ) -> None:
@@ -126,6 +169,21 @@ def test_an_autoscaler_on_a_pool_that_scales_itself_is_a_conflict_until_one_of_t
     assert pool.scaling["status"] == "False"
     assert "kube-controller-manager writes spec.replicas" in pool.scaling["message"]
     assert (pool.spec, pool.desired, pool.pods) == (4, 2, 2), "what there is stays"
+    before = len(cluster.audit())
+    for figure in (1, 5, 3):  # the other one goes on
+        metrics.set(DESIRED, figure, pool_namespace=home.pools, pool="both")
+        cluster.wait_for(lambda: pool.spec == figure, f"the autoscaler's {figure}", within_s=60)  # noqa: B023
+    cluster.wait_for(lambda: pool.scaling["message"], "a last look")
+    scaled = [
+        entry["requestURI"]
+        for entry in cluster.audit()[before:]
+        if entry["verb"] in ("create", "update", "patch", "delete")
+        and entry["objectRef"].get("namespace") == home.pools
+        and entry["objectRef"]["resource"] in ("deployments", "replicasets", "pods")
+        and entry["objectRef"].get("subresource") != "status"
+    ]
+    assert scaled == [], "nothing flaps"
+    assert (pool.scaling["reason"], pool.desired, pool.pods) == ("ConflictingManager", 2, 2)
     # As the message says.
     cluster.kubectl("delete", "hpa", "both", f"--namespace={home.pools}")
     path = Path(home.folder / "both.json")

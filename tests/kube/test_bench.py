@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from motet.processes.linux import all_stats
-from tests.kube.conftest import cannot_run
 from tests.kube.network import CannotIsolate, Network, network
 from tests.repo.tree import ROOT
+from tests.support.machine import lacking
 
 pytestmark = pytest.mark.kube
 
@@ -39,7 +39,7 @@ def isolated() -> Iterator[Network]:
         with made as own:
             yield own
     except CannotIsolate as error:
-        cannot_run(str(error))
+        lacking(str(error))
 
 
 def test_who_asks_is_inside_and_all_that_it_starts(isolated: Network) -> None:

@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,7 +29,8 @@ from tests.charts.helm import COMPONENTS, CRDS, MOTET, VARIANTS, containers, of_
 from tests.kube.cluster import Cluster, Refused
 from tests.kube.network import API_PORT, CONTROL_PLANE
 from tests.repo.tree import ROOT
-from tests.support.postgresql import PostgreSQL
+from tests.support.machine import lacking
+from tests.support.postgresql import MISSING, PostgreSQL
 from tests.support.postgresql import find as find_postgresql
 
 pytestmark = pytest.mark.kube
@@ -244,6 +246,55 @@ def test_definitions_and_certificates_are_left_and_a_second_installation_takes_o
     cluster.helm("uninstall", f"{release.name}-crds", f"--namespace={release.system}")
 
 
+def test_an_upgrade_that_fails_leaves_the_operator_of_before_the_template_that_it_started_with(
+    release: Release, tmp_path: Path
+) -> None:
+    cluster, here = release.cluster, f"--namespace={release.system}"
+    ours = f"app.kubernetes.io/component=operator,app.kubernetes.io/instance={release.name}"
+
+    def sets() -> dict[str, str]:
+        """The operator's ReplicaSets by the template that their pods start with."""
+        return {
+            volume["configMap"]["name"]: one["metadata"]["name"]
+            for one in cluster.items("replicasets", here, f"--selector={ours}")
+            for volume in one["spec"]["template"]["spec"]["volumes"]
+            if volume["name"] == "runner"
+        }
+
+    def templates() -> dict[str, str]:
+        found = cluster.items("configmaps", here, f"--selector=app.kubernetes.io/instance={release.name}")
+        return {
+            one["metadata"]["name"]: one["data"]["template.yaml"] for one in found if "template.yaml" in one["data"]
+        }
+
+    def upgraded(level: str) -> Object:
+        return NOWHERE | {"runner": {"env": {"MOTET_LOG_LEVEL": level}}}
+
+    release.helm("install", upgraded("info"), tmp_path)
+    (first,) = cluster.wait_for(sets)
+    before = templates()
+    values = release.values(upgraded("debug"), tmp_path)
+    with pytest.raises(Refused):  # no pod of this test ever starts
+        cluster.helm("upgrade", release.name, str(MOTET), here, values, "--wait", "--timeout=10s")
+    cluster.wait_for(lambda: len(sets()) == 2)
+    assert templates()[first] == before[first]
+    assert set(templates()) == set(sets())
+    with pytest.raises(Refused, match="immutable"):
+        cluster.kubectl("patch", "configmap", first, here, '--patch={"data": {"template.yaml": "another"}}')
+
+    # Two upgrades later it is still that operator that runs; once it is gone for good, so is what it started with.
+    release.helm("upgrade", upgraded("warning"), tmp_path)
+    cluster.wait_for(lambda: len(sets()) == 3)
+    assert templates()[first] == before[first]
+    cluster.kubectl("delete", "replicaset", sets()[first], here)
+    cluster.wait_for(lambda: first not in sets())
+    release.helm("upgrade", upgraded("error"), tmp_path)
+    assert first not in templates()
+    # One that has not changed is the same one, and nothing of it is restarted.
+    release.helm("upgrade", upgraded("error") | {"logLevel": "debug", "gateway": {"replicas": 1}}, tmp_path)
+    assert set(templates()) >= set(cluster.wait_for(sets))
+
+
 # The database ---------------------------------------------------------------------------------------------------------
 
 
@@ -251,7 +302,7 @@ def test_definitions_and_certificates_are_left_and_a_second_installation_takes_o
 def postgresql(cluster: Cluster) -> Iterator[PostgreSQL]:
     """A server that pods reach."""
     if find_postgresql("postgres") is None:
-        pytest.skip("no PostgreSQL server")
+        lacking(MISSING)
     with tempfile.TemporaryDirectory(prefix="motet-postgresql-") as folder, cluster.inside():
         server = PostgreSQL(Path(folder), CONTROL_PLANE)
         server.start()
@@ -422,11 +473,19 @@ def test_each_policy_refuses_in_its_words_what_it_is_for(release: Release, names
             stdin=yaml.safe_dump(ADAPTER | {"spec": good | spec}),
         )
 
+    def on_a_volume(path: str) -> Object:
+        return {"source": {"persistentVolumeClaim": {"claimName": "shared", "path": path}, **digest}}
+
+    prefixed = (
+        "spec.source must begin with one of https://ours.example/{namespace}/, pvc://shared/teams/{namespace}/ "
+        "({namespace} is this one's name)"
+    )
     cases: list[tuple[str, Object, str]] = [
+        *(("", on_a_volume(path), prefixed) for path in ("teams/zeta/a", f"teams/{namespace}-2/a", namespace, "teams")),
         (
             "",
             {"source": {"uri": "https://ours.example/other/mine/", **digest}},
-            "spec.source.uri must begin with one of https://ours.example/{namespace}/ ({namespace} is this one's name)",
+            prefixed,
         ),
         (
             "",
@@ -449,7 +508,8 @@ def test_each_policy_refuses_in_its_words_what_it_is_for(release: Release, names
 
     enabled = {"enabled": True}
     policies = {
-        "sourcePrefix": enabled | {"prefixes": ["https://ours.example/{namespace}/"]},
+        "sourcePrefix": enabled
+        | {"prefixes": ["https://ours.example/{namespace}/", "pvc://shared/teams/{namespace}/"]},
         "requireDigest": enabled | {"namespaceLabel": f"motet-test={release.name}"},
         "usePool": enabled,
         "maxReplicas": enabled | {"configMapName": limits},
@@ -467,7 +527,53 @@ def test_each_policy_refuses_in_its_words_what_it_is_for(release: Release, names
 
     for user, spec, sentence in cases:
         cluster.wait_for(lambda case=(user, spec, sentence): is_refused(*case), sentence)
-    apply("", {})
+    for allowed in ({}, on_a_volume(f"teams/{namespace}/a"), on_a_volume(f"teams/{namespace}")):
+        apply("", allowed)
+
+
+@pytest.mark.usefixtures("definitions")
+def test_a_pool_runs_as_no_account_that_its_author_could_not_use_anyway(release: Release, tmp_path: Path) -> None:
+    cluster, pools = release.cluster, release.pools[0]
+    release.helm("install", NOWHERE, tmp_path)
+    for who, role in (("paul", f"{release.name}-platform-admin"), ("edith", f"{release.name}-platform-admin")):
+        cluster.kubectl("create", "rolebinding", who, f"--clusterrole={role}", f"--user={who}", f"--namespace={pools}")
+    cluster.kubectl("create", "rolebinding", "pods", "--clusterrole=edit", "--user=edith", f"--namespace={pools}")
+    cluster.kubectl(
+        *("create", "role", "as-own", "--verb=impersonate", "--resource=serviceaccounts", "--resource-name=own"),
+        f"--namespace={pools}",
+    )
+    cluster.kubectl("create", "rolebinding", "as-own", "--role=as-own", "--user=paul", f"--namespace={pools}")
+
+    def apply(user: str, account: str, replicas: int = 1, name: str = "mine") -> None:
+        template = {"serviceAccountName": account} if account else {}
+        spec = {"model": {"uri": "hf://acme/base"}, "replicas": replicas, "template": template}
+        pool = {"apiVersion": "motet.dev/v1alpha1", "kind": "ServingPool", "metadata": {"name": name}, "spec": spec}
+        cluster.kubectl(
+            *("apply", "--server-side", "--force-conflicts", f"--namespace={pools}", "--filename=-", f"--as={user}"),
+            stdin=yaml.safe_dump(pool),
+        )
+
+    refused = "may create pods in this namespace or impersonate that ServiceAccount"
+
+    tries = count()
+
+    def policy_acts() -> bool:
+        """It does a moment after it was made. A pool that came before may keep its account: each try is a new one."""
+        try:
+            apply("paul", "cluster-admin", name=f"early-{next(tries)}")
+        except Refused as error:
+            return refused in str(error)
+        return False
+
+    cluster.wait_for(policy_acts)
+    apply("paul", "")
+    apply("paul", "own")
+    with pytest.raises(Refused, match=refused):
+        apply("paul", "another")
+    apply("edith", "another")
+    apply("paul", "another", replicas=2)  # what is there already is not his doing
+    with pytest.raises(Refused, match=refused):
+        apply("paul", "another", name="second")
 
 
 @pytest.mark.usefixtures("definitions")

@@ -6,14 +6,12 @@ import subprocess
 import pytest
 
 from tests.kube.control_plane import Cluster, Refused
-from tools.kube.locate import KUBERNETES, uses_existing_cluster
+from tools.kube.locate import KUBERNETES
 
 pytestmark = pytest.mark.kube
 
-own = pytest.mark.skipif(uses_existing_cluster(), reason="says something of the control plane that make kube builds")
 
-
-@own
+@pytest.mark.own_cluster
 def test_server_and_client_say_the_version_they_were_built_from(cluster: Cluster) -> None:
     said = json.loads(cluster.kubectl("get", "--raw=/version"))
     assert said["gitVersion"] == KUBERNETES.version
@@ -62,7 +60,7 @@ def test_pod_security_is_enforced(cluster: Cluster, namespace: str) -> None:
         cluster.kubectl("run", "sample", "--image=example.invalid/nothing", f"--namespace={namespace}")
 
 
-@own
+@pytest.mark.own_cluster
 def test_every_request_is_in_the_audit_log(cluster: Cluster, namespace: str) -> None:
     assert cluster.audit_log is not None
     cluster.kubectl("create", "configmap", "seen", f"--namespace={namespace}")
@@ -81,7 +79,7 @@ def test_a_test_can_be_any_service_account(cluster: Cluster, namespace: str) -> 
         assert {(one["verb"], one["responseStatus"]["code"]) for one in secrets} == {("list", 403)}
 
 
-@own
+@pytest.mark.own_cluster
 def test_an_api_server_can_be_frozen_and_waken(cluster: Cluster) -> None:
     assert cluster.apiserver is not None
     cluster.apiserver.pause()
@@ -93,7 +91,7 @@ def test_an_api_server_can_be_frozen_and_waken(cluster: Cluster) -> None:
     cluster.kubectl("get", "nodes")
 
 
-@own
+@pytest.mark.own_cluster
 def test_what_was_stored_is_there_after_a_crash_of_the_api_server(cluster: Cluster, namespace: str) -> None:
     assert cluster.apiserver is not None
     cluster.kubectl("create", "configmap", "kept", f"--namespace={namespace}")

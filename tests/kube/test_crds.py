@@ -119,7 +119,7 @@ def test_null_is_absent(cluster: Cluster, tenant: str) -> None:
         ("ServingPool", "spec.role", "Token", 'supported values: "Mixed"'),
         ("LoRAAdapter", "spec.priority", "High", 'supported values: "Interactive", "Standard", "Batch"'),
         ("ServingPool", "spec.template", {"hostNetwork": True}, r"field not declared in schema|unknown field"),
-        ("ServingPool", "spec.template", {"env": [{"name": "A"}, {"name": "A"}]}, r"duplicate entries"),
+        ("ServingPool", "spec.template", {"env": [{"name": "TZ"}, {"name": "TZ"}]}, r"duplicate entries"),
         ("ServingPool", "spec.autoscaling", {"mode": False}, r"expected string"),
         ("LoRAAdapter", "spec.limits", {}, r"field not declared in schema|unknown field"),
     ],

@@ -17,6 +17,7 @@ from motet.kube import KubeApi, Refused, Unreachable
 from motet.lease import Election
 from motet.rpc import is_healthy
 from motet.settings import LeaseSettings
+from tests.common.waiting import PATIENCE_S
 from tests.kube.cluster import Cluster
 from tests.support.control_plane import SmallOperator, until
 from tests.support.fake_engine import FakeEngine, tokens_of
@@ -107,19 +108,21 @@ async def test_a_token_that_was_refused_is_read_again(cluster: Cluster, namespac
             await api.get(path, seconds=5)
 
 
+@pytest.mark.own_cluster
 async def test_an_api_server_that_restarts_costs_a_leader_nothing(
     cluster: Cluster, namespace: str, account: Path
 ) -> None:
-    if cluster.apiserver is None:
-        pytest.skip("the API server of an existing cluster is not ours to stop")
+    assert cluster.apiserver is not None
     losses: list[str] = []
     patient = settings(namespace, seconds=60, renew_seconds=40)  # this test holds up its own event loop
     async with KubeApi(account, "the test") as api, Election(api, patient, lost=losses.append) as election:
         cluster.apiserver.restart()
-        assert election.exceed(7) == 8
-        await until(
-            lambda: lease_in(cluster, namespace)["metadata"]["annotations"]["motet.dev/term"] == "8", seconds=30
+        written: list[str] = []
+        election.exceed(
+            7, lambda: written.append(lease_in(cluster, namespace)["metadata"]["annotations"]["motet.dev/term"])
         )
+        await until(lambda: written)
+        assert (written, election.term) == (["8"], 8), "it is in the Lease before anyone hears of it"
         assert election.leads
         assert losses == []
 
@@ -192,7 +195,9 @@ async def test_when_the_leader_goes_the_other_acts_and_streams_resume(
     within: float,
     record_property,
 ) -> None:
+    began = time.monotonic()
     async with replicas(folder, namespace, account, lease) as (leader, standby), AsyncExitStack() as clients:
+        starting = time.monotonic() - began
         operator = SmallOperator(standby.address)
         operator.state()
         operating = asyncio.create_task(operator.link.run())
@@ -217,7 +222,7 @@ async def test_when_the_leader_goes_the_other_acts_and_streams_resume(
         seconds = gateway.asked["new"].placed_at - gone
         record_property("seconds_to_place", seconds)
         print(f"placed by the other {seconds:.2f} s after {signum.name}")
-        assert seconds <= within + 5.0, standby.said()  # a placement, on a busy machine
+        assert seconds <= within + starting, standby.said()  # a placement is much less than two processes' start
         assert gateway.term == 2
         assert lease_in(cluster, namespace)["spec"]["holderIdentity"].startswith("b-")
         assert await running == tokens_of((5,), 7, 1500)
@@ -232,8 +237,8 @@ async def test_a_leader_that_was_frozen_ends_when_it_wakes_and_the_other_leads(
 ) -> None:
     async with replicas(folder, namespace, account, QUICK) as (leader, standby):
         leader.process.send_signal(signal.SIGSTOP)
-        await until(lambda: "leads" in standby.said(), seconds=60)
+        await until(lambda: "leads" in standby.said())
         leader.process.send_signal(signal.SIGCONT)
-        assert await asyncio.wait_for(leader.process.wait(), 20) == 1
+        assert await asyncio.wait_for(leader.process.wait(), PATIENCE_S) == 1
         assert "leadership lost" in leader.said()
         assert lease_in(cluster, namespace)["metadata"]["annotations"]["motet.dev/term"] == "2"

@@ -1,6 +1,9 @@
 """The operator's own lives on a real API server: idle, replaced, killed at any moment; and what it must not touch."""
 
 import json
+import os
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -32,6 +35,12 @@ def writes(home: Site) -> list[str]:
     ]
 
 
+def lists(home: Site) -> int:
+    """Of all adapters, by the operator so far."""
+    mine = home.cluster.audit(home.user)
+    return sum(entry["verb"] == "list" and entry["objectRef"]["resource"] == "loraadapters" for entry in mine)
+
+
 def settled(home: Site, operator: Operator, *, quiet_s: float = 1.5, within_s: float = 40) -> list[str]:
     """All writes, once none has come for a while after it has looked around."""
     # A replica is ready before it leads: it has not written anything then because it has not begun.
@@ -54,13 +63,14 @@ def test_when_nothing_changes_nothing_is_written_and_a_restart_writes_nothing_ei
     with Operator(home, lease=True, env=quick) as operator:
         cluster.wait_for(lambda: home.ready_reason("lora", "quiet-4", tenant) == "WaitingForRunner")
         before = settled(home, operator)
-        rounds = operator.metric("motet_reconciles_total")
-        time.sleep(5)  # five lists of everything, and watches that come and go
+        rounds, seen = operator.metric("motet_reconciles_total"), lists(home)
+        # Five lists of everything, watches that come and go, and a look at it all.
+        cluster.wait_for(lambda: lists(home) >= seen + 5, "five more lists", within_s=60)
+        cluster.wait_for(lambda: operator.metric("motet_reconciles_total") > rounds, "a round", within_s=60)
         assert writes(home) == before
-        assert operator.metric("motet_reconciles_total") >= rounds
-    with Operator(home, lease=True, env=quick):
-        time.sleep(3)
-        assert writes(home) == before
+    with Operator(home, lease=True, env=quick) as again:
+        assert settled(home, again) == before
+        assert again.metric("motet_operator_leader") == 1
 
 
 def test_what_belongs_to_tenants_is_left_as_they_made_it(cluster: Cluster, home: Site) -> None:
@@ -80,8 +90,9 @@ def test_what_belongs_to_tenants_is_left_as_they_made_it(cluster: Cluster, home:
 def test_another_replica_takes_over(cluster: Cluster, home: Site, polite: bool) -> None:
     tenant = home.tenant()
     with Operator(home, "one", lease=True, port=9091) as one, Operator(home, "other", lease=True, port=9092) as other:
-        # Both are ready, and one leads.
-        (leader,) = [replica for replica in (one, other) if replica.metric("motet_operator_leader")]
+        # Both are ready, which a replica is before it leads.
+        leading = lambda: [replica for replica in (one, other) if replica.metric("motet_operator_leader")]  # noqa: E731
+        (leader,) = cluster.wait_for(leading, "a leader")
         standby = other if leader is one else one
         cluster.apply(home.adapter("before", tenant, "nowhere"))
         cluster.wait_for(lambda: home.ready_reason("lora", "before", tenant))
@@ -135,28 +146,88 @@ def test_a_pool_that_shrinks_loses_the_newest_and_one_that_changes_gets_another_
         cluster.wait_for(lambda: len(cluster.items("deployments", *where)) == 1)
         (second,) = cluster.items("deployments", *where)
         assert second["metadata"]["uid"] != first["metadata"]["uid"]
-        home.template.write_text(home.template.read_text().replace("motet/runner:test", "motet/runner:next"))
+
+    upgraded(home)
+    with Operator(home):
         cluster.wait_for(lambda: pods() and images() == ["motet/runner:next"], "the platform's new template alone")
         cluster.kubectl("delete", "spool", "demo", where[0])
         cluster.wait_for(lambda: not cluster.items("deployments", *where))
 
 
+def upgraded(home: Site) -> None:
+    """The platform's template is another from now on."""
+    home.template.write_text(home.template.read_text().replace("motet/runner:test", "motet/runner:next"))
+
+
+def test_an_operator_goes_on_with_the_template_that_it_started_with(cluster: Cluster, home: Site) -> None:
+    """As the one of before does where an upgrade fails: what the next one shall read is not its own."""
+    with Operator(home) as operator:
+        cluster.apply(home.pool())
+        cluster.wait_for(lambda: home.ready_reason("spool", "demo", home.pools))
+        (before,) = cluster.wait_for(lambda: cluster.items("deployments", f"--namespace={home.pools}"))
+        upgraded(home)
+        began = operator.metric("motet_reconciles_total")
+        # A change of every kind that is looked at with what is known of the platform.
+        for replicas in (2, 3):
+            cluster.apply(home.pool(replicas=replicas))
+            where = ("deployment", before["metadata"]["name"], f"--namespace={home.pools}")
+            cluster.wait_for(lambda: cluster.get(*where)["spec"]["replicas"] == replicas)  # noqa: B023
+            time.sleep(0.6)
+        assert operator.metric("motet_reconciles_total") > began
+        (after,) = cluster.items("deployments", f"--namespace={home.pools}")
+        assert after["spec"]["template"] == before["spec"]["template"]
+
+
+def test_another_version_of_the_operator_restarts_no_runner(cluster: Cluster, home: Site) -> None:
+    where = f"--namespace={home.pools}"
+    other = home.folder / "other"
+    metadata = other / "motet-99.0.0.dist-info" / "METADATA"
+    metadata.parent.mkdir(parents=True)
+    metadata.write_text("Metadata-Version: 2.1\nName: motet\nVersion: 99.0.0\n")
+    env = {"PYTHONPATH": os.pathsep.join((str(other), os.environ.get("PYTHONPATH", "")))}
+    asked = [sys.executable, "-P", "-c", "from importlib.metadata import version; print(version('motet'))"]
+    assert subprocess.check_output(asked, env=os.environ | env, text=True).strip() == "99.0.0"
+
+    with Operator(home):
+        cluster.apply(home.pool(replicas=2))
+        cluster.wait_for(lambda: len(cluster.items("pods", where)) == 2)
+        cluster.wait_for(lambda: cluster.get("spool", "demo", where)["status"]["updateRevision"])
+    before = cluster.items("deployments,pods,poddisruptionbudgets", where)
+    with Operator(home, env=env):
+        # It looks at everything and does what is asked for.
+        cluster.apply(home.pool(replicas=3))
+        cluster.wait_for(lambda: len(cluster.items("pods", where)) == 3)
+    after = {one["metadata"]["uid"]: one for one in cluster.items("deployments,pods,poddisruptionbudgets", where)}
+    assert [one["metadata"]["name"] for one in before if one["metadata"]["uid"] not in after] == []
+    assert len([one for one in after.values() if one["kind"] == "Deployment"]) == 1
+
+
 def test_adapters_are_kept_when_their_definition_is_deleted_and_made_again(cluster: Cluster, home: Site) -> None:
     """Row 13, as far as the operator goes: it neither ends nor forgets, and watches the kind that has come back."""
     tenant = home.tenant()
-    with Operator(home, env={"MOTET_CLUSTER_RESYNC_SECONDS": "20"}) as operator:
+    env = {"MOTET_CLUSTER_RESYNC_SECONDS": "20", "MOTET_CLUSTER_VANISHED_SECONDS": "12000"}  # ten minutes on our clock
+
+    def alone() -> bool:
+        """The operator knows of this adapter and no other: what other tests have left goes in its own time."""
+        found = cluster.items("loraadapters", "--all-namespaces")
+        return len(found) == operator.metric("motet_objects", kind="LoRAAdapter") == 1
+
+    with Operator(home, env=env) as operator:
         cluster.apply(home.adapter("kept", tenant, "nowhere"))
         cluster.wait_for(lambda: home.ready_reason("lora", "kept", tenant))
-        cluster.wait_for(lambda: operator.metric("motet_objects") >= 1)
-        known = operator.metric("motet_objects")
+        cluster.wait_for(alone, "the adapters of other tests to be gone", within_s=60)
         try:
             cluster.kubectl("delete", "crd", "loraadapters.motet.dev", "--timeout=30s")
-            time.sleep(3)
-            assert operator.metric("motet_objects") == known
+            log = operator.program.log
+            cluster.wait_for(lambda: "a kind is no longer served" in log.read_text(), "the loss to be seen")
+            rounds = operator.metric("motet_reconciles_total")
+            cluster.wait_for(lambda: operator.metric("motet_reconciles_total") >= rounds + 2, "another round")
+            assert operator.metric("motet_objects", kind="LoRAAdapter") == 1, "it is kept"
         finally:
             apply_definitions(cluster)
         cluster.apply(home.adapter("again", tenant, "nowhere"))
         cluster.wait_for(lambda: home.ready_reason("lora", "again", tenant))
+        assert operator.metric("motet_objects", kind="LoRAAdapter") == 2, "one that comes ends no other"
         operator.program.assert_alive()
 
 
@@ -275,6 +346,7 @@ def test_row_1_an_operator_that_dies_after_every_single_write_gets_there_all_the
                 print(f"\n  {flow.name}: {outcome} (undisturbed: {alone.writes.total()})", end="")
             assert outcome.state == alone.state, flow.name
             assert outcome.made == alone.made, flow.name
+            assert outcome.told == alone.told, flow.name
             assert outcome.writes.total() == outcome.lives, flow.name
             lives += outcome.lives
     assert lives >= crashes

@@ -209,3 +209,27 @@ def _applied(cluster: Cluster, it: dict[str, Any]) -> bool:
     cluster.apply(it)
     where = f"--namespace={it['metadata']['namespace']}"
     return "fromTheFuture" in cluster.get("spool", it["metadata"]["name"], where)["spec"]
+
+
+def test_what_somebody_else_has_made_is_not_taken_over_and_the_pool_names_it(cluster: Cluster, home: Site) -> None:
+    theirs = {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {"name": "taken", "namespace": home.pools},
+        "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "theirs"}}},
+    }
+    cluster.apply(theirs)
+    where = ("pdb", "taken", f"--namespace={home.pools}")
+    before = cluster.get(*where)
+    with Operator(home):
+        cluster.apply(home.pool("taken"))
+        cluster.wait_for(lambda: home.conditions("spool", "taken", home.pools)["Stalled"]["reason"] == "NameTaken")
+        message = home.conditions("spool", "taken", home.pools)["Progressing"]["message"]
+        assert message.startswith("PodDisruptionBudget taken of this namespace is not the operator's")
+        cluster.wait_for(lambda: pods(cluster, home.pools), "the pool's runners all the same")
+        after = cluster.get(*where)
+        assert (after["spec"], after["metadata"]) == (before["spec"], before["metadata"])
+        cluster.kubectl("delete", *where)
+        cluster.wait_for(lambda: reason(home, "taken") == "RunnersStarting", within_s=60)
+        selector = cluster.get(*where)["spec"]["selector"]
+        assert selector == {"matchLabels": {"motet.dev/pool": "taken"}}

@@ -17,6 +17,7 @@ from tests.kube.control_plane import NEEDED, control_plane
 from tests.kube.network import network
 from tests.kube.operators import TEMPLATE, Operator, Site, site
 from tests.kube.programs import Program
+from tests.support.machine import lacking
 from tools.kube.locate import find
 
 pytestmark = [pytest.mark.kube, pytest.mark.soak, pytest.mark.timeout(1200)]
@@ -63,7 +64,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """One that has patience with nodes: on a busy machine KWOK's are silent for a while, and their pods would count as
     lost. Nobody else's tests meet ten thousand objects."""
     if missing := [tool for tool in (*NEEDED, "kwok") if find(tool) is None]:
-        pytest.skip(f"run make kube ({', '.join(missing)} not built)")
+        lacking(f"{', '.join(missing)} (make kube)")
     folder = tmp_path_factory.mktemp("cluster")
     with network() as own, control_plane(folder, own, node_grace_s=600) as started:
         yield started

@@ -1,49 +1,27 @@
 """What the operator on a cluster tells a real scheduler, and when."""
 
-import json
-import os
-import sys
 import time
 from collections.abc import Iterator
 
 import pytest
 
 from tests.kube.cluster import Cluster
-from tests.kube.operators import TIME_SCALE, Operator, Site, site
-from tests.kube.programs import Program
+from tests.kube.operators import Operator, Site, site
 from tests.kube.proxy import proxy, status
+from tests.kube.schedulers import Scheduler
 
 pytestmark = pytest.mark.kube
-
-
-class Scheduler(Program):
-    """Where the site's operators expect it. What it was told last is on its disk."""
-
-    def __init__(self, home: Site) -> None:
-        folder = home.folder / "scheduler"
-        self.catalog_file = folder / "scheduler" / "catalog.json"
-        socket = home.folder / "scheduler.sock"
-        env = {
-            "MOTET_DATA_DIR": str(folder),
-            "MOTET_TIME_SCALE": str(TIME_SCALE),
-            "MOTET_SCHEDULER_ADDRESS": f"unix:{socket}",
-        }
-        assert home.cluster.network is not None
-        command = [sys.executable, "-P", "-m", "motet_scheduler"]
-        super().__init__(
-            command, home.folder / "scheduler.log", home.cluster.network, socket.exists, env={**os.environ, **env}
-        )
-
-    def names(self) -> set[str]:
-        """Of the adapters in the last catalog."""
-        text = self.catalog_file.read_text() if self.catalog_file.exists() else "{}"
-        return {name for name in ("legal", "medical", "refused", "later") if f'"{name}"' in text}
 
 
 @pytest.fixture
 def home(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     with cluster.inside(), site(cluster, tmp_path_factory.mktemp("told")) as made:
         yield made
+
+
+def names(scheduler: Scheduler) -> set[str]:
+    """Of the adapters in the last catalog, without their namespace."""
+    return {name.rpartition("/")[2] for name in scheduler.adapters()}
 
 
 def test_a_scheduler_is_told_what_is_accepted_and_nothing_before_everything_is_listed(
@@ -54,8 +32,8 @@ def test_a_scheduler_is_told_what_is_accepted_and_nothing_before_everything_is_l
     cluster.apply(home.adapter("refused", tenant, baseModel="another"))
     with Scheduler(home) as scheduler, proxy(cluster, home.kubeconfig) as door:
         with Operator(home, kubeconfig=door.kubeconfig):
-            cluster.wait_for(lambda: scheduler.names() == {"legal", "medical"})
-        told = json.loads(scheduler.catalog_file.read_text())
+            cluster.wait_for(lambda: names(scheduler) == {"legal", "medical"})
+        told = scheduler.told()
 
         def no_adapters(method: str, path: str) -> tuple[int, dict[str, object]] | None:
             return status(503, "ServiceUnavailable") if path.endswith("/loraadapters") else None
@@ -66,10 +44,10 @@ def test_a_scheduler_is_told_what_is_accepted_and_nothing_before_everything_is_l
         try:
             cluster.wait_for(lambda: "loraadapters.motet.dev not listed yet" in blind.ask("readyz")[1])
             time.sleep(2)
-            assert json.loads(scheduler.catalog_file.read_text()) == told
+            assert scheduler.told() == told
             cluster.apply(home.adapter("later", tenant))
             door.faults.answer = lambda method, path: None
-            cluster.wait_for(lambda: scheduler.names() == {"legal", "medical", "later"})
+            cluster.wait_for(lambda: names(scheduler) == {"legal", "medical", "later"})
             assert blind.is_ready()
         finally:
             blind.program.stop()
@@ -81,12 +59,12 @@ def test_a_scheduler_keeps_its_catalog_while_a_definition_is_gone(cluster: Clust
     cluster.apply(home.pool(), *(home.adapter(name, tenant) for name in ("legal", "medical")))
     env = {"MOTET_CLUSTER_RESYNC_SECONDS": "20", "MOTET_CLUSTER_VANISHED_SECONDS": "200"}
     with Scheduler(home) as scheduler, Operator(home, env=env) as operator:
-        cluster.wait_for(lambda: scheduler.names() == {"legal", "medical"})
+        cluster.wait_for(lambda: names(scheduler) == {"legal", "medical"})
         definition = cluster.get("crd", "loraadapters.motet.dev")
         try:
             cluster.kubectl("delete", "crd", "loraadapters.motet.dev", "--timeout=30s")
             time.sleep(3)
-            assert scheduler.names() == {"legal", "medical"}
+            assert names(scheduler) == {"legal", "medical"}
         finally:
             for field in ("uid", "resourceVersion", "creationTimestamp", "generation", "managedFields"):
                 definition["metadata"].pop(field, None)
@@ -94,6 +72,6 @@ def test_a_scheduler_keeps_its_catalog_while_a_definition_is_gone(cluster: Clust
             cluster.apply(definition)
             cluster.kubectl("wait", "--for=condition=Established", "crd/loraadapters.motet.dev", "--timeout=20s")
         cluster.apply(home.adapter("later", tenant))
-        cluster.wait_for(lambda: scheduler.names() == {"legal", "medical", "later"}, within_s=9)
-        cluster.wait_for(lambda: scheduler.names() == {"later"}, "what there is after the grace")
+        cluster.wait_for(lambda: names(scheduler) == {"legal", "medical", "later"}, within_s=9)
+        cluster.wait_for(lambda: names(scheduler) == {"later"}, "what there is after the grace")
         operator.program.assert_alive()

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -164,6 +165,55 @@ def test_a_private_model_comes_from_a_hub_once_the_pools_secret_is_granted(sourc
         assert product.answer("private", QUESTION) == product.answer("demo", QUESTION)
     finally:
         product.cluster.kubectl("delete", "spool", "private", f"--namespace={POOLS}")
+
+
+def test_with_a_cache_the_second_runner_of_a_pool_downloads_nothing(sources: Sources, tmp_path: Path) -> None:
+    product, hub = sources.product, sources.hub
+    cluster = product.cluster
+    hub.publish("motet/cached", BUNDLED / "model")
+    claim = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "64Mi"}}, "storageClassName": ""}
+    volume = cache_volume(tmp_path)
+    cluster.apply(volume, _plain("v1", "PersistentVolumeClaim", "models", POOLS) | {"spec": claim})
+    cluster.apply(pool("cached", {"uri": "hf://motet/cached", "cache": {"claimName": "models"}}))
+    here, ours = f"--namespace={POOLS}", "--selector=motet.dev/pool=cached"
+    try:
+        product.wait_ready("spool", POOLS, "cached", within_s=120)
+        asked = len([one for one in hub.asked if "motet/cached" in one.path])
+        assert asked > 0
+        (first,) = cluster.items("pods", here, ours)
+        cluster.kubectl("delete", "pod", first["metadata"]["name"], here, "--wait=false")
+        cluster.wait_for(
+            lambda: [
+                one
+                for one in cluster.items("pods", here, ours)
+                if one["metadata"]["uid"] != first["metadata"]["uid"]
+                and any(each["type"] == "Ready" and each["status"] == "True" for each in one["status"]["conditions"])
+            ],
+            "another runner is ready",
+            within_s=120,
+        )
+        product.wait_ready("spool", POOLS, "cached", within_s=60)
+        assert product.answer("cached", QUESTION) == product.answer("demo", QUESTION)
+        assert len([one for one in hub.asked if "motet/cached" in one.path]) == asked
+    finally:
+        cluster.kubectl("delete", "spool", "cached", here)
+        cluster.wait_for(lambda: not cluster.items("pods", here, ours), within_s=60)
+        cluster.kubectl("delete", "pvc", "models", here)
+        cluster.kubectl("delete", "pv", volume["metadata"]["name"])
+
+
+def cache_volume(folder: Path) -> dict[str, Any]:
+    """A folder that every pod may write to."""
+    folder.chmod(0o777)
+    spec = {
+        "capacity": {"storage": "64Mi"},
+        "accessModes": ["ReadWriteMany"],
+        "persistentVolumeReclaimPolicy": "Retain",
+        "storageClassName": "",
+        "hostPath": {"path": str(folder)},
+        "claimRef": {"namespace": POOLS, "name": "models"},
+    }
+    return _plain("v1", "PersistentVolume", "motet-models") | {"spec": spec}
 
 
 def test_no_adapter_leads_a_runner_into_the_clusters_own_network(sources: Sources) -> None:

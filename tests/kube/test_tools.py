@@ -4,24 +4,32 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.repo.tree import ROOT
+from tests.support.machine import lacking
 from tools.kube import replaces
 from tools.kube.locate import KUBERNETES, MODULES, find
 
 VARIABLES = ("KUBEBUILDER_ASSETS", "TEST_ASSET_ETCD", "USE_EXISTING_CLUSTER")
 
-needs_go = pytest.mark.skipif(shutil.which("go") is None, reason="Go is not installed")
+needs_go = pytest.mark.needs(lambda: shutil.which("go"), "Go")
 
 
 @pytest.fixture(autouse=True)
-def nothing_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def nothing_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for variable in VARIABLES:
         monkeypatch.delenv(variable, raising=False)
+    forget_folders()
+    yield
+    forget_folders()  # or later tests would look for their tools here
+
+
+def forget_folders() -> None:
     for module in MODULES:
         vars(module).pop("built", None)
 
@@ -120,7 +128,7 @@ def test_the_replace_lines_are_those_of_the_version_we_build() -> None:
     mod = replaces.parsed(replaces.MODULE / "go.mod")
     version = replaces.required(mod)[replaces.KUBERNETES]
     if not (published := replaces.published(version, offline=True)):
-        pytest.skip(f"Kubernetes {version} was never downloaded: run make kube")
+        lacking(f"the source of Kubernetes {version} (make kube)")
     assert replaces.present(mod) == replaces.wanted(replaces.parsed(published), version)
 
 

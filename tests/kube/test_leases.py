@@ -1,0 +1,27 @@
+"""What the Lease of the unit tests stands in for."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from motet.kube import KubeApi, Object
+from tests.contract.leases import LeaseContract, Line
+from tests.kube.cluster import Cluster
+
+
+class TestAnApiServer(LeaseContract):
+    @pytest.fixture
+    async def line(self, cluster: Cluster, namespace: str) -> AsyncIterator[Line]:
+        self.cluster = cluster
+        async with KubeApi(cluster.kubeconfig, "the test") as api:
+            yield Line(api, namespace, "it")
+
+    async def remove(self, line: Line) -> None:
+        self.cluster.kubectl("delete", "lease", line.name, f"--namespace={line.namespace}")
+
+    async def write(self, line: Line, body: Object) -> None:
+        holder = body["spec"]["holderIdentity"]
+        self.cluster.kubectl(
+            "patch", "lease", line.name, f"--namespace={line.namespace}", "--type=merge",
+            "--patch", f'{{"spec": {{"holderIdentity": "{holder}"}}}}',
+        )  # fmt: skip

@@ -1,0 +1,90 @@
+"""The API server's store is brought back to an earlier state, under an operator that has seen later ones."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.kube.control_plane import NEEDED, Cluster, control_plane
+from tests.kube.network import network
+from tests.kube.operators import Operator, Site, site
+from tests.support.machine import lacking
+from tools.kube.locate import find
+
+pytestmark = pytest.mark.kube
+
+IN_SYNC_WITHIN_S = 10.0
+
+SCARCE_LOOKS = {"MOTET_TIME_SCALE": "1", "MOTET_CLUSTER_RESYNC_SECONDS": "4000"}
+"""Nobody finds out because it was time to look, or because a watch had lived long enough."""
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """One of our own: everybody else's objects would go back, too."""
+    if missing := [tool for tool in NEEDED if find(tool) is None]:
+        lacking(f"{', '.join(missing)} (make kube)")
+    with network() as own, control_plane(tmp_path, own) as started:
+        yield started
+
+
+@pytest.fixture
+def home(cluster: Cluster, tmp_path: Path) -> Iterator[Site]:
+    with cluster.inside(), site(cluster, tmp_path) as made:
+        yield made
+
+
+def test_row_7_after_a_restore_of_etcd_the_operator_is_in_sync_without_a_restart(cluster: Cluster, home: Site) -> None:
+    assert cluster.store is not None
+    tenant = home.tenant("restored")
+    with Operator(home, env=SCARCE_LOOKS, lease=True) as operator:
+
+        def deployments(pool: str) -> list[str]:
+            where = (f"--namespace={home.pools}", f"--selector=motet.dev/pool={pool}")
+            return [one["metadata"]["name"] for one in cluster.items("deployments", *where)]
+
+        def says(adapter: str, reason: str) -> bool:
+            return home.ready_reason("lora", adapter, tenant) == reason
+
+        cluster.apply(home.pool("kept", replicas=1))
+        cluster.apply(*(home.adapter(name, tenant, "kept") for name in ("changed-since", "deleted-since", "kept")))
+        cluster.wait_for(lambda: says("kept", "WaitingForRunner") and deployments("kept"))
+        term, process = home.lease_term(), operator.program.pid
+        copy = home.folder / "snapshot"
+        cluster.store.snapshot(copy)
+
+        cluster.apply(home.adapter("changed-since", tenant, "kept", suspend=True))
+        cluster.kubectl("delete", "lora", "deleted-since", f"--namespace={tenant}")
+        cluster.apply(home.pool("made-since", replicas=1), home.adapter("made-since", tenant, "made-since"))
+        cluster.wait_for(lambda: says("changed-since", "Suspended") and says("made-since", "WaitingForRunner"))
+        # The store takes a while to get where it was.
+        cluster.apply(*(_config_map(f"number-{number}", tenant) for number in range(200)))
+
+        cluster.store.restore(copy)
+        assert says("changed-since", "WaitingForRunner")  # nobody remembers otherwise
+        cluster.apply(home.adapter("afterwards", tenant, "kept"))
+        cluster.apply(home.adapter("deleted-since", tenant, "kept", suspend=True))
+        cluster.apply(home.adapter("kept", tenant, "kept", suspend=True))
+        cluster.apply(home.pool("afterwards", replicas=1))
+        cluster.wait_for(
+            lambda: (
+                says("afterwards", "WaitingForRunner")
+                and says("deleted-since", "Suspended")
+                and says("kept", "Suspended")
+                and deployments("afterwards")
+                # It may have been made once more by who had not noticed yet.
+                and not deployments("made-since")
+            ),
+            "that what is said after the restore is heard",
+            within_s=IN_SYNC_WITHIN_S,
+        )
+        for resource in ("loraadapters", "servingpools", "deployments"):
+            assert operator.metric("motet_store_rewinds_total", resource=resource) >= 1
+        cluster.apply(home.adapter("changed-since", tenant, "kept", suspend=True))  # by a watch, and by no look
+        cluster.wait_for(lambda: says("changed-since", "Suspended"), within_s=IN_SYNC_WITHIN_S)
+        operator.program.assert_alive()
+        assert (home.lease_term(), operator.program.pid) == (term, process)
+
+
+def _config_map(name: str, namespace: str) -> dict[str, object]:
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": namespace}}

@@ -1,0 +1,75 @@
+"""Operators and schedulers of this version and of the one before, side by side on one API server."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.kube.cluster import Cluster
+from tests.kube.operators import Operator, Site, site
+from tests.kube.replay import Kubelet, World
+from tests.kube.schedulers import Scheduler
+from tests.support.version_before import version_before
+
+pytestmark = pytest.mark.kube
+
+MOST = 3
+"""Runners at any time: two, and one more while others are replaced."""
+
+
+@pytest.fixture(scope="module")
+def before(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What makes a process one of the version before."""
+    installed = version_before(tmp_path_factory.mktemp("before"))
+    return {"PYTHONPATH": os.pathsep.join((str(installed), os.environ.get("PYTHONPATH", "")))}
+
+
+@pytest.fixture
+def home(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with cluster.inside(), site(cluster, tmp_path_factory.mktemp("versions")) as made:
+        yield made
+
+
+@pytest.mark.parametrize("scheduler_is_old", [False, True], ids=["beside-this-version", "beside-the-version-before"])
+def test_row_45_an_operator_of_either_version_works_beside_the_other_and_is_followed_by_it_and_back(
+    cluster: Cluster, home: Site, before: dict[str, str], scheduler_is_old: bool
+) -> None:
+    tenant, named = home.tenant(), []
+    where = (f"--namespace={home.pools}", "--selector=motet.dev/pool=demo")
+    cluster.apply(home.pool(replicas=2, drainTimeoutSeconds=1))
+    versions = [{}, before, {}] if scheduler_is_old else [before, {}, before]
+    with (
+        Scheduler(home, env=before if scheduler_is_old else {}) as scheduler,
+        Kubelet(World(home), most=MOST).running() as kubelet,
+    ):
+        for number, version in enumerate(versions):
+            name = f"by-{number}"
+            named.append(name)
+            cluster.apply(home.adapter(name, tenant))
+            with Operator(home, f"operator-{number}", env=version) as operator:
+                cluster.wait_for(lambda: scheduler.adapters().keys() == {f"{tenant}/{one}" for one in named})
+                for one in named:
+                    cluster.wait_for(lambda: home.conditions("lora", one, tenant)["Accepted"]["status"] == "True")  # noqa: B023
+                # The two make other pods of one pool: each rolls it once, and then it rests.
+                cluster.wait_for(lambda: _has_rolled(home, where), "two runners of one revision", within_s=60)
+                assert scheduler.told()["pools"][0]["replicas"] == 2
+                operator.program.assert_alive()
+            said = operator.program.log.read_text().splitlines()
+            assert [line for line in said if "Traceback" in line or '"level": "error"' in line] == [], version
+        assert kubelet.excess == []
+        said = scheduler.log.read_text().splitlines()
+        assert [line for line in said if "Traceback" in line or '"level": "error"' in line] == []
+
+
+def _has_rolled(home: Site, where: tuple[str, ...]) -> bool:
+    pods = [one for one in home.cluster.items("pods", *where) if "deletionTimestamp" not in one["metadata"]]
+    ready = home.conditions("spool", "demo", home.pools)["Ready"]["status"]
+    return (len(home.cluster.items("deployments", *where)), len(pods), ready) == (1, 2, "True")
+
+
+def test_the_version_before_is_what_runs(before: dict[str, str]) -> None:
+    """Else nothing here says anything."""
+    here = Path(__file__).parents[2] / "operator" / "motet_operator" / "cluster" / "operator.py"
+    there = Path(before["PYTHONPATH"].split(os.pathsep)[0], "motet_operator", "cluster", "operator.py")
+    assert there.read_text() != here.read_text()
