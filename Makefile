@@ -13,7 +13,7 @@ FAST    := tests/repo tests/docs tests/common tests/store tests/resources tests/
              tests/*/plan tests/*/policy tests/*/reconcile tests/*/test_policy*.py tests/*/test_model.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help venv up down status test check format bench soak compat kube generate train clean
+.PHONY: help venv up down status test lint check format bench soak compat kube generate train clean
 
 help:  ## Show this.
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r word text; do \
@@ -45,26 +45,24 @@ down: venv  ## Stop a system that was started with --detach.
 status: venv  ## Show services, pools and adapters.
 	@$(BIN)/motet status $(STATUS_ARGS)
 
-test: venv  ## Run every test this machine can run (TEST_ARGS='-k name' narrows it).
-	@if command -v go >/dev/null; then $(MAKE) --no-print-directory kube || echo "The tests of a cluster cannot run." >&2; \
-	  else echo "There is no Go to build a Kubernetes control plane with: the tests of a cluster cannot run." >&2; fi
-	@$(BIN)/python -m pytest -m "not soak" $(TEST_ARGS)
+test: venv  ## Run every test this machine can run (KUBE=no: none of a cluster; TEST_ARGS='-k name' narrows it).
+	@$(BIN)/python -m tools.gate $(if $(filter no,$(KUBE)),--no-kube) $(GATE_ARGS) -- $(TEST_ARGS)
 
-check: venv  ## Format, lint, types, import contracts, fast tests; under three minutes.
+lint: venv  ## Format, lint, types, import contracts.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+check: lint  ## What lint does, and fast tests; under three minutes.
 	$(BIN)/python -m pytest -q $(FAST)
 
 format: venv  ## Put the code in the house's form.
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: venv  ## Run every benchmark, one after the other (BENCH_ARGS=--json for scripts).
-	@for one in benchmarks/*.py; do \
-	  case "$$(basename $$one .py)" in __init__|harness) continue;; esac; \
-	  echo "== $$one"; $(BIN)/python -m benchmarks.$$(basename $$one .py) $(BENCH_ARGS) || exit 1; done
+bench: venv  ## Run every benchmark; fails at the end if one missed its target (BENCH_ARGS=--json for scripts).
+	@$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
 soak: venv  ## Run the long tests.
 	@$(BIN)/python -m pytest -m soak --timeout 7200 $(TEST_ARGS) || { code=$$?; \

@@ -153,7 +153,9 @@ def metrics_page() -> str:
         "# Metrics\n",
         flat("""In the Prometheus text format. Locally each process serves its own on a Unix socket, and the gateway's
         `/metrics` appends all of them with a label `service`. Beside these every process has the usual `process_`,
-        `python_info` and `python_gc_` figures. Histograms appear as `_bucket`, `_sum` and `_count`.""")
+        `python_info` and `python_gc_` figures. Histograms appear as `_bucket`, `_sum` and `_count`. The labels
+        `tenant`, `adapter` and those that list adapters are empty unless MOTET_METRICS_NAMES says how many may be
+        named.""")
         + "\n",
     ]
     for package, title in PACKAGES.items():

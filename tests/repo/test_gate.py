@@ -1,0 +1,257 @@
+"""What `make test` says and runs."""
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from tests.repo.tree import ROOT
+from tools.gate.closing import (
+    NOTHING_RAN,
+    closing_line,
+    counts_of,
+    exit_status,
+    seconds_of_files,
+    seconds_of_tests,
+    slowest,
+)
+from tools.gate.plan import Machine, Record, announced, plan
+
+# ------------------------------------------------------------------------------------------------------------ the plan
+
+
+def said(machine: Machine, **how) -> str:
+    return "\n".join(announced(plan(machine, **how), None))
+
+
+def folders() -> set[str]:
+    return {f"tests/{path.name}" for path in (ROOT / "tests").iterdir() if any(path.rglob("test_*.py"))}
+
+
+@pytest.mark.parametrize("kube", [True, False])
+def test_together_the_lanes_run_every_folder_and_none_of_them_twice(kube: bool) -> None:
+    slow, rest = plan(Machine(), kube=kube).lanes
+    named = {word for word in slow.arguments if word.startswith("tests/")}
+    ignored = {word.removeprefix("--ignore=") for word in rest.arguments if word.startswith("--ignore=")}
+    assert "tests" in rest.arguments
+    assert ignored - named == (set() if kube else {"tests/kube"})
+    assert named <= ignored <= folders()
+
+
+def test_without_a_cluster_nothing_is_built_and_nothing_of_one_is_run() -> None:
+    chosen = plan(Machine(missing_tools=("etcd",)), kube=False)
+    assert not chosen.build
+    assert all("not kube" in lane.arguments[1] for lane in chosen.lanes)
+    assert "tests/kube" not in chosen.lanes[0].arguments
+    assert "KUBE=no" in said(Machine(missing_tools=("etcd",)), kube=False)
+
+
+def test_on_a_machine_that_never_built_the_tools_it_says_so_before_it_builds() -> None:
+    machine = Machine(missing_tools=("etcd", "kubectl"))
+    assert plan(machine).build
+    assert "First: build etcd, kubectl from source, which this machine never did: about 8 minutes" in said(machine)
+    assert not plan(Machine()).build
+    assert "First" not in said(Machine())
+
+
+@pytest.mark.parametrize(("strict", "comes"), [(False, "left out"), (True, "they fail, because CI is set")])
+def test_what_lacks_something_is_named_with_what_it_lacks(strict: bool, comes: str) -> None:
+    without_go = Machine(missing_tools=("etcd",), go=False, strict=strict)
+    assert not plan(without_go).build
+    assert f"The tests that need etcd: {comes}. There is no Go" in said(without_go)
+    assert f"The tests of a cluster: {comes}. They run in a network namespace" in said(
+        Machine(root=False, strict=strict)
+    )
+    assert "root" not in said(Machine(root=False, own_cluster=False))
+
+
+def test_what_is_asked_for_narrows_both_lanes_and_a_path_is_one_lane() -> None:
+    assert all(lane.arguments[2:4] == ("-k", "name") for lane in plan(Machine(), asked=("-k", "name")).lanes)
+    (lane,) = plan(Machine(), asked=("tests/gateway",), paths=True).lanes
+    assert lane.arguments == ("-m", "not soak", "tests/gateway")
+
+
+def test_it_says_how_long_it_took_last_time() -> None:
+    chosen = plan(Machine())
+    assert "is not known" in said(Machine())
+    last = Record(seconds=1210.4, lanes={"cluster": 1200.0, "rest": 59.6})
+    lines = announced(chosen, last)
+    assert lines[0].endswith("(20 min 0 s last time)")
+    assert lines[1].endswith("(1 min 0 s last time)")
+    assert lines[2] == "Last time it took 20 min 10 s in all."
+    assert "not known" not in "\n".join(announced(replace(chosen, whole=False), None))
+
+
+# --------------------------------------------------------------------------------------------------------- the closing
+
+
+@pytest.mark.parametrize(
+    ("line", "counts"),
+    [
+        ("=== 3 failed, 2898 passed in 1234.56s (0:20:34) ===", {"failed": 3, "passed": 2898}),
+        ("1 passed in 0.12s", {"passed": 1}),
+        ("== 4 deselected, 1 warning, 2 errors in 9.00s ==", {"deselected": 4, "warning": 1, "error": 2}),
+        ("============ no tests ran in 0.01s ============", {}),
+        ("tests/a/test_b.py ....   [100%]", None),
+        ("the house passed in 3s", None),
+    ],
+)
+def test_a_closing_line_of_pytest_is_read(line: str, counts: dict[str, int] | None) -> None:
+    assert counts_of(line) == (None if counts is None else Counter(counts))
+
+
+def test_closing_lines_are_summed_into_one_that_reads_like_them() -> None:
+    both = Counter(passed=2, error=1) + Counter(passed=3, skipped=1, error=1, warning=1)
+    line = closing_line(both, 3723.4)
+    assert line.strip("=") == " 5 passed, 1 skipped, 1 warning, 2 errors in 3723.40s (1:02:03) "
+    assert counts_of(line) == both
+    assert "no tests ran in 1.00s" in closing_line(Counter(), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("lanes", "status"),
+    [([0, 0], 0), ([0, 1], 1), ([5, 0], 0), ([5, 5], 5), ([5, 1], 1), ([0, -9], -9), ([1, 2], 2)],
+)
+def test_the_status_is_that_of_one_run(lanes: list[int], status: int) -> None:
+    assert exit_status(lanes) == status
+
+
+def test_durations_are_kept_by_file() -> None:
+    report = ET.fromstring(
+        '<testsuites><testsuite><testcase file="tests/a.py" name="test_x" time="2.5"/>'
+        '<testcase file="tests/a.py" name="test_y" time="1"/><testcase file="tests/b.py" name="test_z" time="3"/>'
+        "</testsuite></testsuites>"
+    )
+    tests = seconds_of_tests(report)
+    assert seconds_of_files(tests) == {"tests/a.py": 3.5, "tests/b.py": 3.0}
+    assert list(slowest(tests, 1)) == ["    3.00s tests/b.py::test_z"]
+
+
+# ------------------------------------------------------------------------------------------------------------- the run
+
+
+def gate(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "tools.gate", *arguments]
+
+
+def environment(folder: Path) -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder / "cache")}
+
+
+def run_gate(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """The real program over a small tree of its own."""
+    return subprocess.run(
+        gate(*arguments),
+        cwd=folder,
+        env=environment(folder),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for name in ("stack", "images", "kube", "unit"):
+        (tmp_path / "tests" / name).mkdir(parents=True)
+        (tmp_path / "tests" / name / f"test_{name}.py").write_text(f"def test_{name}():\n    pass\n")
+    markers = "".join(f"    {name}: x\n" for name in ("soak", "kube"))
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\naddopts = -p no:randomly\nmarkers =\n{markers}")
+    return tmp_path
+
+
+def test_two_lanes_end_in_one_line_and_the_next_run_says_how_long_they_took(tree: Path) -> None:
+    first = run_gate(tree, "--no-kube", "--slowest", "2")
+    assert first.returncode == 0, first.stdout + first.stderr
+    lines = first.stdout.splitlines()
+    assert counts_of(lines[-1]) == Counter(passed=3)
+    assert sum(counts_of(line) is not None for line in lines) == 1, "only one line closes it"
+    assert any(line.startswith("  stack | tests/stack/test_stack.py") for line in lines)
+    assert any(line.startswith("   rest | tests/unit/test_unit.py") for line in lines)
+    assert "test_kube" not in first.stdout
+    assert "not known" in first.stdout
+    assert "Last time it took" in run_gate(tree, "--no-kube").stdout
+
+
+def test_a_failure_in_one_lane_fails_the_run_and_is_named_at_its_end(tree: Path) -> None:
+    (tree / "tests" / "stack" / "test_stack.py").write_text("def test_stack():\n    assert 1 == 2\n")
+    ran = run_gate(tree, "--no-kube")
+    assert ran.returncode == 1
+    *_, named, last = ran.stdout.splitlines()
+    assert named.startswith("FAILED tests/stack/test_stack.py::test_stack")
+    assert counts_of(last) == Counter(passed=2, failed=1)
+
+
+def test_a_lane_that_dies_is_an_error_and_not_a_green_run(tree: Path) -> None:
+    (tree / "tests" / "stack" / "test_stack.py").write_text("import os\n\ndef test_stack():\n    os._exit(0)\n")
+    ran = run_gate(tree, "--no-kube")
+    assert ran.returncode != 0
+    assert counts_of(ran.stdout.splitlines()[-1]) == Counter(passed=1, error=1)
+
+
+def test_what_only_one_lane_has_is_found_and_what_none_has_is_told(tree: Path) -> None:
+    assert run_gate(tree, "--no-kube", "--", "-k", "test_unit").returncode == 0
+    assert run_gate(tree, "--no-kube", "--", "-k", "nobody").returncode == NOTHING_RAN
+    one = run_gate(tree, "--no-kube", "--", "tests/unit/test_unit.py")
+    assert one.returncode == 0
+    assert counts_of(one.stdout.splitlines()[-1]) == Counter(passed=1)
+
+
+def test_the_build_server_ends_with_the_one_line_and_its_status(tmp_path: Path) -> None:
+    """Whatever make says after it. The tests of `make check` are among those of `make test`, and run once."""
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci" / "run")
+    make = tmp_path / "bin" / "make"
+    make.parent.mkdir()
+    lines = ["   rest | === 2 passed in 9.00s ===", "=== 1 failed, 3 passed in 12.00s ===", "make: *** [test] Error 1"]
+    make.write_text(
+        f'#!/bin/sh\necho "make $*"\ntest "$1" != test || {{ printf \'%s\\n\' {shlex.join(lines)}; exit 2; }}\n'
+    )
+    make.chmod(0o755)
+    ran = subprocess.run(
+        [tmp_path / ".ci" / "run"],
+        env=os.environ | {"PATH": f"{make.parent}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 2
+    said = ran.stdout.splitlines()
+    assert [line for line in said if line.startswith("make ")] == ["make lint", "make test GATE_ARGS=--slowest 20"]
+    assert said[-1] == lines[1]
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_who_stops_it_stops_each_lane_as_by_a_key(tree: Path, how: signal.Signals) -> None:
+    """A test that is stopped in this way still ends what it has started."""
+    for name in ("stack", "unit"):
+        (tree / "tests" / name / f"test_{name}.py").write_text(
+            "import pathlib, time\n\n"
+            f"def test_{name}():\n"
+            "    here = pathlib.Path(__file__).parent\n"
+            "    try:\n"
+            "        (here / 'began').touch()\n"
+            "        time.sleep(60)\n"
+            "    finally:\n"
+            "        (here / 'ended').touch()\n"
+        )
+    with subprocess.Popen(gate("--no-kube"), cwd=tree, env=environment(tree), stdout=subprocess.PIPE, text=True) as ran:
+        folders = [tree / "tests" / name for name in ("stack", "unit")]
+        while not all((folder / "began").exists() for folder in folders):
+            assert ran.poll() is None
+            time.sleep(0.01)
+        ran.send_signal(how)
+        out, _ = ran.communicate(timeout=60)
+    assert all((folder / "ended").exists() for folder in folders)
+    assert ran.returncode == 2
+    assert counts_of(out.splitlines()[-1]) is not None

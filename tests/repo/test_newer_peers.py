@@ -1,0 +1,116 @@
+"""A peer of a newer version says what this one does not know: it is understood as far as it goes, nothing breaks."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from motet.api.v1 import common_pb2, runner_pb2, scheduler_pb2, supervisor_pb2
+from motet.fleet import RequestClass, Resident, RunnerIdentity, SequenceState, Tier, read_book
+from motet.rpc.writing import unpacked
+from motet_gateway.routes import models
+from motet_operator import sync
+from motet_runner import generation
+from motet_scheduler import translate as scheduler
+from motet_scheduler.policy import events as on
+from motet_scheduler.policy.values import Stage
+from motet_supervisor import translate as supervisor
+from motet_supervisor.policy.values import Instance
+
+UNKNOWN = 77
+
+
+def with_unknown_values(kind: Any) -> Iterator[Any]:
+    """A message of this kind for every enumeration that it can hold, at any depth, with a value of a newer version."""
+    for field in kind.DESCRIPTOR.fields:
+        if field.enum_type is not None:
+            message = kind()
+            if field.is_repeated:
+                getattr(message, field.name).append(UNKNOWN)
+            else:
+                setattr(message, field.name, UNKNOWN)
+            yield message
+        elif field.message_type is not None and not field.message_type.GetOptions().map_entry and field.name != "more":
+            for inner in with_unknown_values(field.message_type._concrete_class):
+                message = kind()
+                if field.is_repeated:
+                    getattr(message, field.name).append(inner)
+                else:
+                    getattr(message, field.name).CopyFrom(inner)
+                yield message
+
+
+RUNNER = RunnerIdentity(instance="r0")
+
+
+def submit(up: runner_pb2.GenerateUp) -> Any:
+    up.submit.request = "a"
+    up.submit.choices.add()
+    return generation.sequence_of(up.submit)
+
+
+def operator_hears(down: scheduler_pb2.SyncDown) -> Any:
+    return sync._knowledge(down.adapter)
+
+
+READERS: list[tuple[Any, Callable[[Any], Any]]] = [
+    (scheduler_pb2.ServeUp, lambda up: scheduler.serve_event("g", up)),
+    (scheduler_pb2.GatewayHello, scheduler.gateway_connected),
+    (scheduler_pb2.AttachUp, lambda up: scheduler.attach_event(RUNNER, up)),
+    (scheduler_pb2.RunnerHello, scheduler.runner_attached),
+    (scheduler_pb2.SyncUp, scheduler.sync_event),
+    (supervisor_pb2.AdviseDown, scheduler.advice),
+    (supervisor_pb2.WatchUp, lambda up: supervisor.watch_event(Instance("r0"), up)),
+    (supervisor_pb2.WatchHello, supervisor.runner_connected),
+    (supervisor_pb2.AdviseUp, supervisor.advise_event),
+    (runner_pb2.GenerateUp, submit),
+    (scheduler_pb2.SyncDown, operator_hears),
+]
+
+
+@pytest.mark.parametrize(("kind", "read"), READERS, ids=[kind.__name__ for kind, _ in READERS])
+def test_no_value_of_a_newer_version_breaks_a_stream(kind: Any, read: Callable[[Any], Any]) -> None:
+    for message in with_unknown_values(kind):
+        read(message)
+
+
+def test_each_value_of_a_newer_version_has_a_meaning() -> None:
+    assert RequestClass.from_proto(UNKNOWN) is RequestClass.STANDARD
+    assert Resident.from_proto(common_pb2.ResidentAdapter(digest="d", tier=UNKNOWN)).tier is Tier.NONE  # type: ignore[arg-type]
+    assert Stage.from_proto(UNKNOWN) is Stage.NONE
+    assert models._STATES.get(UNKNOWN, "unknown") == "unknown"  # type: ignore[call-overload]
+    (entry,) = read_book([common_pb2.RunnerRequest(state=UNKNOWN)])  # type: ignore[arg-type]
+    assert entry.state is SequenceState.WAITING
+    adapter = scheduler_pb2.AdapterEntry(max_class=UNKNOWN)  # type: ignore[arg-type]
+    stated = scheduler.sync_event(scheduler_pb2.SyncUp(snapshot=scheduler_pb2.CatalogSnapshot(adapters=[adapter])))
+    assert isinstance(stated, on.CatalogStated)
+    assert stated.adapters[0].max_class is RequestClass.STANDARD
+
+
+STREAMS = [
+    runner_pb2.GenerateUp,
+    runner_pb2.GenerateDown,
+    scheduler_pb2.ServeUp,
+    scheduler_pb2.ServeDown,
+    scheduler_pb2.AttachUp,
+    scheduler_pb2.AttachDown,
+    scheduler_pb2.SyncUp,
+    scheduler_pb2.SyncDown,
+    supervisor_pb2.WatchUp,
+    supervisor_pb2.WatchDown,
+    supervisor_pb2.AdviseUp,
+    supervisor_pb2.AdviseDown,
+]
+
+
+@pytest.mark.parametrize("kind", STREAMS, ids=lambda kind: kind.__name__)
+def test_a_message_of_a_newer_version_is_not_heard(kind: Any) -> None:
+    assert 14 not in kind.DESCRIPTOR.fields_by_number
+    newer = kind.FromString(bytes([14 << 3 | 2, 0]))
+    assert list(unpacked(newer)) == []
+    known = next(field.name for field in kind.DESCRIPTOR.oneofs_by_name["message"].fields)
+    ours = kind()
+    getattr(ours, known).SetInParent()
+    assert list(unpacked(ours)) == [ours]
+    if "more" in kind.DESCRIPTOR.fields_by_name:
+        assert list(unpacked(kind(more=[newer, ours, newer, ours]))) == [ours, ours]

@@ -1,0 +1,61 @@
+"""No test is skipped in silence where the whole suite is meant to run."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.repo.tree import ROOT
+
+THE_PLACE = Path("tests/support/machine.py")
+WORDS = re.compile(r"pytest\.skip\(|importorskip\(|skipif|mark\.skip|mark\.xfail|pytest\.xfail|SkipTest|unittest\.skip")
+OUT_OF_REACH = {
+    "tests/kube/conftest.py": 1,  # a node beside a control plane that is not ours
+    "tests/predictor/test_model.py": 1,  # data that we may use and not publish
+}
+
+SUITE = """
+import pytest
+from tests.support.machine import lacking
+
+def test_asks(): lacking("a mountain")
+
+@pytest.mark.needs(lambda: None, "a lake")
+def test_is_marked(): raise AssertionError
+
+@pytest.mark.needs(lambda: "found", "air")
+def test_has_what_it_needs(): pass
+"""
+
+
+def sources() -> dict[Path, str]:
+    found = {path.relative_to(ROOT): path.read_text() for path in (ROOT / "tests").rglob("*.py")}
+    return {path: text for path, text in found.items() if path not in (THE_PLACE, Path("tests/repo/test_skips.py"))}
+
+
+def test_tests_are_skipped_in_one_place_only() -> None:
+    assert {str(path): found for path, text in sources().items() if (found := WORDS.findall(text))} == {}
+
+
+def test_what_is_out_of_reach_is_known() -> None:
+    found = {str(path): text.count("out_of_reach(") for path, text in sources().items() if "out_of_reach(" in text}
+    assert found == OUT_OF_REACH
+
+
+@pytest.mark.parametrize(("ci", "outcome"), [("", "1 passed, 2 skipped"), ("true", "1 failed, 1 passed, 1 error")])
+def test_what_a_machine_lacks_fails_where_all_is_meant_to_run(tmp_path: Path, ci: str, outcome: str) -> None:
+    suite = tmp_path / "test_suite.py"
+    suite.write_text(SUITE)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.support.machine", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, f"--rootdir={tmp_path}", "--config-file=/dev/null", str(suite)],
+        cwd=ROOT,
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "CI": ci},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert outcome in done.stdout, done.stdout + done.stderr
+    assert ("a mountain" in done.stdout) == ("a lake" in done.stdout)

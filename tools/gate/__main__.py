@@ -1,0 +1,93 @@
+"""`make test`: every test that this machine can run, in lanes side by side, with one closing line for all of them.
+
+    python -m tools.gate [--no-kube] [--slowest N] [-- arguments of pytest]
+
+What it does is decided in plan.py and what came of it in closing.py; lanes.py runs it.
+"""
+
+import argparse
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+from tools.gate import records
+from tools.gate.closing import closing_line, exit_status, seconds_of_files, slowest
+from tools.gate.lanes import Lanes, Ran
+from tools.gate.plan import Machine, Plan, Record, announced, plan, spelled
+from tools.kube.locate import MODULES, NOT_NEEDED_BESIDE_A_CLUSTER, find, uses_existing_cluster
+
+
+def say(text: str = "") -> None:
+    print(text, flush=True)  # noqa: T201
+
+
+def look() -> Machine:
+    existing = uses_existing_cluster()
+    tools = [tool for module in MODULES for tool, _ in module.packages]
+    wanted = [tool for tool in tools if not (existing and tool in NOT_NEEDED_BESIDE_A_CLUSTER)]
+    return Machine(
+        missing_tools=tuple(tool for tool in wanted if find(tool) is None),
+        go=shutil.which("go") is not None,
+        root=os.geteuid() == 0,
+        own_cluster=not existing,
+        strict=bool(os.environ.get("CI")),
+    )
+
+
+def names_paths(arguments: list[str]) -> bool:
+    return any(not word.startswith("-") and Path(word.partition("::")[0]).exists() for word in arguments)
+
+
+def keep(chosen: Plan, ran: list[Ran], seconds: float) -> None:
+    if chosen.whole and all(one.came_to_its_end for one in ran):
+        lanes = {one.lane.name: round(one.seconds, 1) for one in ran}
+        files = seconds_of_files({name: took for one in ran for name, took in one.tests.items()})
+        records.write(chosen.kind, Record(round(seconds, 1), lanes, files))
+
+
+def close(ran: list[Ran], seconds: float, count: int) -> None:
+    if count:
+        say(f"The {count} slowest tests:")
+        for line in slowest({name: took for one in ran for name, took in one.tests.items()}, count):
+            say(line)
+    if len(ran) > 1:
+        say(", ".join(f"{one.lane.name}: {spelled(one.seconds)}" for one in ran))
+        for line in [line for one in ran for line in one.bad]:
+            say(line)
+        say(closing_line(sum((one.counts for one in ran), Counter()), seconds))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tools.gate", description="Run the tests.")
+    parser.add_argument("--no-kube", action="store_true", help="leave out the tests of a cluster")
+    parser.add_argument("--slowest", type=int, default=0, metavar="N", help="name the N slowest tests at the end")
+    parser.add_argument("pytest", nargs="*", help="passed to pytest, after --")
+    options = parser.parse_args()
+    try:
+        machine = look()
+    except FileNotFoundError as error:
+        sys.exit(f"{error}.")
+    chosen = plan(machine, kube=not options.no_kube, asked=options.pytest, paths=names_paths(options.pytest))
+    for line in announced(chosen, records.read(chosen.kind) if chosen.whole else None):
+        say(line)
+    say()
+    began = time.monotonic()
+    if chosen.build and subprocess.run([sys.executable, "-m", "tools.kube.build"], check=False).returncode:
+        say("The tests that need a Kubernetes control plane cannot run.")
+    ran = asyncio.run(Lanes(chosen.lanes, say).run())
+    seconds = time.monotonic() - began
+    keep(chosen, ran, seconds)
+    close(ran, seconds, options.slowest)
+    return exit_status([one.status for one in ran])
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit("Stopped.")

@@ -1,0 +1,61 @@
+"""What several runs of pytest come to: one closing line in its own form, one exit status, the slowest tests. Pure."""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from xml.etree.ElementTree import Element
+
+NOTHING_RAN = 5
+"""pytest's exit status when no test was selected."""
+ORDER = ("failed", "passed", "skipped", "deselected", "xfailed", "xpassed", "warning", "error")
+COUNTED_IN_PLURAL = ("warning", "error")
+
+_CLOSING = re.compile(r"^=* ?(?P<counts>(?:\d+ \w+(?:, )?)+|no tests ran) in [\d.]+s(?: \([\d:]+\))? ?=*$")
+
+
+def counts_of(line: str) -> Counter[str] | None:
+    """What a closing line of pytest counts; None for any other line."""
+    found = _CLOSING.match(line.strip())
+    if found is None:
+        return None
+    counts = Counter[str]()
+    for number, word in re.findall(r"(\d+) (\w+)", found["counts"]):
+        counts[word.removesuffix("s") if word.removesuffix("s") in COUNTED_IN_PLURAL else word] += int(number)
+    return counts
+
+
+def closing_line(counts: Mapping[str, int], seconds: float, *, width: int = 80) -> str:
+    said = [f"{counts[word]} {_plural(word, counts[word])}" for word in ORDER if counts.get(word)]
+    hours, rest = divmod(int(seconds), 3600)
+    clock = f" ({hours}:{rest // 60:02}:{rest % 60:02})" if seconds >= 60 else ""
+    return f" {', '.join(said) or 'no tests ran'} in {seconds:.2f}s{clock} ".center(width, "=")
+
+
+def exit_status(of_lanes: Sequence[int]) -> int:
+    """As of one run. A lane in which nothing was selected says nothing, unless it is so in all."""
+    ran = [status for status in of_lanes if status != NOTHING_RAN]
+    return max(ran, key=lambda status: (status != 0, abs(status))) if ran else NOTHING_RAN
+
+
+def seconds_of_tests(report: Element) -> dict[str, float]:
+    """Of each test in a JUnit report of pytest, by its name as a person would type it."""
+    seconds = defaultdict[str, float](float)
+    for case in report.iter("testcase"):
+        seconds[f"{case.get('file', '')}::{case.get('name', '')}"] += float(case.get("time", 0))
+    return dict(seconds)
+
+
+def seconds_of_files(tests: Mapping[str, float]) -> dict[str, float]:
+    files = defaultdict[str, float](float)
+    for name, seconds in tests.items():
+        files[name.partition("::")[0]] += seconds
+    return {name: round(seconds, 2) for name, seconds in sorted(files.items())}
+
+
+def slowest(tests: Mapping[str, float], count: int) -> Iterable[str]:
+    for name, seconds in sorted(tests.items(), key=lambda one: -one[1])[:count]:
+        yield f"{seconds:8.2f}s {name}"
+
+
+def _plural(word: str, count: int) -> str:
+    return f"{word}s" if word in COUNTED_IN_PLURAL and count != 1 else word

@@ -1,0 +1,103 @@
+"""Lanes of tests as processes: each one pytest, its lines printed as they come."""
+
+import asyncio
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+from tools.gate.closing import counts_of, seconds_of_tests
+from tools.gate.plan import Lane
+
+LONGEST_LINE = 1 << 24
+CAME_TO_ITS_END = (0, 1)
+"""Statuses of pytest: all passed, some failed."""
+
+
+@dataclass
+class Ran:
+    lane: Lane
+    status: int
+    seconds: float
+    counts: Counter[str]
+    bad: list[str]
+    """The lines that name what failed."""
+    tests: dict[str, float]
+    """Seconds of each."""
+
+    @property
+    def came_to_its_end(self) -> bool:
+        return self.status in CAME_TO_ITS_END
+
+
+class Lanes:
+    def __init__(self, lanes: tuple[Lane, ...], say: Callable[[str], None]) -> None:
+        self._lanes = lanes
+        self._say = say
+        self._cores = os.cpu_count() or 1
+        self._processes: list[asyncio.subprocess.Process] = []
+        self._stopped = False
+
+    async def run(self) -> list[Ran]:
+        """All of them: side by side, or one after the other on one core."""
+        for one in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(one, self._stop)
+        if self._cores == 1:
+            return [await self._run(lane) for lane in self._lanes]
+        return list(await asyncio.gather(*map(self._run, self._lanes)))
+
+    def _stop(self) -> None:
+        """However this program is stopped, to its lanes it is ctrl-C: a pytest that is killed leaves processes."""
+        self._stopped = True
+        for process in self._processes:
+            if process.returncode is None:
+                process.send_signal(signal.SIGINT)
+
+    async def _run(self, lane: Lane) -> Ran:
+        began = time.monotonic()
+        if self._stopped:
+            return Ran(lane, int(signal.SIGINT), 0.0, Counter(), [], {})
+        with tempfile.TemporaryDirectory(prefix="motet-gate-") as folder:
+            report = Path(folder) / "report.xml"
+            process = await self._start(lane, report)
+            counts, bad = await self._read(lane, process)
+            status = await process.wait()
+            ended = report.exists()
+            tests = seconds_of_tests(ET.parse(report).getroot()) if ended else {}  # noqa: S314 pytest wrote it
+        if not ended:  # whatever its status says
+            bad.append(f"ERROR the lane {lane.name} ended with status {status} before its tests had")
+            counts, status = Counter({"error": 1}), status or 1
+        return Ran(lane, status, time.monotonic() - began, counts, bad, tests)
+
+    async def _start(self, lane: Lane, report: Path) -> asyncio.subprocess.Process:
+        threads = max(1, self._cores // len(self._lanes))
+        # Two runs would write over each other's cache, in which each keeps what failed.
+        own = ("-o", f"cache_dir=.pytest_cache/{lane.name}", "-o", "junit_family=xunit1", f"--junitxml={report}")
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "pytest", *lane.arguments, *own),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env={"OMP_NUM_THREADS": str(threads)} | os.environ,
+            limit=LONGEST_LINE,
+            process_group=0,  # what a terminal sends comes through `_stop`, and once
+        )
+        self._processes.append(process)
+        return process
+
+    async def _read(self, lane: Lane, process: asyncio.subprocess.Process) -> tuple[Counter[str], list[str]]:
+        assert process.stdout is not None
+        counts, bad = Counter[str](), []
+        async for raw in process.stdout:
+            line = raw.decode(errors="replace").rstrip("\n")
+            counts = closing if (closing := counts_of(line)) is not None else counts
+            if line.startswith(("FAILED ", "ERROR ")):
+                bad.append(line)
+            self._say(line if len(self._lanes) == 1 else f"{lane.name:>7} | {line}")
+        return counts, bad

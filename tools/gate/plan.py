@@ -1,0 +1,119 @@
+"""What `make test` runs, in which lanes, and what it leaves out and why. Pure: the machine in, a plan out."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+CLUSTER = ("tests/kube", "tests/images")
+"""What has a control plane, pods and installations of its own: the other lane never waits for it."""
+STACK = ("tests/stack", "tests/images")
+"""What is slow without a cluster."""
+BUILD_MINUTES = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What is known of it before anything runs."""
+
+    missing_tools: tuple[str, ...] = ()
+    """Kubernetes tools that have not been built here."""
+    go: bool = True
+    root: bool = True
+    own_cluster: bool = True
+    """False: the tests shall run against the caller's cluster."""
+    strict: bool = False
+    """With CI set: a test that lacks something fails instead of being skipped."""
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One run of pytest."""
+
+    name: str
+    arguments: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    lanes: tuple[Lane, ...]
+    build: bool = False
+    """Whether Kubernetes tools are built first."""
+    notes: tuple[str, ...] = ()
+    """What is left out and why, and what takes long before the first test."""
+    whole: bool = True
+    """Nobody asked for a part of it."""
+
+    @property
+    def kind(self) -> str:
+        """Runs of one kind take about the same time."""
+        return "+".join(lane.name for lane in self.lanes)
+
+
+def plan(machine: Machine, *, kube: bool = True, asked: Sequence[str] = (), paths: bool = False) -> Plan:
+    """`asked` is passed to pytest. `paths`: it names what to run itself, which is one lane then."""
+    marks = "not soak" if kube else "not soak and not kube"
+    common = ("-m", marks)
+    notes = ["Left out: tests marked soak, which run for hours (make soak)."]
+    if not kube:
+        notes.append("Left out: the tests of a cluster, in tests/kube (KUBE=no).")
+    build = kube and machine.go and bool(machine.missing_tools)
+    if kube:
+        notes += _about_the_cluster(machine)
+    if paths:
+        return Plan((Lane("asked", (*common, *asked)),), build, tuple(notes), whole=False)
+    slow = CLUSTER if kube else STACK
+    rest = [f"--ignore={folder}" for folder in (*slow, *(() if kube else ("tests/kube",)))]
+    lanes = (
+        Lane("cluster" if kube else "stack", (*common, *asked, *slow)),
+        Lane("rest", (*common, *asked, "tests", *rest)),
+    )
+    return Plan(lanes, build, tuple(notes), whole=not asked)
+
+
+def _about_the_cluster(machine: Machine) -> Iterable[str]:
+    end = "they fail, because CI is set" if machine.strict else "left out"
+    if machine.missing_tools and machine.go:
+        yield (
+            f"First: build {', '.join(machine.missing_tools)} from source, which this machine never did: about "
+            f"{BUILD_MINUTES} minutes if it is all of them, once. KUBE=no leaves out the tests of a cluster."
+        )
+    elif machine.missing_tools:
+        tools = ", ".join(machine.missing_tools)
+        yield f"The tests that need {tools}: {end}. There is no Go to build them with (make kube says more)."
+    if machine.own_cluster and not machine.root:
+        yield f"The tests of a cluster: {end}. They run in a network namespace of their own, which only root may make."
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a run left for the next one to say."""
+
+    seconds: float
+    lanes: Mapping[str, float] = field(default_factory=dict)
+    files: Mapping[str, float] = field(default_factory=dict)
+    """Of each file of tests."""
+
+
+def announced(chosen: Plan, last: Record | None) -> list[str]:
+    """What a person reads before the first test."""
+    lanes = [
+        f"Lane {lane.name}: pytest {' '.join(map(_quoted, lane.arguments))}{_took(lane.name, last)}"
+        for lane in chosen.lanes
+    ]
+    if last is not None:
+        lanes.append(f"Last time it took {spelled(last.seconds)} in all.")
+    elif chosen.whole:
+        lanes.append("How long it takes is not known: it has not come to its end here before.")
+    return [*lanes, *chosen.notes]
+
+
+def _took(lane: str, last: Record | None) -> str:
+    return f"  ({spelled(last.lanes[lane])} last time)" if last is not None and lane in last.lanes else ""
+
+
+def _quoted(word: str) -> str:
+    return f"'{word}'" if " " in word else word
+
+
+def spelled(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
