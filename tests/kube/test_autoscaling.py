@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from motet.api.v1 import scheduler_pb2
+from motet_operator.cluster.view import scale_writers
 from tests.kube.cluster import Cluster
 from tests.kube.external_metrics import ExternalMetrics, external_metrics
 from tests.kube.network import Network
@@ -188,6 +189,18 @@ def test_an_autoscaler_on_a_pool_that_scales_itself_is_a_conflict_until_one_of_t
     cluster.kubectl("delete", "hpa", "both", f"--namespace={home.pools}")
     path = Path(home.folder / "both.json")
     path.write_text(json.dumps(manifest))
+    cluster.kubectl("apply", "--server-side", "--force-conflicts", f"--filename={path}")
+    cluster.wait_for(lambda: pool.scaling["reason"] == "HoldingStaleAdvice")
+    assert (pool.desired, pool.pods) == (2, 2)
+    # A person who scales back and forth holds the field with the value of the manifest. Equal values are shared.
+    for figure in (3, 2):
+        cluster.kubectl("scale", "spool", "both", f"--replicas={figure}", f"--namespace={home.pools}")
+    cluster.wait_for(lambda: pool.scaling["reason"] == "ConflictingManager")
+    assert "kubectl writes spec.replicas" in pool.scaling["message"]
+    cluster.kubectl("apply", "--server-side", "--force-conflicts", f"--filename={path}")
+    seen = cluster.get("spool", "both", f"--namespace={home.pools}", "--show-managed-fields")
+    assert scale_writers(seen) == ("kubectl",)
+    path.write_text(json.dumps(manifest | {"spec": manifest["spec"] | {"replicas": 4}}))
     cluster.kubectl("apply", "--server-side", "--force-conflicts", f"--filename={path}")
     cluster.wait_for(lambda: pool.scaling["reason"] == "HoldingStaleAdvice")
     assert (pool.desired, pool.pods) == (2, 2)

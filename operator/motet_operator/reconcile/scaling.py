@@ -110,7 +110,7 @@ def _conflict(writers: Sequence[str], held: int) -> str:
     return (
         f"{who} writes spec.replicas through the scale subresource, as a HorizontalPodAutoscaler and kubectl scale do; "
         f"{held} runners stay. Set autoscaling.mode to External, or remove the other writer and apply the pool with "
-        "spec.replicas and --server-side --force-conflicts."
+        "another spec.replicas than now and --server-side --force-conflicts; an equal one leaves the other in place."
     )
 
 
