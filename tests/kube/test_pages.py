@@ -1,0 +1,37 @@
+"""The tutorial and the guides, typed by somebody who does nothing but read them."""
+
+import pytest
+
+from tests.docs.blocks import Block, Shell, blocks
+from tests.kube.cluster import Cluster
+from tests.repo.tree import ROOT
+
+pytestmark = [pytest.mark.kube, pytest.mark.timeout(1500)]
+
+TUTORIAL = ROOT / "docs" / "tutorials" / "kubernetes.md"
+GUIDES = [ROOT / "docs" / "guides" / f"{name}.md" for name in ("tenant", "platform")]
+MADE_BY_THE_GUIDES = {"clusterrolebinding.rbac.authorization.k8s.io/motet-platform"}
+"""What the reader of a guide gives to people, and takes from them."""
+
+
+def test_the_pages_lead_from_an_empty_cluster_through_the_guides_and_back(cluster: Cluster, shell: Shell) -> None:
+    """The guides go on from the tutorial, so its last step, which removes everything, comes after them."""
+
+    def everything() -> set[str]:
+        kinds = "namespaces,crds,clusterroles,clusterrolebindings,flowschemas,validatingadmissionpolicies"
+        return set(cluster.kubectl("get", kinds, "--output=name").split())
+
+    last_step = TUTORIAL.read_text().splitlines().index("## 10. Remove everything") + 1
+    tutorial = blocks(TUTORIAL)
+    before = everything()
+    _type(shell, [block for block in tutorial if block.line < last_step])
+    _type(shell, [block for page in GUIDES for block in blocks(page)])
+    _type(shell, [block for block in tutorial if block.line > last_step])
+    assert everything() - before == MADE_BY_THE_GUIDES
+
+
+def _type(shell: Shell, page: list[Block]) -> None:
+    assert page
+    for block in page:
+        if block.runs:
+            shell.run(block)
