@@ -7,6 +7,7 @@ import asyncio
 import functools
 import itertools
 import json
+import math
 import shutil
 import tempfile
 from collections import deque
@@ -36,6 +37,8 @@ BASE_DIGEST = "sha256:" + "b" * 64
 ASSET_DIGEST = "sha256:" + "a" * 64
 GROUP = "default/tiny"
 EOS = "<|end|>"
+END = 0
+"""Its token."""
 TEMPLATE = (
     "{% for message in messages %}"
     "{% if message.role == 'forbidden' %}{{ raise_exception('roles must be user or assistant') }}{% endif %}"
@@ -93,9 +96,11 @@ class Running:
 
 class MiniRunner(runner_pb2_grpc.RunnerServicer):
     """Answers with the prompt's own tokens and then the end token; with `ignore_eos`, with the prompt again and again.
+    A stop token ends it sooner, and with `min_tokens` it says the prompt as often as that takes.
 
     Tokens depend only on prompt and index, so a moved request goes on as if nothing had happened. Unless it is told to
-    misbehave it keeps to what `tests/contract/test_runners.py` asks of the real one.
+    misbehave it keeps to what `tests/contract/test_runners.py` asks of the real one, and a gateway before it to what
+    `tests/contract/test_http.py` asks of the whole stack.
     """
 
     def __init__(self, folder: Path, instance: str, assets: dict[str, bytes]) -> None:
@@ -270,8 +275,7 @@ class MiniRunner(runner_pb2_grpc.RunnerServicer):
             step.failure.CopyFrom(self.fails_after[1])
             self.fails_after = None
         elif not running.output:
-            by_itself = tokens and tokens[-1] == 0 and not submit.sampling.ignore_eos
-            step.finish = common_pb2.FINISH_REASON_STOP if by_itself else common_pb2.FINISH_REASON_LENGTH
+            step.finish = common_pb2.FINISH_REASON_STOP if ends(submit, tokens) else common_pb2.FINISH_REASON_LENGTH
         if step.finish:
             self._running.pop(submit.request, None)
         sent = [step]
@@ -288,10 +292,21 @@ class MiniRunner(runner_pb2_grpc.RunnerServicer):
 
 def answer_of(submit: runner_pb2.Submit) -> list[int]:
     """All of the output for a prompt: what every runner would say."""
-    prompt, most = list(submit.prompt_ids), submit.sampling.max_tokens
-    if submit.sampling.ignore_eos:
-        return (prompt * (most // len(prompt) + 1))[:most]
-    return [*prompt, 0][:most]
+    prompt, sampling = list(submit.prompt_ids), submit.sampling
+    if sampling.ignore_eos:
+        said = prompt * (sampling.max_tokens // len(prompt) + 1)
+    else:
+        said = [*prompt * max(1, math.ceil(sampling.min_tokens / len(prompt))), END]
+    if stops := set(sampling.stop_token_ids):
+        over = (at + 1 for at in range(sampling.min_tokens, len(said)) if said[at] in stops)
+        said = said[: next(over, len(said))]
+    return said[: sampling.max_tokens]
+
+
+def ends(submit: runner_pb2.Submit, tokens: Sequence[int]) -> bool:
+    """Whether an answer with these last tokens is over by itself."""
+    sampling = submit.sampling
+    return bool(tokens) and (tokens[-1] in sampling.stop_token_ids or (tokens[-1] == END and not sampling.ignore_eos))
 
 
 class MiniScheduler(scheduler_pb2_grpc.SchedulerServicer):
