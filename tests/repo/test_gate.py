@@ -80,6 +80,12 @@ def test_what_is_asked_for_narrows_both_lanes_and_a_path_is_one_lane() -> None:
     assert lane.arguments == ("-m", "not soak", "tests/gateway")
 
 
+@pytest.mark.parametrize(("kube", "in_file_order"), [(True, {"cluster"}), (False, set())])
+def test_only_what_shares_an_installation_runs_in_the_order_of_its_files(kube: bool, in_file_order: set[str]) -> None:
+    lanes = plan(Machine(), kube=kube).lanes
+    assert {lane.name for lane in lanes if "-p no:randomly" in " ".join(lane.arguments)} == in_file_order
+
+
 def test_it_says_how_long_it_took_last_time() -> None:
     chosen = plan(Machine())
     assert "is not known" in said(Machine())
