@@ -1,6 +1,8 @@
 """Revisions of adapters: checked before they serve, dropped when nothing needs them, kept where they are wanted."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from motet.fleet import Failure, Tier
 from motet.model import Digest
@@ -9,6 +11,7 @@ from motet_scheduler.policy import events as on
 from motet_scheduler.policy.values import Readiness, RevisionKey, Stage
 from tests.scheduler.builders import PIRATE, POET, Told, adapter, ready, resident
 
+SUSPENDED = ""
 STAYS = Digest("sha256:" + "c" * 64)
 
 
@@ -372,3 +375,61 @@ def test_what_was_told_and_is_so_no_longer_is_told_again():
     assert report.failure is None
     told.tell(on.OperatorConnected())
     assert told.of(do.TellAdapter) == [report]
+
+
+@settings(deadline=None, max_examples=15)
+@given(
+    changes=st.lists(
+        st.tuples(st.sampled_from(("1", "2", "3", SUSPENDED)), st.sampled_from((0.0, 0.01, 0.3, 4.0))),
+        min_size=100,
+        max_size=100,
+    ),
+    last=st.sampled_from(("1", "2", "3")),
+)
+def test_row_15_an_adapter_that_flips_a_hundred_times_is_checked_three_times_and_once_in_ten_seconds(changes, last):
+    told = ready()
+    told.attach()
+    ordered = []
+    asked = None
+
+    def note():
+        nonlocal asked
+        for _ in checks(told):
+            ordered.append(told.clock())
+            asked = stated
+
+    for stated, seconds in (*changes, (last, 0.0)):
+        told.state(*([adapter(stamp=stated)] if stated else []))
+        note()
+        told.wait(seconds)
+        note()
+        if asked is not None:
+            told.certify(digest=digest_of(asked))
+            asked = None
+            note()
+    for begin, since in enumerate(ordered):
+        for more, until in enumerate(ordered[begin:], 1):
+            assert more <= 3 + (until - since) / 10 + 1e-6, ordered
+    for _ in range(3):
+        if asked is not None:
+            told.certify(digest=digest_of(asked))
+            asked = None
+        told.wait(5)
+        note()
+    assert published(told)["pirate"].digest == digest_of(last)
+    assert told.scheduler.adapters.by_name[adapter().ref.object].resolved
+
+
+def digest_of(stamp):
+    return Digest("sha256:" + stamp * 64)
+
+
+def test_a_failure_that_passes_is_tried_again_in_its_own_time_however_often_that_is():
+    told = ready()
+    told.attach()
+    told.state(adapter())
+    for _ in range(10):
+        away = Failure("adapter_fetch_failed", "away", 1.0)
+        told.certify(digest="", stage=Stage.NONE, certificate=None, failure=away)
+        told.wait(1)
+        assert checks(told)

@@ -1,11 +1,13 @@
 """The scheduler's service over real gRPC, with real runner services and a real supervisor beside it."""
 
 import asyncio
+import time
 
 import pytest
 
 from motet.api.v1 import scheduler_pb2, scheduler_pb2_grpc
-from motet.errors import ContextLengthExceeded, NoRunner
+from motet.digest import adapter_digest
+from motet.errors import ContextLengthExceeded, ModelNotFound, NoRunner
 from motet.rpc import open_channel
 from tests.support.control_plane import adapter_entry, small_operator, until
 from tests.support.fake_engine import FakeEngine, tokens_of
@@ -74,6 +76,51 @@ async def test_changed_bytes_move_the_name_once_they_are_certified(house):
     await until(
         lambda: house.gateway.catalogs[-1].adapters[0].digest == house.operator.adapter("pirate").serving_digest
     )
+
+
+async def test_row_15_while_an_adapter_flips_a_hundred_times_requests_are_answered_and_it_is_loaded_few_times(house):
+    """Pauses are a twentieth here: one check in half a second, after the first three."""
+    runners = [await house.runner(name) for name in ("r0", "r1")]
+    sources = [write_adapter(house.folder / name, seed=seed) for seed, name in enumerate(("pirate", "poet"))]
+    digests = {adapter_digest(source) for source in sources}
+    serving = lambda: house.operator.adapter("tales").serving_digest  # noqa: E731
+    in_catalog = lambda: house.gateway.catalogs[-1].adapters[0].digest  # noqa: E731
+    answered = 0
+
+    async def ask():
+        nonlocal answered
+        while True:
+            digest, known = in_catalog(), len(house.gateway.catalogs)
+            assert digest in digests
+            try:
+                tokens = await house.gateway.ask(f"a{answered}", adapter=digest, max_tokens=8)
+            except ModelNotFound:
+                assert len(house.gateway.catalogs) > known, "only one that the name has left meanwhile is refused"
+                continue
+            assert tokens == tokens_of(PROMPT, 7, 8, digest)
+            answered += 1
+
+    began = time.monotonic()
+    house.operator.state(adapter_entry("tales", sources[0], min_replicas=2))
+    await until(lambda: house.operator.adapter("tales") and serving() and in_catalog())
+    asking = asyncio.create_task(ask())
+    for flip in range(1, 101):
+        house.operator.state(adapter_entry("tales", sources[flip % 2], min_replicas=2))
+        await asyncio.sleep(0.01)
+    house.operator.state(adapter_entry("tales", sources[1], min_replicas=2))
+    last = adapter_digest(sources[1])
+    await until(lambda: serving() == in_catalog() == last)
+    passed = time.monotonic() - began
+    before = answered
+    await until(lambda: answered > before + 3)
+    assert not asking.done()
+    asking.cancel()
+    assert await house.gateway.ask("last", adapter=last, max_tokens=8) == tokens_of(PROMPT, 7, 8, last)
+    checks = sum(runner.service._loaded().shelf.fetcher.copies for runner in runners)
+    loads = [int(runner.service.metrics.adapter_loads.collect()[0].samples[0].value) for runner in runners]
+    print(f"{checks} checks in {passed:.1f} s, {loads} loads, {answered} answers")
+    assert checks <= 3 + passed / 0.5
+    assert max(loads) <= checks
 
 
 async def test_a_broken_revision_is_reported_and_never_takes_over(house):

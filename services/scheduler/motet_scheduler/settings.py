@@ -46,6 +46,10 @@ class Settings(BaseSettings):
     ensure_seconds: float = Field(10.0, gt=0)
     """An order to check or load an adapter that brought no word for so long is given again."""
 
+    revision_seconds: float = Field(10.0, ge=0)
+    """Three changes of an adapter are looked at as they come; one that goes on changing is looked at once in so long, as
+    it is by then. 0: every change at once."""
+
     force_promise_pages: int = Field(0, ge=0)
     """For tests of overflow: a first promise is exactly so many pages, whatever the estimate says, unless prompt and
     first token need more or the request's whole life needs fewer. 0: the estimate decides."""
@@ -79,6 +83,7 @@ class Settings(BaseSettings):
             avoid_longest=20 * self.avoid_seconds * time_scale,
             forget_runner=self.forget_runner_seconds * time_scale,
             ensure_patience=self.ensure_seconds * time_scale,
+            revision_pause=self.revision_seconds * time_scale,
             force_promise_pages=self.force_promise_pages,
             capacity_every=self.capacity_seconds * time_scale,
             queue_patience=self.queue_patience_seconds * time_scale,

@@ -1,9 +1,10 @@
 """Which revision of each adapter serves, how new ones get there, and where adapters should lie (flow of a catalog).
 
 A revision is where the bytes are (source, its revision, the Secret that opens it) and which they are (expected digest,
-content stamp). One runner of the group is asked to fetch and check each new
-one; certified, the adapter's name moves to its digest at once; a failed one never takes over and is reported. A digest
-that no name points to any more is dropped from the runners as soon as no live request uses it.
+content stamp). One runner of the group is asked to fetch and check each new one; certified, the adapter's name moves to
+its digest at once; a failed one never takes over and is reported. Of an adapter that changes faster than it is checked
+some revisions are never looked at, but the last one always is. A digest that no name points to any more is dropped from
+the runners as soon as no live request uses it.
 """
 
 from collections import Counter
@@ -30,6 +31,9 @@ from motet_scheduler.policy.values import (
 
 CHECKS_AT_ONCE = 4
 """Per runner: a thousand new adapters are checked one handful after the other."""
+
+CHECKS_IN_A_ROW = 3
+"""Of one adapter: so many changes are looked at as they come, and after them one in each `Policy.revision_pause`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +74,10 @@ class Adapter:
     """Of the newest revision, when it failed."""
     failed: RevisionKey | None = None
     retry_at: float | None = None
+    asked: bool = False
+    """A runner has been asked for what `spec` says: asking again, of another or after a failure, is no change."""
+    paced_until: float = 0.0
+    """When all changes that were looked at would have come, had they come one in each pause."""
     told: TellAdapter | None = field(default=None)
 
     @property
@@ -81,12 +89,21 @@ class Adapter:
             return False
         return self.failed != self.spec.revision or (self.retry_at is not None and now >= self.retry_at)
 
+    def may_be_asked(self, now: float, pause: float) -> bool:
+        return self.asked or self.paced_until - now <= (CHECKS_IN_A_ROW - 1) * pause
+
+    def note_asked(self, now: float, pause: float) -> None:
+        if not self.asked:
+            self.asked, self.paced_until = True, max(self.paced_until, now) + pause
+
 
 class Adapters:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self.by_name: dict[ObjectName, Adapter] = {}
         self.retired: dict[Digest, Source] = {}
+        self._paced: dict[ObjectName, float] = {}
+        """`paced_until` of adapters that are gone, or suspended: they may come back."""
         self._serving: dict[Digest, Source] | None = None
         """What names point to, by digest; None when it must be gathered again."""
 
@@ -104,16 +121,18 @@ class Adapters:
         for name, spec in wanted.items():
             adapter = self.by_name.get(name)
             if adapter is None:
-                self.by_name[name] = Adapter(spec)
+                self.by_name[name] = Adapter(spec, paced_until=self._paced.pop(name, 0.0))
                 continue
             if (adapter.spec.revision, adapter.spec.max_bytes) != (spec.revision, spec.max_bytes):
                 # The old failure was about other bytes, or about another bound.
                 adapter.failure = adapter.failed = adapter.retry_at = None
+                adapter.asked = False
             adapter.spec = spec
         self._serving = None
         # Only now: whether another name serves the same bytes is known once all names are as they should be.
         for adapter in gone:
             self._retire(adapter)
+            self._paced[adapter.spec.ref.object] = adapter.paced_until
         return before != wanted
 
     def restore(self, spec: AdapterSpec, serving: Revision | None) -> None:
@@ -151,8 +170,12 @@ class Adapters:
             ):
                 adapter.check = None
         busy = Counter(adapter.check.instance for adapter in self if adapter.check is not None)
+        pause = self._policy.revision_pause
+        if self._paced:
+            self._paced = {name: until for name, until in self._paced.items() if until > now}
         for adapter in self.by_name.values():
-            if not adapter.wants_check(now):
+            # One that changes all the time would keep a runner fetching. What it says by its turn is what counts.
+            if not adapter.wants_check(now) or not adapter.may_be_asked(now, pause):
                 continue
             spec = adapter.spec
             able = [r for r in runners if r.takes_work and r.group == spec.group and busy[r.instance] < CHECKS_AT_ONCE]
@@ -161,6 +184,7 @@ class Adapters:
                 continue
             busy[runner.instance] += 1
             adapter.check = Check(spec.revision, runner.instance, now)
+            adapter.note_asked(now, pause)
             yield Ensure(
                 instance=runner.instance,
                 ref=spec.ref,

@@ -181,6 +181,8 @@ class Policy:
     forget_runner: float = 30.0
     ensure_patience: float = 10.0
     """How long an order to load or check an adapter may go unanswered before it is given again."""
+    revision_pause: float = 10.0
+    """An adapter that keeps changing is checked once in so long, after the first few times."""
     force_promise_pages: int = 0
     capacity_every: float = 1.0
     """How often it is worked out how many runners each pool should have."""
