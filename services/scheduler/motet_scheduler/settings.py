@@ -47,8 +47,8 @@ class Settings(BaseSettings):
     """An order to check or load an adapter that brought no word for so long is given again."""
 
     revision_seconds: float = Field(10.0, ge=0)
-    """Three changes of an adapter are looked at as they come; one that goes on changing is looked at once in so long, as
-    it is by then. 0: every change at once."""
+    """Three changes of an adapter are looked at as they come; one that goes on changing is looked at once in so long,
+    as it is by then. 0: every change at once."""
 
     force_promise_pages: int = Field(0, ge=0)
     """For tests of overflow: a first promise is exactly so many pages, whatever the estimate says, unless prompt and
