@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+import os
 import random
 from collections import defaultdict
 from collections.abc import Callable
@@ -17,7 +18,8 @@ from hypothesis import strategies as st
 from motet_predictor.model import EVERYBODY, QUANTILES, VERSION, LengthModel, Lengths, Scope
 from tests.support.machine import out_of_reach
 
-DATA = Path(__file__).parents[2] / ".." / "shared" / "data"
+DATA = Path(os.environ.get("TEST_DATA") or Path(__file__).parents[3] / "shared" / "data")
+"""Of other projects: we may use it and not publish it."""
 
 tokens = st.integers(min_value=0, max_value=5000)
 answers = st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from("xy"), tokens, st.booleans()), max_size=40)
@@ -191,7 +193,7 @@ def drawn_by_lot() -> list[World]:
 
 def published_elsewhere(name: str) -> TextIO:
     if not (DATA / name).exists():
-        out_of_reach("needs real lengths, which are not ours to publish, in ../shared/data")
+        out_of_reach(f"needs {name}, real lengths that are not ours to publish, in the folder that TEST_DATA names")
     return gzip.open(DATA / name, "rt")
 
 
