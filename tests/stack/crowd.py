@@ -40,13 +40,18 @@ class Crowd:
 
     @property
     def all_in_the_middle(self) -> bool:
-        told = [len(answer.tokens) for answer in self._now.values()]
+        told = self.told
         return len(told) == len(self._asks) and self._first <= min(told) and max(told) <= self._last
 
     def disturb(self) -> None:
         """To be called right before: from now on every stream goes on to its end."""
         assert self.all_in_the_middle
         self._disturbed = True
+
+    @property
+    def told(self) -> list[int]:
+        """How many tokens each has heard."""
+        return [len(answer.tokens) for _, answer in sorted(self._now.items())]
 
     async def _stream(self, index: int) -> Answer:
         voice, prompt = self._asks[index]
