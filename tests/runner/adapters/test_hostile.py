@@ -40,9 +40,11 @@ def look(folder: Path) -> None:
         check(folder, SHAPES, max_rank=64)
         check_values(folder, SHAPES)
     finally:
-        assert time.thread_time() - began < 400 * yardstick()
-        assert tracemalloc.get_traced_memory()[1] < 200 << 20
-        tracemalloc.stop()
+        spent = time.thread_time() - began
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()  # what counts memory makes the yardstick ten times as long
+        assert spent < 1 or spent < 40 * yardstick()
+        assert peak < 200 << 20
 
 
 def header_of(folder: Path) -> tuple[dict, bytes]:
