@@ -1,7 +1,6 @@
 """The product on a cluster: what tenants and platform teams see, with every part real but the machines."""
 
 import asyncio
-import json
 import shutil
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -12,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file, save_file
-from torch.nn.functional import pad
 
 from tests.kube.api import Api
 from tests.kube.changes import quiet, told, writes_of
@@ -30,8 +27,6 @@ from tests.kube.product import (
     SYSTEM,
     Load,
     Product,
-    bring_demo,
-    installed,
     served_after,
     stream,
 )
@@ -41,33 +36,6 @@ from tests.stack.harness import running_stack
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(600)]
 
 QUESTION = "Who keeps the lighthouse of Brindle?"
-
-
-@pytest.fixture(scope="module")
-def product(cluster: Cluster, node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
-    folder = tmp_path_factory.mktemp("product")
-    folder.chmod(0o755)
-    with cluster.inside(), installed(cluster, folder) as running:
-        bring_demo(running, folder, drainTimeoutSeconds=2)
-        adapters = folder / "volume" / "adapters"
-        widen(adapters / "acme" / "storyteller", adapters / "acme" / "wide", rank=128)
-        (adapters / "acme" / "borrowed").symlink_to("../zeta/json")
-        yield running
-
-
-def widen(source: Path, target: Path, *, rank: int) -> None:
-    """The same adapter of a higher rank: what comes to it does nothing."""
-    target.mkdir()
-    config = json.loads((source / "adapter_config.json").read_text())
-    (target / "adapter_config.json").write_text(json.dumps(config | {"r": rank}))
-    more = rank - config["r"]
-    wide = {
-        name: pad(tensor, (0, 0, 0, more) if "lora_A" in name else (0, more))
-        for name, tensor in load_file(source / "adapter_model.safetensors").items()
-    }
-    save_file(wide, target / "adapter_model.safetensors")
-    for path in (target, *target.iterdir()):
-        path.chmod(0o755)  # for the runners' own user
 
 
 def volume_of(product: Product) -> Path:

@@ -1,0 +1,40 @@
+"""One installation of the product, which all tests of this folder share. What a test changes of it, it takes back."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+from torch.nn.functional import pad
+
+from tests.kube.cluster import Cluster
+from tests.kube.nodes import Node
+from tests.kube.product import Product, bring_demo, installed
+
+
+@pytest.fixture(scope="package")
+def product(cluster: Cluster, node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
+    folder = tmp_path_factory.mktemp("product")
+    folder.chmod(0o755)
+    with cluster.inside(), installed(cluster, folder) as running:
+        bring_demo(running, folder, drainTimeoutSeconds=2)
+        adapters = folder / "volume" / "adapters"
+        widen(adapters / "acme" / "storyteller", adapters / "acme" / "wide", rank=128)
+        (adapters / "acme" / "borrowed").symlink_to("../zeta/json")
+        yield running
+
+
+def widen(source: Path, target: Path, *, rank: int) -> None:
+    """The same adapter of a higher rank: what comes to it does nothing."""
+    target.mkdir()
+    config = json.loads((source / "adapter_config.json").read_text())
+    (target / "adapter_config.json").write_text(json.dumps(config | {"r": rank}))
+    more = rank - config["r"]
+    wide = {
+        name: pad(tensor, (0, 0, 0, more) if "lora_A" in name else (0, more))
+        for name, tensor in load_file(source / "adapter_model.safetensors").items()
+    }
+    save_file(wide, target / "adapter_model.safetensors")
+    for path in (target, *target.iterdir()):
+        path.chmod(0o755)  # for the runners' own user
