@@ -52,7 +52,7 @@ async def test_a_gateway_that_never_met_a_runner_asks_for_one_to_read_with() -> 
         groups = list(scheduler.catalog().groups)
         del groups[0].runners[:]
         scheduler.groups = groups
-        async with serve(cluster, ready=False, hold_seconds=0.05) as served:
+        async with serve(cluster, ready=False, hold_seconds=0.05, keep_alive_seconds=0.05) as served:
             stream = Read()
             task = asyncio.create_task(read(served, long_request(), stream))
             await eventually(lambda: scheduler.held == [{GROUP: 1}])

@@ -317,6 +317,7 @@ async def test_requests_wait_for_the_first_runner_of_their_group() -> None:
     async with mini_cluster() as cluster:
         runners, cluster.scheduler.runners = cluster.scheduler.runners, []
         async with serve(cluster, ready=False, hold_seconds=0.05) as served:
+            await eventually(lambda: served.gateway.catalog.known)  # else it would say that it waits for that
             result = Read()
             task = asyncio.create_task(read(served, long_request(), result))
             await eventually(lambda: "queued position=1 (waiting for a runner of tiny)" in result.comments)
