@@ -1,5 +1,6 @@
 """What `make test` says and runs."""
 
+import json
 import os
 import shlex
 import shutil
@@ -15,16 +16,20 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from tests.repo.tree import ROOT
+from tools.gate import change, records
+from tools.gate.__main__ import untouched
 from tools.gate.closing import (
     NOTHING_RAN,
     closing_line,
     counts_of,
     exit_status,
+    files_not_passed,
     seconds_of_files,
     seconds_of_tests,
     slowest,
 )
 from tools.gate.plan import Machine, Record, announced, plan
+from tools.gate.untouched import FAMILIES, Change, verdicts
 
 # ------------------------------------------------------------------------------------------------------------ the plan
 
@@ -78,6 +83,37 @@ def test_what_is_asked_for_narrows_both_lanes_and_a_path_is_one_lane() -> None:
     assert all(lane.arguments[2:4] == ("-k", "name") for lane in plan(Machine(), asked=("-k", "name")).lanes)
     (lane,) = plan(Machine(), asked=("tests/gateway",), paths=True).lanes
     assert lane.arguments == ("-m", "not soak", "tests/gateway")
+
+
+NOTHING_CHANGED = verdicts({family.name: Change((), "since 1a2b") for family in FAMILIES})
+
+
+def ignored(machine: Machine, **how) -> list[set[str]]:
+    lanes = plan(machine, **how).lanes
+    return [{word.removeprefix("--ignore=") for word in lane.arguments if "--ignore=" in word} for lane in lanes]
+
+
+def test_what_the_change_cannot_touch_is_left_out_where_it_would_run_and_said() -> None:
+    tests = {path.rstrip("/") for family in FAMILIES for path in family.tests}
+    assert ignored(Machine(), untouched=NOTHING_CHANGED) == [tests, {"tests/kube", "tests/images"}]
+    assert said(Machine(), untouched=NOTHING_CHANGED).count("Left out: ") == 1 + len(FAMILIES)
+    images = {"tests/images/test_installation.py"}
+    assert ignored(Machine(), kube=False, untouched=NOTHING_CHANGED)[0] == images
+    assert "test cluster's own" not in said(Machine(), kube=False, untouched=NOTHING_CHANGED), "KUBE=no says it all"
+    unknown = verdicts({family.name: Change(None, "nobody knows") for family in FAMILIES})
+    assert ignored(Machine(), untouched=unknown) == ignored(Machine())
+    assert said(Machine(), untouched=unknown).count("(nobody knows)") == len(FAMILIES)
+
+
+def test_who_asks_for_something_gets_all_of_it() -> None:
+    how = {"asked": ("-k", "pod"), "untouched": NOTHING_CHANGED}
+    assert ignored(Machine(), **how) == ignored(Machine())
+    assert said(Machine(), **how).count("Left out: ") == 1
+
+
+def test_a_run_that_left_something_out_is_not_compared_with_one_that_did_not() -> None:
+    kinds = {plan(Machine(), untouched=NOTHING_CHANGED[:count]).kind for count in range(len(FAMILIES) + 1)}
+    assert len(kinds) == 1 + len(FAMILIES)
 
 
 @pytest.mark.parametrize(("kube", "in_file_order"), [(True, {"cluster"}), (False, set())])
@@ -142,6 +178,16 @@ def test_durations_are_kept_by_file() -> None:
     assert list(slowest(tests, 1)) == ["    3.00s tests/b.py::test_z"]
 
 
+@pytest.mark.parametrize("how", ["failure", "error", "skipped"])
+def test_a_file_has_not_passed_when_one_of_its_tests_has_not(how: str) -> None:
+    report = ET.fromstring(
+        '<testsuites><testsuite><testcase file="tests/a.py" name="test_x"/>'
+        f'<testcase file="tests/b.py" name="test_y"><{how}/></testcase><testcase file="tests/b.py" name="test_z"/>'
+        "</testsuite></testsuites>"
+    )
+    assert files_not_passed(report) == {"tests/b.py"}
+
+
 # ------------------------------------------------------------------------------------------------------------- the run
 
 
@@ -150,7 +196,10 @@ def gate(*arguments: str) -> list[str]:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder / "cache")}
+    here = {name: value for name, value in os.environ.items() if name != "MOTET_CI_BASE"}
+    # No plugin is asked for there, and each takes its time to start.
+    plugins = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    return here | plugins | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder / "cache")}
 
 
 def run_gate(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -213,7 +262,10 @@ def test_what_only_one_lane_has_is_found_and_what_none_has_is_told(tree: Path) -
     assert counts_of(one.stdout.splitlines()[-1]) == Counter(passed=1)
 
 
-def test_the_build_server_ends_with_the_one_line_and_its_status(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("asked", "gate"), [((), "--slowest 20 --leave-out-untouched"), (("--all",), "--slowest 20")])
+def test_the_build_server_ends_with_the_one_line_and_its_status(
+    tmp_path: Path, asked: tuple[str, ...], gate: str
+) -> None:
     """Whatever make says after it. The tests of `make check` are among those of `make test`, and run once."""
     (tmp_path / ".ci").mkdir()
     shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci" / "run")
@@ -225,7 +277,7 @@ def test_the_build_server_ends_with_the_one_line_and_its_status(tmp_path: Path) 
     )
     make.chmod(0o755)
     ran = subprocess.run(
-        [tmp_path / ".ci" / "run"],
+        [tmp_path / ".ci" / "run", *asked],
         env=os.environ | {"PATH": f"{make.parent}:{os.environ['PATH']}"},
         capture_output=True,
         text=True,
@@ -233,8 +285,180 @@ def test_the_build_server_ends_with_the_one_line_and_its_status(tmp_path: Path) 
     )
     assert ran.returncode == 2
     said = ran.stdout.splitlines()
-    assert [line for line in said if line.startswith("make ")] == ["make lint", "make test GATE_ARGS=--slowest 20"]
+    assert [line for line in said if line.startswith("make ")] == ["make lint", f"make test GATE_ARGS={gate}"]
     assert said[-1] == lines[1]
+
+
+# ------------------------------------------------------------------------------------------------- since it was green
+
+
+def git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-c", "user.name=somebody", "-c", "user.email=somebody@example.invalid", *arguments]
+    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def commit(folder: Path, **files: str) -> str:
+    """Names of files have __ for a slash."""
+    for name, text in files.items():
+        path = folder / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    git(folder, "add", "--all")
+    git(folder, "commit", "--quiet", "--allow-empty", "--message=change")
+    return git(folder, "rev-parse", "HEAD")
+
+
+@pytest.fixture
+def history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "history"
+    folder.mkdir()
+    git(folder, "init", "--quiet", "--initial-branch=main")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_a_change_is_what_was_committed_since_and_what_was_not(history: Path) -> None:
+    base = commit(history, kept="1", edited="1", moved="content", gone="1", in_work="1", staged="1")
+    git(history, "mv", "moved", "moved_here")
+    git(history, "rm", "--quiet", "gone")
+    head = commit(history, edited="2")
+    assert change.committed() == head
+    (history / "in_work").write_text("2")
+    (history / "staged").write_text("2")
+    git(history, "add", "staged")
+    (history / "new ü").touch()
+    (history / ".git" / "info" / "exclude").write_text("ignored\n")
+    (history / "ignored").touch()
+    found = change.since(base)
+    assert found.paths == ("edited", "gone", "in_work", "moved", "moved_here", "new ü", "staged")
+    assert found.said == f"since {base[:12]}"
+
+
+@pytest.mark.parametrize("how", ["edited", "staged", "new"])
+def test_a_checkout_with_a_change_is_no_commit(history: Path, how: str) -> None:
+    head = commit(history, file="1")
+    assert change.committed() == head
+    (history / ("another" if how == "new" else "file")).write_text("2")
+    if how == "staged":
+        git(history, "add", "file")
+    assert change.committed() is None
+
+
+def test_a_change_is_not_known_without_the_commit_before_it(history: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = commit(history, file="1")
+    git(history, "checkout", "--quiet", "-b", "beside")
+    beside = commit(history, beside="1")
+    git(history, "checkout", "--quiet", "main")
+    second = commit(history, file="2")
+    assert change.since(first).paths == ("file",)
+    assert change.since(second).paths == ()
+    for other in (beside, "0" * 40, "no-such-name"):
+        assert change.since(other).paths is None
+    git(history.parent, "clone", "--quiet", "--depth=1", history.as_uri(), "shallow")
+    monkeypatch.chdir(history.parent / "shallow")
+    assert change.since(second).paths == ()
+    assert change.since(first).paths is None
+    monkeypatch.chdir(history.parent)
+    assert change.since(first).paths is None, "no checkout"
+    assert change.committed() is None
+
+
+@pytest.fixture
+def committed_tree(tree: Path) -> Path:
+    git(tree, "init", "--quiet")
+    passes = "def test_installation():\n    pass\n"
+    (tree / "tests" / "images" / "test_installation.py").write_text(passes)
+    commit(tree, **{".gitignore": "__pycache__/\n.pytest_cache/\ncache/\n"}, docs__a="1", services__common__a="1")
+    return tree
+
+
+def ci(tree: Path) -> tuple[Counter[str], str]:
+    """What it counts, and all that it says."""
+    ran = run_gate(tree, "--no-kube", "--leave-out-untouched")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return counts_of(ran.stdout.splitlines()[-1]) or Counter(), ran.stdout
+
+
+def test_what_was_green_and_is_untouched_is_left_out_for_who_asks_and_named_at_the_end(committed_tree: Path) -> None:
+    green = git(committed_tree, "rev-parse", "HEAD")[:12]
+    for _ in range(2):
+        assert counts_of(run_gate(committed_tree, "--no-kube").stdout.splitlines()[-1]) == Counter(passed=4)
+    commit(committed_tree, docs__a="2")
+    counts, out = ci(committed_tree)
+    assert counts == Counter(passed=3)
+    left_out = f"Left out: installations of images (since {green} nothing changed that they use)."
+    assert out.splitlines().count(left_out) == 2, "before the first test and before the closing line"
+    assert out.splitlines()[-2] == left_out
+    (committed_tree / "services" / "common" / "a").write_text("2")
+    counts, out = ci(committed_tree)
+    assert counts == Counter(passed=4)
+    assert f"Not left out: installations of images (since {green} services/common/a changed)." in out
+
+
+@pytest.mark.parametrize("how", ["passed", "failed", "uncommitted", "changed meanwhile", "asked"])
+def test_what_has_not_passed_as_committed_was_not_green(committed_tree: Path, how: str) -> None:
+    head = git(committed_tree, "rev-parse", "HEAD")
+    if how == "failed":
+        (committed_tree / "tests" / "images" / "test_installation.py").write_text("def test_it():\n    assert 1 == 2\n")
+        head = commit(committed_tree)
+    elif how == "uncommitted":
+        (committed_tree / "docs" / "a").write_text("2")
+    elif how == "changed meanwhile":
+        changing = f"def test_unit():\n    open({str(committed_tree / 'docs' / 'a')!r}, 'w').close()\n"
+        (committed_tree / "tests" / "unit" / "test_unit.py").write_text(changing)
+        head = commit(committed_tree)
+    run_gate(committed_tree, "--no-kube", *(("--", "-k", "test") if how == "asked" else ()))
+    file = committed_tree / "cache" / "motet" / "tests.json"
+    kept = json.loads(file.read_text()) if file.exists() else {}
+    assert kept.get("green", {}).get("commits", {}) == ({"images": head} if how == "passed" else {})
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    file = tmp_path / "kept" / "tests.json"
+    monkeypatch.setattr(records, "FILE", file)
+    monkeypatch.delenv("MOTET_CI_BASE", raising=False)
+    return file
+
+
+def test_each_family_keeps_the_commit_at_which_it_was_green_beside_what_runs_took(kept: Path) -> None:
+    assert records.green("mine") == {}
+    records.write("rest", Record(1.0))
+    records.write_green("mine", ["bench", "images"], "1a")
+    records.write_green("mine", ["images"], "2b")
+    assert records.green("mine") == {"bench": "1a", "images": "2b"}
+    assert records.read("rest") == Record(1.0)
+    kept.write_text("{broken")
+    assert records.green("mine") == {}
+
+
+def test_what_was_green_on_another_machine_says_nothing(kept: Path) -> None:
+    records.write_green("another", ["bench", "images"], "1a")
+    assert records.green("mine") == {}
+    records.write_green("mine", ["images"], "2b")
+    assert records.green("mine") == {"images": "2b"}
+    assert change.machine(own_cluster=True) == change.machine(own_cluster=True) != change.machine(own_cluster=False)
+
+
+def test_each_family_is_asked_about_since_it_was_green_itself(history: Path, kept: Path) -> None:
+    first = commit(history, docs__a="1")
+    second = commit(history, tests__kube__nodes="1")
+    records.write_green("mine", ["bench"], first)
+    records.write_green("mine", ["operator"], second)
+    said = {one.family.name: (one.left_out, one.why) for one in untouched("mine")}
+    assert said["bench"] == (False, f"since {first[:12]} tests/kube/nodes changed")
+    assert said["operator"] == (True, f"since {second[:12]} nothing changed that they use")
+    assert said["images"] == (False, "no commit at which they were green is known, nor told by MOTET_CI_BASE")
+
+
+def test_the_caller_may_say_what_was_green(history: Path, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = commit(history, docs__a="1")
+    head = commit(history, tests__kube__nodes="1")
+    records.write_green("mine", [family.name for family in FAMILIES], head)
+    monkeypatch.setenv("MOTET_CI_BASE", base)
+    assert {one.family.name for one in untouched("mine") if one.left_out} == {"images"}
+    monkeypatch.setenv("MOTET_CI_BASE", "0" * 40)
+    assert {one.why for one in untouched("mine")} == {"000000000000 is not among the commits before this one"}
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])

@@ -1,8 +1,8 @@
 """`make test`: every test that this machine can run, in lanes side by side, with one closing line for all of them.
 
-    python -m tools.gate [--no-kube] [--slowest N] [-- arguments of pytest]
+    python -m tools.gate [--no-kube] [--leave-out-untouched] [--slowest N] [-- arguments of pytest]
 
-What it does is decided in plan.py and what came of it in closing.py; lanes.py runs it.
+What it does is decided in plan.py and untouched.py, and what came of it in closing.py; lanes.py runs it.
 """
 
 import argparse
@@ -15,11 +15,15 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from tools.gate import records
+from tools.gate import change, records
 from tools.gate.closing import closing_line, exit_status, seconds_of_files, slowest
 from tools.gate.lanes import Lanes, Ran
 from tools.gate.plan import Machine, Plan, Record, announced, plan, spelled
+from tools.gate.untouched import FAMILIES, Change, Verdict, green, verdicts
 from tools.kube.locate import MODULES, NOT_NEEDED_BESIDE_A_CLUSTER, find, uses_existing_cluster
+
+BASE = "MOTET_CI_BASE"
+"""Names a commit at which all tests were green."""
 
 
 def say(text: str = "") -> None:
@@ -43,21 +47,38 @@ def names_paths(arguments: list[str]) -> bool:
     return any(not word.startswith("-") and Path(word.partition("::")[0]).exists() for word in arguments)
 
 
-def keep(chosen: Plan, ran: list[Ran], seconds: float) -> None:
-    if chosen.whole and all(one.came_to_its_end for one in ran):
-        lanes = {one.lane.name: round(one.seconds, 1) for one in ran}
-        files = seconds_of_files({name: took for one in ran for name, took in one.tests.items()})
-        records.write(chosen.kind, Record(round(seconds, 1), lanes, files))
+def untouched(machine: str) -> list[Verdict]:
+    """By the commit that the caller says was green, or else by those that were green on this machine."""
+    base = os.environ.get(BASE)
+    if base:
+        return verdicts(dict.fromkeys((family.name for family in FAMILIES), change.since(base)))
+    kept = records.green(machine)
+    never = Change(None, f"no commit at which they were green is known, nor told by {BASE}")
+    return verdicts(
+        {family.name: change.since(kept[family.name]) if family.name in kept else never for family in FAMILIES}
+    )
 
 
-def close(ran: list[Ran], seconds: float, count: int) -> None:
+def keep(chosen: Plan, ran: list[Ran], seconds: float, machine: str, commit: str | None) -> None:
+    if not chosen.whole or not all(one.came_to_its_end for one in ran):
+        return
+    lanes = {one.lane.name: round(one.seconds, 1) for one in ran}
+    files = seconds_of_files({name: took for one in ran for name, took in one.tests.items()})
+    records.write(chosen.kind, Record(round(seconds, 1), lanes, files))
+    if commit is not None and commit == change.committed():
+        again = [family for family in FAMILIES if family not in [one.family for one in chosen.left_out]]
+        passed = green(again, files, set[str]().union(*(one.not_passed for one in ran)))
+        records.write_green(machine, [family.name for family in passed], commit)
+
+
+def close(chosen: Plan, ran: list[Ran], seconds: float, count: int) -> None:
     if count:
         say(f"The {count} slowest tests:")
         for line in slowest({name: took for one in ran for name, took in one.tests.items()}, count):
             say(line)
     if len(ran) > 1:
         say(", ".join(f"{one.lane.name}: {spelled(one.seconds)}" for one in ran))
-        for line in [line for one in ran for line in one.bad]:
+        for line in [*map(str, chosen.left_out), *(line for one in ran for line in one.bad)]:
             say(line)
         say(closing_line(sum((one.counts for one in ran), Counter()), seconds))
 
@@ -65,6 +86,11 @@ def close(ran: list[Ran], seconds: float, count: int) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.gate", description="Run the tests.")
     parser.add_argument("--no-kube", action="store_true", help="leave out the tests of a cluster")
+    parser.add_argument(
+        "--leave-out-untouched",
+        action="store_true",
+        help=f"leave out slow tests of what cannot have been touched since {BASE}, or since they were green here",
+    )
     parser.add_argument("--slowest", type=int, default=0, metavar="N", help="name the N slowest tests at the end")
     parser.add_argument("pytest", nargs="*", help="passed to pytest, after --")
     options = parser.parse_args()
@@ -72,7 +98,14 @@ def main() -> int:
         machine = look()
     except FileNotFoundError as error:
         sys.exit(f"{error}.")
-    chosen = plan(machine, kube=not options.no_kube, asked=options.pytest, paths=names_paths(options.pytest))
+    identity, commit = change.machine(own_cluster=machine.own_cluster), change.committed()
+    chosen = plan(
+        machine,
+        kube=not options.no_kube,
+        asked=options.pytest,
+        paths=names_paths(options.pytest),
+        untouched=untouched(identity) if options.leave_out_untouched else (),
+    )
     for line in announced(chosen, records.read(chosen.kind) if chosen.whole else None):
         say(line)
     say()
@@ -81,8 +114,8 @@ def main() -> int:
         say("The tests that need a Kubernetes control plane cannot run.")
     ran = asyncio.run(Lanes(chosen.lanes, say).run())
     seconds = time.monotonic() - began
-    keep(chosen, ran, seconds)
-    close(ran, seconds, options.slowest)
+    keep(chosen, ran, seconds, identity, commit)
+    close(chosen, ran, seconds, options.slowest)
     return exit_status([one.status for one in ran])
 
 

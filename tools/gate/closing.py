@@ -9,6 +9,8 @@ NOTHING_RAN = 5
 """pytest's exit status when no test was selected."""
 ORDER = ("failed", "passed", "skipped", "deselected", "xfailed", "xpassed", "warning", "error")
 COUNTED_IN_PLURAL = ("warning", "error")
+NOT_PASSED = ("failure", "error", "skipped")
+"""What a JUnit report says of a test that has not passed."""
 
 _CLOSING = re.compile(r"^=* ?(?P<counts>(?:\d+ \w+(?:, )?)+|no tests ran) in [\d.]+s(?: \([\d:]+\))? ?=*$")
 
@@ -50,6 +52,12 @@ def seconds_of_files(tests: Mapping[str, float]) -> dict[str, float]:
     for name, seconds in tests.items():
         files[name.partition("::")[0]] += seconds
     return {name: round(seconds, 2) for name, seconds in sorted(files.items())}
+
+
+def files_not_passed(report: Element) -> set[str]:
+    """Of a JUnit report: where something failed, broke or was skipped."""
+    cases = [case for case in report.iter("testcase") if any(case.find(how) is not None for how in NOT_PASSED)]
+    return {case.get("file", "") for case in cases}
 
 
 def slowest(tests: Mapping[str, float], count: int) -> Iterable[str]:

@@ -8,11 +8,11 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
-from tools.gate.closing import counts_of, seconds_of_tests
+from tools.gate.closing import counts_of, files_not_passed, seconds_of_tests
 from tools.gate.plan import Lane
 
 LONGEST_LINE = 1 << 24
@@ -30,6 +30,8 @@ class Ran:
     """The lines that name what failed."""
     tests: dict[str, float]
     """Seconds of each."""
+    not_passed: set[str] = field(default_factory=set)
+    """Files in which something failed, broke or was skipped."""
 
     @property
     def came_to_its_end(self) -> bool:
@@ -69,11 +71,12 @@ class Lanes:
             counts, bad = await self._read(lane, process)
             status = await process.wait()
             ended = report.exists()
-            tests = seconds_of_tests(ET.parse(report).getroot()) if ended else {}  # noqa: S314 pytest wrote it
+            said = ET.parse(report).getroot() if ended else ET.Element("nothing")  # noqa: S314 pytest wrote it
         if not ended:  # whatever its status says
             bad.append(f"ERROR the lane {lane.name} ended with status {status} before its tests had")
             counts, status = Counter({"error": 1}), status or 1
-        return Ran(lane, status, time.monotonic() - began, counts, bad, tests)
+        seconds = time.monotonic() - began
+        return Ran(lane, status, seconds, counts, bad, seconds_of_tests(said), files_not_passed(said))
 
     async def _start(self, lane: Lane, report: Path) -> asyncio.subprocess.Process:
         threads = max(1, self._cores // len(self._lanes))

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tools.gate.untouched import Verdict
+
 CLUSTER = ("tests/kube", "tests/images")
 """What has a control plane, pods and installations of its own: the other lane never waits for it."""
 STACK = ("tests/stack", "tests/images")
@@ -44,15 +46,25 @@ class Plan:
     """What is left out and why, and what takes long before the first test."""
     whole: bool = True
     """Nobody asked for a part of it."""
+    left_out: tuple[Verdict, ...] = ()
+    """What the change cannot touch."""
 
     @property
     def kind(self) -> str:
         """Runs of one kind take about the same time."""
-        return "+".join(lane.name for lane in self.lanes)
+        return "+".join(lane.name for lane in self.lanes) + "".join(f"-{one.family.name}" for one in self.left_out)
 
 
-def plan(machine: Machine, *, kube: bool = True, asked: Sequence[str] = (), paths: bool = False) -> Plan:
-    """`asked` is passed to pytest. `paths`: it names what to run itself, which is one lane then."""
+def plan(
+    machine: Machine,
+    *,
+    kube: bool = True,
+    asked: Sequence[str] = (),
+    paths: bool = False,
+    untouched: Sequence[Verdict] = (),
+) -> Plan:
+    """`asked` is passed to pytest. `paths`: it names what to run itself, which is one lane then. `untouched` says what
+    may be left out of all tests."""
     marks = "not soak" if kube else "not soak and not kube"
     common = ("-m", marks)
     notes = ["Left out: tests marked soak, which run for hours (make soak)."]
@@ -65,12 +77,29 @@ def plan(machine: Machine, *, kube: bool = True, asked: Sequence[str] = (), path
         return Plan((Lane("asked", (*common, *asked)),), build, tuple(notes), whole=False)
     slow = CLUSTER if kube else STACK
     order = IN_FILE_ORDER if kube else ()
-    rest = [f"--ignore={folder}" for folder in (*slow, *(() if kube else ("tests/kube",)))]
+    not_rest = (*slow, *(() if kube else ("tests/kube",)))
+    in_question = [
+        one for one in untouched if not asked and _elsewhere(one.family.tests, () if kube else ("tests/kube",))
+    ]
+    left_out = tuple(one for one in in_question if one.left_out)
+    gone = [tests.rstrip("/") for one in left_out for tests in one.family.tests]
     lanes = (
-        Lane("cluster" if kube else "stack", (*common, *asked, *order, *slow)),
-        Lane("rest", (*common, *asked, "tests", *rest)),
+        Lane("cluster" if kube else "stack", (*common, *asked, *order, *slow, *_ignored(_below(gone, slow)))),
+        Lane("rest", (*common, *asked, "tests", *_ignored([*not_rest, *_elsewhere(gone, not_rest)]))),
     )
-    return Plan(lanes, build, tuple(notes), whole=not asked)
+    return Plan(lanes, build, (*notes, *map(str, in_question)), not asked, left_out)
+
+
+def _below(paths: Sequence[str], folders: Sequence[str]) -> list[str]:
+    return [path for path in paths if any(path.startswith(f"{folder}/") for folder in folders)]
+
+
+def _elsewhere(paths: Sequence[str], folders: Sequence[str]) -> list[str]:
+    return [path for path in paths if path not in _below(paths, folders)]
+
+
+def _ignored(paths: Iterable[str]) -> list[str]:
+    return [f"--ignore={path}" for path in paths]
 
 
 def _about_the_cluster(machine: Machine) -> Iterable[str]:

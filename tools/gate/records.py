@@ -1,13 +1,17 @@
-"""How long the last runs took, kept outside the tree: a checkout of CI lives for one run."""
+"""How long the last runs took, and what was green when, kept outside the tree: a checkout of CI lives for one run."""
 
 import json
 import os
+from collections.abc import Iterable
 from dataclasses import asdict
+from typing import Any
 
 from tools.gate.plan import Record
 from tools.kube.locate import cache
 
 FILE = cache().parent / "tests.json"
+GREEN = "green"
+"""Beside the kinds of runs."""
 
 
 def read(kind: str) -> Record | None:
@@ -18,11 +22,30 @@ def read(kind: str) -> Record | None:
 
 
 def write(kind: str, record: Record) -> None:
+    _write(kind, asdict(record))
+
+
+def green(machine: str) -> dict[str, str]:
+    """The commit at which each family of tests was green last on this machine, by the family's name."""
+    try:
+        kept = json.loads(FILE.read_text())[GREEN]
+        return dict(kept["commits"]) if kept["machine"] == machine else {}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def write_green(machine: str, families: Iterable[str], commit: str) -> None:
+    """Those of another machine go: it will not come again."""
+    commits = green(machine) | dict.fromkeys(families, commit)
+    _write(GREEN, {"machine": machine, "commits": commits})
+
+
+def _write(name: str, value: dict[str, Any]) -> None:
     try:
         records = json.loads(FILE.read_text())
     except (OSError, ValueError):
         records = {}
     FILE.parent.mkdir(parents=True, exist_ok=True)
     partial = FILE.with_suffix(f".{os.getpid()}")
-    partial.write_text(json.dumps(records | {kind: asdict(record)}, indent=1))
+    partial.write_text(json.dumps(records | {name: value}, indent=1))
     partial.replace(FILE)

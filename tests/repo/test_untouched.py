@@ -1,0 +1,149 @@
+"""What `.ci/run` may leave out, and that no change to what those tests use leaves them out."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.images.dockerfile import FOLDERS
+from tests.repo.reach import Reached, names, reach
+from tests.repo.tree import ROOT, tracked
+from tools.gate.untouched import FAMILIES, Change, Family, green, verdicts
+
+BY_NAME = {family.name: family for family in FAMILIES}
+STARTED = {"images": ("motet_scheduler.__main__", "motet_operator.cluster.__main__", "motet.store.__main__")}
+"""What an installation starts, as its Dockerfile says. The others are started in tests marked soak."""
+DOCKERFILES = [(folder / "Dockerfile").relative_to(ROOT).as_posix() for folder in FOLDERS.values()]
+FOR_PAGES = ("tests/kube/product.py", "tests/kube/reader.py")
+"""What types pages reads the charts and the examples."""
+TOLD = {
+    **{("tests/images/dockerfile.py", folder.relative_to(ROOT).as_posix()): DOCKERFILES for folder in FOLDERS.values()},
+    **{("tests/kube/kubelet/images.py", folder): DOCKERFILES for folder in ("services", "operator")},
+    **{(FOR_PAGES[0], path): () for path in ("examples/cluster", "charts/motet", "charts/motet-crds")},
+    (FOR_PAGES[1], ""): (),
+    # Of the tests of the repository itself.
+    **{("tests/repo/tree.py", path): () for path in ("", "services/common/motet/api/v1")},
+    # Of a test marked soak.
+    ("tests/images/test_installation.py", "cli/motet_cli/bundled/model"): (),
+}
+"""What a file reads of a folder that it names."""
+
+every_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+
+
+def all_files() -> list[str]:
+    return [path.relative_to(ROOT).as_posix() for path in tracked()]
+
+
+def files_of_tests(family: Family) -> list[str]:
+    return [path for path in all_files() if family.is_touched_by(path) and Path(path).match("test_*.py")]
+
+
+def reached_by(family: Family) -> Reached:
+    return reach(files_of_tests(family), started=STARTED.get(family.name, ()), told=TOLD)
+
+
+def left_out(*paths: str) -> set[str]:
+    changes = dict.fromkeys(BY_NAME, Change(paths, "since then"))
+    return {one.family.name for one in verdicts(changes) if one.left_out}
+
+
+# --------------------------------------------------------------------------------------------------------- the borders
+
+
+@every_family
+def test_it_runs_when_anything_changes_that_it_imports_starts_or_reads(family: Family) -> None:
+    reached = reached_by(family)
+    data = {f"{path}/any" if (ROOT / path).is_dir() else path: by for path, by in reached.data.items()}
+    forgotten = {path: by for path, by in {**reached.sources, **data}.items() if family.name in left_out(path)}
+    assert forgotten == {}, "each with who uses it: add it to the family's touched_by, or to TOLD with a reason"
+
+
+@every_family
+def test_its_tests_are_there_and_not_only_long_ones(family: Family) -> None:
+    files = files_of_tests(family)
+    for tests in family.tests:
+        assert [file for file in files if file.startswith(tests)], f"{tests} names no tests"
+    for file in files:
+        text = (ROOT / file).read_text()
+        assert "soak" not in text.partition("pytestmark = ")[2].partition("\n")[0], f"{file} never runs"
+
+
+@every_family
+def test_nobody_of_it_types_pages(family: Family) -> None:
+    """It would read the charts and the examples."""
+    where = {*FOR_PAGES, "tests/kube/conftest.py"}
+    for source in reached_by(family).sources.keys() - where:
+        assert not {"tests.kube.product", "tests.kube.reader"} & names(source), source
+    assert not [file for file in files_of_tests(family) if "shell: Shell" in (ROOT / file).read_text()]
+
+
+def test_no_test_is_of_two_families() -> None:
+    files = [file for family in FAMILIES for file in files_of_tests(family)]
+    assert len(files) == len(set(files))
+
+
+def test_reach_sees_what_is_imported_started_and_read() -> None:
+    reached = reach(["tests/kube/test_operator_basics.py"])
+    assert reached.sources["operator/motet_operator/cluster/__main__.py"] == "tests/kube/operators.py", "by -m"
+    assert "services/common/motet/resources/crd.py" in reached.sources
+    assert "tests/support/machine.py" in reached.sources, "a plugin of conftest.py"
+    assert reached.data["crds"] == "tests/kube/operators.py"
+    assert "services/gateway/motet_gateway/__init__.py" in reach(["tests/kube/kubelet/test_environment.py"]).sources
+
+
+# -------------------------------------------------------------------------------------------------------- the verdicts
+
+
+@pytest.mark.parametrize(
+    ("path", "stay"),
+    [
+        ("docs/architecture.md", set()),
+        ("services/gateway/motet_gateway/app.py", set()),
+        ("tests/gateway/test_app.py", set()),
+        ("tests/kube/test_product.py", set()),
+        ("tests/kube/kubelet/test_nodes.py", {"bench"}),
+        ("tests/kube/kubelet/pod.py", {"bench", "operator", "replay"}),
+        ("services/scheduler/motet_scheduler/policy/new.py", {"replay", "images"}),
+        ("services/gateway/motet_gateway/__main__.py", {"images"}),
+        ("services/predictor/Dockerfile", {"bench", "operator", "replay", "images"}),
+        ("operator/motet_operator/cluster/operator.py", {"operator", "replay", "images"}),
+        ("services/common/motet/errors.py", {"operator", "replay", "images"}),
+        ("crds/motet.dev_loraadapters.yaml", {"operator", "replay"}),
+    ],
+)
+def test_a_change_leaves_out_what_it_cannot_touch(path: str, stay: set[str]) -> None:
+    assert BY_NAME.keys() - left_out(path) == stay
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["pyproject.toml", "constraints.txt", "Makefile", ".ci/run", "tools/gate/untouched.py", "conftest.py", "new/x"],
+)
+def test_a_path_that_no_rule_knows_leaves_out_nothing(path: str) -> None:
+    assert left_out(path, "docs/architecture.md") == set()
+
+
+def test_a_change_that_is_not_known_leaves_out_nothing_and_one_of_nothing_all() -> None:
+    unknown = verdicts(dict.fromkeys(BY_NAME, Change(None, "nobody knows")))
+    assert not any(one.left_out for one in unknown)
+    assert str(unknown[0]) == "Not left out: the test cluster's own tests (nobody knows)."
+    assert left_out() == BY_NAME.keys()
+
+
+def test_a_verdict_names_what_has_changed_since_when() -> None:
+    paths = ("docs/x.md", "tests/kube/kubelet/pod.py", "tests/kube/nodes.py")
+    changes = {name: Change(paths if name == "bench" else (), "since 1a2b") for name in BY_NAME}
+    bench, operator, *_ = map(str, verdicts(changes))
+    assert bench.endswith("(since 1a2b tests/kube/kubelet/pod.py and 1 more changed).")
+    assert operator == "Left out: the operator on a real API server (since 1a2b nothing changed that they use)."
+
+
+# ---------------------------------------------------------------------------------------------------------- the green
+
+
+def test_green_is_what_has_run_as_a_whole_and_passed() -> None:
+    one, two = Family("one", "", ("tests/a/", "tests/b.py"), ()), Family("two", "", ("tests/c.py",), ())
+    assert green([one, two], ["tests/a/test_x.py", "tests/b.py", "tests/c.py"], []) == [one, two]
+    assert green([one, two], ["tests/a/test_x.py", "tests/c.py"], []) == [two], "a part has not run"
+    assert green([one, two], ["tests/a/x.py", "tests/b.py", "tests/c.py"], ["tests/a/x.py"]) == [two]
+    assert green([one], ["tests/a/test_x.py", "tests/b.py"], ["tests/elsewhere.py"]) == [one]
