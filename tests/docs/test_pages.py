@@ -14,7 +14,7 @@ from tests.docs.pages import DOCS, written_pages
 from tests.repo.tree import ROOT, package_folders
 
 EXECUTED = {"tutorials/kubernetes.md", "guides/platform.md", "guides/tenant.md"}
-"""By tests/kube/test_pages.py."""
+"""By tests/kube/releases/test_pages.py."""
 
 BLOCKS = [block for page in (*written_pages(), ROOT / "README.md") for block in blocks(page)]
 SHELL = [block for block in BLOCKS if block.kind in ("sh", "console")]

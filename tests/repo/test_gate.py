@@ -28,7 +28,7 @@ from tools.gate.closing import (
     seconds_of_tests,
     slowest,
 )
-from tools.gate.plan import Machine, Record, announced, plan
+from tools.gate.plan import Lane, Machine, Record, announced, plan
 from tools.gate.untouched import FAMILIES, Change, verdicts
 
 # ------------------------------------------------------------------------------------------------------------ the plan
@@ -38,18 +38,21 @@ def said(machine: Machine, **how) -> str:
     return "\n".join(announced(plan(machine, **how), None))
 
 
-def folders() -> set[str]:
-    return {f"tests/{path.name}" for path in (ROOT / "tests").iterdir() if any(path.rglob("test_*.py"))}
-
-
 @pytest.mark.parametrize("kube", [True, False])
-def test_together_the_lanes_run_every_folder_and_none_of_them_twice(kube: bool) -> None:
-    slow, rest = plan(Machine(), kube=kube).lanes
-    named = {word for word in slow.arguments if word.startswith("tests/")}
-    ignored = {word.removeprefix("--ignore=") for word in rest.arguments if word.startswith("--ignore=")}
-    assert "tests" in rest.arguments
-    assert ignored - named == (set() if kube else {"tests/kube"})
-    assert named <= ignored <= folders()
+def test_together_the_lanes_run_every_file_and_none_of_them_twice(kube: bool) -> None:
+    def runs(lane: Lane, file: str) -> bool:
+        named = [word for word in lane.arguments if word.startswith("tests")]
+        ignored = [word.removeprefix("--ignore=") for word in lane.arguments if word.startswith("--ignore=")]
+        return any(file.startswith(f"{one}/") for one in named) and not any(
+            file.startswith(f"{one}/") for one in ignored
+        )
+
+    files = [str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py")]
+    lanes = plan(Machine(), kube=kube).lanes
+    in_lanes = {file: sum(runs(lane, file) for lane in lanes) for file in files}
+    wanted = {file: 0 if file.startswith("tests/kube/") and not kube else 1 for file in files}
+    assert in_lanes == wanted
+    assert all(any(runs(lane, file) for file in files) for lane in lanes)
 
 
 def test_without_a_cluster_nothing_is_built_and_nothing_of_one_is_run() -> None:
@@ -79,7 +82,7 @@ def test_what_lacks_something_is_named_with_what_it_lacks(strict: bool, comes: s
     assert "root" not in said(Machine(root=False, own_cluster=False))
 
 
-def test_what_is_asked_for_narrows_both_lanes_and_a_path_is_one_lane() -> None:
+def test_what_is_asked_for_narrows_all_lanes_and_a_path_is_one_lane() -> None:
     assert all(lane.arguments[2:4] == ("-k", "name") for lane in plan(Machine(), asked=("-k", "name")).lanes)
     (lane,) = plan(Machine(), asked=("tests/gateway",), paths=True).lanes
     assert lane.arguments == ("-m", "not soak", "tests/gateway")
@@ -95,7 +98,9 @@ def ignored(machine: Machine, **how) -> list[set[str]]:
 
 def test_what_the_change_cannot_touch_is_left_out_where_it_would_run_and_said() -> None:
     tests = {path.rstrip("/") for family in FAMILIES for path in family.tests}
-    assert ignored(Machine(), untouched=NOTHING_CHANGED) == [tests, {"tests/kube", "tests/images"}]
+    releases, cluster, rest = ignored(Machine(), untouched=NOTHING_CHANGED)
+    assert (releases, rest) == (set(), {"tests/kube", "tests/images"})
+    assert cluster == tests | {"tests/kube/releases"}
     assert said(Machine(), untouched=NOTHING_CHANGED).count("Left out: ") == 1 + len(FAMILIES)
     images = {"tests/images/test_installation.py"}
     assert ignored(Machine(), kube=False, untouched=NOTHING_CHANGED)[0] == images
@@ -116,7 +121,7 @@ def test_a_run_that_left_something_out_is_not_compared_with_one_that_did_not() -
     assert len(kinds) == 1 + len(FAMILIES)
 
 
-@pytest.mark.parametrize(("kube", "in_file_order"), [(True, {"cluster"}), (False, set())])
+@pytest.mark.parametrize(("kube", "in_file_order"), [(True, {"releases", "cluster"}), (False, set())])
 def test_only_what_shares_an_installation_runs_in_the_order_of_its_files(kube: bool, in_file_order: set[str]) -> None:
     lanes = plan(Machine(), kube=kube).lanes
     assert {lane.name for lane in lanes if "-p no:randomly" in " ".join(lane.arguments)} == in_file_order
@@ -125,11 +130,12 @@ def test_only_what_shares_an_installation_runs_in_the_order_of_its_files(kube: b
 def test_it_says_how_long_it_took_last_time() -> None:
     chosen = plan(Machine())
     assert "is not known" in said(Machine())
-    last = Record(seconds=1210.4, lanes={"cluster": 1200.0, "rest": 59.6})
+    last = Record(seconds=1210.4, lanes={"releases": 1200.0, "rest": 59.6})
     lines = announced(chosen, last)
     assert lines[0].endswith("(20 min 0 s last time)")
-    assert lines[1].endswith("(1 min 0 s last time)")
-    assert lines[2] == "Last time it took 20 min 10 s in all."
+    assert not lines[1].endswith("last time)")
+    assert lines[2].endswith("(1 min 0 s last time)")
+    assert lines[3] == "Last time it took 20 min 10 s in all."
     assert "not known" not in "\n".join(announced(replace(chosen, whole=False), None))
 
 
@@ -231,8 +237,8 @@ def test_two_lanes_end_in_one_line_and_the_next_run_says_how_long_they_took(tree
     lines = first.stdout.splitlines()
     assert counts_of(lines[-1]) == Counter(passed=3)
     assert sum(counts_of(line) is not None for line in lines) == 1, "only one line closes it"
-    assert any(line.startswith("  stack | tests/stack/test_stack.py") for line in lines)
-    assert any(line.startswith("   rest | tests/unit/test_unit.py") for line in lines)
+    assert any(line.startswith("   stack | tests/stack/test_stack.py") for line in lines)
+    assert any(line.startswith("    rest | tests/unit/test_unit.py") for line in lines)
     assert "test_kube" not in first.stdout
     assert "not known" in first.stdout
     assert "Last time it took" in run_gate(tree, "--no-kube").stdout

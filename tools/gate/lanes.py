@@ -102,5 +102,5 @@ class Lanes:
             counts = closing if (closing := counts_of(line)) is not None else counts
             if line.startswith(("FAILED ", "ERROR ")):
                 bad.append(line)
-            self._say(line if len(self._lanes) == 1 else f"{lane.name:>7} | {line}")
+            self._say(line if len(self._lanes) == 1 else f"{lane.name:>8} | {line}")
         return counts, bad

@@ -5,8 +5,10 @@ from dataclasses import dataclass, field
 
 from tools.gate.untouched import Verdict
 
+RELEASES = ("tests/kube/releases",)
+"""What installs the product on a cluster."""
 CLUSTER = ("tests/kube", "tests/images")
-"""What has a control plane, pods and installations of its own: the other lane never waits for it."""
+"""All else that has a control plane and pods, or installations. No lane waits for another one's cluster."""
 STACK = ("tests/stack", "tests/images")
 """What is slow without a cluster."""
 IN_FILE_ORDER = ("-p", "no:randomly")
@@ -75,19 +77,24 @@ def plan(
         notes += _about_the_cluster(machine)
     if paths:
         return Plan((Lane("asked", (*common, *asked)),), build, tuple(notes), whole=False)
-    slow = CLUSTER if kube else STACK
-    order = IN_FILE_ORDER if kube else ()
-    not_rest = (*slow, *(() if kube else ("tests/kube",)))
+    slow = {"releases": RELEASES, "cluster": CLUSTER} if kube else {"stack": STACK}
+    not_rest = [folder for own in slow.values() for folder in own] + ([] if kube else ["tests/kube"])
     in_question = [
         one for one in untouched if not asked and _elsewhere(one.family.tests, () if kube else ("tests/kube",))
     ]
     left_out = tuple(one for one in in_question if one.left_out)
-    gone = [tests.rstrip("/") for one in left_out for tests in one.family.tests]
+    elsewhere = [*not_rest, *(tests.rstrip("/") for one in left_out for tests in one.family.tests)]
+    order = IN_FILE_ORDER if kube else ()
     lanes = (
-        Lane("cluster" if kube else "stack", (*common, *asked, *order, *slow, *_ignored(_below(gone, slow)))),
-        Lane("rest", (*common, *asked, "tests", *_ignored([*not_rest, *_elsewhere(gone, not_rest)]))),
+        *(Lane(name, (*common, *asked, *order, *own, *_all_but(elsewhere, own))) for name, own in slow.items()),
+        Lane("rest", (*common, *asked, "tests", *_all_but(elsewhere, ("tests",)))),
     )
     return Plan(lanes, build, (*notes, *map(str, in_question)), not asked, left_out)
+
+
+def _all_but(paths: Sequence[str], folders: Sequence[str]) -> list[str]:
+    below = _below(paths, folders)
+    return [f"--ignore={path}" for path in below if not _below([path], below)]
 
 
 def _below(paths: Sequence[str], folders: Sequence[str]) -> list[str]:
@@ -96,10 +103,6 @@ def _below(paths: Sequence[str], folders: Sequence[str]) -> list[str]:
 
 def _elsewhere(paths: Sequence[str], folders: Sequence[str]) -> list[str]:
     return [path for path in paths if path not in _below(paths, folders)]
-
-
-def _ignored(paths: Iterable[str]) -> list[str]:
-    return [f"--ignore={path}" for path in paths]
 
 
 def _about_the_cluster(machine: Machine) -> Iterable[str]:
