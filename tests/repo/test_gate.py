@@ -295,6 +295,20 @@ def test_the_build_server_ends_with_the_one_line_and_its_status(
     assert said[-1] == lines[1]
 
 
+def test_the_build_server_begins_nothing_that_was_not_asked_for_in_its_words(tmp_path: Path) -> None:
+    make = tmp_path / "make"
+    make.write_text("#!/bin/sh\necho began\n")
+    make.chmod(0o755)
+    ran = subprocess.run(
+        [ROOT / ".ci" / "run", "--al"],
+        env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ran.returncode, ran.stdout, ran.stderr) == (2, "", "usage: .ci/run [--all]\n")
+
+
 # ------------------------------------------------------------------------------------------------- since it was green
 
 
