@@ -63,6 +63,11 @@ class ClusterSettings(BaseSettings):
     """Pools that may be on their way to another revision at once. The others keep the runners that they have until it
     is their turn."""
 
+    rollout_seconds: float = Field(30.0, ge=0)
+    """Three changes of a pool's runners are rolled out as they come; one that goes on changing begins to roll once in
+    so long, to what it is by then. Going back to what most of its runners are is no change. 0: every change at once.
+    Multiplied by MOTET_TIME_SCALE."""
+
     kubeconfig: Path | None = None
     """How to reach the API server from outside a cluster. Absent: by the token and address that every pod gets."""
 

@@ -7,6 +7,7 @@ answer was lost.
 import asyncio
 import copy
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -20,24 +21,29 @@ COST = "controller.kubernetes.io/pod-deletion-cost"
 
 
 class FlakyApi:
-    def __init__(self, cache: Cache, chance: random.Random, *, failing: float, lost: float) -> None:
-        """`failing` of the writes of pods fail, and `lost` of those are carried out all the same."""
+    def __init__(self, cache: Cache, chance: random.Random, *, failing: float, lost: float, lag: float = 0.02) -> None:
+        """`failing` of the writes of pods fail, and `lost` of those are carried out all the same. A watch tells of a
+        write after `lag` seconds at most."""
         self.objects: dict[Kind, dict[Key, Object]] = {}
         self.failed = self.done = 0
         """Writes of pods."""
         self.deleted: list[str] = []
         """Pods, by whomever."""
+        self.written: Counter[str] = Counter()
+        """Requests that change something, by kind."""
+        self.made = 0
+        """Pods."""
         self._cache, self._chance = cache, chance
-        self._failing, self._lost = failing, lost
+        self._failing, self._lost, self._lag = failing, lost, lag
         self._version = 100
-        self._made = 0
         self._owned: dict[tuple[Key, str], set[str]] = {}
         """Annotations of pods, by who applied them."""
 
     # ------------------------------------------------------------------------------------------ what the operator asks
 
-    async def apply(self, kind: Kind, document: Object, *, manager: str, subresource: str = "") -> Object:
+    async def apply(self, kind: Kind, document: Object, *, manager: str, subresource: str = "", **_: Any) -> Object:
         await asyncio.sleep(0)
+        self.written[f"{kind.name} status" if subresource else kind.name] += 1
         answer_is_lost = False
         if kind is PODS:
             if self._chance.random() < self._failing:
@@ -54,13 +60,24 @@ class FlakyApi:
         return applied
 
     async def delete(self, kind: Kind, namespace: str, name: str, **_: Any) -> None:
+        self.written[kind.name] += 1
         self._remove(kind, (namespace, name))
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
         return copy.deepcopy(self.objects.get(kind, {}).get((namespace, name)))
 
-    async def list(self, kind: Kind, *_: Any, **__: Any) -> tuple[list[Object], int]:
-        return [copy.deepcopy(it) for it in self.objects.get(kind, {}).values()], self._version
+    async def list(
+        self, kind: Kind, namespace: str = "", *, selector: str = "", fields: str = "", **_: Any
+    ) -> tuple[list[Object], int]:
+        labels = dict(one.split("=") for one in selector.split(",") if one)
+        named = fields.removeprefix("metadata.name=")
+        found = [
+            copy.deepcopy(it)
+            for (home, name), it in self.objects.get(kind, {}).items()
+            if namespace in ("", home) and named in ("", name)
+            if labels.items() <= (it["metadata"].get("labels") or {}).items()
+        ]
+        return found, self._version
 
     # ----------------------------------------------------------------------------------------------- what happens there
 
@@ -74,7 +91,7 @@ class FlakyApi:
         if at_once:
             self._cache.put(kind, told)
         else:
-            asyncio.get_running_loop().call_later(self._chance.uniform(0, 0.02), self._cache.put, kind, told)
+            asyncio.get_running_loop().call_later(self._chance.uniform(0, self._lag), self._cache.put, kind, told)
         return it
 
     def pods(self) -> dict[str, Object]:
@@ -95,8 +112,8 @@ class FlakyApi:
         pods = [pod for pod in self.pods().values() if labels.items() >= pod["metadata"]["labels"].items()]
         wanted = deployment["spec"]["replicas"]
         for _ in range(wanted - len(pods)):
-            self._made += 1
-            self.put(PODS, new_pod(f"new-{self._made}", labels["motet.dev/revision"]))
+            self.made += 1
+            self.put(PODS, new_pod(f"new-{self.made}", labels["motet.dev/revision"]))
         for pod in sorted(pods, key=_goes_first)[: max(0, len(pods) - wanted)]:
             self._remove(PODS, key_of(pod))
         seen = {"observedGeneration": deployment["metadata"]["generation"], "replicas": wanted}
@@ -107,7 +124,8 @@ class FlakyApi:
         key = key_of(document)
         found = self.objects.setdefault(kind, {}).get(key)
         if found is None:
-            found = document | {"metadata": document["metadata"] | {"uid": f"{kind.name}/{key}", "generation": 1}}
+            uid = f"{kind.name}/{key}/{self._version}"
+            found = document | {"metadata": document["metadata"] | {"uid": uid, "generation": 1}}
             found["metadata"]["creationTimestamp"] = datetime.now(UTC).isoformat()
         if subresource:
             return self.put(kind, found | {"status": document["status"]})

@@ -1,5 +1,5 @@
 """One round: from what the API server and the scheduler have said to everything that should be written. Pure but for
-its memory of the round before, which only saves work."""
+its memory of the rounds before, which saves work, and keeps a pool that changes all the time from rolling as often."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
@@ -71,6 +71,7 @@ from motet_operator.reconcile import (
     Drain,
     Event,
     Memory,
+    Pace,
     Plan,
     PoolObject,
     RunnerSet,
@@ -118,7 +119,11 @@ class Decision:
 
 class Decider:
     def __init__(
-        self, pool_namespaces: Collection[str], condemned_patience: timedelta, rolling_pools: int | None = None
+        self,
+        pool_namespaces: Collection[str],
+        condemned_patience: timedelta,
+        rolling_pools: int | None = None,
+        rollout_pause: timedelta = timedelta(0),
     ) -> None:
         self._pools = Reader(
             POOLS, lambda it: read_pool(it, prepared=lambda name: name in pool_namespaces), renewed_pool
@@ -128,6 +133,7 @@ class Decider:
         self._instances = Reader(PODS, read_instance)
         self._sets = Reader(DEPLOYMENTS, read_runner_set)
         self._memory = Memory()
+        self._pace = Pace(rollout_pause)
         self._documents: dict[ObjectName, tuple[AdapterStatus, Object]] = {}
         self._digested: dict[ObjectName, tuple[PoolObject, PlatformTemplate, PoolObject]] = {}
         self._patience = condemned_patience
@@ -171,7 +177,7 @@ class Decider:
             refused_schemes=NO_FILES,
         )
         doubts = Doubts.about(obstacles, view, pools, adapters, snapshot)
-        plan = doubts.applied_to(reconcile(view, self._memory), view, snapshot)
+        plan = doubts.applied_to(reconcile(view, self._memory, self._pace), view, snapshot)
         documents = {
             **_pool_documents(plan, view, snapshot, doubts, word),
             **self._adapter_documents(plan, view, snapshot, doubts, word),

@@ -92,6 +92,7 @@ class ClusterOperator:
             settings.pool_namespaces,
             timedelta(seconds=settings.condemned_seconds * self._scale),
             settings.rolling_pools,
+            timedelta(seconds=settings.rollout_seconds * self._scale),
         )
         self._platform = read_template(settings.runner_template)
         self._silent_until = 0.0

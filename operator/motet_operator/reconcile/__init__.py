@@ -1,7 +1,8 @@
 """From what is to what should be done, without doing it: `reconcile(view) -> Plan`.
 
-Pure and level-triggered: the same view gives the same plan, and a view in which a plan has been carried out gives a
-plan that changes nothing. No processes, no Kubernetes, no clock, no I/O in this package.
+Pure and level-triggered: the same view gives the same plan, unless a pool changes too often (`Pace`), and a view in
+which a plan has been carried out gives a plan that changes nothing. No processes, no Kubernetes, no clock, no I/O in
+this package.
 """
 
 from collections.abc import Iterable
@@ -31,7 +32,7 @@ from motet_operator.reconcile.pools import (
     with_drains_taken_back,
 )
 from motet_operator.reconcile.scaling import Advice, Scaling
-from motet_operator.reconcile.turns import aims
+from motet_operator.reconcile.turns import Pace, aims
 from motet_operator.reconcile.view import (
     AdapterKnowledge,
     AdapterObject,
@@ -54,6 +55,7 @@ __all__ = [
     "Finding",
     "Instance",
     "Memory",
+    "Pace",
     "Plan",
     "PoolObject",
     "PoolStatus",
@@ -67,10 +69,12 @@ __all__ = [
 ]
 
 
-def reconcile(view: View, memory: Memory | None = None) -> Plan:
-    """`memory` of the round before spares thinking again about adapters of which nothing has changed."""
+def reconcile(view: View, memory: Memory | None = None, pace: Pace | None = None) -> Plan:
+    """`memory` of the round before spares thinking again about adapters of which nothing has changed. `pace` of the
+    rounds before bounds how often a pool begins to roll."""
+    pace = pace if pace is not None else Pace()
     refused = refusals(view.pools)
-    aimed = aims(view, refused)
+    aimed = aims(view, refused, pace)
     scalings = {
         name: scaling_of(view, pool, aimed[name]) for pool in view.pools for name in (pool.resource.object_name,)
     }
@@ -116,12 +120,12 @@ def reconcile(view: View, memory: Memory | None = None) -> Plan:
             pools=catalog_pools(view, refused, scalings),
             adapters=tuple(one.entry for one in judged if one.entry is not None),
         ),
-        due=_due(view, drains),
+        due=_due(view, drains, pace.due(aimed)),
     )
 
 
-def _due(view: View, drains: Iterable[Drain]) -> datetime | None:
-    moments = [drain.deadline for drain in drains]
+def _due(view: View, drains: Iterable[Drain], others: Iterable[datetime]) -> datetime | None:
+    moments = [*others, *(drain.deadline for drain in drains)]
     moments += [one.replace_at for one in view.instances if one.replace_at is not None]
     return min((at for at in moments if at > view.now), default=None)
 

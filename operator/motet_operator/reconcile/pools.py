@@ -293,14 +293,11 @@ def _available(wanted: int, ready: Sequence[Instance], members: Sequence[Instanc
     return no("Available", "RunnersNotReady", _why(members))
 
 
-WAITS = "the runners of the revision before go on until fewer pools roll at once"
-
-
 def _progressing(wanted: int, updated: Sequence[Instance], members: Sequence[Instance], aim: Aim) -> Finding:
     if any(instance.failures > 1 for instance in members):
         return no("Progressing", "RunnerFailing", _why(members))
     if aim.waits:
-        return yes("Progressing", "WaitingForTurn", WAITS)
+        return yes("Progressing", "WaitingForTurn", aim.waits_because)
     if any(instance.revision != aim.newest for instance in members):
         return yes("Progressing", "RollingOut", _so_far(wanted, updated, members, aim))
     moving = sum(instance.moving for instance in members)
@@ -345,7 +342,7 @@ def _ready(  # noqa: PLR0917
     if any(instance.failures > 1 for instance in members):
         return no("Ready", "RunnerFailing", _why(members))
     if aim.waits and len(ready) >= wanted:
-        return no("Ready", "WaitingForTurn", WAITS)
+        return no("Ready", "WaitingForTurn", aim.waits_because)
     return no("Ready", "RunnersStarting", _so_far(wanted, updated, members, aim))
 
 

@@ -2,15 +2,24 @@
 
 A new release, or a change of what the platform says of all runners, is a new revision of many pools at once. Only so
 many of them roll at a time: what is wrong with it shows on few, and spare machines are needed for few. The others keep,
-scale and replace the runners of the revision that they have.
+scale and replace the runners of the revision that they have. So does a pool whose template changes all the time, until
+it is taken as it is by then: each turn would start runners that the next one ends.
 """
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 
 from motet.model import ObjectName
 from motet_operator.reconcile.revisions import revision_of, template_of
-from motet_operator.reconcile.view import Instance, PoolObject, RunnerTemplate, View
+from motet_operator.reconcile.view import Instance, PoolObject, RunnerSet, RunnerTemplate, View
+
+CHANGES_IN_A_ROW = 3
+"""So many rollouts of a pool begin as its changes come, and after them one in each pause."""
+
+TURN = "the runners of the revision before go on until fewer pools roll at once"
+OFTEN = "the runners of the revision before stay for now: after three changes in a row the next is rolled out later"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,35 +33,103 @@ class Aim:
     template: RunnerTemplate
     """Of `revision`."""
 
+    waits_because: str = ""
+    """Why that is not the newest; empty: it is."""
+
     @property
     def waits(self) -> bool:
         return self.revision != self.newest
 
 
-def aims(view: View, refused: Collection[ObjectName]) -> Mapping[ObjectName, Aim]:
+@dataclass(slots=True)
+class Pace:
+    """How often pools have begun to roll of late. Whoever begins anew without it lets a few more rollouts begin."""
+
+    pause: timedelta = timedelta(0)
+    _aimed: dict[ObjectName, str] = field(default_factory=dict)
+    _paced_until: dict[ObjectName, datetime] = field(default_factory=dict)
+    """When all rollouts that have begun would have, had they begun one in each pause."""
+
+    def held(self, name: ObjectName, newest: str, members: Sequence[Instance], now: datetime) -> str | None:
+        """The revision at which a pool stays for now."""
+        before = self._aimed.get(name)
+        if before is None or not _starts_runners(before, newest, members) or self._may_begin(name) <= now:
+            return None
+        return before
+
+    def note(
+        self, aimed: Mapping[ObjectName, Aim], members: Mapping[ObjectName, list[Instance]], now: datetime
+    ) -> None:
+        """What all pools are brought to from now on."""
+        for name, aim in aimed.items():
+            before = self._aimed.get(name)
+            if before is not None and _starts_runners(before, aim.revision, members.get(name, ())):
+                self._paced_until[name] = max(self._paced_until.get(name, now), now) + self.pause
+        self._aimed = {name: aim.revision for name, aim in aimed.items()}
+        longest = now + CHANGES_IN_A_ROW * self.pause  # also after the clock has been set back
+        self._paced_until = {
+            name: min(until, longest) for name, until in self._paced_until.items() if name in aimed and until > now
+        }
+
+    def due(self, aimed: Mapping[ObjectName, Aim]) -> list[datetime]:
+        """When those that are held may begin."""
+        return [self._may_begin(name) for name, aim in aimed.items() if aim.waits_because == OFTEN]
+
+    def _may_begin(self, name: ObjectName) -> datetime:
+        until = self._paced_until.get(name)
+        return datetime.min.replace(tzinfo=UTC) if until is None else until - (CHANGES_IN_A_ROW - 1) * self.pause
+
+
+def _starts_runners(before: str, after: str, members: Sequence[Instance]) -> bool:
+    """Whether the change takes more than going back to what most of those that serve are."""
+    if before == after:
+        return False
+    ready = Counter(one.revision for one in members if one.ready)
+    return ready[after] <= ready[before]
+
+
+def aims(view: View, refused: Collection[ObjectName], pace: Pace) -> Mapping[ObjectName, Aim]:
     """Of all pools."""
     found = {pool.resource.object_name: _newest(pool) for pool in view.pools}
-    if view.rolling_pools is None:
-        return found
     members: dict[ObjectName, list[Instance]] = {}
     for one in view.instances:
         members.setdefault(one.pool, []).append(one)
     sets = {(each.pool, each.revision): each for each in view.runner_sets}
+    for name, aim in found.items():
+        held = pace.held(name, aim.newest, members.get(name, ()), view.now)
+        if held is not None and (name, held) in sets:
+            found[name] = _stays(aim, sets[name, held], OFTEN)
+    if view.rolling_pools is not None:
+        _take_turns(view.rolling_pools, found, refused, members, sets)
+    pace.note(found, members, view.now)
+    return found
+
+
+def _take_turns(
+    limit: int,
+    found: dict[ObjectName, Aim],
+    refused: Collection[ObjectName],
+    members: Mapping[ObjectName, Sequence[Instance]],
+    sets: Mapping[tuple[ObjectName, str], RunnerSet],
+) -> None:
     rolling = 0
     waiting: list[tuple[ObjectName, str]] = []
     for name, aim in found.items():
         revisions = {one.revision for one in members.get(name, ())}
-        if name in refused or revisions <= {aim.newest}:
+        if name in refused or revisions <= {aim.revision}:
             continue
-        if len(revisions) > 1 or (name, aim.newest) in sets:
+        if len(revisions) > 1 or (name, aim.revision) in sets:
             rolling += 1
             continue
         (has,) = revisions
         if (name, has) in sets and _serves(members[name]):
             waiting.append((name, has))
-    for name, revision in sorted(waiting)[max(0, view.rolling_pools - rolling) :]:
-        found[name] = Aim(newest=found[name].newest, revision=revision, template=sets[name, revision].template)
-    return found
+    for name, revision in sorted(waiting)[max(0, limit - rolling) :]:
+        found[name] = _stays(found[name], sets[name, revision], TURN)
+
+
+def _stays(aim: Aim, at: RunnerSet, why: str) -> Aim:
+    return Aim(newest=aim.newest, revision=at.revision, template=at.template, waits_because=why)
 
 
 def _newest(pool: PoolObject) -> Aim:

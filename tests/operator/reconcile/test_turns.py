@@ -1,10 +1,13 @@
 """How many pools roll at once, and what the others do meanwhile."""
 
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from motet_operator.reconcile import Instance, Plan, PoolObject, PoolStatus, RunnerSet, RunnerTemplate, reconcile
+from motet_operator.reconcile import Instance, Pace, Plan, PoolObject, PoolStatus, RunnerSet, RunnerTemplate, reconcile
 from motet_operator.reconcile.revisions import revision_of, template_of
 from tests.operator.builders import NOW, condition, instance, later, name, pool, view
 
@@ -31,16 +34,19 @@ class Cluster:
     made: int = 0
     starts: bool = True
     """New runners get ready."""
+    pace: Pace = field(default_factory=Pace)
+    now: float = 0.0
 
     def look(self) -> Plan:
         plan = reconcile(
             view(
-                now=later(self.made),
+                now=later(self.now),
                 pools=self.pools,
                 instances=list(self.runners.values()),
                 runner_sets=list(self.sets.values()),
                 rolling_pools=self.rolling_pools,
-            )
+            ),
+            pace=self.pace,
         )
         ends = {drain.instance for drain in plan.drains}
         for one in self.runners.values():
@@ -157,3 +163,91 @@ def test_without_a_number_all_roll_at_once() -> None:
     cluster.pools = release(2)
     cluster.look()
     assert cluster.on_their_way() == set(NAMES)
+
+
+def paced(pools: list[PoolObject], **how: object) -> Cluster:
+    return Cluster(None, pools, pace=Pace(timedelta(seconds=30)), **how)  # type: ignore[arg-type]
+
+
+def one(number: int) -> list[PoolObject]:
+    return release(number)[:1]
+
+
+def test_row_15_runners_that_never_get_ready_are_few_however_often_the_pool_flips() -> None:
+    cluster = paced(one(1))
+    cluster.settle()
+    cluster.starts, before = False, cluster.made
+    for flip in range(100):
+        cluster.pools = one(2 - flip % 2)
+        cluster.look()
+        cluster.now += 1
+    assert cluster.made - before <= 3 + 100 / 30, "one for each rollout that began"
+    cluster.starts, cluster.pools = True, one(3)
+    cluster.now += 30
+    cluster.settle()
+    assert [each.revision for each in cluster.runners.values()] == 2 * [revision(one(3)[0])]
+    assert list(cluster.sets) == [("a", revision(one(3)[0]))]
+
+
+@settings(deadline=None, max_examples=12)
+@given(
+    changes=st.lists(
+        st.tuples(st.integers(1, 3), st.sampled_from((0, 1, 5)), st.booleans()), min_size=100, max_size=100
+    ),
+    last=st.integers(1, 3),
+)
+def test_row_15_a_pool_that_flips_a_hundred_times_begins_to_roll_three_times_and_once_in_half_a_minute(
+    changes: list[tuple[int, int, bool]], last: int
+) -> None:
+    cluster = paced(one(1))
+    cluster.settle()
+    began: list[float] = []
+    aim = revision(one(1)[0])
+    for number, seconds, cluster.starts in (*changes, *[(last, 5, True)] * 20):
+        cluster.pools = one(number)
+        if cluster.starts:
+            cluster.runners = {name: replace(each, ready=True) for name, each in cluster.runners.items()}
+        before = [each.revision for each in cluster.runners.values() if each.ready]
+        (status,) = cluster.look().pools
+        if status.aim != aim and before.count(status.aim) <= before.count(aim):
+            began.append(cluster.now)
+        aim = status.aim
+        cluster.now += seconds
+        assert sum(each.ready and each.draining_until is None for each in cluster.runners.values()) >= 2
+    for number, since in enumerate(began):
+        for more, until in enumerate(began[number:], 1):
+            assert more <= 3 + (until - since) / 30
+    assert [each.revision for each in cluster.runners.values()] == 2 * [revision(one(last)[0])]
+
+
+def test_a_pool_that_goes_back_to_what_its_runners_are_does_so_at_once_and_says_why_it_waits_later() -> None:
+    cluster = paced(one(1))
+    cluster.settle()
+    cluster.starts = False
+    for _ in range(3):
+        for number in (2, 1):
+            cluster.pools = one(number)
+            status = told(cluster.look(), "a")
+            assert status.aim == revision(one(number)[0])
+    cluster.pools = one(2)
+    plan = cluster.look()
+    status = told(plan, "a")
+    progressing = condition(status.conditions, "Progressing")
+    assert (status.aim, progressing.reason) == (revision(one(1)[0]), "WaitingForTurn")
+    assert "three changes in a row" in progressing.message
+    assert plan.due == later(30)
+    cluster.now = 30
+    assert told(cluster.look(), "a").aim == revision(one(2)[0])
+
+
+def test_a_clock_that_is_set_back_holds_a_pool_no_longer_than_a_pause() -> None:
+    cluster = paced(one(1))
+    cluster.settle()
+    cluster.starts = False
+    for number in (2, 1, 2, 1, 2, 1, 2):
+        cluster.pools = one(number)
+        assert cluster.look().pools
+    cluster.now = -3600
+    assert cluster.look().due == later(-3600 + 30)
+    cluster.now += 30
+    assert told(cluster.look(), "a").aim == revision(one(2)[0])

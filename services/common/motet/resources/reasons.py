@@ -96,7 +96,8 @@ _RUNNERS = {
     "RunnerFailing": "A runner dies again and again; the message has its last words, and `kubectl logs --previous` all "
     "of them.",
     "WaitingForTurn": "There is a new revision, and as many pools as may are on their way to theirs "
-    "(`MOTET_CLUSTER_ROLLING_POOLS`). Until then the runners that there are serve on.",
+    "(`MOTET_CLUSTER_ROLLING_POOLS`), or this one has changed too often of late (`MOTET_CLUSTER_ROLLOUT_SECONDS`). "
+    "Until then the runners that there are serve on.",
 }
 
 POOL_REASONS: Mapping[str, Reasons] = {
