@@ -1,7 +1,7 @@
 """Revisions of adapters: checked before they serve, dropped when nothing needs them, kept where they are wanted."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from motet.fleet import Failure, Tier
@@ -377,7 +377,7 @@ def test_what_was_told_and_is_so_no_longer_is_told_again():
     assert told.of(do.TellAdapter) == [report]
 
 
-@settings(deadline=None, max_examples=10)
+@settings(deadline=None, max_examples=10, phases=[Phase.generate])  # a hundred changes shrink for minutes
 @given(
     changes=st.lists(
         st.tuples(st.sampled_from(("1", "2", "3", SUSPENDED)), st.sampled_from((0.0, 0.01, 0.3, 4.0))),
