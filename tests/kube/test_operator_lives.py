@@ -68,9 +68,20 @@ def test_when_nothing_changes_nothing_is_written_and_a_restart_writes_nothing_ei
         cluster.wait_for(lambda: lists(home) >= seen + 5, "five more lists", within_s=60)
         cluster.wait_for(lambda: operator.metric("motet_reconciles_total") > rounds, "a round", within_s=60)
         assert writes(home) == before
+        writes_what_is_new(home, operator, tenant)
+        before = settled(home, operator)
     with Operator(home, lease=True, env=quick) as again:
         assert settled(home, again) == before
-        assert again.metric("motet_operator_leader") == 1
+        writes_what_is_new(home, again, tenant)
+
+
+def writes_what_is_new(home: Site, operator: Operator, tenant: str) -> None:
+    """Where nobody leads nothing is written, either."""
+    assert operator.metric("motet_operator_leader") == 1
+    name, before = f"new-{len(writes(home))}", operator.metric("motet_writes_total")
+    home.cluster.apply(home.adapter(name, tenant))
+    home.cluster.wait_for(lambda: home.ready_reason("lora", name, tenant) == "WaitingForRunner")
+    assert operator.metric("motet_writes_total") > before
 
 
 def test_what_belongs_to_tenants_is_left_as_they_made_it(cluster: Cluster, home: Site) -> None:
