@@ -14,7 +14,7 @@ import pytest
 
 from tests.kube.api import Api
 from tests.kube.changes import quiet, told, writes_of
-from tests.kube.cluster import Cluster
+from tests.kube.cluster import Cluster, Refused
 from tests.kube.metrics import metric
 from tests.kube.nodes import Node
 from tests.kube.nodes import node as one_node
@@ -317,6 +317,40 @@ def _everything(product: Product) -> dict[str, bool]:
             "pods", f"--namespace={namespace}", "--selector=app.kubernetes.io/part-of=motet"
         )
     }
+
+
+def test_an_upgrade_that_fails_rolls_no_pool(product: Product) -> None:
+    """The runners' template is another in it, and its operator never starts: the one of before goes on, and comes back
+    when its pods are made anew."""
+    cluster, system = product.cluster, f"--namespace={SYSTEM}"
+    operators = ("pods", system, "--selector=app.kubernetes.io/component=operator")
+
+    def runners() -> tuple[str, str, dict[str, int]]:
+        status = product.pool()["status"]
+        starts = {
+            pod["metadata"]["uid"]: pod["status"]["containerStatuses"][0]["restartCount"] for pod in product.runners()
+        }
+        return status["currentRevision"], status["updateRevision"], starts
+
+    def waiting_for_an_image() -> list[str]:
+        containers = [each for pod in cluster.items(*operators) for each in pod["status"].get("containerStatuses", ())]
+        return [each["image"] for each in containers if "Image" in each["state"].get("waiting", {}).get("reason", "")]
+
+    before = runners()
+    changes = ("--set=runner.env.MOTET_LOG_LEVEL=debug", "--set=operator.image.repository=motet/nothing")
+    upgrade = ("upgrade", RELEASE, str(ROOT / "charts/motet"), "--reset-then-reuse-values", *changes)
+    try:
+        with pytest.raises(Refused):
+            cluster.helm(*upgrade, system, "--wait", "--timeout=10s")
+        assert [image.partition(":")[0] for image in waiting_for_an_image()] == ["motet/nothing"]
+        cluster.kubectl("delete", *operators, "--timeout=60s", timeout_s=70)
+        served_after(product, "meanwhile")  # by an operator that has begun since
+        assert runners() == before
+    finally:
+        cluster.helm("rollback", RELEASE, system, "--wait", "--timeout=2m")
+    cluster.wait_for(lambda: len(cluster.items(*operators)) == 2, "the operator's pods of before alone", within_s=60)
+    served_after(product, "afterwards")
+    assert runners() == before
 
 
 @dataclass(frozen=True)
