@@ -1,5 +1,6 @@
 """What holds for every test."""
 
+import structlog
 from hypothesis import HealthCheck, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
@@ -18,6 +19,14 @@ settings.register_profile(
     database=DirectoryBasedExampleDatabase(cache().parent / "hypothesis"),
 )
 settings.load_profile("motet")
+
+# As `configure_logging` does: the library's own choice takes seconds for one traceback, on the event loop.
+structlog.configure(
+    processors=[
+        *structlog.get_config()["processors"][:-1],
+        structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback),
+    ]
+)
 
 pytest_plugins = ["tests.support.machine", "tests.support.postgresql"]
 """Fixtures and marks that are not tied to a folder of tests."""

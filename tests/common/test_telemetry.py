@@ -136,6 +136,33 @@ def spoken(level: str, form: str) -> list[str]:
     return done.stderr.splitlines()
 
 
+FAIL = """
+import sys
+import structlog
+from motet.settings import ProcessSettings
+from motet.telemetry import configure_logging
+
+configure_logging("tester", ProcessSettings(log_format=sys.argv[1]))
+
+def answer(words):
+    said = words.upper()
+    raise RuntimeError("no room")
+
+try:
+    answer("xylo" + "phone")
+except RuntimeError:
+    structlog.get_logger().exception("an answer broke off")
+"""
+
+
+@pytest.mark.parametrize("form", ["json", "console"])
+def test_a_failure_is_told_with_its_place_and_without_what_variables_hold(form: str) -> None:
+    told = subprocess.run([sys.executable, "-c", FAIL, form], capture_output=True, text=True, check=True).stderr
+    assert "RuntimeError: no room" in told
+    assert "in answer" in told
+    assert "xylophone" not in told.lower()
+
+
 def test_machines_read_one_json_object_a_line() -> None:
     hello, careful, library = map(json.loads, spoken("info", "json"))
     assert (hello["event"], hello["answer"], hello["service"], hello["level"]) == ("hello", 42, "tester", "info")

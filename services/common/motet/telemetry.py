@@ -37,7 +37,9 @@ def configure_logging(service: str, settings: ProcessSettings) -> None:
         shared.append(structlog.processors.format_exc_info)
         render = structlog.processors.JSONRenderer()
     else:
-        render = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+        # The library's own choice shows the variables of each frame, which are prompts and tokens, and takes seconds.
+        plain = structlog.dev.plain_traceback
+        render = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)
     level = logging.getLevelName(settings.log_level.upper())
     structlog.configure(
         processors=[*shared, render],
