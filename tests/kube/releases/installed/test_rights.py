@@ -89,17 +89,15 @@ def _delete_the_leases(product: Product) -> None:
 def test_every_right_is_used_and_none_is_missed(used_in_full: Product, component: str) -> None:
     account = f"{RELEASE}-{component}"
     granted = set(_granted(used_in_full.cluster, account))
+    assert granted, "it has rights"
     # By its uid: one of the same name may have been there before, and its pods outlive their rights when they go.
     uid = used_in_full.cluster.get("serviceaccount", account, f"--namespace={SYSTEM}")["metadata"]["uid"]
     entries = [entry for entry in used_in_full.cluster.audit() if entry["user"].get("uid") == uid]
-    refused = [
-        entry["requestURI"]
-        for entry in entries
-        if entry["annotations"].get("authorization.k8s.io/decision") == "forbid"
-    ]
-    assert refused == []
+    forbidden = [entry for entry in entries if entry["annotations"].get("authorization.k8s.io/decision") == "forbid"]
+    # Not all that was forbidden: an API server that has just been started does not know its roles yet.
+    refused = {right for entry in forbidden for right in _asked(entry)}
+    assert {right for right in refused if not any(_covers(one, right) for one in granted)} == set(), "never granted"
     used = {right for entry in entries for right in _asked(entry)}
-    assert granted, "it has rights"
     assert {right for right in granted if not any(_covers(right, one) for one in used)} == set(), "granted, never used"
 
 
