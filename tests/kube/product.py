@@ -28,7 +28,8 @@ ADAPTERS = ("acme/pirate", "acme/shouting", "zeta/json", "zeta/oneword")
 SMALL: dict[str, Any] = {
     "gateway": {"replicas": 1},
     "scheduler": {"replicas": 2},
-    "operator": {"replicas": 2},
+    # Tests change their pool many times in a minute, and would wait for the pause of one that never stops changing.
+    "operator": {"replicas": 2, "env": {"MOTET_CLUSTER_ROLLOUT_SECONDS": "1"}},
 }
 
 
