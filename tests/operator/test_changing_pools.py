@@ -11,17 +11,12 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from prometheus_client import CollectorRegistry
-
 from motet_operator.cluster.cache import Cache
 from motet_operator.cluster.decide import Decider, SchedulersWord
-from motet_operator.cluster.doubts import Denials
 from motet_operator.cluster.kinds import DEPLOYMENTS, NAMESPACES, PODS, POOLS, Object
-from motet_operator.cluster.writer import Writer
-from motet_operator.metrics import ClusterMetrics
 from tests.operator.cluster import objects
 from tests.support.control_plane import until
-from tests.support.flaky_api import FlakyApi
+from tests.support.flaky_api import FlakyApi, writer_to
 
 FLIPS = 100
 PAUSE = 2.0
@@ -60,16 +55,7 @@ class SmallCluster:
         self._drains = drains
         self._kubelet = Kubelet(0.15)
         self._decider = Decider(["pools"], timedelta(seconds=60), 3, timedelta(seconds=pause))
-        self._writer = Writer(
-            self.api,  # type: ignore[arg-type]
-            self.cache,
-            Denials(),
-            ClusterMetrics(CollectorRegistry()),
-            leading=lambda: True,
-            written=lambda _: None,
-            denied=lambda *_: None,
-            time_scale=0.01,
-        )
+        self._writer = writer_to(self.api, self.cache)
 
     def declare(self, rank: int, replicas: int) -> None:
         wanted = objects.pool(

@@ -12,21 +12,17 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from motet.health import Health
 from motet_operator.cluster.cache import Cache
 from motet_operator.cluster.decide import Decider, SchedulersWord
-from motet_operator.cluster.doubts import Denials
 from motet_operator.cluster.kinds import DEPLOYMENTS, NAMESPACES, PODS, POOLS, Object
 from motet_operator.cluster.view import marks_of
-from motet_operator.cluster.writer import Writer
-from motet_operator.metrics import ClusterMetrics
 from motet_operator.sync import SchedulerSync
 from tests.operator.cluster import objects
 from tests.support.control_plane import ControlPlane, control_plane, until
 from tests.support.fake_engine import FakeEngine
-from tests.support.flaky_api import FlakyApi
+from tests.support.flaky_api import FlakyApi, writer_to
 from tests.support.runners import FakeRunner, fake_runner, short_folder
 from tests.support.small_gateway import small_gateway
 
@@ -61,16 +57,7 @@ class SmallClusterOperator:
         self.cordoned: frozenset[str] = frozenset()
         self.sync = SchedulerSync(scheduler, self.wake.set)
         self._decider = Decider(["default"], timedelta(seconds=60))
-        self._writer = Writer(
-            self.api,  # type: ignore[arg-type]
-            self.cache,
-            Denials(),
-            ClusterMetrics(CollectorRegistry()),
-            leading=lambda: True,
-            written=lambda _: None,
-            denied=lambda *_: None,
-            time_scale=0.01,
-        )
+        self._writer = writer_to(self.api, self.cache)
 
     def declare(self, replicas: int) -> None:
         pool = home(objects.pool(replicas=replicas, **POOL))

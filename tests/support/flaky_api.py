@@ -12,10 +12,15 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from prometheus_client import CollectorRegistry
+
 from motet.kube import Unreachable
 from motet_operator.cluster.api import Refused
 from motet_operator.cluster.cache import Cache, Key
+from motet_operator.cluster.doubts import Denials
 from motet_operator.cluster.kinds import DEPLOYMENTS, PODS, Kind, Object, key_of
+from motet_operator.cluster.writer import Writer
+from motet_operator.metrics import ClusterMetrics
 
 COST = "controller.kubernetes.io/pod-deletion-cost"
 
@@ -156,3 +161,17 @@ def _goes_first(pod: Object) -> tuple[bool, int, str]:
     ready = any(one["type"] == "Ready" and one["status"] == "True" for one in pod["status"]["conditions"])
     cost = int((pod["metadata"].get("annotations") or {}).get(COST, "0"))
     return ready, cost, "" if pod["metadata"]["name"].startswith("new") else pod["metadata"]["name"]
+
+
+def writer_to(api: FlakyApi, cache: Cache) -> Writer:
+    """Of an operator that leads all the time, and is fast."""
+    return Writer(
+        api,  # type: ignore[arg-type]
+        cache,
+        Denials(),
+        ClusterMetrics(CollectorRegistry()),
+        leading=lambda: True,
+        written=lambda _: None,
+        denied=lambda *_: None,
+        time_scale=0.01,
+    )
