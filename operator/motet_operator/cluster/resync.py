@@ -54,8 +54,10 @@ class Resync:
         """`watch_anew` is called with a kind that is served again after it was not, or whose versions have gone back,
         `unwatchable` with the path of what is forbidden or not served."""
         self._api, self._cache, self._denials, self._metrics = api, cache, denials, metrics
-        self._places = [(kind, "") for kind in OURS]
-        self._places += [(kind, namespace) for kind in CHILDREN for namespace in pool_namespaces]
+        # Pools come after what they own. Once a pool has gone the API server takes its Deployments away: listed in the
+        # other order, a pool would be known and its Deployment missed, and made again.
+        self._places = [(kind, namespace) for kind in CHILDREN for namespace in pool_namespaces]
+        self._places += [(kind, "") for kind in OURS]
         self._seconds = seconds * time_scale
         self._scale = time_scale
         self._changed, self._watch_anew, self._unwatchable = changed, watch_anew, unwatchable

@@ -27,7 +27,7 @@ from motet_operator.cluster.kinds import (
 from motet_operator.cluster.resync import Resync
 from motet_operator.metrics import ClusterMetrics
 from tests.common.waiting import until
-from tests.operator.cluster.objects import adapter, made, pod
+from tests.operator.cluster.objects import adapter, deployment, made, pod, pool
 
 
 class TwoFacedServer:
@@ -341,3 +341,21 @@ async def test_everything_is_listed_in_time_also_while_something_cannot_be() -> 
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
+
+
+async def test_a_pool_that_goes_while_all_is_listed_is_never_known_without_its_deployment() -> None:
+    class Leaving(TwoFacedServer):
+        """Its pool is deleted after the first list of it or of its Deployment, which the API server then takes away."""
+
+        async def list(self, kind: Kind, namespace: str = "", **how: Any) -> tuple[list[Object], int]:
+            answer = await super().list(kind, namespace, **how)
+            if answer[0]:
+                self.stored.clear()
+            return answer
+
+    server = Leaving()
+    server.stored = {POOLS: [pool()], DEPLOYMENTS: [deployment("r1", 1)]}
+    place = Place(server)
+    assert await place.resync.once()
+    known = place.cache.snapshot()
+    assert (len(known[POOLS]), len(known[DEPLOYMENTS])) == (0, 1), "else a Deployment would be missed, and made again"
