@@ -1,9 +1,9 @@
 """What holds for every test."""
 
-import structlog
 from hypothesis import HealthCheck, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
+from tests.support.logs import use_plain_logs
 from tools.kube.locate import cache
 
 # How long an example takes depends on what else the machine does; tests are about what is true, benchmarks about time.
@@ -20,13 +20,7 @@ settings.register_profile(
 )
 settings.load_profile("motet")
 
-# As `configure_logging` does: the library's own choice takes seconds for one traceback, on the event loop.
-structlog.configure(
-    processors=[
-        *structlog.get_config()["processors"][:-1],
-        structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback),
-    ]
-)
+use_plain_logs()
 
 pytest_plugins = ["tests.support.machine", "tests.support.postgresql"]
 """Fixtures and marks that are not tied to a folder of tests."""

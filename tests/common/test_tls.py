@@ -9,7 +9,6 @@ from pathlib import Path
 
 import grpc
 import pytest
-import structlog
 from structlog.testing import capture_logs
 
 from motet.errors import SetupError
@@ -19,6 +18,7 @@ from motet.tls import Identity, acting_as
 from tests.common.echo import Echo, open_talk
 from tests.common.waiting import until
 from tests.support.authority import DAY, Authority
+from tests.support.logs import use_plain_logs
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ async def linked(folder: Path | None, address: str, peer: str = "scheduler") -> 
 
 async def complaint(folder: Path | None, address: str, peer: str = "scheduler") -> str:
     """What a link that cannot connect says about it."""
-    structlog.reset_defaults()
+    use_plain_logs()
     with capture_logs() as logs:
         async with linked(folder, address, peer) as link:
             await until(lambda: [line for line in logs if line["event"] == "no connection"])

@@ -46,7 +46,7 @@ async def http() -> AsyncIterator[httpx2.AsyncClient]:
         running = asyncio.create_task(server.serve(sockets=[bound]))
         await eventually(lambda: server.started)
         url = f"http://127.0.0.1:{bound.getsockname()[1]}"
-        async with httpx2.AsyncClient(base_url=url, verify=False) as client:
+        async with httpx2.AsyncClient(base_url=url, timeout=60, verify=False) as client:
             yield client
         server.should_exit = True
         await running

@@ -175,7 +175,7 @@ def test_no_template_does_much_work(name: str) -> None:
             metered.render(encoded(LONG))
     except ValueError:
         return
-    assert time.thread_time() - began < 20 * yardstick()
+    assert time.thread_time() - began < 40 * yardstick()
     tracemalloc.start()
     try:
         with pytest.raises(CannotRender):
