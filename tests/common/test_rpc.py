@@ -206,7 +206,7 @@ async def test_cancelling_a_link_tells_the_server_at_once(address: str) -> None:
 async def test_a_stopping_server_cancels_its_handlers_and_they_re_raise(address: str) -> None:
     echo = Echo()
     async with linked(address) as client:
-        async with serving(address, echo.add, grace=0.01):
+        async with serving(address, echo.add, grace=0):
             await until(lambda: client.received)
         await until(lambda: echo.ended)
     assert echo.ended == ["CancelledError"]
