@@ -191,7 +191,7 @@ async def test_a_runner_that_drains_is_told_so_again_by_the_next_scheduler(house
 
 
 async def test_a_drain_that_takes_too_long_moves_what_is_left(house):
-    runner = await house.runner("r0", lambda: FakeEngine(step_seconds=0.01))
+    runner = await house.runner("r0", lambda: FakeEngine(step_seconds=0.2))  # half a minute for this answer
     answer = house.gateway.start("a", max_tokens=150)
     await until(lambda: house.gateway.asked["a"].tokens)
     await house.runner("r1")
