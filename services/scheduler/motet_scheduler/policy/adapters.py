@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from motet.fleet import Failure, Tier
 from motet.model import BASE, Digest, ObjectName
+from motet.pace import Paced
 from motet_scheduler.policy.effects import Drop, Ensure, TellAdapter
 from motet_scheduler.policy.events import AdapterStateChanged
 from motet_scheduler.policy.runners import Runner
@@ -31,9 +32,6 @@ from motet_scheduler.policy.values import (
 
 CHECKS_AT_ONCE = 4
 """Per runner: a thousand new adapters are checked one handful after the other."""
-
-CHECKS_IN_A_ROW = 3
-"""Of one adapter: so many changes are looked at as they come, and after them one in each `Policy.revision_pause`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +74,6 @@ class Adapter:
     retry_at: float | None = None
     asked: bool = False
     """A runner has been asked for what `spec` says: asking again, of another or after a failure, is no change."""
-    paced_until: float = 0.0
-    """When all changes that were looked at would have come, had they come one in each pause."""
     told: TellAdapter | None = field(default=None)
 
     @property
@@ -89,21 +85,14 @@ class Adapter:
             return False
         return self.failed != self.spec.revision or (self.retry_at is not None and now >= self.retry_at)
 
-    def may_be_asked(self, now: float, pause: float) -> bool:
-        return self.asked or self.paced_until - now <= (CHECKS_IN_A_ROW - 1) * pause
-
-    def note_asked(self, now: float, pause: float) -> None:
-        if not self.asked:
-            self.asked, self.paced_until = True, max(self.paced_until, now) + pause
-
 
 class Adapters:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self.by_name: dict[ObjectName, Adapter] = {}
         self.retired: dict[Digest, Source] = {}
-        self._paced: dict[ObjectName, float] = {}
-        """`paced_until` of adapters that are gone, or suspended: they may come back."""
+        self._changes = Paced[ObjectName](policy.revision_pause)
+        """Which have been looked at of late, also of adapters that are gone, or suspended: they may come back."""
         self._serving: dict[Digest, Source] | None = None
         """What names point to, by digest; None when it must be gathered again."""
 
@@ -121,7 +110,7 @@ class Adapters:
         for name, spec in wanted.items():
             adapter = self.by_name.get(name)
             if adapter is None:
-                self.by_name[name] = Adapter(spec, paced_until=self._paced.pop(name, 0.0))
+                self.by_name[name] = Adapter(spec)
                 continue
             if (adapter.spec.revision, adapter.spec.max_bytes) != (spec.revision, spec.max_bytes):
                 # The old failure was about other bytes, or about another bound.
@@ -132,7 +121,6 @@ class Adapters:
         # Only now: whether another name serves the same bytes is known once all names are as they should be.
         for adapter in gone:
             self._retire(adapter)
-            self._paced[adapter.spec.ref.object] = adapter.paced_until
         return before != wanted
 
     def restore(self, spec: AdapterSpec, serving: Revision | None) -> None:
@@ -170,12 +158,12 @@ class Adapters:
             ):
                 adapter.check = None
         busy = Counter(adapter.check.instance for adapter in self if adapter.check is not None)
-        pause = self._policy.revision_pause
-        if self._paced:
-            self._paced = {name: until for name, until in self._paced.items() if until > now}
-        for adapter in self.by_name.values():
+        self._changes.tidy(now)
+        for name, adapter in self.by_name.items():
+            if not adapter.wants_check(now):
+                continue
             # One that changes all the time would keep a runner fetching. What it says by its turn is what counts.
-            if not adapter.wants_check(now) or not adapter.may_be_asked(now, pause):
+            if not adapter.asked and not self._changes.may_begin(name, now):
                 continue
             spec = adapter.spec
             able = [r for r in runners if r.takes_work and r.group == spec.group and busy[r.instance] < CHECKS_AT_ONCE]
@@ -184,7 +172,9 @@ class Adapters:
                 continue
             busy[runner.instance] += 1
             adapter.check = Check(spec.revision, runner.instance, now)
-            adapter.note_asked(now, pause)
+            if not adapter.asked:
+                adapter.asked = True
+                self._changes.begun(name, now)
             yield Ensure(
                 instance=runner.instance,
                 ref=spec.ref,
