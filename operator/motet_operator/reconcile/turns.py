@@ -8,15 +8,16 @@ it is taken as it is by then: each turn would start runners that the next one en
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from motet.model import ObjectName
+from motet.pace import Paced
 from motet_operator.reconcile.revisions import revision_of, template_of
 from motet_operator.reconcile.view import Instance, PoolObject, RunnerSet, RunnerTemplate, View
 
-CHANGES_IN_A_ROW = 3
-"""So many rollouts of a pool begin as its changes come, and after them one in each pause."""
+EPOCH = datetime.fromtimestamp(0, UTC)
+MICROSECOND = timedelta(microseconds=1)
 
 TURN = "the runners of the revision before go on until fewer pools roll at once"
 OFTEN = "the runners of the revision before stay for now: after three changes in a row the next is rolled out later"
@@ -41,19 +42,19 @@ class Aim:
         return self.revision != self.newest
 
 
-@dataclass(slots=True)
 class Pace:
     """How often pools have begun to roll of late. Whoever begins anew without it lets a few more rollouts begin."""
 
-    pause: timedelta = timedelta(0)
-    _aimed: dict[ObjectName, str] = field(default_factory=dict)
-    _paced_until: dict[ObjectName, datetime] = field(default_factory=dict)
-    """When all rollouts that have begun would have, had they begun one in each pause."""
+    def __init__(self, pause: timedelta = timedelta(0)) -> None:
+        self._aimed: dict[ObjectName, str] = {}
+        self._rollouts = Paced[ObjectName](pause / MICROSECOND)
 
     def held(self, name: ObjectName, newest: str, members: Sequence[Instance], now: datetime) -> str | None:
         """The revision at which a pool stays for now."""
         before = self._aimed.get(name)
-        if before is None or not _starts_runners(before, newest, members) or self._may_begin(name) <= now:
+        if before is None or not _starts_runners(before, newest, members):
+            return None
+        if self._rollouts.may_begin(name, _microseconds(now)):
             return None
         return before
 
@@ -64,20 +65,21 @@ class Pace:
         for name, aim in aimed.items():
             before = self._aimed.get(name)
             if before is not None and _starts_runners(before, aim.revision, members.get(name, ())):
-                self._paced_until[name] = max(self._paced_until.get(name, now), now) + self.pause
+                self._rollouts.begun(name, _microseconds(now))
+        for gone in self._aimed.keys() - aimed.keys():
+            self._rollouts.forget(gone)
         self._aimed = {name: aim.revision for name, aim in aimed.items()}
-        longest = now + CHANGES_IN_A_ROW * self.pause  # also after the clock has been set back
-        self._paced_until = {
-            name: min(until, longest) for name, until in self._paced_until.items() if name in aimed and until > now
-        }
+        self._rollouts.tidy(_microseconds(now))
 
     def due(self, aimed: Mapping[ObjectName, Aim]) -> list[datetime]:
         """When those that are held may begin."""
-        return [self._may_begin(name) for name, aim in aimed.items() if aim.waits_because == OFTEN]
+        held = [name for name, aim in aimed.items() if aim.waits_because == OFTEN]
+        return [EPOCH + self._rollouts.next_at(name) * MICROSECOND for name in held]
 
-    def _may_begin(self, name: ObjectName) -> datetime:
-        until = self._paced_until.get(name)
-        return datetime.min.replace(tzinfo=UTC) if until is None else until - (CHANGES_IN_A_ROW - 1) * self.pause
+
+def _microseconds(at: datetime) -> int:
+    """Whole ones: seconds would be rounded, and a pool that is due at a time has its turn at exactly that time."""
+    return (at - EPOCH) // MICROSECOND
 
 
 def _starts_runners(before: str, after: str, members: Sequence[Instance]) -> bool:

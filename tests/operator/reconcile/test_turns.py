@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from motet_operator.reconcile import Instance, Pace, Plan, PoolObject, PoolStatus, RunnerSet, RunnerTemplate, reconcile
 from motet_operator.reconcile.revisions import revision_of, template_of
+from motet_operator.reconcile.turns import OFTEN, Aim
 from tests.operator.builders import NOW, condition, instance, later, name, pool, view
 
 NAMES = ("a", "b", "c", "d", "e")
@@ -251,3 +252,24 @@ def test_a_clock_that_is_set_back_holds_a_pool_no_longer_than_a_pause() -> None:
     assert cluster.look().due == later(-3600 + 30)
     cluster.now += 30
     assert told(cluster.look(), "a").aim == revision(one(2)[0])
+
+
+@given(
+    since=st.timedeltas(timedelta(0), timedelta(days=30000)),
+    pause=st.timedeltas(timedelta(microseconds=1), timedelta(hours=1)),
+)
+def test_a_pool_that_is_held_may_begin_at_exactly_the_time_that_is_told(since: timedelta, pause: timedelta) -> None:
+    def aim(revision: str, newest: str) -> Aim:
+        template = RunnerTemplate(group=name("a"), model_uri="")
+        return Aim(newest=newest, revision=revision, template=template, waits_because=OFTEN * (revision != newest))
+
+    pace, now = Pace(pause), NOW + since
+    for revision in ("first", "second", "third", "fourth"):
+        assert pace.held(name("a"), revision, (), now) is None
+        pace.note({name("a"): aim(revision, revision)}, {}, now)
+    assert pace.held(name("a"), "fifth", (), now) == "fourth"
+    held = {name("a"): aim("fourth", "fifth")}
+    pace.note(held, {}, now)
+    assert pace.due(held) == [now + pause]
+    assert pace.held(name("a"), "fifth", (), now + pause - timedelta(microseconds=1)) == "fourth"
+    assert pace.held(name("a"), "fifth", (), now + pause) is None
