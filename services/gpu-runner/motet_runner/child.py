@@ -9,8 +9,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import structlog
@@ -52,8 +52,21 @@ def drive(load: Callable[[], Engine], pipe: Pipe) -> None:
                 pipe.flush()
 
 
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """For imports: all that they make stays. Each full collection on the way would walk all of it, and those of the
+    load after it as well: of the seconds that torch takes, one."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def load_engine(config: EngineConfig) -> Engine:
-    from motet_runner.engine import Engine as RealEngine  # brings torch, which takes seconds
+    with without_collections():
+        from motet_runner.engine import Engine as RealEngine  # brings torch, which takes seconds
 
     return RealEngine(config)
 

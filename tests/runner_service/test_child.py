@@ -1,0 +1,17 @@
+"""The engine's process before it has an engine."""
+
+import gc
+
+from motet_runner.child import without_collections
+
+
+def test_what_is_imported_is_walked_neither_meanwhile_nor_later() -> None:
+    with without_collections():
+        assert not gc.isenabled()
+        made: list[object] = [[]]
+    try:
+        assert gc.isenabled()
+        assert all(made is not one and made[0] is not one for one in gc.get_objects())
+    finally:
+        gc.unfreeze()
+    assert any(made is one for one in gc.get_objects())
