@@ -2,10 +2,13 @@
 
 import json
 import subprocess
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from tests.kube.control_plane import Cluster, Refused
+from tests.kube.reads import read
 from tools.kube.locate import KUBERNETES
 
 pytestmark = pytest.mark.kube
@@ -45,6 +48,44 @@ def test_a_deployment_becomes_pods(cluster: Cluster, namespace: str) -> None:
         "wait", "--for=jsonpath={.status.replicas}=2", "deployment/sample", f"--namespace={namespace}", "--timeout=20s"
     )
     assert len(cluster.get("pods", f"--namespace={namespace}", "--selector=app=sample")["items"]) == 2
+
+
+@pytest.mark.own_cluster
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ("configmaps", "--namespace={namespace}"),
+        ("configmap", "sample", "--namespace={namespace}", "--show-managed-fields"),
+        ("configmaps", "--all-namespaces", "--selector=of={namespace}"),
+        ("configmaps", "--field-selector=metadata.name=sample", "--namespace={namespace}"),
+        ("serviceaccount", "default", "--namespace={namespace}"),
+        ("configmap", "nothing", "--namespace={namespace}"),
+        ("secrets", "--namespace={namespace}"),
+    ],
+    ids=" ".join,
+)
+def test_what_is_read_without_kubectl_is_what_kubectl_says(
+    cluster: Cluster, namespace: str, asked: tuple[str, ...]
+) -> None:
+    where = f"--namespace={namespace}"
+    cluster.kubectl("wait", "--for=create", "serviceaccount/default", where, "--timeout=20s")
+    cluster.kubectl("create", "configmap", "sample", where)
+    cluster.kubectl("label", "configmap", "sample", where, f"of={namespace}")
+    arguments = [one.format(namespace=namespace) for one in asked]
+    assert read(*arguments) is not None
+    assert _said(lambda: cluster.get(*arguments)) == _said(
+        lambda: json.loads(cluster.kubectl("get", *arguments, "--output=json"))
+    )
+
+
+def _said(ask: Callable[[], dict[str, Any]]) -> dict[str, Any] | str:
+    try:
+        answer = ask()
+    except Refused as refusal:
+        return str(refusal)
+    if "items" in answer:
+        del answer["metadata"]  # a list's revision, which kubectl leaves out
+    return answer
 
 
 def test_a_namespace_goes_with_all_that_is_in_it(cluster: Cluster, namespace: str) -> None:
