@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from motet_scheduler.settings import Settings
 from tests.support.control_plane import until
 from tests.support.fake_engine import FakeEngine, tokens_of
 from tests.support.house import open_house
@@ -13,7 +14,8 @@ from tests.support.house import open_house
 @pytest.mark.parametrize("seed", [1, 2, 3])
 async def test_after_every_quiet_moment_the_ledger_equals_the_runners_books(folder, seed):
     chance = random.Random(seed)
-    async with open_house(folder) as house:
+    # A quarter of a second until what never arrived is taken back.
+    async with open_house(folder, scheduler=Settings(unsubmitted_seconds=5)) as house:
         await house.runner(
             "declines", lambda: FakeEngine(pages=24, step_seconds=0.002, decline_rate=0.3, seed=seed), report_seconds=1
         )

@@ -20,7 +20,7 @@ from motet_scheduler.service import FailedToDecide, SchedulerService
 from tests.common.waiting import PATIENCE_S
 from tests.scheduler.builders import adapter, pool
 from tests.support.control_plane import until
-from tests.support.fake_engine import FakeEngine, tokens_of
+from tests.support.fake_engine import SlowEngines, tokens_of
 from tests.support.house import open_house
 
 
@@ -109,7 +109,7 @@ def failing_on(monkeypatch):
 async def test_after_a_failure_running_streams_go_on_and_what_fails_again_is_refused(folder, failing_on):
     failing_on.add("poison")
     async with open_house(folder) as house:
-        await house.runner("r0", lambda: FakeEngine(step_seconds=0.005))
+        await house.runner("r0", engines := SlowEngines())
         answers = [house.gateway.start(f"{n}", prompt=(n,), max_tokens=150) for n in range(4)]
         await until(lambda: all(one.tokens for one in house.gateway.live()))
         term, first = house.gateway.term, house.control.scheduler
@@ -120,6 +120,7 @@ async def test_after_a_failure_running_streams_go_on_and_what_fails_again_is_ref
         failures = house.control.scheduler_metrics.get_sample_value("motet_scheduler_failures_total")
         assert failures == 2
         assert len(await house.gateway.ask("new", max_tokens=4)) == 4
+        engines.hurry()
         for n, answer in enumerate(answers):
             assert await answer == tokens_of((n,), 7, 150)
             assert house.gateway.asked[f"{n}"].placements == [(1, "r0")], "a running request was not touched"

@@ -7,6 +7,7 @@ import pytest
 
 from motet.api.v1 import scheduler_pb2, scheduler_pb2_grpc, supervisor_pb2, supervisor_pb2_grpc
 from motet.rpc import open_channel
+from tests.common.waiting import PATIENCE_S
 from tests.support.house import open_house
 from tests.support.small_gateway import small_gateway
 
@@ -63,7 +64,7 @@ async def test_a_successor_in_a_term_that_cannot_be_is_not_yielded_to(house):
     async with open_channel(house.control.scheduler_address) as channel:
         with pytest.raises(grpc.aio.AioRpcError, match="not believed"):
             await scheduler_pb2_grpc.SchedulerStub(channel).Succeed(
-                scheduler_pb2.SucceedRequest(term=LARGEST), timeout=5
+                scheduler_pb2.SucceedRequest(term=LARGEST), timeout=PATIENCE_S
             )
     await all_is_well(house)
 

@@ -11,20 +11,17 @@ import pytest
 from motet.rpc import LAST_RETRY_SECONDS, is_healthy
 from motet_scheduler.settings import Settings
 from tests.support.control_plane import SmallOperator, adapter_entry, until
-from tests.support.fake_engine import FakeEngine, tokens_of
+from tests.support.fake_engine import SlowEngines, tokens_of
 from tests.support.house import open_house
 from tests.support.runners import fake_runner, write_adapter
 from tests.support.small_gateway import small_gateway
 
 
-def slow():
-    return FakeEngine(step_seconds=0.005)
-
-
 async def test_a_restarted_scheduler_adopts_what_runs_and_places_what_is_new(folder):
     async with open_house(folder) as house:
-        await house.runner("r0", slow)
-        await house.runner("r1", slow)
+        engines = SlowEngines()
+        await house.runner("r0", engines)
+        await house.runner("r1", engines)
         answers = [house.gateway.start(f"{n}", prompt=(n,), max_tokens=150) for n in range(8)]
         await until(lambda: all(one.tokens for one in house.gateway.live()))
         before = {one.request: one.placements[:] for one in house.gateway.live()}
@@ -36,6 +33,7 @@ async def test_a_restarted_scheduler_adopts_what_runs_and_places_what_is_new(fol
         new = await house.gateway.ask("new", prompt=(99,), max_tokens=4)
         assert new == tokens_of((99,), 7, 4)
         await house.books_agree()
+        engines.hurry()
         for n, answer in enumerate(answers):
             assert await answer == tokens_of((n,), 7, 150)
             assert house.gateway.asked[f"{n}"].placements == before[f"{n}"], "a running request was not touched"
@@ -45,14 +43,15 @@ async def test_a_restarted_scheduler_adopts_what_runs_and_places_what_is_new(fol
 
 async def test_requests_that_waited_are_placed_after_the_restart(folder):
     async with open_house(folder) as house:
-        await house.runner("r0", lambda: FakeEngine(step_seconds=0.005, max_sequences=1))
-        first = house.gateway.start("first", max_tokens=60)
+        await house.runner("r0", engines := SlowEngines(max_sequences=1))
+        first = house.gateway.start("first", max_tokens=150)
         await until(lambda: house.gateway.asked["first"].tokens)
         second = house.gateway.start("second", max_tokens=4)
         await until(lambda: house.control.scheduler.queued() == 1)
         await house.control.restart_scheduler()
         await until(lambda: house.control.scheduler.queued() == 1)
-        assert len(await first) == 60
+        engines.hurry()
+        assert len(await first) == 150
         assert len(await second) == 4
 
 
@@ -130,7 +129,8 @@ async def test_a_killed_scheduler_that_is_back_places_a_new_request_at_once_with
     source = write_adapter(folder / "pirate")
     operator.state(adapter_entry("pirate", source))
     operating = asyncio.create_task(operator.link.run())
-    how = {"scheduler": scheduler_process.address, "engine": slow, "time_scale": 1.0}
+    engines = SlowEngines()
+    how = {"scheduler": scheduler_process.address, "engine": engines, "time_scale": 1.0}
     async with (
         fake_runner(folder, instance="r0", **how),
         fake_runner(folder, instance="r1", **how),
@@ -139,7 +139,7 @@ async def test_a_killed_scheduler_that_is_back_places_a_new_request_at_once_with
         digest = (
             await until(lambda: (one := operator.adapter("pirate")) and one.serving_digest and one)
         ).serving_digest
-        answers = [gateway.start(f"{n}", prompt=(n,), max_tokens=600) for n in range(4)]
+        answers = [gateway.start(f"{n}", prompt=(n,), max_tokens=300) for n in range(4)]
         await until(lambda: all(one.tokens for one in gateway.live()))
         await asyncio.sleep(0.3)  # the catalog is written at the next tick
         operating.cancel()
@@ -154,6 +154,7 @@ async def test_a_killed_scheduler_that_is_back_places_a_new_request_at_once_with
         print(f"placed {seconds:.2f} s after the kill")
         waits = Settings().settle_seconds + 2 * LAST_RETRY_SECONDS
         assert seconds <= 2 * scheduler_process.start_seconds + waits
+        engines.hurry()
         for n, answer in enumerate(answers):
-            assert await answer == tokens_of((n,), 7, 600)
+            assert await answer == tokens_of((n,), 7, 300)
             assert len(gateway.asked[f"{n}"].placements) == 1

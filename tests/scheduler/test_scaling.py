@@ -5,7 +5,7 @@ import pytest
 from motet.api.v1 import scheduler_pb2
 from motet_scheduler.settings import Settings
 from tests.support.control_plane import until
-from tests.support.fake_engine import FakeEngine
+from tests.support.fake_engine import SlowEngines
 from tests.support.house import open_house
 
 BUILTIN = {
@@ -50,13 +50,15 @@ async def test_a_queue_at_a_pool_that_went_to_nothing_brings_a_runner_back(house
 
 async def test_load_brings_more_runners_and_its_end_takes_them_away(house):
     house.operator.state(replicas=1, **BUILTIN)
-    await house.runner("r0", lambda: FakeEngine(step_seconds=0.01, pages=16))
+    engines = SlowEngines(pages=16)
+    await house.runner("r0", engines)
     answers = [house.gateway.start(f"a{n}", max_tokens=60, prompt=(n, 1)) for n in range(12)]
     await until(lambda: house.operator.desired and house.operator.desired.replicas == 3)
     assert house.operator.desired.reason_code == "AtMaximum"
     house.operator.state(replicas=3, **BUILTIN)
-    await house.runner("r1", lambda: FakeEngine(step_seconds=0.01, pages=16))
-    await house.runner("r2", lambda: FakeEngine(step_seconds=0.01, pages=16))
+    await house.runner("r1", engines)
+    await house.runner("r2", engines)
+    engines.hurry()
     for answer in answers:
         assert len(await answer) == 60
     await until(lambda: house.operator.desired.replicas == 0)
@@ -80,13 +82,14 @@ def figure(house, name: str) -> float:
 
 async def test_the_figures_that_an_autoscaler_reads_are_served(house):
     house.operator.state(replicas=1, scaling=scheduler_pb2.SCALING_MODE_EXTERNAL, max_replicas=5)
-    await house.runner("r0", lambda: FakeEngine(step_seconds=0.01, pages=8))
+    await house.runner("r0", engines := SlowEngines(pages=8))
     answers = [house.gateway.start(f"a{n}", max_tokens=60, prompt=(n, 1)) for n in range(3)]
     await until(lambda: figure(house, "motet_pool_desired_replicas") > 1)
+    await until(lambda: figure(house, "motet_pool_waiting_requests") == 1)
     assert figure(house, "motet_pool_running_requests") == 2
-    assert figure(house, "motet_pool_waiting_requests") == 1
     assert 0 < figure(house, "motet_pool_kv_promised_ratio") <= 1
     assert figure(house, "motet_pool_serving_runners") == 1
     assert figure(house, "motet_pool_held_requests") == 0
+    engines.hurry()
     for answer in answers:
         await answer

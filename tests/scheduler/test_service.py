@@ -9,8 +9,9 @@ from motet.api.v1 import scheduler_pb2, scheduler_pb2_grpc
 from motet.digest import adapter_digest
 from motet.errors import ContextLengthExceeded, ModelNotFound, NoRunner
 from motet.rpc import open_channel
+from tests.common.waiting import PATIENCE_S
 from tests.support.control_plane import adapter_entry, small_operator, until
-from tests.support.fake_engine import FakeEngine, tokens_of
+from tests.support.fake_engine import FakeEngine, SlowEngines, tokens_of
 from tests.support.house import open_house
 from tests.support.runners import write_adapter
 from tests.support.small_gateway import small_gateway
@@ -136,10 +137,10 @@ async def test_a_broken_revision_is_reported_and_never_takes_over(house):
 
 
 async def test_a_runner_that_dies_loses_nothing_that_a_client_sees(house):
-    one = await house.runner("r0", lambda: FakeEngine(step_seconds=0.005))
+    one = await house.runner("r0", SlowEngines())
     answers = [house.gateway.start(f"a{n}", max_tokens=100, prompt=(n, 1)) for n in range(6)]
-    await until(lambda: all(len(asked.tokens) > 5 for asked in house.gateway.live()))
-    await house.runner("r1", lambda: FakeEngine(step_seconds=0.005))
+    await until(lambda: all(asked.tokens for asked in house.gateway.live()))
+    await house.runner("r1")
     one.crash()
     for n, answer in enumerate(answers):
         assert await answer == tokens_of((n, 1), 7, 100)
@@ -150,14 +151,15 @@ async def test_a_runner_that_dies_loses_nothing_that_a_client_sees(house):
 
 
 async def test_a_drained_runner_finishes_its_work_and_says_so(house):
-    runner = await house.runner("r0", lambda: FakeEngine(step_seconds=0.005))
-    answer = house.gateway.start("a", max_tokens=60)
+    runner = await house.runner("r0", engines := SlowEngines())
+    answer = house.gateway.start("a", max_tokens=150)
     await until(lambda: house.gateway.asked["a"].tokens)
-    house.operator.drain(runner.service.identity, seconds=10)
+    house.operator.drain(runner.service.identity, seconds=PATIENCE_S)
     await house.runner("r1")
     assert await house.gateway.ask("b", max_tokens=4)
     assert house.gateway.asked["b"].placements == [(1, "r1")]
     assert not house.operator.of("drained")
+    engines.hurry()
     await answer
     drained = await until(lambda: house.operator.of("drained"))
     assert drained[0].runner.instance == "r0"
@@ -176,22 +178,23 @@ async def test_a_drain_that_is_taken_back_lets_the_runner_work_again(house):
 
 
 async def test_a_runner_that_drains_is_told_so_again_by_the_next_scheduler(house):
-    runner = await house.runner("r0", lambda: FakeEngine(step_seconds=0.005))
+    runner = await house.runner("r0", engines := SlowEngines())
     answer = house.gateway.start("a", max_tokens=200)
     await until(lambda: house.gateway.asked["a"].tokens)
-    house.operator.drain(runner.service.identity, seconds=30)
+    house.operator.drain(runner.service.identity, seconds=PATIENCE_S)
     await until(lambda: runner.service.draining)
     await house.control.restart_scheduler()
     await until(lambda: (one := house.control.scheduler.runners.get("r0")) is not None and one.asked is not None)
     await until(lambda: runner.service.draining)
     assert not house.operator.of("drained"), "it still has a request"
+    engines.hurry()
     await answer
     await until(lambda: house.operator.of("drained"))
     assert house.gateway.asked["a"].moves == 0
 
 
 async def test_a_drain_that_takes_too_long_moves_what_is_left(house):
-    runner = await house.runner("r0", lambda: FakeEngine(step_seconds=0.2))  # half a minute for this answer
+    runner = await house.runner("r0", SlowEngines())
     answer = house.gateway.start("a", max_tokens=150)
     await until(lambda: house.gateway.asked["a"].tokens)
     await house.runner("r1")
@@ -221,7 +224,7 @@ async def test_explain_tells_the_whole_story(house):
     await until(lambda: not house.control.scheduler.requests)
     async with open_channel(house.control.scheduler_address) as channel:
         stub = scheduler_pb2_grpc.SchedulerStub(channel)
-        story = await stub.Explain(scheduler_pb2.ExplainRequest(request="a"), timeout=5)
+        story = await stub.Explain(scheduler_pb2.ExplainRequest(request="a"), timeout=PATIENCE_S)
     assert [entry.event for entry in story.entries] == ["queued", "placed", "finished"]
 
 

@@ -13,6 +13,7 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from motet.errors import Declined, MotetError
 from motet.ledger import Ledger
@@ -211,6 +212,30 @@ class FakeEngine:
     def check(self) -> None:
         """Recount the books."""
         self.book.check()
+
+
+class SlowEngines:
+    """Makes engines whose answers outlast whatever a test does meanwhile on a busy machine, until it has them hurry.
+
+    engines = SlowEngines()
+    await house.runner("r0", engines)
+    ...  # what must happen before the answer has ended
+    engines.hurry()
+    """
+
+    def __init__(self, step_seconds: float = 0.2, **how: Any) -> None:
+        self.made: list[FakeEngine] = []
+        self._how = {"step_seconds": step_seconds, **how}
+
+    def __call__(self) -> FakeEngine:
+        self.made.append(FakeEngine(**self._how))
+        return self.made[-1]
+
+    def hurry(self, step_seconds: float = 0.0) -> None:
+        """Those that there are and those to come."""
+        self._how["step_seconds"] = step_seconds
+        for engine in self.made:
+            engine.step_seconds = step_seconds
 
 
 def _failed(sequence: Sequence, error: MotetError) -> SequenceOutput:

@@ -56,7 +56,7 @@ class House:
                 found[instance] = (theirs, ours)
         return found
 
-    async def books_agree(self, *, seconds: float = 2.0) -> None:
+    async def books_agree(self, *, seconds: float = 20.0) -> None:
         try:
             await until(lambda: not self.disagreements(), seconds=seconds)
         except AssertionError:
