@@ -65,8 +65,10 @@ class StubScheduler(Peer, scheduler_pb2_grpc.SchedulerServicer):
         order = scheduler_pb2.EnsureAdapter(term=self.term, adapter=ref, source=source, stage=stage, **more)
         self.send(scheduler_pb2.AttachDown(ensure=order))
 
-    async def adapter(self, name: str, *, stage: int = 0, failed: bool = False) -> scheduler_pb2.AdapterState:
-        """The first state of this adapter that has come so far, or failed."""
+    async def adapter(
+        self, name: str, *, stage: int = common_pb2.ADAPTER_STAGE_CERTIFIED, failed: bool = False
+    ) -> scheduler_pb2.AdapterState:
+        """The first state of this adapter that has come so far, or failed. Before it there may be words of progress."""
 
         def found() -> Any:
             states = [state for state in self.of("adapter") if state.ref.name == name]

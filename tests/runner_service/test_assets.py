@@ -19,6 +19,7 @@ from motet.digest import (
 )
 from motet.rpc import is_healthy, open_channel
 from motet_runner.assets import CHUNK_BYTES
+from tests.common.waiting import PATIENCE_S
 from tests.support.runners import fake_runner, write_adapter, write_model
 
 
@@ -26,7 +27,7 @@ async def fetched(address, digest):
     files, done = {}, set()
     async with open_channel(address) as channel:
         async for chunk in runner_pb2_grpc.RunnerStub(channel).Assets(
-            runner_pb2.AssetsRequest(digest=digest), timeout=5
+            runner_pb2.AssetsRequest(digest=digest), timeout=PATIENCE_S
         ):
             assert len(chunk.data) <= CHUNK_BYTES
             assert chunk.name not in done

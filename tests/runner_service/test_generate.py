@@ -15,13 +15,14 @@ from motet.rpc import is_healthy, open_channel
 from motet_runner.protocol import Batch, Refused
 from tests.common.waiting import PATIENCE_S
 from tests.runner_service.peers import gateway_to, scheduler_at, until
-from tests.support.fake_engine import FakeEngine, tokens_of
+from tests.support.fake_engine import FakeEngine, SlowEngines, tokens_of
 from tests.support.runners import fake_runner
 
 STREAM_IS_OVER = (grpc.aio.AioRpcError, asyncio.InvalidStateError)
 """What a gateway's write meets once the runner has ended its stream: while the write is on its way, and after."""
 
-SLOW = functools.partial(FakeEngine, step_seconds=0.005)
+SLOW = functools.partial(FakeEngine, step_seconds=0.02)
+"""An answer of 2000 tokens is never over before it is ended."""
 
 
 async def test_a_gateway_gets_every_token_once_and_one_finish(folder):
@@ -35,9 +36,12 @@ async def test_a_gateway_gets_every_token_once_and_one_finish(folder):
 
 
 async def test_a_step_is_one_message_with_all_sequences_of_a_gateway(folder):
-    async with fake_runner(folder, engine=SLOW) as runner, gateway_to(runner.address) as gateway:
+    engines = SlowEngines()
+    async with fake_runner(folder, engine=engines) as runner, gateway_to(runner.address) as gateway:
         for n in range(8):
             await gateway.submit(f"r{n}", max_tokens=30, seed=n)
+        await until(lambda: len(gateway.tokens) == 8)
+        engines.hurry()
         for n in range(8):
             await gateway.finished(f"r{n}")
             assert gateway.tokens[f"r{n}", 1] == tokens_of((1, 2, 3), n, 30)
@@ -70,7 +74,7 @@ async def test_a_moved_request_goes_on_after_the_delivered_tokens(folder):
 
 async def test_cancel_frees_pages_and_ends_the_sequence(folder):
     async with fake_runner(folder, engine=SLOW) as runner, gateway_to(runner.address) as gateway:
-        await gateway.submit("a", max_tokens=1000)
+        await gateway.submit("a", max_tokens=2000)
         await until(lambda: gateway.tokens.get(("a", 1)))
         await gateway.cancel("a")
         last = await gateway.finished("a")
@@ -91,7 +95,7 @@ async def test_what_the_engine_declines_reaches_gateway_and_scheduler(folder):
     address = f"unix:{folder}/s.sock"
     async with (
         scheduler_at(address) as scheduler,
-        fake_runner(folder, scheduler=address, engine=functools.partial(SLOW, pages=8)) as runner,
+        fake_runner(folder, scheduler=address, engine=SlowEngines(pages=8)) as runner,
         gateway_to(runner.address) as gateway,
     ):
         await until(lambda: scheduler.of("hello"))
@@ -122,7 +126,7 @@ async def test_a_lower_epoch_is_declined_even_after_the_end(folder):
 
 async def test_a_higher_epoch_takes_the_place_of_the_older_one(folder):
     async with fake_runner(folder, engine=SLOW) as runner, gateway_to(runner.address) as gateway:
-        await gateway.submit("a", max_tokens=200)
+        await gateway.submit("a", max_tokens=2000)
         have = await until(lambda: gateway.tokens.get(("a", 1)))
         await gateway.submit("a", epoch=2, max_tokens=10, delivered=tuple(have[:1]))
         await gateway.finished("a", 2)
@@ -140,12 +144,15 @@ async def test_sequences_of_a_lost_gateway_end_after_the_grace(folder):
 
 
 async def test_a_resubmitted_request_survives_the_loss_of_its_first_stream(folder):
-    async with fake_runner(folder, engine=SLOW, gateway_grace_seconds=PATIENCE_S) as runner:
+    engines = SlowEngines()
+    async with fake_runner(folder, engine=engines, gateway_grace_seconds=1000) as runner:
         async with gateway_to(runner.address) as first:
             await first.submit("a", max_tokens=60)
             have = await until(lambda: first.tokens.get(("a", 1)))
         async with gateway_to(runner.address) as second:
             await second.submit("a", epoch=2, max_tokens=60, delivered=tuple(have))
+            await until(lambda: second.tokens.get(("a", 2)))
+            engines.hurry()
             await second.finished("a", 2)
             assert have + second.tokens["a", 2] == tokens_of((1, 2, 3), 7, 60)
 
@@ -160,9 +167,10 @@ async def test_the_first_message_must_be_a_hello(folder):
 
 async def test_a_draining_runner_takes_nothing_new_and_finishes_what_it_has(folder):
     address = f"unix:{folder}/s.sock"
+    engines = SlowEngines()
     async with (
         scheduler_at(address) as scheduler,
-        fake_runner(folder, scheduler=address, engine=SLOW) as runner,
+        fake_runner(folder, scheduler=address, engine=engines) as runner,
         gateway_to(runner.address) as gateway,
     ):
         await gateway.submit("a", max_tokens=60)
@@ -171,6 +179,7 @@ async def test_a_draining_runner_takes_nothing_new_and_finishes_what_it_has(fold
         await until(lambda: runner.service.draining)
         await gateway.submit("b")
         assert "drained" in (await gateway.refusal("b")).failure.message
+        engines.hurry()
         await gateway.finished("a")
         assert await is_healthy(runner.address)
 
@@ -182,7 +191,7 @@ async def test_the_scheduler_can_cancel(folder):
         fake_runner(folder, scheduler=address, engine=SLOW) as runner,
         gateway_to(runner.address) as gateway,
     ):
-        await gateway.submit("a", max_tokens=1000)
+        await gateway.submit("a", max_tokens=2000)
         await until(lambda: gateway.tokens.get(("a", 1)) and scheduler.of("hello"))
         for epoch in (2, 1):  # the first is about a placement that is not here
             order = scheduler_pb2.CancelRequest(term=1, request="a", epoch=epoch)
@@ -238,7 +247,9 @@ async def test_a_runner_that_still_loads_serves_nothing(folder):
         await until((folder / "r0.sock").exists)
         assert not await is_healthy(address)
         async with open_channel(address) as channel:
-            call = runner_pb2_grpc.RunnerStub(channel).Assets(runner_pb2.AssetsRequest(digest="any"), timeout=5)
+            call = runner_pb2_grpc.RunnerStub(channel).Assets(
+                runner_pb2.AssetsRequest(digest="any"), timeout=PATIENCE_S
+            )
             with pytest.raises(grpc.aio.AioRpcError, match="still being loaded") as caught:
                 await call.read()
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -263,7 +274,8 @@ async def test_a_restarted_runner_is_another_incarnation(folder):
 
 
 async def test_a_placement_that_comes_again_on_another_stream_is_not_closed_by_the_end_of_the_first(folder):
-    async with fake_runner(folder, engine=SLOW, gateway_grace_seconds=PATIENCE_S) as runner:
+    engines = SlowEngines()
+    async with fake_runner(folder, engine=engines, gateway_grace_seconds=1000) as runner:
         async with gateway_to(runner.address) as first:
             await first.submit("a", max_tokens=60)
             have = await until(lambda: first.tokens.get(("a", 1)))
@@ -271,6 +283,7 @@ async def test_a_placement_that_comes_again_on_another_stream_is_not_closed_by_t
             await second.submit("a", max_tokens=60, delivered=tuple(have))
             await until(lambda: second.tokens.get(("a", 1)))
             assert [one.request for one in runner.service.book] == ["a"]
+            engines.hurry()
             await second.finished("a")
             assert have + second.tokens["a", 1] == tokens_of((1, 2, 3), 7, 60)
         assert len(runner.service.book) == 0
@@ -292,8 +305,9 @@ async def test_a_placement_that_comes_again_before_its_adapter_can_be_cancelled(
 
 async def test_a_placement_that_comes_again_before_the_end_of_its_stream_was_heard_is_the_new_streams(folder):
     """The gateway knows that its stream is broken; to the runner it stands."""
+    engines = SlowEngines()
     async with (
-        fake_runner(folder, engine=SLOW, gateway_grace_seconds=0.0) as runner,
+        fake_runner(folder, engine=engines, gateway_grace_seconds=0.0) as runner,
         gateway_to(runner.address) as second,
     ):
         async with gateway_to(runner.address) as first:
@@ -301,6 +315,7 @@ async def test_a_placement_that_comes_again_before_the_end_of_its_stream_was_hea
             have = list(await until(lambda: first.tokens.get(("a", 1))))
             await second.submit("a", max_tokens=60, delivered=tuple(have))
             await until(lambda: second.tokens.get(("a", 1)))
+        engines.hurry()
         await second.finished("a")
         assert have + second.tokens["a", 1] == tokens_of((1, 2, 3), 7, 60)
         assert len(runner.service.book) == 0

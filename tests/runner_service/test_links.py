@@ -7,13 +7,12 @@ from motet.api.v1 import common_pb2, scheduler_pb2, supervisor_pb2
 from motet.digest import adapter_digest
 from motet_runner.adapters.fetch import CERTIFICATE
 from tests.runner_service.peers import gateway_to, scheduler_at, supervisor_at, until
-from tests.support.fake_engine import FakeEngine, tokens_of
+from tests.support.fake_engine import FakeEngine, SlowEngines, tokens_of
 from tests.support.runners import fake_runner, write_adapter
 
-TIGHT = functools.partial(FakeEngine, pages=8, step_seconds=0.004)
-"""Too small for what is promised, and slow enough that all are taken in before it is full."""
+SLOW = functools.partial(FakeEngine, step_seconds=0.02)
+"""An answer of 2000 tokens is never over before it is ended."""
 
-SLOW = functools.partial(FakeEngine, step_seconds=0.005)
 DEVICE = common_pb2.ADAPTER_STAGE_DEVICE
 
 
@@ -38,7 +37,7 @@ async def test_the_hello_says_who_what_and_where(folder):
 async def test_a_new_scheduler_hears_of_live_requests_and_the_highest_term(folder):
     address, _ = places(folder)
     async with fake_runner(folder, scheduler=address, engine=SLOW) as runner, gateway_to(runner.address) as gateway:
-        await gateway.submit("a", max_tokens=400, term=7)
+        await gateway.submit("a", max_tokens=2000, term=7)
         await until(lambda: gateway.tokens.get(("a", 1)))
         for _ in range(2):
             async with scheduler_at(address) as scheduler:
@@ -46,7 +45,7 @@ async def test_a_new_scheduler_hears_of_live_requests_and_the_highest_term(folde
                 assert hello.highest_term == 7
                 (live,) = hello.live
                 assert (live.request, live.epoch, live.gateway, live.tenant) == ("a", 1, "g0", "default")
-                assert live.promise.pages == 26
+                assert live.promise.pages == 126
 
 
 async def test_reports_hold_the_whole_book(folder):
@@ -57,7 +56,7 @@ async def test_reports_hold_the_whole_book(folder):
         gateway_to(runner.address) as gateway,
     ):
         for n in range(3):
-            await gateway.submit(f"r{n}", max_tokens=300)
+            await gateway.submit(f"r{n}", max_tokens=1000)
         report = await until(
             lambda: next((r for r in scheduler.of("report") if sum(x.pages_used > 0 for x in r.live) == 3), None)
         )
@@ -158,22 +157,27 @@ async def test_a_broken_adapter_is_refused_with_its_reason(folder):
         assert str(folder / "none") in state.failure.message
 
 
-async def test_a_request_waits_for_its_adapter_and_is_declined_if_it_does_not_come(folder):
+async def test_a_request_waits_for_its_adapter(folder):
     address, _ = places(folder)
     source = write_adapter(folder / "a0")
     async with (
         scheduler_at(address) as scheduler,
-        fake_runner(folder, scheduler=address, adapter_wait_seconds=20) as runner,
+        fake_runner(folder, scheduler=address, adapter_wait_seconds=1000) as runner,
         gateway_to(runner.address) as gateway,
     ):
         await until(lambda: scheduler.of("hello"))
         digest = adapter_digest(source)
         await gateway.submit("early", adapter=digest)
-        await gateway.submit("lost", adapter="sha256:" + "0" * 64)
         await until(lambda: gateway.progress("early") == [common_pb2.SEQUENCE_STATE_LOADING])
         assert {entry.state for entry in runner.service.book.entries(None)} == {common_pb2.SEQUENCE_STATE_LOADING}
         scheduler.ensure("a0", source.as_uri(), DEVICE)
         await gateway.finished("early")
+        assert len(runner.service.book) == 0
+
+
+async def test_a_request_whose_adapter_does_not_come_is_declined(folder):
+    async with fake_runner(folder, adapter_wait_seconds=1) as runner, gateway_to(runner.address) as gateway:
+        await gateway.submit("lost", adapter="sha256:" + "0" * 64)
         declined = await gateway.refusal("lost")
         assert declined.failure.code == "declined"
         assert "did not come" in declined.failure.message
@@ -181,7 +185,7 @@ async def test_a_request_waits_for_its_adapter_and_is_declined_if_it_does_not_co
 
 
 async def test_a_request_that_waits_for_its_adapter_can_be_cancelled(folder):
-    async with fake_runner(folder) as runner, gateway_to(runner.address) as gateway:
+    async with fake_runner(folder, adapter_wait_seconds=1000) as runner, gateway_to(runner.address) as gateway:
         await gateway.submit("a", adapter="sha256:" + "0" * 64)
         await gateway.cancel("a")
         assert (await gateway.finished("a")).finish == common_pb2.FINISH_REASON_CANCELLED
@@ -208,7 +212,7 @@ async def test_a_dropped_adapter_is_forgotten_after_its_last_request(folder):
     source = write_adapter(folder / "a0").as_uri()
     async with (
         scheduler_at(address) as scheduler,
-        fake_runner(folder, scheduler=address, engine=SLOW) as runner,
+        fake_runner(folder, scheduler=address, engine=(engines := SlowEngines())) as runner,
         gateway_to(runner.address) as gateway,
     ):
         await until(lambda: scheduler.of("hello"))
@@ -217,6 +221,7 @@ async def test_a_dropped_adapter_is_forgotten_after_its_last_request(folder):
         await gateway.submit("x", adapter=digest, max_tokens=60)
         await until(lambda: gateway.tokens.get(("x", 1)))
         scheduler.send(scheduler_pb2.AttachDown(drop=scheduler_pb2.DropAdapter(term=1, digest=digest)))
+        engines.hurry()
         await gateway.finished("x")
         assert gateway.tokens["x", 1] == tokens_of((1, 2, 3), 7, 60, digest)
         seen = len(scheduler.of("report"))
@@ -243,7 +248,7 @@ async def test_an_overflow_is_extended_by_the_supervisors_order(folder):
     _, address = places(folder)
     async with (
         supervisor_at(address) as supervisor,
-        fake_runner(folder, supervisor=address, engine=SLOW, supervisor_answer_seconds=100) as runner,
+        fake_runner(folder, supervisor=address, supervisor_answer_seconds=1000) as runner,
         gateway_to(runner.address) as gateway,
     ):
         await until(lambda: supervisor.of("memory"))
@@ -270,7 +275,7 @@ async def test_park_and_resume_by_order_lose_no_token(folder):
     _, address = places(folder)
     async with (
         supervisor_at(address) as supervisor,
-        fake_runner(folder, supervisor=address, engine=SLOW) as runner,
+        fake_runner(folder, supervisor=address, engine=(engines := SlowEngines())) as runner,
         gateway_to(runner.address) as gateway,
     ):
         await until(lambda: supervisor.of("memory"))
@@ -283,6 +288,7 @@ async def test_park_and_resume_by_order_lose_no_token(folder):
         (parked,) = await until(lambda: supervisor.of("parked"))
         assert (parked.promise.pages, parked.method, parked.by_itself) == (8, common_pb2.PARK_METHOD_SWAP, False)
         await until(lambda: common_pb2.SEQUENCE_STATE_PARKED in gateway.progress("a"))
+        engines.hurry()
         resume = supervisor_pb2.Resume(request="a", epoch=1, promise={"pages": 8})
         supervisor.send(supervisor_pb2.WatchDown(resume=resume))
         await until(lambda: supervisor.of("resumed"))
@@ -300,9 +306,9 @@ async def test_the_supervisors_orders_of_a_past_term_are_ignored(folder):
         gateway_to(runner.address) as gateway,
     ):
         await until(lambda: supervisor.of("memory"))
-        await gateway.submit("a", max_tokens=200, pages=16, term=7)
+        await gateway.submit("a", max_tokens=2000, pages=126, term=7)
         await until(lambda: gateway.tokens.get(("a", 1)))
-        order = {"request": "a", "epoch": 1, "promise": {"pages": 16}, "doubled": {"pages": 20}}
+        order = {"request": "a", "epoch": 1, "promise": {"pages": 126}, "doubled": {"pages": 130}}
         for term in (6, 1):
             supervisor.send(supervisor_pb2.WatchDown(park=supervisor_pb2.Park(**order, term=term)))
         seen = len(gateway.tokens["a", 1])
@@ -313,18 +319,21 @@ async def test_the_supervisors_orders_of_a_past_term_are_ignored(folder):
         assert runner.service.book.highest_term == 7, "a term is learned from schedulers"
         # One that no scheduler has told anything goes by itself.
         supervisor.send(
-            supervisor_pb2.WatchDown(resume=supervisor_pb2.Resume(request="a", epoch=1, promise={"pages": 20}))
+            supervisor_pb2.WatchDown(resume=supervisor_pb2.Resume(request="a", epoch=1, promise={"pages": 130}))
         )
         await until(lambda: supervisor.of("resumed"))
 
 
 async def test_without_a_supervisor_the_runner_protects_itself(folder):
+    tight = SlowEngines(pages=8)
     async with (
-        fake_runner(folder, engine=TIGHT) as runner,
+        fake_runner(folder, engine=tight) as runner,
         gateway_to(runner.address) as gateway,
     ):
         for n in range(4):
             await gateway.submit(f"r{n}", max_tokens=70, pages=1, seed=n)
+        await until(lambda: len(gateway.tokens) == 4)
+        tight.hurry()
         for n in range(4):
             await gateway.finished(f"r{n}")
             assert gateway.tokens[f"r{n}", 1] == tokens_of((1, 2, 3), n, 70)
@@ -333,14 +342,17 @@ async def test_without_a_supervisor_the_runner_protects_itself(folder):
 
 async def test_a_muted_supervisor_makes_the_runner_protect_itself(folder):
     _, address = places(folder)
+    tight = SlowEngines(pages=8)
     async with (
         supervisor_at(address) as supervisor,
-        fake_runner(folder, supervisor=address, engine=TIGHT) as runner,
+        fake_runner(folder, supervisor=address, engine=tight) as runner,
         gateway_to(runner.address) as gateway,
     ):
         await until(lambda: supervisor.of("memory"))
         for n in range(4):
             await gateway.submit(f"r{n}", max_tokens=70, pages=1, seed=n)
+        await until(lambda: len(gateway.tokens) == 4)
+        tight.hurry()
         for n in range(4):
             await gateway.finished(f"r{n}")
         assert supervisor.of("overflow")
@@ -353,7 +365,7 @@ async def test_a_supervisor_that_comes_back_is_told_all(folder):
         fake_runner(folder, supervisor=address, engine=SLOW) as runner,
         gateway_to(runner.address) as gateway,
     ):
-        await gateway.submit("a", max_tokens=400)
+        await gateway.submit("a", max_tokens=2000)
         for _ in range(2):
             async with supervisor_at(address) as supervisor:
                 (hello,) = await until(lambda s=supervisor: s.of("hello"))
