@@ -6,19 +6,23 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
+from motet.errors import ModelFolderError
 from motet.rpc import is_healthy
+from motet_runner.settings import Settings
+from motet_runner.sources.model import model_folder
 from tests.runner.random_models import AdapterSpec, save_adapter, save_base
 from tests.runner_service.peers import gateway_to, scheduler_at, until
-from tests.support.runners import write_model
+from tests.support.runners import fake_runner, write_model
 
 PROMPT = tuple(range(10, 40))
 START_SECONDS = 150
+UNKNOWN = "sha256:" + "0" * 64
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +73,10 @@ async def loaded(folder: Path, models: Path, scheduler: str = "unix:/nonexistent
 def child_of(running) -> psutil.Process:
     (child,) = psutil.Process(running.pid).children()
     return child
+
+
+def is_loading(engine: psutil.Process) -> bool:
+    return "libtorch" in Path(f"/proc/{engine.pid}/maps").read_text()
 
 
 async def gone(child: psutil.Process) -> None:
@@ -135,10 +143,18 @@ async def test_a_stopped_runner_leaves_nothing_behind(folder, models):
 
 
 async def test_the_engine_dies_with_a_killed_runner(folder, models):
-    async with loaded(folder, models) as (running, _, _):
+    """By the kernel: this one can do nothing itself. One with streams is looked after in `test_streams_survive`."""
+    with process(folder, (models / "base").as_uri()) as running:
+        engines = psutil.Process(running.pid).children
+        await until(lambda: any(map(is_loading, engines())), seconds=START_SECONDS)
         child = child_of(running)
-        running.kill()
-        await gone(child)
+        child.suspend()
+        try:
+            running.kill()
+            await gone(child)
+        finally:
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
 
 
 def broken_json(folder):
@@ -173,6 +189,20 @@ def test_a_model_that_cannot_be_served_ends_with_a_sentence(folder, make, words)
     assert str(path) in log
     assert words in log
     assert "Traceback" not in log.splitlines()[-1]
+
+
+async def test_a_model_of_another_digest_ends_the_runner_before_there_is_an_engine(folder):
+    never = ["sleep", "60"]
+    with pytest.raises(ModelFolderError, match=f"asks for {UNKNOWN}"):
+        async with fake_runner(folder, command=never, model_digest=UNKNOWN):
+            pass
+
+
+async def test_a_model_that_is_never_served_is_refused_before_there_is_an_engine(folder):
+    config = write_model(folder / "m") / "config.json"
+    config.write_text('{"architectures": ["BartModel"], "is_encoder_decoder": true}')
+    with pytest.raises(ModelFolderError, match="BartModel is an encoder-decoder"):
+        await model_folder(Settings(model_uri=(folder / "m").as_uri()), None, folder)
 
 
 def test_the_service_imports_without_torch():

@@ -172,21 +172,11 @@ class RunnerService:
             await self._host.stop()
 
     async def _serve(self, server: Server) -> None:
-        digests = asyncio.gather(
-            asyncio.to_thread(base_digest, self._folder), asyncio.to_thread(asset_digest, self._folder)
-        )
+        loading = asyncio.gather(self._host.loaded(), self._digests())
         try:
-            info = await self._host.loaded()
-            base, assets = await digests
-            expected = self._settings.model_digest
-            if expected and base != expected:
-                doubt(self._folder)
-                raise ModelFolderError(
-                    f"the model in {self._folder} has the digest {base}, but the pool {self._settings.pool} asks for "
-                    f"{expected}: put the right files there, or correct model.digest."
-                )
+            info, (base, assets) = await loading
         finally:
-            digests.cancel()
+            loading.cancel()
         parts = await self._assemble(info, base, assets)
         beat = self._settings.report_seconds * self._process.time_scale
         try:
@@ -207,6 +197,21 @@ class RunnerService:
         finally:
             await parts.generation.close()
             parts.shelf.close()
+
+    async def _digests(self) -> tuple[Digest, Digest]:
+        """Of the model and of what belongs to it. Raises ModelFolderError for another model than the pool asks for:
+        nobody needs an engine then, so nobody waits for one."""
+        base, assets = await asyncio.gather(
+            asyncio.to_thread(base_digest, self._folder), asyncio.to_thread(asset_digest, self._folder)
+        )
+        expected = self._settings.model_digest
+        if expected and base != expected:
+            doubt(self._folder)
+            raise ModelFolderError(
+                f"the model in {self._folder} has the digest {base}, but the pool {self._settings.pool} asks for "
+                f"{expected}: put the right files there, or correct model.digest."
+            )
+        return base, assets
 
     async def _assemble(self, info: EngineInfo, base: Digest, assets: Digest) -> "_Parts":
         settings, scale = self._settings, self._process.time_scale

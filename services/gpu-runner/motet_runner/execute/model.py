@@ -24,11 +24,7 @@ from motet_runner.execute.rows import CURRENT, Assembler, Rows
 from motet_runner.interface import NewSequence, Sampling, State
 from motet_runner.memory.paged import PagedStore
 from motet_runner.plan import Iteration, Sequence, Work
-
-PER_CALL_ROPE = ("dynamic", "longrope")
-"""Rope types whose frequencies follow the longest position of a call: one long request would change its neighbours."""
-
-ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
+from motet_runner.unserved import servable
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.15, torch.float16: 0.05}
 """How far packing may move a logit in the probe, as a share of the largest. Rounding stays far below, a token that
@@ -64,8 +60,7 @@ class LoadedModel:
 
 def load(folder: Path, dtype: str, device: str) -> LoadedModel:
     attention.register()
-    raw = _config_of(folder)
-    _refuse_by_config(raw)
+    raw = servable(folder)
     if raw.get("model_type") == "gptj":
         from motet_runner.execute import gptj
 
@@ -111,50 +106,6 @@ def quiet() -> None:
     """Progress bars and advice of the library are not this process's log."""
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-
-
-def _config_of(folder: Path) -> dict[str, Any]:
-    path = folder / "config.json"
-    if not path.is_file():
-        raise ModelFolderError(f"{folder} holds no config.json; spec.model.uri must name a Hugging Face model folder.")
-    try:
-        raw = json.loads(path.read_text())
-    except ValueError as error:
-        raise ModelFolderError(f"{path} is not JSON: {error}") from error
-    if not isinstance(raw, dict):
-        raise ModelFolderError(f"{path} must hold an object.")
-    return raw
-
-
-def _refuse_by_config(raw: dict[str, Any]) -> None:
-    name = (raw.get("architectures") or [raw.get("model_type", "this model")])[0]
-    text = raw.get("text_config") or raw
-    if raw.get("is_encoder_decoder"):
-        raise ModelFolderError(f"{name} is an encoder-decoder; Motet serves decoders.")
-    if raw.get("quantization_config"):
-        method = raw["quantization_config"].get("quant_method", "unknown")
-        raise ModelFolderError(f"not yet: {name} is quantised ({method}). Use the unquantised weights.")
-    layers = set(text.get("layer_types") or ()) - ATTENTION_LAYERS
-    if layers:
-        kinds = ", ".join(sorted(layers))
-        raise ModelFolderError(f"not yet: {name} has layers that are not plain attention ({kinds}).")
-    if text.get("attention_chunk_size"):
-        raise ModelFolderError(f"not yet: {name} attends in chunks (attention_chunk_size).")
-    for rope in _ropes(text):
-        kind = rope.get("rope_type") or rope.get("type")
-        if kind in PER_CALL_ROPE:
-            raise ModelFolderError(
-                f"not yet: {name} uses rope type {kind!r}, whose frequencies follow the longest request of a batch; "
-                "one long request would change its neighbours."
-            )
-
-
-def _ropes(text: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for field in ("rope_parameters", "rope_scaling"):
-        rope = text.get(field)
-        if isinstance(rope, dict):
-            yield rope
-            yield from (inner for inner in rope.values() if isinstance(inner, dict))
 
 
 def _device(wanted: str) -> Any:

@@ -16,6 +16,7 @@ from motet_runner.sources.fetching import Remote, Sources, may_go_on
 from motet_runner.sources.folder import snapshot_in
 from motet_runner.sources.partial import alone, key_of
 from motet_runner.sources.uri import Folder, parse
+from motet_runner.unserved import servable
 
 log = structlog.get_logger(__name__)
 
@@ -39,15 +40,20 @@ async def model_folder(settings: Settings, sources: Sources, root: Path) -> Path
         source = parse(settings.model_uri, settings.model_revision)
         if isinstance(source, Folder):
             inside = snapshot_in(source.path, settings.model_revision)
-            return settings.model_folder() if inside is None else settings.check_model(inside)
+            return _checked(settings.model_folder() if inside is None else settings.check_model(inside))
         folder = root / key_of(settings.model_uri, settings.model_revision)
         async with alone(folder):
             if not _is_complete(folder):
                 await _fetch(settings, sources, folder)
-        return settings.check_model(folder)
+        return _checked(settings.check_model(folder))
     except AdapterFetchFailed as failure:
         message = failure.message.replace("source.credentialsSecretRef", "model.credentialsSecretRef")
         raise ModelFolderError(f"the model of pool {settings.pool}: {message}", reason=failure.reason) from None
+
+
+def _checked(folder: Path) -> Path:
+    servable(folder)
+    return folder
 
 
 async def _fetch(settings: Settings, sources: Sources, folder: Path) -> None:

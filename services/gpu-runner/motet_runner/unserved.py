@@ -1,0 +1,64 @@
+"""What a model's config.json alone says against serving it: known before there is an engine, which takes seconds."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from motet.errors import ModelFolderError
+
+PER_CALL_ROPE = ("dynamic", "longrope")
+"""Rope types whose frequencies follow the longest position of a call: one long request would change its neighbours."""
+
+ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
+
+
+def servable(folder: Path) -> dict[str, Any]:
+    """The model's configuration. Raises ModelFolderError for one that is not served, whatever its weights are."""
+    raw = _config_of(folder)
+    _refuse(raw)
+    return raw
+
+
+def _config_of(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ModelFolderError(f"{folder} holds no config.json; spec.model.uri must name a Hugging Face model folder.")
+    try:
+        raw = json.loads(path.read_text())
+    except ValueError as error:
+        raise ModelFolderError(f"{path} is not JSON: {error}") from error
+    if not isinstance(raw, dict):
+        raise ModelFolderError(f"{path} must hold an object.")
+    return raw
+
+
+def _refuse(raw: dict[str, Any]) -> None:
+    name = (raw.get("architectures") or [raw.get("model_type", "this model")])[0]
+    text = raw.get("text_config") or raw
+    if raw.get("is_encoder_decoder"):
+        raise ModelFolderError(f"{name} is an encoder-decoder; Motet serves decoders.")
+    if raw.get("quantization_config"):
+        method = raw["quantization_config"].get("quant_method", "unknown")
+        raise ModelFolderError(f"not yet: {name} is quantised ({method}). Use the unquantised weights.")
+    layers = set(text.get("layer_types") or ()) - ATTENTION_LAYERS
+    if layers:
+        kinds = ", ".join(sorted(layers))
+        raise ModelFolderError(f"not yet: {name} has layers that are not plain attention ({kinds}).")
+    if text.get("attention_chunk_size"):
+        raise ModelFolderError(f"not yet: {name} attends in chunks (attention_chunk_size).")
+    for rope in _ropes(text):
+        kind = rope.get("rope_type") or rope.get("type")
+        if kind in PER_CALL_ROPE:
+            raise ModelFolderError(
+                f"not yet: {name} uses rope type {kind!r}, whose frequencies follow the longest request of a batch; "
+                "one long request would change its neighbours."
+            )
+
+
+def _ropes(text: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for field in ("rope_parameters", "rope_scaling"):
+        rope = text.get(field)
+        if isinstance(rope, dict):
+            yield rope
+            yield from (inner for inner in rope.values() if isinstance(inner, dict))
