@@ -82,7 +82,7 @@ async def test_a_moved_request_goes_on_where_it_was(gateway):
 
 
 async def test_a_cancel_is_answered_with_the_end_and_nothing_comes_after_it(gateway):
-    await gateway.submit("a", max_tokens=1000)
+    await gateway.submit("a", max_tokens=2000)
     await until(lambda: gateway.tokens.get(("a", 1)))
     await gateway.cancel("a")
     last = await gateway.finished("a")
@@ -103,7 +103,7 @@ async def test_a_cancel_of_what_is_not_there_or_of_another_epoch_does_nothing(ga
 
 
 async def test_a_higher_epoch_takes_the_place_of_the_older_one_which_ends(gateway):
-    await gateway.submit("a", max_tokens=200)
+    await gateway.submit("a", max_tokens=2000)
     have = await until(lambda: gateway.tokens.get(("a", 1)))
     await gateway.submit("a", epoch=2, max_tokens=10, delivered=tuple(have[:1]))
     await gateway.finished("a", 2)

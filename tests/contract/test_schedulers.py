@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import grpc
@@ -13,15 +12,18 @@ import pytest
 from motet.api.v1 import scheduler_pb2, scheduler_pb2_grpc
 from motet.errors import ModelNotFound
 from motet.rpc import open_channel
+from tests.common.waiting import PATIENCE_S
 from tests.support.control_plane import until
-from tests.support.fake_engine import FakeEngine
+from tests.support.fake_engine import SlowEngines
 from tests.support.house import open_house
 from tests.support.mini_cluster import GROUP as SMALL_GROUP
 from tests.support.mini_cluster import mini_cluster
 from tests.support.runners import short_folder
 from tests.support.small_gateway import GROUP, SmallGateway, small_gateway
 
-STEP_SECONDS = 0.005
+SLOW = 0.1
+"""Seconds of a step that make an answer of 200 tokens outlast whatever a test does meanwhile."""
+
 INSTANCES = {"runner-0", "runner-1"}
 
 
@@ -33,6 +35,8 @@ class Fleet:
     restart: Callable[[], Awaitable[object]]
     stop: Callable[[str], Awaitable[object]]
     """A runner, by its name."""
+    pace: Callable[[float], object]
+    """How long a step takes on all runners."""
 
     def start(self, request: str, **how) -> "asyncio.Future[list[int]]":
         return self.gateway.start(request, group=self.group, **how)
@@ -47,23 +51,27 @@ class Fleet:
 async def small(_: Path) -> AsyncIterator[Fleet]:
     async with mini_cluster(runners=2) as cluster:
         runners = {runner.instance: runner for runner in cluster.runners}
-        for runner in cluster.runners:
-            runner.step_seconds = STEP_SECONDS
+
+        def pace(step_seconds: float) -> None:
+            for runner in cluster.runners:
+                runner.step_seconds = step_seconds
+
         address = cluster.scheduler.address
         async with small_gateway("g0", scheduler=address) as gateway:
             stop = lambda name: runners[name].stop()  # noqa: E731
-            yield Fleet(gateway, SMALL_GROUP, address, cluster.scheduler.restart, stop)
+            yield Fleet(gateway, SMALL_GROUP, address, cluster.scheduler.restart, stop, pace)
 
 
 @asynccontextmanager
 async def real(folder: Path) -> AsyncIterator[Fleet]:
     async with AsyncExitStack() as stack:
         house = await stack.enter_async_context(open_house(folder))
+        engines = SlowEngines(0.0)
         for name in sorted(INSTANCES):
-            await house.runner(name, partial(FakeEngine, step_seconds=STEP_SECONDS))
+            await house.runner(name, engines)
         control = house.control
         stop = lambda name: house.runners[name].stop()  # noqa: E731
-        yield Fleet(house.gateway, GROUP, control.scheduler_address, control.restart_scheduler, stop)
+        yield Fleet(house.gateway, GROUP, control.scheduler_address, control.restart_scheduler, stop, engines.hurry)
 
 
 @pytest.fixture(params=[small, real], ids=["small", "real"])
@@ -97,11 +105,13 @@ async def test_a_request_is_placed_under_the_leaders_term_with_a_promise(fleet):
 
 async def test_what_a_lost_runner_had_goes_on_elsewhere_under_a_higher_epoch(fleet):
     whole = await fleet.start("whole", max_tokens=200)
+    fleet.pace(SLOW)
     answer = fleet.start("a", max_tokens=200)
     asked = fleet.gateway.asked["a"]
-    await until(lambda: len(asked.tokens) > 5)
+    await until(lambda: asked.tokens)
     ((epoch, instance),) = asked.placements
     await fleet.stop(instance)
+    fleet.pace(0.0)
     assert await answer == whole
     assert asked.placements[-1][0] > epoch
     assert asked.placements[-1][1] == (INSTANCES - {instance}).pop()
@@ -109,10 +119,12 @@ async def test_what_a_lost_runner_had_goes_on_elsewhere_under_a_higher_epoch(fle
 
 async def test_a_new_scheduler_has_a_higher_term_and_running_requests_go_on(fleet):
     term = fleet.gateway.term
+    fleet.pace(SLOW)
     answer = fleet.start("a", max_tokens=300)
     await until(lambda: fleet.gateway.asked["a"].tokens)
     await fleet.restart()
     await until(lambda: fleet.gateway.term > term)
+    fleet.pace(0.0)
     assert len(await answer) == 300
     assert len(fleet.gateway.asked["a"].placements) == 1
     assert len(await fleet.start("b", max_tokens=5)) == 5
@@ -129,7 +141,7 @@ async def test_a_stream_that_begins_without_a_hello_is_refused(fleet):
         call = scheduler_pb2_grpc.SchedulerStub(channel).Serve()
         await call.write(scheduler_pb2.ServeUp(enqueue=scheduler_pb2.Enqueue(request="a", group=fleet.group)))
         with pytest.raises(grpc.aio.AioRpcError) as error:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_S):
                 while True:
                     await call.read()
         assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -8,7 +8,7 @@ from motet_supervisor.policy import events as on
 from motet_supervisor.settings import Settings
 from tests.supervisor.builders import R0, Told, entry
 from tests.support.control_plane import until
-from tests.support.fake_engine import FakeEngine, tokens_of
+from tests.support.fake_engine import FakeEngine, SlowEngines, tokens_of
 from tests.support.house import open_house
 
 LENGTH = 159
@@ -43,18 +43,15 @@ def test_a_factor_out_of_bounds_is_refused(factor):
 
 
 async def test_what_the_scheduler_promises_the_runner_accepts(folder):
-    engines = []
-
-    def small_engine():
-        engines.append(FakeEngine(pages=20, step_seconds=0.002))
-        return engines[-1]
-
+    engines = SlowEngines(0.05, pages=20)
     async with open_house(folder, supervisor=Settings(overcommit=1.5)) as house:
-        runner = await house.runner("r0", small_engine)
+        runner = await house.runner("r0", engines)
         known = house.control.scheduler.runners["r0"]
-        await until(lambda: engines[0].ledger.limit == known.ledger.limit == 30)
+        await until(lambda: engines.made[0].ledger.limit == known.ledger.limit == 30)
         answers = [house.gateway.start(f"{n}", prompt=(n,), max_tokens=LENGTH, q80=LENGTH) for n in range(6)]
         await until(lambda: known.ledger.promised == 30, why="three requests of ten pages on twenty")
+        await until(lambda: sum(bool(one.tokens) for one in house.gateway.live()) == 3)
+        engines.hurry(0.002)
         for n, answer in enumerate(answers):
             assert await answer == tokens_of((n,), 7, LENGTH)
         assert runner.service.metrics.self_parks._value.get() > 0, "the pages did run out"

@@ -7,22 +7,25 @@ import pytest
 from motet_scheduler.settings import Settings as SchedulerSettings
 from motet_supervisor.settings import Settings as SupervisorSettings
 from tests.support.control_plane import until
-from tests.support.fake_engine import FakeEngine, tokens_of
+from tests.support.fake_engine import FakeEngine, SlowEngines, tokens_of
 from tests.support.house import open_house
 
 STREAMS = 6
 LENGTH = 150
-PATIENT = 60.0
+PATIENT = 1000.0
 """Seconds (× 0.05) a runner waits for the supervisor: longer than this machine ever stalls."""
 
 
-def small_engine(**how):
-    return lambda: FakeEngine(**({"pages": 20, "step_seconds": 0.002} | how))
+def small_engines():
+    return SlowEngines(0.05, pages=20)
 
 
-async def ask_long_ones(house, streams=STREAMS, length=LENGTH):
-    """Each is expected to be short, so that all of them together outgrow the runner."""
-    return [house.gateway.start(f"{n}", prompt=(n,), max_tokens=length, q80=8) for n in range(streams)]
+async def ask_long_ones(house, engines, streams=STREAMS, length=LENGTH):
+    """Each is expected to be short, so that all of them together outgrow the runner. They begin together."""
+    answers = [house.gateway.start(f"{n}", prompt=(n,), max_tokens=length, q80=8) for n in range(streams)]
+    await until(lambda: all(one.tokens for one in house.gateway.live()))
+    engines.hurry(0.002)
+    return answers
 
 
 async def all_right(answers, length=LENGTH):
@@ -40,9 +43,10 @@ def ordered_parks(house, method):
 
 async def test_sequences_that_outgrow_their_promises_are_extended_then_parked_and_all_finish(folder):
     async with open_house(folder) as house:
-        runner = await house.runner("r0", small_engine(), supervisor_answer_seconds=PATIENT)
+        engines = small_engines()
+        runner = await house.runner("r0", engines, supervisor_answer_seconds=PATIENT)
         await until(lambda: "r0" in house.control.supervisor_service.supervisor.runners)
-        await all_right(await ask_long_ones(house))
+        await all_right(await ask_long_ones(house, engines))
         assert count(house, "extensions") > 0
         assert ordered_parks(house, "swap") + ordered_parks(house, "recompute") > 0
         assert count(house, "resume_orders") > 0
@@ -54,9 +58,10 @@ async def test_sequences_that_outgrow_their_promises_are_extended_then_parked_an
 @pytest.mark.parametrize("method", ["swap", "recompute"])
 async def test_the_method_of_parking_can_be_forced(folder, method):
     async with open_house(folder, supervisor=SupervisorSettings(park_method=method)) as house:
-        runner = await house.runner("r0", small_engine())
+        engines = small_engines()
+        runner = await house.runner("r0", engines, supervisor_answer_seconds=PATIENT)
         await until(lambda: "r0" in house.control.supervisor_service.supervisor.runners)
-        await all_right(await ask_long_ones(house))
+        await all_right(await ask_long_ones(house, engines))
         assert ordered_parks(house, method) > 0
         assert runner.service.metrics.resumes.labels(method)._value.get() > 0
 
@@ -86,17 +91,19 @@ async def test_a_promise_forced_to_one_page_doubles_at_each_overflow(folder):
 
 async def test_with_the_supervisor_away_runners_park_by_themselves(folder):
     async with open_house(folder, supervised=False) as house:
-        runner = await house.runner("r0", small_engine())
-        await all_right(await ask_long_ones(house))
+        engines = small_engines()
+        runner = await house.runner("r0", engines)
+        await all_right(await ask_long_ones(house, engines))
         assert runner.service.metrics.self_parks._value.get() > 0
         await house.books_agree()
 
 
 async def test_a_supervisor_that_dies_and_comes_back_loses_no_parked_request(folder):
     async with open_house(folder) as house:
-        await house.runner("r0", small_engine(step_seconds=0.005))
+        engines = small_engines()
+        await house.runner("r0", engines)
         await until(lambda: "r0" in house.control.supervisor_service.supervisor.runners)
-        answers = await ask_long_ones(house)
+        answers = await ask_long_ones(house, engines)
         await until(lambda: count(house, "park_orders") or any(house.control.scheduler.runners["r0"].parked))
         await house.control.supervisor_part.stop()
         await house.control.supervisor_part.start()
@@ -106,9 +113,10 @@ async def test_a_supervisor_that_dies_and_comes_back_loses_no_parked_request(fol
 
 async def test_with_the_scheduler_away_parked_requests_come_back_all_the_same(folder):
     async with open_house(folder) as house:
-        await house.runner("r0", small_engine(step_seconds=0.002))
+        engines = small_engines()
+        await house.runner("r0", engines)
         await until(lambda: "r0" in house.control.supervisor_service.supervisor.runners)
-        answers = await ask_long_ones(house)
+        answers = await ask_long_ones(house, engines)
         await until(lambda: any(house.control.scheduler.runners["r0"].parked))
         await house.control.scheduler_part.stop()
         placed = [one for one in house.gateway.live() if one.placed is not None]
@@ -127,18 +135,22 @@ class Stubborn(FakeEngine):
         return super().step()
 
 
+def ask(house, streams):
+    return [house.gateway.start(f"{n}", prompt=(n,), max_tokens=LENGTH) for n in range(streams)]
+
+
 async def test_a_hung_engine_is_noticed_and_its_requests_go_on_elsewhere(folder):
     engines = []
 
     def stubborn():
-        engines.append(Stubborn(step_seconds=0.002))
+        engines.append(Stubborn(step_seconds=0.05))
         return engines[-1]
 
     settings = SupervisorSettings(hang_seconds=10)
     async with open_house(folder, supervisor=settings) as house:
         await house.runner("r0", stubborn)
         await until(lambda: "r0" in house.control.supervisor_service.supervisor.runners)
-        answers = await ask_long_ones(house, streams=3)
+        answers = ask(house, streams=3)
         await until(lambda: all(one.tokens for one in house.gateway.live()))
         await house.runner("r1")
         engines[0].hung = True
@@ -154,13 +166,13 @@ async def test_a_scheduler_that_was_away_hears_of_a_hung_runner_and_tells_the_op
     engines = []
 
     def stubborn():
-        engines.append(Stubborn(step_seconds=0.002))
+        engines.append(Stubborn(step_seconds=0.02))
         return engines[-1]
 
     async with open_house(folder, supervisor=SupervisorSettings(hang_seconds=4)) as house:
         await house.runner("r0", stubborn)
         await until(lambda: "r0" in house.control.supervisor_service.supervisor.runners)
-        (answer,) = await ask_long_ones(house, streams=1)
+        (answer,) = ask(house, streams=1)
         await until(lambda: all(one.tokens for one in house.gateway.live()))
         engines[0].hung = True
         try:
@@ -170,5 +182,6 @@ async def test_a_scheduler_that_was_away_hears_of_a_hung_runner_and_tells_the_op
             await until(lambda: house.control.scheduler.runners["r0"].hung, why="it is said again")
             await until(lambda: house.operator.of("runner")[-1].condemned)
         finally:
+            engines[0].step_seconds = 0.0
             engines[0].hung = False
         assert await answer == tokens_of((0,), 7, LENGTH)
