@@ -35,7 +35,7 @@ class Served:
 
     @cached_property
     def openai(self) -> AsyncOpenAI:
-        return AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=10)
+        return AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
 
 
 async def eventually(holds: Callable[[], object], *, seconds: float = PATIENCE_S) -> None:
@@ -46,7 +46,7 @@ async def eventually(holds: Callable[[], object], *, seconds: float = PATIENCE_S
 
 @asynccontextmanager
 async def serve(cluster: MiniCluster, *, ready: bool = True, names: int = 0, **settings: Any) -> AsyncIterator[Served]:
-    own = Settings(port=0, **{"drain_seconds": 0.5, **settings})
+    own = Settings(port=0, **{"drain_seconds": 0.5, "predict_budget_seconds": PATIENCE_S, **settings})
     process = ProcessSettings(data_dir=cluster.folder, time_scale=0.1)
     addresses = Addresses(
         scheduler_address=cluster.scheduler.address,
@@ -60,7 +60,7 @@ async def serve(cluster: MiniCluster, *, ready: bool = True, names: int = 0, **s
         url = f"http://127.0.0.1:{bound.getsockname()[1]}"
         running = asyncio.create_task(gateway.run())
         serving_http = asyncio.create_task(server.serve(sockets=[bound]))
-        async with httpx2.AsyncClient(base_url=url, timeout=10, verify=False) as http:
+        async with httpx2.AsyncClient(base_url=url, timeout=PATIENCE_S, verify=False) as http:
             served = Served(url, gateway, cluster, http, registry, server)
             try:
                 await eventually(lambda: server.started)

@@ -76,7 +76,7 @@ async def test_several_choices_stream_side_by_side(served: Served) -> None:
 
 
 async def test_a_stop_string_across_tokens_ends_the_answer_and_the_runners_work(served: Served) -> None:
-    served.cluster.runners[0].step_seconds = 0.002
+    served.cluster.runners[0].step_seconds = 0.02
     whole = await complete(served, stop=["ick br", "zebra"], max_tokens=200, ignore_eos=True)
     assert whole["choices"][0] == {"index": 0, "text": "The qu", "logprobs": None, "finish_reason": "stop"}
     assert whole["usage"]["completion_tokens"] < 20

@@ -39,7 +39,7 @@ async def test_a_slow_predictor_costs_its_budget_once(cluster: MiniCluster) -> N
 
 
 async def test_requests_that_arrive_together_share_calls(served: Served) -> None:
-    served.cluster.predictor.slow_seconds = 0.002
+    served.cluster.predictor.slow_seconds = 0.1
     await asyncio.gather(*(length_header(served) for _ in range(30)))
     assert served.cluster.predictor.asked < 20
 

@@ -66,12 +66,16 @@ async def test_a_gateway_that_never_met_a_runner_asks_for_one_to_read_with() -> 
 async def test_past_the_deadline_and_past_the_limit_clients_are_told_when_to_come_back() -> None:
     async with mini_cluster() as cluster:
         cluster.scheduler.runners = []
-        async with serve(cluster, ready=False, deadline_seconds=0.4, max_live_requests=1) as served:
-            body = long_request(stream=False)
+        body = long_request(stream=False)
+        async with serve(cluster, ready=False, max_live_requests=1) as served:
             waiting = asyncio.create_task(served.http.post("/v1/completions", json=body))
             await eventually(lambda: cluster.scheduler.held)
             refused = await served.http.post("/v1/completions", json=body)
-            gave_up = await waiting
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+            await eventually(lambda: cluster.scheduler.held[-1] == {})
+        async with serve(cluster, ready=False, deadline_seconds=0.1) as served:
+            gave_up = await served.http.post("/v1/completions", json=body)
             for answer, code in ((refused, "overloaded"), (gave_up, "no_runner")):
                 assert answer.status_code == 503
                 assert answer.json()["error"]["code"] == code

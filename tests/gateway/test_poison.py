@@ -22,7 +22,7 @@ from motet_gateway.metrics import Metrics
 from tests.common.waiting import PATIENCE_S
 from tests.support.control_plane import until
 from tests.support.deadly_engine import DEADLY, DEADLY_ENGINE
-from tests.support.fake_engine import FakeEngine, tokens_of
+from tests.support.fake_engine import FakeEngine, SlowEngines, tokens_of
 from tests.support.house import House, open_house
 from tests.support.runners import short_folder
 
@@ -59,7 +59,7 @@ async def dispatcher_of(house: House) -> AsyncIterator[Dispatcher]:
         house.control.scheduler_address,
         CatalogBook(),
         Metrics(CollectorRegistry()),
-        connect_seconds=1,
+        connect_seconds=PATIENCE_S,
         max_live=100,
         held=Held(lambda: None),
     )
@@ -88,7 +88,7 @@ def ask(dispatcher: Dispatcher, name: str, prompt: tuple[int, ...], max_tokens: 
             sampling=runner_pb2.Sampling(max_tokens=max_tokens, ignore_eos=True),
             seed=SEED,
             estimate=estimate,
-            deadline_seconds=60,
+            deadline_seconds=PATIENCE_S,
         ),
         client,
     )
@@ -121,15 +121,15 @@ async def test_a_prompt_that_kills_engines_is_ended_after_the_second_and_its_nei
 
 
 async def test_a_runner_that_goes_without_a_word_makes_nobody_a_suspect(folder: Path) -> None:
-    engine = partial(FakeEngine, step_seconds=0.005)
     async with open_house(folder) as house, dispatcher_of(house) as dispatcher:
-        await house.runner("r0", engine)
+        await house.runner("r0", SlowEngines())
         client = ask(dispatcher, "a", (1, 2, 3))
         await until(lambda: client.tokens)
-        await house.runner("r1", engine)
+        await house.runner("r1", engines := SlowEngines())
         await house.runners["r0"].stop()
         await until(lambda: client.placed_times == 2)
         assert dispatcher._live["a"].generation.losses.engines_lost == 0
+        engines.hurry()
         assert await client.over() is End.LENGTH
         assert client.tokens == tokens_of((1, 2, 3), SEED, LENGTH)
 

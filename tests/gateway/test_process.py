@@ -69,7 +69,7 @@ async def test_it_serves_a_stream_to_its_end_after_sigterm(tmp_path: Path, clust
     port = free_port()
     cluster.runners[0].step_seconds = 0.02
     async with process(tmp_path, port, cluster) as started:
-        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as http:
+        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S) as http:
             await answers(http, "/health")
             body = {"model": "legal", "prompt": "Hi", "max_tokens": 30, "ignore_eos": True, "stream": True}
             lines = []
@@ -112,7 +112,7 @@ async def test_prompts_and_answers_never_reach_the_log(tmp_path: Path, cluster: 
     port = free_port()
     secret = "xylophone"
     async with process(tmp_path, port, cluster, MOTET_LOG_LEVEL="debug") as started:
-        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as http:
+        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S) as http:
             await answers(http, "/health")
             for body in ({"prompt": secret}, {"prompt": secret, "stream": True}, {"prompt": [secret, 7]}):
                 await http.post("/v1/completions", json={"model": "legal"} | body)
@@ -126,7 +126,7 @@ async def test_prompts_and_answers_never_reach_the_log(tmp_path: Path, cluster: 
 async def test_a_chat_is_rendered_and_leaves_no_process_behind(tmp_path: Path, cluster: MiniCluster) -> None:
     port = free_port()
     async with process(tmp_path, port, cluster) as started:
-        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as http:
+        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S) as http:
             await answers(http, "/health")
             body = {"model": "legal", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
             answer = await http.post("/v1/chat/completions", json=body)
@@ -135,5 +135,5 @@ async def test_a_chat_is_rendered_and_leaves_no_process_behind(tmp_path: Path, c
         assert children
         started.kill()
         await started.communicate()
-    psutil.wait_procs(children, timeout=10)
+    psutil.wait_procs(children, timeout=PATIENCE_S)
     assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)

@@ -12,6 +12,7 @@ import pytest
 
 from motet.api.v1 import common_pb2, runner_pb2, scheduler_pb2
 from motet.errors import AdapterFetchFailed, NoRunner, NotFinite, PoolSaturated
+from tests.common.waiting import PATIENCE_S
 from tests.gateway.conftest import Served, eventually, serve
 from tests.support.mini_cluster import MiniCluster, mini_cluster
 
@@ -123,15 +124,16 @@ async def test_a_decline_is_not_seen_by_the_client(pair: Served) -> None:
 async def test_a_decline_of_a_past_term_says_nothing_about_the_present_placement(pair: Served) -> None:
     pair.cluster.scheduler.term = 7
     first = pair.cluster.runners[0]
-    first.step_seconds = 0.002
+    first.step_seconds = 0.1
     result = Read()
     task = asyncio.create_task(read(pair, long_request(), result))
-    await eventually(lambda: len(result.events) > 5)
+    await eventually(lambda: result.events)
     (running,) = first._running.values()
     late = runner_pb2.SubmitDeclined(
         request=running.submit.request, epoch=running.submit.epoch, failure=NoRunner("full").to_proto(), term=6
     )
     running.session.send(runner_pb2.GenerateDown(declined=late))
+    first.step_seconds = 0.0
     await task
     assert result.text == expected(pair.cluster, 60)
     assert pair.cluster.scheduler.lost == []
@@ -139,10 +141,10 @@ async def test_a_decline_of_a_past_term_says_nothing_about_the_present_placement
 
 async def test_a_move_stops_the_old_runner_and_goes_on_at_the_new_one(pair: Served) -> None:
     first, second = pair.cluster.runners
-    first.step_seconds = 0.002
+    first.step_seconds = 0.1
     result = Read()
     task = asyncio.create_task(read(pair, long_request(), result))
-    await eventually(lambda: len(result.events) > 5)
+    await eventually(lambda: len(result.events) > 2)
     scheduler = pair.cluster.scheduler
     moved = scheduler_pb2.Moved(placement=scheduler.placed(first.submits[0].request, 2, second), reason="consolidation")
     scheduler.say(scheduler_pb2.ServeDown(moved=moved))
@@ -170,7 +172,7 @@ async def test_a_placement_of_a_past_term_is_ignored(served: Served) -> None:
 
 async def test_a_restarted_scheduler_is_told_what_runs_and_what_waits(served: Served) -> None:
     scheduler, runner = served.cluster.scheduler, served.cluster.runners[0]
-    runner.step_seconds = 0.005
+    runner.step_seconds = 0.1
     running = Read()
     first = asyncio.create_task(read(served, long_request(), running))
     await eventually(lambda: running.events)
@@ -179,10 +181,13 @@ async def test_a_restarted_scheduler_is_told_what_runs_and_what_waits(served: Se
     await eventually(lambda: len(scheduler.enqueued) == 2)
     await scheduler.stop()
     seen = len(running.events)
-    await eventually(lambda: len(running.events) > seen + 3)  # tokens come while it is away
+    await eventually(lambda: len(running.events) > seen + 1)  # tokens come while it is away
     third = asyncio.create_task(read(served, long_request()))
     scheduler.holds = False
+    greeted = len(scheduler.hellos)
     await scheduler.restart()
+    await eventually(lambda: len(scheduler.hellos) > greeted)
+    runner.step_seconds = 0.0
     await asyncio.gather(first, second, third)
     hello = scheduler.hellos[-1]
     assert [live.epoch for live in hello.live] == [1]
@@ -194,7 +199,7 @@ async def test_a_restarted_scheduler_is_told_what_runs_and_what_waits(served: Se
 
 async def test_a_client_that_leaves_frees_the_runner_and_the_promise(served: Served) -> None:
     cluster = served.cluster
-    cluster.runners[0].step_seconds = 0.002
+    cluster.runners[0].step_seconds = 0.05
     async with served.http.stream("POST", "/v1/completions", json=long_request(400)) as answer:
         async for line in answer.aiter_lines():
             if line:
@@ -206,19 +211,27 @@ async def test_a_client_that_leaves_frees_the_runner_and_the_promise(served: Ser
     await eventually(lambda: cluster.predictor.outcomes == [] or cluster.predictor.outcomes[0].censored)
 
 
+async def leave(waiting: asyncio.Task[httpx2.Response]) -> None:
+    """Its connection is closed with it."""
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+
+
 async def test_a_client_that_leaves_before_its_whole_answer_frees_it_too(served: Served) -> None:
     cluster = served.cluster
-    cluster.runners[0].step_seconds = 0.002
-    with pytest.raises(httpx2.TimeoutException):
-        await served.http.post("/v1/completions", json=long_request(400, stream=False), timeout=0.3)
+    cluster.runners[0].step_seconds = 0.05
+    waiting = asyncio.create_task(served.http.post("/v1/completions", json=long_request(400, stream=False)))
+    await eventually(lambda: cluster.runners[0].running)
+    await leave(waiting)
     await eventually(lambda: cluster.runners[0].cancels)
     assert served.gateway.dispatcher.live == 0
 
 
 async def test_a_client_that_leaves_the_queue_is_taken_out_of_it(served: Served) -> None:
     served.cluster.scheduler.holds = True
-    with pytest.raises(httpx2.TimeoutException):
-        await served.http.post("/v1/completions", json=long_request(), timeout=0.3)
+    waiting = asyncio.create_task(served.http.post("/v1/completions", json=long_request()))
+    await eventually(lambda: served.cluster.scheduler.enqueued)
+    await leave(waiting)
     await eventually(lambda: served.cluster.scheduler.cancelled)
 
 
@@ -260,8 +273,7 @@ async def test_a_waiting_stream_starts_after_a_while_and_says_what_it_waits_for(
     async with serve(cluster, hold_seconds=0.1, keep_alive_seconds=0.1) as served:
         result = Read()
         task = asyncio.create_task(read(served, long_request(), result))
-        await eventually(lambda: len(result.comments) >= 2)
-        assert result.comments[:2] == ["queued position=3"] * 2
+        await eventually(lambda: result.comments.count("queued position=3") >= 2)
         cluster.scheduler.release()
         await task
         assert result.finishes == ["length"]
@@ -331,7 +343,7 @@ async def test_requests_wait_for_the_first_runner_of_their_group() -> None:
 
 async def test_a_move_that_was_lost_with_the_stream_is_made_good_by_a_later_one(pair: Served) -> None:
     scheduler, (first, second) = pair.cluster.scheduler, pair.cluster.runners
-    first.step_seconds = 0.005
+    first.step_seconds = 0.1
     result = Read()
     task = asyncio.create_task(read(pair, long_request(), result))
     await eventually(lambda: result.events)
@@ -350,7 +362,7 @@ async def test_a_move_that_was_lost_with_the_stream_is_made_good_by_a_later_one(
 
 async def test_a_refused_move_ends_the_request_at_once_and_frees_its_runner(served: Served) -> None:
     scheduler, runner = served.cluster.scheduler, served.cluster.runners[0]
-    runner.step_seconds = 0.01
+    runner.step_seconds = 0.02
     result = Read()
     task = asyncio.create_task(read(served, long_request(400), result))
     await eventually(lambda: result.events)
@@ -462,7 +474,7 @@ async def test_nothing_stays_behind_whatever_became_of_the_requests(served: Serv
         await served.http.post("/v1/completions", json=long_request(model="nobody"))
 
     tasks = len(asyncio.all_tasks())
-    async with httpx2.AsyncClient(base_url=served.url, timeout=20, verify=False) as client:
+    async with httpx2.AsyncClient(base_url=served.url, timeout=PATIENCE_S, verify=False) as client:
         elsewhere = dataclasses.replace(served, http=client)
         await asyncio.gather(
             *(read(elsewhere, long_request(20)) for _ in range(40)),

@@ -93,14 +93,29 @@ class Bench:
                 await task
 
 
+class Turns(Limiter):
+    """The first goes at once, and who comes then when it is told."""
+
+    def __init__(self) -> None:
+        super().__init__(rate=1, burst=1)
+        self.asked = 0
+        self.come = asyncio.Event()
+
+    async def take(self) -> None:
+        self.asked += 1
+        if self.asked > 1:
+            await self.come.wait()
+
+
 async def test_who_does_not_lead_any_more_after_waiting_for_its_turn_writes_nothing(tmp_path: Path) -> None:
-    """A turn may be a minute away, where the API server asked for a pause. Half a second here."""
+    """A turn may be a minute away, where the API server asked for a pause."""
+    turns = Turns()
     server, metrics = SmallApi(), ClusterMetrics(CollectorRegistry())
     async with server.running():
         leads = True
         api = Api(
             Credentials(server.kubeconfig(tmp_path / "kubeconfig"), "SETTING"),
-            Limiter(rate=2, burst=1),
+            turns,
             metrics,
             may_write=lambda: leads,
         )
@@ -108,9 +123,10 @@ async def test_who_does_not_lead_any_more_after_waiting_for_its_turn_writes_noth
         bench.cache.put(ADAPTERS, adapter("other"))
         async with bench.running():
             bench.want(wanted(), wanted(name="other"))
-            await until(lambda: server.written)  # the other waits in the door by now
+            await until(lambda: server.written and turns.asked == 2)
             leads = bench.leading = False
-            await asyncio.sleep(1)
+            turns.come.set()
+            await asyncio.sleep(0.1)
             assert len(server.written) == 1
             leads = bench.leading = True
             await until(lambda: len(server.written) == 2)
