@@ -143,7 +143,7 @@ async def test_a_stopped_runner_leaves_nothing_behind(folder, models):
 
 
 async def test_the_engine_dies_with_a_killed_runner(folder, models):
-    """By the kernel: this one can do nothing itself. One with streams is looked after in `test_streams_survive`."""
+    """By the kernel: this one, which stands still, can do nothing itself."""
     with process(folder, (models / "base").as_uri()) as running:
         engines = psutil.Process(running.pid).children
         await until(lambda: any(map(is_loading, engines())), seconds=START_SECONDS)

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx2 as httpx
 import pytest
 from openai import AsyncOpenAI
 from prometheus_client.parser import text_string_to_metric_families
@@ -41,7 +40,8 @@ class House:
 
 def settled(stack: Stack, metric: str) -> dict[str, float]:
     """A counter of the runner by its `method`, as the gateway's /metrics shows it."""
-    families = text_string_to_metric_families(httpx.get(f"{stack.url}/metrics", timeout=10).text)
+    with stack.http() as client:
+        families = list(text_string_to_metric_families(client.get("/metrics").text))
     return {
         sample.labels["method"]: sample.value
         for family in families
@@ -99,9 +99,10 @@ class TestAQuarterOfTheMemory:
     def test_the_length_header_says_who_estimated(self, house: House) -> None:
         def source() -> str:
             body = {"model": house.voices[1].model, "prompt": [5, 6, 7], "max_tokens": 50, "stop": ["w"]}
-            answer = httpx.post(f"{house.stack.url}/v1/completions", json=body, timeout=30)
+            with house.stack.http() as client:
+                answer = client.post("/v1/completions", json=body)
             assert answer.status_code == 200, answer.text
-            return answer.headers["x-motet-length"]
+            return str(answer.headers["x-motet-length"])
 
         for _ in range(20):
             source()
