@@ -10,7 +10,7 @@ import pytest
 
 from motet_operator.cluster.kinds import WATCHED
 from tests.kube.cluster import Cluster
-from tests.kube.operators import POOL_RULES, TIME_SCALE, Operator, Site, role, site
+from tests.kube.operators import LEASE_SECONDS, POOL_RULES, TIME_SCALE, Operator, Site, role, site
 from tests.kube.proxy import Proxy, proxy, status
 
 pytestmark = pytest.mark.kube
@@ -329,6 +329,30 @@ def test_row_8_a_leader_that_was_frozen_past_its_lease_writes_nothing_when_it_wa
             cluster.wait_for(lambda: has_ended(old), "the end of the old leader")
             assert its.writes(since=woken, leases=True) == []
             new.program.assert_alive()
+
+
+def test_a_leader_whose_renewals_are_lost_writes_nothing_and_ends_when_it_hears_of_another(
+    cluster: Cluster, home: Site
+) -> None:
+    """Everything but its Lease is within its reach, so that it knows very well what is to be written."""
+    tenant = home.tenant("unsure")
+    with (
+        proxy(cluster, home.kubeconfig, 6445) as its,
+        Operator(home, "old-leader", lease=True, kubeconfig=its.kubeconfig, port=9091) as old,
+    ):
+        sees_changes(home, tenant, "while-sure")
+        its.faults.answer = lambda _, path: status(503, "ServiceUnavailable") if "/leases" in path else None
+        time.sleep(LEASE_SECONDS * TIME_SCALE)
+        unsure = time.monotonic()
+        cluster.apply(home.adapter("while-unsure", tenant, pool="nowhere"))
+        time.sleep(2)
+        assert its.writes(since=unsure) == []
+        old.program.assert_alive()
+        with Operator(home, "new-leader", lease=True, port=9092):
+            sees_changes(home, tenant, "while-unsure")
+            its.faults.answer = lambda *_: None
+            cluster.wait_for(lambda: has_ended(old), "the end of the old leader")
+            assert its.writes(since=unsure, leases=True) == []
 
 
 def has_ended(operator: Operator) -> bool:
