@@ -123,10 +123,13 @@ async def disturbed(house: House, victim: str, *, at: int) -> Disturbance:
                     if victim != "scheduler":  # only it can place a request
                         await asyncio.wait({probe})
             without, freed = since(before, crowd.told), time.monotonic()
-        back = None
-        while back is None:
-            found = await asyncio.to_thread(house.stack.service, name)
-            back = time.monotonic() if found["ready"] and found["pid"] != pid else None
+
+        def has_returned() -> bool:
+            found = house.stack.service(name)
+            return bool(found["ready"] and found["pid"] != pid)
+
+        await asyncio.to_thread(house.stack.until, has_returned)
+        back = time.monotonic()
     return Disturbance(streams.result(), probe.result(), without, killed, freed, back)
 
 
