@@ -1,8 +1,9 @@
 """How many runners of which revision a pool has, and in which order they come and go.
 
 A changed template is a new revision. Its runners come one at a time beside the old ones (surge), and an old one drains
-once a new one is ready, so that the pool never serves with fewer than it should. Until an old one is gone, drained or
-not, it counts: there are never more runners than the update strategy allows.
+once a new one is ready, so that the pool never serves with fewer than it should. An old one counts until its drain is
+over: then it goes, and its successor comes at the same time. Besides those that go there are never more runners than
+the update strategy allows.
 Runners whose nodes are about to be emptied are replaced in the same way.
 Who drains is decided anew in each round: a runner that is wanted again, because more are wanted, its node takes pods
 again, the template is what it was or a successor fails, takes work again for as long as it is there.

@@ -223,6 +223,19 @@ def test_a_changed_template_surges_then_drains_then_stops() -> None:
     assert sets(plan)[revision(before)].leaving == ("old",)
 
 
+def test_an_old_runner_makes_room_for_its_successor_once_its_drain_is_over() -> None:
+    before, after = pool(replicas=2), pool(replicas=2, engine={"maxLoraRank": 8})
+    stays, new = instance("stays", revision(before)), instance("new", revision(after), ordinal=3)
+    drains = instance("drains", revision(before), ordinal=2, draining_until=later(30))
+
+    def replicas(old: Instance) -> tuple[int, int]:
+        plan = reconcile(view(pools=[after], instances=[stays, old, new], runner_sets=[runner_set(before, 2)]))
+        return sets(plan)[revision(before)].replicas, sets(plan)[revision(after)].replicas
+
+    assert replicas(drains) == (2, 1)
+    assert replicas(replace(drains, drained=True)) == replicas(replace(drains, draining_until=NOW)) == (1, 2)
+
+
 def test_a_new_revision_that_never_gets_ready_costs_no_old_runner() -> None:
     before, after = pool(replicas=2), pool(replicas=2, engine={"maxLoraRank": 8})
     members = [
