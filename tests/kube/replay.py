@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from typing import Any
 from tests.kube.cluster import Cluster, Refused
 from tests.kube.operators import Operator, Site
 from tests.kube.proxy import Proxy, Seen
-from tests.kube.schedulers import Scheduler
+from tests.kube.schedulers import WAITS_FOR_RUNNERS, Scheduler
 
 Object = dict[str, Any]
 
@@ -123,10 +123,23 @@ def _is_ready(pod: Object) -> bool:
     return any(one["type"] == "Ready" and one["status"] == "True" for one in pod["status"].get("conditions", ()))
 
 
+def _drains(pod: Object) -> bool:
+    return "motet.dev/draining-until" in pod["metadata"].get("annotations", {})
+
+
 def _is_done(pod: Object) -> bool:
-    """Its time to drain is over: it may overlap with its successor."""
+    """Its time to drain is over: it may overlap with its successor. So may one of which the scheduler says that nothing
+    is left on it, and no pod tells that: the schedulers here do not say it."""
     until = pod["metadata"].get("annotations", {}).get("motet.dev/draining-until")
     return until is not None and datetime.fromisoformat(until) <= datetime.now(UTC)
+
+
+def _told(pod: Object) -> str:
+    """What tells one runner from another."""
+    metadata = pod["metadata"]
+    marks = metadata.get("annotations") or {}
+    ready = "ready" if _is_ready(pod) else "not ready"
+    return f"{metadata['name']}, created {metadata['creationTimestamp']}, {ready}, {marks or 'no marks'}"
 
 
 def reason(it: Object, condition: str = "Ready") -> str:
@@ -177,6 +190,10 @@ class Kubelet:
 
     world: World
     most: int = 0
+    done_at_once: bool = False
+    """Whoever drains may overlap with its successor: of runners that it has never heard the scheduler of the version
+    before says at once that nothing is left on them."""
+
     excess: list[str] = field(default_factory=list)
     _stop: threading.Event = field(default_factory=threading.Event)
 
@@ -197,15 +214,21 @@ class Kubelet:
                 for pod in found:
                     if not pod["status"].get("containerStatuses"):
                         self.world.make_ready(pod)
-                staying = [pod["metadata"] for pod in found if not _is_done(pod)]
-                by_pool = Counter(one["labels"]["motet.dev/pool"] for one in staying)
-                self.excess += [f"{number} runners of {pool}" for pool, number in by_pool.items() if number > self.most]
+                by_pool: dict[str, list[Object]] = defaultdict(list)
+                for pod in found:
+                    if not (_drains(pod) if self.done_at_once else _is_done(pod)):
+                        by_pool[pod["metadata"]["labels"]["motet.dev/pool"]].append(pod)
+                self.excess += [
+                    f"{len(pods)} runners of {pool}, {datetime.now(UTC):%H:%M:%S.%f}: " + "; ".join(map(_told, pods))
+                    for pool, pods in by_pool.items()
+                    if len(pods) > self.most
+                ]
 
 
 def undisturbed(cluster: Cluster, home: Site, flows: Sequence[Flow]) -> list[Outcome]:
     world, outcomes = World(home), []
     with (
-        Scheduler(home, "undisturbed") as scheduler,
+        Scheduler(home, "undisturbed", env=WAITS_FOR_RUNNERS) as scheduler,
         Kubelet(world).running() as kubelet,
         Operator(home, env={"MOTET_CLUSTER_WRITERS": "1"}),
     ):
@@ -243,7 +266,10 @@ def killed(home: Site, door: Proxy, flows: Sequence[Flow]) -> Generator[Outcome,
         return False
 
     try:
-        with Scheduler(home, "disturbed") as scheduler, Kubelet(world).running() as kubelet:
+        with (
+            Scheduler(home, "disturbed", env=WAITS_FOR_RUNNERS) as scheduler,
+            Kubelet(world).running() as kubelet,
+        ):
             operator.program.start()
             door.faults.written = die
             for flow in flows:

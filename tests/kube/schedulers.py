@@ -8,6 +8,10 @@ from typing import Any
 from tests.kube.operators import TIME_SCALE, Site
 from tests.kube.programs import Program
 
+WAITS_FOR_RUNNERS = {"MOTET_SCHEDULER_FORGET_RUNNER_SECONDS": "86400"}
+"""Of a runner that it has never heard a scheduler soon says that nothing is left on it. Where nothing runs the runners
+this one says it of none, so that each drains until its deadline."""
+
 
 class Scheduler(Program):
     """Where the site's operators expect it. What it was told last is on its disk."""

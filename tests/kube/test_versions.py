@@ -9,7 +9,7 @@ import pytest
 from tests.kube.cluster import Cluster
 from tests.kube.operators import Operator, Site, site
 from tests.kube.replay import Kubelet, World
-from tests.kube.schedulers import Scheduler
+from tests.kube.schedulers import WAITS_FOR_RUNNERS, Scheduler
 from tests.support.version_before import version_before
 
 pytestmark = pytest.mark.kube
@@ -40,8 +40,8 @@ def test_row_45_an_operator_of_either_version_works_beside_the_other_and_is_foll
     cluster.apply(home.pool(replicas=2, drainTimeoutSeconds=1))
     versions = [{}, before, {}] if scheduler_is_old else [before, {}, before]
     with (
-        Scheduler(home, env=before if scheduler_is_old else {}) as scheduler,
-        Kubelet(World(home), most=MOST).running() as kubelet,
+        Scheduler(home, env=before if scheduler_is_old else WAITS_FOR_RUNNERS) as scheduler,
+        Kubelet(World(home), most=MOST, done_at_once=scheduler_is_old).running() as kubelet,
     ):
         for number, version in enumerate(versions):
             name = f"by-{number}"
@@ -57,7 +57,7 @@ def test_row_45_an_operator_of_either_version_works_beside_the_other_and_is_foll
                 operator.program.assert_alive()
             said = operator.program.log.read_text().splitlines()
             assert [line for line in said if "Traceback" in line or '"level": "error"' in line] == [], version
-        assert kubelet.excess == []
+            assert kubelet.excess == [], version
         said = scheduler.log.read_text().splitlines()
         assert [line for line in said if "Traceback" in line or '"level": "error"' in line] == []
 
