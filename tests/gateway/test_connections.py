@@ -192,11 +192,15 @@ async def test_a_client_that_does_not_read_is_cut_off_and_its_request_cancelled(
     async with serve(cluster, unread_seconds=0.2, max_live_requests=1000) as served:
         async with raw(served) as client:
             # Answers to requests that follow one another fill every buffer there is.
+            client.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            await eventually(lambda: served.server.server_state.connections)
+            for connection in served.server.server_state.connections:
+                theirs = connection.transport.get_extra_info("socket")
+                theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
             request = with_length(BODY.replace(b'"max_tokens":4', b'"max_tokens":400,"ignore_eos":true,"stream":true'))
             sending = asyncio.create_task(client.say(*[request] * 20_000))
             await eventually(lambda: served.gateway.dispatcher.live)
-            server = served.server
-            await eventually(lambda: not server.server_state.connections)
+            await eventually(lambda: not served.server.server_state.connections)
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
         await eventually(lambda: not served.gateway.dispatcher.live)

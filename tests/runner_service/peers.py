@@ -189,12 +189,16 @@ class Gateway:
                 self.finish[key] = one
 
 
+SMALL_WINDOW = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 14)]
+"""Of a client: it takes some KiB that nobody reads, and not some MiB, which a busy machine needs long to make."""
+
+
 @asynccontextmanager
 async def gateway_to(
     address: str, name: str = "g0", *, hello: bool = True, deaf: bool = False
 ) -> AsyncIterator[Gateway]:
-    """A gateway's stream; a deaf one never reads."""
-    async with open_channel(address) as channel:
+    """A gateway's stream; a deaf one does not read by itself."""
+    async with grpc.aio.insecure_channel(address, SMALL_WINDOW) if deaf else open_channel(address) as channel:
         call = runner_pb2_grpc.RunnerStub(channel).Generate()
         gateway = Gateway(call)
         reader = asyncio.create_task(asyncio.sleep(3600) if deaf else gateway.read())

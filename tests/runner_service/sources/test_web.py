@@ -109,11 +109,11 @@ async def test_a_server_that_drips_just_enough_makes_way_in_the_end(web, bench, 
 
 @pytest.mark.parametrize("at_once", [2, 4])
 async def test_a_tenant_whose_servers_drip_leaves_room_for_others(web, bench, adapter, tmp_path, at_once):
-    bench.settings |= {"fetches_at_once": at_once}
+    bench.settings |= {"fetches_at_once": at_once, "fetch_stall_seconds": 10_000, "fetch_kib_per_second": 1}
     sources = bench.sources
     dripping = [web.put(f"/slow-{number}/", adapter) for number in range(at_once + 1)]
     for number in range(at_once + 1):
-        web.faults[f"/slow-{number}/adapter_model.safetensors"] = Drip(bytes=200)
+        web.faults[f"/slow-{number}/adapter_model.safetensors"] = Drip()
 
     def fetch(uri, tenant):
         into = tmp_path / hashlib.sha256(uri.encode()).hexdigest()
