@@ -11,6 +11,7 @@ import yaml
 from aiohttp import web
 
 from motet.kube import Connection, Credentials, KubeApi, Refused, Unreachable
+from tests.common.waiting import PATIENCE_S
 from tests.support.authority import Authority
 
 PATH = "/api/v1/namespaces/here/configmaps/it"
@@ -70,7 +71,7 @@ async def test_a_refused_token_is_read_again_within_the_same_request(tmp_path: P
     server = Server((401, {"message": "Unauthorized"}), (200, {"kind": "ConfigMap"}))
     async with server.up() as port, KubeApi(kubeconfig(tmp_path, f"http://127.0.0.1:{port}"), "IT") as api:
         kubeconfig(tmp_path, f"http://127.0.0.1:{port}", token="second")
-        assert await api.get(PATH, seconds=5) == {"kind": "ConfigMap"}
+        assert await api.get(PATH, seconds=PATIENCE_S) == {"kind": "ConfigMap"}
     assert server.tokens == ["first", "second"]
 
 
@@ -93,7 +94,7 @@ async def test_what_a_no_means(tmp_path: Path, status: int, body: Any, expected:
         KubeApi(kubeconfig(tmp_path, f"http://127.0.0.1:{port}"), "IT") as api,
     ):
         with pytest.raises(expected, match=words):
-            await api.get(PATH, seconds=5)
+            await api.get(PATH, seconds=PATIENCE_S)
 
 
 async def test_nobody_there_is_no_no(tmp_path: Path) -> None:
@@ -101,7 +102,7 @@ async def test_nobody_there_is_no_no(tmp_path: Path) -> None:
         pass
     async with KubeApi(kubeconfig(tmp_path, f"http://127.0.0.1:{port}"), "IT") as api:
         with pytest.raises(Unreachable, match="does not answer"):
-            await api.get(PATH, seconds=5)
+            await api.get(PATH, seconds=PATIENCE_S)
 
 
 async def test_another_authority_under_the_same_name_is_believed(tmp_path: Path) -> None:
@@ -111,13 +112,13 @@ async def test_another_authority_under_the_same_name_is_believed(tmp_path: Path)
     async with server.up(one) as port:
         credentials = Credentials(kubeconfig(tmp_path, f"https://127.0.0.1:{port}", authority=trusted), "IT")
         connection = Connection(credentials)
-        assert (await connection.send("GET", PATH, None, seconds=5)).status == 200
+        assert (await connection.send("GET", PATH, None, seconds=PATIENCE_S)).status == 200
     other = Authority("other").issue(tmp_path / "other", "api")
     try:
         async with server.up(other, port):
             with pytest.raises(Unreachable, match="certificate"):
-                await connection.send("GET", PATH, None, seconds=5)
+                await connection.send("GET", PATH, None, seconds=PATIENCE_S)
             trusted.write_bytes((other / "ca.crt").read_bytes())
-            assert (await connection.send("GET", PATH, None, seconds=5)).status == 200
+            assert (await connection.send("GET", PATH, None, seconds=PATIENCE_S)).status == 200
     finally:
         await connection.close()

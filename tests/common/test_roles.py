@@ -8,7 +8,6 @@ from typing import Any
 
 import grpc
 import pytest
-import structlog
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 from structlog.testing import capture_logs
@@ -26,7 +25,9 @@ from motet.rpc.roles import ANYBODY, ROLES
 from motet.tls import Identity, acting_as
 from tests.common import wire
 from tests.common.echo import Echo, open_talk
+from tests.common.waiting import PATIENCE_S, until
 from tests.support.authority import Authority
+from tests.support.logs import use_plain_logs
 
 COMPONENTS = ("gateway", "runner", "operator", "scheduler", "supervisor", "predictor")
 
@@ -99,7 +100,7 @@ async def outcome(channel: grpc.aio.Channel, method: str, *, streams_up: bool, s
     """Of an empty request."""
     kind = f"{'stream' if streams_up else 'unary'}_{'stream' if streams_down else 'unary'}"
     stub: Any = getattr(channel, kind)(method)
-    call = stub(timeout=10) if streams_up else stub(b"", timeout=10)
+    call = stub(timeout=PATIENCE_S) if streams_up else stub(b"", timeout=PATIENCE_S)
     if streams_up:
         await call.done_writing()
     if streams_down:
@@ -142,7 +143,7 @@ async def test_a_runner_cannot_replace_the_catalog_and_is_told_why(folders: dict
 
 
 async def test_a_link_that_is_refused_says_so_once_and_does_not_hammer(folders: dict[str, Path]) -> None:
-    structlog.reset_defaults()
+    use_plain_logs()
     link: Link[Any, Any] = Link(
         "scheduler",
         "",
@@ -155,6 +156,7 @@ async def test_a_link_that_is_refused_says_so_once_and_does_not_hammer(folders: 
             with acting(folders, "runner"):
                 running = asyncio.create_task(link.run())
             await asyncio.sleep(3 * LAST_RETRY_SECONDS)
+            await until(lambda: [line for line in logs if line["event"] == "no connection"])
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
     (said,) = [line for line in logs if line["event"] == "no connection"]
@@ -189,5 +191,7 @@ async def test_a_certificate_with_two_roles_has_both(tmp_path: Path) -> None:
 async def test_locally_roles_are_not_told_apart(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/s.sock"
     async with serving(address, Everything().add), open_channel(address) as channel:
-        answer = await scheduler_pb2_grpc.SchedulerStub(channel).Explain(scheduler_pb2.ExplainRequest(), timeout=10)
+        answer = await scheduler_pb2_grpc.SchedulerStub(channel).Explain(
+            scheduler_pb2.ExplainRequest(), timeout=PATIENCE_S
+        )
     assert answer == scheduler_pb2.ExplainResponse()

@@ -287,7 +287,7 @@ async def test_tcp_works_like_a_socket_file() -> None:
             await until(lambda: client.received == [b"hello"])
         async with open_channel(f"127.0.0.1:{server.port}") as channel:
             check: Any = health_pb2_grpc.HealthStub(channel).Check
-            answer = await check(health_pb2.HealthCheckRequest(), timeout=5)
+            answer = await check(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S)
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 

@@ -54,7 +54,7 @@ def test_a_signal_ends_a_process_in_order(signum: signal.Signals) -> None:
         assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"
         child.send_signal(signum)
-        _, logged = child.communicate(timeout=20)
+        _, logged = child.communicate(timeout=PATIENCE_S)
         assert child.returncode == 0
         assert "stopped" in logged
 
@@ -62,14 +62,14 @@ def test_a_signal_ends_a_process_in_order(signum: signal.Signals) -> None:
 def test_what_is_cancelled_at_the_end_is_no_error_and_what_goes_wrong_is() -> None:
     for word, traceback in (("cancelled", False), ("wrong", True)):
         with process(word) as child:
-            _, logged = child.communicate(timeout=20)
+            _, logged = child.communicate(timeout=PATIENCE_S)
             assert child.returncode == 0
             assert ("Traceback" in logged) is traceback, logged
 
 
 def test_what_a_person_must_put_right_is_the_last_word_and_status_2() -> None:
     with process("fail") as child:
-        _, logged = child.communicate(timeout=20)
+        _, logged = child.communicate(timeout=PATIENCE_S)
         assert child.returncode == 2
         assert logged.splitlines()[-1] == "tester: the moon is missing. Hang it up first."
         assert "Traceback" not in logged
@@ -85,7 +85,7 @@ def test_what_a_person_must_put_right_is_the_last_word_and_status_2() -> None:
 )
 def test_a_wrong_variable_is_named_with_its_value(name: str, value: str, said: str) -> None:
     with process("serve", **{name: value}) as child:
-        _, logged = child.communicate(timeout=20)
+        _, logged = child.communicate(timeout=PATIENCE_S)
         assert child.returncode == 2
         assert said in logged
         assert "Traceback" not in logged
@@ -93,7 +93,7 @@ def test_a_wrong_variable_is_named_with_its_value(name: str, value: str, said: s
 
 def test_an_address_for_metrics_that_cannot_be_served_is_a_setup_error() -> None:
     with process("serve", MOTET_METRICS_ADDRESS="unix:/nowhere/m.sock") as child:
-        _, logged = child.communicate(timeout=20)
+        _, logged = child.communicate(timeout=PATIENCE_S)
         assert child.returncode == 2
         assert "MOTET_METRICS_ADDRESS" in logged.splitlines()[-1]
 

@@ -12,7 +12,7 @@ from tests.docs.blocks import Block, NotAsShown, Shell, Step, blocks, matches
 def shell(tmp_path: Path) -> Iterator[Shell]:
     folder = tmp_path / "reader"
     folder.mkdir()
-    with Shell(folder, scratch=tmp_path, env={"PATH": os.environ["PATH"]}, timeout_s=10) as started:
+    with Shell(folder, scratch=tmp_path, env={"PATH": os.environ["PATH"]}, timeout_s=60) as started:
         yield started
 
 
@@ -89,11 +89,11 @@ def test_what_takes_too_long_is_told_with_what_it_said(tmp_path: Path) -> None:
 
 
 def test_what_a_block_started_ends_with_the_shell(tmp_path: Path) -> None:
-    with Shell(tmp_path, scratch=tmp_path, env={"PATH": os.environ["PATH"]}, timeout_s=10) as shell:
+    with Shell(tmp_path, scratch=tmp_path, env={"PATH": os.environ["PATH"]}, timeout_s=60) as shell:
         shell.run(block("sleep 300 &\necho $! > pid\n"))
         pid = int((tmp_path / "pid").read_text())
         assert runs(pid)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while runs(pid):
         assert time.monotonic() < deadline
 

@@ -44,7 +44,7 @@ async def predict(address: str, *adapters: str, max_tokens: int = 1000) -> predi
     prompts = [predictor_pb2.Prompt(tenant="acme", adapter=one, max_tokens=max_tokens) for one in adapters]
     async with open_channel(address) as channel:
         stub: predictor_pb2_grpc.PredictorAsyncStub = predictor_pb2_grpc.PredictorStub(channel)
-        return await stub.Predict(predictor_pb2.PredictRequest(prompts=prompts), timeout=5)
+        return await stub.Predict(predictor_pb2.PredictRequest(prompts=prompts), timeout=PATIENCE_S)
 
 
 async def observe(address: str, *tokens: int, adapter: str = "acme/pirate", **more: object) -> int:
@@ -54,7 +54,7 @@ async def observe(address: str, *tokens: int, adapter: str = "acme/pirate", **mo
     ]
     async with open_channel(address) as channel:
         stub: predictor_pb2_grpc.PredictorAsyncStub = predictor_pb2_grpc.PredictorStub(channel)
-        return (await stub.Observe(predictor_pb2.ObserveRequest(outcomes=outcomes), timeout=5)).accepted
+        return (await stub.Observe(predictor_pb2.ObserveRequest(outcomes=outcomes), timeout=PATIENCE_S)).accepted
 
 
 @asynccontextmanager

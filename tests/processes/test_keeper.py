@@ -17,7 +17,7 @@ from motet.processes.linux import session_members
 from motet.telemetry import is_alive as answers
 from tests.common.waiting import PATIENCE_S
 
-POLICY = Policy(grace=5, first_delay=0.05, last_delay=0.2, stable_after=0.2)
+POLICY = Policy(grace=PATIENCE_S, first_delay=0.05, last_delay=0.2, stable_after=0.2)
 
 SLEEPER = "import time; time.sleep(60)"
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
