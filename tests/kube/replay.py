@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from tests.kube.cluster import Cluster, Refused
@@ -174,8 +175,9 @@ class Outcome:
     made: Counter[str]
     """What was created for its runners, by kind."""
 
-    told: Object
-    """What the scheduler knows of pools and adapters."""
+    told: Callable[[], Object]
+    """What the scheduler knows of pools and adapters: at the end of the flow, or now where an operator was killed. Its
+    last life has nothing to write and yet tells the scheduler everything, which may take longer than the quiet."""
 
     lives: int = 1
 
@@ -240,7 +242,8 @@ def undisturbed(cluster: Cluster, home: Site, flows: Sequence[Flow]) -> list[Out
             while (now := len(world.history())) != written:
                 written = now
                 time.sleep(QUIET_S)
-            outcomes.append(_outcome(home, world, scheduler, before))
+            known = _known_to(scheduler)
+            outcomes.append(_outcome(home, world, before, lambda known=known: known))  # type: ignore[misc]
             assert not kubelet.excess, f"{flow.name}: {kubelet.excess}"
     return outcomes
 
@@ -280,7 +283,7 @@ def killed(home: Site, door: Proxy, flows: Sequence[Flow]) -> Generator[Outcome,
                     lives += 1
                     operator.program.start(wait=False)
                     died.clear()  # not before: what the life before had under way may still arrive
-                outcome = _outcome(home, world, scheduler, before)
+                outcome = _outcome(home, world, before, partial(_known_to, scheduler))
                 outcome.lives = lives
                 assert not kubelet.excess, f"{flow.name}: {kubelet.excess}"
                 yield outcome
@@ -289,7 +292,11 @@ def killed(home: Site, door: Proxy, flows: Sequence[Flow]) -> Generator[Outcome,
         operator.program.kill()
 
 
-def _outcome(home: Site, world: World, scheduler: Scheduler, before: int) -> Outcome:
+def _known_to(scheduler: Scheduler) -> Object:
+    return {"pools": scheduler.told().get("pools", []), "adapters": scheduler.adapters()}
+
+
+def _outcome(home: Site, world: World, before: int, told: Callable[[], Object]) -> Outcome:
     news = world.history()[before:]
     ours = [entry for entry in news if entry["user"]["username"] == home.user]
     created = [entry["objectRef"] for entry in news if entry["responseStatus"]["code"] == 201]
@@ -298,7 +305,6 @@ def _outcome(home: Site, world: World, scheduler: Scheduler, before: int) -> Out
         for about in created
         if about["resource"] in ("deployments", "pods") and not about.get("subresource")
     )
-    told = {"pools": scheduler.told().get("pools", []), "adapters": scheduler.adapters()}
     return Outcome(world.state(), Counter(map(_what, ours)), made, told)
 
 
