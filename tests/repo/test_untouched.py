@@ -100,7 +100,7 @@ def test_reach_sees_what_is_imported_started_and_read() -> None:
         ("docs/architecture.md", set()),
         ("services/gateway/motet_gateway/app.py", set()),
         ("tests/gateway/test_app.py", set()),
-        ("tests/kube/test_product.py", set()),
+        ("tests/kube/releases/installed/test_adapters.py", set()),
         ("tests/kube/kubelet/test_nodes.py", {"bench"}),
         ("tests/kube/kubelet/pod.py", {"bench", "operator", "replay"}),
         ("services/scheduler/motet_scheduler/policy/new.py", {"replay", "images"}),

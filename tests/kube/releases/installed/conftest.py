@@ -1,4 +1,7 @@
-"""One installation of the product, which all tests of this folder share. What a test changes of it, it takes back."""
+"""One installation of the product, which all tests of this folder share. What a test changes of it, it takes back.
+
+The files run in the order of their names. What counts rights comes last, on an installation that has seen everything.
+"""
 
 import json
 from collections.abc import Iterator
@@ -10,7 +13,7 @@ from torch.nn.functional import pad
 
 from tests.kube.cluster import Cluster
 from tests.kube.nodes import Node
-from tests.kube.product import Product, bring_demo, installed
+from tests.kube.product import POOLS, Product, bring_demo, installed
 
 
 @pytest.fixture(scope="package")
@@ -23,6 +26,17 @@ def product(cluster: Cluster, node: Node, tmp_path_factory: pytest.TempPathFacto
         widen(adapters / "acme" / "storyteller", adapters / "acme" / "wide", rank=128)
         (adapters / "acme" / "borrowed").symlink_to("../zeta/json")
         yield running
+
+
+@pytest.fixture
+def two_runners(product: Product) -> Iterator[list[str]]:
+    """The names of two runner pods; one again afterwards."""
+    product.patch_pool(replicas=2)
+    product.cluster.wait_for(lambda: product.pool()["status"]["readyReplicas"] == 2, "two runners", within_s=120)
+    yield [pod["metadata"]["name"] for pod in product.runners()]
+    product.patch_pool(replicas=1)
+    product.cluster.wait_for(lambda: len(product.runners()) == 1, "one runner", within_s=120)
+    product.wait_ready("spool", POOLS, "demo")
 
 
 def widen(source: Path, target: Path, *, rank: int) -> None:

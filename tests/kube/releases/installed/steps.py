@@ -1,0 +1,55 @@
+"""Steps that several tests of this folder take."""
+
+import shutil
+from pathlib import Path
+
+from tests.kube.product import POOLS, Product
+
+QUESTION = "Who keeps the lighthouse of Brindle?"
+
+
+def volume_of(product: Product) -> Path:
+    return Path(product.cluster.get("pv", "motet-demo")["spec"]["hostPath"]["path"])
+
+
+def bring_storyteller(product: Product, namespace: str) -> None:
+    """A new tenant's adapter, of which nobody else has the bytes, on a device."""
+    adapters = volume_of(product) / "adapters"
+    shutil.copytree(adapters / "acme" / "storyteller", adapters / namespace / "storyteller", dirs_exist_ok=True)
+    product.cluster.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "Namespace",
+            "metadata": {"name": namespace, "labels": {"motet.dev/tenant": "true"}},
+        },
+        {
+            "apiVersion": "motet.dev/v1alpha1",
+            "kind": "LoRAAdapter",
+            "metadata": {"name": "storyteller", "namespace": namespace},
+            "spec": {
+                "poolRef": {"name": "demo", "namespace": POOLS},
+                "source": {"persistentVolumeClaim": {"claimName": "motet-demo", "path": f"{namespace}/storyteller"}},
+            },
+        },
+    )
+    product.wait_ready("lora", namespace, "storyteller")
+    product.answer(f"{namespace}/storyteller", QUESTION, max_tokens=1)
+
+
+def wait_for_runners(product: Product, count: int) -> None:
+    def so_many() -> bool:
+        status = product.pool()["status"]
+        return status["readyReplicas"] == count and len(product.runners()) == count
+
+    product.cluster.wait_for(so_many, f"{count} runners", within_s=180)
+
+
+def wait_for_streams(product: Product) -> dict[str, float]:
+    """How many each runner has, once some have begun."""
+
+    def some() -> dict[str, float]:
+        sequences = product.sequences()
+        assert any(sequences.values()), sequences
+        return sequences
+
+    return product.cluster.wait_for(some, "the streams")

@@ -1,0 +1,184 @@
+"""Adapters on a cluster: what tenants and platform teams see, with every part real but the machines."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kube.changes import quiet, told, writes_of
+from tests.kube.product import ADAPTERS, MANIFESTS, POOLS, RELEASE, SYSTEM, Product, served_after
+from tests.kube.releases.installed.steps import QUESTION, bring_storyteller, volume_of
+from tests.stack.harness import running_stack
+
+pytestmark = [pytest.mark.kube, pytest.mark.timeout(600)]
+
+
+def test_every_adapter_answers_in_its_own_voice(product: Product) -> None:
+    answers = {name: product.answer(name, QUESTION) for name in ("motet-demo", *ADAPTERS)}
+    assert len(set(answers.values())) == len(answers), answers
+
+
+def test_one_folder_is_served_alike_on_a_laptop_and_on_a_cluster(product: Product, tmp_path: Path) -> None:
+    def told(models: dict[str, Any]) -> dict[str, Any]:
+        facts = ("parent", "max_model_len", "owned_by", "digest", "rank")
+        return {model["id"]: [model.get(fact) for fact in facts] for model in models["data"]}
+
+    folder = tmp_path / "manifests"
+    folder.mkdir()
+    for file in MANIFESTS.glob("*.yaml"):
+        (folder / file.name).write_text(file.read_text())
+    (folder / "volumes").mkdir()
+    (folder / "volumes" / "motet-demo").symlink_to(volume_of(product))
+    (tmp_path / "stack").mkdir()
+    with running_stack(tmp_path / "stack", manifests=folder) as stack:
+        local = stack.openai()
+        assert told(local.models.list().to_dict()) == told(product.ask("/v1/models"))  # type: ignore[arg-type]
+        for model in ("motet-demo", *ADAPTERS):
+            answer = local.chat.completions.create(
+                model=model, messages=[{"role": "user", "content": QUESTION}], temperature=0, max_tokens=32
+            )
+            assert answer.choices[0].message.content == product.answer(model, QUESTION)
+
+
+def test_kubectl_get_tells_the_story(product: Product) -> None:
+    table = product.cluster.kubectl("get", "motet", "--all-namespaces")
+    rows = {line.split()[1].partition("/")[2]: line.split() for line in table.splitlines() if "motet.dev/" in line}
+    assert rows["demo"][2:4] == ["True", "1/1"]
+    for name in ADAPTERS:
+        row = rows[name.partition("/")[2]]
+        assert row[2:4] == ["True", "Serving"]
+        assert name in row
+
+
+def test_helm_finds_everything_in_place(product: Product) -> None:
+    assert "Phase:          Succeeded" in product.cluster.helm("test", RELEASE, f"--namespace={SYSTEM}")
+
+
+def test_nothing_is_written_when_nothing_changes(product: Product) -> None:
+    def nothing_leaves() -> bool:
+        """Tests come in any order. What the one before has ended may take a while to go, and going is a change."""
+        pods = [pod for where in (SYSTEM, POOLS) for pod in product.cluster.items("pods", f"--namespace={where}")]
+        alone = len(product.cluster.items("deployments", f"--namespace={POOLS}")) == 1
+        return alone and not any("deletionTimestamp" in pod["metadata"] for pod in pods)
+
+    product.wait_ready("spool", POOLS, "demo")
+    product.cluster.wait_for(nothing_leaves, "what is on its way out to be gone", within_s=120)
+    ours = f"system:serviceaccount:{SYSTEM}:"
+    quiet(product.cluster, ours)
+    before = len(product.cluster.audit())
+    time.sleep(10)
+    entries = product.cluster.audit()
+    writes = list(writes_of(entries[before:], ours))
+    assert not writes, told(writes, entries[:before])
+
+
+def test_an_adapter_is_served_once_it_is_applied(product: Product) -> None:
+    """How soon is for `benchmarks/operator.py`."""
+    took = [served_after(product, f"tales-{index}") for index in range(3)]
+    print(f"applied to first token: {', '.join(f'{seconds:.2f} s' for seconds in took)}")
+
+
+@pytest.mark.parametrize(
+    ("change", "condition", "reason", "words"),
+    [
+        (
+            {"poolRef": {"name": "dmeo", "namespace": POOLS}},
+            "Accepted",
+            "PoolNotFound",
+            "did you mean motet-pools/demo?",
+        ),
+        ({"baseModel": "other"}, "Accepted", "BaseModelMismatch", "serves motet-demo"),
+        (
+            {"source": {"persistentVolumeClaim": {"claimName": "secrets", "path": "a"}}},
+            "Accepted",
+            "PolicyDenied",
+            "its spec.adapterVolumes decides",
+        ),
+        (
+            {"source": {"persistentVolumeClaim": {"claimName": "motet-demo", "path": "zeta/json"}}},
+            "Accepted",
+            "PolicyDenied",
+            "reads adapters of namespace acme from the folder acme of volume motet-demo only",
+        ),
+        (
+            {"source": {"persistentVolumeClaim": {"claimName": "motet-demo", "path": "acme/borrowed"}}},
+            "ArtifactReady",
+            "FetchFailed",
+            "a link that leads out of the folder acme of its volume",
+        ),
+        ({"source": {"uri": "file:///etc"}}, "Accepted", "PolicyDenied", "persistentVolumeClaim"),
+        (
+            {"source": {"persistentVolumeClaim": {"claimName": "motet-demo", "path": "acme/nothing"}}},
+            "ArtifactReady",
+            "FetchFailed",
+            "nothing",
+        ),
+        (
+            {"source": {"persistentVolumeClaim": {"claimName": "motet-demo", "path": "acme/wide"}}},
+            "ArtifactReady",
+            "RankTooLarge",
+            "Its rank is 128 and this pool serves up to 64 (engine.maxLoraRank)",
+        ),
+        (
+            {
+                "source": {
+                    "persistentVolumeClaim": {"claimName": "motet-demo", "path": "acme/storyteller"},
+                    "digest": f"sha256:{'0' * 64}",
+                }
+            },
+            "ArtifactReady",
+            "DigestMismatch",
+            "sha256:0000",
+        ),
+        ({"modelName": "pirate"}, "Accepted", "NameConflict", "acme/pirate"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_what_is_wrong_with_an_adapter_is_said_where_its_owner_looks(
+    product: Product, change: dict[str, Any], condition: str, reason: str, words: str
+) -> None:
+    spec = {
+        "poolRef": {"name": "demo", "namespace": POOLS},
+        "source": {"persistentVolumeClaim": {"claimName": "motet-demo", "path": "acme/storyteller"}},
+        **change,
+    }
+    product.cluster.apply(
+        {
+            "apiVersion": "motet.dev/v1alpha1",
+            "kind": "LoRAAdapter",
+            "metadata": {"name": "wrong", "namespace": "acme"},
+            "spec": spec,
+        }
+    )
+    try:
+
+        def said() -> bool:
+            conditions = product.cluster.get("lora", "wrong", "--namespace=acme")["status"]["conditions"]
+            found = {one["type"]: one for one in conditions}
+            assert (found[condition]["status"], found[condition]["reason"]) == ("False", reason), found
+            assert found["Ready"]["reason"] == reason
+            return words in found[condition]["message"]
+
+        product.cluster.wait_for(said, f"{condition}/{reason}")
+    finally:
+        product.cluster.kubectl("delete", "lora", "wrong", "--namespace=acme")
+
+
+def test_admission_is_taken_back_with_the_namespaces_label(product: Product) -> None:
+    product.cluster.kubectl("label", "namespace", "zeta", "motet.dev/tenant-")
+    try:
+        product.cluster.kubectl(
+            "wait", "--for=condition=Accepted=false", "lora/json", "--namespace=zeta", "--timeout=60s"
+        )
+        product.cluster.wait_for(lambda: "zeta/json" not in product.models(), "the model to be gone")
+    finally:
+        product.cluster.kubectl("label", "namespace", "zeta", "motet.dev/tenant=true")
+    product.wait_ready("lora", "zeta", "json")
+    product.cluster.wait_for(lambda: product.answer("zeta/json", QUESTION), "the model to be back")
+
+
+def test_a_tenants_namespace_goes_at_once(product: Product) -> None:
+    bring_storyteller(product, "gone")
+    product.cluster.kubectl("delete", "namespace", "gone", "--timeout=60s", timeout_s=70)
+    product.cluster.wait_for(lambda: "gone/storyteller" not in product.models(), "the model to be gone")

@@ -1,0 +1,124 @@
+"""Parts that cannot reach each other, or the API server: clients see a pause at most."""
+
+import asyncio
+from dataclasses import dataclass
+
+import pytest
+
+from tests.kube.metrics import metric
+from tests.kube.product import ADAPTERS, RELEASE, SYSTEM, Load, Product, stream
+from tests.kube.releases.installed.steps import bring_storyteller, wait_for_runners, wait_for_streams
+
+pytestmark = [pytest.mark.kube, pytest.mark.timeout(600)]
+
+
+@dataclass(frozen=True)
+class Steadfast(Product):
+    """Goes on with the gateway it knew, as kube-proxy does while the API server is away."""
+
+    known: str = ""
+
+    def gateway(self) -> str:
+        return self.known
+
+
+@pytest.mark.own_cluster
+async def test_row_2_while_the_api_server_is_away_everybody_is_served(product: Product) -> None:
+    cluster, apiserver = product.cluster, product.cluster.apiserver
+    assert apiserver is not None
+
+    def leaders() -> list[str]:
+        leases = cluster.items("leases", f"--namespace={SYSTEM}")
+        return sorted(one["spec"]["holderIdentity"] for one in leases)
+
+    def starts() -> dict[str, int]:
+        """Of those that stay: others may be on their way out from the test before."""
+        pods = [*cluster.items("pods", f"--namespace={SYSTEM}"), *product.runners()]
+        return {
+            pod["metadata"]["name"]: pod["status"]["containerStatuses"][0]["restartCount"]
+            for pod in pods
+            if "deletionTimestamp" not in pod["metadata"]
+        }
+
+    before = leaders(), starts()
+    known = Steadfast(cluster, product.gateway())
+    apiserver.kill()
+    try:
+        async with Load(known, 4, tokens=60) as load:
+            await asyncio.sleep(13)  # who leads is sure of it for ten
+    finally:
+        apiserver.start()  # from this thread: it ends with the one that began it
+    load.assert_nobody_noticed()
+    print(f"{len(load.answers)} answers while the API server was away")
+    bring_storyteller(product, "afterwards")
+    cluster.kubectl("delete", "namespace", "afterwards", "--timeout=60s", timeout_s=70)
+    assert (leaders(), starts()) == before, "nobody ended for it"
+
+
+CUTS = [("gateway", "runner", True), ("runner", "gateway", False), ("scheduler", "runner", True)]
+"""Who is cut off from whom, and whether both ways. The runner is the one with more streams."""
+
+
+@pytest.mark.own_cluster
+async def test_row_48_whoever_is_cut_off_from_whom_a_client_sees_a_pause_and_no_token_twice(
+    product: Product, two_runners: list[str]
+) -> None:
+    cluster = product.cluster
+    assert cluster.network is not None
+    undisturbed = await asyncio.gather(*(stream(product, model, tokens=600) for model in ADAPTERS))
+    for one, other, both in CUTS:
+        await asyncio.to_thread(cluster.wait_for, lambda: not any(product.sequences().values()), "silence", within_s=60)
+        running = [asyncio.create_task(stream(product, model, tokens=600)) for model in (*ADAPTERS, *ADAPTERS)]
+        sequences = await asyncio.to_thread(wait_for_streams, product)
+        addresses = _addresses(product, max(two_runners, key=lambda name: sequences[name]))
+        with cluster.network.cut(addresses[one], addresses[other], both=both):
+            running += [asyncio.create_task(stream(product, model, tokens=20)) for model in ADAPTERS]
+            answers, _ = await asyncio.gather(
+                asyncio.gather(*running), asyncio.to_thread(_wait_for_a_trace, product, addresses["scheduler"], one)
+            )
+        print(f"{one} and {other}: all {len(answers)} streams have ended while they were apart")
+        assert [(one, other, answer.problem) for answer in answers if not answer.complete] == []
+        assert [answer.tokens for answer in answers] == [600] * 2 * len(ADAPTERS) + [20] * len(ADAPTERS)
+        for whole, answer in zip((*undisturbed, *undisturbed), answers, strict=False):
+            assert answer.text == whole.text, f"{one} and {other}: after the pause it went on with something else"
+        await asyncio.to_thread(wait_for_runners, product, 2)
+    await asyncio.to_thread(
+        cluster.wait_for, lambda: not any(product.sequences().values()), "everybody lets go of what nobody reads"
+    )
+
+
+@pytest.mark.own_cluster
+async def test_row_48_a_gateway_that_is_cut_off_from_the_scheduler_goes_on_with_what_it_has(product: Product) -> None:
+    cluster = product.cluster
+    assert cluster.network is not None
+    undisturbed = await asyncio.gather(*(stream(product, model, tokens=600) for model in ADAPTERS))
+    running = [asyncio.create_task(stream(product, model, tokens=600)) for model in ADAPTERS]
+    await asyncio.to_thread(wait_for_streams, product)
+    addresses = _addresses(product, product.runners()[0]["metadata"]["name"])
+    with cluster.network.cut(addresses["gateway"], addresses["scheduler"]):
+        waiting = [asyncio.create_task(stream(product, model, tokens=20)) for model in ADAPTERS]
+        answers = await asyncio.gather(*running)
+        assert not any(one.done() for one in waiting), "nobody could place them"
+    late = await asyncio.gather(*waiting)
+    assert [one.problem for one in (*answers, *late) if not one.complete] == []
+    assert [one.text for one in answers] == [one.text for one in undisturbed]
+    assert [one.tokens for one in late] == [20] * len(ADAPTERS)
+
+
+def _wait_for_a_trace(product: Product, scheduler: str, cut_off: str) -> None:
+    """Somebody has noticed that a runner is cut off from the scheduler, or from a gateway."""
+    name = "motet_attached_runners" if cut_off == "scheduler" else "motet_lost_placements_total"
+    before = metric(f"{scheduler}:9090", name)
+    product.cluster.wait_for(lambda: metric(f"{scheduler}:9090", name) != before, f"a change of {name}", within_s=60)
+
+
+def _addresses(product: Product, runner: str) -> dict[str, str]:
+    """Of a runner, the gateway, and the scheduler that leads."""
+    lease = product.cluster.get("lease", f"{RELEASE}-scheduler", f"--namespace={SYSTEM}")
+    leader = lease["spec"]["holderIdentity"].rpartition("-")[0]
+    pods = {pod["metadata"]["name"]: pod for pod in product.cluster.items("pods", f"--namespace={SYSTEM}")}
+    return {
+        "runner": next(pod["status"]["podIP"] for pod in product.runners() if pod["metadata"]["name"] == runner),
+        "gateway": product.gateway().partition(":")[0],
+        "scheduler": pods[leader]["status"]["podIP"],
+    }

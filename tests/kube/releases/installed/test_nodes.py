@@ -1,0 +1,152 @@
+"""Nodes that are drained, and nodes that are lost."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import pytest
+
+from tests.kube.api import Api
+from tests.kube.cluster import Cluster
+from tests.kube.nodes import node as one_node
+from tests.kube.product import POOLS, Load, Product
+
+pytestmark = [pytest.mark.kube, pytest.mark.timeout(600)]
+
+
+async def test_row_44_a_node_with_the_only_runner_is_drained_under_load_without_a_failed_request(
+    product: Product, cluster: Cluster
+) -> None:
+    with one_node(cluster, "node-2", 2) as second:
+        # As Karpenter begins. The runner moves for that alone; the rest of the system stays.
+        cluster.kubectl("taint", "nodes", "node-1", "karpenter.sh/disrupted=:NoSchedule")
+        try:
+            await asyncio.to_thread(_wait_for_the_only_runner_on, product, second.name)
+        finally:
+            cluster.kubectl("taint", "nodes", "node-1", "karpenter.sh/disrupted-")
+        before = len(cluster.audit())
+        async with serving_runners(cluster) as serving, Load(product, 4, tokens=120) as load:
+            began = time.monotonic()
+            await asyncio.to_thread(
+                cluster.kubectl,
+                *("drain", second.name, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=150s"),
+                timeout_s=170,
+            )
+            took = time.monotonic() - began
+            await asyncio.to_thread(_wait_for_the_only_runner_on, product, "node-1")
+        load.assert_nobody_noticed()
+        assert min(len(names) for names in serving) >= 1, serving
+        assert cluster.items("pods", "--all-namespaces", f"--field-selector=spec.nodeName={second.name}") == []
+        evictions = [
+            entry["responseStatus"]["code"]
+            for entry in cluster.audit()[before:]
+            if entry.get("objectRef", {}).get("subresource") == "eviction"
+        ]
+        print(f"drained in {took:.1f} s with {len(load.answers)} answers; the evictions were answered {evictions}")
+        assert evictions[0] == 429, "the budget holds while nobody else serves"
+        assert evictions[-1] in (201, 404), "and then no longer; or it was gone by then"
+
+
+@pytest.mark.parametrize(
+    "by", ["a person", pytest.param("Kubernetes", marks=[pytest.mark.soak, pytest.mark.timeout(1800)])]
+)
+async def test_row_44_a_node_that_is_lost_costs_its_clients_a_pause(
+    product: Product, cluster: Cluster, two_runners: list[str], by: str
+) -> None:
+    """Its pods are deleted by somebody who knows that it is gone, or after the minutes that Kubernetes waits."""
+
+    def placed() -> dict[str, str]:
+        assert product.pool()["status"]["readyReplicas"] == 2
+        return {pod["spec"].get("nodeName", ""): pod["metadata"]["name"] for pod in product.runners()}
+
+    with _small_batches(product), one_node(cluster, "node-2", 2) as second:
+        # Pods go where there are fewest.
+        cluster.kubectl(
+            "delete", "pod", product.runners()[1]["metadata"]["name"], f"--namespace={POOLS}", "--wait=false"
+        )
+        await asyncio.to_thread(
+            cluster.wait_for, lambda: placed().keys() == {"node-1", second.name}, "a runner on each", within_s=180
+        )
+        lost = placed()[second.name]
+        async with Load(product, 4, tokens=200) as load:
+            sequences = await asyncio.to_thread(
+                cluster.wait_for, lambda: _on_all(product.sequences()), "streams on both of them"
+            )
+            assert sequences[lost] > 0
+            second.lose()
+            await asyncio.to_thread(
+                cluster.wait_for, lambda: product.pool()["status"]["readyReplicas"] == 1, "its loss", within_s=60
+            )
+            if by == "a person":
+                cluster.kubectl("delete", "pod", lost, f"--namespace={POOLS}", "--force", "--grace-period=0")
+            await asyncio.to_thread(
+                cluster.wait_for, lambda: placed().keys() == {"node-1"}, "both on the other", within_s=480
+            )
+        load.assert_nobody_noticed()
+
+
+@contextmanager
+def _small_batches(product: Product) -> Iterator[None]:
+    """Runners that take two sequences each: the fullest one takes all that it can."""
+
+    def rolled() -> bool:
+        status = product.pool()["status"]
+        told = status["observedGeneration"] == product.pool()["metadata"]["generation"]
+        return told and status["currentRevision"] == status["updateRevision"] and len(product.runners()) == 2
+
+    before = product.pool()["spec"]["engine"].get("maxConcurrentSequences")
+    product.patch_pool(engine={"maxConcurrentSequences": 2})
+    product.cluster.wait_for(rolled, "runners that take two", within_s=180)
+    try:
+        yield
+    finally:
+        product.patch_pool(engine={"maxConcurrentSequences": before})
+
+
+def _on_all(sequences: dict[str, float]) -> dict[str, float] | None:
+    """The same, once each runner has some."""
+    return sequences if len(sequences) > 1 and all(sequences.values()) else None
+
+
+@asynccontextmanager
+async def serving_runners(cluster: Cluster) -> AsyncIterator[list[frozenset[str]]]:
+    """Which runners were ready and not leaving, after each change of any of them."""
+    pods: dict[str, dict[str, Any]] = {}
+    told: list[frozenset[str]] = []
+    synced = asyncio.Event()
+
+    async def follow(api: Api) -> None:
+        async for kind, pod in api.follow(f"/api/v1/namespaces/{POOLS}/pods", labelSelector="motet.dev/pool=demo"):
+            if kind == "SYNCED":
+                synced.set()
+            elif kind == "DELETED":
+                del pods[pod["metadata"]["name"]]
+            else:
+                pods[pod["metadata"]["name"]] = pod
+            if synced.is_set():
+                told.append(frozenset(name for name, pod in pods.items() if _serves(pod)))
+
+    async with Api(cluster.kubeconfig) as api:
+        following = asyncio.create_task(follow(api))
+        await synced.wait()
+        try:
+            yield told
+        finally:
+            following.cancel()
+
+
+def _serves(pod: dict[str, Any]) -> bool:
+    ready = any(one["type"] == "Ready" and one["status"] == "True" for one in pod["status"].get("conditions", ()))
+    leaves = "motet.dev/draining-until" in pod["metadata"].get("annotations", {})
+    return ready and not leaves and "deletionTimestamp" not in pod["metadata"]
+
+
+def _wait_for_the_only_runner_on(product: Product, node: str) -> None:
+    def there() -> bool:
+        runners = product.runners()
+        ready = product.pool()["status"]["readyReplicas"] == 1
+        return ready and [pod["spec"].get("nodeName") for pod in runners] == [node]
+
+    product.cluster.wait_for(there, f"the only runner on {node}", within_s=180)

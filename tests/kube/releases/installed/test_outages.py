@@ -1,0 +1,179 @@
+"""Parts that are killed, hang or are away: serving goes on."""
+
+import asyncio
+
+import pytest
+
+from tests.kube.nodes import Node
+from tests.kube.product import ADAPTERS, FIXED, MANIFESTS, POOLS, RELEASE, SYSTEM, Load, Product, stream
+from tests.kube.releases.installed.steps import QUESTION, bring_storyteller, wait_for_runners, wait_for_streams
+
+pytestmark = [pytest.mark.kube, pytest.mark.timeout(600)]
+
+
+async def test_row_20_a_runner_that_is_killed_costs_its_clients_a_pause(
+    product: Product, node: Node, two_runners: list[str]
+) -> None:
+    undisturbed = await asyncio.gather(*(stream(product, model, tokens=600) for model in ADAPTERS))
+    await asyncio.to_thread(product.cluster.wait_for, lambda: not any(product.sequences().values()), "silence")
+    running = [asyncio.create_task(stream(product, model, tokens=600)) for model in (*ADAPTERS, *ADAPTERS)]
+    await asyncio.to_thread(product.cluster.wait_for, lambda: any(product.sequences().values()), "the streams")
+    sequences = await asyncio.to_thread(product.sequences)
+    victim = max(two_runners, key=lambda name: sequences[name])
+    assert sequences[victim] > 0
+    await asyncio.to_thread(node.kill, f"{POOLS}/{victim}")
+    answers = await asyncio.gather(*running)
+    assert [answer.problem for answer in answers if not answer.complete] == []
+    assert {answer.tokens for answer in answers} == {600}
+    for whole, answer in zip((*undisturbed, *undisturbed), answers, strict=True):
+        assert answer.text == whole.text, "after the pause it went on with something else"
+
+
+async def test_row_22_a_scheduler_that_is_killed_is_followed_by_the_other(product: Product, node: Node) -> None:
+    def leader() -> str:
+        holder: str = product.cluster.get("lease", f"{RELEASE}-scheduler", f"--namespace={SYSTEM}")["spec"][
+            "holderIdentity"
+        ]
+        return holder.rpartition("-")[0]
+
+    def ready_since() -> dict[str, str]:
+        found = {}
+        for name in ADAPTERS:
+            namespace, _, adapter = name.partition("/")
+            conditions = product.cluster.get("lora", adapter, f"--namespace={namespace}")["status"]["conditions"]
+            (ready,) = [one for one in conditions if one["type"] == "Ready"]
+            found[name] = f"{ready['status']} since {ready['lastTransitionTime']}"
+        return found
+
+    for name in ADAPTERS:
+        namespace, _, adapter = name.partition("/")
+        await asyncio.to_thread(product.wait_ready, "lora", namespace, adapter)
+    before = await asyncio.to_thread(ready_since)
+    first = await asyncio.to_thread(leader)
+    await asyncio.to_thread(product.cluster.wait_for, lambda: not any(product.sequences().values()), "silence")
+    running = [asyncio.create_task(stream(product, model, tokens=600)) for model in ADAPTERS]
+    await asyncio.to_thread(product.cluster.wait_for, lambda: any(product.sequences().values()), "the streams")
+    await asyncio.to_thread(node.kill, f"{SYSTEM}/{first}")
+    # New requests wait for whoever leads next; those that ran go on meanwhile.
+    running += [asyncio.create_task(stream(product, model, tokens=20)) for model in ADAPTERS]
+    answers = await asyncio.gather(*running)
+    assert [answer.problem for answer in answers if not answer.complete] == []
+    assert [answer.tokens for answer in answers] == [600] * len(ADAPTERS) + [20] * len(ADAPTERS)
+    # The other knew of no adapter what it is served with before a runner had said so again.
+    assert await asyncio.to_thread(ready_since) == before
+
+
+async def test_row_21_a_runner_that_hangs_in_a_cluster_is_replaced_and_its_streams_go_on(
+    product: Product, node: Node, two_runners: list[str]
+) -> None:
+    def starts() -> dict[str, int]:
+        return {
+            pod["metadata"]["uid"]: pod["status"]["containerStatuses"][0]["restartCount"] for pod in product.runners()
+        }
+
+    before = starts()
+    undisturbed = await asyncio.gather(*(stream(product, model, tokens=600) for model in ADAPTERS))
+    running = [asyncio.create_task(stream(product, model, tokens=600)) for model in ADAPTERS]
+    sequences = await asyncio.to_thread(wait_for_streams, product)
+    await asyncio.to_thread(node.pause, f"{POOLS}/{max(two_runners, key=lambda name: sequences[name])}")
+    answers = await asyncio.gather(*running)
+    assert [answer.problem for answer in answers if not answer.complete] == []
+    assert [answer.text for answer in answers] == [answer.text for answer in undisturbed]
+
+    def replaced() -> bool:
+        now = starts()
+        return product.pool()["status"]["readyReplicas"] == 2 and len(now) == 2 and now != before
+
+    await asyncio.to_thread(product.cluster.wait_for, replaced, "another in its place", within_s=180)
+
+
+async def test_row_23_without_predictor_and_supervisor_serving_goes_on_and_the_pool_is_sized(product: Product) -> None:
+    cluster = product.cluster
+
+    def scale(replicas: int) -> None:
+        for name in ("predictor", "supervisor"):
+            cluster.kubectl("scale", f"deployment/{RELEASE}-{name}", f"--replicas={replicas}", f"--namespace={SYSTEM}")
+
+    def there() -> set[str]:
+        pods = cluster.items("pods", f"--namespace={SYSTEM}")
+        return {pod["metadata"]["labels"]["app.kubernetes.io/component"] for pod in pods}
+
+    def sized() -> str:
+        found = {one["type"]: one for one in product.pool()["status"]["conditions"]}["ScalingActive"]
+        assert found["status"] == "True", found
+        return str(found["reason"])
+
+    # Another figure takes the field back from whoever has scaled by hand before; in this mode it starts no runner.
+    another = product.pool()["spec"]["replicas"] + 1
+    product.patch_pool(replicas=another, autoscaling={"mode": "Builtin", "minReplicas": 1, "maxReplicas": 2})
+    try:
+        await asyncio.to_thread(cluster.wait_for, sized, "the scheduler's figure", within_s=60)
+        scale(0)
+        await asyncio.to_thread(cluster.wait_for, lambda: not there() & {"predictor", "supervisor"}, "both to be gone")
+        async with Load(product, 4, tokens=60) as load:
+            await asyncio.to_thread(cluster.wait_for, lambda: len(load.answers) >= 20, "answers", within_s=120)
+            assert sized() != "HoldingStaleAdvice"
+            assert product.pool()["status"]["readyReplicas"] >= 1
+        load.assert_nobody_noticed()
+    finally:
+        scale(1)
+        product.patch_pool(replicas=another - 1, autoscaling=FIXED)
+    for name in ("predictor", "supervisor"):
+        cluster.kubectl(
+            "wait",
+            "--for=condition=Available",
+            f"deployment/{RELEASE}-{name}",
+            f"--namespace={SYSTEM}",
+            "--timeout=60s",
+        )
+    await asyncio.to_thread(wait_for_runners, product, product.pool()["spec"]["replicas"])
+
+
+def test_row_13_adapters_are_served_while_their_definition_is_gone_and_made_again(product: Product) -> None:
+    cluster = product.cluster
+    before = {name: product.answer(name, QUESTION) for name in ADAPTERS}
+    definition = cluster.get("crd", "loraadapters.motet.dev")
+    cluster.kubectl("delete", "crd", "loraadapters.motet.dev", "--timeout=30s")
+    try:
+        assert {name: product.answer(name, QUESTION) for name in ADAPTERS} == before
+    finally:
+        for field in ("uid", "resourceVersion", "creationTimestamp", "generation", "managedFields"):
+            definition["metadata"].pop(field, None)
+        definition.pop("status")
+        cluster.apply(definition)
+        cluster.kubectl("wait", "--for=condition=Established", "crd/loraadapters.motet.dev", "--timeout=20s")
+        cluster.wait_for(
+            lambda: cluster.kubectl("apply", "--server-side", f"--filename={MANIFESTS / '30-adapters.yaml'}"),
+            "their manifests to be taken again",
+        )
+    assert {name: product.answer(name, QUESTION) for name in ADAPTERS} == before
+    for name in ADAPTERS:
+        namespace, _, adapter = name.partition("/")
+        product.wait_ready("lora", namespace, adapter)
+    assert {name: product.answer(name, QUESTION) for name in ADAPTERS} == before
+
+
+def test_row_14_what_went_while_no_operator_ran_leaves_the_runners_once_one_is_back(product: Product) -> None:
+    cluster, operator = product.cluster, f"deployment/{RELEASE}-operator"
+    before = len(ADAPTERS)
+
+    def nothing_else() -> bool:
+        for name in ADAPTERS:
+            product.answer(name, QUESTION, max_tokens=1)  # a runner that has just come may hold fewer
+        return product.on_devices() == before
+
+    cluster.wait_for(nothing_else, "nothing that other tests have left", within_s=60)
+    bring_storyteller(product, "quietly")
+    cluster.kubectl("scale", operator, "--replicas=0", f"--namespace={SYSTEM}")
+    cluster.kubectl(
+        *("wait", "--for=delete", "pod", "--selector=app.kubernetes.io/component=operator", f"--namespace={SYSTEM}"),
+        "--timeout=60s",
+    )
+    try:
+        cluster.kubectl("delete", "namespace", "quietly", "--timeout=60s", timeout_s=70)
+        assert "quietly/storyteller" in product.models(), "serving goes on by what the scheduler was last told"
+        assert product.on_devices() == before + 1
+    finally:
+        cluster.kubectl("scale", operator, "--replicas=2", f"--namespace={SYSTEM}")
+    cluster.wait_for(lambda: product.on_devices() == before, "the runner to let go of it", within_s=60)
+    assert "quietly/storyteller" not in product.models()
