@@ -166,7 +166,8 @@ class Stack:
 
     def sockets(self) -> list[str]:
         """Listening Unix sockets of this stack, and socket files that were left behind."""
-        listening = Path("/proc/net/unix").read_text().split()
+        lines = Path("/proc/net/unix").read_text().splitlines()
+        listening = [path for line in lines for path in line.split(maxsplit=7)[7:]]  # a path may hold spaces
         folders = [str(self.data / "run")]
         recorded = self.data / "run" / "sockets"
         if recorded.exists():

@@ -5,6 +5,8 @@ import os
 import shutil
 import signal
 import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,50 +19,101 @@ pytestmark = pytest.mark.stack
 QUESTION = "Who rules Harrow?"
 
 
-def test_two_adapters_answer_and_down_leaves_nothing(tmp_path: Path) -> None:
-    with running_stack(tmp_path) as stack:
-        status = json.loads(stack.motet("status", "--json").stdout)
-        assert status.keys() == stack.status().keys() == {"services", "pools", "adapters", "problems", "url"}
-        assert {one["kind"] for one in status["services"]} == {
-            "operator", "gateway", "scheduler", "predictor", "supervisor", "runner",
-        }  # fmt: skip
-        assert all(one["ready"] for one in status["services"])
-        assert [(pool["ready"], pool["replicas"]) for pool in status["pools"]] == [(1, 1)]
-        assert all(adapter["ready"] for adapter in status["adapters"])
-        pirate, shouting = stack.ask("default/pirate", QUESTION), stack.ask("default/shouting", QUESTION)
-        assert pirate != shouting
-        assert shouting == shouting.upper()
-        stack.until(lambda: any(place["tier"] == "device" for place in stack.adapter("pirate")["resident"]))
-        assert stack.adapter("pirate")["certificate"]["rank"] > 0
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """One stack for all whose order does not matter: each leaves it running with one runner and two adapters.
 
-        second = stack.motet("up", "--port", str(free_port()))
-        assert second.returncode == 2
-        assert stack.url in second.stderr
-        assert f"motet down --data-dir {stack.data}" in second.stderr
-
-        answer = stack.motet("chat", "default/shouting", "-m", QUESTION)
-        assert answer.returncode == 0
-        assert answer.stdout.strip() == answer.stdout.strip().upper()
+    A start costs more than what most of these tests look at.
+    """
+    (folder := tmp_path_factory.mktemp("stack") / "a b").mkdir()
+    manifests = copy_of_bundled(folder / "manifests", adapters=["pirate", "shouting"])
+    with running_stack(folder, manifests=manifests) as stack:
+        yield stack
+        # Half of it is dead, and so are the parent and the operator: `down` needs none of them.
+        kill_parent(stack)
+        for name in ("operator", "scheduler"):
+            stack.kill(name)
     assert stack.motet("status").returncode == 1
 
 
-def test_what_is_stopped_is_replaced(tmp_path: Path) -> None:
+def test_two_adapters_answer_and_ctrl_c_stops_everything(tmp_path: Path) -> None:
+    stack = Stack(tmp_path)
+    front = subprocess.Popen(
+        [*MOTET, *stack.up_arguments(), "--data-dir", str(stack.data)],
+        env=stack.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert front.stdout is not None
+        said = ""
+        while "Ctrl-C stops everything" not in said:
+            line = front.stdout.readline()
+            assert line, said
+            said += line
+        assert said.count("curl ") == 2
+        all_is_well(stack)
+        os.killpg(front.pid, signal.SIGINT)
+        said += front.stdout.read()
+        assert front.wait(30) == 0, said
+        assert not stack.processes()
+        assert not stack.sockets()
+    finally:
+        front.kill()
+        front.wait()
+        front.stdout.close()  # type: ignore[union-attr]
+        stack.down()
+
+
+def all_is_well(stack: Stack) -> None:
+    status = json.loads(stack.motet("status", "--json").stdout)
+    assert status.keys() == stack.status().keys() == {"services", "pools", "adapters", "problems", "url"}
+    assert {one["kind"] for one in status["services"]} == {
+        "operator", "gateway", "scheduler", "predictor", "supervisor", "runner",
+    }  # fmt: skip
+    assert all(one["ready"] for one in status["services"])
+    assert [(pool["ready"], pool["replicas"]) for pool in status["pools"]] == [(1, 1)]
+    assert all(adapter["ready"] for adapter in status["adapters"])
+    pirate, shouting = stack.ask("default/pirate", QUESTION), stack.ask("default/shouting", QUESTION)
+    assert pirate != shouting
+    assert shouting == shouting.upper()
+    stack.until(lambda: any(place["tier"] == "device" for place in stack.adapter("pirate")["resident"]))
+    assert stack.adapter("pirate")["certificate"]["rank"] > 0
+
+    second = stack.motet("up", "--port", str(free_port()))
+    assert second.returncode == 2
+    assert stack.url in second.stderr
+    assert f"motet down --data-dir {stack.data}" in second.stderr
+
+    answer = stack.motet("chat", "default/shouting", "--temperature", "0", "-m", QUESTION)
+    assert answer.returncode == 0
+    assert answer.stdout.strip() == answer.stdout.strip().upper()
+
+
+def test_what_is_stopped_is_replaced(shared: Stack) -> None:
     """SIGSTOP: it is there, holds its sockets, and answers nobody; SIGTERM would mean nothing to it."""
-    with running_stack(tmp_path, env={"MOTET_OPERATOR_SILENT_SECONDS": "5"}) as stack:
-        for names in (("scheduler", "predictor", "gateway"), ("operator",)):
-            stopped = {name: stack.kill(name, signal.SIGSTOP) for name in names}
+    kill_parent(shared)
+    impatient = replace(shared, env={"MOTET_OPERATOR_SILENT_SECONDS": "5"}).up()
+    assert impatient.returncode == 0, impatient.stderr
+    for names in (("scheduler", "predictor", "gateway"), ("operator",)):
+        stopped = {name: shared.kill(name, signal.SIGSTOP) for name in names}
 
-            def back(stopped: dict[str, int] = stopped) -> bool:
-                now = {name: stack.service(name) for name in stopped}
-                return all(one["ready"] and one["pid"] != stopped[name] for name, one in now.items())
+        def back(stopped: dict[str, int] = stopped) -> bool:
+            now = {name: shared.service(name) for name in stopped}
+            return all(one["ready"] and one["pid"] != stopped[name] for name, one in now.items())
 
-            stack.until(back)
-        answer = stack.ask("default/shouting", QUESTION)
-        assert answer == answer.upper()
+        shared.until(back)
+    answer = shared.ask("default/shouting", QUESTION)
+    assert answer == answer.upper()
+    kill_parent(shared)
+    assert shared.up().returncode == 0
 
 
-@pytest.mark.parametrize("name", ["operator", "gateway", "scheduler", "predictor", "supervisor", "runner"])
-def test_any_killed_process_is_started_again(tmp_path: Path, name: str, shared: Stack) -> None:
+@pytest.mark.parametrize("name", ["operator", "gateway", "scheduler", "predictor", "supervisor"])
+def test_any_killed_process_is_started_again(name: str, shared: Stack) -> None:
+    """A runner, too: in `test_streams_survive`, which has two, and streams."""
     before = {one["name"]: one for one in shared.status()["services"]}
     killed = shared.kill(name)
 
@@ -76,10 +129,10 @@ def test_any_killed_process_is_started_again(tmp_path: Path, name: str, shared: 
     shared.until(lambda: shared.ask("default/pirate", QUESTION))
 
 
-def test_manifests_and_bytes_are_followed_without_a_restart(shared: Stack) -> None:
+def test_manifests_and_bytes_are_followed_without_a_restart(shared: Stack, tmp_path: Path) -> None:
     assert shared.manifests is not None
     pids = {one["name"]: one["pid"] for one in shared.status()["services"]}
-    mine = shared.folder / "mine"
+    mine = tmp_path / "mine"  # the stack's own folder has a space in its name, which no URI may have
     shutil.copytree(BUNDLED / "adapters" / "shouting", mine)
     manifest = write_adapter(shared.manifests, "extra", uri=mine.as_uri())
     shared.until(lambda: any(one["name"] == "extra" and one["ready"] for one in shared.status()["adapters"]))
@@ -131,103 +184,59 @@ def test_up_again_adopts_what_a_killed_parent_left(shared: Stack) -> None:
     shared.until(lambda: len(shared.status()["services"]) == len(pids))
 
 
-def test_up_after_everything_was_killed_waits_until_it_is_ready_again(tmp_path: Path) -> None:
-    (folder := tmp_path / "a b").mkdir()
-    with running_stack(folder, manifests=copy_of_bundled(tmp_path / "m", adapters=["pirate"])) as stack:
-        for pid in stack.processes():
-            os.kill(pid, signal.SIGKILL)
-        # A process that is about to be dead has no environment any more, and lives for a moment all the same.
-        stack.until(lambda: not any(one["pid"] for one in stack.status()["services"]))
-        dead = stack.status()
-        assert not any(one["ready"] for one in dead["services"] + dead["pools"] + dead["adapters"])
-        assert f"`motet up --data-dir '{stack.data}'` starts it" in stack.motet("status").stdout
-        again = stack.up()
-        assert again.returncode == 0, again.stderr
-        assert f"motet chat default/pirate --data-dir '{stack.data}'" in again.stdout
-        assert stack.ask("default/pirate", QUESTION)
+def test_up_after_everything_was_killed_waits_until_it_is_ready_again_and_tells_of_a_broken_adapter(
+    shared: Stack, tmp_path: Path
+) -> None:
+    assert shared.manifests is not None
+    for pid in shared.processes():
+        os.kill(pid, signal.SIGKILL)
+    # A process that is about to be dead has no environment any more, and lives for a moment all the same.
+    shared.until(lambda: not any(one["pid"] for one in shared.status()["services"]))
+    dead = shared.status()
+    assert not any(one["ready"] for one in dead["services"] + dead["pools"] + dead["adapters"])
+    assert f"`motet up --data-dir '{shared.data}'` starts it" in shared.motet("status").stdout
 
-
-def test_a_broken_adapter_is_told_and_does_not_stop_the_others(tmp_path: Path) -> None:
-    manifests = copy_of_bundled(tmp_path / "manifests", adapters=["pirate"])
     (tmp_path / "empty").mkdir()
-    write_adapter(manifests, "broken", uri=(tmp_path / "empty").as_uri())
-    stack = Stack(tmp_path, manifests=manifests)
-    try:
-        began = stack.up()
-        assert began.returncode == 0, began.stderr
-        assert "adapter default/broken is not ready: " in began.stdout
-        assert not stack.adapter("broken")["ready"]
-        assert stack.ask("default/pirate", QUESTION)
-    finally:
-        # Half of it is dead, and so are the parent and the operator: `down` needs none of them.
-        for pid in stack.processes():
-            if any(part in Path(f"/proc/{pid}/cmdline").read_bytes() for part in (b"operator", b"scheduler")):
-                os.kill(pid, signal.SIGKILL)
-        assert stack.down().returncode == 0
-        assert not stack.processes()
-        assert not stack.sockets()
+    broken = write_adapter(shared.manifests, "broken", uri=(tmp_path / "empty").as_uri())
+    again = shared.up()
+    assert again.returncode == 0, again.stderr
+    assert f"motet chat default/pirate --data-dir '{shared.data}'" in again.stdout
+    assert "adapter default/broken is not ready: " in again.stdout
+    assert not shared.adapter("broken")["ready"]
+    assert shared.ask("default/pirate", QUESTION)
+    broken.unlink()
+    shared.until(lambda: all(one["name"] != "broken" for one in shared.status()["adapters"]))
 
 
-def test_ctrl_c_stops_everything(tmp_path: Path) -> None:
-    stack = Stack(tmp_path)
-    front = subprocess.Popen(
-        [*MOTET, *stack.up_arguments(), "--data-dir", str(stack.data)],
-        env=stack.environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        assert front.stdout is not None
-        said = ""
-        while "Ctrl-C stops everything" not in said:
-            line = front.stdout.readline()
-            assert line, said
-            said += line
-        assert said.count("curl ") == 2
-        os.killpg(front.pid, signal.SIGINT)
-        said += front.stdout.read()
-        assert front.wait(30) == 0, said
-        assert not stack.processes()
-        assert not stack.sockets()
-    finally:
-        front.kill()
-        front.wait()
-        front.stdout.close()  # type: ignore[union-attr]
-        stack.down()
+def test_runners_are_added_replaced_and_taken_away_while_it_serves(shared: Stack) -> None:
+    assert shared.manifests is not None
+    pool = shared.manifests / "pool.json"
 
+    def declare(replicas: int, **engine: int) -> None:
+        content = json.loads(pool.read_text())
+        content["spec"]["replicas"] = replicas
+        content["spec"]["engine"] |= engine
+        temporary = pool.with_name(".pool")
+        temporary.write_text(json.dumps(content))
+        temporary.rename(pool)
 
-def test_runners_are_added_replaced_and_taken_away_while_it_serves(tmp_path: Path) -> None:
-    manifests = copy_of_bundled(tmp_path / "manifests", adapters=["pirate"])
-    pool = manifests / "pool.json"
-    with running_stack(tmp_path, manifests=manifests) as stack:
+    def runners() -> list[str]:
+        return [one["name"] for one in shared.status()["services"] if one["kind"] == "runner" and one["ready"]]
 
-        def declare(replicas: int, **engine: int) -> None:
-            content = json.loads(pool.read_text())
-            content["spec"]["replicas"] = replicas
-            content["spec"]["engine"] |= engine
-            temporary = manifests / ".pool"
-            temporary.write_text(json.dumps(content))
-            temporary.rename(pool)
+    (first,) = runners()
+    declare(2)
+    shared.until(lambda: len(runners()) == 2)
+    assert first in runners()
 
-        def runners() -> list[str]:
-            return [one["name"] for one in stack.status()["services"] if one["kind"] == "runner" and one["ready"]]
+    declare(1)
+    shared.until(lambda: runners() == [first])
+    assert shared.ask("default/pirate", QUESTION)
 
-        (first,) = runners()
-        declare(2)
-        stack.until(lambda: len(runners()) == 2)
-        assert first in runners()
-
-        declare(1)
-        stack.until(lambda: runners() == [first])
-        assert stack.ask("default/pirate", QUESTION)
-
-        declare(1, maxConcurrentSequences=8)
-        while runners() == [first] or len(runners()) > 1:
-            assert stack.ask("default/pirate", QUESTION)  # surge before drain: there is always one
-        assert first not in runners()
-        stack.until(lambda: [one["ready"] for one in stack.status()["pools"]] == [1])
+    declare(1, maxConcurrentSequences=8)
+    while runners() == [first] or len(runners()) > 1:
+        assert shared.ask("default/pirate", QUESTION)  # surge before drain: there is always one
+    assert first not in runners()
+    shared.until(lambda: [one["ready"] for one in shared.status()["pools"]] == [1])
 
 
 def test_a_killed_engine_takes_its_runner_along_and_both_come_back(shared: Stack) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from motet.processes.linux import read_stat
+from motet.processes.linux import all_stats, is_alive, read_stat
 from tests.runner.random_models import EIGHT, llama
 from tests.stack.crowd import Crowd
 from tests.stack.harness import REPORTS_AT_ONCE, Stack, running_stack
@@ -72,6 +72,11 @@ class Disturbance:
     """When it was ready again."""
 
 
+def lives_of(stack: Stack) -> dict[str, tuple[int, int]]:
+    """How often each process was started again, and its pid, by its name."""
+    return {one["name"]: (one["restarts"], one["pid"]) for one in stack.status()["services"]}
+
+
 def since(before: list[int], now: list[int]) -> list[int]:
     return [later - earlier for earlier, later in zip(before, now, strict=True)]
 
@@ -108,6 +113,8 @@ async def disturbed(house: House, victim: str, *, at: int) -> Disturbance:
             if victim == "runner":
                 name, _ = await asyncio.to_thread(house.stack.busiest_runner)
             pid = int(house.stack.service(name)["pid"])
+            services = lives_of(house.stack)
+            engine = [stat.identity for stat in all_stats() if stat.parent == pid and victim == "runner"]
             if crowd.all_in_the_middle:  # still: to look took its time
                 break
         with nobody_restarts(house.stack, name):
@@ -130,6 +137,11 @@ async def disturbed(house: House, victim: str, *, at: int) -> Disturbance:
 
         await asyncio.to_thread(house.stack.until, has_returned)
         back = time.monotonic()
+    again, (restarts, _) = lives_of(house.stack), services.pop(name)
+    assert again.pop(name)[0] == restarts + 1
+    assert again == services, "only who was killed is started again"
+    assert bool(engine) == (victim == "runner")
+    assert not any(map(is_alive, engine)), "an engine dies with its runner"
     return Disturbance(streams.result(), probe.result(), without, killed, freed, back)
 
 
