@@ -120,13 +120,13 @@ class Writer:
         if outcome == "done":
             self._finish(key, write)
             self._written(write)
-        elif outcome == "gone":
-            self._finish(key, write)  # the watch will tell what there is now
         elif outcome == "unsure":
             self._queue.done(key)
             if key in self._wanted:
                 self._ask_for(key)  # it has not failed: at once, when we lead again
         else:
+            # Also for what is gone: the watch tells so in a moment, and it is not wanted any more. Or it never does: an
+            # object may outlive its namespace, and every round would try in vain.
             self._queue.failed(key, monotonic())
             self._more.set()  # somebody who sleeps may have to wake earlier
         self._metrics.queue_depth.set(self.depth)
