@@ -172,6 +172,14 @@ class Cluster:
             )
             time.sleep(0.05)
 
+    def let_namespaces_go(self) -> None:
+        """Before the API server goes. One that starts does not know our kinds at once: what a namespace that is deleted
+        then holds of them stays behind without it, for ever, and every operator of the tests after it sees that."""
+        self.wait_for(
+            lambda: all(one["status"]["phase"] == "Active" for one in self.items("namespaces")),
+            "the end of namespaces that are deleted",
+        )
+
     def audit(self, user: str = "") -> list[dict[str, Any]]:
         """The requests so far, of one user if named."""
         assert self.audit_log is not None, "the audit log of somebody else's cluster cannot be read"

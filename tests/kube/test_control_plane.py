@@ -136,5 +136,6 @@ def test_an_api_server_can_be_frozen_and_waken(cluster: Cluster) -> None:
 def test_what_was_stored_is_there_after_a_crash_of_the_api_server(cluster: Cluster, namespace: str) -> None:
     assert cluster.apiserver is not None
     cluster.kubectl("create", "configmap", "kept", f"--namespace={namespace}")
+    cluster.let_namespaces_go()
     cluster.apiserver.restart()
     cluster.get("configmap", "kept", f"--namespace={namespace}")

@@ -113,6 +113,7 @@ async def test_an_api_server_that_restarts_costs_a_leader_nothing(
     cluster: Cluster, namespace: str, account: Path
 ) -> None:
     assert cluster.apiserver is not None
+    cluster.let_namespaces_go()
     losses: list[str] = []
     patient = settings(namespace, seconds=60, renew_seconds=40)  # this test holds up its own event loop
     async with KubeApi(account, "the test") as api, Election(api, patient, lost=losses.append) as election:

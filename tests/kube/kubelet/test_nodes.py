@@ -194,6 +194,7 @@ def test_pods_run_on_while_the_api_server_is_away(pods: Pods, cluster: Cluster, 
     pods.wait_ready(name)
     node.execute(pods.path(name), "touch", "/tmp/first-run")
     assert cluster.apiserver is not None
+    cluster.let_namespaces_go()
     cluster.apiserver.kill()
     try:
         node.kill(pods.path(name))

@@ -42,6 +42,7 @@ async def test_row_2_while_the_api_server_is_away_everybody_is_served(product: P
 
     before = leaders(), starts()
     known = Steadfast(cluster, product.gateway())
+    cluster.let_namespaces_go()
     apiserver.kill()
     try:
         async with Load(known, 4, tokens=60) as load:
