@@ -44,12 +44,12 @@ def wait_for_runners(product: Product, count: int) -> None:
     product.cluster.wait_for(so_many, f"{count} runners", within_s=180)
 
 
-def wait_for_streams(product: Product) -> dict[str, float]:
-    """How many each runner has, once some have begun."""
+def wait_for_streams(product: Product, count: int = 1) -> dict[str, float]:
+    """How many each runner has, once so many have begun."""
 
-    def some() -> dict[str, float]:
+    def so_many() -> dict[str, float]:
         sequences = product.sequences()
-        assert any(sequences.values()), sequences
+        assert sum(sequences.values()) >= count, sequences
         return sequences
 
-    return product.cluster.wait_for(some, "the streams")
+    return product.cluster.wait_for(so_many, "the streams")
