@@ -44,6 +44,11 @@ def wait_for_runners(product: Product, count: int) -> None:
     product.cluster.wait_for(so_many, f"{count} runners", within_s=180)
 
 
+def wait_for_silence(product: Product) -> None:
+    """Before streams are counted: a runner says how many it has a moment later than it has them."""
+    product.cluster.wait_for(lambda: not any(product.sequences().values()), "silence")
+
+
 def wait_for_streams(product: Product, count: int = 1) -> dict[str, float]:
     """How many each runner has, once so many have begun."""
 

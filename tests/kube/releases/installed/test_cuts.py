@@ -7,7 +7,7 @@ import pytest
 
 from tests.kube.metrics import metric
 from tests.kube.product import ADAPTERS, RELEASE, SYSTEM, Load, Product, stream
-from tests.kube.releases.installed.steps import bring_storyteller, wait_for_runners, wait_for_streams
+from tests.kube.releases.installed.steps import bring_storyteller, wait_for_runners, wait_for_silence, wait_for_streams
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(600)]
 
@@ -68,7 +68,7 @@ async def test_row_48_whoever_is_cut_off_from_whom_a_client_sees_a_pause_and_no_
     assert cluster.network is not None
     undisturbed = await asyncio.gather(*(stream(product, model, tokens=600) for model in ADAPTERS))
     for one, other, both in CUTS:
-        await asyncio.to_thread(cluster.wait_for, lambda: not any(product.sequences().values()), "silence", within_s=60)
+        await asyncio.to_thread(wait_for_silence, product)
         running = [asyncio.create_task(stream(product, model, tokens=600)) for model in (*ADAPTERS, *ADAPTERS)]
         sequences = await asyncio.to_thread(wait_for_streams, product)
         addresses = _addresses(product, max(two_runners, key=lambda name: sequences[name]))
@@ -93,6 +93,7 @@ async def test_row_48_a_gateway_that_is_cut_off_from_the_scheduler_goes_on_with_
     cluster = product.cluster
     assert cluster.network is not None
     undisturbed = await asyncio.gather(*(stream(product, model, tokens=600) for model in ADAPTERS))
+    await asyncio.to_thread(wait_for_silence, product)
     running = [asyncio.create_task(stream(product, model, tokens=600)) for model in ADAPTERS]
     await asyncio.to_thread(wait_for_streams, product, len(running))  # one that is not placed yet would wait, too
     addresses = _addresses(product, product.runners()[0]["metadata"]["name"])

@@ -6,7 +6,13 @@ import pytest
 
 from tests.kube.nodes import Node
 from tests.kube.product import ADAPTERS, FIXED, MANIFESTS, POOLS, RELEASE, SYSTEM, Load, Product, stream
-from tests.kube.releases.installed.steps import QUESTION, bring_storyteller, wait_for_runners, wait_for_streams
+from tests.kube.releases.installed.steps import (
+    QUESTION,
+    bring_storyteller,
+    wait_for_runners,
+    wait_for_silence,
+    wait_for_streams,
+)
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(600)]
 
@@ -15,10 +21,9 @@ async def test_row_20_a_runner_that_is_killed_costs_its_clients_a_pause(
     product: Product, node: Node, two_runners: list[str]
 ) -> None:
     undisturbed = await asyncio.gather(*(stream(product, model, tokens=600) for model in ADAPTERS))
-    await asyncio.to_thread(product.cluster.wait_for, lambda: not any(product.sequences().values()), "silence")
+    await asyncio.to_thread(wait_for_silence, product)
     running = [asyncio.create_task(stream(product, model, tokens=600)) for model in (*ADAPTERS, *ADAPTERS)]
-    await asyncio.to_thread(product.cluster.wait_for, lambda: any(product.sequences().values()), "the streams")
-    sequences = await asyncio.to_thread(product.sequences)
+    sequences = await asyncio.to_thread(wait_for_streams, product)
     victim = max(two_runners, key=lambda name: sequences[name])
     assert sequences[victim] > 0
     await asyncio.to_thread(node.kill, f"{POOLS}/{victim}")
@@ -50,9 +55,9 @@ async def test_row_22_a_scheduler_that_is_killed_is_followed_by_the_other(produc
         await asyncio.to_thread(product.wait_ready, "lora", namespace, adapter)
     before = await asyncio.to_thread(ready_since)
     first = await asyncio.to_thread(leader)
-    await asyncio.to_thread(product.cluster.wait_for, lambda: not any(product.sequences().values()), "silence")
+    await asyncio.to_thread(wait_for_silence, product)
     running = [asyncio.create_task(stream(product, model, tokens=600)) for model in ADAPTERS]
-    await asyncio.to_thread(product.cluster.wait_for, lambda: any(product.sequences().values()), "the streams")
+    await asyncio.to_thread(wait_for_streams, product)
     await asyncio.to_thread(node.kill, f"{SYSTEM}/{first}")
     # New requests wait for whoever leads next; those that ran go on meanwhile.
     running += [asyncio.create_task(stream(product, model, tokens=20)) for model in ADAPTERS]
@@ -73,6 +78,7 @@ async def test_row_21_a_runner_that_hangs_in_a_cluster_is_replaced_and_its_strea
 
     before = starts()
     undisturbed = await asyncio.gather(*(stream(product, model, tokens=600) for model in ADAPTERS))
+    await asyncio.to_thread(wait_for_silence, product)
     running = [asyncio.create_task(stream(product, model, tokens=600)) for model in ADAPTERS]
     sequences = await asyncio.to_thread(wait_for_streams, product)
     await asyncio.to_thread(node.pause, f"{POOLS}/{max(two_runners, key=lambda name: sequences[name])}")
