@@ -1,6 +1,8 @@
 """Estimates: the predictor's within a budget, else our own; and nothing waits for a predictor that is away."""
 
 import asyncio
+import gc
+from typing import Any
 
 from motet_gateway.estimator import LocalLengths
 from tests.gateway.conftest import Served, eventually, serve
@@ -36,6 +38,20 @@ async def test_a_slow_predictor_costs_its_budget_once(cluster: MiniCluster) -> N
         assert not served.gateway.estimator.up
         cluster.predictor.slow_seconds = 0
         await eventually(lambda: served.gateway.estimator.up)
+
+
+async def test_who_waits_behind_a_call_that_fails_is_answered_without_another(cluster: MiniCluster) -> None:
+    crashed: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: crashed.append(context))
+    async with serve(cluster, predict_budget_seconds=0.3) as served:
+        cluster.predictor.slow_seconds = 3600
+        first = asyncio.create_task(length_header(served))
+        await eventually(lambda: cluster.predictor.asked)
+        second = asyncio.create_task(length_header(served))
+        assert [await first, await second] == ["max_tokens", "max_tokens"]
+        assert cluster.predictor.asked == 1
+    gc.collect()  # an exception that nobody has read is told of then
+    assert crashed == []
 
 
 async def test_requests_that_arrive_together_share_calls(served: Served) -> None:

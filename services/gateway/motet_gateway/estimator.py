@@ -163,7 +163,8 @@ class Estimator:
             self._flight = None
 
     async def _ask_for(self, batch: list[_Asked]) -> None:
-        assert self._stub is not None
+        if self._stub is None or not self._up:  # the call before has failed, and its channel is closed
+            raise ValueError("the predictor is away")
         prompts = [prompt for asked in batch for prompt in asked.prompts]
         answer = await self._stub.Predict(predictor_pb2.PredictRequest(prompts=prompts), timeout=self._budget)
         if len(answer.estimates) != len(prompts):
