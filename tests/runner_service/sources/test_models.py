@@ -159,6 +159,13 @@ async def test_shards_are_fetched_side_by_side(web, loader, model):
     await asyncio.gather(loading, return_exceptions=True)
 
 
+async def test_a_model_whose_server_drips_is_given_up(web, loader, model):
+    uri = web.put("/base/", model)
+    web.faults["/base/model-00001-of-00003.safetensors"] = Drip(every=0.2)
+    with pytest.raises(ModelFolderError):
+        await loader.load(uri)
+
+
 async def test_the_fetch_of_a_model_is_told_of(web, loader, model):
     with structlog.testing.capture_logs() as logs:
         await loader.load(web.put("/base/", model))
