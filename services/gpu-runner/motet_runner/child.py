@@ -54,8 +54,8 @@ def drive(load: Callable[[], Engine], pipe: Pipe) -> None:
 
 @contextmanager
 def without_collections() -> Iterator[None]:
-    """For imports: all that they make stays. Each full collection on the way would walk all of it, and those of the
-    load after it as well: of the seconds that torch takes, one."""
+    """For imports. What they make stays, so collections need not look at it: not during the imports, and not
+    afterwards, since it is frozen."""
     gc.disable()
     try:
         yield
