@@ -260,6 +260,86 @@ def test_a_lane_that_dies_is_an_error_and_not_a_green_run(tree: Path) -> None:
     assert counts_of(ran.stdout.splitlines()[-1]) == Counter(passed=1, error=1)
 
 
+FIRST = """
+import os, pytest
+from pathlib import Path
+
+def is_first():
+    seen = Path(os.environ["XDG_CACHE_HOME"]) / "seen"
+    first = not seen.exists()
+    seen.parent.mkdir(exist_ok=True)
+    seen.touch()
+    return first
+"""
+FAILS_ONCE = f"""{FIRST}
+class TestIt:
+    def test_stack(self):
+        assert not is_first()
+"""
+CANNOT_BE_SET_UP_ONCE = f"""{FIRST}
+@pytest.fixture
+def it():
+    assert not is_first()
+
+@pytest.mark.parametrize("one", ["a b", "c/d"])
+def test_stack(it, one):
+    pass
+"""
+CANNOT_BE_TORN_DOWN_ONCE = f"""{FIRST}
+@pytest.fixture
+def it():
+    yield
+    assert not is_first()
+
+def test_stack(it):
+    pass
+"""
+TWO_FAIL = """
+def test_one():
+    assert 1 == 2
+
+def test_two():
+    assert 1 == 2
+"""
+
+
+@pytest.mark.parametrize(("content", "passed"), [(FAILS_ONCE, 3), (CANNOT_BE_SET_UP_ONCE, 4)])
+def test_what_fails_only_in_the_crowd_is_run_again_alone_counted_and_named(
+    tree: Path, content: str, passed: int
+) -> None:
+    (tree / "tests" / "stack" / "test_stack.py").write_text(content)
+    ran = run_gate(tree, "--no-kube", "--rerun", "3")
+    assert ran.returncode == 0, ran.stdout
+    *_, named, last = ran.stdout.splitlines()
+    assert named.startswith("RERUN tests/stack/test_stack.py::")
+    assert counts_of(last) == Counter(passed=passed, rerun=1)
+    assert "assert not is_first()" in ran.stdout, "what it said the first time is there to read"
+
+
+def test_nothing_is_run_again_unasked(tree: Path) -> None:
+    (tree / "tests" / "stack" / "test_stack.py").write_text(FAILS_ONCE)
+    assert run_gate(tree, "--no-kube").returncode == 1
+
+
+def test_what_fails_alone_too_fails_the_run(tree: Path) -> None:
+    (tree / "tests" / "stack" / "test_stack.py").write_text("def test_stack():\n    assert 1 == 2\n")
+    ran = run_gate(tree, "--no-kube", "--rerun", "3")
+    assert ran.returncode == 1
+    *_, named, last = ran.stdout.splitlines()
+    assert named.startswith("FAILED tests/stack/test_stack.py::test_stack")
+    assert counts_of(last) == Counter(passed=2, failed=1)
+
+
+@pytest.mark.parametrize("content", [CANNOT_BE_TORN_DOWN_ONCE, TWO_FAIL, "import nothing_of_that_name\n"])
+def test_a_broken_teardown_many_failures_and_tests_that_cannot_be_read_are_not_excused(
+    tree: Path, content: str
+) -> None:
+    (tree / "tests" / "stack" / "test_stack.py").write_text(content)
+    ran = run_gate(tree, "--no-kube", "--rerun", "1")
+    assert ran.returncode != 0
+    assert "Once more" not in ran.stdout
+
+
 def test_what_only_one_lane_has_is_found_and_what_none_has_is_told(tree: Path) -> None:
     assert run_gate(tree, "--no-kube", "--", "-k", "test_unit").returncode == 0
     assert run_gate(tree, "--no-kube", "--", "-k", "nobody").returncode == NOTHING_RAN
@@ -268,7 +348,10 @@ def test_what_only_one_lane_has_is_found_and_what_none_has_is_told(tree: Path) -
     assert counts_of(one.stdout.splitlines()[-1]) == Counter(passed=1)
 
 
-@pytest.mark.parametrize(("asked", "gate"), [((), "--slowest 20 --leave-out-untouched"), (("--all",), "--slowest 20")])
+@pytest.mark.parametrize(
+    ("asked", "gate"),
+    [((), "--slowest 20 --rerun 3 --leave-out-untouched"), (("--all",), "--slowest 20 --rerun 3")],
+)
 def test_the_build_server_ends_with_the_one_line_and_its_status(
     tmp_path: Path, asked: tuple[str, ...], gate: str
 ) -> None:
@@ -415,11 +498,12 @@ def test_what_was_green_and_is_untouched_is_left_out_for_who_asks_and_named_at_t
     assert f"Not left out: installations of images (since {green} services/common/a changed)." in out
 
 
-@pytest.mark.parametrize("how", ["passed", "failed", "uncommitted", "changed meanwhile", "asked"])
+@pytest.mark.parametrize("how", ["passed", "failed", "failed at first", "uncommitted", "changed meanwhile", "asked"])
 def test_what_has_not_passed_as_committed_was_not_green(committed_tree: Path, how: str) -> None:
     head = git(committed_tree, "rev-parse", "HEAD")
-    if how == "failed":
-        (committed_tree / "tests" / "images" / "test_installation.py").write_text("def test_it():\n    assert 1 == 2\n")
+    if how.startswith("failed"):
+        content = FAILS_ONCE if how == "failed at first" else TWO_FAIL
+        (committed_tree / "tests" / "images" / "test_installation.py").write_text(content)
         head = commit(committed_tree)
     elif how == "uncommitted":
         (committed_tree / "docs" / "a").write_text("2")
@@ -427,7 +511,7 @@ def test_what_has_not_passed_as_committed_was_not_green(committed_tree: Path, ho
         changing = f"def test_unit():\n    open({str(committed_tree / 'docs' / 'a')!r}, 'w').close()\n"
         (committed_tree / "tests" / "unit" / "test_unit.py").write_text(changing)
         head = commit(committed_tree)
-    run_gate(committed_tree, "--no-kube", *(("--", "-k", "test") if how == "asked" else ()))
+    run_gate(committed_tree, "--no-kube", "--rerun", "1", *(("--", "-k", "test") if how == "asked" else ()))
     file = committed_tree / "cache" / "motet" / "tests.json"
     kept = json.loads(file.read_text()) if file.exists() else {}
     assert kept.get("green", {}).get("commits", {}) == ({"images": head} if how == "passed" else {})

@@ -1,6 +1,6 @@
 """`make test`: every test that this machine can run, in lanes side by side, with one closing line for all of them.
 
-    python -m tools.gate [--no-kube] [--leave-out-untouched] [--slowest N] [-- arguments of pytest]
+    python -m tools.gate [--no-kube] [--leave-out-untouched] [--slowest N] [--rerun N] [-- arguments of pytest]
 
 What it does is decided in plan.py and untouched.py, and what came of it in closing.py; lanes.py runs it.
 """
@@ -16,9 +16,9 @@ from collections import Counter
 from pathlib import Path
 
 from tools.gate import change, records
-from tools.gate.closing import closing_line, exit_status, seconds_of_files, slowest
+from tools.gate.closing import closing_line, exit_status, may_run_again, passed_again, seconds_of_files, slowest
 from tools.gate.lanes import Lanes, Ran
-from tools.gate.plan import Machine, Plan, Record, announced, plan, spelled
+from tools.gate.plan import Machine, Plan, Record, alone, announced, plan, spelled
 from tools.gate.untouched import FAMILIES, Change, Verdict, green, verdicts
 from tools.kube.locate import MODULES, NOT_NEEDED_BESIDE_A_CLUSTER, find, uses_existing_cluster
 
@@ -71,16 +71,35 @@ def keep(chosen: Plan, ran: list[Ran], seconds: float, machine: str, commit: str
         records.write_green(machine, [family.name for family in passed], commit)
 
 
-def close(chosen: Plan, ran: list[Ran], seconds: float, count: int) -> None:
+def again(ran: list[Ran], most: int) -> Ran | None:
+    """Run once more what failed, with nothing beside it, if it is few tests."""
+    failed = [test for one in ran for test in one.failed]
+    counts = sum((one.counts for one in ran), Counter[str]())
+    if not all(one.came_to_its_end for one in ran) or not may_run_again(failed, counts, most):
+        return None
+    say("Once more, with nothing beside it, what failed:")
+    for test in failed:
+        say(f"  {test}")
+    (once_more,) = asyncio.run(Lanes((alone(failed),), say).run())
+    return once_more
+
+
+def close(chosen: Plan, ran: list[Ran], once_more: Ran | None, seconds: float, count: int) -> int:
+    """Say what came of it. Returns the exit status."""
     if count:
         say(f"The {count} slowest tests:")
         for line in slowest({name: took for one in ran for name, took in one.tests.items()}, count):
             say(line)
-    if len(ran) > 1:
-        say(", ".join(f"{one.lane.name}: {spelled(one.seconds)}" for one in ran))
+    counts, status = sum((one.counts for one in ran), Counter[str]()), exit_status([one.status for one in ran])
+    if once_more is not None and once_more.status == 0:
+        counts, status = passed_again(counts, once_more.counts["passed"]), 0
+    if len(ran) > 1 or once_more is not None:
+        runs = [*ran, once_more] if once_more is not None else ran
+        say(", ".join(f"{one.lane.name}: {spelled(one.seconds)}" for one in runs))
         for line in [*map(str, chosen.left_out), *(line for one in ran for line in one.bad)]:
-            say(line)
-        say(closing_line(sum((one.counts for one in ran), Counter()), seconds))
+            say(line if status else line.replace("FAILED", "RERUN", 1).replace("ERROR", "RERUN", 1))
+        say(closing_line(counts, seconds))
+    return status
 
 
 def main() -> int:
@@ -92,6 +111,13 @@ def main() -> int:
         help=f"leave out slow tests of what cannot have been touched since {BASE}, or since they were green here",
     )
     parser.add_argument("--slowest", type=int, default=0, metavar="N", help="name the N slowest tests at the end")
+    parser.add_argument(
+        "--rerun",
+        type=int,
+        default=0,
+        metavar="N",
+        help="run once more, with nothing beside it, what failed, if it is at most N tests",
+    )
     parser.add_argument("pytest", nargs="*", help="passed to pytest, after --")
     options = parser.parse_args()
     try:
@@ -113,10 +139,10 @@ def main() -> int:
     if chosen.build and subprocess.run([sys.executable, "-m", "tools.kube.build"], check=False).returncode:
         say("The tests that need a Kubernetes control plane cannot run.")
     ran = asyncio.run(Lanes(chosen.lanes, say).run())
+    once_more = again(ran, options.rerun)
     seconds = time.monotonic() - began
     keep(chosen, ran, seconds, identity, commit)
-    close(chosen, ran, seconds, options.slowest)
-    return exit_status([one.status for one in ran])
+    return close(chosen, ran, once_more, seconds, options.slowest)
 
 
 if __name__ == "__main__":

@@ -2,15 +2,17 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from xml.etree.ElementTree import Element
 
 NOTHING_RAN = 5
 """pytest's exit status when no test was selected."""
-ORDER = ("failed", "passed", "skipped", "deselected", "xfailed", "xpassed", "warning", "error")
+ORDER = ("failed", "passed", "skipped", "deselected", "xfailed", "xpassed", "warning", "error", "rerun")
 COUNTED_IN_PLURAL = ("warning", "error")
 NOT_PASSED = ("failure", "error", "skipped")
 """What a JUnit report says of a test that has not passed."""
+AFTER_IT = "failed on teardown"
+"""How a JUnit report of pytest begins an error that came after the test itself."""
 
 _CLOSING = re.compile(r"^=* ?(?P<counts>(?:\d+ \w+(?:, )?)+|no tests ran) in [\d.]+s(?: \([\d:]+\))? ?=*$")
 
@@ -60,9 +62,38 @@ def files_not_passed(report: Element) -> set[str]:
     return {case.get("file", "") for case in cases}
 
 
+def failed_tests(report: Element) -> list[str]:
+    """Of a JUnit report: what failed or could not be set up. Not what only left something broken behind."""
+    cases = [
+        case
+        for case in report.iter("testcase")
+        if case.find("failure") is not None
+        or any(not error.get("message", "").startswith(AFTER_IT) for error in case.iter("error"))
+    ]
+    return [_as_typed(case) for case in cases]
+
+
+def may_run_again(failed: Collection[str], counts: Mapping[str, int], most: int) -> bool:
+    """Whether what failed is few tests, and all that went wrong: a broken teardown is excused by nothing."""
+    return 0 < len(failed) <= most and len(failed) == counts.get("failed", 0) + counts.get("error", 0)
+
+
+def passed_again(counts: Mapping[str, int], tests: int) -> Counter[str]:
+    """As pytest counts tests that were run once more and passed."""
+    rest = Counter({word: count for word, count in counts.items() if word not in ("failed", "error")})
+    return rest + Counter(passed=tests, rerun=tests)
+
+
 def slowest(tests: Mapping[str, float], count: int) -> Iterable[str]:
     for name, seconds in sorted(tests.items(), key=lambda one: -one[1])[:count]:
         yield f"{seconds:8.2f}s {name}"
+
+
+def _as_typed(case: Element) -> str:
+    """The name of a test as pytest takes it, with its class if it has one."""
+    file = case.get("file", "")
+    classes = case.get("classname", "").removeprefix(file.removesuffix(".py").replace("/", ".")).strip(".")
+    return "::".join([file, *filter(None, classes.split(".")), case.get("name", "")])
 
 
 def _plural(word: str, count: int) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
-from tools.gate.closing import counts_of, files_not_passed, seconds_of_tests
+from tools.gate.closing import counts_of, failed_tests, files_not_passed, seconds_of_tests
 from tools.gate.plan import Lane
 
 LONGEST_LINE = 1 << 24
@@ -32,6 +32,8 @@ class Ran:
     """Seconds of each."""
     not_passed: set[str] = field(default_factory=set)
     """Files in which something failed, broke or was skipped."""
+    failed: list[str] = field(default_factory=list)
+    """Tests that failed or could not be set up."""
 
     @property
     def came_to_its_end(self) -> bool:
@@ -76,7 +78,8 @@ class Lanes:
             bad.append(f"ERROR the lane {lane.name} ended with status {status} before its tests had")
             counts, status = Counter({"error": 1}), status or 1
         seconds = time.monotonic() - began
-        return Ran(lane, status, seconds, counts, bad, seconds_of_tests(said), files_not_passed(said))
+        tests = seconds_of_tests(said)
+        return Ran(lane, status, seconds, counts, bad, tests, files_not_passed(said), failed_tests(said))
 
     async def _start(self, lane: Lane, report: Path) -> asyncio.subprocess.Process:
         threads = max(1, self._cores // len(self._lanes))

@@ -92,6 +92,11 @@ def plan(
     return Plan(lanes, build, (*notes, *map(str, in_question)), not asked, left_out)
 
 
+def alone(tests: Sequence[str]) -> Lane:
+    """Once more, with nothing beside it: what passes then failed in the crowd that lanes are."""
+    return Lane("again", tuple(tests))
+
+
 def _all_but(paths: Sequence[str], folders: Sequence[str]) -> list[str]:
     below = _below(paths, folders)
     return [f"--ignore={path}" for path in below if not _below([path], below)]
