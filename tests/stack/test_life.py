@@ -19,12 +19,12 @@ pytestmark = pytest.mark.stack
 QUESTION = "Who rules Harrow?"
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """One stack for all whose order does not matter: each leaves it running with one runner and two adapters.
+SERVICES = {"operator", "gateway", "scheduler", "predictor", "supervisor", "runner"}
 
-    A start costs more than what most of these tests look at.
-    """
+
+@pytest.fixture(scope="module")
+def one_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """One stack for all whose order does not matter: a start costs more than what most of these tests look at."""
     (folder := tmp_path_factory.mktemp("stack") / "a b").mkdir()
     manifests = copy_of_bundled(folder / "manifests", adapters=["pirate", "shouting"])
     with running_stack(folder, manifests=manifests) as stack:
@@ -34,6 +34,23 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         for name in ("operator", "scheduler"):
             stack.kill(name)
     assert stack.motet("status").returncode == 1
+
+
+@pytest.fixture
+def shared(one_stack: Stack) -> Stack:
+    """As each test finds it: one runner, two adapters, and nothing on its way up or down from the test before."""
+
+    def is_calm() -> bool:
+        status = one_stack.status()
+        services = status["services"]
+        return (
+            sorted(one["kind"] for one in services) == sorted(SERVICES)
+            and all(one["ready"] for one in [*services, *status["pools"], *status["adapters"]])
+            and len(status["adapters"]) == 2
+        )
+
+    one_stack.until(is_calm)
+    return one_stack
 
 
 def test_two_adapters_answer_and_ctrl_c_stops_everything(tmp_path: Path) -> None:
@@ -70,9 +87,7 @@ def test_two_adapters_answer_and_ctrl_c_stops_everything(tmp_path: Path) -> None
 def all_is_well(stack: Stack) -> None:
     status = json.loads(stack.motet("status", "--json").stdout)
     assert status.keys() == stack.status().keys() == {"services", "pools", "adapters", "problems", "url"}
-    assert {one["kind"] for one in status["services"]} == {
-        "operator", "gateway", "scheduler", "predictor", "supervisor", "runner",
-    }  # fmt: skip
+    assert {one["kind"] for one in status["services"]} == SERVICES
     assert all(one["ready"] for one in status["services"])
     assert [(pool["ready"], pool["replicas"]) for pool in status["pools"]] == [(1, 1)]
     assert all(adapter["ready"] for adapter in status["adapters"])
