@@ -5,6 +5,7 @@ restart the dead stands still until everybody has been served without it: to wai
 """
 
 import asyncio
+import json
 import os
 import signal
 import time
@@ -51,7 +52,10 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     base, voices = add_pool(
         folder / "manifests", "llama", engine=engine, specs=EIGHT[:3], config=llama(context=2048), replicas=2
     )
-    env = REPORTS_AT_ONCE | {"MOTET_OPERATOR_SILENT_SECONDS": str(2 * AWAY_S)}  # one that stands still is not killed
+    env = REPORTS_AT_ONCE | {
+        "MOTET_OPERATOR_SILENT_SECONDS": str(2 * AWAY_S),  # one that stands still is not killed
+        "MOTET_SUPERVISOR_HANG_SECONDS": str(2 * AWAY_S),  # no engine is so slow that its streams are moved
+    }
     with running_stack(folder, manifests=folder / "manifests", env=env) as stack:
         yield House(stack, base, voices)
 
@@ -63,6 +67,8 @@ class Disturbance:
     answers: list[Answer]
     probe: Answer
     """Of a request that came right after the kill."""
+    placed_again: list[str]
+    """Streams that left their runner since the kill, each with the reason."""
     without: list[int]
     """Tokens that came to each stream while the victim was kept away."""
     killed: float
@@ -75,6 +81,12 @@ class Disturbance:
 def lives_of(stack: Stack) -> dict[str, tuple[int, int]]:
     """How often each process was started again, and its pid, by its name."""
     return {one["name"]: (one["restarts"], one["pid"]) for one in stack.status()["services"]}
+
+
+def losses(stack: Stack) -> list[tuple[str, str]]:
+    """Each request that lost its runner so far and is to be placed again, and why, as the gateway's log says."""
+    lines = [json.loads(line) for line in stack.log("gateway").splitlines() if "lost, to be placed again" in line]
+    return [(one["request"], one["why"]) for one in lines]
 
 
 def since(before: list[int], now: list[int]) -> list[int]:
@@ -118,6 +130,7 @@ async def disturbed(house: House, victim: str, *, at: int) -> Disturbance:
             if crowd.all_in_the_middle:  # still: to look took its time
                 break
         with nobody_restarts(house.stack, name):
+            lost = len(losses(house.stack))
             crowd.disturb()
             before = crowd.told
             os.kill(pid, signal.SIGKILL)
@@ -142,7 +155,10 @@ async def disturbed(house: House, victim: str, *, at: int) -> Disturbance:
     assert again == services, "only who was killed is started again"
     assert bool(engine) == (victim == "runner")
     assert not any(map(is_alive, engine)), "an engine dies with its runner"
-    return Disturbance(streams.result(), probe.result(), without, killed, freed, back)
+    names = {answer.request for answer in streams.result()}
+    assert len(names) == STREAMS
+    placed_again = [f"{request}: {why}" for request, why in losses(house.stack)[lost:] if request in names]
+    return Disturbance(streams.result(), probe.result(), placed_again, without, killed, freed, back)
 
 
 def assert_whole(house: House, run: Disturbance, victim: str) -> None:
@@ -150,6 +166,10 @@ def assert_whole(house: House, run: Disturbance, victim: str) -> None:
         assert len(answer.tokens) == TOKENS
         assert answer.reasons == ["length"]
     assert_right(house.base, run.answers)
+    if victim == "runner":
+        assert run.placed_again
+    else:
+        assert run.placed_again == [], f"no stream leaves its runner because the {victim} died"
     assert_nobody_waited(run, victim)
 
 

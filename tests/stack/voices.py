@@ -41,6 +41,8 @@ class Answer:
     arrivals: list[float] = field(default_factory=list)
     """When each chunk came, on the monotonic clock."""
     reasons: list[str] = field(default_factory=list)
+    request: str = ""
+    """The gateway's name for it."""
     asked: float = 0.0
     """When it was sent, on the same clock."""
     placed_after: float | None = None
@@ -136,7 +138,9 @@ async def lean_stream(
         if b" 200 " not in status:
             raise AssertionError((status + await reader.read()).decode())
         while (header := (await reader.readline()).decode().strip()) != "":
-            if header.startswith("server-timing:"):
+            if header.startswith("x-motet-request:"):
+                answer.request = header.partition(":")[2].strip()
+            elif header.startswith("server-timing:"):
                 spans = dict(re.findall(r"(\w+);dur=([\d.]+)", header))
                 if "queue" in spans:
                     answer.placed_after = (float(spans["prepare"]) + float(spans["queue"])) / 1000
