@@ -134,9 +134,26 @@ def site(cluster: Cluster, folder: Path) -> Iterator[Site]:
 def apply_definitions(cluster: Cluster) -> None:
     for kind in KINDS:
         cluster.apply(yaml.safe_load((ROOT / "crds" / kind.file_name).read_text()))
-        # One that has no conditions yet at all makes kubectl give up at once.
-        waiting = ("wait", "--for=condition=Established", f"crd/{kind.crd_name}", "--timeout=20s")
-        cluster.wait_for(lambda waiting=waiting: cluster.kubectl(*waiting))  # type: ignore[misc]
+        _wait_until_served(cluster, kind.crd_name)
+
+
+def _wait_until_served(cluster: Cluster, definition: str) -> None:
+    waiting = ("wait", "--for=condition=Established", f"crd/{definition}", "--timeout=20s")
+    cluster.wait_for(lambda: cluster.kubectl(*waiting))  # with no conditions yet at all, kubectl gives up at once
+
+
+@contextmanager
+def definition_gone(cluster: Cluster, name: str = "loraadapters.motet.dev") -> Iterator[None]:
+    """A definition is deleted, and everything of its kind with it; in the end it is made again as it was."""
+    found = cluster.get("crd", name)
+    written = {field: value for field, value in found["metadata"].items() if field in ("name", "labels", "annotations")}
+    again = {"apiVersion": found["apiVersion"], "kind": found["kind"], "metadata": written, "spec": found["spec"]}
+    try:
+        cluster.kubectl("delete", "crd", name, "--timeout=30s")
+        yield
+    finally:
+        cluster.apply(again)
+        _wait_until_served(cluster, name)
 
 
 def role(site: Site, rules: list[dict[str, Any]]) -> dict[str, Any]:

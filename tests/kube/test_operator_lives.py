@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.kube.cluster import Cluster
-from tests.kube.operators import Operator, Site, apply_definitions, site
+from tests.kube.operators import Operator, Site, definition_gone, site
 from tests.kube.proxy import proxy
 from tests.kube.replay import Flow, Outcome, World, killed, reason, undisturbed
 
@@ -227,15 +227,12 @@ def test_adapters_are_kept_when_their_definition_is_deleted_and_made_again(clust
         cluster.apply(home.adapter("kept", tenant, "nowhere"))
         cluster.wait_for(lambda: home.ready_reason("lora", "kept", tenant))
         cluster.wait_for(alone, "the adapters of other tests to be gone", within_s=60)
-        try:
-            cluster.kubectl("delete", "crd", "loraadapters.motet.dev", "--timeout=30s")
+        with definition_gone(cluster):
             log = operator.program.log
             cluster.wait_for(lambda: "a kind is no longer served" in log.read_text(), "the loss to be seen")
             rounds = operator.metric("motet_reconciles_total")
             cluster.wait_for(lambda: operator.metric("motet_reconciles_total") >= rounds + 2, "another round")
             assert operator.metric("motet_objects", kind="LoRAAdapter") == 1, "it is kept"
-        finally:
-            apply_definitions(cluster)
         cluster.apply(home.adapter("again", tenant, "nowhere"))
         cluster.wait_for(lambda: home.ready_reason("lora", "again", tenant))
         assert operator.metric("motet_objects", kind="LoRAAdapter") == 2, "one that comes ends no other"

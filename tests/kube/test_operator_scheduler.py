@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.kube.cluster import Cluster
-from tests.kube.operators import Operator, Site, site
+from tests.kube.operators import Operator, Site, definition_gone, site
 from tests.kube.proxy import proxy, status
 from tests.kube.schedulers import Scheduler
 
@@ -60,17 +60,9 @@ def test_a_scheduler_keeps_its_catalog_while_a_definition_is_gone(cluster: Clust
     env = {"MOTET_CLUSTER_RESYNC_SECONDS": "20", "MOTET_CLUSTER_VANISHED_SECONDS": "200"}
     with Scheduler(home) as scheduler, Operator(home, env=env) as operator:
         cluster.wait_for(lambda: names(scheduler) == {"legal", "medical"})
-        definition = cluster.get("crd", "loraadapters.motet.dev")
-        try:
-            cluster.kubectl("delete", "crd", "loraadapters.motet.dev", "--timeout=30s")
+        with definition_gone(cluster):
             time.sleep(3)
             assert names(scheduler) == {"legal", "medical"}
-        finally:
-            for field in ("uid", "resourceVersion", "creationTimestamp", "generation", "managedFields"):
-                definition["metadata"].pop(field, None)
-            definition.pop("status")
-            cluster.apply(definition)
-            cluster.kubectl("wait", "--for=condition=Established", "crd/loraadapters.motet.dev", "--timeout=20s")
         cluster.apply(home.adapter("later", tenant))
         cluster.wait_for(lambda: names(scheduler) == {"legal", "medical", "later"}, within_s=9)
         cluster.wait_for(lambda: names(scheduler) == {"later"}, "what there is after the grace")

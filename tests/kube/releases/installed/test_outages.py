@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from tests.kube.nodes import Node
+from tests.kube.operators import definition_gone
 from tests.kube.product import ADAPTERS, FIXED, MANIFESTS, POOLS, RELEASE, SYSTEM, Load, Product, stream
 from tests.kube.releases.installed.steps import (
     QUESTION,
@@ -138,16 +139,10 @@ async def test_row_23_without_predictor_and_supervisor_serving_goes_on_and_the_p
 def test_row_13_adapters_are_served_while_their_definition_is_gone_and_made_again(product: Product) -> None:
     cluster = product.cluster
     before = {name: product.answer(name, QUESTION) for name in ADAPTERS}
-    definition = cluster.get("crd", "loraadapters.motet.dev")
-    cluster.kubectl("delete", "crd", "loraadapters.motet.dev", "--timeout=30s")
     try:
-        assert {name: product.answer(name, QUESTION) for name in ADAPTERS} == before
+        with definition_gone(cluster):
+            assert {name: product.answer(name, QUESTION) for name in ADAPTERS} == before
     finally:
-        for field in ("uid", "resourceVersion", "creationTimestamp", "generation", "managedFields"):
-            definition["metadata"].pop(field, None)
-        definition.pop("status")
-        cluster.apply(definition)
-        cluster.kubectl("wait", "--for=condition=Established", "crd/loraadapters.motet.dev", "--timeout=20s")
         cluster.wait_for(
             lambda: cluster.kubectl("apply", "--server-side", f"--filename={MANIFESTS / '30-adapters.yaml'}"),
             "their manifests to be taken again",
