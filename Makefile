@@ -51,7 +51,7 @@ test: venv  ## Run every test this machine can run (KUBE=no: none of a cluster; 
 lint: venv  ## Format, lint, types, import contracts.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
+	$(BIN)/python -m tools.type_check
 	$(BIN)/lint-imports
 
 check: lint  ## What lint does, and fast tests; under three minutes.
