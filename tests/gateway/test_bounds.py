@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from motet.api.v1 import scheduler_pb2
 from motet.errors import InvalidRequest, ModelNotFound, MotetError, UnsupportedParameter
-from motet_gateway.catalog import ANYBODY, Catalog
+from motet_gateway.catalog import Catalog
+from motet_gateway.identity.caller import ANYBODY
 from motet_gateway.names import Names
 from motet_gateway.parameters import (
     LONGEST_STOP,

@@ -4,7 +4,8 @@ import pytest
 
 from motet.api.v1 import common_pb2, scheduler_pb2
 from motet.errors import InvalidRequest, ModelNotFound, Overloaded
-from motet_gateway.catalog import ANYBODY, Caller, Catalog, CatalogBook
+from motet_gateway.catalog import Catalog, CatalogBook
+from motet_gateway.identity.caller import ANYBODY, Caller
 
 ACME = Caller(tenant="acme", sees_all=False)
 

@@ -6,18 +6,8 @@ from functools import cached_property
 
 from motet.api.v1 import common_pb2, scheduler_pb2
 from motet.errors import AdapterIncompatible, InvalidRequest, ModelNotFound, Overloaded, from_proto
+from motet_gateway.identity.caller import Caller
 from motet_gateway.names import Names, shown
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Who asks. Today there are no keys: everybody on the loopback interface is tenant `default` and sees all."""
-
-    tenant: str = "default"
-    sees_all: bool = True
-
-
-ANYBODY = Caller()
 
 
 @dataclass(frozen=True, slots=True)

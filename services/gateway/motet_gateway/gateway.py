@@ -10,10 +10,11 @@ from motet.errors import EngineRestarted, MotetError, Overloaded
 from motet.settings import Addresses, ProcessSettings
 from motet_gateway.assets import AssetStore
 from motet_gateway.bodies import Bodies
-from motet_gateway.catalog import Caller, CatalogBook, Obstacle, Target
+from motet_gateway.catalog import CatalogBook, Obstacle, Target
 from motet_gateway.dispatcher import Dispatcher
 from motet_gateway.estimator import Estimator
 from motet_gateway.held import Held
+from motet_gateway.identity.caller import Caller
 from motet_gateway.metrics import Metrics
 from motet_gateway.settings import Settings
 from motet_gateway.tokens.chat import ChatRenderer

@@ -74,3 +74,21 @@ class PredictorState(Table):
     adapter: Mapped[str] = mapped_column(String(512), primary_key=True)
     statistics: Mapped[bytes] = mapped_column(LargeBinary)
     updated: Mapped[datetime] = mapped_column(DateTime(timezone=True), default=now)
+
+
+class ApiKey(Table):
+    """One that was made and not forgotten: a revoked or expired one stays, so that its owner is told so."""
+
+    __tablename__ = "keys"
+
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    tenant: Mapped[str] = mapped_column(String(253), index=True)
+    scopes: Mapped[str] = mapped_column(String(128))
+    """With commas between."""
+    hash: Mapped[bytes] = mapped_column(LargeBinary)
+    """SHA-256 of the secret."""
+    created: Mapped[datetime] = mapped_column(DateTime(timezone=True), default=now)
+    expires: Mapped[datetime | None] = mapped_column(DateTime(timezone=True))
+    revoked: Mapped[datetime | None] = mapped_column(DateTime(timezone=True))
+    used: Mapped[datetime | None] = mapped_column(DateTime(timezone=True))
+    """When it was last seen, to the hour: writing each use down would cost each request a write."""

@@ -22,10 +22,11 @@ from motet_gateway.answers.choice import ChoiceText
 from motet_gateway.answers.formats import ChatFormat, CompletionFormat, Format, usage
 from motet_gateway.answers.prompts import UNKNOWN_CONTEXT, room_for_answer, tokenise
 from motet_gateway.answers.timeline import Timeline
-from motet_gateway.catalog import Caller, Obstacle, Target
+from motet_gateway.catalog import Obstacle, Target
 from motet_gateway.dispatcher import Order
 from motet_gateway.errors import ClientGone
 from motet_gateway.generation import End
+from motet_gateway.identity.caller import Caller
 from motet_gateway.parameters import Body, ChatBody, CompletionBody, StreamOptions, Tokens, request_class, samplings
 from motet_gateway.tokens.detokenizer import Detokenizer
 from motet_gateway.tokens.stops import StopStrings

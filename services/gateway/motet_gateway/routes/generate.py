@@ -6,11 +6,12 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from motet.errors import MotetError
+from motet.keys import KeyScope
 from motet_gateway.answers.answer import Answer
 from motet_gateway.bodies import HeldBody
-from motet_gateway.catalog import ANYBODY
 from motet_gateway.errors import MethodNotAllowed, error_response
 from motet_gateway.gateway import Gateway
+from motet_gateway.identity.caller import caller_of
 from motet_gateway.parameters import Body, ChatBody, CompletionBody, parse
 
 _BODIES: dict[str, type[Body]] = {"/v1/chat/completions": ChatBody, "/v1/completions": CompletionBody}
@@ -43,19 +44,20 @@ class Answers:
             await error_response(error, allow)(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, held: HeldBody, kind: type[Body]) -> Answer:
-        gateway = self._gateway
+        gateway, caller = self._gateway, caller_of(scope)
         try:
+            caller.needs(KeyScope.USER)
             gateway.check_room()
             content = await held.read_json(scope, receive, limit=gateway.settings.max_body_bytes)
             body = parse(kind, content)
             body.refuse_what_is_not_there_yet()
         except MotetError as error:
-            gateway.metrics.requests.labels(*gateway.metrics.who(ANYBODY.tenant, ""), str(error.row.http)).inc()
+            gateway.metrics.requests.labels(*gateway.metrics.who(caller.tenant, ""), str(error.row.http)).inc()
             raise
         gateway.metrics.unknown_fields.inc(body.unknown_fields())
         if Headers(scope=scope).get("x-stainless-retry-count", "0") != "0":
             gateway.metrics.client_retries.inc()
-        return Answer(gateway, ANYBODY, body)
+        return Answer(gateway, caller, body)
 
 
 def describe(schema: dict[str, Any]) -> dict[str, Any]:

@@ -4,11 +4,13 @@ import time
 from typing import Any
 
 from fastapi import APIRouter
+from starlette.requests import Request
 from starlette.responses import Response
 
 from motet.api.v1 import scheduler_pb2
-from motet_gateway.catalog import ANYBODY, Target
+from motet_gateway.catalog import Target
 from motet_gateway.gateway import Gateway
+from motet_gateway.identity.caller import caller_of
 from motet_gateway.routes.json import json_response
 
 _STATES = {
@@ -25,14 +27,14 @@ def model_routes(gateway: Gateway) -> APIRouter:
     started = int(time.time())
 
     @router.get("")
-    async def models() -> Response:
-        visible = gateway.catalog.current.visible(ANYBODY)
+    async def models(request: Request) -> Response:
+        visible = gateway.catalog.current.visible(caller_of(request.scope))
         cards = [model_card(name, target, started) for name, target in sorted(visible, key=lambda pair: pair[0])]
         return json_response({"object": "list", "data": cards})
 
     @router.get("/{model:path}")
-    async def model(model: str) -> Response:
-        target = gateway.catalog.current.resolve(model, ANYBODY)
+    async def model(model: str, request: Request) -> Response:
+        target = gateway.catalog.current.resolve(model, caller_of(request.scope))
         return json_response(model_card(model, target, started))
 
     return router

@@ -10,8 +10,9 @@ from starlette.responses import Response
 from motet.errors import InvalidRequest, NoRunner
 from motet_gateway.answers.prompts import chat_prompt, encode
 from motet_gateway.bodies import HeldBody
-from motet_gateway.catalog import ANYBODY, Obstacle, Target
+from motet_gateway.catalog import Obstacle, Target
 from motet_gateway.gateway import Gateway
+from motet_gateway.identity.caller import Caller, caller_of
 from motet_gateway.parameters import AnyBody, DetokenizeBody, TokenizeBody, Tokens, check_tokens, parse
 from motet_gateway.routes.json import json_response
 from motet_gateway.tokens.text_model import TextModel
@@ -20,11 +21,11 @@ from motet_gateway.tokens.text_model import TextModel
 def token_routes(gateway: Gateway) -> APIRouter:
     router = APIRouter(tags=["tokens"])
 
-    def text_of(model: str | None) -> tuple[Target, TextModel]:
+    def text_of(model: str | None, caller: Caller) -> tuple[Target, TextModel]:
         groups = gateway.catalog.current.groups
         if model is None and len(groups) != 1:
             raise InvalidRequest("model: this field is required where several models are served", param="model")
-        found = gateway.find(model or groups[0].served_name, ANYBODY)
+        found = gateway.find(model or groups[0].served_name, caller)
         if isinstance(found, Obstacle):
             raise NoRunner(f"The model's tokenizer is not here yet: {found.why}.")
         return found
@@ -33,7 +34,7 @@ def token_routes(gateway: Gateway) -> APIRouter:
     async def tokenize(request: Request) -> Response:
         with gateway.bodies.hold() as held:
             body = await read(TokenizeBody, request, held)
-            target, text = text_of(body.model)
+            target, text = text_of(body.model, caller_of(request.scope))
             tokens = await counted(body, text)
             content: dict[str, Any] = {"count": len(tokens), "max_model_len": target.group.max_model_length}
             strings = bool(body.return_token_strs)
@@ -43,7 +44,7 @@ def token_routes(gateway: Gateway) -> APIRouter:
     async def detokenize(request: Request) -> Response:
         with gateway.bodies.hold() as held:
             body = await read(DetokenizeBody, request, held)
-            _, text = text_of(body.model)
+            _, text = text_of(body.model, caller_of(request.scope))
             check_tokens(body.tokens, text, "tokens")
             (prompt,) = await asyncio.to_thread(text.decode, [body.tokens], skip_special_tokens=False)
             return json_response({"prompt": prompt})

@@ -1,0 +1,68 @@
+"""API keys in the database: what `motet key` writes and gateways read. Their secrets are never here."""
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import insert, select, update
+
+from motet.keys import Key, KeyScope
+from motet.store.engine import Store
+from motet.store.tables import ApiKey
+
+
+async def add(store: Store, key: Key) -> None:
+    row = {
+        "id": key.id,
+        "tenant": key.tenant,
+        "scopes": ",".join(sorted(key.scopes)),
+        "hash": key.hash,
+        "created": key.created,
+        "expires": key.expires,
+        "revoked": key.revoked,
+    }
+    async with store.write() as connection:
+        await connection.execute(insert(ApiKey).values(row))
+
+
+async def all_keys(store: Store) -> list[tuple[Key, datetime | None]]:
+    """Each with the time it was last used, to the hour. The oldest comes first."""
+    async with store.read() as connection:
+        rows = (await connection.execute(select(ApiKey).order_by(ApiKey.created, ApiKey.id))).mappings()
+        return [(_key(row), _aware(row["used"])) for row in rows]
+
+
+async def end(store: Store, id_: str, *, tenant: str, at: datetime) -> bool:
+    """Let it open nothing from then on, if not from earlier on. False: that tenant has no such key."""
+    ours = (ApiKey.id == id_) & (ApiKey.tenant == tenant)
+    async with store.write() as connection:
+        found = await connection.scalar(select(ApiKey.id).where(ours))
+        later = (ApiKey.revoked.is_(None)) | (ApiKey.revoked > at)
+        await connection.execute(update(ApiKey).where(ours & later).values(revoked=at))
+    return found is not None
+
+
+async def note_use(store: Store, ids: Iterable[str], *, at: datetime) -> None:
+    """To the hour, so that a key that is used all day is written a few times."""
+    hour = at.replace(minute=0, second=0, microsecond=0)
+    before = (ApiKey.used.is_(None)) | (ApiKey.used < hour)
+    async with store.write() as connection:
+        await connection.execute(update(ApiKey).where(ApiKey.id.in_(list(ids)) & before).values(used=hour))
+
+
+def _key(row: Any) -> Key:
+    return Key(
+        id=row["id"],
+        tenant=row["tenant"],
+        # One of a newer version means nothing here, and takes nothing away.
+        scopes=frozenset(KeyScope(one) for one in row["scopes"].split(",") if one in set(KeyScope)),
+        hash=bytes(row["hash"]),
+        created=_aware(row["created"]) or datetime.fromtimestamp(0, UTC),
+        expires=_aware(row["expires"]),
+        revoked=_aware(row["revoked"]),
+    )
+
+
+def _aware(at: datetime | None) -> datetime | None:
+    """SQLite forgets the zone."""
+    return at.replace(tzinfo=UTC) if at is not None and at.tzinfo is None else at

@@ -1,0 +1,1 @@
+"""Who asks: keys, and what each may see and do."""

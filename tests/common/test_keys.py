@@ -1,0 +1,73 @@
+"""API keys: made, written, read, told from wrong ones."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from motet import keys
+from motet.keys import Key, KeyScope
+
+NOW = datetime(2026, 5, 1, tzinfo=UTC)
+
+
+def kept(written: keys.Written, **more: object) -> Key:
+    of = {"id": written.id, "tenant": "acme", "scopes": frozenset({KeyScope.USER}), "hash": written.hash}
+    return Key(**of, created=NOW, **more)  # type: ignore[arg-type]
+
+
+def test_a_key_that_is_made_can_be_read_again() -> None:
+    made = keys.made()
+    assert keys.written(str(made)) == made
+    assert len(str(made)) == keys.LONGEST
+    assert keys.is_of(kept(made), made)
+
+
+def test_no_two_are_alike() -> None:
+    assert len({str(keys.made()) for _ in range(100)}) == 100
+
+
+def test_what_is_kept_does_not_hold_the_secret() -> None:
+    made = keys.made()
+    assert made.secret.encode() not in made.hash
+    assert len(made.hash) == 32
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "motet",
+        "motet__",
+        "sk-proj-something",
+        f"motet_{'0' * 16}_{'a' * 42}",
+        f"motet_{'0' * 16}_{'a' * 44}",
+        f"motet_{'0' * 15}_{'a' * 43}",
+        f"Motet_{'0' * 16}_{'a' * 43}",
+        f"motet_{'0' * 16}_{'a' * 42}\n",
+        f"motet_{'0' * 16}_{'ä' * 43}",
+        "motet_" * 200_000,
+    ],
+)
+def test_what_has_not_the_form_of_a_key_is_none(text: str) -> None:
+    assert keys.written(text) is None
+
+
+def test_a_wrong_secret_and_an_unknown_id_open_nothing() -> None:
+    made, other = keys.made(), keys.made()
+    assert not keys.is_of(kept(made), keys.Written(made.id, other.secret))
+    assert not keys.is_of(None, made)
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({}, ""),
+        ({"expires": NOW + timedelta(seconds=1)}, ""),
+        ({"expires": NOW}, "expired"),
+        ({"revoked": NOW + timedelta(hours=1)}, ""),  # its successor was made, and it has an hour left
+        ({"revoked": NOW}, "revoked"),
+        ({"revoked": NOW, "expires": NOW}, "revoked"),
+    ],
+)
+def test_a_key_opens_until_it_expires_or_is_revoked(more: dict[str, datetime], why: str) -> None:
+    assert kept(keys.made(), **more).refused_because(NOW) == why

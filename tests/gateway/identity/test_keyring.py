@@ -1,0 +1,105 @@
+"""Which keys open the gateway, also while nobody can say which there are."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from motet import keys
+from motet.errors import NotAuthenticated, StoreUnavailable
+from motet.keys import Key, KeyScope
+from motet_gateway.identity.caller import Caller
+from motet_gateway.identity.keyring import Keyring
+
+NOW = datetime(2026, 5, 1, tzinfo=UTC)
+USER = frozenset({KeyScope.USER})
+
+
+class Ring:
+    """One of a gateway that was started now."""
+
+    def __init__(self) -> None:
+        self.gone: list[tuple[str, str]] = []
+        self.ring = Keyring(trusted_seconds=600, gone=lambda key, why: self.gone.append((key, why)))
+        self.keys: dict[str, Key] = {}
+
+    def make(self, tenant: str, **more: datetime) -> keys.Written:
+        made = keys.made()
+        self.keys[made.id] = Key(id=made.id, tenant=tenant, scopes=USER, hash=made.hash, created=NOW, **more)  # type: ignore[arg-type]
+        return made
+
+    def read(self, after: float = 0.0) -> None:
+        self.ring.replace(self.keys.values(), now=NOW + timedelta(seconds=after), at=after)
+
+    def open(self, written: object, after: float = 0.0) -> Caller:
+        return self.ring.open(str(written), now=NOW + timedelta(seconds=after), at=after)
+
+
+@pytest.fixture
+def ring() -> Ring:
+    return Ring()
+
+
+def test_a_key_opens_for_its_tenant(ring: Ring) -> None:
+    acme, zeta = ring.make("acme"), ring.make("zeta")
+    ring.read()
+    assert ring.open(acme) == Caller("acme", acme.id, USER)
+    assert ring.open(zeta) == Caller("zeta", zeta.id, USER)
+
+
+def test_what_is_wrong_with_a_key_is_told_only_to_its_owner(ring: Ring) -> None:
+    expired, revoked = ring.make("acme", expires=NOW), ring.make("acme", revoked=NOW)
+    ring.read()
+    for written, why in ((expired, "expired"), (revoked, "revoked")):
+        with pytest.raises(NotAuthenticated, match=why):
+            ring.open(written)
+        with pytest.raises(NotAuthenticated, match="not valid here"):
+            ring.open(keys.Written(written.id, keys.made().secret))
+    with pytest.raises(NotAuthenticated, match="not valid here"):
+        ring.open(keys.made())
+
+
+def test_while_the_store_is_away_known_keys_open_and_unknown_ones_are_not_called_wrong(ring: Ring) -> None:
+    known = ring.make("acme", revoked=NOW + timedelta(seconds=60))
+    ring.read()
+    ring.ring.not_read()
+    assert ring.open(known, after=59).tenant == "acme"
+    with pytest.raises(NotAuthenticated, match="revoked"):
+        ring.open(known, after=60)
+    with pytest.raises(StoreUnavailable):
+        ring.open(keys.made())
+    with pytest.raises(NotAuthenticated):
+        ring.open(keys.Written(known.id, keys.made().secret))
+
+
+def test_known_keys_are_trusted_for_a_bounded_time(ring: Ring) -> None:
+    known = ring.make("acme")
+    ring.read()
+    ring.ring.not_read()
+    assert ring.open(known, after=600)
+    with pytest.raises(StoreUnavailable):
+        ring.open(known, after=601)
+    ring.read(after=700)
+    assert ring.open(known, after=700)
+
+
+def test_before_anything_was_read_nobody_comes_in(ring: Ring) -> None:
+    with pytest.raises(StoreUnavailable):
+        ring.open(keys.made())
+    with pytest.raises(StoreUnavailable):
+        ring.open("anything")
+
+
+def test_whoever_holds_a_key_that_opens_no_more_is_named_once(ring: Ring) -> None:
+    stays, revoked, forgotten = ring.make("acme"), ring.make("acme"), ring.make("zeta")
+    expires = ring.make("acme", expires=NOW + timedelta(seconds=10))
+    ring.read()
+    ring.keys[revoked.id] = replace(ring.keys[revoked.id], revoked=NOW)
+    del ring.keys[forgotten.id]
+    ring.read(after=2)
+    assert sorted(ring.gone) == sorted([(revoked.id, "revoked"), (forgotten.id, "revoked")])
+    ring.read(after=4)
+    assert len(ring.gone) == 2
+    ring.read(after=12)
+    assert ring.gone[2:] == [(expires.id, "expired")]
+    assert ring.open(stays, after=12)
