@@ -1,5 +1,6 @@
 """API keys: made, written, read, told from wrong ones."""
 
+import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -71,3 +72,41 @@ def test_a_wrong_secret_and_an_unknown_id_open_nothing() -> None:
 )
 def test_a_key_opens_until_it_expires_or_is_revoked(more: dict[str, datetime], why: str) -> None:
     assert kept(keys.made(), **more).refused_because(NOW) == why
+
+
+@pytest.mark.parametrize("more", [{}, {"expires": NOW, "revoked": NOW + timedelta(hours=1)}])
+def test_a_key_in_a_file_is_the_same_again(more: dict[str, datetime]) -> None:
+    key = kept(keys.made(), **more)
+    assert keys.from_line(keys.to_line(key)) == key
+    assert "\n" not in keys.to_line(key)
+
+
+LINE = json.loads(keys.to_line(kept(keys.made())))
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("", "JSON"),
+        ("[]", "JSON"),
+        (str(keys.made()), "JSON"),
+        (json.dumps(LINE | {"id": "x"}), "'id'"),
+        (json.dumps(LINE | {"tenant": "Acme Inc"}), "'tenant'"),
+        (json.dumps(LINE | {"tenant": 7}), "'tenant'"),
+        (json.dumps(LINE | {"hash": "00"}), "'hash'"),
+        (json.dumps(LINE | {"scopes": "user"}), "'scopes'"),
+        (json.dumps(LINE | {"created": None}), "'created'"),
+        (json.dumps(LINE | {"created": "2026-05-01T00:00:00"}), "time zone"),
+        (json.dumps(LINE | {"expires": "soon"}), "'expires'"),
+        (json.dumps(LINE | {"expires": 5}), "'expires'"),
+    ],
+)
+def test_a_line_that_is_no_key_says_why_and_not_what_it_holds(line: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why) as caught:
+        keys.from_line(line)
+    assert not line or line not in str(caught.value)
+
+
+def test_a_scope_of_a_newer_version_takes_nothing_away() -> None:
+    key = keys.from_line(json.dumps(LINE | {"scopes": ["user", "fly"]}))
+    assert key.scopes == {KeyScope.USER}

@@ -6,12 +6,13 @@ a plain SHA-256 is enough: there is nothing to guess from a dictionary, and a sl
 
 import hashlib
 import hmac
+import json
 import re
 import secrets
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 PREFIX = "motet"
 SECRET_BYTES = 32
@@ -79,6 +80,75 @@ def written(text: str) -> Written | None:
     if len(text) > LONGEST or (match := _WRITTEN.fullmatch(text)) is None:
         return None
     return Written(*match.groups())
+
+
+def to_line(key: Key) -> str:
+    """One line of JSON: how keys are kept in a file, which a Secret may hold. No secret is in it."""
+    line: dict[str, Any] = {
+        "id": key.id,
+        "tenant": key.tenant,
+        "scopes": sorted(key.scopes),
+        "hash": key.hash.hex(),
+        "created": key.created.isoformat(),
+    }
+    for name, at in (("expires", key.expires), ("revoked", key.revoked)):
+        if at is not None:
+            line[name] = at.isoformat()
+    return json.dumps(line)
+
+
+def from_line(line: str) -> Key:
+    """Raises ValueError with what is wrong in it. The message never holds the line: it may be a key by mistake."""
+    try:
+        said = json.loads(line)
+    except ValueError:
+        raise ValueError("it is no JSON object, as `motet key hash` prints it") from None
+    if not isinstance(said, dict):
+        raise ValueError("it is no JSON object, as `motet key hash` prints it")  # noqa: TRY004 - of what it says
+    id_, hash_ = _text(said, "id", _ID), _text(said, "hash", _HASH)
+    tenant = _text(said, "tenant", _TENANT)
+    scopes = said.get("scopes")
+    if not isinstance(scopes, list) or not all(isinstance(one, str) for one in scopes):
+        raise ValueError(f"its 'scopes' have to be a list, of {', '.join(KeyScope)}")
+    created = _time(said, "created")
+    if created is None:
+        raise ValueError("it has no 'created'")
+    return Key(
+        id=id_,
+        tenant=tenant,
+        # One of a newer version means nothing here, and takes nothing away.
+        scopes=frozenset(KeyScope(one) for one in scopes if one in set(KeyScope)),
+        hash=bytes.fromhex(hash_),
+        created=created,
+        expires=_time(said, "expires"),
+        revoked=_time(said, "revoked"),
+    )
+
+
+_ID = re.compile(rf"[0-9a-f]{{{2 * ID_BYTES}}}")
+_HASH = re.compile(r"[0-9a-f]{64}")
+_TENANT = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+"""A namespace's name."""
+
+
+def _text(said: dict[str, Any], name: str, form: re.Pattern[str]) -> str:
+    value = said.get(name)
+    if not isinstance(value, str) or form.fullmatch(value) is None:
+        raise ValueError(f"its '{name}' is missing or has not the form {form.pattern}")
+    return value
+
+
+def _time(said: dict[str, Any], name: str) -> datetime | None:
+    value = said.get(name)
+    if value is None:
+        return None
+    try:
+        at = datetime.fromisoformat(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"its '{name}' is no time, such as 2026-05-01T12:00:00+00:00") from None
+    if at.tzinfo is None:
+        raise ValueError(f"its '{name}' has no time zone")
+    return at
 
 
 _NOBODYS = secrets.token_bytes(hashlib.sha256().digest_size)
