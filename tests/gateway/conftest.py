@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from motet.settings import Addresses, ProcessSettings
 from motet_gateway.app import build_app
 from motet_gateway.gateway import Gateway
+from motet_gateway.identity.sources import Source
 from motet_gateway.metrics import Metrics
 from motet_gateway.server import HttpServer, listening
 from motet_gateway.settings import Settings
@@ -45,7 +46,9 @@ async def eventually(holds: Callable[[], object], *, seconds: float = PATIENCE_S
 
 
 @asynccontextmanager
-async def serve(cluster: MiniCluster, *, ready: bool = True, names: int = 0, **settings: Any) -> AsyncIterator[Served]:
+async def serve(
+    cluster: MiniCluster, *, ready: bool = True, names: int = 0, keys: Source | None = None, **settings: Any
+) -> AsyncIterator[Served]:
     own = Settings(port=0, **{"drain_seconds": 0.5, "predict_budget_seconds": PATIENCE_S, **settings})
     process = ProcessSettings(data_dir=cluster.folder, time_scale=0.1)
     addresses = Addresses(
@@ -54,7 +57,8 @@ async def serve(cluster: MiniCluster, *, ready: bool = True, names: int = 0, **s
         supervisor_address="unix:/nowhere",
     )
     registry = CollectorRegistry()
-    gateway = Gateway(own, process, addresses, Metrics(registry, names=names))
+    gateway = Gateway(own, process, addresses, Metrics(registry, names=names), keys=keys)
+    await gateway.access.begin()
     server = HttpServer(build_app(gateway, registry), own, grace=1)
     with listening(own) as bound:
         url = f"http://127.0.0.1:{bound.getsockname()[1]}"

@@ -69,7 +69,7 @@ class Services:
         }
 
         async def answers() -> bool:
-            return await answers_http(settings.host, settings.port, "/version")
+            return await listens_http(settings.host, settings.port)
 
         return ProcessSpec(
             name="gateway",
@@ -133,13 +133,14 @@ def _command(kind: str) -> tuple[str, ...]:
     return (sys.executable, "-P", "-m", _PACKAGES[kind])
 
 
-async def answers_http(host: str, port: int, path: str) -> bool:
-    """Does GET answer 200? Asked so often while a service starts that a whole HTTP client would be a waste."""
+async def listens_http(host: str, port: int) -> bool:
+    """Does it answer, whatever it says of its health? The one path that needs no API key. Asked so often while a
+    service starts that a whole HTTP client would be a waste."""
     async with asyncio.timeout(1):
         reader, writer = await asyncio.open_connection(host if host not in ("0.0.0.0", "") else "127.0.0.1", port)
         try:
-            writer.write(f"GET {path} HTTP/1.1\r\nhost: localhost:{port}\r\nconnection: close\r\n\r\n".encode())
+            writer.write(f"GET /health HTTP/1.1\r\nhost: localhost:{port}\r\nconnection: close\r\n\r\n".encode())
             await writer.drain()
-            return b" 200 " in await reader.readline()
+            return (await reader.readline()).startswith(b"HTTP/1.1 ")
         finally:
             writer.close()

@@ -9,9 +9,10 @@ from prometheus_client import CollectorRegistry
 
 from motet.health import Health
 from motet.service import read, run
-from motet.settings import Addresses, ProcessSettings
+from motet.settings import Addresses, Database, ProcessSettings
 from motet_gateway.app import build_app
 from motet_gateway.gateway import Gateway
+from motet_gateway.identity.access import source_of
 from motet_gateway.metrics import Metrics
 from motet_gateway.server import LAST_SECONDS, HttpServer, listening
 from motet_gateway.settings import Settings
@@ -21,10 +22,13 @@ log = structlog.get_logger(__name__)
 
 def main() -> None:
     settings, process, addresses = read(Settings), read(ProcessSettings), read(Addresses)
+    database = read(Database)
 
     async def serve(stop: asyncio.Event, registry: CollectorRegistry, health: Health) -> None:
         with listening(settings) as bound:
-            gateway = Gateway(settings, process, addresses, Metrics(registry, names=process.metrics_names))
+            metrics, keys = Metrics(registry, names=process.metrics_names), source_of(settings, process, database)
+            gateway = Gateway(settings, process, addresses, metrics, keys=keys)
+            await gateway.access.begin()
             server = HttpServer(build_app(gateway, registry), settings, grace=settings.drain_seconds + LAST_SECONDS)
             async with asyncio.TaskGroup() as tasks:
                 links = tasks.create_task(gateway.run(), name="gateway")

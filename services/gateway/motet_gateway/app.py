@@ -1,6 +1,5 @@
 """The ASGI application: routes, middleware, and one shape for every error."""
 
-import ipaddress
 from http import HTTPStatus
 
 from fastapi import FastAPI
@@ -14,6 +13,7 @@ from starlette.types import ASGIApp
 from motet.errors import Internal, InvalidRequest, MotetError, NotFound
 from motet_gateway.errors import MethodNotAllowed, error_response
 from motet_gateway.gateway import Gateway
+from motet_gateway.identity.authentication import Authentication
 from motet_gateway.middleware import CRASHED, LocalHostsOnly, RequestContext
 from motet_gateway.routes.generate import Answers, describe
 from motet_gateway.routes.models import model_routes
@@ -28,8 +28,8 @@ def build_app(gateway: Gateway, registry: CollectorRegistry) -> ASGIApp:
     app.include_router(probe_routes(gateway, registry))
     app.openapi = lambda: describe(FastAPI.openapi(app))  # type: ignore[method-assign]
     add_error_handlers(app)
-    guarded: ASGIApp = Answers(app, gateway)
-    if is_loopback(gateway.settings.host):
+    guarded: ASGIApp = Authentication(Answers(app, gateway), gateway.access, gateway.metrics)
+    if gateway.settings.is_local:
         guarded = LocalHostsOnly(guarded, allowed=gateway.settings.allowed_hosts)
     return RequestContext(guarded)
 
@@ -39,13 +39,6 @@ def add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(Exception, _crash)
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 async def _motet_error(_: Request, error: Exception) -> Response:

@@ -7,7 +7,7 @@ import grpc
 import orjson
 from starlette.responses import Response
 
-from motet.errors import MotetError, Row
+from motet.errors import MotetError, NotAuthenticated, Row
 
 LONGEST_RETRY_HINT = 60
 """Clients disagree about hints above a minute: one gives up, one ignores it, one sleeps for all of it."""
@@ -50,6 +50,8 @@ def error_body(error: MotetError) -> bytes:
 def error_headers(error: MotetError) -> dict[str, str]:
     makes_sense = error.retry_after > 0 and error.row.retry_after > 0
     headers = {"x-should-retry": "true" if makes_sense else "false"}
+    if isinstance(error, NotAuthenticated):
+        headers["www-authenticate"] = "Bearer"
     if makes_sense:
         headers["retry-after"] = str(min(LONGEST_RETRY_HINT, math.ceil(error.retry_after)))
         headers["retry-after-ms"] = str(int(min(LONGEST_RETRY_HINT, error.retry_after) * 1000))

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from motet.errors import EngineRestarted, MotetError, Overloaded
+from motet.errors import EngineRestarted, MotetError, NotAuthenticated, Overloaded
 from motet.settings import Addresses, ProcessSettings
 from motet_gateway.assets import AssetStore
 from motet_gateway.bodies import Bodies
@@ -14,7 +14,9 @@ from motet_gateway.catalog import CatalogBook, Obstacle, Target
 from motet_gateway.dispatcher import Dispatcher
 from motet_gateway.estimator import Estimator
 from motet_gateway.held import Held
+from motet_gateway.identity.access import Access
 from motet_gateway.identity.caller import Caller
+from motet_gateway.identity.sources import NoKeys, Source
 from motet_gateway.metrics import Metrics
 from motet_gateway.settings import Settings
 from motet_gateway.tokens.chat import ChatRenderer
@@ -25,16 +27,32 @@ from motet_gateway.tokens.text_model import TextModel
 class UnderWay(Protocol):
     """An answer that is being given."""
 
+    @property
+    def key(self) -> str:
+        """The id of the API key that asked for it; empty: none did."""
+
     def abort(self, error: MotetError) -> None: ...
 
 
 class Gateway:
-    def __init__(self, settings: Settings, process: ProcessSettings, addresses: Addresses, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        process: ProcessSettings,
+        addresses: Addresses,
+        metrics: Metrics,
+        *,
+        keys: Source | None = None,
+    ) -> None:
+        """`keys`: where they are kept. None: nowhere."""
         self.settings = settings
         self.process = process
         self.metrics = metrics
         self.name = f"gateway-{secrets.token_hex(4)}"
         """New at every start: a restarted gateway has none of its predecessor's requests."""
+        self.access = Access(
+            settings, keys or NoKeys(), gone=self._key_gone, memory=process.data_dir / "keys-were-made"
+        )
         self.catalog = CatalogBook()
         self._answers: set[UnderWay] = set()
         self._idle = asyncio.Event()
@@ -74,6 +92,7 @@ class Gateway:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.dispatcher.run(), name="dispatcher")
                 tasks.create_task(self.estimator.run(), name="estimator")
+                tasks.create_task(self.access.run(), name="access")
         finally:
             await self.renderer.close()
             await self.assets.close()
@@ -92,12 +111,19 @@ class Gateway:
         """Count `answer` as under way."""
         self._answers.add(answer)
         self._idle.clear()
+        if answer.key and not self.access.keyring.opens(answer.key):  # revoked while its body came
+            answer.abort(_ended("revoked"))
         try:
             yield
         finally:
             self._answers.discard(answer)
             if not self._answers:
                 self._idle.set()
+
+    def _key_gone(self, key: str, why: str) -> None:
+        for answer in list(self._answers):
+            if answer.key == key:
+                answer.abort(_ended(why))
 
     @property
     def healthy(self) -> bool:
@@ -163,3 +189,8 @@ class Gateway:
     def _tell_listeners(self) -> None:
         for listener in list(self._listeners):
             listener()
+
+
+def _ended(why: str) -> NotAuthenticated:
+    how = "has expired" if why == "expired" else f"was {why}"
+    return NotAuthenticated(f"The API key of this request {how} meanwhile, so its answer ends here. Ask for a new one.")

@@ -76,6 +76,12 @@ class Metrics:
             "motet_replacements", "Placed requests that lost their runner and were placed again.", registry=registry
         )
         self.cancelled = Counter("motet_cancelled_requests", "Requests whose client went away.", registry=registry)
+        self.refused_callers = Counter(
+            "motet_refused_callers",
+            "Requests with no API key, a wrong one (invalid_api_key), or one that nobody could check.",
+            ("code",),
+            registry=registry,
+        )
         self.unknown_fields = Counter(
             "motet_unknown_fields", "Fields of request bodies that nobody knows, ignored.", registry=registry
         )

@@ -53,7 +53,7 @@ class RequestContext:
             if not started:
                 await error_response(Internal(CRASHED))(scope, receive, send_with_id)
         finally:
-            structlog.contextvars.unbind_contextvars("request", "path")
+            structlog.contextvars.unbind_contextvars("request", "path", "tenant", "key")
 
 
 class LocalHostsOnly:

@@ -1,8 +1,10 @@
 """The gateway's own settings, MOTET_GATEWAY_<FIELD> in the environment."""
 
+import ipaddress
 from pathlib import Path
+from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -20,6 +22,21 @@ class Settings(BaseSettings):
 
     allowed_hosts: tuple[str, ...] = ()
     """Further names that the Host header may say on a loopback address, as a JSON list; `["*"]` allows all of them."""
+
+    auth: Literal["keys", "none"] | None = None
+    """Who may come in. `keys`: whoever has an API key (`motet key create`); before the first was made, nobody. `none`:
+    everybody, as tenant `default`. Unset: on a loopback address everybody until the first key was made, and from then
+    on whoever has one; on any other address keys, and without one the gateway does not start."""
+
+    keys_file: Path | None = None
+    """A file with API keys, one a line as `motet key hash` prints them, or a folder of such files, such as a Secret
+    that is mounted. Empty: they are in the database (MOTET_DATABASE_URL)."""
+
+    keys_read_seconds: float = Field(2.0, gt=0)
+    """How often keys are looked for that were made, revoked or have expired."""
+
+    keys_trusted_seconds: float = Field(600.0, ge=0)
+    """How long known keys open while keys cannot be read. Unknown ones get 503 meanwhile, and then all."""
 
     metrics_dir: Path | None = None
     """A folder with the `<service>.metrics.sock` of this machine's other processes. GET /metrics on the gateway's port
@@ -94,3 +111,16 @@ class Settings(BaseSettings):
 
     template_memory_bytes: int = Field(256 * 1024 * 1024, ge=32 * 1024 * 1024)
     """Memory that one process may take for rendering, beside what it starts with."""
+
+    @field_validator("auth", "keys_file", mode="before")
+    @classmethod
+    def _empty_is_unset(cls, value: object) -> object:
+        return value or None
+
+    @property
+    def is_local(self) -> bool:
+        """Only this machine reaches it."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"

@@ -62,7 +62,7 @@ def test_what_is_wrong_with_a_key_is_told_only_to_its_owner(ring: Ring) -> None:
 def test_while_the_store_is_away_known_keys_open_and_unknown_ones_are_not_called_wrong(ring: Ring) -> None:
     known = ring.make("acme", revoked=NOW + timedelta(seconds=60))
     ring.read()
-    ring.ring.not_read()
+    ring.ring.not_read(NOW)
     assert ring.open(known, after=59).tenant == "acme"
     with pytest.raises(NotAuthenticated, match="revoked"):
         ring.open(known, after=60)
@@ -75,7 +75,7 @@ def test_while_the_store_is_away_known_keys_open_and_unknown_ones_are_not_called
 def test_known_keys_are_trusted_for_a_bounded_time(ring: Ring) -> None:
     known = ring.make("acme")
     ring.read()
-    ring.ring.not_read()
+    ring.ring.not_read(NOW)
     assert ring.open(known, after=600)
     with pytest.raises(StoreUnavailable):
         ring.open(known, after=601)

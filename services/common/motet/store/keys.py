@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import extract, func, insert, inspect, select, update
 
 from motet.keys import Key, KeyScope
 from motet.store.engine import Store
@@ -30,6 +30,22 @@ async def all_keys(store: Store) -> list[tuple[Key, datetime | None]]:
     async with store.read() as connection:
         rows = (await connection.execute(select(ApiKey).order_by(ApiKey.created, ApiKey.id))).mappings()
         return [(_key(row), _aware(row["used"])) for row in rows]
+
+
+async def are_kept(store: Store) -> bool:
+    """Whether there is a table for them: in a database of an older version there is none, nor any key."""
+    async with store.read() as connection:
+        return await connection.run_sync(lambda bare: inspect(bare).has_table(ApiKey.__tablename__))
+
+
+async def mark(store: Store) -> tuple[Any, ...]:
+    """Another one after every change of which keys open: so that only changes have to be read whole."""
+    # A key is made, which counts; it is revoked, which counts; its end is moved to an earlier time, and then no other
+    # one goes the other way.
+    ends = func.sum(extract("epoch", ApiKey.revoked))
+    query = select(func.count(), func.max(ApiKey.created), func.count(ApiKey.revoked), ends)
+    async with store.read() as connection:
+        return tuple((await connection.execute(query)).one())
 
 
 async def end(store: Store, id_: str, *, tenant: str, at: datetime) -> bool:

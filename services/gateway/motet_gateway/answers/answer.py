@@ -108,6 +108,10 @@ class Answer(Response):
                 self._gateway.dispatcher.cancel(request, "the client went away")
             self._account(code)
 
+    @property
+    def key(self) -> str:
+        return self._caller.key
+
     def abort(self, error: MotetError) -> None:
         """End it from outside, with an error that the client sees."""
         self._aborted = error

@@ -1,15 +1,13 @@
 """The layer that finds out who asks. Pure ASGI, around everything but probes, before a body is read."""
 
-from collections.abc import Callable
-from datetime import UTC, datetime
-
+import structlog
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from motet.clock import Clock, monotonic
 from motet.errors import MotetError, NotAuthenticated
 from motet_gateway.errors import error_response
+from motet_gateway.identity.access import Access
 from motet_gateway.identity.caller import ANYBODY, Caller, put
-from motet_gateway.identity.keyring import Keyring
+from motet_gateway.metrics import Metrics
 
 FOR_EVERYBODY = frozenset({"/health", "/ping"})
 """Whoever looks after machines has no key."""
@@ -19,34 +17,26 @@ HOW = "Send it as 'authorization: Bearer motet_…'."
 
 
 class Authentication:
-    def __init__(
-        self,
-        app: ASGIApp,
-        keyring: Keyring,
-        *,
-        required: Callable[[], bool],
-        clock: Clock = monotonic,
-        today: Callable[[], datetime] = lambda: datetime.now(UTC),
-    ) -> None:
-        self._app, self._keyring, self._required = app, keyring, required
-        self._clock, self._today = clock, today
+    def __init__(self, app: ASGIApp, access: Access, metrics: Metrics) -> None:
+        self._app, self._access, self._metrics = app, access, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in FOR_EVERYBODY:
             await self._app(scope, receive, send)
             return
         try:
-            put(scope, self._caller(scope))
+            caller = self._caller(scope)
         except MotetError as error:
-            extra = {"www-authenticate": "Bearer"} if isinstance(error, NotAuthenticated) else None
-            await error_response(error, extra)(scope, receive, send)
+            self._metrics.refused_callers.labels(error.code).inc()
+            await error_response(error)(scope, receive, send)
             return
+        put(scope, caller)
+        if caller.key:
+            structlog.contextvars.bind_contextvars(tenant=caller.tenant, key=caller.key)
         await self._app(scope, receive, send)
 
     def _caller(self, scope: Scope) -> Caller:
-        if not self._required():
-            return ANYBODY
-        return self._keyring.open(_credential(scope), now=self._today(), at=self._clock())
+        return self._access.open(_credential(scope)) if self._access.required else ANYBODY
 
 
 def _credential(scope: Scope) -> str:

@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from motet.api.v1 import scheduler_pb2
+from motet.keys import KeyScope
 from motet_gateway.catalog import Target
 from motet_gateway.gateway import Gateway
 from motet_gateway.identity.caller import caller_of
@@ -28,13 +29,17 @@ def model_routes(gateway: Gateway) -> APIRouter:
 
     @router.get("")
     async def models(request: Request) -> Response:
-        visible = gateway.catalog.current.visible(caller_of(request.scope))
+        caller = caller_of(request.scope)
+        caller.needs(KeyScope.USER)
+        visible = gateway.catalog.current.visible(caller)
         cards = [model_card(name, target, started) for name, target in sorted(visible, key=lambda pair: pair[0])]
         return json_response({"object": "list", "data": cards})
 
     @router.get("/{model:path}")
     async def model(model: str, request: Request) -> Response:
-        target = gateway.catalog.current.resolve(model, caller_of(request.scope))
+        caller = caller_of(request.scope)
+        caller.needs(KeyScope.USER)
+        target = gateway.catalog.current.resolve(model, caller)
         return json_response(model_card(model, target, started))
 
     return router

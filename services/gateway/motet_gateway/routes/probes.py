@@ -1,16 +1,21 @@
-"""/health, /version and /ping, and on a machine of one's own /metrics: for machines that look after machines."""
+"""/health, /version and /ping for machines that look after machines, and /metrics for keys that may read it."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from importlib.metadata import version
 
 from fastapi import APIRouter
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from starlette.requests import Request
 from starlette.responses import Response
 
+from motet.errors import NotFound
+from motet.keys import KeyScope
 from motet.rpc import socket_path
 from motet_gateway.exposition import exposition, scrape_all
 from motet_gateway.gateway import Gateway
+from motet_gateway.identity.caller import caller_of
 from motet_gateway.routes.json import json_response
 
 
@@ -34,16 +39,21 @@ def probe_routes(gateway: Gateway, registry: CollectorRegistry) -> APIRouter:
         """200 as soon as the gateway listens."""
         return json_response({"version": running})
 
-    endpoints = {"/health": health, "/ping": ping, "/version": version_}
-    if folder := gateway.settings.metrics_dir:  # elsewhere the names of tenants are not for everybody who may ask
+    endpoints: dict[str, Callable[..., Awaitable[Response]]] = {"/health": health, "/ping": ping, "/version": version_}
+    folder = gateway.settings.metrics_dir
 
-        @router.get("/metrics")
-        async def metrics() -> Response:
-            others = await scrape_all(folder, but=own_socket)
-            content = await asyncio.to_thread(exposition, registry, others)
-            return Response(content, headers={"content-type": CONTENT_TYPE_LATEST})
+    async def metrics(request: Request) -> Response:
+        """The gateway's own figures, and on a machine of one's own those of everybody."""
+        caller = caller_of(request.scope)
+        if folder is None and not caller.key:  # not for everybody who may ask
+            raise NotFound("Figures are not shown here without an API key.")
+        caller.needs(KeyScope.MONITOR)
+        others = await scrape_all(folder, but=own_socket) if folder is not None else {}
+        content = await asyncio.to_thread(exposition, registry, others)
+        return Response(content, headers={"content-type": CONTENT_TYPE_LATEST})
 
-        endpoints["/metrics"] = metrics
+    router.get("/metrics", include_in_schema=folder is not None)(metrics)
+    endpoints["/metrics"] = metrics
 
     # Load generators look with HEAD first. Said apart, so that each operation keeps an id of its own in the schema.
     for path, endpoint in endpoints.items():

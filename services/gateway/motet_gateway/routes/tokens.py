@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from motet.errors import InvalidRequest, NoRunner
+from motet.keys import KeyScope
 from motet_gateway.answers.prompts import chat_prompt, encode
 from motet_gateway.bodies import HeldBody
 from motet_gateway.catalog import Obstacle, Target
@@ -32,6 +33,7 @@ def token_routes(gateway: Gateway) -> APIRouter:
 
     @router.post("/tokenize")
     async def tokenize(request: Request) -> Response:
+        caller_of(request.scope).needs(KeyScope.USER)
         with gateway.bodies.hold() as held:
             body = await read(TokenizeBody, request, held)
             target, text = text_of(body.model, caller_of(request.scope))
@@ -42,6 +44,7 @@ def token_routes(gateway: Gateway) -> APIRouter:
 
     @router.post("/detokenize")
     async def detokenize(request: Request) -> Response:
+        caller_of(request.scope).needs(KeyScope.USER)
         with gateway.bodies.hold() as held:
             body = await read(DetokenizeBody, request, held)
             _, text = text_of(body.model, caller_of(request.scope))

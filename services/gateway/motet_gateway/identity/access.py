@@ -1,0 +1,137 @@
+"""Whether callers need a key, and which ones open: reads the keys again and again, and notes which are used."""
+
+import asyncio
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import structlog
+
+from motet.clock import Clock, every, monotonic
+from motet.errors import MotetError, SetupError
+from motet.settings import Database, ProcessSettings
+from motet_gateway.identity.caller import Caller
+from motet_gateway.identity.keyring import Keyring
+from motet_gateway.identity.sources import KeysInFiles, NoKeys, Source, StoredKeys
+from motet_gateway.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+FIRST_KEY = "motet key create --tenant default"
+PATIENCE_SECONDS = 10.0
+"""After this long without an answer the store counts as away."""
+NOTE_SECONDS = 60.0
+"""Between two notes of which keys were used."""
+
+
+def source_of(settings: Settings, process: ProcessSettings, database: Database) -> Source:
+    """Raises SetupError when the database's URL is none."""
+    if settings.auth == "none":
+        return NoKeys()
+    if settings.keys_file is not None:
+        return KeysInFiles(settings.keys_file)
+    return StoredKeys(database.url(process))
+
+
+class Access:
+    def __init__(
+        self,
+        settings: Settings,
+        source: Source,
+        *,
+        gone: Callable[[str, str], None],
+        memory: Path | None = None,
+        clock: Clock = monotonic,
+        today: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        """`gone` is called with the id of each key that opened until now, and why it does not any more. `memory` is a
+        file that says that keys were made once, should those be lost who said so."""
+        self._settings, self._source = settings, source
+        self._memory, self._clock, self._today = memory, clock, today
+        self.keyring = Keyring(trusted_seconds=settings.keys_trusted_seconds, gone=gone)
+        self._open_until_keys = settings.auth is None and settings.keys_file is None and settings.is_local
+        self.required = settings.auth != "none"
+        """Nobody comes in before it is known that no key was made."""
+        self._written: dict[str, datetime] = {}
+        """The hour in which the use of each key was last written down."""
+
+    async def begin(self) -> None:
+        """Read the keys for the first time. Raises SetupError when everybody would come in whom nobody asked."""
+        settings = self._settings
+        if settings.auth == "none":
+            log.warning("every caller is tenant default: MOTET_GATEWAY_AUTH=none", host=settings.host)
+            return
+        await self.read()
+        if self.keyring.away or self.keyring.knows_any:
+            return
+        if settings.auth is None and settings.keys_file is None and not settings.is_local:
+            raise SetupError(
+                f"there are no API keys, and whoever reaches {settings.host} would be let in. Make one first: "
+                f"{FIRST_KEY} (or let everybody in: MOTET_GATEWAY_AUTH=none)."
+            )
+        if self.required:
+            log.warning("no API key was made yet, so nobody is let in", make_one=FIRST_KEY)
+
+    async def run(self) -> None:
+        """Ends by cancellation."""
+        if self._settings.auth == "none":
+            return
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(every(self._settings.keys_read_seconds, self.read, name="reading API keys"))
+                tasks.create_task(every(NOTE_SECONDS, self.note_use, name="noting which API keys are used"))
+        finally:
+            await self._source.close()
+
+    def open(self, credential: str) -> Caller:
+        """Raises NotAuthenticated, or StoreUnavailable when nobody can say."""
+        return self.keyring.open(credential, now=self._today(), at=self._clock())
+
+    async def read(self) -> None:
+        """See what has changed since the last time."""
+        ring = self.keyring
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                found = await self._source.read()
+        except (MotetError, TimeoutError) as error:
+            if isinstance(error, SetupError):
+                raise
+            if not ring.away or not ring.knows_any:
+                log.error("API keys cannot be read: those known are trusted for a while", why=str(error))
+            ring.not_read(self._today())
+            return
+        if found is None:
+            ring.unchanged(now=self._today(), at=self._clock())
+        else:
+            if found or ring.knows_any:
+                log.info("API keys were read", keys=len(found))
+            ring.replace(found, now=self._today(), at=self._clock())
+        if self._open_until_keys:
+            self.required = await asyncio.to_thread(self._were_made)
+
+    def _were_made(self) -> bool:
+        if self.keyring.knows_any:
+            self._open_until_keys = False
+            if self._memory is not None:
+                try:
+                    self._memory.touch()
+                except OSError as error:
+                    log.warning("that keys were made cannot be noted", file=str(self._memory), why=error.strerror)
+            return True
+        return self._memory is not None and self._memory.exists()
+
+    async def note_use(self) -> None:
+        """Write down, to the hour, which keys were used since the last time."""
+        now = self._today()
+        hour = now.replace(minute=0, second=0, microsecond=0)
+        used = self.keyring.take_used()
+        new = {id_ for id_ in used if self._written.get(id_) != hour}
+        if not new:
+            return
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                await self._source.note_use(new, at=now)
+        except (MotetError, TimeoutError) as error:
+            log.warning("which API keys are used cannot be written down", why=str(error))
+            return
+        self._written.update(dict.fromkeys(new, hour))
