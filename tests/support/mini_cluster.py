@@ -463,6 +463,7 @@ class MiniPredictor(predictor_pb2_grpc.PredictorServicer):
         self.address = f"unix:{folder}/predictor.sock"
         self.outcomes: list[predictor_pb2.Outcome] = []
         self.asked = 0
+        self.prompts: list[predictor_pb2.Prompt] = []
         self.slow_seconds = 0.0
         self.keeps_record = True
         self._stack: AsyncExitStack | None = None
@@ -481,6 +482,8 @@ class MiniPredictor(predictor_pb2_grpc.PredictorServicer):
 
     async def Predict(self, request, context):
         self.asked += bool(request.prompts)
+        if self.keeps_record:
+            self.prompts.extend(request.prompts)
         await asyncio.sleep(self.slow_seconds)
         estimates = [
             common_pb2.Estimate(q50=10, q80=20, q90=30, q95=40, rank=10, source="model:v1") for _ in request.prompts

@@ -25,7 +25,7 @@ class Ring:
 
     def make(self, tenant: str, **more: datetime) -> keys.Written:
         made = keys.made()
-        self.keys[made.id] = Key(id=made.id, tenant=tenant, scopes=USER, hash=made.hash, created=NOW, **more)  # type: ignore[arg-type]
+        self.keys[made.id] = Key(id=made.id, tenant=tenant, scopes=USER, hash=made.hash, created=NOW, **more)
         return made
 
     def read(self, after: float = 0.0) -> None:

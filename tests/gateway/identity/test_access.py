@@ -1,0 +1,163 @@
+"""Who needs a key where, before and after the first one was made."""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from motet.clock import FakeClock
+from motet.errors import NotAuthenticated, SetupError, StoreUnavailable
+from motet_gateway.identity.access import Access
+from motet_gateway.settings import Settings
+from tests.gateway.identity.kept import Kept, id_of
+
+ELSEWHERE = "0.0.0.0"
+
+
+class Today:
+    def __init__(self) -> None:
+        self.now = datetime.now(UTC)
+
+    def __call__(self) -> datetime:
+        return self.now
+
+
+def access(kept: Kept, *, memory: Path | None = None, today: Today | None = None, **settings: Any) -> Access:
+    return Access(
+        Settings(**settings),
+        kept,
+        gone=lambda _key, _why: None,
+        memory=memory,
+        clock=FakeClock(),
+        today=today or Today(),
+    )
+
+
+def needs_key(one: Access) -> bool:
+    return one.required
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.0.1", "::1", "localhost"])
+async def test_on_loopback_no_key_is_needed_before_the_first(host: str) -> None:
+    kept = Kept()
+    one = access(kept, host=host)
+    assert needs_key(one)  # before anything is known
+    await one.begin()
+    assert not needs_key(one)
+    key = kept.make("acme")
+    await one.read()
+    assert needs_key(one)
+    kept.revoke(key)
+    await one.read()
+    assert needs_key(one)
+
+
+@pytest.mark.parametrize("host", [ELSEWHERE, "192.0.2.1", "::", "", "gateway.example"])
+async def test_elsewhere_a_gateway_without_keys_does_not_start(host: str) -> None:
+    with pytest.raises(SetupError, match="motet key create --tenant default") as caught:
+        await access(Kept(), host=host).begin()
+    assert "MOTET_GATEWAY_AUTH=none" in caught.value.message
+
+
+async def test_elsewhere_it_starts_with_keys_also_when_none_opens() -> None:
+    kept = Kept()
+    kept.revoke(kept.make("acme"))
+    one = access(kept, host=ELSEWHERE)
+    await one.begin()
+    assert needs_key(one)
+
+
+async def test_elsewhere_it_starts_while_nobody_can_say_whether_there_are_keys_and_lets_nobody_in() -> None:
+    kept = Kept()
+    key = kept.make("acme")
+    kept.away = True
+    one = access(kept, host=ELSEWHERE)
+    await one.begin()
+    with pytest.raises(StoreUnavailable):
+        one.open(key)
+    kept.away = False
+    await one.read()
+    assert one.open(key).tenant == "acme"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", ELSEWHERE])
+async def test_where_keys_are_asked_for_it_starts_without_one(host: str) -> None:
+    kept = Kept()
+    one = access(kept, host=host, auth="keys")
+    await one.begin()
+    assert needs_key(one)
+    with pytest.raises(NotAuthenticated):
+        one.open("anything")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", ELSEWHERE])
+async def test_with_auth_none_no_key_is_needed_and_none_is_read(host: str) -> None:
+    kept = Kept()
+    kept.make("acme")
+    one = access(kept, host=host, auth="none")
+    await one.begin()
+    assert not needs_key(one)
+    assert kept.reads == 0
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", ELSEWHERE])
+async def test_a_file_of_keys_asks_for_keys(host: str, tmp_path: Path) -> None:
+    one = access(Kept(), host=host, keys_file=tmp_path / "keys")
+    await one.begin()
+    assert needs_key(one)
+
+
+async def test_on_loopback_an_outage_at_start_lets_nobody_in() -> None:
+    kept = Kept()
+    kept.away = True
+    one = access(kept)
+    await one.begin()
+    assert needs_key(one)
+    kept.away = False
+    await one.read()
+    assert not needs_key(one)
+
+
+async def test_that_keys_were_made_outlives_the_process_and_the_database(tmp_path: Path) -> None:
+    kept, memory = Kept(), tmp_path / "keys-were-made"
+    one = access(kept, memory=memory)
+    await one.begin()
+    assert not memory.exists()
+    kept.make("acme")
+    await one.read()
+    lost = Kept()
+    again = access(lost, memory=memory)
+    await again.begin()
+    assert needs_key(again)
+    allowed = access(lost, memory=memory, auth="none")
+    await allowed.begin()
+    assert not needs_key(allowed)
+
+
+async def test_use_is_written_once_an_hour_for_each_key() -> None:
+    kept, today = Kept(), Today()
+    today.now = today.now.replace(minute=5)
+    used, unused = kept.make("acme"), kept.make("acme")
+    one = access(kept, auth="keys", today=today)
+    await one.begin()
+    for minutes in (0, 1, 1, 60):
+        today.now += timedelta(minutes=minutes)
+        one.open(used)
+        await one.note_use()
+    assert [id_ for id_, _ in kept.used] == [id_of(used)] * 2
+    assert id_of(unused) not in dict(kept.used)
+
+
+async def test_a_store_that_takes_no_notes_stops_nothing() -> None:
+    kept = Kept()
+    key = kept.make("acme")
+    one = access(kept, auth="keys")
+    await one.begin()
+    kept.away = True
+    one.open(key)
+    await one.note_use()
+    kept.away = False
+    one.open(key)
+    await one.note_use()
+    assert [id_ for id_, _ in kept.used] == [id_of(key)]

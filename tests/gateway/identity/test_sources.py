@@ -1,0 +1,137 @@
+"""Where keys are read from: a database, a file, a folder."""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from motet import keys
+from motet.errors import StoreUnavailable
+from motet.keys import Key, KeyScope
+from motet.store import keys as stored
+from motet.store import migrate, open_store
+from motet_gateway.identity import sources
+from motet_gateway.identity.sources import KeysInFiles, StoredKeys
+from tests.support.postgresql import PostgreSQL
+
+NOW = datetime(2026, 5, 1, 12, 30, tzinfo=UTC)
+
+
+def key(tenant: str = "acme") -> Key:
+    made = keys.made()
+    return Key(id=made.id, tenant=tenant, scopes=frozenset({KeyScope.USER}), hash=made.hash, created=NOW)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+async def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite+aiosqlite:///{tmp_path}/motet.db"
+    server: PostgreSQL = request.getfixturevalue("postgresql")
+    return await server.new_database()
+
+
+async def test_keys_in_a_database_are_read_whole_only_after_a_change(url: str) -> None:
+    source = StoredKeys(url)
+    assert await source.read() == []  # before the schema is there
+    await migrate(url)
+    assert await source.read() == []
+    first, second = key(), key("zeta")
+    async with open_store(url) as store:
+        await stored.add(store, first)
+        assert await source.read() == [first]
+        assert await source.read() is None
+        await stored.add(store, second)
+        read = await source.read()
+        assert read is not None
+        assert {one.id for one in read} == {first.id, second.id}
+        later, sooner = NOW + timedelta(hours=1), NOW + timedelta(minutes=1)
+        for at in (later, sooner):  # its successor was made; then its owner cannot wait
+            assert await stored.end(store, first.id, tenant="acme", at=at)
+            read = await source.read()
+            assert read is not None
+            assert {one.id: one.revoked for one in read} == {first.id: at, second.id: None}
+        assert await stored.end(store, second.id, tenant="zeta", at=later)
+        assert await source.read() is not None
+        await source.note_use([first.id], at=NOW)
+        assert await source.read() is None
+        assert {one.id: used for one, used in await stored.all_keys(store)}[first.id] == NOW.replace(minute=0)
+    await source.close()
+
+
+async def test_to_look_for_keys_makes_no_database(tmp_path: Path) -> None:
+    source = StoredKeys(f"sqlite+aiosqlite:///{tmp_path}/motet.db")
+    assert await source.read() == []
+    assert list(tmp_path.iterdir()) == []
+    await source.close()
+
+
+async def test_a_database_that_is_gone_is_away_and_not_empty(tmp_path: Path) -> None:
+    url = f"sqlite+aiosqlite:///{tmp_path}/motet.db"
+    await migrate(url)
+    source = StoredKeys(url)
+    async with open_store(url) as store:
+        await stored.add(store, key())
+    assert await source.read()
+    (tmp_path / "motet.db").unlink()
+    with pytest.raises(StoreUnavailable, match="gone"):
+        await source.read()
+    await source.close()
+
+
+async def test_what_is_no_database_is_away(tmp_path: Path) -> None:
+    (tmp_path / "motet.db").write_bytes(b"something else" * 1000)
+    source = StoredKeys(f"sqlite+aiosqlite:///{tmp_path}/motet.db")
+    with pytest.raises(StoreUnavailable, match="not a database"):
+        await source.read()
+    await source.close()
+
+
+async def test_keys_in_a_file_are_read_again_when_it_changes(tmp_path: Path) -> None:
+    file, first, second = tmp_path / "keys", key(), key("zeta")
+    source = KeysInFiles(file)
+    with pytest.raises(StoreUnavailable, match="keys"):
+        await source.read()
+    file.write_text(f"# ours\n\n{keys.to_line(first)}\n")
+    assert await source.read() == [first]
+    assert await source.read() is None
+    file.write_text(f"{keys.to_line(first)}\n{keys.to_line(second)}")
+    assert await source.read() == [first, second]
+    file.write_text("")
+    assert await source.read() == []
+
+
+async def test_a_wrong_line_takes_no_other_key_away_and_is_not_repeated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, good, pasted = tmp_path / "keys", key(), str(keys.made())
+    file.write_bytes(f"{pasted}\n{keys.to_line(good)}\n".encode() + b"\xff\xfe\n{}\n")
+    assert await KeysInFiles(file).read() == [good]
+    said = capsys.readouterr().out
+    assert "line=1" in said
+    assert pasted not in said
+
+
+async def test_a_mounted_secret_is_read_as_a_folder(tmp_path: Path) -> None:
+    """As a kubelet changes one: all files at once, by a link to another folder."""
+    mount, first, second = tmp_path / "mount", key(), key("zeta")
+    for version, lines in (("..1", {"ours": first}), ("..2", {"ours": first, "theirs": second})):
+        (mount / version).mkdir(parents=True)
+        for name, one in lines.items():
+            (mount / version / name).write_text(keys.to_line(one))
+    (mount / "..data").symlink_to("..1")
+    (mount / "ours").symlink_to("..data/ours")
+    source = KeysInFiles(mount)
+    assert await source.read() == [first]
+    (mount / "theirs").symlink_to("..data/theirs")
+    (mount / "..new").symlink_to("..2")
+    (mount / "..new").replace(mount / "..data")
+    assert await source.read() == [first, second]
+    assert await source.read() is None
+
+
+async def test_a_file_that_is_too_large_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "MOST_BYTES", 100)
+    file = tmp_path / "keys"
+    file.write_text(keys.to_line(key()))
+    with pytest.raises(StoreUnavailable, match="more than 100 bytes"):
+        await KeysInFiles(file).read()

@@ -1,0 +1,367 @@
+"""Tenants with keys of their own on one gateway, over real sockets."""
+
+import asyncio
+import functools
+import json
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+from openai import AsyncOpenAI
+
+from motet import keys
+from motet.keys import KeyScope
+from tests.common.waiting import PATIENCE_S
+from tests.gateway.conftest import Served, eventually, serve
+from tests.gateway.identity.kept import Kept, bearer, id_of
+from tests.gateway.test_errors import error_of
+from tests.support.mini_cluster import MiniCluster
+
+COMPLETIONS = "/v1/completions"
+READ_SECONDS = 0.02
+BODY = {"model": "tiny", "prompt": "The quick brown fox", "max_tokens": 4}
+EVERY_PATH = [
+    ("POST", COMPLETIONS),
+    ("POST", "/v1/chat/completions"),
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/tiny"),
+    ("POST", "/tokenize"),
+    ("POST", "/detokenize"),
+    ("GET", "/version"),
+    ("GET", "/metrics"),
+    ("GET", "/openapi.json"),
+    ("GET", "/nothing/here"),
+]
+
+
+@pytest.fixture
+def kept() -> Kept:
+    return Kept()
+
+
+def with_keys(cluster: MiniCluster, kept: Kept, **settings: Any) -> Any:
+    return serve(cluster, keys=kept, **{"auth": "keys", "keys_read_seconds": READ_SECONDS, **settings})
+
+
+async def ask(served: Served, key: str, **body: Any) -> httpx2.Response:
+    return await served.http.post(COMPLETIONS, json=BODY | body, headers=bearer(key))
+
+
+def is_shut(served: Served, key: str) -> bool:
+    return not served.gateway.access.keyring.opens(id_of(key))
+
+
+async def read_again(kept: Kept) -> None:
+    """What is kept now is known to the gateway."""
+    seen = kept.reads
+    await eventually(lambda: kept.reads >= seen + 2)
+
+
+# --------------------------------------------------------------------------------------------------------- who comes in
+
+
+@pytest.mark.parametrize(("method", "path"), EVERY_PATH)
+async def test_nothing_is_answered_without_a_key(cluster: MiniCluster, kept: Kept, method: str, path: str) -> None:
+    async with with_keys(cluster, kept) as served:
+        answer = await served.http.request(method, path, json=BODY if method == "POST" else None)
+        error = error_of(answer)
+        assert answer.status_code == 401
+        assert (error["code"], error["type"]) == ("invalid_api_key", "authentication_error")
+        assert answer.headers["www-authenticate"] == "Bearer"
+        assert answer.headers["x-should-retry"] == "false"
+
+
+async def test_whoever_looks_after_machines_needs_no_key(cluster: MiniCluster, kept: Kept) -> None:
+    async with with_keys(cluster, kept) as served:
+        for path in ("/health", "/ping"):
+            assert (await served.http.get(path)).status_code == 200
+
+
+async def test_a_key_is_refused_before_anything_of_the_body_is_read(cluster: MiniCluster, kept: Kept) -> None:
+    async with with_keys(cluster, kept) as served:
+        host, port = served.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        writer.write(f"{head}content-length: 1000000\r\n\r\n".encode())  # and nothing of it
+        async with asyncio.timeout(PATIENCE_S):
+            assert (await reader.readline()).startswith(b"HTTP/1.1 401")
+        writer.close()
+
+
+async def test_each_tenant_has_its_own_names(cluster: MiniCluster, kept: Kept) -> None:
+    async with with_keys(cluster, kept) as served:
+        ours, theirs = kept.make("default"), kept.make("acme")
+        await read_again(kept)
+        for key, own, other in ((ours, "legal", "acme/sql"), (theirs, "sql", "default/legal")):
+            async with AsyncOpenAI(base_url=f"{served.url}/v1", api_key=key, max_retries=0) as client:
+                assert {model.id async for model in client.models.list()} == {"tiny", own}
+                answer = await client.completions.create(model=own, prompt="Hello", max_tokens=16)
+                assert answer.choices[0].text == "Hello"
+                with pytest.raises(openai.NotFoundError) as caught:
+                    await client.completions.create(model=other, prompt="Hello")
+                assert other.rpartition("/")[2] not in caught.value.message.partition("Nearest")[2]
+        async with AsyncOpenAI(base_url=f"{served.url}/v1", api_key="sk-wrong", max_retries=2) as client:
+            with pytest.raises(openai.AuthenticationError):
+                await client.models.list()
+
+
+async def test_the_tenant_goes_with_the_request_to_everybody(cluster: MiniCluster, kept: Kept) -> None:
+    async with with_keys(cluster, kept, names=8) as served:
+        key = kept.make("acme")
+        await read_again(kept)
+        assert (await ask(served, key, model="sql")).status_code == 200
+        assert [enqueue.tenant for enqueue in cluster.scheduler.enqueued] == ["acme"]
+        assert [submit.tenant for submit in cluster.runners[0].submits] == ["acme"]
+        assert [prompt.tenant for prompt in cluster.predictor.prompts] == ["acme"]
+        count = served.registry.get_sample_value
+        labels = {"tenant": "acme", "adapter": "sql", "code": "200"}
+        await eventually(lambda: count("motet_requests_total", labels) == 1)
+
+
+# ---------------------------------------------------------------------------------------------------------- what is bad
+
+
+@pytest.mark.parametrize(
+    ("headers", "says"),
+    [
+        ([], "needs an API key"),
+        ([("x-api-key", "KEY")], "does not read"),
+        ([("api-key", "KEY")], "does not read"),
+        ([("authorization", "KEY")], "no bearer token"),
+        ([("authorization", "Basic KEY")], "no bearer token"),
+        ([("authorization", "Bearer")], "no API key of Motet"),
+        ([("authorization", "Bearer KEY KEY")], "no API key of Motet"),
+        ([("authorization", "Bearer KEY"), ("authorization", "Bearer KEY")], "2 authorization headers"),
+        ([("authorization", "Bearer sk-something")], "no API key of Motet"),
+    ],
+)
+async def test_a_key_elsewhere_or_twice_is_refused_with_the_way_to_send_it(
+    cluster: MiniCluster, kept: Kept, headers: list[tuple[str, str]], says: str
+) -> None:
+    key = kept.make("acme")
+    async with with_keys(cluster, kept) as served:
+        sent = [(name, value.replace("KEY", key)) for name, value in headers]
+        answer = await served.http.get("/v1/models", headers=sent)
+        assert answer.status_code == 401
+        assert says in error_of(answer)["message"]
+        assert key not in answer.text
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
+async def test_the_scheme_is_read_in_any_case(cluster: MiniCluster, kept: Kept, scheme: str) -> None:
+    key = kept.make("acme")
+    async with with_keys(cluster, kept) as served:
+        assert (await served.http.get("/version", headers={"authorization": f"{scheme}  {key}"})).status_code == 200
+
+
+async def test_a_key_of_a_megabyte_is_refused_and_the_next_request_is_served(cluster: MiniCluster, kept: Kept) -> None:
+    key = kept.make("acme")
+    async with with_keys(cluster, kept) as served:
+        assert (await ask(served, "motet_" + "a" * 1_000_000)).status_code == 431
+        assert (await ask(served, "motet_" + "a" * 20_000)).status_code == 401
+        assert (await ask(served, key)).status_code == 200
+
+
+async def test_wrong_keys_are_all_answered_alike_and_the_rest_goes_on(cluster: MiniCluster, kept: Kept) -> None:
+    key = kept.make("acme")
+    known = keys.written(key)
+    assert known is not None
+    async with with_keys(cluster, kept) as served:
+        wrong = [keys.made() if odd % 2 else keys.Written(known.id, keys.made().secret) for odd in range(200)]
+        answers = await asyncio.gather(*(ask(served, str(one)) for one in wrong), ask(served, key))
+        *refused, served_well = answers
+        assert served_well.status_code == 200
+        seen = {(a.status_code, a.content, tuple(n for n, _ in a.headers.multi_items())) for a in refused}
+        assert len(seen) == 1
+        assert refused[0].status_code == 401
+        count = served.registry.get_sample_value("motet_refused_callers_total", {"code": "invalid_api_key"})
+        assert count == len(wrong)
+
+
+async def test_an_expired_key_says_so_to_its_owner(cluster: MiniCluster, kept: Kept) -> None:
+    key = kept.make("acme", expires_in=-1)
+    async with with_keys(cluster, kept) as served:
+        answer = await ask(served, key)
+        assert answer.status_code == 401
+        assert "expired" in error_of(answer)["message"]
+
+
+@pytest.mark.parametrize(
+    ("scopes", "allowed"),
+    [
+        ((KeyScope.USER,), {COMPLETIONS, "/v1/models", "/tokenize"}),
+        ((KeyScope.MONITOR,), {"/metrics"}),
+        ((KeyScope.ADMIN,), set()),
+        (tuple(KeyScope), {COMPLETIONS, "/v1/models", "/tokenize", "/metrics"}),
+    ],
+)
+async def test_a_key_does_what_its_scopes_allow(
+    cluster: MiniCluster, kept: Kept, scopes: tuple[KeyScope, ...], allowed: set[str]
+) -> None:
+    key = kept.make("acme", *scopes)
+    async with with_keys(cluster, kept) as served:
+        for method, path in (("POST", COMPLETIONS), ("GET", "/v1/models"), ("POST", "/tokenize"), ("GET", "/metrics")):
+            answer = await served.http.request(
+                method, path, headers=bearer(key), json=BODY if method == "POST" else None
+            )
+            if path in allowed:
+                assert answer.status_code == 200, answer.text
+            else:
+                assert answer.status_code == 403
+                assert error_of(answer)["code"] == "insufficient_scope"
+                assert answer.headers["x-should-retry"] == "false"
+        assert (await served.http.get("/version", headers=bearer(key))).status_code == 200
+
+
+# ------------------------------------------------------------------------------------------------- while something runs
+
+
+async def stream_until(served: Served, key: str, then: Any, **body: Any) -> list[str]:
+    """The lines of a long stream; `then` is called once tokens have come."""
+    lines: list[str] = []
+    asked = BODY | {"max_tokens": 400, "ignore_eos": True, "stream": True} | body
+    async with (
+        asyncio.timeout(PATIENCE_S),
+        served.http.stream("POST", COMPLETIONS, json=asked, headers=bearer(key)) as answer,
+    ):
+        assert answer.status_code == 200
+        async for line in answer.aiter_lines():
+            if not lines:
+                then()
+            lines.append(line)
+    return [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+
+
+async def test_a_stream_whose_key_is_revoked_ends_and_says_so(cluster: MiniCluster, kept: Kept) -> None:
+    cluster.runners[0].step_seconds = 0.01
+    revoked, stays = kept.make("acme"), kept.make("acme")
+    async with with_keys(cluster, kept) as served:
+        other = asyncio.create_task(stream_until(served, stays, lambda: None, max_tokens=60))
+        *_, error, done = await stream_until(served, revoked, lambda: kept.revoke(revoked))
+        said = json.loads(error)["error"]
+        assert (said["code"], done) == ("invalid_api_key", "[DONE]")
+        assert "was revoked" in said["message"]
+        assert '"finish_reason":"length"' in (await other)[-2]  # the tenant's other key goes on
+        await eventually(lambda: not cluster.runners[0].running)
+        assert (await ask(served, revoked)).status_code == 401
+
+
+async def test_a_stream_whose_key_expires_ends_and_says_so(cluster: MiniCluster, kept: Kept) -> None:
+    cluster.runners[0].step_seconds = 0.01
+    key = kept.make("acme", expires_in=0.5)
+    async with with_keys(cluster, kept) as served:
+        *_, error, done = await stream_until(served, key, lambda: None)
+        assert "has expired" in json.loads(error)["error"]["message"]
+        assert done == "[DONE]"
+
+
+async def test_a_key_that_expires_while_the_store_is_away_ends_its_stream_too(cluster: MiniCluster, kept: Kept) -> None:
+    cluster.runners[0].step_seconds = 0.01
+    key = kept.make("acme", expires_in=0.5)
+    async with with_keys(cluster, kept) as served:
+
+        def leave() -> None:
+            kept.away = True
+
+        *_, error, _done = await stream_until(served, key, leave)
+        assert "has expired" in json.loads(error)["error"]["message"]
+
+
+async def test_a_whole_answer_whose_key_is_revoked_is_a_401(cluster: MiniCluster, kept: Kept) -> None:
+    cluster.runners[0].step_seconds = 0.01
+    key = kept.make("acme")
+    async with with_keys(cluster, kept) as served:
+        waiting = asyncio.create_task(ask(served, key, max_tokens=400, ignore_eos=True))
+        await eventually(lambda: cluster.runners[0].running)
+        kept.revoke(key)
+        answer = await waiting
+        assert answer.status_code == 401
+        assert answer.headers["www-authenticate"] == "Bearer"
+        assert "was revoked" in error_of(answer)["message"]
+
+
+async def test_a_key_that_is_revoked_while_its_body_comes_gets_no_answer(cluster: MiniCluster, kept: Kept) -> None:
+    key = kept.make("acme")
+    async with with_keys(cluster, kept) as served:
+        read_on = asyncio.Event()
+
+        async def body() -> Any:
+            yield json.dumps(BODY).encode()[:-1]
+            await read_on.wait()
+            yield b"}"
+
+        headers = bearer(key) | {"content-type": "application/json"}
+        waiting = asyncio.create_task(served.http.post(COMPLETIONS, content=body(), headers=headers))
+        await eventually(served.gateway.access.keyring.take_used)
+        kept.revoke(key)
+        await read_again(kept)
+        read_on.set()
+        assert (await waiting).status_code == 401
+
+
+async def test_while_the_store_is_away_known_keys_go_on_and_nobody_else_comes_in(
+    cluster: MiniCluster, kept: Kept
+) -> None:
+    known = kept.make("acme")
+    async with with_keys(cluster, kept) as served:
+        kept.away = True
+        made_meanwhile = kept.make("acme")
+        await eventually(lambda: served.gateway.access.keyring.away)
+        assert (await ask(served, known)).status_code == 200
+        unknown = await ask(served, made_meanwhile)
+        assert unknown.status_code == 503
+        assert error_of(unknown)["code"] == "store_unavailable"
+        assert unknown.headers["x-should-retry"] == "true"
+        assert (await served.http.get("/v1/models")).status_code == 401
+        kept.away = False
+        await eventually(lambda: not served.gateway.access.keyring.away)
+        assert (await ask(served, made_meanwhile)).status_code == 200
+
+
+async def test_known_keys_are_trusted_for_a_bounded_time(cluster: MiniCluster, kept: Kept) -> None:
+    known = kept.make("acme")
+    async with with_keys(cluster, kept, keys_trusted_seconds=0.2) as served:
+        kept.away = True
+        await asyncio.sleep(0.3)
+        assert (await ask(served, known)).status_code == 503
+
+
+# ------------------------------------------------------------------------------------------- before and after the first
+
+
+async def test_on_loopback_everybody_comes_in_until_the_first_key_was_made(cluster: MiniCluster, kept: Kept) -> None:
+    async with with_keys(cluster, kept, auth=None) as served:
+        assert (await served.http.post(COMPLETIONS, json=BODY)).status_code == 200
+        key = kept.make("acme")
+        await read_again(kept)
+        assert (await served.http.post(COMPLETIONS, json=BODY)).status_code == 401
+        assert (await ask(served, key)).status_code == 200
+        kept.revoke(key)
+        await read_again(kept)
+        assert (await served.http.post(COMPLETIONS, json=BODY)).status_code == 401
+
+
+async def test_with_auth_none_everybody_is_tenant_default_whatever_they_send(cluster: MiniCluster, kept: Kept) -> None:
+    kept.make("acme")
+    async with with_keys(cluster, kept, auth="none") as served:
+        for headers in ({}, bearer("sk-anything")):
+            assert (await served.http.post(COMPLETIONS, json=BODY, headers=headers)).status_code == 200
+        assert {enqueue.tenant for enqueue in cluster.scheduler.enqueued} == {"default"}
+
+
+async def test_with_no_key_yet_a_gateway_that_needs_one_is_up(cluster: MiniCluster, kept: Kept) -> None:
+    async with with_keys(cluster, kept) as served:
+        assert (await served.http.get("/health")).status_code == 200
+        assert (await served.http.post(COMPLETIONS, json=BODY)).status_code == 401
+
+
+async def test_keys_count_on_two_gateways_alike(cluster: MiniCluster, kept: Kept) -> None:
+    key = kept.make("acme")
+    async with with_keys(cluster, kept) as one, with_keys(cluster, kept) as other:
+        for served in (one, other):
+            assert (await ask(served, key)).status_code == 200
+        kept.revoke(key)
+        for served in (one, other):
+            await eventually(functools.partial(is_shut, served, key))
+            assert (await ask(served, key)).status_code == 401
