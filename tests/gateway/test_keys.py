@@ -115,7 +115,7 @@ async def test_the_tenant_goes_with_the_request_to_everybody(cluster: MiniCluste
         assert [submit.tenant for submit in cluster.runners[0].submits] == ["acme"]
         assert [prompt.tenant for prompt in cluster.predictor.prompts] == ["acme"]
         count = served.registry.get_sample_value
-        labels = {"tenant": "acme", "adapter": "sql", "code": "200"}
+        labels = {"tenant": "acme", "adapter": "acme/sql", "code": "200"}
         await eventually(lambda: count("motet_requests_total", labels) == 1)
 
 

@@ -7,12 +7,17 @@ import socket
 import sys
 from asyncio.subprocess import PIPE, Process
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx2
 import psutil
 import pytest
 
+from motet import keys
+from motet.keys import Key, KeyScope
+from motet.store import keys as stored
+from motet.store import migrate, open_store
 from tests.common.waiting import PATIENCE_S
 from tests.support.mini_cluster import MiniCluster
 
@@ -137,3 +142,40 @@ async def test_a_chat_is_rendered_and_leaves_no_process_behind(tmp_path: Path, c
         await started.communicate()
     psutil.wait_procs(children, timeout=PATIENCE_S)
     assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
+
+
+async def test_it_does_not_listen_for_everybody_without_keys(tmp_path: Path) -> None:
+    async with process(tmp_path, 0, MOTET_GATEWAY_HOST="0.0.0.0") as started:
+        status, said = await end(started)
+    assert status == 2
+    assert "motet key create --tenant default" in said
+    assert "Traceback" not in said
+
+
+async def test_keys_of_a_database_open_and_close_a_gateway_that_runs(tmp_path: Path, cluster: MiniCluster) -> None:
+    port, url = free_port(), f"sqlite+aiosqlite:///{tmp_path}/motet.db"
+    await migrate(url)
+    body = {"model": "tiny", "prompt": "Hi", "max_tokens": 4}
+    made = keys.made()
+    async with (
+        process(tmp_path, port, cluster, MOTET_GATEWAY_KEYS_READ_SECONDS="0.1", MOTET_LOG_LEVEL="debug") as started,
+        httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S) as http,
+        open_store(url) as store,
+    ):
+        await answers(http, "/health")
+        assert (await http.post("/v1/completions", json=body)).status_code == 200
+        now = datetime.now(UTC)
+        scopes = frozenset({KeyScope.USER})
+        await stored.add(store, Key(id=made.id, tenant="acme", scopes=scopes, hash=made.hash, created=now))
+        await answers(http, "/v1/models", 401)
+        http.headers["authorization"] = f"Bearer {made}"
+        assert (await http.post("/v1/completions", json=body)).status_code == 200
+        await stored.end(store, made.id, tenant="acme", at=datetime.now(UTC))
+        await answers(http, "/v1/models", 401)
+        started.send_signal(signal.SIGTERM)
+        status, said = await end(started)
+    assert status == 0, said
+    assert "Traceback" not in said
+    assert made.secret not in said
+    assert f'"key": "{made.id}"' in said
+    assert '"tenant": "acme"' in said
