@@ -2,7 +2,8 @@
 
 The gateway is the real process; behind it a cluster in miniature over real gRPC, in a process of its own, answers with
 16 tokens in 16 steps that 16 requests share. The echo is a real uvicorn too. The load comes from this process, over
-kept-alive connections.
+kept-alive connections. What a key costs is measured in this process: reading the head of a request and finding out who
+asks, with a key among ten thousand and without.
 
     python -m benchmarks.gateway [--requests 400] [--pairs 8] [--json]
 """
@@ -14,20 +15,32 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import httptools
 import psutil
 import uvloop
 
 from benchmarks.harness import Pairs, Result, alternate, arguments, cpu_seconds, percentile, report
+from motet import keys
+from motet.keys import Key
+
+if TYPE_CHECKING:
+    from starlette.types import Message, Receive, Scope, Send
+
+    from motet_gateway.identity.access import Access
 
 CONNECTIONS = 16
 TOKENS = 16
 STEP_SECONDS = 0.002
 PACED_REQUESTS_PER_SECOND = 200
 CPU_BUDGET_US = 800
+AUTH_BUDGET_US = 15
+AUTH_KEYS, AUTH_REQUESTS = 10_000, 10_000
 LATENCY_BUDGET_MS = 5
 READY_SECONDS = 60
 
@@ -216,6 +229,93 @@ class CpuPerRequest:
         return sum(cpu_seconds(one) for one in (self._process, *self._process.children(recursive=True)))
 
 
+class Head:
+    """Reads the head of a request as uvicorn does."""
+
+    def __init__(self) -> None:
+        self.headers: list[tuple[bytes, bytes]] = []
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name.lower(), value))
+
+
+class WhoAsks:
+    """Measures microseconds of CPU time per request that it takes to read its head and to find out who asks."""
+
+    def __init__(self, access: "Access", authorization: bytes) -> None:
+        from prometheus_client import CollectorRegistry
+
+        from motet_gateway.identity.authentication import Authentication
+        from motet_gateway.metrics import Metrics
+        from motet_gateway.middleware import RequestContext
+
+        self._app = RequestContext(Authentication(_nothing, access, Metrics(CollectorRegistry())))
+        self._head = (
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:8000\r\naccept: application/json\r\n"
+            b"accept-encoding: gzip, deflate\r\nuser-agent: OpenAI/Python\r\ncontent-type: application/json\r\n"
+            b"x-stainless-lang: python\r\nx-stainless-retry-count: 0\r\n" + authorization + b"content-length: 2\r\n\r\n"
+        )
+
+    async def __call__(self) -> float:
+        before = time.process_time()
+        for _ in range(AUTH_REQUESTS):
+            head = Head()
+            httptools.HttpRequestParser(head).feed_data(self._head)
+            scope = {"type": "http", "path": "/v1/chat/completions", "headers": head.headers}
+            await self._app(scope, _never, _unsent)
+        return (time.process_time() - before) / AUTH_REQUESTS * 1e6
+
+
+async def _nothing(_scope: "Scope", _receive: "Receive", _send: "Send") -> None: ...
+
+
+async def _never() -> "Message":
+    raise RuntimeError("a body was read before it was known who asks")
+
+
+async def _unsent(message: "Message") -> None:
+    raise RuntimeError(f"a key was refused: {message}")
+
+
+class ManyKeys:
+    """As a gateway with many tenants reads them."""
+
+    def __init__(self) -> None:
+        now = datetime.now(UTC)
+        made = [keys.made() for _ in range(AUTH_KEYS)]
+        scopes = frozenset({keys.KeyScope.USER})
+        self.one = made[AUTH_KEYS // 2]
+        self._keys = [Key(id=m.id, tenant="acme", scopes=scopes, hash=m.hash, created=now) for m in made]
+
+    async def read(self) -> list[Key] | None:
+        return self._keys
+
+    async def note_use(self, ids: Iterable[str], *, at: datetime) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+async def measure_key(pairs: int) -> Result:
+    from motet_gateway.identity.access import Access
+    from motet_gateway.identity.sources import NoKeys
+    from motet_gateway.settings import Settings
+
+    many = ManyKeys()
+    guarded = Access(Settings(auth="keys"), many, gone=lambda _key, _why: None)
+    open_ = Access(Settings(), NoKeys(), gone=lambda _key, _why: None)
+    for access in (guarded, open_):
+        await access.begin()
+    with_key, without = WhoAsks(guarded, b"authorization: Bearer %s\r\n" % str(many.one).encode()), WhoAsks(open_, b"")
+    for side in (with_key, without):
+        await side()  # warm
+    found = await alternate(with_key, without, pairs=pairs)
+    print(f"reading a head and who asks, with a key against without: {found}")
+    more = found.difference
+    baseline = "no key is needed"
+    target = f"≤ {AUTH_BUDGET_US}"
+    return Result("gateway_auth_us", more, "µs", target, more <= AUTH_BUDGET_US, baseline, found)
+
+
 async def measure(requests: int, pairs: int) -> list[Result]:
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="motet-")))
@@ -246,7 +346,7 @@ async def measure(requests: int, pairs: int) -> list[Result]:
         stream = await alternate(CpuPerRequest(processes[0], streamed, requests), bare, pairs=pairs, own=processes)
         print(f"streams of {TOKENS} events, against echo: {stream}")
         latencies = await paced(port, 5)
-        return results(plain, stream, latencies)
+        return [*results(plain, stream, latencies), await measure_key(pairs)]
 
 
 def results(plain: Pairs, stream: Pairs, latencies: list[float]) -> list[Result]:

@@ -7,6 +7,7 @@ MotetError
 │   ├── UnsupportedMediaType
 │   └── RequestTooLarge
 ├── NotAuthenticated
+├── InsufficientScope
 ├── ModelNotFound             also for a model of another tenant: its name is not revealed
 ├── NotFound
 ├── RateLimited
@@ -115,9 +116,16 @@ class RequestTooLarge(InvalidRequest):
 
 
 class NotAuthenticated(MotetError):
-    """The credential is missing, wrong or revoked. Send `authorization: Bearer <key>`."""
+    """The API key is missing, wrong, expired or revoked; also in a stream whose key was revoked or has expired since it
+    began. Send `authorization: Bearer <key>`."""
 
     row = Row("invalid_api_key", 401, "authentication_error", grpc.StatusCode.UNAUTHENTICATED)
+
+
+class InsufficientScope(MotetError):
+    """The API key is right, and does not allow this. Use one that was made with the scope that the message names."""
+
+    row = Row("insufficient_scope", 403, "permission_error", grpc.StatusCode.PERMISSION_DENIED)
 
 
 class ModelNotFound(MotetError):

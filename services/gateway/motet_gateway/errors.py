@@ -21,10 +21,6 @@ class HostNotAllowed(MotetError):
     row = Row("host_not_allowed", 403, "permission_error", grpc.StatusCode.PERMISSION_DENIED)
 
 
-class InsufficientScope(MotetError):
-    row = Row("insufficient_scope", 403, "permission_error", grpc.StatusCode.PERMISSION_DENIED)
-
-
 class HeadersTooLarge(MotetError):
     row = Row("headers_too_large", 431, "invalid_request_error", grpc.StatusCode.RESOURCE_EXHAUSTED)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from starlette.types import Scope
 
 from motet import keys
-from motet_gateway.errors import InsufficientScope
+from motet.errors import InsufficientScope
 
 _IN_SCOPE = "motet.caller"
 
