@@ -1,5 +1,6 @@
 """Who needs a key where, before and after the first one was made."""
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,37 @@ async def test_that_keys_were_made_outlives_the_process_and_the_database(tmp_pat
     allowed = access(lost, memory=memory, auth="none")
     await allowed.begin()
     assert not needs_key(allowed)
+
+
+async def test_a_store_that_fails_in_a_new_way_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, clock = Kept(), FakeClock()
+    key = kept.make("acme")
+    one = Access(Settings(auth="keys"), kept, gone=lambda _key, _why: None, clock=clock)
+    await one.begin()
+
+    async def break_down() -> None:
+        raise RuntimeError("no row like this was ever seen")
+
+    monkeypatch.setattr(kept, "read", break_down)
+    clock.advance(500)
+    await one.read()
+    assert one.open(key)
+    clock.advance(101)
+    await one.read()
+    with pytest.raises(StoreUnavailable):
+        one.open(key)
+    monkeypatch.undo()
+    await one.read()
+    assert one.open(key)
+
+
+async def test_a_store_that_hangs_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = Kept()
+    one = access(kept, auth="keys")
+    monkeypatch.setattr("motet_gateway.identity.access.PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(kept, "read", asyncio.Event().wait)
+    await one.begin()
+    assert one.keyring.away
 
 
 async def test_use_is_written_once_an_hour_for_each_key() -> None:

@@ -1,5 +1,6 @@
 """Which keys open the gateway, also while nobody can say which there are."""
 
+import hmac
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -70,6 +71,28 @@ def test_while_the_store_is_away_known_keys_open_and_unknown_ones_are_not_called
         ring.open(keys.made())
     with pytest.raises(NotAuthenticated):
         ring.open(keys.Written(known.id, keys.made().secret))
+
+
+def test_a_wrong_secret_and_an_unknown_id_are_the_same_work_and_the_same_words(
+    ring: Ring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known, revoked = ring.make("acme"), ring.make("zeta", revoked=NOW)
+    ring.read()
+    compared: list[tuple[int, int]] = []
+    compare = hmac.compare_digest
+
+    def counted(one: bytes, other: bytes) -> bool:
+        compared.append((len(one), len(other)))
+        return compare(one, other)
+
+    monkeypatch.setattr(hmac, "compare_digest", counted)
+    said = set()
+    for id_ in (known.id, revoked.id, keys.made().id):
+        with pytest.raises(NotAuthenticated) as caught:
+            ring.open(keys.Written(id_, keys.made().secret))
+        said.add(caught.value.message)
+    assert len(said) == 1
+    assert compared == [(32, 32)] * 3
 
 
 def test_known_keys_are_trusted_for_a_bounded_time(ring: Ring) -> None:

@@ -27,9 +27,13 @@ async def add(store: Store, key: Key) -> None:
 
 async def all_keys(store: Store) -> list[tuple[Key, datetime | None]]:
     """Each with the time it was last used, to the hour. The oldest comes first."""
+    found: list[tuple[Key, datetime | None]] = []
     async with store.read() as connection:
-        rows = (await connection.execute(select(ApiKey).order_by(ApiKey.created, ApiKey.id))).mappings()
-        return [(_key(row), _aware(row["used"])) for row in rows]
+        # A few at a time: whoever reads many of them has other things to do in between.
+        answer = await connection.stream(select(ApiKey).order_by(ApiKey.created, ApiKey.id))
+        async for rows in answer.mappings().partitions(200):
+            found.extend((_key(row), _aware(row["used"])) for row in rows)
+    return found
 
 
 async def are_kept(store: Store) -> bool:

@@ -52,6 +52,7 @@ class Access:
         self._open_until_keys = settings.auth is None and settings.keys_file is None and settings.is_local
         self.required = settings.auth != "none"
         """Nobody comes in before it is known that no key was made."""
+        self._away_said = False
         self._written: dict[str, datetime] = {}
         """The hour in which the use of each key was last written down."""
 
@@ -93,13 +94,21 @@ class Access:
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 found = await self._source.read()
-        except (MotetError, TimeoutError) as error:
-            if isinstance(error, SetupError):
-                raise
-            if not ring.away or not ring.knows_any:
-                log.error("API keys cannot be read: those known are trusted for a while", why=str(error))
+        except SetupError:
+            raise
+        except Exception as error:  # whatever it is, known keys must not be trusted for ever
+            if not self._away_said:
+                log.error(
+                    "API keys cannot be read: those known are trusted for a while",
+                    why=str(error) or type(error).__name__,
+                    exc_info=not isinstance(error, (MotetError, TimeoutError)),
+                )
+            self._away_said = True
             ring.not_read(self._today())
             return
+        if self._away_said:
+            self._away_said = False
+            log.info("API keys can be read again")
         if found is None:
             ring.unchanged(now=self._today(), at=self._clock())
         else:
