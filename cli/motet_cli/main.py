@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from motet.errors import MotetError, SetupError
-from motet.service import SETUP_FAILED, read
-from motet_cli.settings import Settings
-from motet_operator.local.layout import default_data_dir
+from motet.service import SETUP_FAILED
+from motet_cli import key
+from motet_cli.options import DataDir
 
 app = typer.Typer(
     name="motet",
@@ -22,19 +22,7 @@ app = typer.Typer(
 )
 
 
-def _data_dir() -> Path:
-    return read(Settings).data_dir or default_data_dir()
-
-
-DataDir = Annotated[
-    Path,
-    typer.Option(
-        "--data-dir",
-        help="The state directory. One stack lives in each.",
-        default_factory=_data_dir,
-        show_default="MOTET_DATA_DIR, else $XDG_DATA_HOME/motet, else ~/.local/share/motet",
-    ),
-]
+app.add_typer(key.app)
 
 
 @app.command()

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import extract, func, insert, inspect, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from motet.keys import Key, KeyScope
 from motet.store.engine import Store
@@ -12,6 +13,11 @@ from motet.store.tables import ApiKey
 
 
 async def add(store: Store, key: Key) -> None:
+    async with store.write() as connection:
+        await _add(connection, key)
+
+
+async def _add(connection: AsyncConnection, key: Key) -> None:
     row = {
         "id": key.id,
         "tenant": key.tenant,
@@ -21,8 +27,7 @@ async def add(store: Store, key: Key) -> None:
         "expires": key.expires,
         "revoked": key.revoked,
     }
-    async with store.write() as connection:
-        await connection.execute(insert(ApiKey).values(row))
+    await connection.execute(insert(ApiKey).values(row))
 
 
 async def all_keys(store: Store) -> list[tuple[Key, datetime | None]]:
@@ -54,11 +59,22 @@ async def mark(store: Store) -> tuple[Any, ...]:
 
 async def end(store: Store, id_: str, *, tenant: str, at: datetime) -> bool:
     """Let it open nothing from then on, if not from earlier on. False: that tenant has no such key."""
-    ours = (ApiKey.id == id_) & (ApiKey.tenant == tenant)
     async with store.write() as connection:
-        found = await connection.scalar(select(ApiKey.id).where(ours))
-        later = (ApiKey.revoked.is_(None)) | (ApiKey.revoked > at)
-        await connection.execute(update(ApiKey).where(ours & later).values(revoked=at))
+        return await _end(connection, id_, tenant=tenant, at=at)
+
+
+async def succeed(store: Store, old: Key, new: Key, *, at: datetime) -> None:
+    """Add `new`, and let `old` open nothing from `at` on: both, or neither."""
+    async with store.write() as connection:
+        await _add(connection, new)
+        await _end(connection, old.id, tenant=old.tenant, at=at)
+
+
+async def _end(connection: AsyncConnection, id_: str, *, tenant: str, at: datetime) -> bool:
+    ours = (ApiKey.id == id_) & (ApiKey.tenant == tenant)
+    found = await connection.scalar(select(ApiKey.id).where(ours))
+    later = (ApiKey.revoked.is_(None)) | (ApiKey.revoked > at)
+    await connection.execute(update(ApiKey).where(ours & later).values(revoked=at))
     return found is not None
 
 

@@ -1,0 +1,20 @@
+"""Lengths of time as people type them: 30s, 45m, 12h, 90d."""
+
+import re
+from datetime import timedelta
+
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+_TYPED = re.compile(r"(\d{1,9})([smhd])", re.ASCII)
+LONGEST = timedelta(days=36_500)
+
+
+def duration(text: str) -> timedelta:
+    """Raises ValueError with how to write it."""
+    match = _TYPED.fullmatch(text.strip())
+    if match is None:
+        raise ValueError("is no length of time: write a whole number and s, m, h or d, such as 30m, 12h or 90d")
+    number, unit = match.groups()
+    length = timedelta(**{_UNITS[unit]: int(number)})
+    if length > LONGEST:
+        raise ValueError(f"is too long: {LONGEST.days}d at the most")
+    return length

@@ -1,0 +1,25 @@
+"""What several commands take."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from motet.service import read
+from motet_cli.settings import Settings
+from motet_operator.local.layout import default_data_dir
+
+
+def _data_dir() -> Path:
+    return read(Settings).data_dir or default_data_dir()
+
+
+DataDir = Annotated[
+    Path,
+    typer.Option(
+        "--data-dir",
+        help="The state directory. One stack lives in each.",
+        default_factory=_data_dir,
+        show_default="MOTET_DATA_DIR, else $XDG_DATA_HOME/motet, else ~/.local/share/motet",
+    ),
+]

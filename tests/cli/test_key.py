@@ -1,0 +1,429 @@
+"""`motet key`: keys are made, listed and ended; what is printed opens a gateway, and is nowhere else."""
+
+import asyncio
+import io
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from motet import keys
+from motet.errors import NotAuthenticated
+from motet.keys import Key, KeyScope
+from motet.store import keys as kept
+from motet.store import open_store
+from motet_cli import main as command
+from motet_cli.keys import A_NEW_ONE, HOW_TO_HASH
+from motet_gateway.identity.caller import Caller
+from motet_gateway.identity.keyring import Keyring
+from tests.cli.test_commands import motet as in_a_process
+from tests.support.postgresql import PostgreSQL
+
+NOBODYS = "0123456789abcdef"
+
+
+@dataclass(frozen=True)
+class Done:
+    status: int
+    stdout: str
+    stderr: str
+
+    @property
+    def key(self) -> str:
+        """What was printed, without the end of its line."""
+        assert self.status == 0, self.stderr
+        return self.stdout.removesuffix("\n")
+
+
+Motet = Callable[..., Done]
+
+
+@pytest.fixture
+def motet(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Iterator[Motet]:
+    """The command in this process, with a state directory that does not exist yet."""
+    for name in [name for name in os.environ if name.startswith("MOTET_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("MOTET_DATA_DIR", str(tmp_path / "state"))
+    # In a process of its own the file stays open until the end.
+    monkeypatch.setattr("motet_cli.keys.log_to", lambda _: None)
+    before = os.umask(0o022)
+
+    def run(*arguments: str, stdin: str | None = None) -> Done:
+        monkeypatch.setattr(sys, "argv", ["motet", *arguments])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO((stdin or "").encode())))
+        with pytest.raises(SystemExit) as ended:
+            command.main()
+        said = capsys.readouterr()
+        code = ended.value.code
+        assert code is None or isinstance(code, int)
+        return Done(code or 0, said.out, said.err)
+
+    yield run
+    os.umask(before)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, motet: Motet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Of the database that the command uses."""
+    if request.param == "sqlite":
+        return f"sqlite+aiosqlite:///{tmp_path}/state/motet.db"
+    server: PostgreSQL = request.getfixturevalue("postgresql")
+    url = asyncio.run(server.new_database())
+    monkeypatch.setenv("MOTET_DATABASE_URL", url)
+    return url
+
+
+def stored(url: str) -> list[Key]:
+    async def read() -> list[Key]:
+        async with open_store(url) as store:
+            return [key for key, _ in await kept.all_keys(store)]
+
+    return asyncio.run(read())
+
+
+def opens(known: list[Key], key: str, *, after: timedelta = timedelta()) -> Caller:
+    """Whom a gateway that has read these takes the key's owner for."""
+    ring, now = Keyring(trusted_seconds=600), datetime.now(UTC) + after
+    ring.replace(known, now=now, at=0)
+    return ring.open(key, now=now, at=0)
+
+
+def listed(motet: Motet) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(motet("key", "ls", "--json").stdout)["keys"]
+    return found
+
+
+def id_of(key: str) -> str:
+    return key.split("_")[1]
+
+
+def test_what_create_prints_opens_a_gateway_that_reads_the_database(motet: Motet, url: str) -> None:
+    acme = motet("key", "create", "--tenant", "acme").key
+    zeta = motet("key", "create", "--tenant", "zeta", "--scopes", "admin, user").key
+    assert opens(stored(url), acme) == Caller("acme", id_of(acme), frozenset({KeyScope.USER}))
+    assert opens(stored(url), zeta).scopes == {KeyScope.USER, KeyScope.ADMIN}
+    with pytest.raises(NotAuthenticated):
+        opens(stored(url), f"motet_{id_of(acme)}_{zeta.split('_', 2)[2]}")
+
+
+def test_a_key_is_alone_on_standard_output_and_in_words_without_its_secret(motet: Motet) -> None:
+    done = motet("key", "create", "--tenant", "acme", "--scopes", "user,monitor")
+    made = keys.written(done.key)
+    assert made is not None
+    assert f"Key {made.id} of tenant acme, for monitor, user, does not expire. It is shown only now" in done.stderr
+    assert made.secret not in done.stderr
+
+
+def test_the_first_key_says_what_it_changes_and_the_second_does_not(motet: Motet) -> None:
+    said = "from now on the gateway answers only those who send a key, on this machine too"
+    assert said in motet("key", "create", "--tenant", "acme").stderr
+    assert said not in motet("key", "create", "--tenant", "acme").stderr
+
+
+def test_the_database_holds_no_secret_and_is_its_owners_alone(motet: Motet, tmp_path: Path) -> None:
+    made = keys.written(motet("key", "create", "--tenant", "acme").key)
+    assert made is not None
+    folder = tmp_path / "state"
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert (folder / "motet.db") in files
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    for file in files:
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
+        assert made.secret.encode() not in file.read_bytes()
+
+
+def test_a_key_ends_when_it_was_said_to(motet: Motet, url: str) -> None:
+    key = motet("key", "create", "--tenant", "acme", "--expires", "90d").key
+    assert opens(stored(url), key, after=timedelta(days=89))
+    with pytest.raises(NotAuthenticated, match="expired"):
+        opens(stored(url), key, after=timedelta(days=90))
+
+
+def test_ls_shows_each_key_with_its_state_and_no_hash(motet: Motet, url: str) -> None:
+    active = motet("key", "create", "--tenant", "acme", "--expires", "12h").key
+    revoked = motet("key", "create", "--tenant", "zeta", "--scopes", "monitor").key
+    motet("key", "revoke", id_of(revoked))
+    old = motet("key", "create", "--tenant", "omega").key
+    new = motet("key", "rotate", id_of(old)).key
+
+    done = motet("key", "ls", "--json")
+    found = {one["id"]: one for one in json.loads(done.stdout)["keys"]}
+    states = {id_of(active): "active", id_of(revoked): "revoked", id_of(old): "ending", id_of(new): "active"}
+    assert {id_: one["state"] for id_, one in found.items()} == states
+    one = found[id_of(active)]
+    assert set(one) == {"id", "tenant", "scopes", "created", "expires", "revoked", "last_used", "state"}
+    assert (one["tenant"], one["scopes"], one["revoked"], one["last_used"]) == ("acme", ["user"], None, None)
+    lasts = datetime.fromisoformat(one["expires"]) - datetime.fromisoformat(one["created"])
+    assert lasts == timedelta(hours=12)
+
+    table = motet("key", "ls").stdout
+    assert len(table.splitlines()) == 5
+    assert "ends " in next(line for line in table.splitlines() if line.startswith(id_of(old)))
+    for key in stored(url):
+        assert key.hash.hex() not in done.stdout + table
+    for key in (active, revoked, old, new):
+        assert key.split("_", 2)[2] not in done.stdout + table
+
+
+def test_ls_says_when_a_key_was_last_used(motet: Motet, url: str) -> None:
+    key = motet("key", "create", "--tenant", "acme").key
+    at = datetime(2026, 5, 1, 13, 37, tzinfo=UTC)
+
+    async def use() -> None:
+        async with open_store(url) as store:
+            await kept.note_use(store, [id_of(key)], at=at)
+
+    asyncio.run(use())
+    assert listed(motet)[0]["last_used"] == "2026-05-01T13:00:00+00:00"
+    assert "2026-05-01 13:00 UTC" in motet("key", "ls").stdout
+
+
+def test_an_expired_key_is_listed_as_one(motet: Motet, url: str) -> None:
+    now = datetime.now(UTC)
+    motet("key", "create", "--tenant", "acme")  # makes the database
+    expired = Key(
+        id=NOBODYS, tenant="acme", scopes=frozenset(), hash=b"", created=now - timedelta(2), expires=now - timedelta(1)
+    )
+
+    async def add() -> None:
+        async with open_store(url) as store:
+            await kept.add(store, expired)
+
+    asyncio.run(add())
+    assert {one["id"]: one["state"] for one in listed(motet)}[NOBODYS] == "expired"
+
+
+def test_without_a_database_there_are_no_keys_and_none_is_made(motet: Motet, tmp_path: Path) -> None:
+    assert listed(motet) == []
+    done = motet("key", "ls")
+    assert (done.status, done.stdout) == (0, "")
+    assert "`motet key create --tenant NAMESPACE` makes one" in done.stderr
+    assert motet("key", "revoke", NOBODYS).status == 1
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_revoked_key_opens_nothing_and_the_other_still_does(motet: Motet, url: str) -> None:
+    revoked, stays = (motet("key", "create", "--tenant", "acme").key for _ in range(2))
+    done = motet("key", "revoke", id_of(revoked))
+    assert (done.status, done.stdout) == (0, "")
+    assert f"Key {id_of(revoked)} of tenant acme is revoked" in done.stderr
+    with pytest.raises(NotAuthenticated, match="revoked"):
+        opens(stored(url), revoked)
+    assert opens(stored(url), stays).tenant == "acme"
+
+
+def test_revoking_twice_is_no_error_and_keeps_the_first_time(motet: Motet, url: str) -> None:
+    key = motet("key", "create", "--tenant", "acme").key
+    motet("key", "revoke", id_of(key))
+    first = stored(url)
+    done = motet("key", "revoke", id_of(key))
+    assert done.status == 0
+    assert "was revoked before, at" in done.stderr
+    assert stored(url) == first
+
+
+@pytest.mark.parametrize("verb", ["revoke", "rotate"])
+def test_an_unknown_id_is_an_error(motet: Motet, url: str, verb: str) -> None:
+    motet("key", "create", "--tenant", "acme")
+    done = motet("key", verb, NOBODYS)
+    assert (done.status, done.stdout) == (1, "")
+    assert f"there is no key {NOBODYS} in this database: `motet key ls` shows those that there are." in done.stderr
+    assert len(stored(url)) == 1
+
+
+def test_rotate_makes_a_second_key_and_the_old_one_ends_after_the_overlap(motet: Motet, url: str) -> None:
+    old = motet("key", "create", "--tenant", "acme", "--scopes", "user,admin").key
+    done = motet("key", "rotate", id_of(old), "--overlap", "30m")
+    new = done.key
+    assert new != old
+    assert f"Key {id_of(old)}, which it follows, ends at " in done.stderr
+    for key in (old, new):
+        caller = opens(stored(url), key, after=timedelta(minutes=29))
+        assert (caller.tenant, caller.scopes) == ("acme", {KeyScope.USER, KeyScope.ADMIN})
+    with pytest.raises(NotAuthenticated, match="revoked"):
+        opens(stored(url), old, after=timedelta(minutes=30))
+    assert opens(stored(url), new, after=timedelta(days=1000))
+
+
+def test_rotate_leaves_the_old_key_an_hour_unless_told_otherwise(motet: Motet, url: str) -> None:
+    old = motet("key", "create", "--tenant", "acme").key
+    motet("key", "rotate", id_of(old))
+    assert opens(stored(url), old, after=timedelta(minutes=59))
+    with pytest.raises(NotAuthenticated):
+        opens(stored(url), old, after=timedelta(minutes=60))
+
+
+def test_without_overlap_the_old_key_ends_now(motet: Motet, url: str) -> None:
+    old = motet("key", "create", "--tenant", "acme").key
+    done = motet("key", "rotate", id_of(old), "--overlap", "0s")
+    assert f"Key {id_of(old)} is revoked." in done.stderr
+    with pytest.raises(NotAuthenticated):
+        opens(stored(url), old)
+
+
+def test_the_successor_of_a_key_that_expires_lasts_as_long(motet: Motet, url: str) -> None:
+    old = motet("key", "create", "--tenant", "acme", "--expires", "10d").key
+    new = motet("key", "rotate", id_of(old)).key
+    known = {key.id: key for key in stored(url)}
+    assert known[id_of(new)].expires == known[id_of(new)].created + timedelta(days=10)
+
+
+def test_a_key_in_its_overlap_can_be_revoked_at_once(motet: Motet, url: str) -> None:
+    old = motet("key", "create", "--tenant", "acme").key
+    motet("key", "rotate", id_of(old))
+    assert "is revoked" in motet("key", "revoke", id_of(old)).stderr
+    with pytest.raises(NotAuthenticated):
+        opens(stored(url), old)
+
+
+def test_a_key_that_opens_nothing_has_no_successor(motet: Motet, url: str) -> None:
+    old = motet("key", "create", "--tenant", "acme").key
+    motet("key", "revoke", id_of(old))
+    done = motet("key", "rotate", id_of(old))
+    assert (done.status, done.stdout) == (2, "")
+    assert "is revoked, so there is nothing to carry on. Make a new one: motet key create --tenant acme" in done.stderr
+    assert len(stored(url)) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--tenant", "Acme_Corp"], "--tenant 'Acme_Corp' is no name of a namespace"),
+        (["--tenant", "Acme_Corp"], "Perhaps --tenant acme-corp?"),
+        (["--tenant", ""], "--tenant '' is no name of a namespace"),
+        (["--tenant", "a" * 64], "at most 63 lower-case letters, digits and '-'"),
+        (["--tenant", "acme/legal"], "--tenant 'acme/legal' is no name"),
+        (["--tenant", "acme\n"], "--tenant 'acme\\n' is no name"),
+        (["--tenant", "acme", "--scopes", "user,root"], "--scopes has 'root'; there are user, admin, monitor"),
+        (["--tenant", "acme", "--scopes", ""], "--scopes has ''; there are user, admin, monitor"),
+        (["--tenant", "acme", "--expires", "soon"], "--expires 'soon' is no length of time"),
+        (["--tenant", "acme", "--expires", "0d"], "--expires '0d' is too short."),
+        (["--tenant", "acme", "--expires", "99999d"], "--expires '99999d' is too long: 36500d at the most."),
+    ],
+)
+@pytest.mark.parametrize("verb", ["create", "hash"])
+def test_a_wrong_option_is_named_with_what_to_write(
+    motet: Motet, tmp_path: Path, verb: str, options: list[str], said: str
+) -> None:
+    done = motet("key", verb, *options, stdin=str(keys.made()))
+    assert (done.status, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert not (tmp_path / "state").exists()
+
+
+def test_create_needs_a_tenant(motet: Motet) -> None:
+    done = motet("key", "create")
+    assert done.status == 2
+    assert "--tenant" in done.stderr
+
+
+def test_a_wrong_overlap_changes_nothing(motet: Motet, url: str) -> None:
+    old = motet("key", "create", "--tenant", "acme").key
+    done = motet("key", "rotate", id_of(old), "--overlap", "-1h")
+    assert done.status == 2
+    assert "--overlap '-1h' is no length of time" in done.stderr
+    assert [key.revoked for key in stored(url)] == [None]
+
+
+@pytest.mark.parametrize("verb", ["revoke", "rotate"])
+def test_a_whole_key_where_an_id_belongs_is_not_repeated(motet: Motet, verb: str) -> None:
+    made = keys.made()
+    done = motet("key", verb, str(made))
+    assert done.status == 2
+    assert f"Its id is enough: motet key {verb} {made.id}" in done.stderr
+    done = motet("key", verb, str(made)[:-1])
+    assert done.status == 2
+    assert "ID has to be the 16 characters, 0-9 and a-f" in done.stderr
+    assert made.secret[:-1] not in done.stderr
+
+
+def test_what_hash_prints_opens_a_gateway_that_reads_a_file(motet: Motet, tmp_path: Path) -> None:
+    made = keys.made()
+    done = motet(
+        "key", "hash", "--tenant", "acme", "--scopes", "user,monitor", "--expires", "30m", stdin=f"  {made}\n\n"
+    )
+    (line,) = done.stdout.splitlines()
+    key = keys.from_line(line)
+    scopes = frozenset({KeyScope.USER, KeyScope.MONITOR})
+    assert opens([key], str(made)) == Caller("acme", made.id, scopes)
+    with pytest.raises(NotAuthenticated, match="expired"):
+        opens([key], str(made), after=timedelta(minutes=30))
+    assert made.secret not in done.stdout + done.stderr
+    assert not (tmp_path / "state").exists(), "no database is needed"
+
+
+@pytest.mark.parametrize(
+    "given", ["", "\n", "sk-proj-of-somebody-else", f"motet_{NOBODYS}_short", "ä" * 10, "x" * 10_000]
+)
+def test_what_is_no_key_is_not_hashed_and_not_repeated(motet: Motet, given: str) -> None:
+    done = motet("key", "hash", "--tenant", "acme", stdin=given)
+    assert (done.status, done.stdout) == (2, "")
+    assert ("has not the form" if given.strip() else "is empty") in done.stderr
+    assert HOW_TO_HASH in done.stderr
+    assert not given.strip() or given.strip() not in done.stderr
+
+
+def test_two_keys_are_not_taken_for_one(motet: Motet) -> None:
+    assert motet("key", "hash", "--tenant", "acme", stdin=f"{keys.made()}\n{keys.made()}\n").status == 2
+
+
+def test_a_key_as_an_argument_is_refused_and_not_repeated(motet: Motet) -> None:
+    made = keys.made()
+    done = motet("key", "hash", "--tenant", "acme", str(made), stdin=str(made))
+    assert (done.status, done.stdout) == (2, "")
+    assert "a key is no argument" in done.stderr
+    assert made.secret not in done.stderr
+
+
+def test_hash_on_a_terminal_says_what_to_pipe() -> None:
+    main, terminal = os.openpty()
+    with closing(os.fdopen(main)), closing(os.fdopen(terminal)) as stdin:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "motet_cli.main", "key", "hash", "--tenant", "acme"],
+            stdin=stdin,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert "standard input, which is a terminal here" in done.stderr
+    assert HOW_TO_HASH in done.stderr
+
+
+def test_the_words_that_make_a_key_without_a_database_make_one() -> None:
+    said = subprocess.run(["sh", "-c", A_NEW_ONE], capture_output=True, text=True, check=True).stdout
+    assert keys.written(said.strip()) is not None
+
+
+@pytest.mark.parametrize("verb", ["create", "ls"])
+def test_a_file_that_is_no_database_is_named_without_a_traceback(tmp_path: Path, verb: str) -> None:
+    (tmp_path / "motet.db").write_text("this is a text, and no database" * 100)
+    more = ["--tenant", "acme"] if verb == "create" else []
+    done = in_a_process("key", verb, "--data-dir", str(tmp_path), *more)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{tmp_path}/motet.db is not a database. Move the file away" in done.stderr
+
+
+def test_a_server_that_is_not_there_is_named_without_its_password(
+    motet: Motet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MOTET_DATABASE_URL", "postgresql+asyncpg://motet:hunter2@127.0.0.1:1/motet")
+    done = motet("key", "create", "--tenant", "acme")
+    assert (done.status, done.stdout) == (2, "")
+    assert "127.0.0.1:1/motet" in done.stderr
+    assert "hunter2" not in done.stderr
+
+
+def test_help_names_every_command() -> None:
+    said = in_a_process("key").stdout
+    assert all(verb in said for verb in ("create", "ls", "revoke", "rotate", "hash"))
