@@ -57,7 +57,7 @@ def create(data_dir: Path, *, tenant: str, scopes: str, expires: str | None) -> 
     _show(made)
     _say(f"{_about(key)} It is shown only now: keep it.")
     if first:
-        _say("It is the first one: from now on the gateway answers only those who send a key, on this machine too.")
+        _say("It is the first one: from now on gateways ask everybody for a key, on this machine too.")
     return 0
 
 

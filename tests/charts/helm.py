@@ -47,6 +47,7 @@ VARIANTS: dict[str, Object] = {
         },
         "networkPolicy": {"clients": [{"namespaceSelector": {}}], "metrics": [], "adapterSources": {"to": []}},
         "gateway": {
+            "auth": "keys",
             "replicas": None,
             "image": {"digest": DIGEST},
             "service": {"type": "LoadBalancer", "annotations": {"note": "outside"}},
@@ -76,6 +77,7 @@ VARIANTS: dict[str, Object] = {
     "a database of its own Secret": {
         "database": {"existingSecret": {"name": "postgres", "key": "address"}},
         "tls": {"source": "Existing"},
+        "gateway": {"auth": "keys", "keysSecret": "api-keys"},
         "operator": {
             "topologySpreadConstraints": [
                 {"maxSkew": 2, "topologyKey": "rack", "whenUnsatisfiable": "DoNotSchedule", "labelSelector": {}}

@@ -157,6 +157,8 @@ def test_what_a_pod_mounts_or_reads_is_there_or_is_the_users(values: Object) -> 
         there |= {("Secret", NAMESPACE, "postgres")}
     if name := values.get("database", {}).get("authorities", {}).get("configMapName"):
         there |= {("ConfigMap", NAMESPACE, name)}
+    if name := values.get("gateway", {}).get("keysSecret"):
+        there |= {("Secret", NAMESPACE, name)}
     pools = values.get("pools", {}).get("namespaces", ["motet-pools"])
     if name := values.get("runner", {}).get("authorities", {}).get("configMapName"):
         there |= {("ConfigMap", namespace, name) for namespace in pools}

@@ -124,7 +124,7 @@ def test_a_key_is_alone_on_standard_output_and_in_words_without_its_secret(motet
 
 
 def test_the_first_key_says_what_it_changes_and_the_second_does_not(motet: Motet) -> None:
-    said = "from now on the gateway answers only those who send a key, on this machine too"
+    said = "from now on gateways ask everybody for a key, on this machine too"
     assert said in motet("key", "create", "--tenant", "acme").stderr
     assert said not in motet("key", "create", "--tenant", "acme").stderr
 

@@ -158,6 +158,19 @@ key: url
 {{- end -}}
 {{- end -}}
 
+{{/* Where gateways look for API keys: secret, database, or nothing when they ask for none. */}}
+{{- define "motet.keysAreIn" -}}
+{{- if eq .Values.gateway.auth "keys" -}}
+{{- if .Values.gateway.keysSecret -}}
+secret
+{{- else if include "motet.databaseSecret" . -}}
+database
+{{- else -}}
+{{- fail "gateway.auth is keys, and there is no place for them: name a Secret in gateway.keysSecret, which may be made later, or set database" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "motet.spread" -}}
 {{- $values := index .root.Values .component -}}
 {{- if $values.topologySpreadConstraints }}

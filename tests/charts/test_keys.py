@@ -1,0 +1,95 @@
+"""Where the chart's gateways find API keys, and what it says about the first one."""
+
+import pytest
+
+from motet_cli.keys import A_NEW_ONE
+from tests.charts.helm import MOTET, NAMESPACE, HelmFailed, Object, helm, named, pod_templates, render
+from tests.charts.test_network import DATABASE, passes, pods
+from tests.charts.test_notes import notes
+from tests.charts.test_templates import environment, trusted
+
+URL = "postgresql+asyncpg://motet:secret@db.example/motet"
+IN_DATABASE: Object = {
+    "gateway": {"auth": "keys"},
+    "database": {"url": URL, "authorities": {"configMapName": "who-signs"}},
+}
+IN_SECRET: Object = {"gateway": {"auth": "keys", "keysSecret": "api-keys"}, "database": {"url": URL}}
+
+
+def gateway(values: Object) -> Object:
+    spec: Object = named(render(values), "Deployment", "motet-gateway")["spec"]["template"]["spec"]
+    return spec
+
+
+def settings(values: Object) -> Object:
+    return environment(gateway(values)["containers"][0])
+
+
+def test_without_a_word_gateways_ask_for_no_key() -> None:
+    found = settings({"database": {"url": URL}})
+    assert found["MOTET_GATEWAY_AUTH"] == "none"
+    assert not {"MOTET_DATABASE_URL", "MOTET_GATEWAY_KEYS_FILE"} & found.keys()
+
+
+def test_keys_in_the_database_are_read_from_there() -> None:
+    found = settings(IN_DATABASE)
+    assert found["MOTET_GATEWAY_AUTH"] == "keys"
+    assert found["MOTET_DATABASE_URL"] == {"secretKeyRef": {"name": "motet-database", "key": "url"}}
+    assert "MOTET_GATEWAY_KEYS_FILE" not in found
+    template = pod_templates(render(IN_DATABASE))[f"Deployment {NAMESPACE}/motet-gateway"]
+    assert trusted(template) == ({"name": "who-signs", "key": "ca.crt"}, {"PGSSLROOTCERT"})
+
+
+def test_keys_in_a_secret_are_mounted_as_a_folder_that_the_kubelet_renews() -> None:
+    spec = gateway(IN_SECRET)
+    (mount,) = [one for one in spec["containers"][0]["volumeMounts"] if one["name"] == "keys"]
+    assert mount == {"name": "keys", "mountPath": settings(IN_SECRET)["MOTET_GATEWAY_KEYS_FILE"], "readOnly": True}
+    assert "MOTET_DATABASE_URL" not in settings(IN_SECRET)
+
+
+def test_a_secret_of_keys_may_be_made_later_and_is_not_everybodys() -> None:
+    (volume,) = [one for one in gateway(IN_SECRET)["volumes"] if one["name"] == "keys"]
+    assert volume["secret"] == {"secretName": "api-keys", "optional": True, "defaultMode": 0o440}
+
+
+def test_gateways_reach_the_database_only_for_keys() -> None:
+    for values, reaches in (({"database": {"url": URL}}, False), (IN_SECRET, False), (IN_DATABASE, True)):
+        objects = render(values)
+        assert passes(objects, pods(objects)["gateway"], DATABASE, 5432) is reaches
+
+
+def test_another_database_restarts_gateways_that_read_keys_there() -> None:
+    def annotations(url: str) -> Object:
+        objects = render(IN_DATABASE | {"database": {"url": url}})
+        found: Object = named(objects, "Deployment", "motet-gateway")["spec"]["template"]["metadata"]["annotations"]
+        return found
+
+    assert annotations(URL) != annotations(URL.replace("secret", "another"))
+
+
+def test_keys_without_a_place_for_them_are_refused_with_both_places() -> None:
+    with pytest.raises(
+        HelmFailed, match=r"name a Secret in gateway\.keysSecret, which may be made later, or set database"
+    ):
+        helm("template", "motet", str(MOTET), "--set=gateway.auth=keys")
+
+
+def test_the_notes_say_how_to_make_the_first_key_in_the_database() -> None:
+    said = notes("--set=gateway.auth=keys", f"--set=database.url={URL}")
+    create = "exec deployment/motet-gateway -- motet key create --tenant=default > key)"
+    assert f"(umask 077; kubectl --namespace={NAMESPACE} {create}" in said
+    assert 'curl --header "authorization: Bearer $(cat key)" http://localhost:8000/v1/models' in said
+
+
+def test_the_notes_say_how_to_make_the_first_key_in_a_secret() -> None:
+    said = notes("--set=gateway.auth=keys", "--set=gateway.keysSecret=api-keys")
+    assert f"(umask 077; {A_NEW_ONE} > key)\nmotet key hash --tenant=default < key > key.json\n" in said
+    assert f"kubectl --namespace={NAMESPACE} create secret generic api-keys --from-file=first=key.json" in said
+    assert 'curl --header "authorization: Bearer $(cat key)" http://localhost:8000/v1/models' in said
+
+
+def test_the_notes_warn_of_open_gateways_until_keys_are_asked_for() -> None:
+    warning = "WARNING: everybody in reach of the gateway"
+    assert warning in notes()
+    assert warning not in notes("--set=gateway.auth=keys", "--set=gateway.keysSecret=api-keys")
+    assert "motet key" not in notes()
