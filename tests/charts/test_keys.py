@@ -1,5 +1,11 @@
 """Where the chart's gateways find API keys, and what it says about the first one."""
 
+import importlib.util
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import ModuleType
+
 import pytest
 
 from motet_cli.keys import A_NEW_ONE
@@ -93,3 +99,76 @@ def test_the_notes_warn_of_open_gateways_until_keys_are_asked_for() -> None:
     assert warning in notes()
     assert warning not in notes("--set=gateway.auth=keys", "--set=gateway.keysSecret=api-keys")
     assert "motet key" not in notes()
+
+
+@pytest.fixture
+def check() -> ModuleType:
+    """The script of `helm test`."""
+    spec = importlib.util.spec_from_file_location("check", MOTET / "files" / "check.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Version(BaseHTTPRequestHandler):
+    """Of a gateway that asks for no key."""
+
+    def do_GET(self) -> None:
+        self._answer(200, {"version": "1.2.3"})
+
+    def _answer(self, status: int, content: Object) -> None:
+        body = json.dumps(content).encode()
+        self.send_response(status)
+        if status == 401:
+            self.send_header("www-authenticate", "Bearer")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None: ...
+
+
+class AsksForAKey(Version):
+    def do_GET(self) -> None:
+        self._answer(401, {"error": {"message": "This gateway needs an API key."}})
+
+
+@pytest.mark.parametrize(
+    ("auth", "gateway", "said"),
+    [
+        ("none", Version, "the gateway is there, version 1.2.3"),
+        ("keys", AsksForAKey, "the gateway is there, and asks for a key"),
+        ("none", AsksForAKey, "the gateway is there, and asks for a key"),
+    ],
+)
+def test_helm_test_is_content_with_a_gateway(
+    check: ModuleType, monkeypatch: pytest.MonkeyPatch, auth: str, gateway: type[Version], said: str
+) -> None:
+    assert ask(check, monkeypatch, auth, gateway) == said
+
+
+def test_helm_test_names_a_gateway_that_should_ask_for_a_key(
+    check: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(AssertionError, match=r"gateway\.auth is keys, and the gateway answers who sends none"):
+        ask(check, monkeypatch, "keys", Version)
+
+
+def ask(check: ModuleType, monkeypatch: pytest.MonkeyPatch, auth: str, gateway: type[Version]) -> str:
+    with ThreadingHTTPServer(("127.0.0.1", 0), gateway) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("GATEWAY", f"127.0.0.1:{server.server_port}")
+        monkeypatch.setenv("GATEWAY_AUTH", auth)
+        try:
+            answer: str = check.the_gateway_answers()
+            return answer
+        finally:
+            server.shutdown()
+
+
+@pytest.mark.parametrize("values", [{}, IN_SECRET])
+def test_helm_test_knows_whether_gateways_ask_for_keys(values: Object) -> None:
+    (container,) = named(render(values), "Pod", "motet-test")["spec"]["containers"]
+    assert environment(container)["GATEWAY_AUTH"] == settings(values)["MOTET_GATEWAY_AUTH"]

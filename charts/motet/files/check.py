@@ -61,8 +61,17 @@ def an_invalid_adapter_is_refused() -> str:
 
 def the_gateway_answers() -> str:
     url = f"http://{os.environ['GATEWAY']}/version"
-    with urllib.request.urlopen(url, timeout=10) as answer:
-        return f"the gateway is there, version {json.load(answer)['version']}"
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            version = json.load(answer)["version"]
+    except urllib.error.HTTPError as refusal:
+        with refusal:
+            if refusal.code == 401 and "www-authenticate" in refusal.headers:
+                return "the gateway is there, and asks for a key"
+            raise
+    if os.environ.get("GATEWAY_AUTH") == "keys":
+        raise AssertionError("gateway.auth is keys, and the gateway answers who sends none")
+    return f"the gateway is there, version {version}"
 
 
 def main() -> None:
