@@ -13,8 +13,8 @@ from tests.docs.blocks import Block, blocks
 from tests.docs.pages import DOCS, written_pages
 from tests.repo.tree import ROOT, package_folders
 
-EXECUTED = {"tutorials/kubernetes.md", "guides/platform.md", "guides/tenant.md"}
-"""By tests/kube/releases/test_pages.py."""
+EXECUTED = {"tutorials/kubernetes.md", "guides/platform.md", "guides/tenant.md", "guides/keys.md"}
+"""By tests/kube/releases/test_pages.py, and the last by tests/docs/test_keys.py."""
 
 BLOCKS = [block for page in (*written_pages(), ROOT / "README.md") for block in blocks(page)]
 SHELL = [block for block in BLOCKS if block.kind in ("sh", "console")]
