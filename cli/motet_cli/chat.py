@@ -12,7 +12,9 @@ import httpx2 as httpx
 import typer
 
 from motet.errors import SetupError
+from motet.service import read
 from motet_cli.readiness import read_status
+from motet_cli.settings import Settings
 from motet_operator.local.layout import Layout
 
 HELP = """/model NAME  talk to another model      /models  what there is
@@ -42,7 +44,7 @@ class Talk:
 def chat(data_dir: Path, *, url: str | None, message: str | None, talk: Talk) -> int:
     base = (url or _url_of(data_dir)).rstrip("/").removesuffix("/v1")
     timeout = httpx.Timeout(SILENCE_SECONDS, connect=CONNECT_SECONDS)
-    with httpx.Client(base_url=base, timeout=timeout, trust_env=False) as client:
+    with httpx.Client(base_url=base, timeout=timeout, trust_env=False, headers=_credential()) as client:
         try:
             talk.model = talk.model or _first_model(client)
             if message is not None:
@@ -54,6 +56,15 @@ def chat(data_dir: Path, *, url: str | None, message: str | None, talk: Talk) ->
             return 1
         except httpx.TransportError as error:
             raise SetupError(f"no answer from {base} ({error}): is it up? See `motet status`.") from error
+
+
+def _credential() -> dict[str, str]:
+    key = read(Settings).api_key.strip()
+    if not key:
+        return {}
+    if not key.isascii() or not key.isprintable() or " " in key:
+        raise SetupError("MOTET_API_KEY holds no key: letters, digits and signs, without spaces.")
+    return {"authorization": f"Bearer {key}"}
 
 
 def _url_of(data_dir: Path) -> str:
@@ -167,9 +178,11 @@ def _first_model(client: httpx.Client) -> str:
 
 def _message_of(response: httpx.Response) -> str:
     try:
-        return str(response.json()["error"]["message"])
+        message = str(response.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):
         return f"the gateway answered {response.status_code}"
+    asks = response.status_code == httpx.codes.UNAUTHORIZED
+    return f"{message} `motet chat` sends the one in MOTET_API_KEY." if asks else message
 
 
 def _better_input() -> None:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -17,3 +18,7 @@ class Settings(BaseSettings):
     host: str = "127.0.0.1"
     """The address at which `motet up` lets the gateway listen. Anything but a loopback address can be reached from
     other machines, and without keys by all of them."""
+
+    api_key: str = Field("", repr=False)
+    """What `motet chat` sends to gateways that ask for an API key. Not an option: arguments can be read by everybody on
+    the machine."""

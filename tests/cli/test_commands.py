@@ -247,3 +247,41 @@ def test_the_data_dir_follows_the_desktops_rules(tmp_path: Path) -> None:
     assert done.stdout == f"nothing runs with {tmp_path}/motet\n"
     done = motet("down", env={"MOTET_DATA_DIR": str(tmp_path / "mine")})
     assert done.stdout == f"nothing runs with {tmp_path}/mine\n"
+
+
+class AskingForAKey(Listing):
+    def do_GET(self) -> None:
+        if self.headers["authorization"] == f"Bearer {KEY}":
+            super().do_GET()
+            return
+        body = json.dumps({"error": {"message": "This gateway needs an API key."}}).encode()
+        self.send_response(401)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+KEY = f"motet_{'0' * 16}_{'a' * 43}"
+
+
+@pytest.mark.parametrize(
+    ("key", "status", "said"),
+    [
+        (KEY, 0, "this is working\n"),
+        (f" {KEY}\n", 0, "this is working\n"),
+        ("", 1, "This gateway needs an API key. `motet chat` sends the one in MOTET_API_KEY.\n"),
+        ("two words", 2, "MOTET_API_KEY holds no key: letters, digits and signs, without spaces."),
+        ("schlüssel", 2, "MOTET_API_KEY holds no key: letters, digits and signs, without spaces."),
+    ],
+)
+def test_chat_sends_the_key_of_its_environment(key: str, status: int, said: str) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), AskingForAKey) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            url = f"http://127.0.0.1:{server.server_port}"
+            done = motet("chat", "--url", url, "-m", "hello", env={"MOTET_API_KEY": key})
+        finally:
+            server.shutdown()
+    assert done.returncode == status
+    assert said in (done.stderr if status else done.stdout)
+    assert not key.strip() or key.strip() not in done.stderr
