@@ -93,6 +93,14 @@ def test_the_gateway_runs_on_what_its_image_holds(installed: Installed) -> None:
         assert user_of(process) == USER
 
 
+@pytest.mark.soak
+@image("gateway")
+def test_the_gateways_image_makes_api_keys(installed: Installed) -> None:
+    code, said = installed.run("motet", "key", "create", "--tenant=acme")
+    assert code == 0, said
+    assert "of tenant acme, for user, does not expire" in said
+
+
 @pytest.fixture
 def scheduler(tmp_path: Path) -> Iterator[str]:
     """One that welcomes runners, from this checkout; where it listens."""
