@@ -98,6 +98,7 @@ async def test_a_database_of_a_time_with_one_table_of_versions_is_taken_over(url
     async with open_store(url) as store:
         async with store.write() as connection:
             await connection.execute(text("DROP TABLE schema_version"))
+            await connection.execute(text("DROP TABLE keys"))  # which came later
         await migrate(url)
         async with store.read() as connection:
             assert (await connection.execute(text("SELECT version_num FROM schema_version"))).scalar_one() >= "0002"
