@@ -155,6 +155,7 @@ class SchedulerSync:
                         min_replicas=pool.min_replicas,
                         max_replicas=pool.max_replicas or 0,
                         scale_down_stabilization_seconds=pool.scale_down_stabilization_seconds,
+                        tenants=pool.tenants,
                     )
                     for pool in self._catalog.pools
                 ],
@@ -176,6 +177,7 @@ class SchedulerSync:
                         max_bytes=adapter.max_bytes,
                         volume=adapter.volume,
                         folder=adapter.folder,
+                        share=adapter.share,
                     )
                     for adapter in self._catalog.adapters
                 ],

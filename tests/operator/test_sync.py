@@ -99,6 +99,17 @@ async def test_the_catalog_goes_up_whole_whenever_it_changes_and_after_each_reco
             await until(lambda: scheduler.snapshots() == [["b"]])
 
 
+async def test_who_may_use_what_goes_up_with_it(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/s.sock"
+    place = view(pools=[pool(allowedNamespaces={"from": "All"})], adapters=[adapter("a", share=["acme"]), adapter("b")])
+    async with small_scheduler(address) as scheduler, syncing(address) as sync:
+        sync.tell(reconcile(place).catalog, [])
+        await until(lambda: len(scheduler.snapshots()) == 1)
+        snapshot = scheduler.heard[-1].snapshot
+        assert [list(one.share) for one in snapshot.adapters] == [["acme"], []]
+        assert [list(one.tenants) for one in snapshot.pools] == [["*"]]
+
+
 async def test_a_certificate_that_no_status_could_hold_is_none_and_the_report_counts(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/s.sock"
     async with small_scheduler(address) as scheduler, syncing(address) as sync:

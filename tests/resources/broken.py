@@ -48,6 +48,8 @@ ONE_SOURCE = "exactly one of uri and persistentVolumeClaim must be set"
 HUB_ONLY = "revision may only be set for an hf:// source"
 NETWORK_ONLY = "credentialsSecretRef may only be set for a source that is reached over the network"
 A_LABEL = "must be a DNS label: lower-case letters, digits and '-', beginning and ending with a letter or digit"
+A_TENANT = "must be a namespace, or '*' for all that the pool admits"
+ALONE = "'*' must be the only entry"
 A_MODEL_NAME = (
     "must be letters, digits, '-', '_' and '.', beginning and ending with a letter or digit; "
     "'/' and ':' separate tenant and pool in what clients say"
@@ -181,6 +183,10 @@ BROKEN = [
         "minReplicas must be less than or equal to maxReplicas",
         at="spec.placement",
     ),
+    Broken("LoRAAdapter", "spec.share[0]", ["Acme"], A_TENANT, at="spec.share"),
+    Broken("LoRAAdapter", "spec.share[1]", ["acme", "zeta-*"], A_TENANT, at="spec.share"),
+    Broken("LoRAAdapter", "spec.share", ["*", "acme"], ALONE),
+    Broken("LoRAAdapter", "spec.share", ["acme", "*"], ALONE),
     Broken("ServingPool", "metadata.name", "x" * 64, NAME_LENGTH),
     Broken("ServingPool", "metadata.name", "a.b", A_LABEL),
     *of_a_uri("ServingPool", "spec.model.uri"),

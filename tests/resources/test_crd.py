@@ -41,7 +41,7 @@ OF_ALL = {"type", "description", "default", "nullable", VALIDATIONS}
 
 MERGED = {"spec.admission.allowedSchemes": "set", "spec.adapterVolumes": "map", "spec.template.env": "map"}
 LISTS_AND_MAPS = {
-    *("values", "matchLabels", "matchExpressions", "limits", "requests", "nodeSelector", "env"),
+    *("values", "matchLabels", "matchExpressions", "limits", "requests", "nodeSelector", "env", "share"),
     *("tolerations", "topologySpreadConstraints", "adapterVolumes", "labels", "annotations"),
     "preferredDuringSchedulingIgnoredDuringExecution",
     # Of nodes it is an object.

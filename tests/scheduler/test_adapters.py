@@ -4,13 +4,16 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from motet.api.v1 import common_pb2, scheduler_pb2
 from motet.fleet import Failure, Tier
 from motet.model import Digest
+from motet_scheduler import translate
 from motet_scheduler.policy import effects as do
 from motet_scheduler.policy import events as on
 from motet_scheduler.policy.values import Readiness, RevisionKey, Stage
-from tests.scheduler.builders import PIRATE, POET, Told, adapter, ready, resident
+from tests.scheduler.builders import GROUP, PIRATE, POET, Told, adapter, ready, resident
 
+REF = common_pb2.AdapterRef(namespace="default", name="pirate", generation=1)
 SUSPENDED = ""
 STAYS = Digest("sha256:" + "c" * 64)
 
@@ -433,3 +436,43 @@ def test_a_failure_that_passes_is_tried_again_in_its_own_time_however_often_that
         told.certify(digest="", stage=Stage.NONE, certificate=None, failure=away)
         told.wait(1)
         assert checks(told)
+
+
+def stated(*adapters, pools):
+    snapshot = scheduler_pb2.CatalogSnapshot(pools=pools, adapters=adapters)
+    return translate.sync_event(scheduler_pb2.SyncUp(snapshot=snapshot))
+
+
+def test_gateways_are_told_who_may_use_what():
+    told = ready()
+    told.attach()
+    entry = scheduler_pb2.AdapterEntry(ref=REF, group=GROUP, model_name="pirate", share=["acme", "zeta"])
+    told.tell(stated(entry, pools=[scheduler_pb2.PoolEntry(pool=GROUP, tenants=["*"])]))
+    said = translate.catalog(told.scheduler.catalog, 1).catalog
+    assert [list(one.share) for one in said.adapters] == [["acme", "zeta"]]
+    assert [list(one.tenants) for one in said.groups] == [["*"]]
+
+
+def test_an_operator_that_says_nothing_of_sharing_shares_nothing():
+    told = ready()
+    told.attach()
+    entry = scheduler_pb2.AdapterEntry(ref=REF, group=GROUP, model_name="pirate")
+    told.tell(stated(entry, pools=[scheduler_pb2.PoolEntry(pool=GROUP)]))
+    said = translate.catalog(told.scheduler.catalog, 1).catalog
+    assert not said.adapters[0].share
+    assert not said.groups[0].tenants
+
+
+def test_what_is_shared_or_not_changes_no_revision_and_ends_nothing():
+    told = with_pirate(share=("acme",))
+    told.gateway()
+    told.enqueue("a", digest=PIRATE, tenant="acme")
+    assert told.where("a") == "r0"
+    effects = told.state(adapter(share=()))
+    assert [type(effect) for effect in effects] == [do.Remember, do.Publish]
+    assert published(told)["pirate"].share == ()
+    assert published(told)["pirate"].digest == PIRATE
+    told.attach("r1")
+    told.detach("r0")
+    told.lose("a")
+    assert told.where("a") == "r1", "what runs is placed again, whoever may ask for it now"

@@ -117,7 +117,7 @@ def reconcile(view: View, memory: Memory | None = None, pace: Pace | None = None
             *_events("LoRAAdapter", view.adapters, adapters),
         ),
         catalog=Catalog(
-            pools=catalog_pools(view, refused, scalings),
+            pools=catalog_pools(view, refused, scalings, around.groups),
             adapters=tuple(one.entry for one in judged if one.entry is not None),
         ),
         due=_due(view, drains, pace.due(aimed)),

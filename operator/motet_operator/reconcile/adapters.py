@@ -241,6 +241,7 @@ def catalog_adapter(adapter: AdapterObject, around: Surroundings) -> CatalogAdap
         max_bytes=pool.resource.spec.admission.max_adapter_size_bytes or 0,
         volume=adapter.volume,
         folder=volume.folder_of(resource.metadata.namespace) if volume is not None else "",
+        share=tuple(sorted(set(resource.spec.share))),
     )
 
 

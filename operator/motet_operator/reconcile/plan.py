@@ -105,6 +105,8 @@ class CatalogPool:
     min_replicas: int = 0
     max_replicas: int | None = None
     scale_down_stabilization_seconds: int = 300
+    tenants: tuple[str, ...] = ()
+    """Namespaces that its group admits, or "*": who may use the base model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +132,9 @@ class CatalogAdapter:
     folder: str = ""
     """The volume that the source lies on, and the folder of it that nothing of the adapter may lie outside of, whatever
     links there are; empty: on no volume, and anywhere on it."""
+
+    share: tuple[str, ...] = ()
+    """Namespaces that may use it beside its own, or "*". What the pool admits bounds them at the gateway."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

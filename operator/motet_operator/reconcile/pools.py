@@ -391,8 +391,13 @@ def _slots(view: View, ready: Sequence[Instance]) -> Slots:
 
 
 def catalog_pools(
-    view: View, refused: Mapping[ObjectName, Refusal], scalings: Mapping[ObjectName, Scaling]
+    view: View,
+    refused: Mapping[ObjectName, Refusal],
+    scalings: Mapping[ObjectName, Scaling],
+    groups: Mapping[ObjectName, PoolObject],
 ) -> tuple[CatalogPool, ...]:
+    """`groups`: the pool of each that decides who its adapters may belong to. It decides who may use the base, too."""
+    tenants = {group: _tenants(view, pool) for group, pool in groups.items()}
     return tuple(
         CatalogPool(
             pool=pool.resource.object_name,
@@ -405,7 +410,15 @@ def catalog_pools(
             min_replicas=pool.resource.spec.autoscaling.min_replicas or 0,
             max_replicas=pool.resource.spec.autoscaling.max_replicas,
             scale_down_stabilization_seconds=pool.resource.spec.autoscaling.scale_down_stabilization_seconds,
+            tenants=tenants[pool.resource.group],
         )
         for pool in view.pools
         if pool.resource.object_name not in refused
     )
+
+
+def _tenants(view: View, pool: PoolObject) -> tuple[str, ...]:
+    # A tenant may have adapters and no Namespace that says so: nobody needs one where `motet up` runs.
+    known: dict[str, Mapping[str, str]] = {adapter.resource.metadata.namespace: {} for adapter in view.adapters}
+    own = pool.resource.metadata.namespace
+    return pool.resource.spec.allowed_namespaces.admitted(own=own, known=known | dict(view.namespaces))

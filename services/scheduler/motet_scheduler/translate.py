@@ -215,6 +215,7 @@ def catalog(it: Catalog, revision: int) -> scheduler_pb2.ServeDown:
                     ],
                     model_uri=group.model_uri,
                     pools=group.pools,
+                    tenants=group.tenants,
                 )
                 for group in it.groups
             ],
@@ -229,6 +230,7 @@ def catalog(it: Catalog, revision: int) -> scheduler_pb2.ServeDown:
                     rank=adapter.rank,
                     source=adapter.source,
                     max_class=_class(adapter.max_class),
+                    share=adapter.share,
                 )
                 for adapter in it.adapters
             ],
@@ -348,6 +350,7 @@ def _read_pool(it: scheduler_pb2.PoolEntry) -> Pool:
         min_replicas=it.min_replicas,
         max_replicas=it.max_replicas or None,
         stabilization=it.scale_down_stabilization_seconds,
+        tenants=tuple(it.tenants),
     )
 
 
@@ -369,6 +372,7 @@ def _read_adapter(it: scheduler_pb2.AdapterEntry) -> AdapterSpec:
         min_replicas=it.min_replicas,
         max_replicas=it.max_replicas,
         max_bytes=it.max_bytes,
+        share=tuple(it.share),
     )
 
 

@@ -386,6 +386,12 @@ def test_what_reaches_the_runner_is_in_the_catalog() -> None:
     )
 
 
+def test_with_whom_it_is_shared_is_in_the_catalog() -> None:
+    adapters = [adapter("a"), adapter("b", share=["zeta", "acme", "zeta"]), adapter("c", share=["*"])]
+    entries = reconcile(view(pools=[pool()], adapters=adapters)).catalog.adapters
+    assert {entry.name.name: entry.share for entry in entries} == {"a": (), "b": ("acme", "zeta"), "c": ("*",)}
+
+
 @pytest.mark.parametrize(
     ("place", "working", "stalled"),
     [

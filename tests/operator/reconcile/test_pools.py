@@ -750,3 +750,34 @@ def test_why_so_many_is_said_when_it_is_decided() -> None:
     again = replace(busy, wanted=first.replicas, conditions=first.conditions)
     assert decided(again, 2, "91 requests wait") == first
     assert condition(decided(again, 3, "200 requests wait").conditions, "ScalingActive").message == "200 requests wait"
+
+
+@pytest.mark.parametrize(
+    ("allowed", "tenants"),
+    [
+        ({"from": "Same"}, ("default",)),
+        ({"from": "All"}, ("*",)),
+        ({"from": "Selector", "selector": {"matchLabels": {"tier": "paid"}}}, ("acme",)),
+        # Where there are no Namespaces, tenants are known by their adapters, or by name.
+        ({"from": "Selector", "selector": {}}, ("acme", "default", "free", "zeta")),
+        ({"from": "Selector", "selector": {"matchLabels": {"kubernetes.io/metadata.name": "beta"}}}, ("beta",)),
+    ],
+)
+def test_the_catalog_says_who_may_use_the_base_model(allowed: dict[str, Any], tenants: tuple[str, ...]) -> None:
+    place = view(
+        pools=[pool(allowedNamespaces=allowed)],
+        adapters=[adapter("zeta/legal", poolRef={"name": "demo", "namespace": "default"})],
+        namespaces={"acme": {"tier": "paid"}, "free": {"tier": "free"}},
+    )
+    (entry,) = reconcile(place).catalog.pools
+    assert entry.tenants == tenants
+
+
+def test_of_a_group_the_oldest_pool_says_who_may_use_the_base_model() -> None:
+    old = pool("old", group="both", model={"servedName": "base"})
+    young = replace(pool("young", group="both", model={"servedName": "base"}, allowedNamespaces={"from": "All"}), age=1)
+    plan = reconcile(view(pools=[young, old]))
+    assert {str(entry.pool): entry.tenants for entry in plan.catalog.pools} == {
+        "default/young": ("default",),
+        "default/old": ("default",),
+    }

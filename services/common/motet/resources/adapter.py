@@ -9,6 +9,7 @@ from motet.model import ObjectName
 from motet.resources.rules import Rule, Transition
 from motet.resources.shapes import (
     API_VERSION,
+    EVERYBODY,
     MAX_REPLICAS,
     AdapterUri,
     Digest,
@@ -21,6 +22,7 @@ from motet.resources.shapes import (
     ServedName,
     Shape,
     SourceRevision,
+    TenantOrAll,
 )
 
 Priority = Literal["Interactive", "Standard", "Batch"]
@@ -140,9 +142,21 @@ class LoRAAdapterSpec(Shape):
     priority: Priority = "Standard"
     """The highest class that a request to this adapter may have."""
 
+    share: Annotated[list[TenantOrAll], Field(max_length=64)] = Field(default_factory=list)
+    """Namespaces that may use it as `namespace/modelName`, or `["*"]`: all that the pool admits. What they use counts
+    as theirs. Taking one away ends no request that runs."""
+
     suspend: bool = False
     """Unload it everywhere and keep the object."""
 
+    rules: ClassVar = (
+        Rule(
+            field="share",
+            cel=f"!has(self.share) || !('{EVERYBODY}' in self.share) || self.share.size() == 1",
+            message=f"'{EVERYBODY}' must be the only entry",
+            holds=lambda spec: EVERYBODY not in spec.share or len(spec.share) == 1,
+        ),
+    )
     transitions: ClassVar = (
         # Comparing two optionals as such would cost more than the API server allows.
         Transition(

@@ -1,11 +1,12 @@
 """Which namespaces something is for: all of them, one, or those with certain labels."""
 
+from collections.abc import Iterable, Mapping
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
 from motet.resources.rules import Rule
-from motet.resources.shapes import LabelKey, Labels, LabelValue, Shape
+from motet.resources.shapes import EVERYBODY, LabelKey, Labels, LabelValue, Shape
 
 
 class LabelRequirement(Shape):
@@ -77,6 +78,13 @@ class LabelSelector(Shape):
             for asked in self.match_expressions
         )
 
+    @property
+    def names(self) -> Iterable[str]:
+        """Namespaces that it asks for by name, whether or not they exist."""
+        yield from [self.match_labels[NAME]] if NAME in self.match_labels else []
+        for asked in self.match_expressions:
+            yield from asked.values if asked.key == NAME and asked.operator == "In" else []
+
 
 class AllowedNamespaces(Shape):
     """Whose adapters may refer to the pool."""
@@ -118,3 +126,12 @@ class AllowedNamespaces(Shape):
                 assert self.selector is not None
                 # Without this label a selector by name would differ locally.
                 return self.selector.matches({NAME: namespace} | labels)
+
+    def admitted(self, *, own: str, known: Mapping[str, Mapping[str, str]]) -> tuple[str, ...]:
+        """All of them, in order, given the labels of those that exist; `("*",)` where every one is."""
+        if self.selector is None:
+            return (EVERYBODY,) if self.from_ == "All" else (own,)
+        candidates = {own, *known, *self.selector.names}
+        return tuple(
+            sorted(name for name in candidates if self.admits(name, own=own, labels=dict(known.get(name, {}))))
+        )

@@ -28,6 +28,8 @@ API_VERSION: Final = "motet.dev/v1alpha1"
 CATEGORY = "motet"
 
 MAX_REPLICAS = 1000
+EVERYBODY = "*"
+"""Instead of namespaces: every one."""
 ADAPTER_SCHEMES = ("file", "hf", "https")
 MODEL_SCHEMES = ("file", "pvc", "hf", "https")
 
@@ -78,6 +80,7 @@ def changes(before: Shape, after: Shape, path: tuple[str, ...] = ()) -> list[tup
 
 
 _DNS_LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+_TENANT = r"^([*]|[a-z0-9]([-a-z0-9]*[a-z0-9])?)$"
 _MODEL_NAME = r"^[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?$"
 _SERVED_NAME = r"^[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?(/[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?)?$"
 _DIGEST = r"^sha256:[0-9a-f]{64}$"
@@ -94,6 +97,7 @@ _QUANTITY = r"^([0-9]+([.][0-9]+)?|[.][0-9]+)(m|[kMGTPE]|[KMGTPE]i)?$"
 
 PATTERN_SENTENCES = {
     _DNS_LABEL: "must be a DNS label: lower-case letters, digits and '-', beginning and ending with a letter or digit",
+    _TENANT: "must be a namespace, or '*' for all that the pool admits",
     _MODEL_NAME: "must be letters, digits, '-', '_' and '.', beginning and ending with a letter or digit; "
     "'/' and ':' separate tenant and pool in what clients say",
     _SERVED_NAME: "must be letters, digits, '-', '_' and '.', with at most one '/' inside",
@@ -114,6 +118,7 @@ PATTERN_SENTENCES = {
 """What to say instead of quoting a regular expression at a person."""
 
 DnsLabel = Annotated[str, StringConstraints(pattern=_DNS_LABEL, max_length=63)]
+TenantOrAll = Annotated[str, StringConstraints(pattern=_TENANT, max_length=63)]
 ModelName = Annotated[str, StringConstraints(pattern=_MODEL_NAME, max_length=63)]
 ServedName = Annotated[str, StringConstraints(pattern=_SERVED_NAME, max_length=127)]
 Digest = Annotated[str, StringConstraints(pattern=_DIGEST, max_length=71)]

@@ -288,6 +288,7 @@ class Adapters:
             rank=serving.certificate.rank if serving is not None and serving.certificate is not None else 0,
             max_class=spec.max_class,
             failure=adapter.failure,
+            share=spec.share,
         )
 
     # ------------------------------------------------------------------------------------------------------ internals

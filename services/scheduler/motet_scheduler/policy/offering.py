@@ -101,6 +101,7 @@ class Offering:
                 served_name=pools[0].served_name,
                 model_uri=pools[0].model_uri,
                 pools=tuple(sorted(pool.pool for pool in pools)),
+                tenants=pools[0].tenants,  # the same in each
                 base_digest=base.digest,
                 asset_digest=base.asset_digest,
                 max_model_length=length,

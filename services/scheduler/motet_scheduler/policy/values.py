@@ -96,6 +96,10 @@ class Pool:
     stabilization: float = 300.0
     """Seconds for which fewer runners must have been enough before some leave."""
 
+    tenants: tuple[str, ...] = ()
+    """Who may use the base model: for gateways alone. So is an adapter's `share`: what is asked of the scheduler has
+    been allowed, and goes on when that is taken back."""
+
     @property
     def scalable(self) -> bool:
         return self.scaling is not ScalingMode.DISABLED
@@ -135,6 +139,8 @@ class AdapterSpec:
     max_replicas: int = 0
     max_bytes: int = 0
     """What its pool admits; 0: the runner's own bound."""
+
+    share: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,6 +212,7 @@ class CatalogAdapter:
     rank: int = 0
     max_class: RequestClass = RequestClass.INTERACTIVE
     failure: Failure | None = None
+    share: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,6 +226,8 @@ class CatalogGroup:
     max_model_length: int = 0
     runners: tuple[tuple[str, str], ...] = ()
     """(instance, address) of those that take work."""
+
+    tenants: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

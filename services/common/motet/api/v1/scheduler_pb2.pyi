@@ -696,6 +696,7 @@ class CatalogGroup(_message.Message):
     RUNNERS_FIELD_NUMBER: _builtins.int
     MODEL_URI_FIELD_NUMBER: _builtins.int
     POOLS_FIELD_NUMBER: _builtins.int
+    TENANTS_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     """namespace/name"""
     served_name: _builtins.str
@@ -711,6 +712,10 @@ class CatalogGroup(_message.Message):
     def pools(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """namespace/name"""
 
+    @_builtins.property
+    def tenants(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """who may use the base, and adapters that are shared with them; '*': everybody"""
+
     def __init__(
         self,
         *,
@@ -722,10 +727,11 @@ class CatalogGroup(_message.Message):
         runners: _abc.Iterable[Global___CatalogRunner] | None = ...,
         model_uri: _builtins.str = ...,
         pools: _abc.Iterable[_builtins.str] | None = ...,
+        tenants: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asset_digest", b"asset_digest", "base_digest", b"base_digest", "group", b"group", "max_model_length", b"max_model_length", "model_uri", b"model_uri", "pools", b"pools", "runners", b"runners", "served_name", b"served_name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asset_digest", b"asset_digest", "base_digest", b"base_digest", "group", b"group", "max_model_length", b"max_model_length", "model_uri", b"model_uri", "pools", b"pools", "runners", b"runners", "served_name", b"served_name", "tenants", b"tenants"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -767,6 +773,7 @@ class CatalogAdapter(_message.Message):
     RANK_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
     MAX_CLASS_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     model_name: _builtins.str
     """what clients say inside the tenant; tenant/name elsewhere"""
@@ -782,6 +789,10 @@ class CatalogAdapter(_message.Message):
     def ref(self) -> _common_pb2.AdapterRef: ...
     @_builtins.property
     def failure(self) -> _common_pb2.Failure: ...
+    @_builtins.property
+    def share(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """namespaces that may use it beside its own, or one '*'; never more than the group's"""
+
     def __init__(
         self,
         *,
@@ -795,10 +806,11 @@ class CatalogAdapter(_message.Message):
         rank: _builtins.int = ...,
         source: _builtins.str = ...,
         max_class: _common_pb2.RequestClass.ValueType = ...,
+        share: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "ref", b"ref"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asset_digest", b"asset_digest", "digest", b"digest", "failure", b"failure", "group", b"group", "max_class", b"max_class", "model_name", b"model_name", "rank", b"rank", "ref", b"ref", "source", b"source", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asset_digest", b"asset_digest", "digest", b"digest", "failure", b"failure", "group", b"group", "max_class", b"max_class", "model_name", b"model_name", "rank", b"rank", "ref", b"ref", "share", b"share", "source", b"source", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1529,6 +1541,7 @@ class PoolEntry(_message.Message):
     MIN_REPLICAS_FIELD_NUMBER: _builtins.int
     MAX_REPLICAS_FIELD_NUMBER: _builtins.int
     SCALE_DOWN_STABILIZATION_SECONDS_FIELD_NUMBER: _builtins.int
+    TENANTS_FIELD_NUMBER: _builtins.int
     pool: _builtins.str
     group: _builtins.str
     served_name: _builtins.str
@@ -1541,6 +1554,10 @@ class PoolEntry(_message.Message):
     max_replicas: _builtins.int
     """0: no bound"""
     scale_down_stabilization_seconds: _builtins.float
+    @_builtins.property
+    def tenants(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """namespaces that it admits, or one '*': all; none from an operator that says nothing"""
+
     def __init__(
         self,
         *,
@@ -1554,10 +1571,11 @@ class PoolEntry(_message.Message):
         min_replicas: _builtins.int = ...,
         max_replicas: _builtins.int = ...,
         scale_down_stabilization_seconds: _builtins.float = ...,
+        tenants: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "max_replicas", b"max_replicas", "max_sequences", b"max_sequences", "min_replicas", b"min_replicas", "model_uri", b"model_uri", "pool", b"pool", "replicas", b"replicas", "scale_down_stabilization_seconds", b"scale_down_stabilization_seconds", "scaling", b"scaling", "served_name", b"served_name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "max_replicas", b"max_replicas", "max_sequences", b"max_sequences", "min_replicas", b"min_replicas", "model_uri", b"model_uri", "pool", b"pool", "replicas", b"replicas", "scale_down_stabilization_seconds", b"scale_down_stabilization_seconds", "scaling", b"scaling", "served_name", b"served_name", "tenants", b"tenants"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1581,6 +1599,7 @@ class AdapterEntry(_message.Message):
     MAX_BYTES_FIELD_NUMBER: _builtins.int
     VOLUME_FIELD_NUMBER: _builtins.int
     FOLDER_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     model_name: _builtins.str
     source: _builtins.str
@@ -1602,6 +1621,10 @@ class AdapterEntry(_message.Message):
     """of the volume: nothing outside of it is read; empty: all of it may be"""
     @_builtins.property
     def ref(self) -> _common_pb2.AdapterRef: ...
+    @_builtins.property
+    def share(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """namespaces that may use it beside its own, or one '*': all that the pool admits"""
+
     def __init__(
         self,
         *,
@@ -1619,10 +1642,11 @@ class AdapterEntry(_message.Message):
         max_bytes: _builtins.int = ...,
         volume: _builtins.str = ...,
         folder: _builtins.str = ...,
+        share: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ref", b"ref"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content_stamp", b"content_stamp", "credentials", b"credentials", "expected_digest", b"expected_digest", "folder", b"folder", "group", b"group", "max_bytes", b"max_bytes", "max_class", b"max_class", "max_replicas", b"max_replicas", "min_replicas", b"min_replicas", "model_name", b"model_name", "ref", b"ref", "revision", b"revision", "source", b"source", "volume", b"volume"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content_stamp", b"content_stamp", "credentials", b"credentials", "expected_digest", b"expected_digest", "folder", b"folder", "group", b"group", "max_bytes", b"max_bytes", "max_class", b"max_class", "max_replicas", b"max_replicas", "min_replicas", b"min_replicas", "model_name", b"model_name", "ref", b"ref", "revision", b"revision", "share", b"share", "source", b"source", "volume", b"volume"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
