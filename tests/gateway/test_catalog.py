@@ -1,24 +1,35 @@
 """Names: who may say which, and what they mean."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from motet.api.v1 import common_pb2, scheduler_pb2
-from motet.errors import InvalidRequest, ModelNotFound, Overloaded
+from motet.errors import InvalidRequest, ModelNotFound, MotetError, Overloaded
 from motet_gateway.catalog import Catalog, CatalogBook
 from motet_gateway.identity.caller import ANYBODY, Caller
 
-ACME = Caller(tenant="acme", sees_all=False)
+ACME, ZETA = Caller("acme"), Caller("zeta")
 
 
-def group(name: str, served: str) -> scheduler_pb2.CatalogGroup:
-    return scheduler_pb2.CatalogGroup(group=f"platform/{name}", served_name=served, pools=[f"platform/{name}"])
+def group(
+    name: str, served: str, *, namespace: str = "platform", tenants: Sequence[str] = ("*",)
+) -> scheduler_pb2.CatalogGroup:
+    full = f"{namespace}/{name}"
+    return scheduler_pb2.CatalogGroup(group=full, served_name=served, pools=[full], tenants=tenants)
 
 
-def adapter(tenant: str, name: str, pool: str = "small", model_name: str = "") -> scheduler_pb2.CatalogAdapter:
+def adapter(
+    tenant: str, name: str, pool: str = "small", model_name: str = "", share: Sequence[str] = ()
+) -> scheduler_pb2.CatalogAdapter:
     return scheduler_pb2.CatalogAdapter(
         ref=common_pb2.AdapterRef(namespace=tenant, name=name, generation=1),
-        group=f"platform/{pool}",
+        group=pool if "/" in pool else f"platform/{pool}",
         model_name=model_name or name,
+        share=share,
         digest=f"sha256:{tenant}-{name}-{pool}",
     )
 
@@ -96,3 +107,148 @@ def test_an_empty_catalog_says_so() -> None:
 def test_before_the_first_catalog_nobody_is_told_that_a_model_does_not_exist() -> None:
     with pytest.raises(Overloaded):
         _ = CatalogBook().current
+
+
+# ------------------------------------------------------------------------------------------------------------- sharing
+
+
+def seen(catalog: Catalog, caller: Caller) -> set[str]:
+    return {name for name, _ in catalog.visible(caller)}
+
+
+def of_acme(*share: str, admits: Sequence[str] = ("*",)) -> Catalog:
+    return Catalog((group("small", "base", tenants=admits),), (adapter("acme", "legal", share=share),))
+
+
+@pytest.mark.parametrize(
+    ("catalog", "caller", "names"),
+    [
+        (of_acme(), ACME, {"base", "legal"}),
+        (of_acme(), ZETA, {"base"}),
+        (of_acme("zeta"), ZETA, {"base", "acme/legal"}),
+        (of_acme("zeta"), Caller("beta"), {"base"}),
+        (of_acme("*"), Caller("beta"), {"base", "acme/legal"}),
+        (of_acme("zeta", admits=["acme", "zeta"]), ZETA, {"base", "acme/legal"}),
+        # Never more than the pool admits.
+        (of_acme("zeta", admits=["acme"]), ZETA, set()),
+        (of_acme("*", admits=["acme"]), ZETA, set()),
+        # An operator that says nothing of it: what is one's own is served, for otherwise it would not be here.
+        (of_acme("*", admits=[]), ZETA, set()),
+        (of_acme(admits=[]), ACME, {"legal"}),
+        (of_acme(admits=[]), ANYBODY, {"base", "acme/legal"}),
+    ],
+)
+def test_what_a_caller_may_use(catalog: Catalog, caller: Caller, names: set[str]) -> None:
+    assert seen(catalog, caller) == names
+    for name in ("base", "legal", "acme/legal", "small:legal", "small:acme/legal"):
+        said = name.rpartition(":")[2]
+        usable = said in names or (said == "acme/legal" and caller == ACME)
+        if usable:
+            assert catalog.resolve(name, caller).group.served_name == "base"
+        else:
+            with pytest.raises(ModelNotFound):
+                catalog.resolve(name, caller)
+
+
+def test_a_name_that_another_shares_does_not_hide_ones_own() -> None:
+    catalog = Catalog(
+        (group("small", "base"),), (adapter("acme", "legal", share=["zeta"]), adapter("zeta", "legal", share=["acme"]))
+    )
+    for caller in (ACME, ZETA):
+        assert catalog.resolve("legal", caller).adapter_name == f"{caller.tenant}/legal"
+    assert seen(catalog, ACME) == {"base", "legal", "zeta/legal"}
+
+
+def test_a_base_model_that_one_may_not_use_hides_nothing() -> None:
+    groups = (group("first", "base", tenants=["zeta"]), group("second", "base", tenants=["acme"]))
+    catalog = Catalog(groups, (adapter("acme", "other", "first", model_name="base-2"),))
+    assert catalog.resolve("base", ACME).group.group == "platform/second"
+    assert catalog.resolve("base", ZETA).group.group == "platform/first"
+    hidden = Catalog((group("small", "legal", tenants=["zeta"]),), (adapter("acme", "legal"),))
+    assert hidden.resolve("legal", ACME).adapter_name == "acme/legal"
+    assert seen(hidden, ACME) == {"legal"}
+
+
+def test_of_a_name_on_two_pools_only_those_count_that_one_may_use() -> None:
+    both = (adapter("acme", "a", "small", "legal", ["zeta"]), adapter("acme", "b", "large", "legal"))
+    catalog = Catalog((group("small", "tiny-1b"), group("large", "huge-70b")), both)
+    assert catalog.resolve("acme/legal", ZETA).group.group == "platform/small"
+    with pytest.raises(InvalidRequest, match="small:legal"):
+        catalog.resolve("legal", ACME)
+
+
+def test_pools_with_one_name_in_two_namespaces_are_told_apart() -> None:
+    groups = (group("small", "tiny-1b"), group("small", "other-1b", namespace="labs"))
+    catalog = Catalog(groups, (adapter("acme", "a", "small", "legal"), adapter("acme", "b", "labs/small", "legal")))
+    assert {"platform/small:legal", "labs/small:legal"} < seen(catalog, ACME)
+    assert catalog.resolve("labs/small:legal", ACME).adapter_name == "acme/b"
+    with pytest.raises(InvalidRequest, match="'platform/small:legal' or 'labs/small:legal'"):
+        catalog.resolve("legal", ACME)
+
+
+TENANTS = ("acme", "zeta", "beta")
+NAMES = ("legal", "legall", "sql", "base")
+POOLS = ("small", "large")
+
+
+@dataclass(frozen=True)
+class House:
+    catalog: Catalog
+    without: Catalog
+    """The same without everything that the caller may not use."""
+    caller: Caller
+
+
+_listed = st.one_of(st.just(("*",)), st.lists(st.sampled_from(TENANTS), max_size=2, unique=True))
+
+
+@st.composite
+def houses(draw: st.DrawFn) -> House:
+    caller = Caller(draw(st.sampled_from(TENANTS)))
+    groups = [group(name, draw(st.sampled_from(("base", "acme/legal", name))), tenants=draw(_listed)) for name in POOLS]
+    keys = draw(st.lists(st.tuples(*map(st.sampled_from, (TENANTS, NAMES, POOLS))), max_size=8, unique=True))
+    adapters = [
+        adapter(tenant, f"{name}-{pool}", pool, model_name=name, share=draw(_listed)) for tenant, name, pool in keys
+    ]
+    admitted = {one.group: set(one.tenants) & {caller.tenant, "*"} for one in groups}
+    ours = [
+        one
+        for one in adapters
+        if one.ref.namespace == caller.tenant or (set(one.share) & {caller.tenant, "*"} and admitted[one.group])
+    ]
+    bare = [one if admitted[one.group] else scheduler_pb2.CatalogGroup(group=one.group) for one in groups]
+    for one, was in zip(bare, groups, strict=True):
+        one.pools[:] = was.pools
+    return House(Catalog(tuple(groups), tuple(adapters)), Catalog(tuple(bare), tuple(ours)), caller)
+
+
+def asked_for() -> st.SearchStrategy[str]:
+    part = st.sampled_from([*TENANTS, *NAMES, *POOLS, "leg", "platform", ""])
+    return st.lists(st.tuples(part, st.sampled_from(["", "/", ":", "x"])), max_size=4).map(
+        lambda pieces: "".join(piece for pair in pieces for piece in pair)
+    )
+
+
+def outcome(catalog: Catalog, name: str, caller: Caller) -> tuple[object, ...]:
+    try:
+        target = catalog.resolve(name, caller)
+    except MotetError as error:
+        return type(error), error.message, error.param
+    return target.group.group, target.adapter_name
+
+
+@given(houses(), asked_for())
+def test_what_one_may_not_use_is_as_if_it_were_not_there(house: House, name: str) -> None:
+    served = {one.served_name for one in house.without.groups if not one.served_name}
+    assert served <= {""}
+    if name:  # an empty name is what a group is called here that is not there
+        assert outcome(house.catalog, name, house.caller) == outcome(house.without, name, house.caller)
+    assert seen(house.catalog, house.caller) == seen(house.without, house.caller)
+
+
+@given(houses())
+def test_each_name_that_is_listed_means_what_is_listed(house: House) -> None:
+    listed = list(house.catalog.visible(house.caller))
+    assert len({name for name, _ in listed}) == len(listed)
+    for name, target in listed:
+        assert house.catalog.resolve(name, house.caller) == target

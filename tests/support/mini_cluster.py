@@ -320,6 +320,7 @@ class MiniScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self.adapters: list[scheduler_pb2.CatalogAdapter] = []
         self.groups: list[scheduler_pb2.CatalogGroup] | None = None
         self.max_model_length = 512
+        self.tenants = ["*"]
         self.hellos: list[scheduler_pb2.GatewayHello] = []
         self.enqueued: list[scheduler_pb2.Enqueue] = []
         self.cancelled: list[scheduler_pb2.CancelRequest] = []
@@ -375,6 +376,7 @@ class MiniScheduler(scheduler_pb2_grpc.SchedulerServicer):
             runners=runners,
             model_uri="file:///models/tiny",
             pools=[GROUP],
+            tenants=self.tenants,
         )
         return scheduler_pb2.Catalog(groups=[group] if self.groups is None else self.groups, adapters=self.adapters)
 

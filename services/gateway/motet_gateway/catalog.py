@@ -9,6 +9,12 @@ from motet.errors import AdapterIncompatible, InvalidRequest, ModelNotFound, Ove
 from motet_gateway.identity.caller import Caller
 from motet_gateway.names import Names, shown
 
+EVERYBODY = "*"
+"""Among the namespaces that may use something: all."""
+
+_NAMES_KEPT = 256
+"""Tenants for whom the names are kept in order, at once."""
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -40,6 +46,10 @@ class Target:
         """Changes with the weights that answer: clients see it as `system_fingerprint`."""
         digests = (self.group.base_digest, self.adapter_digest)
         return "fp_" + "_".join(digest.rpartition(":")[2][:10] for digest in digests if digest)
+
+    def is_owned_by(self, caller: Caller) -> bool:
+        """Who may only use an adapter is not told where it comes from."""
+        return self.adapter is None or caller.sees_all or self.adapter.ref.namespace == caller.tenant
 
     def obstacle(self) -> str:
         """What a request for it still has to wait for; empty when it can be tokenised and enqueued.
@@ -84,8 +94,16 @@ class Catalog:
         return {group.group: group for group in self.groups}
 
     @cached_property
-    def _bases(self) -> dict[str, Target]:
-        return {group.served_name: Target(group, None) for group in reversed(self.groups)}
+    def _admitted(self) -> dict[str, frozenset[str]]:
+        """By group: whose requests its pools take."""
+        return {group.group: frozenset(group.tenants) for group in self.groups}
+
+    @cached_property
+    def _bases(self) -> dict[str, list[Target]]:
+        found: dict[str, list[Target]] = {}
+        for group in self.groups:
+            found.setdefault(group.served_name, []).append(Target(group, None))
+        return found
 
     @cached_property
     def _adapters(self) -> dict[tuple[str, str], list[Target]]:
@@ -96,25 +114,64 @@ class Catalog:
                 found.setdefault((adapter.ref.namespace, adapter.model_name), []).append(Target(group, adapter))
         return found
 
+    @cached_property
+    def _names_for(self) -> dict[str, list[tuple[str, str]]]:
+        """By tenant: names of its own adapters and of those shared with it; under "*" those shared with all. What a
+        caller may not use takes no time of theirs."""
+        found: dict[str, dict[tuple[str, str], None]] = {}
+        for name, targets in self._adapters.items():
+            for tenant in {name[0], *(tenant for target in targets for tenant in _shared_with(target))}:
+                found.setdefault(tenant, {})[name] = None
+        return {tenant: list(names) for tenant, names in found.items()}
+
+    def _may_use(self, target: Target, caller: Caller) -> bool:
+        if caller.sees_all:
+            return True
+        if (adapter := target.adapter) is not None:
+            if adapter.ref.namespace == caller.tenant:
+                return True  # an adapter that its pool does not admit is in no catalog
+            if caller.tenant not in adapter.share and EVERYBODY not in adapter.share:
+                return False
+        admitted = self._admitted[target.group.group]
+        return caller.tenant in admitted or EVERYBODY in admitted
+
+    def _base(self, name: str, caller: Caller) -> Target | None:
+        """Of several that are served under one name the first."""
+        return next((target for target in self._bases.get(name, ()) if self._may_use(target, caller)), None)
+
+    def _of(self, tenant: str, name: str, caller: Caller) -> list[Target]:
+        return [target for target in self._adapters.get((tenant, name), ()) if self._may_use(target, caller)]
+
+    def bases(self, caller: Caller) -> list[Target]:
+        """Those that the caller may use."""
+        return [base for name in self._bases if (base := self._base(name, caller)) is not None]
+
     def visible(self, caller: Caller) -> Iterator[tuple[str, Target]]:
         """Every model the caller may use, under the shortest name that means it and nothing else."""
-        yield from self._bases.items()
-        for (tenant, name), targets in self._adapters.items():
-            if tenant != caller.tenant and not caller.sees_all:
-                continue
+        for base in self.bases(caller):
+            yield base.group.served_name, base
+        if caller.sees_all:
+            names: Iterable[tuple[str, str]] = self._adapters
+        else:
+            names = dict.fromkeys([*self._names_for.get(caller.tenant, ()), *self._names_for.get(EVERYBODY, ())])
+        for tenant, name in names:
             said = name if tenant == caller.tenant else f"{tenant}/{name}"
+            targets = self._of(tenant, name, caller)
+            ambiguous = len(targets) > 1 or self._base(said, caller) is not None
             for target in targets:
-                ambiguous = len(targets) > 1 or said in self._bases
-                yield f"{_short_pool_names(target.group)[0]}:{said}" if ambiguous else said, target
+                yield f"{_pool_said(target, targets)}:{said}" if ambiguous else said, target
 
     def resolve(self, name: str, caller: Caller) -> Target:
-        """`name` of the caller's own tenant or `tenant/name`, either after `pool:`; or a base by its served name."""
-        if (base := self._bases.get(name)) is not None:
+        """`name` of the caller's own tenant or `tenant/name`, either after `pool:`; or a base by its served name.
+
+        What the caller may not use is nowhere in what this looks through and says: it is as if it were not there.
+        """
+        if (base := self._base(name, caller)) is not None:
             return base
         if targets := self._candidates(name, caller):
             if len(targets) == 1:
                 return targets[0]
-            choices = " or ".join(f"'{_short_pool_names(target.group)[0]}:{name}'" for target in targets)
+            choices = " or ".join(f"'{_pool_said(target, targets)}:{name}'" for target in targets)
             raise InvalidRequest(f"model '{name}' is served on several pools: say {choices}", param="model")
         raise self._not_found(name, caller)
 
@@ -122,23 +179,29 @@ class Catalog:
         if found := self._named(name, caller):
             return found
         pool, _, rest = name.rpartition(":")
-        return [target for target in self._named(rest, caller) if _is_pool_of(pool, target.group)]
+        found = self._named(rest, caller)
+        # Its whole name first: pools of several namespaces may share the short one.
+        exactly = [target for target in found if pool in _pool_names(target.group)]
+        return exactly or [target for target in found if _is_pool_of(pool, target.group)]
 
     def _named(self, name: str, caller: Caller) -> list[Target]:
-        if own := self._adapters.get((caller.tenant, name)):
+        if own := self._of(caller.tenant, name, caller):
             return own
         tenant, _, rest = name.partition("/")
-        return self._adapters.get((tenant, rest), []) if caller.sees_all or tenant == caller.tenant else []
+        return self._of(tenant, rest, caller)
 
     def _not_found(self, name: str, caller: Caller) -> ModelNotFound:
-        if (names := self._names.get(caller)) is None:
-            names = self._names[caller] = Names(visible for visible, _ in self.visible(caller))
+        who = (caller.tenant, caller.sees_all)
+        if (names := self._names.get(who)) is None:
+            if len(self._names) >= _NAMES_KEPT:
+                self._names.clear()
+            names = self._names[who] = Names(visible for visible, _ in self.visible(caller))
         nearest = names.nearest(name)
         hint = f"Nearest names: {', '.join(nearest)}." if nearest else "No model is served here yet."
         return ModelNotFound(f"The model '{shown(name)}' does not exist or you may not use it. {hint}", param="model")
 
     @cached_property
-    def _names(self) -> dict[Caller, Names]:
+    def _names(self) -> dict[tuple[str, bool], Names]:
         """Ordered once a catalog, for those who misspell."""
         return {}
 
@@ -152,6 +215,17 @@ def _pool_names(group: scheduler_pb2.CatalogGroup) -> Iterable[str]:
 
 def _short_pool_names(group: scheduler_pb2.CatalogGroup) -> list[str]:
     return [name.rpartition("/")[2] for name in _pool_names(group)]
+
+
+def _shared_with(target: Target) -> Iterable[str]:
+    return target.adapter.share if target.adapter is not None else ()
+
+
+def _pool_said(target: Target, among: Iterable[Target]) -> str:
+    """The shortest word for the target's pool that means no other's."""
+    short = _short_pool_names(target.group)[0]
+    alike = [other for other in among if _is_pool_of(short, other.group)]
+    return short if len(alike) == 1 else next(iter(_pool_names(target.group)))
 
 
 def _is_pool_of(name: str, group: scheduler_pb2.CatalogGroup) -> bool:

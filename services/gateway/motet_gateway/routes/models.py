@@ -11,7 +11,7 @@ from motet.api.v1 import scheduler_pb2
 from motet.keys import KeyScope
 from motet_gateway.catalog import Target
 from motet_gateway.gateway import Gateway
-from motet_gateway.identity.caller import caller_of
+from motet_gateway.identity.caller import Caller, caller_of
 from motet_gateway.routes.json import json_response
 
 _STATES = {
@@ -31,8 +31,8 @@ def model_routes(gateway: Gateway) -> APIRouter:
     async def models(request: Request) -> Response:
         caller = caller_of(request.scope)
         caller.needs(KeyScope.USER)
-        visible = gateway.catalog.current.visible(caller)
-        cards = [model_card(name, target, started) for name, target in sorted(visible, key=lambda pair: pair[0])]
+        visible = sorted(gateway.catalog.current.visible(caller), key=lambda pair: pair[0])
+        cards = [model_card(name, target, started, caller) for name, target in visible]
         return json_response({"object": "list", "data": cards})
 
     @router.get("/{model:path}")
@@ -40,20 +40,21 @@ def model_routes(gateway: Gateway) -> APIRouter:
         caller = caller_of(request.scope)
         caller.needs(KeyScope.USER)
         target = gateway.catalog.current.resolve(model, caller)
-        return json_response(model_card(model, target, started))
+        return json_response(model_card(model, target, started, caller))
 
     return router
 
 
-def model_card(name: str, target: Target, created: int) -> dict[str, Any]:
+def model_card(name: str, target: Target, created: int, caller: Caller) -> dict[str, Any]:
     """OpenAI's fields, those that vLLM added, and ours."""
     group, adapter = target.group, target.adapter
+    source = adapter.source if adapter is not None else group.model_uri
     card: dict[str, Any] = {
         "id": name,
         "object": "model",
         "created": created,
         "owned_by": adapter.ref.namespace if adapter is not None else "motet",
-        "root": adapter.source if adapter is not None else group.model_uri,
+        "root": source if target.is_owned_by(caller) else None,
         "parent": group.served_name if adapter is not None else None,
         "max_model_len": group.max_model_length or None,
         "permission": [],

@@ -23,10 +23,10 @@ def token_routes(gateway: Gateway) -> APIRouter:
     router = APIRouter(tags=["tokens"])
 
     def text_of(model: str | None, caller: Caller) -> tuple[Target, TextModel]:
-        groups = gateway.catalog.current.groups
-        if model is None and len(groups) != 1:
+        bases = gateway.catalog.current.bases(caller)
+        if model is None and len(bases) != 1:
             raise InvalidRequest("model: this field is required where several models are served", param="model")
-        found = gateway.find(model or groups[0].served_name, caller)
+        found = gateway.find(model or bases[0].group.served_name, caller)
         if isinstance(found, Obstacle):
             raise NoRunner(f"The model's tokenizer is not here yet: {found.why}.")
         return found
