@@ -1,0 +1,174 @@
+"""Two tenants with keys of their own on one gateway: what each may use of the other's, over real sockets."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+import pytest
+
+from motet.api.v1 import scheduler_pb2
+from motet.errors import AdapterFetchFailed
+from tests.gateway.conftest import Served, eventually, serve
+from tests.gateway.identity.kept import Kept, bearer
+from tests.support.mini_cluster import GROUP, MiniCluster, mini_cluster
+
+CHAT = {"messages": [{"role": "user", "content": "Hello"}]}
+PROMPT = {"prompt": "Hello"}
+POOL = GROUP.rpartition("/")[2]
+FAILED = scheduler_pb2.ADAPTER_READINESS_FAILED
+
+
+@dataclass
+class Tenants:
+    """acme has adapters, and zeta asks."""
+
+    served: Served
+    cluster: MiniCluster
+    acme: str
+    zeta: str
+    sql: scheduler_pb2.CatalogAdapter
+
+    async def share(self, *tenants: str) -> None:
+        self.sql.share[:] = tenants
+        await self.publish()
+
+    async def publish(self) -> None:
+        book = self.served.gateway.catalog
+        before = book.current
+        self.cluster.scheduler.publish()
+        await eventually(lambda: book.current is not before)
+
+    async def ask(self, path: str, model: str, key: str = "", **more: Any) -> httpx2.Response:
+        headers = bearer(key or self.zeta)
+        if path == "/v1/models":
+            return await self.served.http.get(f"{path}/{model}", headers=headers)
+        return await self.served.http.post(path, json={"model": model} | more, headers=headers)
+
+    async def models(self, key: str) -> dict[str, Any]:
+        answer = await self.served.http.get("/v1/models", headers=bearer(key))
+        return {card["id"]: card for card in answer.json()["data"]}
+
+
+@pytest.fixture
+async def tenants() -> AsyncIterator[Tenants]:
+    kept = Kept()
+    acme, zeta = kept.make("acme"), kept.make("zeta")
+    async with mini_cluster(runners=2) as cluster:
+        sql = cluster.add_adapter("sql", tenant="acme")
+        cluster.add_adapter(
+            "broken", tenant="acme", digest="", state=FAILED, failure=AdapterFetchFailed("x").to_proto()
+        )
+        async with serve(cluster, keys=kept, auth="keys") as served:
+            yield Tenants(served, cluster, acme, zeta, sql)
+
+
+EVERY_WAY_TO_NAME_A_MODEL = [
+    ("/v1/models", {}),
+    ("/v1/chat/completions", CHAT),
+    ("/v1/chat/completions", CHAT | {"stream": True}),
+    ("/v1/completions", PROMPT),
+    ("/tokenize", PROMPT),
+    ("/tokenize", CHAT),
+    ("/detokenize", {"tokens": [1, 2]}),
+]
+
+
+@pytest.mark.parametrize(("path", "more"), EVERY_WAY_TO_NAME_A_MODEL)
+@pytest.mark.parametrize(
+    ("forbidden", "missing"),
+    [
+        ("acme/sql", "acme/sqx"),
+        ("acme/broken", "acme/brokex"),
+        (f"{POOL}:acme/sql", f"{POOL}:acme/sqx"),
+        (f"{GROUP}:acme/sql", f"{GROUP}:acme/sqx"),
+        ("sql", "sqx"),
+        ("acme/sql", "none/sql"),
+    ],
+)
+async def test_what_one_may_not_use_is_answered_as_what_is_not_there(
+    tenants: Tenants, path: str, more: dict[str, Any], forbidden: str, missing: str
+) -> None:
+    """Body, status and headers, whatever is asked for."""
+    answers = [await tenants.ask(path, name, **more) for name in (forbidden, missing)]
+    assert [answer.status_code for answer in answers] == [404, 404]
+    bodies = [answer.text.replace(name, "NAME") for answer, name in zip(answers, (forbidden, missing), strict=True)]
+    assert bodies[0] == bodies[1]
+    headers = [{name for name in answer.headers if name != "content-length"} for answer in answers]
+    assert headers[0] == headers[1]
+    assert not tenants.cluster.scheduler.enqueued
+
+
+async def test_a_digest_of_anothers_adapter_names_nothing(tenants: Tenants) -> None:
+    for name in (tenants.sql.digest, f"acme/{tenants.sql.digest}"):
+        assert (await tenants.ask("/v1/models", name)).status_code == 404
+        assert (await tenants.ask("/v1/models", name, tenants.acme)).status_code == 404
+
+
+@pytest.mark.parametrize(("path", "more"), EVERY_WAY_TO_NAME_A_MODEL)
+async def test_what_is_shared_is_served(tenants: Tenants, path: str, more: dict[str, Any]) -> None:
+    await tenants.share("zeta")
+    for name in ("acme/sql", f"{POOL}:acme/sql", f"{GROUP}:acme/sql"):
+        assert (await tenants.ask(path, name, **more)).status_code == 200
+    assert (await tenants.ask(path, "sql", **more)).status_code == 404, "the short name is its owner's"
+
+
+async def test_each_lists_what_it_may_use(tenants: Tenants) -> None:
+    assert set(await tenants.models(tenants.zeta)) == {"tiny"}
+    for share in (["zeta"], ["*"]):
+        await tenants.share(*share)
+        assert set(await tenants.models(tenants.zeta)) == {"tiny", "acme/sql"}
+    assert set(await tenants.models(tenants.acme)) == {"tiny", "sql", "broken"}
+    tenants.cluster.scheduler.tenants = ["acme"]
+    await tenants.publish()
+    assert set(await tenants.models(tenants.zeta)) == set(), "neither base nor adapter of a pool that does not admit it"
+    assert set(await tenants.models(tenants.acme)) == {"tiny", "sql", "broken"}
+
+
+async def test_who_may_only_use_an_adapter_is_not_told_where_it_comes_from(tenants: Tenants) -> None:
+    await tenants.share("zeta")
+    assert (await tenants.models(tenants.zeta))["acme/sql"]["root"] is None
+    assert (await tenants.models(tenants.acme))["sql"]["root"] == "file:///adapters/sql"
+
+
+async def test_without_a_model_that_one_may_use_a_name_has_to_be_given(tenants: Tenants) -> None:
+    async def count(key: str) -> int:
+        return (await tenants.served.http.post("/tokenize", json=PROMPT, headers=bearer(key))).status_code
+
+    assert await count(tenants.zeta) == 200
+    tenants.cluster.scheduler.tenants = ["acme"]
+    await tenants.publish()
+    assert (await count(tenants.zeta), await count(tenants.acme)) == (400, 200)
+
+
+async def test_what_is_used_is_the_callers(tenants: Tenants) -> None:
+    """Fair share, usage, lengths and what is remembered of prompts go by the tenant that these carry."""
+    await tenants.share("zeta")
+    assert (await tenants.ask("/v1/completions", "acme/sql", **PROMPT)).status_code == 200
+    (enqueued,) = tenants.cluster.scheduler.enqueued
+    (submitted,) = [submit for runner in tenants.cluster.runners for submit in runner.submits]
+    (asked,) = tenants.cluster.predictor.prompts
+    assert enqueued.tenant == submitted.tenant == asked.tenant == "zeta"
+    assert enqueued.adapter_digest == submitted.adapter_digest == tenants.sql.digest
+    assert asked.adapter == "acme/sql"
+
+
+async def test_a_share_that_is_taken_back_ends_nothing_that_runs(tenants: Tenants) -> None:
+    """It goes on also on another runner, when its own dies."""
+    await tenants.share("zeta")
+    first, second = tenants.cluster.runners
+    first.step_seconds = 0.01
+    tenants.cluster.scheduler.places_at = first
+    body = {"prompt": "Hello", "max_tokens": 200, "ignore_eos": True}
+    running = asyncio.create_task(tenants.ask("/v1/completions", "acme/sql", **body))
+    await eventually(lambda: first.submits)
+    await tenants.share()
+    assert (await tenants.ask("/v1/completions", "acme/sql", **body)).status_code == 404
+    assert not running.done()
+    tenants.cluster.scheduler.places_at = second
+    await first.stop()
+    answer = await running
+    assert answer.status_code == 200
+    assert answer.json()["usage"]["completion_tokens"] == 200
+    assert [submit.tenant for submit in second.submits] == ["zeta"]
