@@ -267,7 +267,7 @@ class ServingPoolSpec(Shape):
     autoscaling: Autoscaling = Autoscaling()
 
     allowed_namespaces: AllowedNamespaces = AllowedNamespaces()
-    """Whose adapters may refer to this pool."""
+    """Whose adapters may refer to this pool, and who may use its base model and what is shared with them."""
 
     admission: Admission = Admission()
     adapter_volumes: Annotated[
