@@ -1,5 +1,6 @@
 """Offline validation: one test a rule, with the exact words and the exact place."""
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -370,6 +371,21 @@ def test_what_may_not_change_is_said_in_the_words_of_the_crd(before: str, after:
 def test_a_name_may_be_set_once_and_a_source_may_change() -> None:
     assert changes(one(ADAPTER).resource, one(adapter(modelName="a")).resource) == []
     assert changes(one(ADAPTER).resource, one(ADAPTER.replace("adapters/legal", "other")).resource) == []
+
+
+def test_with_whom_an_adapter_is_shared_may_change() -> None:
+    texts = [ADAPTER, *(ADAPTER + f"  share: {said}\n" for said in ("[acme]", '["*"]', "[]"))]
+    for before, after in itertools.permutations(texts, 2):
+        assert changes(one(before).resource, one(after).resource) == []
+
+
+def test_an_adapter_is_shared_with_64_at_most() -> None:
+    names = [f"tenant-{number}" for number in range(65)]
+    resource = one(ADAPTER + f"  share: {names[1:]}\n").resource
+    assert isinstance(resource, LoRAAdapter)
+    assert resource.spec.share == names[1:]
+    (problem,) = read_text(ADAPTER + f"  share: {names}\n").problems
+    assert "64" in problem.message
 
 
 def test_places_point_at_the_value() -> None:
