@@ -214,6 +214,20 @@ def test_what_a_dead_process_left_is_cleared_and_what_a_live_one_writes_is_not(t
     lease.release()
 
 
+async def test_a_runner_that_starts_beside_a_fetch_breaks_nothing(tmp_path, cache, monkeypatch):
+    """It clears what nobody holds, and may come between the making of a folder and its lease."""
+    starts = [cache.prepare, lambda: None]
+
+    def lease_beside_a_start(folder: Path) -> Lease:
+        starts.pop(0)()
+        return Lease(folder)
+
+    monkeypatch.setattr(fetch, "Lease", lease_beside_a_start)
+    fetched = await Fetcher(cache).fetch(Wanted(source=write_adapter(tmp_path / "a").as_uri()))
+    assert contents(cache) == [fetched.folder.name]
+    assert not starts
+
+
 async def test_a_leased_folder_is_not_removed(tmp_path, cache):
     fetched = await Fetcher(cache).fetch(Wanted(source=write_adapter(tmp_path / "a").as_uri()))
     mine, theirs = Lease(fetched.folder), Lease(fetched.folder)

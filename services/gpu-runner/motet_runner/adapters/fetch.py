@@ -179,11 +179,11 @@ class DiskCache:
         raise passing(f"the cached bytes of {digest} have changed; they are removed and will be fetched again.")
 
     def _enter(self, fill: Fill, expected: str, name: str, size: int) -> Fetched:
-        target = self.folder / f".fetch-{os.getpid()}-{next(_counter)}"
-        lock: Lease | None = None
         try:
-            target.mkdir(mode=0o755)
-            lock = Lease(target)
+            target, lock = self._new_folder()
+        except OSError as error:
+            raise _explain(error, name, self.folder, size) from error
+        try:
             content = ContentDigest()
             fill(target, content)
             digest = content.digest()
@@ -207,8 +207,20 @@ class DiskCache:
             _remove(target)
             raise
         finally:
-            if lock is not None:
-                lock.release()
+            lock.release()
+
+    def _new_folder(self) -> tuple[Path, Lease]:
+        """To be filled. A runner that starts clears what nobody holds, also what another one is about to hold."""
+        while True:
+            folder = self.folder / f".fetch-{os.getpid()}-{next(_counter)}"
+            folder.mkdir(mode=0o755)
+            try:
+                return folder, Lease(folder)
+            except FileNotFoundError:
+                continue
+            except OSError:
+                _remove(folder)
+                raise
 
     def write_certificate(self, folder: Path, text: str) -> None:
         draft = folder / f".{CERTIFICATE}-{os.getpid()}-{next(_counter)}"
