@@ -335,6 +335,8 @@ def test_a_broken_teardown_many_failures_and_tests_that_cannot_be_read_are_not_e
     tree: Path, content: str
 ) -> None:
     (tree / "tests" / "stack" / "test_stack.py").write_text(content)
+    if content == TWO_FAIL:
+        (tree / "tests" / "unit" / "test_unit.py").write_text(content)
     ran = run_gate(tree, "--no-kube", "--rerun", "1")
     assert ran.returncode != 0
     assert "Once more" not in ran.stdout

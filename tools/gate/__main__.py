@@ -72,7 +72,7 @@ def keep(chosen: Plan, ran: list[Ran], seconds: float, machine: str, commit: str
 
 
 def again(ran: list[Ran], most: int) -> Ran | None:
-    """Run once more what failed, with nothing beside it, if it is few tests."""
+    """Run once more what failed, with nothing beside it, if it lies in few files."""
     failed = [test for one in ran for test in one.failed]
     counts = sum((one.counts for one in ran), Counter[str]())
     if not all(one.came_to_its_end for one in ran) or not may_run_again(failed, counts, most):
@@ -116,7 +116,7 @@ def main() -> int:
         type=int,
         default=0,
         metavar="N",
-        help="run once more, with nothing beside it, what failed, if it is at most N tests",
+        help="run once more, with nothing beside it, what failed, if it lies in at most N files",
     )
     parser.add_argument("pytest", nargs="*", help="passed to pytest, after --")
     options = parser.parse_args()

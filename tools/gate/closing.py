@@ -74,8 +74,10 @@ def failed_tests(report: Element) -> list[str]:
 
 
 def may_run_again(failed: Collection[str], counts: Mapping[str, int], most: int) -> bool:
-    """Whether what failed is few tests, and all that went wrong: a broken teardown is excused by nothing."""
-    return 0 < len(failed) <= most and len(failed) == counts.get("failed", 0) + counts.get("error", 0)
+    """Whether what failed lies in few files, since one fixture may serve all tests of its file, and is all that went
+    wrong: a broken teardown is excused by nothing."""
+    files = {test.partition("::")[0] for test in failed}
+    return 0 < len(files) <= most and len(failed) == counts.get("failed", 0) + counts.get("error", 0)
 
 
 def passed_again(counts: Mapping[str, int], tests: int) -> Counter[str]:
