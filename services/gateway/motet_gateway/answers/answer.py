@@ -104,8 +104,7 @@ class Answer(Response):
             listener.cancel()
             if self._timer is not None:
                 self._timer.cancel()
-            for request in self._requests:
-                self._gateway.dispatcher.cancel(request, "the client went away")
+            self._cancel_all("the client went away")
             self._account(code)
 
     @property
@@ -115,6 +114,7 @@ class Answer(Response):
     def abort(self, error: MotetError) -> None:
         """End it from outside, with an error that the client sees."""
         self._aborted = error
+        self._cancel_all("it was ended")  # now: the writer may wait long for its client
         self._wake()
 
     async def _listen(self, receive: Receive) -> None:
@@ -126,14 +126,17 @@ class Answer(Response):
 
     async def _answer(self, send: Send) -> None:
         form, text = await self._begin(send)
-        while not all(choice.over for choice in self._choices):
+        complete = False
+        while not complete:  # all may be over before that, while a piece waits for a client that reads slowly
             await self._rest(send)
             if self._revision_has_gone():
                 form, text = await self._begin(send)
             elif self._streaming:
-                await self._write(form, text, send)
+                complete = await self._write(form, text, send)
             elif (error := self._error()) is not None:
                 raise error
+            else:
+                complete = self._over()
         if not self._streaming:
             await self._write_whole(form, text, send)
 
@@ -243,8 +246,7 @@ class Answer(Response):
         if self._target is None or len(self._retired) == RESOLVED_AGAIN_AT_MOST:
             return False
         self._retired.add(self._target.adapter_digest)
-        for request in self._requests:
-            self._gateway.dispatcher.cancel(request, "its revision has gone")
+        self._cancel_all("its revision has gone")
         for started in (self._choices, self._orders, self._requests, self._changed):
             started.clear()
         return True
@@ -313,6 +315,10 @@ class Answer(Response):
             self._requests.append(request)
             gateway.dispatcher.start(order, choice)
 
+    def _cancel_all(self, why: str) -> None:
+        for request in self._requests:
+            self._gateway.dispatcher.cancel(request, why)
+
     def _on_change(self, choice: ChoiceText) -> None:
         if not choice.over:
             self._timeline.mark_tokens()
@@ -330,14 +336,17 @@ class Answer(Response):
     def _error(self) -> MotetError | None:
         return next((choice.error for choice in self._choices if choice.error is not None), None)
 
-    async def _write(self, form: Format, text: TextModel, send: Send) -> None:
-        """Everything that has come since the last time, as one piece."""
+    def _over(self) -> bool:
+        return all(choice.over for choice in self._choices)
+
+    async def _write(self, form: Format, text: TextModel, send: Send) -> bool:
+        """Everything that has come since the last time, as one piece. Whether it was the last."""
         parts: list[bytes] = []
         for choice in self._changed.values():
             self._write_choice(choice, form, text, parts)
         self._changed.clear()
         error = self._error()
-        over = error is None and all(choice.over for choice in self._choices)
+        over = error is None and self._over()
         if over:
             if self._options.include_usage:
                 parts.append(form.usage_event(self._usage()))
@@ -348,6 +357,7 @@ class Answer(Response):
             await self._send(b"".join(parts), send, more=not over)
         if error is not None:
             raise error
+        return over
 
     def _write_choice(self, choice: ChoiceText, form: Format, text: TextModel, parts: list[bytes]) -> None:
         piece = choice.take()
