@@ -142,6 +142,19 @@ async def test_without_a_model_that_one_may_use_a_name_has_to_be_given(tenants: 
     assert (await count(tenants.zeta), await count(tenants.acme)) == (400, 200)
 
 
+@pytest.mark.parametrize(("path", "more"), [("/tokenize", PROMPT), ("/detokenize", {"tokens": [1, 2]})])
+async def test_an_empty_name_names_nothing(tenants: Tenants, path: str, more: dict[str, Any]) -> None:
+    """Neither the base nor, for one who may use none, anything else."""
+    tenants.cluster.scheduler.tenants = ["acme"]
+    await tenants.publish()
+    for key in (tenants.acme, tenants.zeta):
+        answer = await tenants.ask(path, "", key, **more)
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert (error["param"], error["code"]) == ("model", "invalid_value")
+        assert "at least 1 character" in error["message"]
+
+
 async def test_what_is_used_is_the_callers(tenants: Tenants) -> None:
     """Fair share, usage, lengths and what is remembered of prompts go by the tenant that these carry."""
     await tenants.share("zeta")

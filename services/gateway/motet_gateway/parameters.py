@@ -215,7 +215,7 @@ class CompletionBody(Body):
 class TokenizeBody(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
-    model: Annotated[str, Field(max_length=LONGEST_MODEL_NAME)] | None = None
+    model: Annotated[str, Field(min_length=1, max_length=LONGEST_MODEL_NAME)] | None = None
     prompt: str | None = None
     messages: Messages | None = None
     add_special_tokens: bool | None = None
@@ -239,7 +239,7 @@ class TokenizeBody(BaseModel):
 class DetokenizeBody(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 
-    model: Annotated[str, Field(max_length=LONGEST_MODEL_NAME)] | None = None
+    model: Annotated[str, Field(min_length=1, max_length=LONGEST_MODEL_NAME)] | None = None
     tokens: TokenIds
 
 

@@ -26,7 +26,7 @@ def token_routes(gateway: Gateway) -> APIRouter:
         bases = gateway.catalog.current.bases(caller)
         if model is None and len(bases) != 1:
             raise InvalidRequest("model: this field is required where several models are served", param="model")
-        found = gateway.find(model or bases[0].group.served_name, caller)
+        found = gateway.find(bases[0].group.served_name if model is None else model, caller)
         if isinstance(found, Obstacle):
             raise NoRunner(f"The model's tokenizer is not here yet: {found.why}.")
         return found
