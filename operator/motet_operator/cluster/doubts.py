@@ -4,12 +4,13 @@ What it may not do or see is remembered until it may (`Denials`). Each round tak
 could read (`Doubts`): pools tell what hinders them, and what too little is known of stays as it is.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Self
 
 from motet.model import ObjectName
+from motet.resources.shapes import EVERYBODY
 from motet.resources.status import Condition
 from motet_operator.cluster.api import Refused
 from motet_operator.cluster.cache import Key, Snapshot
@@ -112,6 +113,10 @@ class Doubts:
     """Adapters that we would accept, and perhaps only because of what we cannot read. What was accepted before we came
     stays so."""
 
+    tenants: Mapping[ObjectName, frozenset[str]]
+    """Of the groups of such pools: namespaces that they admitted before we came, as an accepted adapter of each shows.
+    Nobody else is told to be admitted, whatever is understood."""
+
     @classmethod
     def about(
         cls, obstacles: Obstacles, view: View, pools: ReadPools, adapters: ReadAdapters, snapshot: Snapshot
@@ -121,21 +126,25 @@ class Doubts:
             for key, one in pools.items()
             if isinstance(one, Unreadable) and (one.in_part or one.instead is None)
         }
-        groups = {pool.resource.group for pool in dim.values() if pool is not None}
+        tenants: dict[ObjectName, set[str]] = {pool.resource.group: set() for pool in dim.values() if pool is not None}
         parts = {key for key, one in adapters.items() if isinstance(one, Unreadable) and one.in_part}
-        unsure = {
-            name
-            for each in (view.adapters if groups or parts else ())
-            for name in (each.resource.object_name,)
-            for key in ((name.namespace, name.name),)
-            if (each.resource.group in groups or key in parts) and not _was_accepted(snapshot[ADAPTERS][key])
-        }
+        unsure = set()
+        for each in view.adapters if tenants or parts else ():
+            name, group = each.resource.object_name, each.resource.group
+            key = (name.namespace, name.name)
+            if group not in tenants and key not in parts:
+                continue
+            if not _was_accepted(snapshot[ADAPTERS][key]):
+                unsure.add(name)
+            elif group in tenants:
+                tenants[group].add(name.namespace)
         places = ((pool.resource.metadata.namespace, pool.resource.group) for pool in view.pools)
         return cls(
             obstacles=obstacles,
             hidden=frozenset(group for namespace, group in places if namespace in obstacles.unseen),
             dim=frozenset(dim),
             unsure=frozenset(unsure),
+            tenants={group: frozenset(names) for group, names in tenants.items()},
         )
 
     def leaves_alone(self, pool: ObjectName) -> bool:
@@ -167,6 +176,12 @@ class Doubts:
             replacements=tuple(each for each in plan.replacements if not self.leaves_alone(pools[each.instance])),
             catalog=replace(
                 plan.catalog,
+                pools=tuple(
+                    replace(each, tenants=_only(each.tenants, self.tenants[each.group]))
+                    if each.group in self.tenants
+                    else each
+                    for each in plan.catalog.pools
+                ),
                 adapters=tuple(each for each in plan.catalog.adapters if each.name not in self.unsure),
             ),
         )
@@ -225,6 +240,10 @@ def _overruled(status: PoolStatus, why: Obstacle, before: Iterable[Condition], n
     ]
     found = (*others, problem, *progress(stalled=problem))
     return replace(status, conditions=settle(found, before, now=now, generation=status.observed_generation))
+
+
+def _only(admitted: Collection[str], known: Collection[str]) -> tuple[str, ...]:
+    return tuple(sorted(name for name in known if name in admitted or EVERYBODY in admitted))
 
 
 def _was_accepted(adapter: Object) -> bool:

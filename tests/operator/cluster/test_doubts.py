@@ -3,6 +3,8 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
+
 from motet.model import ObjectName
 from motet_operator.cluster.decide import Decider, Decision, SchedulersWord
 from motet_operator.cluster.doubts import Obstacle, Obstacles
@@ -66,6 +68,10 @@ def children(decision: Decision) -> list[Write]:
 
 def served(decision: Decision) -> list[str]:
     return sorted(each.name.name for each in decision.plan.catalog.adapters)
+
+
+def tenants(decision: Decision) -> list[tuple[str, ...]]:
+    return [each.tenants for each in decision.plan.catalog.pools]
 
 
 def from_the_future(bench: Bench, it: Object) -> Object:
@@ -226,6 +232,45 @@ def test_after_a_restart_what_can_be_read_of_it_serves_whom_it_served_and_its_ru
     later = Bench().decide(bench.now(odd, status=status), legal, *rest)
     assert served(later) == ["legal"]
     assert not statuses(later).keys() & {("ServingPool", "demo")}
+
+
+ALLOWED: list[dict[str, Any]] = [
+    {"from": "All"},
+    {"from": "Selector", "selector": {}},
+    {"from": "Selector", "selector": {"matchLabels": {"tier": "paid"}}},
+    {"from": "Same"},
+]
+
+
+@pytest.mark.parametrize("allowed", ALLOWED)
+def test_a_pool_that_is_understood_in_part_admits_nobody_whom_it_did_not_admit(allowed: dict[str, Any]) -> None:
+    """As after a rollback: the unknown field may be what keeps tenants out."""
+    namespaces = [namespace(name, tier="paid") for name in ("tenant", "pools", "stranger")]
+    bench = Bench()
+    own = adapter("own", "pools", poolRef={"name": "demo"})
+    it, *known = bench.settled(pool(allowedNamespaces=allowed), adapter(), own, *namespaces)
+    accepted = tuple(sorted(one["metadata"]["namespace"] for one in known[:2] if one["status"].get("baseModel")))
+    assert accepted
+    odd = bench.now(it, spec=it["spec"] | {"allowedNamespaces": allowed | {"except": ["stranger"]}})
+    new = adapter("new", "stranger", share=["*"])
+    assert tenants(Bench().decide(odd, *known, new)) == [accepted]
+    assert tenants(Bench().decide(odd, new, *namespaces)) == [()]
+    # Who has read it before goes by that.
+    assert tenants(bench.decide(odd, *known)) == tenants(bench.decide(it, *known))
+
+
+def test_whom_a_pool_does_not_admit_any_more_has_an_adapter_there_in_vain() -> None:
+    """What is understood counts too, also of a pool that is understood in part."""
+    bench = Bench()
+    it, *known = bench.settled(pool(), adapter(), namespace("tenant"))
+    odd = bench.now(it, spec=it["spec"] | {"allowedNamespaces": {"from": "Same", "except": []}})
+    assert tenants(Bench().decide(odd, *known)) == [()]
+
+
+def test_what_is_odd_about_one_pool_is_nothing_to_others() -> None:
+    bench = Bench()
+    it, other = bench.settled(pool(), pool("other"))
+    assert sorted(tenants(Bench().decide(from_the_future(bench, it), other))) == [(), ("*",)]
 
 
 def test_an_adapter_that_cannot_be_read_is_served_on_if_it_was() -> None:
