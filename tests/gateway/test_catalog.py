@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+import tracemalloc
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -202,6 +203,28 @@ def test_a_name_that_one_may_not_use_takes_as_long_as_one_that_is_not_there() ->
     taken = [(seconds("acme/customer-1234"), seconds("acme/customer-x234")) for _ in range(300)]
     forbidden, missing = (min(column) for column in zip(*taken, strict=True))
     assert 0.7 < forbidden / missing < 1.4
+
+
+def test_names_that_are_shared_with_all_are_kept_once_for_all_who_misspell() -> None:
+    shared = [adapter(f"t{number % 50}", f"customer-{number:04}", share=["*"]) for number in range(2000)]
+    other = adapter("acme", "customer-0000", share=["t1"])
+    catalog = Catalog((group("small", "base"),), (*shared, other))
+
+    def told(tenant: str) -> str:
+        with pytest.raises(ModelNotFound) as caught:
+            catalog.resolve("acme/customer-000", Caller(tenant))
+        return caught.value.message.partition("Nearest names: ")[2]
+
+    told("t0")  # what is kept for all is there now
+    tracemalloc.start()
+    try:
+        answers = {number: told(f"t{number}") for number in range(1, 49)}
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept / len(answers) < 30_000  # 2000 names take ten times that
+    assert "acme/customer-0000" in answers.pop(1), "which is shared with it"
+    assert not [answer for answer in answers.values() if "acme/customer-0000" in answer]
 
 
 TENANTS = ("acme", "zeta", "beta")

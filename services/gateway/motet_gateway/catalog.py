@@ -15,6 +15,9 @@ EVERYBODY = "*"
 _NAMES_KEPT = 256
 """Tenants for whom the names are kept in order, at once."""
 
+_SHARED_NAMES_KEPT = 16
+"""Sets of groups for which those that are shared with all are kept: they may be many."""
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -132,7 +135,10 @@ class Catalog:
                 return True  # an adapter that its pool does not admit is in no catalog
             if caller.tenant not in adapter.share and EVERYBODY not in adapter.share:
                 return False
-        admitted = self._admitted[target.group.group]
+        return self._admits(target.group.group, caller)
+
+    def _admits(self, group: str, caller: Caller) -> bool:
+        admitted = self._admitted[group]
         return caller.tenant in admitted or EVERYBODY in admitted
 
     def _base(self, name: str, caller: Caller) -> Target | None:
@@ -151,9 +157,12 @@ class Catalog:
         for base in self.bases(caller):
             yield base.group.served_name, base
         if caller.sees_all:
-            names: Iterable[tuple[str, str]] = self._adapters
+            yield from self._said(self._adapters, caller)
         else:
             names = dict.fromkeys([*self._names_for.get(caller.tenant, ()), *self._names_for.get(EVERYBODY, ())])
+            yield from self._said(names, caller)
+
+    def _said(self, names: Iterable[tuple[str, str]], caller: Caller) -> Iterator[tuple[str, Target]]:
         for tenant, name in names:
             said = name if tenant == caller.tenant else f"{tenant}/{name}"
             targets = self._of(tenant, name, caller)
@@ -191,18 +200,43 @@ class Catalog:
         return self._of(tenant, rest, caller)
 
     def _not_found(self, name: str, caller: Caller) -> ModelNotFound:
-        who = (caller.tenant, caller.sees_all)
-        if (names := self._names.get(who)) is None:
-            if len(self._names) >= _NAMES_KEPT:
-                self._names.clear()
-            names = self._names[who] = Names(visible for visible, _ in self.visible(caller))
-        nearest = names.nearest(name)
+        shared = () if caller.sees_all else (self._shared_names(caller),)
+        nearest = self._own_names(caller).nearest(name, *shared)
         hint = f"Nearest names: {', '.join(nearest)}." if nearest else "No model is served here yet."
         return ModelNotFound(f"The model '{shown(name)}' does not exist or you may not use it. {hint}", param="model")
 
+    def _own_names(self, caller: Caller) -> Names:
+        """Its own and those that are shared with it by name; all, where it sees all."""
+        who = (caller.tenant, caller.sees_all)
+        if (names := self._own.get(who)) is None:
+            if len(self._own) >= _NAMES_KEPT:
+                self._own.clear()
+            own = self._said(self._names_for.get(caller.tenant, ()), caller)
+            found = self.visible(caller) if caller.sees_all else own
+            names = self._own[who] = Names(said for said, _ in found)
+        return names
+
+    def _shared_names(self, caller: Caller) -> Names:
+        """Those of bases and of what is shared with all, under their long names: the same for all tenants whom the same
+        groups admit."""
+        groups = tuple(group for group in self.groups if self._admits(group.group, caller))
+        who = frozenset(group.group for group in groups)
+        if (names := self._shared.get(who)) is None:
+            if len(self._shared) >= _SHARED_NAMES_KEPT:
+                self._shared.clear()
+            # Asked of a catalog without what is not for all of them, so that nothing of it shows.
+            alone = Catalog(groups, tuple(adapter for adapter in self.adapters if EVERYBODY in adapter.share))
+            names = self._shared[who] = Names(said for said, _ in alone.visible(Caller("", sees_all=True)))
+        return names
+
     @cached_property
-    def _names(self) -> dict[tuple[str, bool], Names]:
+    def _own(self) -> dict[tuple[str, bool], Names]:
         """Ordered once a catalog, for those who misspell."""
+        return {}
+
+    @cached_property
+    def _shared(self) -> dict[frozenset[str], Names]:
+        """By the groups that admit the caller."""
         return {}
 
     def runner_addresses(self) -> set[str]:

@@ -19,15 +19,18 @@ class Names:
         self._forward = sorted(set(names))
         self._backward = sorted(name[::-1] for name in self._forward)
 
-    def nearest(self, name: str) -> list[str]:
-        """The best first. Takes about as long with ten thousand names as with thirty."""
-        candidates = {*_around(self._forward, name), *(near[::-1] for near in _around(self._backward, name[::-1]))}
+    def nearest(self, name: str, *others: "Names") -> list[str]:
+        """The best first, of these and of `others`. Takes about as long with ten thousand names as with thirty."""
+        candidates = set[str]().union(*(names._beside(name) for names in (self, *others)))
         said = name[:_COMPARED]
         by_beginning: dict[str, str] = {}
         for candidate in sorted(candidates):
             by_beginning.setdefault(candidate[:_COMPARED], candidate)
         close = difflib.get_close_matches(said, by_beginning, n=NEAREST, cutoff=0.0)
         return [by_beginning[beginning] for beginning in close]
+
+    def _beside(self, name: str) -> set[str]:
+        return {*_around(self._forward, name), *(near[::-1] for near in _around(self._backward, name[::-1]))}
 
 
 def _around(ordered: list[str], name: str) -> list[str]:
