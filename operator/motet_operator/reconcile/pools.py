@@ -397,7 +397,13 @@ def catalog_pools(
     groups: Mapping[ObjectName, PoolObject],
 ) -> tuple[CatalogPool, ...]:
     """`groups`: the pool of each that decides who its adapters may belong to. It decides who may use the base, too."""
-    tenants = {group: _tenants(view, pool) for group, pool in groups.items()}
+    # A tenant may have adapters and no Namespace that says so: nobody needs one where `motet up` runs.
+    known: dict[str, Mapping[str, str]] = {adapter.resource.metadata.namespace: {} for adapter in view.adapters}
+    known |= view.namespaces
+    tenants = {
+        group: pool.resource.spec.allowed_namespaces.admitted(own=pool.resource.metadata.namespace, known=known)
+        for group, pool in groups.items()
+    }
     return tuple(
         CatalogPool(
             pool=pool.resource.object_name,
@@ -415,10 +421,3 @@ def catalog_pools(
         for pool in view.pools
         if pool.resource.object_name not in refused
     )
-
-
-def _tenants(view: View, pool: PoolObject) -> tuple[str, ...]:
-    # A tenant may have adapters and no Namespace that says so: nobody needs one where `motet up` runs.
-    known: dict[str, Mapping[str, str]] = {adapter.resource.metadata.namespace: {} for adapter in view.adapters}
-    own = pool.resource.metadata.namespace
-    return pool.resource.spec.allowed_namespaces.admitted(own=own, known=known | dict(view.namespaces))

@@ -1,5 +1,6 @@
 """How runners come and go."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from motet.resources.status import AdapterCounts, Slots
 from motet_operator.reconcile import (
     AdapterKnowledge,
+    AdapterObject,
     Advice,
     Instance,
     Plan,
@@ -771,6 +773,27 @@ def test_the_catalog_says_who_may_use_the_base_model(allowed: dict[str, Any], te
     )
     (entry,) = reconcile(place).catalog.pools
     assert entry.tenants == tenants
+
+
+def test_who_there_is_is_looked_up_once_a_round_and_not_for_each_pool() -> None:
+    looks = 0
+
+    class Adapters(tuple[AdapterObject, ...]):
+        __slots__ = ()
+
+        def __iter__(self) -> Iterator[AdapterObject]:
+            nonlocal looks
+            looks += 1
+            return super().__iter__()
+
+    def looks_with(pools: int) -> int:
+        nonlocal looks
+        looks = 0
+        tenants = Adapters([adapter("zeta/legal", poolRef={"name": "pool-0", "namespace": "default"})])
+        reconcile(replace(view(pools=[pool(f"pool-{number}") for number in range(pools)]), adapters=tenants))
+        return looks
+
+    assert looks_with(5) == looks_with(1) > 0
 
 
 def test_of_a_group_the_oldest_pool_says_who_may_use_the_base_model() -> None:
