@@ -288,18 +288,21 @@ async def test_a_whole_answer_whose_key_is_revoked_is_a_401(cluster: MiniCluster
         assert "was revoked" in error_of(answer)["message"]
 
 
-async def test_a_key_that_is_revoked_while_its_body_comes_gets_no_answer(cluster: MiniCluster, kept: Kept) -> None:
+@pytest.mark.parametrize("path", [COMPLETIONS, "/tokenize", "/detokenize"])
+async def test_a_key_that_is_revoked_while_its_body_comes_gets_no_answer(
+    cluster: MiniCluster, kept: Kept, path: str
+) -> None:
     key = kept.make("acme")
     async with with_keys(cluster, kept) as served:
         read_on = asyncio.Event()
 
         async def body() -> Any:
-            yield json.dumps(BODY).encode()[:-1]
+            yield json.dumps(BODY | {"tokens": [1, 2]}).encode()[:-1]
             await read_on.wait()
             yield b"}"
 
         headers = bearer(key) | {"content-type": "application/json"}
-        waiting = asyncio.create_task(served.http.post(COMPLETIONS, content=body(), headers=headers))
+        waiting = asyncio.create_task(served.http.post(path, content=body(), headers=headers))
         await eventually(served.gateway.access.keyring.take_used)
         kept.revoke(key)
         await read_again(kept)

@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from motet.errors import InvalidRequest, NoRunner
+from motet.errors import InvalidRequest, MotetError, NoRunner
 from motet.keys import KeyScope
 from motet_gateway.answers.prompts import chat_prompt, encode
 from motet_gateway.bodies import HeldBody
@@ -17,6 +17,17 @@ from motet_gateway.identity.caller import Caller, caller_of
 from motet_gateway.parameters import AnyBody, DetokenizeBody, TokenizeBody, Tokens, check_tokens, parse
 from motet_gateway.routes.json import json_response
 from motet_gateway.tokens.text_model import TextModel
+
+
+class _Asked:
+    """Under way for a moment, to hear whether its key still counts after the time that its body took."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        self.ended: MotetError | None = None
+
+    def abort(self, error: MotetError) -> None:
+        self.ended = error
 
 
 def token_routes(gateway: Gateway) -> APIRouter:
@@ -55,7 +66,12 @@ def token_routes(gateway: Gateway) -> APIRouter:
     async def read(kind: type[AnyBody], request: Request, held: HeldBody) -> AnyBody:
         gateway.check_room()
         limit = gateway.settings.max_counted_bytes
-        return parse(kind, await held.read_json(request.scope, request.receive, limit=limit))
+        body = parse(kind, await held.read_json(request.scope, request.receive, limit=limit))
+        asked = _Asked(caller_of(request.scope).key)
+        with gateway.answering(asked):
+            if asked.ended is not None:
+                raise asked.ended
+        return body
 
     async def counted(body: TokenizeBody, text: TextModel) -> Tokens:
         threaded = gateway.settings.threaded_prompt_bytes
