@@ -101,11 +101,6 @@ def rotate(data_dir: Path, id_: str, *, overlap: str) -> int:
 
     async def run() -> tuple[Key, Key]:
         async with _holding(url, id_) as (store, old):
-            if why := old.refused_because(now):
-                raise SetupError(
-                    f"key {id_} is {why}, so there is nothing to carry on. "
-                    f"Make a new one: motet key create --tenant {old.tenant}"
-                )
             new = successor(old, made, now=now)
             await kept.succeed(store, old, new, at=now + stays)
             return old, new

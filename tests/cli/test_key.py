@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from motet import keys
-from motet.errors import NotAuthenticated
+from motet.errors import NotAuthenticated, SetupError
 from motet.keys import Key, KeyScope
 from motet.store import keys as kept
 from motet.store import open_store
@@ -292,6 +292,22 @@ def test_a_key_that_opens_nothing_has_no_successor(motet: Motet, url: str) -> No
     assert (done.status, done.stdout) == (2, "")
     assert "is revoked, so there is nothing to carry on. Make a new one: motet key create --tenant acme" in done.stderr
     assert len(stored(url)) == 1
+
+
+def test_a_key_that_was_revoked_since_it_was_looked_at_has_no_successor(motet: Motet, url: str) -> None:
+    old = motet("key", "create", "--tenant", "acme").key
+    (seen,) = stored(url)
+    motet("key", "revoke", id_of(old))
+    revoked = stored(url)
+    new = replace(seen, id=NOBODYS, created=datetime.now(UTC))
+
+    async def succeed() -> None:
+        async with open_store(url) as store:
+            await kept.succeed(store, seen, new, at=new.created + timedelta(hours=1))
+
+    with pytest.raises(SetupError, match=f"key {id_of(old)} is revoked, so there is nothing to carry on"):
+        asyncio.run(succeed())
+    assert stored(url) == revoked
 
 
 @pytest.mark.parametrize(

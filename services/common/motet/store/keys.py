@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy import extract, func, insert, inspect, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from motet.errors import SetupError
 from motet.keys import Key, KeyScope
 from motet.store.engine import Store
 from motet.store.tables import ApiKey
@@ -64,8 +65,18 @@ async def end(store: Store, id_: str, *, tenant: str, at: datetime) -> bool:
 
 
 async def succeed(store: Store, old: Key, new: Key, *, at: datetime) -> None:
-    """Add `new`, and let `old` open nothing from `at` on: both, or neither."""
+    """Add `new`, and let `old` open nothing from `at` on: both, or neither.
+
+    Raises SetupError when `old` opens nothing any more: somebody may have revoked it since it was read.
+    """
     async with store.write() as connection:
+        ours = (ApiKey.id == old.id) & (ApiKey.tenant == old.tenant)
+        row = (await connection.execute(select(ApiKey).where(ours).with_for_update())).mappings().one_or_none()
+        if why := _key(row).refused_because(new.created) if row is not None else "gone":
+            raise SetupError(
+                f"key {old.id} is {why}, so there is nothing to carry on. "
+                f"Make a new one: motet key create --tenant {old.tenant}"
+            )
         await _add(connection, new)
         await _end(connection, old.id, tenant=old.tenant, at=at)
 
