@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from motet import keys
-from motet.errors import NotFound, SetupError
+from motet.errors import NotFound, SetupError, StateDirectoryError, StoreUnavailable
 from motet.keys import Key, KeyScope
 from motet.resources.shapes import DnsLabel
 from motet.service import read
@@ -48,7 +48,8 @@ def create(data_dir: Path, *, tenant: str, scopes: str, expires: str | None) -> 
     key, url = _key(made, tenant=tenant, scopes=scopes, expires=expires, now=_now()), _database(data_dir)
 
     async def run() -> bool:
-        async with _up_to_date(url) as store:
+        await migrate(url)
+        async with open_store(url) as store:
             first = not await kept.all_keys(store)
             await kept.add(store, key)
             return first
@@ -65,10 +66,10 @@ def ls(data_dir: Path, *, as_json: bool) -> int:
     url = _database(data_dir)
 
     async def run() -> list[tuple[Key, datetime | None]]:
-        async with _up_to_date(url) as store:
-            return await kept.all_keys(store)
+        async with _as_it_is(url) as store:
+            return await kept.all_keys(store) if store is not None else []
 
-    found, now = asyncio.run(run()) if _is_there(url) else [], _now()
+    found, now = asyncio.run(run()), _now()
     if as_json:
         document = {"keys": [document_of(key, used, now) for key, used in found]}
         typer.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
@@ -186,30 +187,32 @@ def _database(data_dir: Path) -> str:
     return read(Database).url(read(ProcessSettings).model_copy(update={"data_dir": layout.data}))
 
 
-def _is_there(url: str) -> bool:
-    """Whoever only looks makes no database."""
-    parsed = parse(url)
-    return parsed.get_backend_name() != "sqlite" or Path(parsed.database or "").is_file()
-
-
 @asynccontextmanager
-async def _up_to_date(url: str) -> AsyncIterator[Store]:
-    await migrate(url)
+async def _as_it_is(url: str) -> AsyncIterator[Store | None]:
+    """None: it is not there, or of a version that knew no keys. Only who makes a key makes or changes a database: one
+    of the version that its other users have may be older. Raises StateDirectoryError when it cannot be read."""
+    parsed = parse(url)
+    if parsed.get_backend_name() == "sqlite" and not Path(parsed.database or "").is_file():
+        yield None
+        return
     async with open_store(url) as store:
-        yield store
+        try:
+            has_keys = await kept.are_kept(store)
+        except StoreUnavailable as error:
+            raise StateDirectoryError(error.message) from error
+        yield store if has_keys else None
 
 
 @asynccontextmanager
 async def _holding(url: str, id_: str) -> AsyncIterator[tuple[Store, Key]]:
     """The database and the key of that id. Raises NotFound."""
-    unknown = NotFound(f"there is no key {id_} in this database: `motet key ls` shows those that there are.")
-    if not _is_there(url):
-        raise unknown
-    async with _up_to_date(url) as store:
-        found = [key for key, _ in await kept.all_keys(store) if key.id == id_]
-        if not found:
-            raise unknown
-        yield store, found[0]
+    async with _as_it_is(url) as store:
+        if store is not None:
+            for key, _ in await kept.all_keys(store):
+                if key.id == id_:
+                    yield store, key
+                    return
+        raise NotFound(f"there is no key {id_} in this database: `motet key ls` shows those that there are.")
 
 
 def _key(made: keys.Written, *, tenant: str, scopes: str, expires: str | None, now: datetime) -> Key:

@@ -4,6 +4,7 @@ import asyncio
 import io
 import json
 import os
+import sqlite3
 import stat
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from motet import keys
 from motet.errors import NotAuthenticated, SetupError
 from motet.keys import Key, KeyScope
 from motet.store import keys as kept
-from motet.store import open_store
+from motet.store import migrate, open_store
 from motet_cli import main as command
 from motet_cli.keys import A_NEW_ONE, HOW_TO_HASH
 from motet_gateway.identity.caller import Caller
@@ -209,6 +210,34 @@ def test_without_a_database_there_are_no_keys_and_none_is_made(motet: Motet, tmp
     assert "`motet key create --tenant NAMESPACE` makes one" in done.stderr
     assert motet("key", "revoke", NOBODYS).status == 1
     assert not (tmp_path / "state").exists()
+
+
+OF_BEFORE_KEYS = """
+DROP TABLE keys;
+UPDATE schema_version SET version_num = '0002';
+"""
+
+
+def versions(database: Path) -> list[tuple[str]]:
+    with closing(sqlite3.connect(database)) as connection:
+        return connection.execute("SELECT version_num FROM schema_version").fetchall()
+
+
+def test_only_create_brings_a_database_of_an_older_version_up_to_date(motet: Motet, tmp_path: Path) -> None:
+    database = tmp_path / "state" / "motet.db"
+    asyncio.run(migrate(f"sqlite+aiosqlite:///{database}"))
+    newest = versions(database)
+    with closing(sqlite3.connect(database)) as connection:
+        connection.executescript(OF_BEFORE_KEYS)
+    assert listed(motet) == []
+    for verb in ("revoke", "rotate"):
+        done = motet("key", verb, NOBODYS)
+        assert (done.status, done.stdout) == (1, "")
+        assert f"there is no key {NOBODYS} in this database" in done.stderr
+    assert versions(database) == [("0002",)]
+    key = motet("key", "create", "--tenant", "acme").key
+    assert versions(database) == newest
+    assert [one["id"] for one in listed(motet)] == [id_of(key)]
 
 
 def test_a_revoked_key_opens_nothing_and_the_other_still_does(motet: Motet, url: str) -> None:
