@@ -45,7 +45,9 @@ HOW_TO_HASH = f"""Without a database a key is made, kept in a file of yours, and
 
 def create(data_dir: Path, *, tenant: str, scopes: str, expires: str | None) -> int:
     made = keys.made()
-    key, url = _key(made, tenant=tenant, scopes=scopes, expires=expires, now=_now()), _database(data_dir)
+    key = _key(made, tenant=tenant, scopes=scopes, expires=expires, now=_now())
+    _see_that_they_are_read(HOW_TO_HASH)
+    url = _database(data_dir)
 
     async def run() -> bool:
         await migrate(url)
@@ -55,6 +57,7 @@ def create(data_dir: Path, *, tenant: str, scopes: str, expires: str | None) -> 
             return first
 
     first = asyncio.run(run())
+    _remember(data_dir, url)
     _show(made)
     _say(f"{_about(key)} It is shown only now: keep it.")
     if first:
@@ -81,7 +84,9 @@ def ls(data_dir: Path, *, as_json: bool) -> int:
 
 
 def revoke(data_dir: Path, id_: str) -> int:
-    id_, url, now = _id(id_, command="revoke"), _database(data_dir), _now()
+    id_ = _id(id_, command="revoke")
+    _see_that_they_are_read("To end a key, take its line away there.")
+    url, now = _database(data_dir), _now()
 
     async def run() -> Key:
         async with _holding(url, id_) as (store, key):
@@ -97,8 +102,9 @@ def revoke(data_dir: Path, id_: str) -> int:
 
 
 def rotate(data_dir: Path, id_: str, *, overlap: str) -> int:
-    id_, stays, url = _id(id_, command="rotate"), _duration("--overlap", overlap), _database(data_dir)
-    made, now = keys.made(), _now()
+    id_, stays = _id(id_, command="rotate"), _duration("--overlap", overlap)
+    _see_that_they_are_read(HOW_TO_HASH)
+    made, url, now = keys.made(), _database(data_dir), _now()
 
     async def run() -> tuple[Key, Key]:
         async with _holding(url, id_) as (store, old):
@@ -177,6 +183,28 @@ def _print(found: Sequence[tuple[Key, datetime | None]], now: datetime) -> None:
             f"ends {_time(key.revoked)}" if state == "ending" and key.revoked is not None else state,
         )
     console.print(table)
+
+
+def _see_that_they_are_read(instead: str) -> None:
+    """Raises SetupError where gateways look for keys elsewhere than in the database, as in their pods."""
+    if file := os.environ.get("MOTET_GATEWAY_KEYS_FILE"):
+        raise SetupError(
+            f"gateways read keys from {file} (MOTET_GATEWAY_KEYS_FILE), not from the database: a change there would do "
+            "nothing. They are lines of `motet key hash`; on a cluster a Secret holds them (`gateway.keysSecret` "
+            f"of the chart). {instead}"
+        )
+
+
+def _remember(data_dir: Path, url: str) -> None:
+    """That a key was made, for gateways of this state directory, which may not have run yet."""
+    if parse(url).get_backend_name() != "sqlite":
+        return
+    memory = Layout.of(data_dir).data / keys.WERE_MADE
+    try:
+        memory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        memory.touch()
+    except OSError as error:
+        _say(f"{memory} cannot be written ({error.strerror}): without the database nobody here would know of the key.")
 
 
 def _database(data_dir: Path) -> str:

@@ -24,8 +24,11 @@ from motet.store import keys as kept
 from motet.store import migrate, open_store
 from motet_cli import main as command
 from motet_cli.keys import A_NEW_ONE, HOW_TO_HASH
+from motet_gateway.identity.access import Access
 from motet_gateway.identity.caller import Caller
 from motet_gateway.identity.keyring import Keyring
+from motet_gateway.identity.sources import NoKeys
+from motet_gateway.settings import Settings as GatewaySettings
 from tests.cli.test_commands import motet as in_a_process
 from tests.support.postgresql import PostgreSQL
 
@@ -240,6 +243,30 @@ def test_only_create_brings_a_database_of_an_older_version_up_to_date(motet: Mot
     assert [one["id"] for one in listed(motet)] == [id_of(key)]
 
 
+def test_that_a_key_was_made_is_known_to_gateways_here_when_the_database_is_lost(motet: Motet, tmp_path: Path) -> None:
+    """None of them ran when it was made."""
+    state = tmp_path / "state"
+    motet("key", "create", "--tenant", "acme")
+    (state / "motet.db").unlink()
+
+    async def asks() -> bool:
+        access = Access(GatewaySettings(), NoKeys(), gone=lambda _key, _why: None, memory=state / keys.WERE_MADE)
+        await access.begin()
+        return access.required
+
+    assert asyncio.run(asks())
+    (state / keys.WERE_MADE).unlink()
+    assert not asyncio.run(asks())
+
+
+def test_a_key_in_a_server_says_nothing_of_the_gateways_here(
+    motet: Motet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, postgresql: PostgreSQL
+) -> None:
+    monkeypatch.setenv("MOTET_DATABASE_URL", asyncio.run(postgresql.new_database()))
+    assert motet("key", "create", "--tenant", "acme").key
+    assert not (tmp_path / "state" / keys.WERE_MADE).exists()
+
+
 def test_a_revoked_key_opens_nothing_and_the_other_still_does(motet: Motet, url: str) -> None:
     revoked, stays = (motet("key", "create", "--tenant", "acme").key for _ in range(2))
     done = motet("key", "revoke", id_of(revoked))
@@ -377,6 +404,28 @@ def test_a_wrong_overlap_changes_nothing(motet: Motet, url: str) -> None:
     assert done.status == 2
     assert "--overlap '-1h' is no length of time" in done.stderr
     assert [key.revoked for key in stored(url)] == [None]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "instead"),
+    [
+        (["create", "--tenant", "acme"], HOW_TO_HASH),
+        (["rotate", NOBODYS], HOW_TO_HASH),
+        (["revoke", NOBODYS], "To end a key, take its line away there."),
+    ],
+)
+def test_where_gateways_read_a_file_nothing_is_written_to_a_database(
+    motet: Motet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], instead: str
+) -> None:
+    monkeypatch.setenv("MOTET_GATEWAY_KEYS_FILE", "/etc/motet/keys")
+    done = motet("key", *arguments)
+    assert (done.status, done.stdout) == (2, "")
+    assert "gateways read keys from /etc/motet/keys (MOTET_GATEWAY_KEYS_FILE), not from the database" in done.stderr
+    assert "`gateway.keysSecret`" in done.stderr
+    assert instead in done.stderr
+    assert not (tmp_path / "state").exists()
+    monkeypatch.setenv("MOTET_GATEWAY_KEYS_FILE", "")
+    assert "MOTET_GATEWAY_KEYS_FILE" not in motet("key", *arguments).stderr
 
 
 @pytest.mark.parametrize("verb", ["revoke", "rotate"])
