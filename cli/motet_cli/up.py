@@ -13,6 +13,7 @@ from pathlib import Path
 import typer
 
 from motet.errors import ManifestError, SetupError
+from motet.keys import CALLERS_VARIABLE
 from motet.processes import Records
 from motet.processes.launch import last_words, rotate
 from motet.resources import ServingPool, files_of, read_all
@@ -72,6 +73,7 @@ def up(options: Options) -> int:
         "MOTET_OPERATOR_PORT": str(port),
     }
     os.environ.pop("MOTET_OPERATOR_RUNNERS", None)
+    os.environ.pop(CALLERS_VARIABLE, None)  # each process inherits what is here
     if options.runners is not None:
         os.environ["MOTET_OPERATOR_RUNNERS"] = str(options.runners)
     if trace := os.environ.get("MOTET_STEP_TRACE"):

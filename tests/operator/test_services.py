@@ -1,10 +1,34 @@
-"""How the local operator asks a gateway whether it listens."""
+"""How the local operator starts processes, and asks a gateway whether it listens."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
-from motet_operator.local.services import listens_http
+from motet.settings import ProcessSettings
+from motet_operator.local.layout import Layout
+from motet_operator.local.parent import operator_spec, own_environment
+from motet_operator.local.services import Services, listens_http
+from motet_operator.reconcile import RunnerTemplate
+from motet_operator.settings import Settings
+from tests.operator.builders import name
+
+
+def test_no_process_is_told_the_key_of_who_started_the_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is for `motet chat`; and another key is no reason to start anything again."""
+    monkeypatch.setenv("MOTET_API_KEY", "motet_0123456789abcdef_of-a-person")
+    monkeypatch.setenv("MOTET_STEP_TRACE", "/tmp/trace")
+    layout = Layout(tmp_path)
+    services = Services(layout, ProcessSettings(data_dir=tmp_path), Settings(manifests=tmp_path))
+    specs = [
+        *services.control(store_ready=True),
+        services.runner("runner", "motet/demo", "1", RunnerTemplate(group=name("demo"), model_uri="")),
+        operator_spec(layout, own_environment()),
+    ]
+    assert len({spec.kind for spec in specs}) == 6
+    for spec in specs:
+        assert "MOTET_STEP_TRACE" in spec.env
+        assert "MOTET_API_KEY" not in spec.env, spec.name
 
 
 @pytest.mark.parametrize(("status", "listens"), [("200 OK", True), ("503 Service Unavailable", True), (None, False)])

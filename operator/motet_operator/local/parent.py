@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from importlib.metadata import version
 
 from motet.errors import SetupError
+from motet.keys import CALLERS_VARIABLE
 from motet.processes import Keeper, Policy, ProcessSpec, Records
 from motet.processes.keeper import KEPT_BY
 from motet.processes.linux import become_subreaper, reap_orphans, send
@@ -47,7 +48,8 @@ def operator_spec(layout: Layout, env: Mapping[str, str]) -> ProcessSpec:
 
 def own_environment() -> dict[str, str]:
     """All settings that came from outside: named in the operator's specification, so that a changed one restarts it."""
-    return {name: value for name, value in os.environ.items() if name.startswith("MOTET_") and name != KEPT_BY}
+    others = {KEPT_BY, CALLERS_VARIABLE}
+    return {name: value for name, value in os.environ.items() if name.startswith("MOTET_") and name not in others}
 
 
 class Parent:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from importlib.metadata import version
 
+from motet.keys import CALLERS_VARIABLE
 from motet.processes import ProcessSpec
 from motet.processes.keeper import KEPT_BY, Probe
 from motet.rpc import is_healthy
@@ -111,7 +112,9 @@ class Services:
         inherited = {
             variable: value
             for variable, value in os.environ.items()
-            if variable.startswith("MOTET_") and not variable.startswith(("MOTET_OPERATOR_", KEPT_BY))
+            if variable.startswith("MOTET_")
+            and not variable.startswith(("MOTET_OPERATOR_", KEPT_BY))
+            and variable != CALLERS_VARIABLE
         }
         return inherited | {
             "MOTET_DATA_DIR": str(layout.data),

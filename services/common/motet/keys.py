@@ -22,6 +22,9 @@ WERE_MADE = "keys-were-made"
 """A file in the state directory, from when the first key was made: gateways there then ask for one, also when the
 database is lost."""
 
+CALLERS_VARIABLE = "MOTET_API_KEY"
+"""Where a person keeps the key that `motet chat` sends. It is for no process of a stack."""
+
 _WRITTEN = re.compile(rf"{PREFIX}_([0-9a-f]{{{2 * ID_BYTES}}})_([A-Za-z0-9_-]{{43}})")
 LONGEST = len(PREFIX) + 2 * ID_BYTES + 43 + 2
 """Characters of a key: what is longer is none, and is not looked at."""
