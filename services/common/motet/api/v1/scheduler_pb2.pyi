@@ -791,7 +791,7 @@ class CatalogAdapter(_message.Message):
     def failure(self) -> _common_pb2.Failure: ...
     @_builtins.property
     def share(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """namespaces that may use it beside its own, or one '*'; never more than the group's"""
+        """namespaces that its owner names, or one '*'; gateways bound it by the group's tenants"""
 
     def __init__(
         self,
