@@ -20,7 +20,7 @@ Scopes = Annotated[
     typer.Option(
         "--scopes",
         help="With commas between: user (call models), admin (load and unload the tenant's adapters), "
-        "monitor (read /metrics).",
+        "monitor (read /metrics, with the figures of all tenants).",
     ),
 ]
 Expires = Annotated[
