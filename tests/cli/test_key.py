@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import make_url, text
 
 from motet import keys
 from motet.errors import NotAuthenticated, SetupError
@@ -265,6 +266,24 @@ def test_a_key_in_a_server_says_nothing_of_the_gateways_here(
     monkeypatch.setenv("MOTET_DATABASE_URL", asyncio.run(postgresql.new_database()))
     assert motet("key", "create", "--tenant", "acme").key
     assert not (tmp_path / "state" / keys.WERE_MADE).exists()
+
+
+def test_ls_writes_nothing(motet: Motet, monkeypatch: pytest.MonkeyPatch, postgresql: PostgreSQL) -> None:
+    url = asyncio.run(postgresql.new_database())
+    monkeypatch.setenv("MOTET_DATABASE_URL", url)
+    key = motet("key", "create", "--tenant", "acme").key
+
+    async def close_for_writers() -> None:
+        async with open_store(url) as store, store.write() as connection:
+            name = make_url(url).database
+            await connection.execute(text("UPDATE schema_version SET version_num = '0002'"))
+            await connection.execute(text(f"ALTER DATABASE {name} SET default_transaction_read_only = on"))
+
+    asyncio.run(close_for_writers())
+    assert [one["id"] for one in listed(motet)] == [id_of(key)]
+    done = motet("key", "revoke", id_of(key))
+    assert done.status == 1
+    assert "read-only transaction" in done.stderr
 
 
 def test_a_revoked_key_opens_nothing_and_the_other_still_does(motet: Motet, url: str) -> None:

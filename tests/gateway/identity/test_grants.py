@@ -1,0 +1,45 @@
+"""What a gateway that reads keys from PostgreSQL has to be allowed there."""
+
+from datetime import UTC, datetime
+
+import pytest
+from sqlalchemy import make_url, text
+
+from motet import keys
+from motet.errors import StoreUnavailable
+from motet.keys import Key, KeyScope
+from motet.store import keys as kept
+from motet.store import migrate, open_store
+from motet_gateway.identity.sources import StoredKeys
+from tests.support.postgresql import PostgreSQL
+
+GRANTS = """
+CREATE ROLE a_gateway LOGIN PASSWORD 'its-own';
+GRANT SELECT, UPDATE (used) ON keys TO a_gateway;
+"""
+"""As docs/security.md says."""
+
+
+async def test_reading_keys_and_noting_their_use_is_all_it_takes(postgresql: PostgreSQL) -> None:
+    owners = await postgresql.new_database()
+    await migrate(owners)
+    made, now = keys.made(), datetime.now(UTC)
+    key = Key(id=made.id, tenant="acme", scopes=frozenset({KeyScope.USER}), hash=made.hash, created=now)
+    async with open_store(owners) as store:
+        await kept.add(store, key)
+        async with store.write() as connection:
+            for grant in GRANTS.strip().split("\n"):
+                await connection.execute(text(grant))
+    url = make_url(owners).set(username="a_gateway", password="its-own").render_as_string(hide_password=False)
+    source = StoredKeys(url)
+    try:
+        assert await source.read() == [key]
+        assert await source.read() is None
+        await source.note_use([key.id], at=now)
+    finally:
+        await source.close()
+    async with open_store(url) as store:
+        ((_, used),) = await kept.all_keys(store)
+        assert used == now.replace(minute=0, second=0, microsecond=0)
+        with pytest.raises(StoreUnavailable, match="forbids"):
+            await kept.end(store, key.id, tenant="acme", at=now)
