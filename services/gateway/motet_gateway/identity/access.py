@@ -8,7 +8,7 @@ from pathlib import Path
 import structlog
 
 from motet.clock import Clock, every, monotonic
-from motet.errors import MotetError, SetupError
+from motet.errors import MotetError, SetupError, StoreUnavailable
 from motet.settings import Database, ProcessSettings
 from motet_gateway.identity.caller import Caller
 from motet_gateway.identity.keyring import Keyring
@@ -50,8 +50,8 @@ class Access:
         self._memory, self._clock, self._today = memory, clock, today
         self.keyring = Keyring(trusted_seconds=settings.keys_trusted_seconds, gone=gone)
         self._open_until_keys = settings.auth is None and settings.keys_file is None and settings.is_local
-        self.required = settings.auth != "none"
-        """Nobody comes in before it is known that no key was made."""
+        self._required: bool | None = None if self._open_until_keys else settings.auth != "none"
+        """None: nobody can say now. Nobody comes in before it is known that no key was made."""
         self._away_said = False
         self._written: dict[str, datetime] = {}
         """The hour in which the use of each key was last written down."""
@@ -70,7 +70,7 @@ class Access:
                 f"there are no API keys, and whoever reaches {settings.host} would be let in. Make one first: "
                 f"{FIRST_KEY} (or let everybody in: MOTET_GATEWAY_AUTH=none)."
             )
-        if self.required:
+        if self._required:
             log.warning("no API key was made yet, so nobody is let in", make_one=FIRST_KEY)
 
     async def run(self) -> None:
@@ -83,6 +83,12 @@ class Access:
                 tasks.create_task(every(NOTE_SECONDS, self.note_use, name="noting which API keys are used"))
         finally:
             await self._source.close()
+
+    def needs_key(self) -> bool:
+        """Whether a caller needs one. Raises StoreUnavailable when nobody can say."""
+        if self._required is None:
+            raise StoreUnavailable("Whether API keys are needed cannot be said now: their store does not answer.")
+        return self._required
 
     def open(self, credential: str) -> Caller:
         """Raises NotAuthenticated, or StoreUnavailable when nobody can say."""
@@ -105,6 +111,8 @@ class Access:
                 )
             self._away_said = True
             ring.not_read(self._today())
+            if self._open_until_keys:  # the first one may have been made meanwhile
+                self._required = None
             return
         if self._away_said:
             self._away_said = False
@@ -116,7 +124,7 @@ class Access:
                 log.info("API keys were read", keys=len(found))
             ring.replace(found, now=self._today(), at=self._clock())
         if self._open_until_keys:
-            self.required = await asyncio.to_thread(self._were_made)
+            self._required = await asyncio.to_thread(self._were_made)
 
     def _were_made(self) -> bool:
         if self.keyring.knows_any:

@@ -36,7 +36,7 @@ class Authentication:
         await self._app(scope, receive, send)
 
     def _caller(self, scope: Scope) -> Caller:
-        return self._access.open(_credential(scope)) if self._access.required else ANYBODY
+        return self._access.open(_credential(scope)) if self._access.needs_key() else ANYBODY
 
 
 def _credential(scope: Scope) -> str:
