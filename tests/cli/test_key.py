@@ -97,7 +97,7 @@ def stored(url: str) -> list[Key]:
 
 def opens(known: list[Key], key: str, *, after: timedelta = timedelta()) -> Caller:
     """Whom a gateway that has read these takes the key's owner for."""
-    ring, now = Keyring(trusted_seconds=600, gone=lambda _key, _why: None), datetime.now(UTC) + after
+    ring, now = Keyring(trusted_seconds=600, between_seconds=0, gone=lambda _: None), datetime.now(UTC) + after
     ring.replace(known, now=now, at=0)
     return ring.open(key, now=now, at=0)
 

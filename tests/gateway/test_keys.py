@@ -55,7 +55,7 @@ def an_hour_passes(served: Served) -> None:
 
 
 def is_shut(served: Served, key: str) -> bool:
-    return not served.gateway.access.keyring.opens(id_of(key))
+    return bool(served.gateway.access.refused_because(id_of(key)))
 
 
 async def read_again(kept: Kept) -> None:

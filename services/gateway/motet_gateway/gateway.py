@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 from motet.errors import EngineRestarted, MotetError, NotAuthenticated, Overloaded
@@ -51,7 +51,7 @@ class Gateway:
         self.metrics = metrics
         self.name = f"gateway-{secrets.token_hex(4)}"
         """New at every start: a restarted gateway has none of its predecessor's requests."""
-        self.access = Access(settings, keys or NoKeys(), gone=self._key_gone, memory=process.data_dir / WERE_MADE)
+        self.access = Access(settings, keys or NoKeys(), gone=self._keys_gone, memory=process.data_dir / WERE_MADE)
         self.catalog = CatalogBook()
         self._answers: set[UnderWay] = set()
         self._idle = asyncio.Event()
@@ -110,8 +110,8 @@ class Gateway:
         """Count `answer` as under way."""
         self._answers.add(answer)
         self._idle.clear()
-        if answer.key and not self.access.keyring.opens(answer.key):  # revoked while its body came
-            answer.abort(_ended("revoked"))
+        if answer.key and (why := self.access.refused_because(answer.key)):  # since its body came
+            answer.abort(_ended(why))
         try:
             yield
         finally:
@@ -119,9 +119,9 @@ class Gateway:
             if not self._answers:
                 self._idle.set()
 
-    def _key_gone(self, key: str, why: str) -> None:
+    def _keys_gone(self, gone: Mapping[str, str]) -> None:
         for answer in list(self._answers):
-            if answer.key == key:
+            if why := gone.get(answer.key):
                 answer.abort(_ended(why))
 
     @property

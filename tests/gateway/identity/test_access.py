@@ -28,7 +28,7 @@ def access(kept: Kept, *, memory: Path | None = None, today: Today | None = None
     return Access(
         Settings(**settings),
         kept,
-        gone=lambda _key, _why: None,
+        gone=lambda _: None,
         memory=memory,
         clock=FakeClock(),
         today=today or Today(),
@@ -160,7 +160,7 @@ async def test_that_keys_were_made_outlives_the_process_and_the_database(tmp_pat
 async def test_a_store_that_fails_in_a_new_way_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     kept, clock = Kept(), FakeClock()
     key = kept.make("acme")
-    one = Access(Settings(auth="keys"), kept, gone=lambda _key, _why: None, clock=clock)
+    one = Access(Settings(auth="keys"), kept, gone=lambda _: None, clock=clock)
     await one.begin()
 
     async def break_down() -> None:
@@ -180,12 +180,49 @@ async def test_a_store_that_fails_in_a_new_way_is_away(monkeypatch: pytest.Monke
 
 
 async def test_a_store_that_hangs_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("motet_gateway.identity.access.PATIENCE_SECONDS", 0.05)
     kept = Kept()
     one = access(kept, auth="keys")
-    monkeypatch.setattr("motet_gateway.identity.access.PATIENCE_SECONDS", 0.05)
     monkeypatch.setattr(kept, "read", asyncio.Event().wait)
     await one.begin()
     assert one.keyring.away
+
+
+async def test_a_driver_that_cancels_its_own_work_does_not_end_the_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = Kept()
+    one = access(kept, auth="keys", keys_read_seconds=0.01)
+    await one.begin()
+
+    async def give_up(*_: Any, **__: Any) -> None:
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(kept, "read", give_up)
+    monkeypatch.setattr(kept, "note_use", give_up)
+    one.keyring._used.add("one")
+    await one.note_use()
+    reading = asyncio.create_task(one.run())
+    await asyncio.sleep(0.05)
+    assert one.keyring.away
+    monkeypatch.undo()
+    key = kept.make("acme")
+    async with asyncio.timeout(5):
+        while one.keyring.away:
+            await asyncio.sleep(0.01)
+    assert one.open(key)
+    reading.cancel()
+    await asyncio.wait({reading})
+
+
+async def test_known_keys_are_not_trusted_for_ever_once_nobody_reads_them() -> None:
+    kept, clock = Kept(), FakeClock()
+    key = kept.make("acme")
+    one = Access(Settings(auth="keys", keys_trusted_seconds=0), kept, gone=lambda _: None, clock=clock)
+    await one.begin()
+    clock.advance(12)  # the next turn may be two seconds off, and take ten
+    assert one.open(key)
+    clock.advance(1)
+    with pytest.raises(StoreUnavailable):
+        one.open(key)
 
 
 async def test_use_is_written_once_an_hour_for_each_key() -> None:

@@ -20,8 +20,9 @@ class Ring:
     """One of a gateway that was started now."""
 
     def __init__(self) -> None:
-        self.gone: list[tuple[str, str]] = []
-        self.ring = Keyring(trusted_seconds=600, gone=lambda key, why: self.gone.append((key, why)))
+        self.gone: list[dict[str, str]] = []
+        """What was said, each time."""
+        self.ring = Keyring(trusted_seconds=600, between_seconds=60, gone=lambda why: self.gone.append(dict(why)))
         self.keys: dict[str, Key] = {}
 
     def make(self, tenant: str, **more: datetime) -> keys.Written:
@@ -61,16 +62,18 @@ def test_what_is_wrong_with_a_key_is_told_only_to_its_owner(ring: Ring) -> None:
 
 
 def test_while_the_store_is_away_known_keys_open_and_unknown_ones_are_not_called_wrong(ring: Ring) -> None:
-    known = ring.make("acme", revoked=NOW + timedelta(seconds=60))
+    known = ring.make("acme", expires=NOW + timedelta(seconds=60))
     ring.read()
     ring.ring.not_read(NOW)
     assert ring.open(known, after=59).tenant == "acme"
-    with pytest.raises(NotAuthenticated, match="revoked"):
+    with pytest.raises(NotAuthenticated, match="expired"):
         ring.open(known, after=60)
-    with pytest.raises(StoreUnavailable):
-        ring.open(keys.made())
-    with pytest.raises(NotAuthenticated):
-        ring.open(keys.Written(known.id, keys.made().secret))
+    said = set()
+    for unknown in (keys.made(), keys.Written(known.id, keys.made().secret)):
+        with pytest.raises(StoreUnavailable) as caught:
+            ring.open(unknown)
+        said.add(caught.value.message)
+    assert len(said) == 1
 
 
 def test_a_wrong_secret_and_an_unknown_id_are_the_same_work_and_the_same_words(
@@ -106,6 +109,14 @@ def test_known_keys_are_trusted_for_a_bounded_time(ring: Ring) -> None:
     assert ring.open(known, after=700)
 
 
+def test_known_keys_are_not_trusted_for_ever_when_nobody_says_any_more_what_there_is(ring: Ring) -> None:
+    known = ring.make("acme")
+    ring.read()
+    assert ring.open(known, after=660)
+    with pytest.raises(StoreUnavailable):
+        ring.open(known, after=661)
+
+
 def test_before_anything_was_read_nobody_comes_in(ring: Ring) -> None:
     with pytest.raises(StoreUnavailable):
         ring.open(keys.made())
@@ -120,9 +131,44 @@ def test_whoever_holds_a_key_that_opens_no_more_is_named_once(ring: Ring) -> Non
     ring.keys[revoked.id] = replace(ring.keys[revoked.id], revoked=NOW)
     del ring.keys[forgotten.id]
     ring.read(after=2)
-    assert sorted(ring.gone) == sorted([(revoked.id, "revoked"), (forgotten.id, "revoked")])
+    assert ring.gone == [{revoked.id: "revoked", forgotten.id: "revoked"}]
     ring.read(after=4)
-    assert len(ring.gone) == 2
-    ring.read(after=12)
-    assert ring.gone[2:] == [(expires.id, "expired")]
+    assert len(ring.gone) == 1
+    ring.ring.unchanged(now=NOW + timedelta(seconds=12), at=12)
+    assert ring.gone[1:] == [{expires.id: "expired"}]
     assert ring.open(stays, after=12)
+
+
+def test_whoever_holds_a_key_that_means_something_else_now_is_named(ring: Ring) -> None:
+    """As in a file, where one id may be written anew."""
+    same, tenant, scopes, secret = (ring.make("acme") for _ in range(4))
+    ring.read()
+    for id_, change in (
+        (tenant.id, {"tenant": "zeta"}),
+        (scopes.id, {"scopes": frozenset({KeyScope.MONITOR})}),
+        (secret.id, {"hash": keys.made().hash}),
+        (same.id, {"expires": NOW + timedelta(days=1)}),
+    ):
+        ring.keys[id_] = replace(ring.keys[id_], **change)  # type: ignore[arg-type]
+    ring.read(after=2)
+    assert ring.gone == [dict.fromkeys((tenant.id, scopes.id, secret.id), "changed")]
+    assert ring.open(tenant, after=2).tenant == "zeta"
+
+
+def test_a_clock_that_goes_forward_and_back_again_locks_nobody_out(ring: Ring) -> None:
+    key = ring.make("acme", expires=NOW + timedelta(days=1))
+    ring.read()
+    ring.ring.unchanged(now=NOW + timedelta(days=2), at=2)
+    assert ring.gone == [{key.id: "expired"}]
+    ring.ring.unchanged(now=NOW, at=4)
+    assert ring.open(key)
+    assert ring.ring.refused_because(key.id, NOW) == ""
+    ring.ring.unchanged(now=NOW + timedelta(days=1), at=6)
+    assert ring.gone[1:] == [{key.id: "expired"}]
+
+
+def test_why_a_key_does_not_open_is_the_same_whoever_asks(ring: Ring) -> None:
+    expired, revoked = ring.make("acme", expires=NOW), ring.make("acme", revoked=NOW)
+    ring.read()
+    said = {id_: ring.ring.refused_because(id_, NOW) for id_ in (expired.id, revoked.id, "nobody's")}
+    assert said == {expired.id: "expired", revoked.id: "revoked", "nobody's": "revoked"}

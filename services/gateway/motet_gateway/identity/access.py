@@ -1,7 +1,7 @@
 """Whether callers need a key, and which ones open: reads the keys again and again, and notes which are used."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from motet.errors import MotetError, SetupError, StoreUnavailable
 from motet.settings import Database, ProcessSettings
 from motet_gateway.identity.caller import Caller
 from motet_gateway.identity.keyring import Keyring
+from motet_gateway.identity.patience import Patience
 from motet_gateway.identity.sources import KeysInFiles, NoKeys, Source, StoredKeys
 from motet_gateway.settings import Settings
 
@@ -39,16 +40,21 @@ class Access:
         settings: Settings,
         source: Source,
         *,
-        gone: Callable[[str, str], None],
+        gone: Callable[[Mapping[str, str]], None],
         memory: Path | None = None,
         clock: Clock = monotonic,
         today: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """`gone` is called with the id of each key that opened until now, and why it does not any more. `memory` is a
-        file that says that keys were made once, should those be lost who said so."""
+        """`gone` is called with the ids of keys that opened until now, each with why it does not any more. `memory` is
+        a file that says that keys were made once, should those be lost who said so."""
         self._settings, self._source = settings, source
         self._memory, self._clock, self._today = memory, clock, today
-        self.keyring = Keyring(trusted_seconds=settings.keys_trusted_seconds, gone=gone)
+        self.keyring = Keyring(
+            trusted_seconds=settings.keys_trusted_seconds,
+            between_seconds=settings.keys_read_seconds + PATIENCE_SECONDS,
+            gone=gone,
+        )
+        self._reading, self._noting = Patience(PATIENCE_SECONDS), Patience(PATIENCE_SECONDS)
         self._open_until_keys = settings.auth is None and settings.keys_file is None and settings.is_local
         self._required: bool | None = None if self._open_until_keys else settings.auth != "none"
         """None: nobody can say now. Nobody comes in before it is known that no key was made."""
@@ -82,6 +88,8 @@ class Access:
                 tasks.create_task(every(self._settings.keys_read_seconds, self.read, name="reading API keys"))
                 tasks.create_task(every(NOTE_SECONDS, self.note_use, name="noting which API keys are used"))
         finally:
+            await self._reading.stop()
+            await self._noting.stop()
             await self._source.close()
 
     def needs_key(self) -> bool:
@@ -89,6 +97,10 @@ class Access:
         if self._required is None:
             raise StoreUnavailable("Whether API keys are needed cannot be said now: their store does not answer.")
         return self._required
+
+    def refused_because(self, key: str) -> str:
+        """Why the key of that id does not open; empty: it does."""
+        return self.keyring.refused_because(key, self._today())
 
     def open(self, credential: str) -> Caller:
         """Raises NotAuthenticated, or StoreUnavailable when nobody can say."""
@@ -98,8 +110,7 @@ class Access:
         """See what has changed since the last time."""
         ring = self.keyring
         try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                found = await self._source.read()
+            found = await self._reading.ask(self._source.read)
         except SetupError:
             raise
         except Exception as error:  # whatever it is, known keys must not be trusted for ever
@@ -107,7 +118,7 @@ class Access:
                 log.error(
                     "API keys cannot be read: those known are trusted for a while",
                     why=str(error) or type(error).__name__,
-                    exc_info=not isinstance(error, (MotetError, TimeoutError)),
+                    exc_info=not isinstance(error, MotetError),
                 )
             self._away_said = True
             ring.not_read(self._today())
@@ -146,9 +157,8 @@ class Access:
         if not new:
             return
         try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                await self._source.note_use(new, at=now)
-        except (MotetError, TimeoutError) as error:
+            await self._noting.ask(lambda: self._source.note_use(new, at=now))
+        except MotetError as error:
             log.warning("which API keys are used cannot be written down", why=str(error))
             return
         self._written.update(dict.fromkeys(new, hour))

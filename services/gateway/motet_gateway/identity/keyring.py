@@ -4,7 +4,7 @@ No request waits for the store: all keys are in memory. While the store does not
 trusted for a while; one that is not known may have been made meanwhile, so it is not called wrong.
 """
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 
 from motet.errors import NotAuthenticated, StoreUnavailable
@@ -15,13 +15,18 @@ UNKNOWN = "This API key is not valid here."
 
 
 class Keyring:
-    def __init__(self, *, trusted_seconds: float, gone: Callable[[str, str], None]) -> None:
-        """`gone` is called with the id of each key that opened until now, and why it does not any more."""
-        self._trusted_seconds = trusted_seconds
+    def __init__(
+        self, *, trusted_seconds: float, between_seconds: float, gone: Callable[[Mapping[str, str]], None]
+    ) -> None:
+        """`between_seconds` may pass from one reading to the next while all is well. `gone` is called with the ids of
+        keys that opened until now, each with why it does not any more."""
+        self._trusted_seconds, self._between_seconds = trusted_seconds, between_seconds
         self._gone = gone
         self._keys: dict[str, Key] = {}
         self._callers: dict[str, Caller] = {}
-        """Of those that opened when they were last looked at."""
+        """One for each key, whether it opens or not."""
+        self._opened: set[str] = set()
+        """The ids of those that opened when they were last looked at."""
         self._used: set[str] = set()
         self._read_at = float("-inf")
         """On a clock that is never set."""
@@ -39,34 +44,37 @@ class Keyring:
 
     def replace(self, keys: Iterable[Key], *, now: datetime, at: float) -> None:
         """All that there are."""
-        self._keys = {key.id: key for key in keys}
-        before, self._callers = self._callers, {id_: _caller(key) for id_, key in self._keys.items()}
-        for id_ in before.keys() - self._callers.keys():
-            self._gone(id_, "revoked")
-        self._shut(now, before)
+        before, self._keys = self._keys, {key.id: key for key in keys}
+        self._callers = {id_: _caller(key) for id_, key in self._keys.items()}
         self._read_at, self._away = at, False
+        self._look(now, before)
 
     def unchanged(self, *, now: datetime, at: float) -> None:
         """There are those that there were."""
         self._read_at, self._away = at, False
-        self._shut(now)
+        self._look(now, self._keys)
 
     def not_read(self, now: datetime) -> None:
         """The store did not answer."""
         self._away = True
-        self._shut(now)
+        self._look(now, self._keys)
 
-    def _shut(self, now: datetime, opened: Container[str] | None = None) -> None:
-        """Forget the callers whose keys open no more, and name those that did: time alone ends some."""
-        ended = [(id_, why) for id_ in self._callers if (why := self._keys[id_].refused_because(now))]
-        for id_, why in ended:
-            del self._callers[id_]
-            if opened is None or id_ in opened:
-                self._gone(id_, why)
+    def _look(self, now: datetime, before: Mapping[str, Key]) -> None:
+        """Name those that opened and do not any more, or for somebody else: time alone ends some."""
+        gone = {}
+        for id_ in self._opened:
+            if why := self.refused_because(id_, now):
+                gone[id_] = why
+            elif _means(self._keys[id_]) != _means(before[id_]):
+                gone[id_] = "changed"
+        self._opened = {id_ for id_, key in self._keys.items() if not key.refused_because(now)}
+        if gone:
+            self._gone(gone)
 
-    def opens(self, id_: str) -> bool:
-        """Whether it did when the keys were last looked at."""
-        return id_ in self._callers
+    def refused_because(self, id_: str, now: datetime) -> str:
+        """Why that key does not open at that time; empty: it does. One that is there no more counts as revoked."""
+        key = self._keys.get(id_)
+        return key.refused_because(now) if key is not None else "revoked"
 
     def take_used(self) -> set[str]:
         """The ids of those that opened since this was last asked."""
@@ -75,22 +83,29 @@ class Keyring:
 
     def open(self, credential: str, *, now: datetime, at: float) -> Caller:
         """Whose key that is. Raises NotAuthenticated, or StoreUnavailable when nobody can say."""
-        if self._away and at - self._read_at > self._trusted_seconds:
+        # Also when nobody says that the store is away: whoever should say so may hang.
+        trusted = self._trusted_seconds + (0 if self._away else self._between_seconds)
+        if at - self._read_at > trusted:
             raise StoreUnavailable("API keys cannot be checked now: their store does not answer.")
         sent = written(credential)
         if sent is None:
             raise NotAuthenticated("This is no API key of Motet: they read motet_<id>_<secret>.")
         key = self._keys.get(sent.id)
         if not is_of(key, sent):
-            if key is None and self._away:
+            if self._away:  # the same for each, so that nobody learns which ids there are
                 raise StoreUnavailable("This API key cannot be checked now: the store of keys does not answer.")
             raise NotAuthenticated(UNKNOWN)
         assert key is not None
         if why := key.refused_because(now):
             raise NotAuthenticated(f"This API key is {why}. Ask for a new one.")
         self._used.add(key.id)
-        return self._callers.get(key.id) or _caller(key)
+        return self._callers[key.id]
 
 
 def _caller(key: Key) -> Caller:
     return Caller(key.tenant, key.id, key.scopes)
+
+
+def _means(key: Key) -> tuple[object, ...]:
+    """Who may do what with it."""
+    return key.tenant, key.scopes, key.hash

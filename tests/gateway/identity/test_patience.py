@@ -1,0 +1,90 @@
+"""Whoever asks a store hears of it, whatever the store's driver does."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+from motet.errors import StoreUnavailable
+from motet_gateway.identity import patience
+from motet_gateway.identity.patience import Patience
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Patience:
+    monkeypatch.setattr(patience, "CLEAN_UP_SECONDS", 0.05)
+    return Patience(0.05)
+
+
+async def answer() -> str:
+    return "an answer"
+
+
+async def hang() -> str:
+    await asyncio.Event().wait()
+    return "never"
+
+
+async def hang_and_hang_while_it_is_stopped() -> str:
+    try:
+        await asyncio.Event().wait()
+    finally:
+        await asyncio.Event().wait()
+    return "never"
+
+
+async def give_up() -> str:
+    raise asyncio.CancelledError
+
+
+async def break_down() -> str:
+    raise ValueError("broken")
+
+
+async def test_what_is_answered_or_raised_is_passed_on(asked: Patience) -> None:
+    assert await asked.ask(answer) == "an answer"
+    with pytest.raises(ValueError, match="broken"):
+        await asked.ask(break_down)
+
+
+async def test_a_driver_that_gives_up_ends_nobody_else(asked: Patience) -> None:
+    with pytest.raises(StoreUnavailable, match="gave up"):
+        await asked.ask(give_up)
+    assert await asked.ask(answer) == "an answer"
+
+
+async def test_what_hangs_is_left_after_a_while(asked: Patience) -> None:
+    with pytest.raises(StoreUnavailable, match="no answer came in 0.05 seconds"):
+        await asked.ask(hang)
+    assert await asked.ask(answer) == "an answer"
+
+
+async def test_a_clean_up_that_hangs_is_left_too_and_stopped_at_the_next_turn(asked: Patience) -> None:
+    async with asyncio.timeout(5):
+        with pytest.raises(StoreUnavailable, match="no answer"):
+            await asked.ask(hang_and_hang_while_it_is_stopped)
+        assert await asked.ask(answer) == "an answer"
+
+
+async def test_while_something_cannot_be_stopped_nothing_else_is_asked(asked: Patience) -> None:
+    ends = asyncio.Event()
+
+    async def hang_on() -> None:
+        while not ends.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await ends.wait()
+
+    for why in ("no answer", "still hangs"):
+        with pytest.raises(StoreUnavailable, match=why):
+            await asked.ask(hang_on)
+    ends.set()
+    await asyncio.sleep(0)
+    assert await asked.ask(answer) == "an answer"
+
+
+async def test_whoever_asks_can_be_cancelled(asked: Patience) -> None:
+    asking = asyncio.create_task(Patience(60).ask(hang))
+    await asyncio.sleep(0)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
