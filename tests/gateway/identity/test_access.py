@@ -12,6 +12,7 @@ from motet.errors import NotAuthenticated, SetupError, StoreUnavailable
 from motet_gateway.identity.access import Access
 from motet_gateway.settings import Settings
 from tests.gateway.identity.kept import Kept, id_of
+from tests.gateway.identity.test_sources import no_thread_free
 
 ELSEWHERE = "0.0.0.0"
 
@@ -139,6 +140,13 @@ async def test_on_loopback_nobody_comes_in_while_it_cannot_be_said_whether_a_key
     kept.away = True
     await one.read()
     assert needs_key(one)
+
+
+async def test_tenants_cannot_hold_off_who_decides_whether_keys_are_needed(tmp_path: Path) -> None:
+    one = access(Kept(), memory=tmp_path / "keys-were-made")
+    async with no_thread_free(), asyncio.timeout(5):
+        await one.begin()
+        assert not needs_key(one)
 
 
 async def test_that_keys_were_made_outlives_the_process_and_the_database(tmp_path: Path) -> None:

@@ -1,5 +1,10 @@
 """Where keys are read from: a database, a file, a folder."""
 
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -56,6 +61,36 @@ async def test_keys_in_a_database_are_read_whole_only_after_a_change(url: str) -
         assert await source.read() is None
         assert {one.id: used for one, used in await stored.all_keys(store)}[first.id] == NOW.replace(minute=0)
     await source.close()
+
+
+@asynccontextmanager
+async def no_thread_free() -> AsyncIterator[None]:
+    """As while tenants have all of the event loop's threads count tokens."""
+    free, loop = threading.Event(), asyncio.get_running_loop()
+    threads = ThreadPoolExecutor(2)
+    loop.set_default_executor(threads)
+    blocked = [loop.run_in_executor(None, free.wait) for _ in range(4)]
+    try:
+        yield
+    finally:
+        free.set()
+        await asyncio.gather(*blocked)
+
+
+async def test_tenants_cannot_hold_off_who_reads_keys(tmp_path: Path) -> None:
+    file, url, one = tmp_path / "keys", f"sqlite+aiosqlite:///{tmp_path}/motet.db", key()
+    file.write_text(keys.to_line(one))
+    await migrate(url)
+    async with open_store(url) as store:
+        await stored.add(store, one)
+    in_file, in_database = KeysInFiles(file), StoredKeys(url)
+    async with no_thread_free(), asyncio.timeout(5):
+        assert await in_file.read() == [one]
+        assert await in_database.read() == [one]
+        assert await in_database.read() is None
+        await in_database.note_use([one.id], at=NOW)
+        for source in (in_file, in_database):
+            await source.close()
 
 
 async def test_to_look_for_keys_makes_no_database(tmp_path: Path) -> None:

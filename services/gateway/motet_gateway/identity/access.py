@@ -14,6 +14,7 @@ from motet_gateway.identity.caller import Caller
 from motet_gateway.identity.keyring import Keyring
 from motet_gateway.identity.patience import Patience
 from motet_gateway.identity.sources import KeysInFiles, NoKeys, Source, StoredKeys
+from motet_gateway.identity.thread import OwnThread
 from motet_gateway.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -54,6 +55,7 @@ class Access:
             between_seconds=settings.keys_read_seconds + PATIENCE_SECONDS,
             gone=gone,
         )
+        self._thread = OwnThread("keys-were-made")
         self._reading, self._noting = Patience(PATIENCE_SECONDS), Patience(PATIENCE_SECONDS)
         self._open_until_keys = settings.auth is None and settings.keys_file is None and settings.is_local
         self._required: bool | None = None if self._open_until_keys else settings.auth != "none"
@@ -90,6 +92,7 @@ class Access:
         finally:
             await self._reading.stop()
             await self._noting.stop()
+            self._thread.close()
             await self._source.close()
 
     def needs_key(self) -> bool:
@@ -135,7 +138,7 @@ class Access:
                 log.info("API keys were read", keys=len(found))
             ring.replace(found, now=self._today(), at=self._clock())
         if self._open_until_keys:
-            self._required = await asyncio.to_thread(self._were_made)
+            self._required = await self._thread.run(self._were_made)
 
     def _were_made(self) -> bool:
         if self.keyring.knows_any:

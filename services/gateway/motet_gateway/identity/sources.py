@@ -3,7 +3,6 @@
 Each says None when nothing has changed since it was last read, and raises StoreUnavailable when it cannot be read.
 """
 
-import asyncio
 from collections.abc import Iterable, Iterator
 from contextlib import AsyncExitStack
 from datetime import datetime
@@ -15,6 +14,7 @@ import structlog
 from motet import keys
 from motet.errors import StoreUnavailable
 from motet.keys import Key
+from motet_gateway.identity.thread import OwnThread
 
 if TYPE_CHECKING:
     from motet.store import Store
@@ -61,6 +61,7 @@ class StoredKeys:
         parsed = parse(url)
         self._file = Path(parsed.database) if parsed.get_backend_name() == "sqlite" and parsed.database else None
         self._stored, self._stack = stored, AsyncExitStack()
+        self._thread = OwnThread("keys")
         self._opening = open_store(url, busy_seconds=COMMAND_SECONDS, command_seconds=COMMAND_SECONDS)
         self._store: Store | None = None
         self._mark: object = None
@@ -69,7 +70,7 @@ class StoredKeys:
     async def read(self) -> list[Key] | None:
         if self._mark is None and not await self._exists():
             return []
-        if self._file is not None and not await asyncio.to_thread(self._file.exists):
+        if self._file is not None and not await self._thread.run(self._file.exists):
             raise StoreUnavailable(f"the database {self._file}, which held API keys, is gone")
         store = await self._opened()
         mark = await self._stored.mark(store)
@@ -83,11 +84,12 @@ class StoredKeys:
         await self._stored.note_use(await self._opened(), ids, at=at)
 
     async def close(self) -> None:
+        self._thread.close()
         await self._stack.aclose()
 
     async def _exists(self) -> bool:
         """Whether the table was made. Until then no key was, either; and a file is not made by looking for it."""
-        if self._file is not None and not await asyncio.to_thread(self._file.exists):
+        if self._file is not None and not await self._thread.run(self._file.exists):
             return False
         return await self._stored.are_kept(await self._opened())
 
@@ -102,11 +104,12 @@ class KeysInFiles:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._thread = OwnThread("keys")
         self._content: list[tuple[str, bytes]] | None = None
 
     async def read(self) -> list[Key] | None:
         try:
-            content = await asyncio.to_thread(self._read)
+            content = await self._thread.run(self._read)
         except OSError as error:
             raise StoreUnavailable(f"the API keys in {self._path} cannot be read: {error.strerror or error}") from error
         if content == self._content:
@@ -118,7 +121,7 @@ class KeysInFiles:
         """A Secret is not written to."""
 
     async def close(self) -> None:
-        pass
+        self._thread.close()
 
     def _read(self) -> list[tuple[str, bytes]]:
         # In a mounted Secret what begins with a dot is how the kubelet changes all files at once.
