@@ -94,7 +94,7 @@ def revoke(data_dir: Path, id_: str) -> int:
             return key
 
     key = asyncio.run(run())
-    if key.revoked is not None and key.revoked <= now:
+    if key.revoked is not None:
         _say(f"Key {id_} of tenant {key.tenant} was revoked before, at {_time(key.revoked)}.")
     else:
         _say(f"Key {id_} of tenant {key.tenant} is revoked. Gateways refuse it within 5 seconds.")
@@ -115,7 +115,7 @@ def rotate(data_dir: Path, id_: str, *, overlap: str) -> int:
     old, new = asyncio.run(run())
     _show(made)
     _say(f"{_about(new)} It is shown only now: keep it.")
-    ends = min(at for at in (now + stays, old.revoked, old.expires) if at is not None)
+    ends = min(now + stays, old.expires or now + stays)
     _say(f"Key {id_}, which it follows, ends at {_time(ends)}." if ends > now else f"Key {id_} is revoked.")
     return 0
 
@@ -146,8 +146,8 @@ def successor(old: Key, made: keys.Written, *, now: datetime) -> Key:
 
 
 def state_of(key: Key, now: datetime) -> str:
-    """active, ending (it was rotated and still opens), expired or revoked."""
-    return key.refused_because(now) or ("active" if key.revoked is None else "ending")
+    """active, expired or revoked. One that was rotated is active until it expires."""
+    return key.refused_because(now) or "active"
 
 
 def document_of(key: Key, used: datetime | None, now: datetime) -> dict[str, Any]:
@@ -172,7 +172,6 @@ def _print(found: Sequence[tuple[Key, datetime | None]], now: datetime) -> None:
     for column in ("id", "tenant", "scopes", "created", "expires", "last used", "state"):
         table.add_column(column, overflow="fold")
     for key, used in found:
-        state = state_of(key, now)
         table.add_row(
             key.id,
             key.tenant,
@@ -180,7 +179,7 @@ def _print(found: Sequence[tuple[Key, datetime | None]], now: datetime) -> None:
             _time(key.created),
             _time(key.expires) if key.expires is not None else "never",
             _time(used) if used is not None else "-",
-            f"ends {_time(key.revoked)}" if state == "ending" and key.revoked is not None else state,
+            state_of(key, now),
         )
     console.print(table)
 

@@ -67,10 +67,11 @@ class Key:
     expires: datetime | None = None
     """None: never."""
     revoked: datetime | None = None
+    """When it was. It counts from when it is read, also where the clock is behind that of whoever revoked it."""
 
     def refused_because(self, now: datetime) -> str:
         """Why it is not taken at that time; empty: it is."""
-        if self.revoked is not None and self.revoked <= now:
+        if self.revoked is not None:
             return "revoked"
         if self.expires is not None and self.expires <= now:
             return "expired"

@@ -5,16 +5,20 @@ import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from sqlalchemy import update
 
 from motet import keys
+from motet.clock import FakeClock
 from motet.errors import StoreUnavailable
 from motet.keys import Key, KeyScope
 from motet.store import keys as stored
 from motet.store import migrate, open_store
+from motet.store.tables import ApiKey
 from motet_gateway.identity import sources
 from motet_gateway.identity.sources import KeysInFiles, StoredKeys
 from tests.support.postgresql import PostgreSQL
@@ -49,17 +53,63 @@ async def test_keys_in_a_database_are_read_whole_only_after_a_change(url: str) -
         read = await source.read()
         assert read is not None
         assert {one.id for one in read} == {first.id, second.id}
-        later, sooner = NOW + timedelta(hours=1), NOW + timedelta(minutes=1)
-        for at in (later, sooner):  # its successor was made; then its owner cannot wait
-            assert await stored.end(store, first.id, tenant="acme", at=at)
-            read = await source.read()
-            assert read is not None
-            assert {one.id: one.revoked for one in read} == {first.id: at, second.id: None}
+        follower, later = key(), NOW + timedelta(hours=1)
+        await stored.succeed(store, first, follower, at=later)
+        assert await ends(source) == {first.id: (later, None), second.id: (None, None), follower.id: (None, None)}
+        assert await stored.end(store, first.id, tenant="acme", at=NOW)  # its owner cannot wait
+        assert (await ends(source))[first.id] == (later, NOW)
         assert await stored.end(store, second.id, tenant="zeta", at=later)
-        assert await source.read() is not None
+        assert (await ends(source))[second.id] == (None, later)
         await source.note_use([first.id], at=NOW)
         assert await source.read() is None
         assert {one.id: used for one, used in await stored.all_keys(store)}[first.id] == NOW.replace(minute=0)
+    await source.close()
+
+
+async def ends(source: StoredKeys) -> dict[str, tuple[datetime | None, datetime | None]]:
+    """When each key expires and was revoked, after a change."""
+    read = await source.read()
+    assert read is not None
+    return {one.id: (one.expires, one.revoked) for one in read}
+
+
+async def test_every_change_of_when_keys_end_is_read(url: str) -> None:
+    await migrate(url)
+    source, made = StoredKeys(url), [key() for _ in range(2)]
+    later, sooner = NOW + timedelta(hours=2), NOW + timedelta(hours=1)
+    async with open_store(url) as store:
+        for one in made:
+            await stored.add(store, one)
+        assert await source.read()
+        for change in (
+            update(ApiKey).where(ApiKey.id == made[0].id).values(expires=later),
+            update(ApiKey).where(ApiKey.id == made[0].id).values(expires=sooner),
+            update(ApiKey).where(ApiKey.id == made[1].id).values(revoked=later),
+            update(ApiKey).where(ApiKey.id == made[1].id).values(revoked=sooner),
+        ):
+            async with store.write() as connection:
+                await connection.execute(change)
+            assert await source.read() is not None
+            assert await source.read() is None
+    await source.close()
+
+
+async def test_once_a_minute_keys_are_read_whole_whatever_it_looks_like(tmp_path: Path) -> None:
+    """As after a change by hand that says the same in sum."""
+    url, clock, one = f"sqlite+aiosqlite:///{tmp_path}/motet.db", FakeClock(), key()
+    await migrate(url)
+    source = StoredKeys(url, clock=clock)
+    async with open_store(url) as store:
+        await stored.add(store, one)
+        assert await source.read() == [one]
+        async with store.write() as connection:
+            await connection.execute(update(ApiKey).values(tenant="zeta"))
+        clock.advance(59)
+        assert await source.read() is None
+        clock.advance(1)
+        assert await source.read() == [replace(one, tenant="zeta")]
+        clock.advance(60)
+        assert await source.read() is None
     await source.close()
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import extract, func, insert, inspect, select, update
+from sqlalchemy import ColumnElement, extract, func, insert, inspect, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from motet.errors import SetupError
@@ -49,28 +49,29 @@ async def are_kept(store: Store) -> bool:
 
 
 async def mark(store: Store) -> tuple[Any, ...]:
-    """Another one after every change of which keys open: so that only changes have to be read whole."""
-    # A key is made, which counts; it is revoked, which counts; its end is moved to an earlier time, and then no other
-    # one goes the other way.
-    ends = func.sum(extract("epoch", ApiKey.revoked))
-    query = select(func.count(), func.max(ApiKey.created), func.count(ApiKey.revoked), ends)
+    """Another one after every change of which keys open that a command of ours makes: so that only changes have to be
+    read whole."""
+    # A key is made, which counts; it is revoked, which counts; its end is moved, and no other one goes the other way.
+    revoked, expires = (func.sum(extract("epoch", at)) for at in (ApiKey.revoked, ApiKey.expires))
+    query = select(func.count(), func.max(ApiKey.created), func.count(ApiKey.revoked), revoked, expires)
     async with store.read() as connection:
         return tuple((await connection.execute(query)).one())
 
 
 async def end(store: Store, id_: str, *, tenant: str, at: datetime) -> bool:
-    """Let it open nothing from then on, if not from earlier on. False: that tenant has no such key."""
+    """Let it open nothing any more, whatever time it is elsewhere. `at` is kept, of the first time. False: that tenant
+    has no such key."""
     async with store.write() as connection:
         return await _end(connection, id_, tenant=tenant, at=at)
 
 
 async def succeed(store: Store, old: Key, new: Key, *, at: datetime) -> None:
-    """Add `new`, and let `old` open nothing from `at` on: both, or neither.
+    """Add `new`, and let `old` expire at that time, if not earlier: both, or neither.
 
     Raises SetupError when `old` opens nothing any more: somebody may have revoked it since it was read.
     """
     async with store.write() as connection:
-        ours = (ApiKey.id == old.id) & (ApiKey.tenant == old.tenant)
+        ours = _is(old.id, old.tenant)
         row = (await connection.execute(select(ApiKey).where(ours).with_for_update())).mappings().one_or_none()
         if why := _key(row).refused_because(new.created) if row is not None else "gone":
             raise SetupError(
@@ -78,15 +79,21 @@ async def succeed(store: Store, old: Key, new: Key, *, at: datetime) -> None:
                 f"Make a new one: motet key create --tenant {old.tenant}"
             )
         await _add(connection, new)
-        await _end(connection, old.id, tenant=old.tenant, at=at)
+        if at <= new.created:  # now: no clock has a say in that
+            await _end(connection, old.id, tenant=old.tenant, at=at)
+        else:
+            later = (ApiKey.expires.is_(None)) | (ApiKey.expires > at)
+            await connection.execute(update(ApiKey).where(ours & later).values(expires=at))
 
 
 async def _end(connection: AsyncConnection, id_: str, *, tenant: str, at: datetime) -> bool:
-    ours = (ApiKey.id == id_) & (ApiKey.tenant == tenant)
-    found = await connection.scalar(select(ApiKey.id).where(ours))
-    later = (ApiKey.revoked.is_(None)) | (ApiKey.revoked > at)
-    await connection.execute(update(ApiKey).where(ours & later).values(revoked=at))
+    found = await connection.scalar(select(ApiKey.id).where(_is(id_, tenant)))
+    await connection.execute(update(ApiKey).where(_is(id_, tenant) & ApiKey.revoked.is_(None)).values(revoked=at))
     return found is not None
+
+
+def _is(id_: str, tenant: str) -> ColumnElement[bool]:
+    return (ApiKey.id == id_) & (ApiKey.tenant == tenant)
 
 
 async def note_use(store: Store, ids: Iterable[str], *, at: datetime) -> None:
@@ -94,7 +101,7 @@ async def note_use(store: Store, ids: Iterable[str], *, at: datetime) -> None:
     hour = at.replace(minute=0, second=0, microsecond=0)
     before = (ApiKey.used.is_(None)) | (ApiKey.used < hour)
     async with store.write() as connection:
-        await connection.execute(update(ApiKey).where(ApiKey.id.in_(list(ids)) & before).values(used=hour))
+        await connection.execute(update(ApiKey).where(ApiKey.id.in_(sorted(ids)) & before).values(used=hour))
 
 
 def _key(row: Any) -> Key:

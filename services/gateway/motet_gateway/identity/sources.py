@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import structlog
 
 from motet import keys
+from motet.clock import Clock, monotonic
 from motet.errors import StoreUnavailable
 from motet.keys import Key
 from motet_gateway.identity.thread import OwnThread
@@ -24,6 +25,8 @@ log = structlog.get_logger(__name__)
 MOST_BYTES = 4 * 1024 * 1024
 """Of a file or folder of keys. A Secret holds one MiB; more keys than that belong into a database."""
 COMMAND_SECONDS = 5.0
+WHOLE_SECONDS = 60.0
+"""After so long keys are read whole, also when no change is seen."""
 
 
 class Source(Protocol):
@@ -52,7 +55,7 @@ class NoKeys:
 class StoredKeys:
     """Those in the database."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, clock: Clock = monotonic) -> None:
         """Raises SetupError when `url` is none."""
         # SQLAlchemy costs time and memory: only where it is used.
         from motet.store import keys as stored
@@ -66,6 +69,8 @@ class StoredKeys:
         self._store: Store | None = None
         self._mark: object = None
         """Of what was read last."""
+        self._found: list[Key] = []
+        self._clock, self._whole_at = clock, float("-inf")
 
     async def read(self) -> list[Key] | None:
         if self._mark is None and not await self._exists():
@@ -73,12 +78,14 @@ class StoredKeys:
         if self._file is not None and not await self._thread.run(self._file.exists):
             raise StoreUnavailable(f"the database {self._file}, which held API keys, is gone")
         store = await self._opened()
-        mark = await self._stored.mark(store)
-        if mark == self._mark:
+        mark, at = await self._stored.mark(store), self._clock()
+        if mark == self._mark and at - self._whole_at < WHOLE_SECONDS:
             return None
         found = [key for key, _ in await self._stored.all_keys(store)]
-        self._mark = mark  # of before: what is written in between is read again
-        return found
+        changed = self._mark is None or found != self._found
+        self._mark, self._found = mark, found  # of before: what is written in between is read again
+        self._whole_at = at
+        return found if changed else None
 
     async def note_use(self, ids: Iterable[str], *, at: datetime) -> None:
         await self._stored.note_use(await self._opened(), ids, at=at)
