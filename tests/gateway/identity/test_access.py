@@ -165,6 +165,27 @@ async def test_that_keys_were_made_outlives_the_process_and_the_database(tmp_pat
     assert not needs_key(allowed)
 
 
+@pytest.mark.parametrize("settings", [{}, {"auth": "keys"}, {"auth": "keys", "host": ELSEWHERE}])
+async def test_a_gateway_that_needs_keys_is_not_ready_before_it_has_read_them(settings: dict[str, str]) -> None:
+    kept = Kept()
+    kept.away = True
+    one = access(kept, **settings)
+    await one.begin()
+    assert "API keys" in one.unready_because()
+    kept.away = False
+    await one.read()
+    assert one.unready_because() == ""  # there are none, and that is known
+    kept.away = True
+    await one.read()
+    assert one.unready_because() == ""  # known keys open for a while
+
+
+async def test_a_gateway_that_needs_no_keys_is_ready_without_them() -> None:
+    one = access(Kept(), auth="none")
+    await one.begin()
+    assert one.unready_because() == ""
+
+
 async def test_a_store_that_fails_in_a_new_way_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     kept, clock = Kept(), FakeClock()
     key = kept.make("acme")

@@ -95,6 +95,12 @@ class Access:
             self._thread.close()
             await self._source.close()
 
+    def unready_because(self) -> str:
+        """What is in the way of letting anybody in; empty: nothing is. No key at all is not: that is known."""
+        if self._settings.auth == "none" or self.keyring.was_read:
+            return ""
+        return "API keys were not read yet: their store does not answer"
+
     def needs_key(self) -> bool:
         """Whether a caller needs one. Raises StoreUnavailable when nobody can say."""
         if self._required is None:

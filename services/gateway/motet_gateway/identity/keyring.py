@@ -42,6 +42,11 @@ class Keyring:
         """The store did not answer when it was last asked."""
         return self._away
 
+    @property
+    def was_read(self) -> bool:
+        """It is known which keys there are, or were."""
+        return self._read_at > float("-inf")
+
     def replace(self, keys: Iterable[Key], *, now: datetime, at: float) -> None:
         """All that there are."""
         before, self._keys = self._keys, {key.id: key for key in keys}
