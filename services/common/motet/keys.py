@@ -109,7 +109,7 @@ def from_line(line: str) -> Key:
     """Raises ValueError with what is wrong in it. The message never holds the line: it may be a key by mistake."""
     try:
         said = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ValueError("it is no JSON object, as `motet key hash` prints it") from None
     if not isinstance(said, dict):
         raise ValueError("it is no JSON object, as `motet key hash` prints it")  # noqa: TRY004 - of what it says

@@ -1,6 +1,8 @@
 """Where keys are read from: a database, a file, a folder."""
 
 import asyncio
+import errno
+import os
 import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -8,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
 from sqlalchemy import update
@@ -220,3 +223,104 @@ async def test_a_file_that_is_too_large_is_away(tmp_path: Path, monkeypatch: pyt
     file.write_text(keys.to_line(key()))
     with pytest.raises(StoreUnavailable, match="more than 100 bytes"):
         await KeysInFiles(file).read()
+
+
+async def test_a_line_that_breaks_the_reader_of_lines_takes_no_other_key_away(tmp_path: Path) -> None:
+    file, good = tmp_path / "keys", key()
+    file.write_text("[" * 200_000 + f"\n{keys.to_line(good)}")
+    assert await KeysInFiles(file).read() == [good]
+
+
+async def test_what_could_not_be_read_is_not_called_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, one = tmp_path / "keys", key()
+    file.write_text(keys.to_line(one))
+    source = KeysInFiles(file)
+
+    def break_down(_line: str) -> Key:
+        raise RuntimeError("a mistake of ours")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(keys, "from_line", break_down)
+        with pytest.raises(RuntimeError):
+            await source.read()
+    assert await source.read() == [one]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+async def test_of_an_id_that_is_there_twice_the_stricter_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], *, turned: bool
+) -> None:
+    loose = key()
+    soon, later = (replace(loose, expires=NOW + timedelta(hours=hours)) for hours in (1, 2))
+    revoked = replace(loose, revoked=NOW)
+    for strict, other in ((soon, loose), (soon, later), (revoked, soon)):
+        lines = [keys.to_line(one) for one in (strict, other)]
+        file = tmp_path / "keys"
+        file.write_text("\n".join(reversed(lines) if turned else lines))
+        assert await KeysInFiles(file).read() == [strict]
+        said = capsys.readouterr().out
+        assert "twice" in said
+        assert strict.id in said
+
+
+async def test_a_mounted_secret_that_changes_while_it_is_read_is_read_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mount, before, after = tmp_path / "mount", key(), key("zeta")
+    for version, one in (("..1", before), ("..2", after)):
+        (mount / version).mkdir(parents=True)
+        for name in ("a", "b"):
+            (mount / version / name).write_text(keys.to_line(one) if name == "a" or one is after else "")
+    (mount / "..data").symlink_to("..1")
+    for name in ("a", "b"):
+        (mount / name).symlink_to(f"..data/{name}")
+    opened: list[Path] = []
+    open_file = Path.open
+
+    def changing(self: Path, mode: str = "r") -> IO[Any]:
+        if not opened:
+            (mount / "..new").symlink_to("..2")
+            (mount / "..new").replace(mount / "..data")
+        opened.append(self)
+        return open_file(self, mode)
+
+    monkeypatch.setattr(Path, "open", changing)
+    source = KeysInFiles(mount)
+    assert await source.read() == [before]
+    assert await source.read() == [after]
+    assert len(opened) == 4
+
+
+@pytest.mark.parametrize("form", ["{0}/motet.db", "{0}/folder"])
+async def test_what_this_user_may_not_look_at_is_away_and_not_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    path = Path(form.format(tmp_path))
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(os, "stat", refuse)
+    sources_ = [StoredKeys(f"sqlite+aiosqlite:///{path}"), KeysInFiles(path)]
+    for source in sources_:
+        with pytest.raises(StoreUnavailable, match="Permission denied"):
+            await source.read()
+
+
+async def test_a_database_that_is_put_in_the_place_of_another_is_read(tmp_path: Path) -> None:
+    """As after a restore."""
+    file, restored = tmp_path / "motet.db", tmp_path / "restored.db"
+    before, after = key(), key("zeta")
+    for path, one in ((file, before), (restored, after)):
+        await migrate(f"sqlite+aiosqlite:///{path}")
+        async with open_store(f"sqlite+aiosqlite:///{path}") as store:
+            await stored.add(store, one)
+    source = StoredKeys(f"sqlite+aiosqlite:///{file}")
+    assert await source.read() == [before]
+    assert await source.read() is None
+    restored.replace(file)
+    assert await source.read() == [after]
+    await source.note_use([after.id], at=NOW)
+    async with open_store(f"sqlite+aiosqlite:///{file}") as store:
+        assert [used for _, used in await stored.all_keys(store)] == [NOW.replace(minute=0)]
+    await source.close()

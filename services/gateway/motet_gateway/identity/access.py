@@ -155,7 +155,15 @@ class Access:
                 except OSError as error:
                     log.warning("that keys were made cannot be noted", file=str(self._memory), why=error.strerror)
             return True
-        return self._memory is not None and self._memory.exists()
+        if self._memory is None:
+            return False
+        try:
+            self._memory.stat()
+        except FileNotFoundError:
+            return False
+        except OSError as error:  # nobody can say
+            log.warning("whether keys were made once cannot be read", file=str(self._memory), why=error.strerror)
+        return True
 
     async def note_use(self) -> None:
         """Write down, to the hour, which keys were used since the last time."""

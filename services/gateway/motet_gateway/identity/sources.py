@@ -3,9 +3,12 @@
 Each says None when nothing has changed since it was last read, and raises StoreUnavailable when it cannot be read.
 """
 
+import os
+import stat
 from collections.abc import Iterable, Iterator
-from contextlib import AsyncExitStack
-from datetime import datetime
+from contextlib import AsyncExitStack, suppress
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -39,6 +42,9 @@ class Source(Protocol):
     async def close(self) -> None: ...
 
 
+_Inode = tuple[int, int]
+
+
 class NoKeys:
     """Where none are kept."""
 
@@ -65,19 +71,24 @@ class StoredKeys:
         self._file = Path(parsed.database) if parsed.get_backend_name() == "sqlite" and parsed.database else None
         self._stored, self._stack = stored, AsyncExitStack()
         self._thread = OwnThread("keys")
-        self._opening = open_store(url, busy_seconds=COMMAND_SECONDS, command_seconds=COMMAND_SECONDS)
+        self._open_store = partial(open_store, url, busy_seconds=COMMAND_SECONDS, command_seconds=COMMAND_SECONDS)
         self._store: Store | None = None
+        self._opened_file: _Inode | None = None
+        """The one that the store reads: another may be put in its place."""
         self._mark: object = None
         """Of what was read last."""
         self._found: list[Key] = []
         self._clock, self._whole_at = clock, float("-inf")
 
     async def read(self) -> list[Key] | None:
-        if self._mark is None and not await self._exists():
-            return []
-        if self._file is not None and not await self._thread.run(self._file.exists):
+        if self._file is not None and not await self._is_there(self._file):
+            if self._mark is None:
+                return []
             raise StoreUnavailable(f"the database {self._file}, which held API keys, is gone")
         store = await self._opened()
+        # Until the table is made no key is.
+        if self._mark is None and not await self._stored.are_kept(store):
+            return []
         mark, at = await self._stored.mark(store), self._clock()
         if mark == self._mark and at - self._whole_at < WHOLE_SECONDS:
             return None
@@ -94,15 +105,26 @@ class StoredKeys:
         self._thread.close()
         await self._stack.aclose()
 
-    async def _exists(self) -> bool:
-        """Whether the table was made. Until then no key was, either; and a file is not made by looking for it."""
-        if self._file is not None and not await self._thread.run(self._file.exists):
+    async def _is_there(self, file: Path) -> bool:
+        """It is not made by looking for it. Forgets what was read when another is in its place. Raises
+        StoreUnavailable."""
+        try:
+            found = await self._thread.run(file.stat)
+        except FileNotFoundError:
             return False
-        return await self._stored.are_kept(await self._opened())
+        except OSError as error:  # nobody can say
+            raise StoreUnavailable(f"the database {file} cannot be read: {error.strerror or error}") from error
+        inode = (found.st_dev, found.st_ino)
+        if self._opened_file not in (None, inode):
+            log.warning("the database is another file now", file=str(file))
+            self._store, self._whole_at = None, float("-inf")
+            await self._stack.aclose()
+        self._opened_file = inode
+        return True
 
     async def _opened(self) -> "Store":
         if self._store is None:
-            self._store = await self._stack.enter_async_context(self._opening)
+            self._store = await self._stack.enter_async_context(self._open_store())
         return self._store
 
 
@@ -121,8 +143,15 @@ class KeysInFiles:
             raise StoreUnavailable(f"the API keys in {self._path} cannot be read: {error.strerror or error}") from error
         if content == self._content:
             return None
-        self._content = content
-        return [key for name, said in content for key in _keys_in(name, said)]
+        found: dict[str, Key] = {}
+        for name, said in content:
+            for key in _keys_in(name, said):
+                other = found.get(key.id, key)
+                if other != key:
+                    log.error("an API key is there twice: the stricter one counts", file=name, key=key.id)
+                found[key.id] = min(other, key, key=_end_of)
+        self._content = content  # only now: what cannot be read has not been
+        return list(found.values())
 
     async def note_use(self, ids: Iterable[str], *, at: datetime) -> None:
         """A Secret is not written to."""
@@ -131,18 +160,28 @@ class KeysInFiles:
         self._thread.close()
 
     def _read(self) -> list[tuple[str, bytes]]:
-        # In a mounted Secret what begins with a dot is how the kubelet changes all files at once.
-        folder = self._path.is_dir()
-        files = sorted(f for f in self._path.iterdir() if f.name[0] != "." and f.is_file()) if folder else [self._path]
+        folder, names = self._path, [""]
+        if stat.S_ISDIR(folder.stat().st_mode):
+            # In a mounted Secret what begins with a dot is how the kubelet changes all files at once: by `..data`, a
+            # link to the folder that holds them. It is followed once, so that all are of one version.
+            with suppress(FileNotFoundError):
+                folder = Path(os.path.realpath(folder / "..data", strict=True))
+            with os.scandir(folder) as entries:
+                names = sorted(entry.name for entry in entries if entry.name[0] != "." and entry.is_file())
         content, left = [], MOST_BYTES
-        for file in files:
-            with file.open("rb") as opened:
+        for name in names:
+            with (folder / name).open("rb") as opened:
                 said = opened.read(left + 1)
             left -= len(said)
             if left < 0:
                 raise OSError(f"there are more than {MOST_BYTES} bytes")
-            content.append((str(file), said))
+            content.append((str(self._path / name), said))
         return content
+
+
+def _end_of(key: Key) -> tuple[bool, datetime]:
+    """The smaller one is stricter."""
+    return key.revoked is None, key.expires or datetime.max.replace(tzinfo=UTC)
 
 
 def _keys_in(name: str, content: bytes) -> Iterator[Key]:
