@@ -52,6 +52,7 @@ class Gateway:
         self.name = f"gateway-{secrets.token_hex(4)}"
         """New at every start: a restarted gateway has none of its predecessor's requests."""
         self.access = Access(settings, keys or NoKeys(), gone=self._keys_gone, memory=process.data_dir / WERE_MADE)
+        metrics.keys_read_age.set_function(self.access.read_age)
         self.catalog = CatalogBook()
         self._answers: set[UnderWay] = set()
         self._idle = asyncio.Event()

@@ -82,6 +82,11 @@ class Metrics:
             ("code",),
             registry=registry,
         )
+        self.keys_read_age = Gauge(
+            "motet_keys_read_age_seconds",
+            "Time since API keys were last read; +Inf before the first time, 0 where nobody needs one.",
+            registry=registry,
+        )
         self.unknown_fields = Counter(
             "motet_unknown_fields", "Fields of request bodies that nobody knows, ignored.", registry=registry
         )

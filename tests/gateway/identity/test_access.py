@@ -1,6 +1,7 @@
 """Who needs a key where, before and after the first one was made."""
 
 import asyncio
+import math
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -178,6 +179,19 @@ async def test_a_gateway_that_needs_keys_is_not_ready_before_it_has_read_them(se
     kept.away = True
     await one.read()
     assert one.unready_because() == ""  # known keys open for a while
+
+
+async def test_how_old_the_knowledge_of_keys_is_can_be_watched() -> None:
+    kept, clock = Kept(), FakeClock()
+    one = Access(Settings(auth="keys"), kept, gone=lambda _: None, clock=clock)
+    assert one.read_age() == math.inf
+    await one.begin()
+    assert one.read_age() == 0
+    kept.away = True
+    clock.advance(5)
+    await one.read()
+    assert one.read_age() == 5
+    assert access(kept, auth="none").read_age() == 0
 
 
 async def test_a_gateway_that_needs_no_keys_is_ready_without_them() -> None:

@@ -1,6 +1,7 @@
 """Whether callers need a key, and which ones open: reads the keys again and again, and notes which are used."""
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -95,9 +96,13 @@ class Access:
             self._thread.close()
             await self._source.close()
 
+    def read_age(self) -> float:
+        """Seconds since keys were last read; infinite before the first time, and 0 where nobody needs one."""
+        return 0.0 if self._settings.auth == "none" else self._clock() - self.keyring.read_at
+
     def unready_because(self) -> str:
         """What is in the way of letting anybody in; empty: nothing is. No key at all is not: that is known."""
-        if self._settings.auth == "none" or self.keyring.was_read:
+        if self._settings.auth == "none" or math.isfinite(self.keyring.read_at):
             return ""
         return "API keys were not read yet: their store does not answer"
 

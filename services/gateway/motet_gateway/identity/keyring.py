@@ -43,9 +43,9 @@ class Keyring:
         return self._away
 
     @property
-    def was_read(self) -> bool:
-        """It is known which keys there are, or were."""
-        return self._read_at > float("-inf")
+    def read_at(self) -> float:
+        """When it was last known which keys there are; before the first time, infinitely long ago."""
+        return self._read_at
 
     def replace(self, keys: Iterable[Key], *, now: datetime, at: float) -> None:
         """All that there are."""
