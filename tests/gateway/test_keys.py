@@ -1,6 +1,7 @@
 """Tenants with keys of their own on one gateway, over real sockets."""
 
 import asyncio
+import dataclasses
 import functools
 import itertools
 import json
@@ -253,6 +254,19 @@ async def test_a_stream_whose_key_is_revoked_ends_and_says_so(cluster: MiniClust
         assert (await ask(served, revoked)).status_code == 401
 
 
+async def test_a_stream_whose_key_means_another_tenant_ends_and_says_so(cluster: MiniCluster, kept: Kept) -> None:
+    cluster.runners[0].step_seconds = 0.01
+    key = kept.make("acme")
+    async with with_keys(cluster, kept) as served:
+
+        def change() -> None:
+            kept.keys[id_of(key)] = dataclasses.replace(kept.keys[id_of(key)], tenant="zeta")
+
+        *_, error, done = await stream_until(served, key, change)
+        assert "was changed" in json.loads(error)["error"]["message"]
+        assert done == "[DONE]"
+
+
 async def test_a_stream_whose_key_expires_ends_and_says_so(cluster: MiniCluster, kept: Kept) -> None:
     cluster.runners[0].step_seconds = 0.01
     key = kept.make("acme", expires_in=3600)
@@ -350,6 +364,23 @@ async def test_on_loopback_everybody_comes_in_until_the_first_key_was_made(clust
         kept.revoke(key)
         await read_again(kept)
         assert (await served.http.post(COMPLETIONS, json=BODY)).status_code == 401
+
+
+async def test_on_loopback_nobody_comes_in_while_it_cannot_be_said_whether_a_key_was_made(
+    cluster: MiniCluster, kept: Kept
+) -> None:
+    async with with_keys(cluster, kept, auth=None) as served:
+        assert (await served.http.get("/v1/models")).status_code == 200
+        kept.away = True
+        await eventually(lambda: served.gateway.access.keyring.away)
+        for headers in ({}, bearer("anything")):
+            answer = await served.http.get("/v1/models", headers=headers)
+            assert answer.status_code == 503
+            assert error_of(answer)["code"] == "store_unavailable"
+        kept.away = False
+        await eventually(lambda: not served.gateway.access.keyring.away)
+        await read_again(kept)
+        assert (await served.http.get("/v1/models")).status_code == 200
 
 
 async def test_with_auth_none_everybody_is_tenant_default_whatever_they_send(cluster: MiniCluster, kept: Kept) -> None:

@@ -179,3 +179,19 @@ async def test_keys_of_a_database_open_and_close_a_gateway_that_runs(tmp_path: P
     assert made.secret not in said
     assert f'"key": "{made.id}"' in said
     assert '"tenant": "acme"' in said
+
+
+async def test_it_is_ready_only_once_it_has_read_the_keys_that_it_needs(tmp_path: Path, cluster: MiniCluster) -> None:
+    file, metrics = tmp_path / "keys", free_port()
+    environment = {"MOTET_GATEWAY_KEYS_FILE": str(file), "MOTET_GATEWAY_KEYS_READ_SECONDS": "0.1"}
+    async with (
+        process(tmp_path, free_port(), cluster, MOTET_METRICS_ADDRESS=f"127.0.0.1:{metrics}", **environment),
+        httpx2.AsyncClient(base_url=f"http://127.0.0.1:{metrics}", timeout=PATIENCE_S) as http,
+    ):
+        await answers(http, "/readyz", 503)
+        async with asyncio.timeout(PATIENCE_S):
+            while "API keys were not read yet" not in (await http.get("/readyz")).text:
+                await asyncio.sleep(0.05)
+        assert "motet_keys_read_age_seconds +Inf" in (await http.get("/metrics")).text
+        file.write_text("")
+        await answers(http, "/readyz")
