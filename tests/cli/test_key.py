@@ -253,9 +253,9 @@ def test_that_a_key_was_made_is_known_to_gateways_here_when_the_database_is_lost
     (state / "motet.db").unlink()
 
     async def asks() -> bool:
-        access = Access(GatewaySettings(), NoKeys(), gone=lambda _key, _why: None, memory=state / keys.WERE_MADE)
+        access = Access(GatewaySettings(), NoKeys(), gone=lambda _: None, memory=state / keys.WERE_MADE)
         await access.begin()
-        return access.required
+        return access.needs_key()
 
     assert asyncio.run(asks())
     (state / keys.WERE_MADE).unlink()
