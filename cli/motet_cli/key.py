@@ -66,7 +66,8 @@ def rotate(
 ) -> None:
     """Make a second key of the same tenant and scopes, and let the old one end after a while.
 
-    One that expires gets a successor that lasts as long as it was made for.
+    One that expires gets a successor that lasts as long as it was made for. A key has one successor: the one to
+    rotate next.
     """
     from motet_cli.keys import rotate as run
 

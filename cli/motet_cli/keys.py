@@ -104,7 +104,7 @@ def revoke(data_dir: Path, id_: str) -> int:
 def rotate(data_dir: Path, id_: str, *, overlap: str) -> int:
     id_, stays = _id(id_, command="rotate"), _duration("--overlap", overlap)
     _see_that_they_are_read(HOW_TO_HASH)
-    made, url, now = keys.made(), _database(data_dir), _now()
+    made, url, now = keys.following(id_), _database(data_dir), _now()
 
     async def run() -> tuple[Key, Key]:
         async with _holding(url, id_) as (store, old):

@@ -24,7 +24,7 @@ from motet.keys import Key, KeyScope
 from motet.store import keys as kept
 from motet.store import migrate, open_store
 from motet_cli import main as command
-from motet_cli.keys import A_NEW_ONE, HOW_TO_HASH
+from motet_cli.keys import A_NEW_ONE, HOW_TO_HASH, successor
 from motet_gateway.identity.access import Access
 from motet_gateway.identity.caller import Caller
 from motet_gateway.identity.keyring import Keyring
@@ -353,6 +353,54 @@ def test_the_successor_of_a_key_that_expires_lasts_as_long(motet: Motet, url: st
     new = motet("key", "rotate", id_of(old)).key
     known = {key.id: key for key in stored(url)}
     assert known[id_of(new)].expires == known[id_of(new)].created + timedelta(days=10)
+
+
+@pytest.mark.parametrize("expires", [[], ["--expires", "10d"]])
+def test_a_key_is_rotated_once_and_then_the_one_that_follows_it(motet: Motet, url: str, expires: list[str]) -> None:
+    old = motet("key", "create", "--tenant", "acme", *expires).key
+    new = motet("key", "rotate", id_of(old)).key
+    before = stored(url)
+    done = motet("key", "rotate", id_of(old), "--overlap", "0s")
+    assert (done.status, done.stdout) == (2, "")
+    said = (
+        f"key {id_of(old)} was rotated before: {id_of(new)} follows it. Rotate that one: motet key rotate {id_of(new)}"
+    )
+    assert said in done.stderr
+    assert stored(url) == before
+    newest = motet("key", "rotate", id_of(new)).key
+    lasts = {key.id: key.expires and key.expires - key.created for key in stored(url)}
+    assert lasts[id_of(newest)] == (timedelta(days=10) if expires else None)
+    assert f"{id_of(newest)} follows it" in motet("key", "rotate", id_of(new)).stderr
+
+
+def test_a_key_whose_successor_was_revoked_is_not_rotated_again(motet: Motet, url: str) -> None:
+    """It may open for long, but not for longer than was said when it was rotated."""
+    old = motet("key", "create", "--tenant", "acme").key
+    new = motet("key", "rotate", id_of(old)).key
+    motet("key", "revoke", id_of(new))
+    done = motet("key", "rotate", id_of(old))
+    assert (done.status, done.stdout) == (2, "")
+    assert f"{id_of(new)} follows it, and is revoked. Make a new one: motet key create --tenant acme" in done.stderr
+    assert len(stored(url)) == 2
+
+
+def test_of_two_that_rotate_a_key_at_once_one_makes_its_successor(motet: Motet, url: str) -> None:
+    old = motet("key", "create", "--tenant", "acme", "--expires", "10d").key
+    (seen,) = stored(url)
+    now = datetime.now(UTC)
+
+    async def rotate() -> None:
+        async with open_store(url) as store:
+            new = successor(seen, keys.following(seen.id), now=now)
+            await kept.succeed(store, seen, new, at=now + timedelta(hours=1))
+
+    async def both() -> list[BaseException | None]:
+        return await asyncio.gather(rotate(), rotate(), return_exceptions=True)
+
+    done = asyncio.run(both())
+    assert sorted(type(one).__name__ for one in done) == ["NoneType", "SetupError"]
+    lasts = [key.expires and key.expires - key.created for key in stored(url) if key.id != id_of(old)]
+    assert lasts == [timedelta(days=10)]
 
 
 def test_a_key_in_its_overlap_can_be_revoked_at_once(motet: Motet, url: str) -> None:

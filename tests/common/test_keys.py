@@ -27,6 +27,14 @@ def test_no_two_are_alike() -> None:
     assert len({str(keys.made()) for _ in range(100)}) == 100
 
 
+def test_the_id_of_a_successor_follows_from_that_of_the_key_and_its_secret_from_nothing() -> None:
+    one, other = keys.following("0123456789abcdef"), keys.following("0123456789abcdef")
+    assert one.id == other.id != "0123456789abcdef"
+    assert one.id != keys.following(one.id).id
+    assert one.secret != other.secret
+    assert keys.written(str(one)) == one
+
+
 def test_what_is_kept_does_not_hold_the_secret() -> None:
     made = keys.made()
     assert made.secret.encode() not in made.hash

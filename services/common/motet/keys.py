@@ -83,6 +83,12 @@ def made() -> Written:
     return Written(secrets.token_hex(ID_BYTES), secrets.token_urlsafe(SECRET_BYTES))
 
 
+def following(id_: str) -> Written:
+    """A new one to follow the key of that id. Its own id follows from that: so a key that has a successor can be told,
+    and which it is. Ids are no secret."""
+    return Written(hashlib.sha256(f"follows {id_}".encode()).hexdigest()[: 2 * ID_BYTES], made().secret)
+
+
 def written(text: str) -> Written | None:
     """None: it has not the form of a key."""
     if len(text) > LONGEST or (match := _WRITTEN.fullmatch(text)) is None:

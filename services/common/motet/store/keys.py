@@ -68,11 +68,18 @@ async def end(store: Store, id_: str, *, tenant: str, at: datetime) -> bool:
 async def succeed(store: Store, old: Key, new: Key, *, at: datetime) -> None:
     """Add `new`, and let `old` expire at that time, if not earlier: both, or neither.
 
-    Raises SetupError when `old` opens nothing any more: somebody may have revoked it since it was read.
+    Raises SetupError when `old` opens nothing any more, or `new` is there: somebody may have revoked or rotated it
+    since it was read. Its end is then that of its overlap, which says nothing of how long a successor should last.
     """
     async with store.write() as connection:
         ours = _is(old.id, old.tenant)
         row = (await connection.execute(select(ApiKey).where(ours).with_for_update())).mappings().one_or_none()
+        there = (await connection.execute(select(ApiKey).where(ApiKey.id == new.id))).mappings().one_or_none()
+        if there is not None:
+            next_ = f". Rotate that one: motet key rotate {new.id}"
+            if why := _key(there).refused_because(new.created):
+                next_ = f", and is {why}. Make a new one: motet key create --tenant {old.tenant}"
+            raise SetupError(f"key {old.id} was rotated before: {new.id} follows it{next_}")
         if why := _key(row).refused_because(new.created) if row is not None else "gone":
             raise SetupError(
                 f"key {old.id} is {why}, so there is nothing to carry on. "
