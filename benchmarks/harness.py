@@ -21,7 +21,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 import psutil
@@ -106,6 +106,10 @@ class Pairs:
     def spread(self) -> tuple[float, float]:
         """The tenth and ninetieth percentile of the ratios."""
         return percentile(self.ratios, 0.1), percentile(self.ratios, 0.9)
+
+    def beside(self, a: list[float], b: list[float]) -> "Pairs":
+        """Another figure of the same pairs: what disturbed the one disturbed the other."""
+        return replace(self, a=a, b=b)
 
     def __str__(self) -> str:
         low, high = self.spread

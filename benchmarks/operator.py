@@ -246,7 +246,7 @@ async def against_the_usual_way(api: Api, home: Site, adapters: int, pairs: int)
     script = home.folder / "usual.py"
     script.write_text(BASELINE)
     number = 0
-    cpu = Pairs()
+    cpu_of_theirs, cpu_of_ours = list[float](), list[float]()
 
     async def measure(start: Callable[[], Program], cpu_of_side: list[float]) -> float:
         nonlocal number
@@ -273,13 +273,12 @@ async def against_the_usual_way(api: Api, home: Site, adapters: int, pairs: int)
         return Program(command, home.folder / "usual.log", home.cluster.network, lambda: True, env=env)
 
     wall = await alternate(
-        lambda: measure(usual, cpu.a),
-        lambda: measure(lambda: Operator(home, "pair", env=REAL_TIME).program, cpu.b),
+        lambda: measure(usual, cpu_of_theirs),
+        lambda: measure(lambda: Operator(home, "pair", env=REAL_TIME).program, cpu_of_ours),
         pairs=pairs,
-        attempts=pairs,
+        attempts=pairs,  # so none is thrown away, and the figures beside it are of the same ones
     )
-    cpu.foreign = wall.foreign
-    return Contest(wall, cpu)
+    return Contest(wall, wall.beside(cpu_of_theirs, cpu_of_ours))
 
 
 async def measure(cluster: Cluster, folder: Path, given: argparse.Namespace) -> list[Result]:

@@ -100,6 +100,14 @@ def test_the_spread_of_ratios_is_shown() -> None:
     assert percentile([5], 0.99) == 5
 
 
+def test_another_figure_of_the_same_pairs_was_disturbed_as_they_were() -> None:
+    seconds = Pairs([2, 4], [1, 1], [0.5, 0.6], discarded=3, disturbed=True)
+    of_cpu = seconds.beside([1, 3], [1, 1])
+    assert (of_cpu.a, of_cpu.b, of_cpu.ratio) == ([1, 3], [1, 1], 2)
+    assert (of_cpu.foreign, of_cpu.discarded, of_cpu.disturbed) == ([0.5, 0.6], 3, True)
+    assert seconds.ratio == 3
+
+
 def test_the_last_line_is_one_json_object(capsys: pytest.CaptureFixture[str]) -> None:
     pairs = Pairs([1, 2, 3], [1, 1, 1], [0.0] * 3, discarded=4, disturbed=True)
     measured = Result("ratio", 2.0, "x", baseline="a plain loop", pairs=pairs)
