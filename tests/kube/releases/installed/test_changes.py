@@ -13,6 +13,9 @@ from tests.repo.tree import ROOT
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(600)]
 
+TOLD_WITHIN_S = 5.0
+"""Between what Kubernetes says of a pod and what its pool says."""
+
 
 async def test_a_pool_grows_and_shrinks_under_load_without_a_failed_request(product: Product) -> None:
     async with Load(product, 6, tokens=120) as load:
@@ -67,7 +70,7 @@ def test_a_rollout_that_no_node_has_room_for_says_so_while_the_old_runner_serves
             return all("Unschedulable" in each and "Insufficient nvidia.com/gpu" in each for each in messages)
 
         began = product.cluster.wait_for(pending, "a runner without a place", within_s=60)
-        product.cluster.wait_for(said, "the reason in the pool's status")
+        product.cluster.wait_for(said, "the reason in the pool's status", within_s=TOLD_WITHIN_S)
         print(f"said {time.monotonic() - began:.1f} s after it was so")
         assert product.answer("acme/pirate", QUESTION)
     finally:
