@@ -276,6 +276,12 @@ class TestIt:
     def test_stack(self):
         assert not is_first()
 """
+INHERITS_WHAT_FAILS_ONCE = """
+from contract import Contract
+
+class TestIt(Contract):
+    pass
+"""
 CANNOT_BE_SET_UP_ONCE = f"""{FIRST}
 @pytest.fixture
 def it():
@@ -314,6 +320,17 @@ def test_what_fails_only_in_the_crowd_is_run_again_alone_counted_and_named(
     assert named.startswith("RERUN tests/stack/test_stack.py::")
     assert counts_of(last) == Counter(passed=passed, rerun=1)
     assert "assert not is_first()" in ran.stdout, "what it said the first time is there to read"
+
+
+def test_a_test_that_a_class_inherits_is_of_the_file_that_runs_it(tree: Path) -> None:
+    """Two files run one contract: what fails in the one is run again there, and its seconds are that file's."""
+    (tree / "tests" / "stack" / "contract.py").write_text(FAILS_ONCE.replace("TestIt", "Contract"))
+    (tree / "tests" / "stack" / "test_stack.py").write_text(INHERITS_WHAT_FAILS_ONCE)
+    ran = run_gate(tree, "--no-kube", "--rerun", "3")
+    assert ran.returncode == 0, ran.stdout
+    assert counts_of(ran.stdout.splitlines()[-1]) == Counter(passed=3, rerun=1)
+    files = json.loads((tree / "cache" / "motet" / "tests.json").read_text())["stack+rest"]["files"]
+    assert files.keys() == {f"tests/{name}/test_{name}.py" for name in ("stack", "images", "unit")}
 
 
 def test_nothing_is_run_again_unasked(tree: Path) -> None:

@@ -45,7 +45,7 @@ def seconds_of_tests(report: Element) -> dict[str, float]:
     """Of each test in a JUnit report of pytest, by its name as a person would type it."""
     seconds = defaultdict[str, float](float)
     for case in report.iter("testcase"):
-        seconds[f"{case.get('file', '')}::{case.get('name', '')}"] += float(case.get("time", 0))
+        seconds[f"{_file(case)}::{case.get('name', '')}"] += float(case.get("time", 0))
     return dict(seconds)
 
 
@@ -59,7 +59,7 @@ def seconds_of_files(tests: Mapping[str, float]) -> dict[str, float]:
 def files_not_passed(report: Element) -> set[str]:
     """Of a JUnit report: where something failed, broke or was skipped."""
     cases = [case for case in report.iter("testcase") if any(case.find(how) is not None for how in NOT_PASSED)]
-    return {case.get("file", "") for case in cases}
+    return {_file(case) for case in cases}
 
 
 def failed_tests(report: Element) -> list[str]:
@@ -91,9 +91,17 @@ def slowest(tests: Mapping[str, float], count: int) -> Iterable[str]:
         yield f"{seconds:8.2f}s {name}"
 
 
+def _file(case: Element) -> str:
+    """That pytest runs. A report names the one in which the function is written, which may be of a class that others
+    inherit."""
+    names = case.get("classname", "").split(".")
+    module = next((number for number, name in enumerate(names, 1) if name.startswith("test_")), 0)
+    return "/".join(names[:module]) + ".py" if module else case.get("file", "")
+
+
 def _as_typed(case: Element) -> str:
     """The name of a test as pytest takes it, with its class if it has one."""
-    file = case.get("file", "")
+    file = _file(case)
     classes = case.get("classname", "").removeprefix(file.removesuffix(".py").replace("/", ".")).strip(".")
     return "::".join([file, *filter(None, classes.split(".")), case.get("name", "")])
 
