@@ -10,6 +10,7 @@ import orjson
 import pytest
 
 from motet.errors import InvalidRequest
+from motet_gateway import connection
 from motet_gateway.bodies import MOST_CONTAINERS, MOST_ELEMENTS, MOST_STRINGS, check_shape
 from tests.common.waiting import PATIENCE_S
 from tests.gateway.conftest import Served, eventually, serve
@@ -221,6 +222,83 @@ async def test_a_client_that_reads_slowly_gets_all_of_its_answer(cluster: MiniCl
                 break
             await asyncio.sleep(0.1)
         assert got == length
+
+
+# ------------------------------------------------------------------------------------- bodies that nobody wants to read
+
+
+REFUSED = HEAD.replace(b"content-type: application/json", b"content-type: text/plain")
+"""By its head alone."""
+
+
+@pytest.fixture
+def left_seconds(monkeypatch: pytest.MonkeyPatch) -> float:
+    monkeypatch.setattr(connection, "LEFT_SECONDS", 0.3)
+    return 0.3
+
+
+@pytest.mark.parametrize("framing", [b"content-length: 1000000", b"transfer-encoding: chunked"])
+@pytest.mark.parametrize("expect", [b"", b"expect: 100-continue\r\n"])
+async def test_the_rest_of_a_refused_body_is_not_waited_for(
+    served: Served, left_seconds: float, framing: bytes, expect: bytes
+) -> None:
+    async with raw(served) as client, asyncio.timeout(PATIENCE_S):
+        await client.say(REFUSED + expect + framing + b"\r\n\r\n")
+        assert (await client.answer()).startswith(b"HTTP/1.1 415 ")
+        with contextlib.suppress(ConnectionError):
+            while served.server.server_state.connections:  # a byte now and then
+                await client.say(b"1\r\n \r\n")
+                await asyncio.sleep(left_seconds / 10)
+
+
+async def test_of_a_refused_body_no_more_is_read_than_a_bound(served: Served, left_seconds: float) -> None:
+    async with raw(served) as client, asyncio.timeout(PATIENCE_S):
+        await client.say(REFUSED + b"content-length: 1000000000\r\n\r\n")
+        assert (await client.answer()).startswith(b"HTTP/1.1 415 ")
+        sent, piece = 0, bytes(64 * 1024)
+        with contextlib.suppress(ConnectionError):
+            while True:
+                await client.say(piece)
+                sent += len(piece)
+        assert sent < 64 * 1024 * 1024  # what buffers hold in between
+        await eventually(lambda: not served.server.server_state.connections)
+
+
+async def test_who_sends_the_rest_of_a_refused_body_goes_on_and_is_then_idle_like_others(
+    cluster: MiniCluster, left_seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    idle = 3 * left_seconds
+    monkeypatch.setattr("motet_gateway.server.KEEP_ALIVE_SECONDS", idle)
+    cluster.runners[0].step_seconds = idle / 10
+    body = BODY.replace(b'"max_tokens":4', b'"max_tokens":20,"ignore_eos":true')
+
+    async def refused(client: Raw) -> None:
+        await client.say(REFUSED + b"content-length: 10\r\n\r\n12345")
+        assert (await client.answer()).startswith(b"HTTP/1.1 415 ")
+        await client.reader.readuntil(b"}}")
+
+    async with serve(cluster) as served, raw(served) as client, asyncio.timeout(PATIENCE_S):
+        await refused(client)
+        await client.say(b"67890")
+        await asyncio.sleep(2 * left_seconds)
+        await refused(client)
+        await client.say(b"67890" + with_length(body))  # whose answer takes longer than one may be idle
+        assert (await client.answer()).startswith(b"HTTP/1.1 200 ")
+        await client.reader.readuntil(b"}}")
+        await refused(client)
+        await client.say(b"67890")
+        began = time.monotonic()
+        assert await client.rest() == b""
+        assert time.monotonic() - began > 2 * left_seconds
+
+
+async def test_an_upload_is_read_after_its_answer_has_begun(served: Served, left_seconds: float) -> None:
+    """Only an answer that has come to its end leaves a body that nobody reads."""
+    async with raw(served) as client, asyncio.timeout(PATIENCE_S):
+        await client.say(HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY[:5])
+        await asyncio.sleep(2 * left_seconds)
+        await client.say(BODY[5:])
+        assert (await client.answer()).startswith(b"HTTP/1.1 200 ")
 
 
 # -------------------------------------------------------------------------------------------------------------- shape

@@ -85,7 +85,10 @@ async def test_whoever_looks_after_machines_needs_no_key(cluster: MiniCluster, k
             assert (await served.http.get(path)).status_code == 200
 
 
-async def test_a_key_is_refused_before_anything_of_the_body_is_read(cluster: MiniCluster, kept: Kept) -> None:
+async def test_a_key_is_refused_before_anything_of_the_body_is_read(
+    cluster: MiniCluster, kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("motet_gateway.connection.LEFT_SECONDS", 0.1)
     async with with_keys(cluster, kept) as served:
         host, port = served.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -93,6 +96,7 @@ async def test_a_key_is_refused_before_anything_of_the_body_is_read(cluster: Min
         writer.write(f"{head}content-length: 1000000\r\n\r\n".encode())  # and nothing of it
         async with asyncio.timeout(PATIENCE_S):
             assert (await reader.readline()).startswith(b"HTTP/1.1 401")
+            await reader.read()  # to the end: the connection is not kept for a body that nobody waits for
         writer.close()
 
 

@@ -1,5 +1,6 @@
-"""One HTTP/1.1 connection: uvicorn's, with an end to what a client may send before a body, and to how long it may not
-read what it is sent. What is slow or too much here has not reached the application yet, or never comes back to it.
+"""One HTTP/1.1 connection: uvicorn's, with an end to what a client may send before a body, or of one that nobody reads,
+and to how long it may not read what it is sent. What is slow or too much here has not reached the application yet, or
+never comes back to it.
 """
 
 import array
@@ -14,6 +15,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from motet.errors import MotetError
 from motet_gateway.errors import HeadersTooLarge, RequestTimeout, error_body
 from motet_gateway.settings import Settings
+
+LEFT_SECONDS = 5.0
+"""How long the rest of a body may come that was answered before it was read. What its client has sent by then cannot be
+unsent, and it reads its answer meanwhile; who sends all of it may go on, others are cut off."""
 
 LEAST_READ_BYTES = 16 * 1024
 """What a client has to read of a large answer in each `unread_seconds`, or all that is left. The slowest lines that
@@ -42,6 +47,9 @@ class Connection(HttpToolsProtocol):
         self._head_bytes = 0
         self._head_complete = False
         self._refusal: HeadersTooLarge | None = None
+        self._left_bytes = 0
+        """Of a body, since its answer came to its end."""
+        self._leaving: asyncio.TimerHandle | None = None
         self._reading: asyncio.TimerHandle | None = None
         self._writing: asyncio.TimerHandle | None = None
 
@@ -64,6 +72,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._unset_keepalive_if_required()  # it may stand right behind the rest of a body that nobody read
         self._head_bytes = 0
         self._head_complete = False
 
@@ -87,11 +96,20 @@ class Connection(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self._useless = 0
         super().on_body(body)
+        if self._leaving is not None:
+            self._left_bytes += len(body)
+            if self._left_bytes > self.settings.max_body_bytes:
+                self.flow.pause_reading()
 
     def on_message_complete(self) -> None:
         self._useless = 0
         self._head_complete = False
         super().on_message_complete()
+        if self._leaving is not None:  # all of it came: from here on it is an idle connection like others
+            self._stop_leaving_timer()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     def _count(self, size: int) -> None:
         self._head_bytes += size
@@ -137,6 +155,23 @@ class Connection(HttpToolsProtocol):
             + content
         )
 
+    def _leave_body(self) -> None:
+        """The last request is answered. Should its body not be here, it is waited for; by uvicorn, for ever."""
+        if self._head_complete and not self._answering and not self.transport.is_closing():
+            self._unset_keepalive_if_required()
+            self._left_bytes = 0
+            self._leaving = self.loop.call_later(LEFT_SECONDS, self._cut_body)
+
+    def _cut_body(self) -> None:
+        self._leaving = None
+        self.transport.close()
+        self._watch_writing()
+
+    def _stop_leaving_timer(self) -> None:
+        if self._leaving is not None:
+            self._leaving.cancel()
+            self._leaving = None
+
     def _stop_reading_timer(self) -> None:
         if self._reading is not None:
             self._reading.cancel()
@@ -154,6 +189,7 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        self._leave_body()
         self._watch_writing()
 
     def timeout_keep_alive_handler(self) -> None:
@@ -162,6 +198,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_reading_timer()
+        self._stop_leaving_timer()
         super().connection_lost(exc)
         self._stop_writing_timer()
 
