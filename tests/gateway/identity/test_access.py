@@ -194,6 +194,36 @@ async def test_how_old_the_knowledge_of_keys_is_can_be_watched() -> None:
     assert access(kept, auth="none").read_age() == 0
 
 
+async def test_each_outage_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the store, of notes in it, and of the file that says whether keys were made; all are tried again and again."""
+    kept, today, memory = Kept(), Today(), tmp_path / "state" / "keys-were-made"
+    key = kept.make("acme")
+    one, other = access(kept, auth="keys", today=today), access(Kept(), memory=memory)
+    await one.begin()
+
+    async def turns() -> str:
+        capsys.readouterr()
+        for _ in range(3):
+            today.now += timedelta(hours=1)
+            one.open(key)
+            for do in (one.read, one.note_use, other.read):
+                await do()
+        return capsys.readouterr().out
+
+    sentences = ("API keys cannot be read", "cannot be written down", "whether keys were made once cannot be read")
+    for _ in range(2):
+        kept.away = True
+        memory.parent.write_text("a file in the place of the folder")
+        said = await turns()
+        assert [said.count(sentence) for sentence in sentences] == [1, 1, 1]
+        assert needs_key(other)
+        kept.away = False
+        memory.parent.unlink()
+        said = await turns()
+        assert not any(sentence in said for sentence in sentences)
+        assert not needs_key(other)
+
+
 async def test_a_gateway_that_needs_no_keys_is_ready_without_them() -> None:
     one = access(Kept(), auth="none")
     await one.begin()

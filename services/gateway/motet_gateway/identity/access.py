@@ -61,7 +61,8 @@ class Access:
         self._open_until_keys = settings.auth is None and settings.keys_file is None and settings.is_local
         self._required: bool | None = None if self._open_until_keys else settings.auth != "none"
         """None: nobody can say now. Nobody comes in before it is known that no key was made."""
-        self._away_said = False
+        self._away_said = self._unwritten_said = self._unknown_said = False
+        """Each is said once until it is over: it is tried again every few seconds."""
         self._written: dict[str, datetime] = {}
         """The hour in which the use of each key was last written down."""
 
@@ -162,13 +163,18 @@ class Access:
             return True
         if self._memory is None:
             return False
+        there = True
         try:
             self._memory.stat()
         except FileNotFoundError:
-            return False
+            there = False
         except OSError as error:  # nobody can say
-            log.warning("whether keys were made once cannot be read", file=str(self._memory), why=error.strerror)
-        return True
+            if not self._unknown_said:
+                log.warning("whether keys were made once cannot be read", file=str(self._memory), why=error.strerror)
+            self._unknown_said = True
+            return True
+        self._unknown_said = False
+        return there
 
     async def note_use(self) -> None:
         """Write down, to the hour, which keys were used since the last time."""
@@ -181,6 +187,9 @@ class Access:
         try:
             await self._noting.ask(lambda: self._source.note_use(new, at=now))
         except MotetError as error:
-            log.warning("which API keys are used cannot be written down", why=str(error))
+            if not self._unwritten_said:
+                log.warning("which API keys are used cannot be written down", why=str(error))
+            self._unwritten_said = True
             return
+        self._unwritten_said = False
         self._written.update(dict.fromkeys(new, hour))
