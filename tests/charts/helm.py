@@ -31,7 +31,8 @@ VARIANTS: dict[str, Object] = {
         "rbac": {"aggregate": False, "platformAdmin": False},
         "flowSchema": {"enabled": False},
         "admissionPolicies": {"warnings": {"enabled": False}},
-        **{name: {"replicas": 1} for name in ("gateway", "scheduler", "operator")},
+        "gateway": {"replicas": 1, "auth": "none"},
+        **{name: {"replicas": 1} for name in ("scheduler", "operator")},
     },
     "everything that can be asked for": {
         "fullnameOverride": "voices",
@@ -47,7 +48,6 @@ VARIANTS: dict[str, Object] = {
         },
         "networkPolicy": {"clients": [{"namespaceSelector": {}}], "metrics": [], "adapterSources": {"to": []}},
         "gateway": {
-            "auth": "keys",
             "replicas": None,
             "image": {"digest": DIGEST},
             "service": {"type": "LoadBalancer", "annotations": {"note": "outside"}},
@@ -77,7 +77,7 @@ VARIANTS: dict[str, Object] = {
     "a database of its own Secret": {
         "database": {"existingSecret": {"name": "postgres", "key": "address"}},
         "tls": {"source": "Existing"},
-        "gateway": {"auth": "keys", "keysSecret": "api-keys"},
+        "gateway": {"keysSecret": "api-keys"},
         "operator": {
             "topologySpreadConstraints": [
                 {"maxSkew": 2, "topologyKey": "rack", "whenUnsatisfiable": "DoNotSchedule", "labelSelector": {}}

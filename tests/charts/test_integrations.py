@@ -79,4 +79,4 @@ def test_existing_secrets_are_left_to_whoever_made_them() -> None:
     for template in pod_templates(objects).values():
         for volume in template["spec"].get("volumes", []):
             if "secret" in volume:
-                assert volume["secret"]["secretName"].endswith("-tls")
+                assert volume["secret"]["secretName"].endswith(("-tls", "-keys"))

@@ -230,7 +230,8 @@ def test_without_sources_nothing_leaves_the_runners() -> None:
 
 
 def test_only_those_who_keep_something_reach_the_database_if_there_is_one() -> None:
-    for database, expected in (({}, set()), ({"url": "postgresql+asyncpg://db/motet"}, {"predictor", "migrate"})):
+    who = {"gateway", "predictor", "migrate"}
+    for database, expected in (({}, set()), ({"url": "postgresql+asyncpg://db/motet"}, who)):
         objects = render({"database": database})
         reaching = {place.name for place in pods(objects).values() if passes(objects, place, DATABASE, 5432)}
         assert reaching == expected

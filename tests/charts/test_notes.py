@@ -36,13 +36,11 @@ def test_their_gateway_is_the_one_that_was_installed() -> None:
 
 CAREFUL = (
     "--set=image.registry=registry.example",
-    "--set=networkPolicy.clients[0].namespaceSelector.matchLabels.proxy=yes",
     "--set=networkPolicy.apiServer.to[0].ipBlock.cidr=172.20.0.1/32",
 )
 """What removes the warnings of the defaults, each its own."""
 OF_THE_DEFAULTS = (
     "image.registry is empty",
-    "everybody in reach of the gateway",
     "networkPolicy.apiServer.to names every address",
 )
 
@@ -66,6 +64,5 @@ def test_they_warn_of_names_in_figures_that_every_pod_may_read() -> None:
 
 def test_they_warn_of_what_is_switched_off() -> None:
     assert "WARNING: tls.enabled is false" in notes(*CAREFUL, "--set=tls.enabled=false")
-    assert "(networkPolicy.enabled is false)" in notes(*CAREFUL, "--set=networkPolicy.enabled=false")
     assert "There is no database" in notes()
     assert "There is no database" not in notes("--set=database.existingSecret.name=postgres")

@@ -157,17 +157,16 @@ def test_what_a_pod_mounts_or_reads_is_there_or_is_the_users(values: Object) -> 
         there |= {("Secret", NAMESPACE, "postgres")}
     if name := values.get("database", {}).get("authorities", {}).get("configMapName"):
         there |= {("ConfigMap", NAMESPACE, name)}
-    if name := values.get("gateway", {}).get("keysSecret"):
-        there |= {("Secret", NAMESPACE, name)}
     pools = values.get("pools", {}).get("namespaces", ["motet-pools"])
     if name := values.get("runner", {}).get("authorities", {}).get("configMapName"):
         there |= {("ConfigMap", namespace, name) for namespace in pools}
     for who, template in pod_templates(objects).items():
         for namespace in pools if who == "the operator's runner" else [NAMESPACE]:
             spec = template["spec"]
-            needed = {("Secret", one["secret"]["secretName"]) for one in spec.get("volumes", []) if "secret" in one} | {
-                ("ConfigMap", one["configMap"]["name"]) for one in spec.get("volumes", []) if "configMap" in one
-            }
+            volumes = spec.get("volumes", [])
+            secrets = [one["secret"] for one in volumes if "secret" in one]
+            needed = {("Secret", one["secretName"]) for one in secrets if not one.get("optional")}
+            needed |= {("ConfigMap", one["configMap"]["name"]) for one in volumes if "configMap" in one}
             needed |= {
                 ("Secret", source["secretKeyRef"]["name"])
                 for container in containers(template)
@@ -472,7 +471,8 @@ def test_another_database_restarts_whoever_uses_it_and_nobody_else() -> None:
         return pod_templates(render({"database": {"url": f"postgresql+asyncpg://motet:{password}@db.example/motet"}}))
 
     before, after = templates("one"), templates("two")
-    assert [who for who in before if before[who] != after[who]] == [f"Deployment {NAMESPACE}/motet-predictor"]
+    restarted = {who for who in before if before[who] != after[who]}
+    assert restarted == {f"Deployment {NAMESPACE}/motet-{name}" for name in ("gateway", "predictor")}
 
 
 def test_by_default_policies_warn_and_refuse_only_what_raises_rights() -> None:

@@ -161,14 +161,16 @@ key: url
 {{/* Where gateways look for API keys: secret, database, or nothing when they ask for none. */}}
 {{- define "motet.keysAreIn" -}}
 {{- if eq .Values.gateway.auth "keys" -}}
-{{- if .Values.gateway.keysSecret -}}
-secret
-{{- else if include "motet.databaseSecret" . -}}
+{{- if and (include "motet.databaseSecret" .) (not .Values.gateway.keysSecret) -}}
 database
 {{- else -}}
-{{- fail "gateway.auth is keys, and there is no place for them: name a Secret in gateway.keysSecret, which may be made later, or set database" -}}
+secret
 {{- end -}}
 {{- end -}}
+{{- end -}}
+
+{{- define "motet.keysSecret" -}}
+{{- .Values.gateway.keysSecret | default (printf "%s-keys" (include "motet.fullname" .)) -}}
 {{- end -}}
 
 {{- define "motet.spread" -}}
