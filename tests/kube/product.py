@@ -1,18 +1,22 @@
 """The product on the test cluster, as a person installs it: both charts, the demo volume, a pool, tenants' adapters."""
 
 import asyncio
+import base64
 import http.client
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import orjson
 import yaml
 
+from motet import keys
+from motet.keys import Key, KeyScope, Written
 from tests.kube.cluster import Cluster, Refused
 from tests.kube.metrics import metric
 from tests.repo.tree import ROOT
@@ -21,6 +25,10 @@ SYSTEM, POOLS, RELEASE = "motet-system", "motet-pools", "motet"
 EXAMPLES = ROOT / "examples" / "cluster"
 MANIFESTS = EXAMPLES / "manifests"
 TENANTS = ("acme", "zeta")
+GUESTS = ("afterwards", "gone", "quietly")
+"""Tenants that come and go while tests run, and have keys all the while."""
+KEYS = f"{RELEASE}-keys"
+"""The Secret in which the chart looks for API keys."""
 FIXED = {"mode": "Disabled", "minReplicas": None, "maxReplicas": None}
 ADAPTERS = ("acme/pirate", "acme/shouting", "zeta/json", "zeta/oneword")
 
@@ -36,6 +44,12 @@ SMALL: dict[str, Any] = {
 @dataclass(frozen=True)
 class Product:
     cluster: Cluster
+    keys: Mapping[str, Written]
+    """What the clients of each tenant send. Empty: they send none."""
+
+    def credential(self, tenant: str) -> dict[str, str]:
+        """The header of a tenant's clients."""
+        return {"authorization": f"Bearer {self.keys[tenant]}"} if self.keys else {}
 
     def gateway(self) -> str:
         """The address of a gateway. There is no kube-proxy here, so who asks chooses as it would, for each connection:
@@ -52,15 +66,17 @@ class Product:
                     return f"{endpoint['addresses'][0]}:8000"
         raise LookupError("no gateway is ready")
 
-    def ask(self, path: str, body: dict[str, Any] | None = None, *, seconds: float = 60) -> dict[str, Any]:
-        """One call. Raises AssertionError for anything but 200."""
+    def ask(
+        self, path: str, body: dict[str, Any] | None = None, *, tenant: str = TENANTS[0], seconds: float = 60
+    ) -> dict[str, Any]:
+        """One call of a tenant. Raises AssertionError for anything but 200."""
         connection = http.client.HTTPConnection(self.gateway(), timeout=seconds)
         try:
             connection.request(
                 "GET" if body is None else "POST",
                 path,
                 None if body is None else json.dumps(body),
-                {"content-type": "application/json"},
+                {"content-type": "application/json"} | self.credential(tenant),
             )
             answer = connection.getresponse()
             said = answer.read()
@@ -70,8 +86,9 @@ class Product:
         finally:
             connection.close()
 
-    def models(self) -> list[str]:
-        return sorted(model["id"] for model in self.ask("/v1/models")["data"])
+    def models(self, tenant: str) -> list[str]:
+        """As that tenant calls those that it may use."""
+        return sorted(model["id"] for model in self.ask("/v1/models", tenant=tenant)["data"])
 
     def answer(self, model: str, question: str, *, max_tokens: int = 32) -> str:
         """Greedy."""
@@ -81,7 +98,8 @@ class Product:
             "temperature": 0,
             "max_tokens": max_tokens,
         }
-        content: str = self.ask("/v1/chat/completions", body)["choices"][0]["message"]["content"]
+        said = self.ask("/v1/chat/completions", body, tenant=tenant_of(model))
+        content: str = said["choices"][0]["message"]["content"]
         return content
 
     def wait_ready(self, kind: str, namespace: str, name: str, *, within_s: float = 60) -> None:
@@ -117,6 +135,12 @@ class Product:
     def sequences(self) -> dict[str, float]:
         """In the iterations of each runner."""
         return self.told_by_runners("motet_sequences_running")
+
+
+def tenant_of(model: str) -> str:
+    """Whose clients ask for it here: an adapter's owner, and for a base one that its pool admits."""
+    tenant, slash, _ = model.partition("/")
+    return tenant if slash else TENANTS[0]
 
 
 def served_after(product: Product, name: str) -> float:
@@ -173,9 +197,16 @@ async def stream(product: Product, model: str, *, tokens: int, question: str = "
     try:
         reader, writer = await _connect(product)
         host, port = writer.get_extra_info("peername")
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {host}:{port}\r\ncontent-type: application/json\r\n"
+        headers = {
+            "host": f"{host}:{port}",
+            "content-type": "application/json",
+            "content-length": str(len(content)),
+            "connection": "close",
+            **product.credential(tenant_of(model)),
+        }
+        head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         try:
-            writer.write(f"{head}content-length: {len(content)}\r\nconnection: close\r\n\r\n".encode() + content)
+            writer.write(f"POST /v1/chat/completions HTTP/1.1\r\n{head}\r\n".encode() + content)
             status = await reader.readline()
             if b" 200 " not in status:
                 answer.problem = (status + await reader.read()).decode()
@@ -267,20 +298,41 @@ def bring_demo(product: Product, folder: Path, **pool: Any) -> None:
         product.wait_ready("lora", namespace, adapter)
 
 
+def lines_of(made: Mapping[str, Written]) -> dict[str, str]:
+    """What is kept of each tenant's key, which calls models."""
+    scopes, now = frozenset({KeyScope.USER}), datetime.now(UTC)
+    return {
+        tenant: keys.to_line(Key(id=one.id, tenant=tenant, scopes=scopes, hash=one.hash, created=now))
+        for tenant, one in made.items()
+    }
+
+
+def keep_keys(cluster: Cluster, made: Mapping[str, Written]) -> None:
+    """These and no others, where the gateways look."""
+    data = {tenant: base64.b64encode(line.encode()).decode() for tenant, line in lines_of(made).items()}
+    cluster.apply({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": KEYS, "namespace": SYSTEM}, "data": data})
+
+
 @contextmanager
 def installed(cluster: Cluster, folder: Path, values: dict[str, Any] | None = None) -> Iterator[Product]:
-    """Both charts, and the namespaces they want. Everything goes again."""
+    """Both charts, and the namespaces they want. Everything goes again. Tenants have keys, unless the values say that
+    gateways ask for none."""
+    chosen = {**SMALL, "crds": {"install": False}, **(values or {})}
+    asks = chosen["gateway"].get("auth") != "none"
+    made = {tenant: keys.made() for tenant in (*TENANTS, *GUESTS)} if asks else {}
     file = folder / "values.yaml"
-    file.write_text(yaml.safe_dump({**SMALL, "crds": {"install": False}, **(values or {})}))
+    file.write_text(yaml.safe_dump(chosen))
     remove(cluster)  # what other tests have left of our definitions is not Helm's
     cluster.kubectl("apply", "--server-side", f"--filename={EXAMPLES / 'namespaces.yaml'}")
+    if made:
+        keep_keys(cluster, made)  # before the gateways start: a kubelet takes its time to renew what is mounted
     cluster.helm("install", "motet-crds", str(ROOT / "charts/motet-crds"), "--namespace=default")
     try:
         cluster.helm(
             *("install", RELEASE, str(ROOT / "charts/motet"), f"--namespace={SYSTEM}", f"--values={file}"),
             *("--wait", "--timeout=3m"),
         )
-        yield Product(cluster)
+        yield Product(cluster, made)
     finally:
         remove(cluster)
 

@@ -24,9 +24,10 @@ EVERY_TEST = (
 A_CLUSTER = (
     *(*EVERY_TEST, "tests/kube/", "tests/docs/__init__.py", "tests/docs/blocks.py"),
     *("services/common/motet/__init__.py", "services/common/motet/clock.py", "services/common/motet/processes/"),
+    "services/common/motet/keys.py",
     *("services/*/Dockerfile", "operator/Dockerfile"),
 )
-"""What starts the control plane and its nodes, and says which images there are."""
+"""What starts the control plane and its nodes, says which images there are, and asks a gateway there."""
 AN_OPERATOR = (*A_CLUSTER, "services/common/", "operator/", "crds/")
 PACKAGES = tuple(f"{folder}/{name}" for folder in ("*/*", "services/*/*") for name in ("__init__.py", "__main__.py"))
 

@@ -12,7 +12,7 @@ from motet.digest import adapter_digest
 from tests.kube.cluster import Cluster
 from tests.kube.network import CONTROL_PLANE
 from tests.kube.nodes import Node
-from tests.kube.product import POOLS, Product, installed
+from tests.kube.product import POOLS, SYSTEM, Product, installed
 from tests.repo.tree import ROOT
 from tests.support.sources import HubServer, WebServer, hub_server, in_a_thread, web_server
 
@@ -72,7 +72,9 @@ class Sources:
 def sources(cluster: Cluster, node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sources]:
     folder = tmp_path_factory.mktemp("sources")
     folder.chmod(0o755)
-    values = {
+    values: dict[str, Any] = {
+        # Whoever reaches this gateway comes in; the other installations ask for keys.
+        "gateway": {"replicas": 1, "auth": "none"},
         "runner": {
             "authorities": {"configMapName": AUTHORITIES},
             "env": {
@@ -80,7 +82,7 @@ def sources(cluster: Cluster, node: Node, tmp_path_factory: pytest.TempPathFacto
                 # After a grant it is looked at again within five minutes; here within fifteen seconds.
                 "MOTET_TIME_SCALE": "0.05",
             },
-        }
+        },
     }
     with (
         cluster.inside(),
@@ -110,6 +112,15 @@ def pool(name: str, model: dict[str, Any]) -> dict[str, Any]:
             "template": {"resources": {"requests": {"cpu": "250m", "memory": "1Gi"}, "limits": {"memory": "4Gi"}}},
         }
     }
+
+
+def test_a_gateway_that_asks_for_no_key_answers_everybody_and_says_so(sources: Sources) -> None:
+    product = sources.product
+    assert "demo" in product.models("anybody")
+    (gateway,) = product.cluster.items(
+        "pods", f"--namespace={SYSTEM}", "--selector=app.kubernetes.io/component=gateway"
+    )
+    assert "MOTET_GATEWAY_AUTH=none" in product.cluster.logs(gateway["metadata"]["name"], SYSTEM)
 
 
 def test_an_adapter_from_the_web_is_served_once_its_tenant_has_granted_the_secret_as_the_condition_says(

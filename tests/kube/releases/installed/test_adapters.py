@@ -7,7 +7,18 @@ from typing import Any
 import pytest
 
 from tests.kube.changes import quiet, told, writes_of
-from tests.kube.product import ADAPTERS, MANIFESTS, POOLS, RELEASE, SYSTEM, Product, served_after
+from tests.kube.product import (
+    ADAPTERS,
+    MANIFESTS,
+    POOLS,
+    RELEASE,
+    SYSTEM,
+    TENANTS,
+    Product,
+    lines_of,
+    served_after,
+    tenant_of,
+)
 from tests.kube.releases.installed.steps import QUESTION, bring_storyteller, volume_of
 from tests.stack.harness import running_stack
 
@@ -31,11 +42,16 @@ def test_one_folder_is_served_alike_on_a_laptop_and_on_a_cluster(product: Produc
     (folder / "volumes").mkdir()
     (folder / "volumes" / "motet-demo").symlink_to(volume_of(product))
     (tmp_path / "stack").mkdir()
-    with running_stack(tmp_path / "stack", manifests=folder) as stack:
-        local = stack.openai()
-        assert told(local.models.list().to_dict()) == told(product.ask("/v1/models"))  # type: ignore[arg-type]
+    lines = tmp_path / "keys"
+    lines.write_text("\n".join(lines_of(product.keys).values()))
+    env = {"MOTET_GATEWAY_KEYS_FILE": str(lines)}
+    with running_stack(tmp_path / "stack", manifests=folder, env=env) as stack:
+        local = {tenant: stack.openai(api_key=str(product.keys[tenant])) for tenant in TENANTS}
+        for tenant, client in local.items():
+            there = product.ask("/v1/models", tenant=tenant)
+            assert told(client.models.list().to_dict()) == told(there)
         for model in ("motet-demo", *ADAPTERS):
-            answer = local.chat.completions.create(
+            answer = local[tenant_of(model)].chat.completions.create(
                 model=model, messages=[{"role": "user", "content": QUESTION}], temperature=0, max_tokens=32
             )
             assert answer.choices[0].message.content == product.answer(model, QUESTION)
@@ -171,7 +187,7 @@ def test_admission_is_taken_back_with_the_namespaces_label(product: Product) -> 
         product.cluster.kubectl(
             "wait", "--for=condition=Accepted=false", "lora/json", "--namespace=zeta", "--timeout=60s"
         )
-        product.cluster.wait_for(lambda: "zeta/json" not in product.models(), "the model to be gone")
+        product.cluster.wait_for(lambda: "json" not in product.models("zeta"), "the model to be gone")
     finally:
         product.cluster.kubectl("label", "namespace", "zeta", "motet.dev/tenant=true")
     product.wait_ready("lora", "zeta", "json")
@@ -181,4 +197,4 @@ def test_admission_is_taken_back_with_the_namespaces_label(product: Product) -> 
 def test_a_tenants_namespace_goes_at_once(product: Product) -> None:
     bring_storyteller(product, "gone")
     product.cluster.kubectl("delete", "namespace", "gone", "--timeout=60s", timeout_s=70)
-    product.cluster.wait_for(lambda: "gone/storyteller" not in product.models(), "the model to be gone")
+    product.cluster.wait_for(lambda: "storyteller" not in product.models("gone"), "the model to be gone")

@@ -41,7 +41,7 @@ async def test_row_2_while_the_api_server_is_away_everybody_is_served(product: P
         }
 
     before = leaders(), starts()
-    known = Steadfast(cluster, product.gateway())
+    known = Steadfast(cluster, product.keys, product.gateway())
     cluster.let_namespaces_go()
     apiserver.kill()
     try:

@@ -172,9 +172,9 @@ def test_row_14_what_went_while_no_operator_ran_leaves_the_runners_once_one_is_b
     )
     try:
         cluster.kubectl("delete", "namespace", "quietly", "--timeout=60s", timeout_s=70)
-        assert "quietly/storyteller" in product.models(), "serving goes on by what the scheduler was last told"
+        assert "storyteller" in product.models("quietly"), "serving goes on by what the scheduler was last told"
         assert product.on_devices() == before + 1
     finally:
         cluster.kubectl("scale", operator, "--replicas=2", f"--namespace={SYSTEM}")
     cluster.wait_for(lambda: product.on_devices() == before, "the runner to let go of it", within_s=60)
-    assert "quietly/storyteller" not in product.models()
+    assert "storyteller" not in product.models("quietly")

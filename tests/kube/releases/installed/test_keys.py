@@ -1,0 +1,84 @@
+"""API keys on a cluster, from the Secret that the chart's gateways mount."""
+
+from collections.abc import Callable
+
+import pytest
+
+from motet import keys
+from motet.keys import Written
+from tests.kube.product import Product, keep_keys
+from tests.kube.releases.installed.steps import QUESTION
+
+pytestmark = [pytest.mark.kube, pytest.mark.timeout(600)]
+
+
+def sending(product: Product, key: Written) -> Product:
+    """Whose clients all send this one."""
+    return Product(product.cluster, dict.fromkeys(product.keys, key))
+
+
+def refusal_of(call: Callable[[], object]) -> str:
+    """Empty when there is none."""
+    try:
+        call()
+    except AssertionError as refusal:
+        return str(refusal)
+    return ""
+
+
+def is_let_in(product: Product) -> bool:
+    refusal = refusal_of(lambda: product.models("acme"))
+    assert not refusal or refusal.startswith("401: "), refusal
+    return not refusal
+
+
+def test_nobody_comes_in_without_a_key_that_is_kept(product: Product) -> None:
+    with pytest.raises(AssertionError, match=r"401: .*This gateway needs an API key"):
+        Product(product.cluster, {}).models("acme")
+    with pytest.raises(AssertionError, match=r"401: .*This API key is not valid here"):
+        sending(product, keys.made()).models("acme")
+
+
+def test_each_tenant_has_its_own_names_and_the_base(product: Product) -> None:
+    names = {"acme": ["motet-demo", "pirate", "shouting"], "zeta": ["json", "motet-demo", "oneword"]}
+    # Of what the tests before have deleted a gateway may still be about to hear.
+    product.cluster.wait_for(lambda: {tenant: product.models(tenant) for tenant in names} == names, "those names")
+    body = {"prompt": QUESTION, "max_tokens": 8, "temperature": 0}
+    own, long = (product.ask("/v1/completions", body | {"model": name}) for name in ("pirate", "acme/pirate"))
+    assert own["choices"] == long["choices"]
+
+
+def test_what_is_another_tenants_is_missing_until_it_is_shared(product: Product) -> None:
+    def is_missing(model: str) -> bool:
+        body = {"model": model, "prompt": "Ahoy", "max_tokens": 1}
+        said = refusal_of(lambda: product.ask("/v1/completions", body, tenant="zeta"))
+        return said.startswith("404: ") and f"The model '{model}' does not exist or you may not use it." in said
+
+    def share(*namespaces: str) -> None:
+        adapter = "/apis/motet.dev/v1alpha1/namespaces/acme/loraadapters/pirate"
+        product.cluster.call("PATCH", adapter, {"spec": {"share": namespaces}})
+
+    assert is_missing("acme/parrot")
+    assert is_missing("acme/pirate")
+    share("zeta")
+    try:
+        product.cluster.wait_for(lambda: "acme/pirate" in product.models("zeta"), "the adapter that is shared")
+        assert not is_missing("acme/pirate")
+        assert is_missing("pirate"), "the short name is its owner's"
+    finally:
+        share()
+    product.cluster.wait_for(lambda: is_missing("acme/pirate"), "the end of that")
+
+
+def test_a_key_opens_from_when_it_is_put_into_the_secret_until_it_is_taken_out(product: Product) -> None:
+    second = keys.made()
+    other = sending(product, second)
+    assert not is_let_in(other)
+    keep_keys(product.cluster, {**product.keys, "acme": second})
+    try:
+        product.cluster.wait_for(lambda: is_let_in(other), "the new key to open")
+        assert "pirate" in other.models("acme")
+        assert not is_let_in(product), "its line is gone"
+    finally:
+        keep_keys(product.cluster, product.keys)
+    product.cluster.wait_for(lambda: is_let_in(product) and not is_let_in(other), "the key of before")
