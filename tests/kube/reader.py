@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,8 +19,8 @@ FOLDERS = ("charts", "examples", "crds")
 
 @contextmanager
 def reader(cluster: Cluster, folder: Path, *, timeout_s: float = 330) -> Iterator[Shell]:
-    """In a copy of the repository, with kubectl and helm in the PATH, and a cluster that has a volume to give. What is
-    left of the product in the end goes."""
+    """In a copy of the repository, with kubectl, helm and motet in the PATH, and a cluster that has a volume to give.
+    What is left of the product in the end goes."""
     here, tools, scratch = (folder / name for name in ("motet", "tools", "scratch"))
     for name in FOLDERS:
         ignored = shutil.ignore_patterns(".mypy_cache", "__pycache__", "volumes")
@@ -30,6 +31,9 @@ def reader(cluster: Cluster, folder: Path, *, timeout_s: float = 330) -> Iterato
     assert helm is not None, "helm is not built: run make kube"
     (tools / "kubectl").symlink_to(cluster.tool)
     (tools / "helm").symlink_to(helm)
+    motet = shutil.which("motet", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    assert motet is not None, "motet is not installed: run make venv"
+    (tools / "motet").symlink_to(motet)
     env = {
         "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
         "HOME": str(scratch),
