@@ -6,7 +6,7 @@ import pytest
 
 from motet import keys
 from motet.keys import Written
-from tests.kube.product import Product, keep_keys
+from tests.kube.product import KEYS, SYSTEM, Product, keep_keys
 from tests.kube.releases.installed.steps import QUESTION
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(600)]
@@ -37,6 +37,27 @@ def test_nobody_comes_in_without_a_key_that_is_kept(product: Product) -> None:
         Product(product.cluster, {}).models("acme")
     with pytest.raises(AssertionError, match=r"401: .*This API key is not valid here"):
         sending(product, keys.made()).models("acme")
+
+
+def test_before_the_first_key_a_gateway_is_ready_and_lets_nobody_in(product: Product) -> None:
+    """As after an installation, when there is no Secret yet."""
+    cluster, here = product.cluster, f"--namespace={SYSTEM}"
+    gateways = ("pods", here, "--selector=app.kubernetes.io/component=gateway")
+
+    def is_ready() -> bool:
+        (pod,) = cluster.items(*gateways)
+        (ready,) = [one["status"] for one in pod["status"]["conditions"] if one["type"] == "Ready"]
+        return ready == "True" and product.gateway() == f"{pod['status']['podIP']}:8000"
+
+    cluster.kubectl("delete", "secret", KEYS, here)
+    try:
+        cluster.kubectl("delete", *gateways)
+        cluster.wait_for(is_ready, "a gateway that has never known a key")
+        assert refusal_of(lambda: Product(cluster, {}).models("acme")).startswith("401: ")
+        assert not is_let_in(product)
+    finally:
+        keep_keys(cluster, product.keys)
+    cluster.wait_for(lambda: is_let_in(product), "the first keys to open")
 
 
 def test_each_tenant_has_its_own_names_and_the_base(product: Product) -> None:
