@@ -13,7 +13,7 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 from tools.gate.closing import counts_of, failed_tests, files_not_passed, seconds_of_tests
-from tools.gate.plan import Lane
+from tools.gate.plan import SIDE_BY_SIDE, Lane
 
 LONGEST_LINE = 1 << 24
 CAME_TO_ITS_END = (0, 1)
@@ -45,15 +45,15 @@ class Lanes:
         self._lanes = lanes
         self._say = say
         self._cores = os.cpu_count() or 1
+        self._side_by_side = min(SIDE_BY_SIDE, len(lanes)) if self._cores > 1 else 1
+        self._places = asyncio.Semaphore(self._side_by_side)
         self._processes: list[asyncio.subprocess.Process] = []
         self._stopped = False
 
     async def run(self) -> list[Ran]:
-        """All of them: side by side, or one after the other on one core."""
+        """All of them, some side by side: who waits follows whoever ends first. On one core one after the other."""
         for one in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(one, self._stop)
-        if self._cores == 1:
-            return [await self._run(lane) for lane in self._lanes]
         return list(await asyncio.gather(*map(self._run, self._lanes)))
 
     def _stop(self) -> None:
@@ -64,6 +64,10 @@ class Lanes:
                 process.send_signal(signal.SIGINT)
 
     async def _run(self, lane: Lane) -> Ran:
+        async with self._places:
+            return await self._run_now(lane)
+
+    async def _run_now(self, lane: Lane) -> Ran:
         began = time.monotonic()
         if self._stopped:
             return Ran(lane, int(signal.SIGINT), 0.0, Counter(), [], {})
@@ -82,7 +86,7 @@ class Lanes:
         return Ran(lane, status, seconds, counts, bad, tests, files_not_passed(said), failed_tests(said))
 
     async def _start(self, lane: Lane, report: Path) -> asyncio.subprocess.Process:
-        threads = max(1, self._cores // len(self._lanes))
+        threads = max(1, self._cores // self._side_by_side)
         # Two runs would write over each other's cache, in which each keeps what failed.
         own = ("-o", f"cache_dir=.pytest_cache/{lane.name}", "-o", "junit_family=xunit1", f"--junitxml={report}")
         process = await asyncio.create_subprocess_exec(

@@ -5,12 +5,19 @@ from dataclasses import dataclass, field
 
 from tools.gate.untouched import Verdict
 
-RELEASES = ("tests/kube/releases",)
-"""What installs the product on a cluster."""
-CLUSTER = ("tests/kube", "tests/images")
-"""All else that has a control plane and pods, or installations. No lane waits for another one's cluster."""
-STACK = ("tests/stack", "tests/images")
-"""What is slow without a cluster."""
+LANES = {
+    "releases": ("tests/kube/releases/installed", "tests/kube/releases/test_pages.py"),
+    "rest": ("tests",),
+    "cluster": ("tests/kube",),
+    "stack": ("tests/stack",),
+    "charts": ("tests/kube/releases",),
+    "images": ("tests/images",),
+}
+"""In the order in which they begin, the longest first: then none is left alone at the end. What lies in the folder of
+one and is named by another is run by the other. Each lane of a cluster has a control plane of its own."""
+OF_A_CLUSTER = "tests/kube"
+SIDE_BY_SIDE = 3
+"""As many lanes run at a time: two do not keep two cores busy, since tests wait for processes."""
 IN_FILE_ORDER = ("-p", "no:randomly")
 """The tests of a module of the cluster share one installation, and all share one control plane: each new order of them
 finds what one leaves to the next, which no user meets, in place of defects. All other tests stay in any order."""
@@ -77,19 +84,17 @@ def plan(
         notes += _about_the_cluster(machine)
     if paths:
         return Plan((Lane("asked", (*common, *asked)),), build, tuple(notes), whole=False)
-    slow = {"releases": RELEASES, "cluster": CLUSTER} if kube else {"stack": STACK}
-    not_rest = [folder for own in slow.values() for folder in own] + ([] if kube else ["tests/kube"])
-    in_question = [
-        one for one in untouched if not asked and _elsewhere(one.family.tests, () if kube else ("tests/kube",))
-    ]
+    not_asked_for = () if kube else (OF_A_CLUSTER,)
+    in_question = [one for one in untouched if not asked and _elsewhere(one.family.tests, not_asked_for)]
     left_out = tuple(one for one in in_question if one.left_out)
-    elsewhere = [*not_rest, *(tests.rstrip("/") for one in left_out for tests in one.family.tests)]
-    order = IN_FILE_ORDER if kube else ()
-    lanes = (
-        *(Lane(name, (*common, *asked, *order, *own, *_all_but(elsewhere, own))) for name, own in slow.items()),
-        Lane("rest", (*common, *asked, "tests", *_all_but(elsewhere, ("tests",)))),
-    )
-    return Plan(lanes, build, (*notes, *map(str, in_question)), not asked, left_out)
+    without = [*not_asked_for, *(tests.rstrip("/") for one in left_out for tests in one.family.tests)]
+    lanes = []
+    for name, named in LANES.items():
+        if own := [path for path in _elsewhere(named, without) if path not in without]:
+            order = IN_FILE_ORDER if own[0].startswith(OF_A_CLUSTER) else ()
+            others = [path for paths in LANES.values() for path in paths if path not in own]
+            lanes.append(Lane(name, (*common, *asked, *order, *own, *_all_but([*others, *without], own))))
+    return Plan(tuple(lanes), build, (*notes, *map(str, in_question)), not asked, left_out)
 
 
 def alone(tests: Sequence[str]) -> Lane:

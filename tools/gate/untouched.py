@@ -29,6 +29,9 @@ A_CLUSTER = (
 )
 """What starts the control plane and its nodes, says which images there are, and asks a gateway there."""
 AN_OPERATOR = (*A_CLUSTER, "services/common/", "operator/", "crds/")
+HELPERS = ("tests/", "services/*/Dockerfile", "operator/Dockerfile")
+"""Of all tests: what starts the product leans on many."""
+THE_PRODUCT = ("services/", "operator/", "cli/", "kernels/", "examples/")
 PACKAGES = tuple(f"{folder}/{name}" for folder in ("*/*", "services/*/*") for name in ("__init__.py", "__main__.py"))
 
 
@@ -85,6 +88,43 @@ FAMILIES = (
             # the operator and the migrations. The others are started by `make soak`.
             *(*PACKAGES, "README.md", "LICENSE", "services/common/", "services/scheduler/", "operator/"),
         ),
+    ),
+    Family(
+        "runner",
+        "the runner and its engine",
+        ("tests/runner/", "tests/runner_service/", "tests/contract/test_engines.py", "tests/contract/test_runners.py"),
+        (
+            *HELPERS,
+            "services/common/",
+            "services/gpu-runner/",
+            "services/scheduler/",
+            "services/supervisor/",
+            "kernels/",
+        ),
+    ),
+    Family(
+        "gateway",
+        "the gateway",
+        ("tests/gateway/",),
+        (*HELPERS, "services/", "kernels/", "cli/motet_cli/bundled/"),
+    ),
+    Family(
+        "stack",
+        "all processes together",
+        ("tests/stack/", "tests/contract/test_http.py"),
+        (*HELPERS, *THE_PRODUCT),
+    ),
+    Family(
+        "releases",
+        "installations of the charts, and the pages",
+        ("tests/kube/releases/",),
+        (*HELPERS, *THE_PRODUCT, "charts/", "crds/", "docs/", "README.md", "LICENSE"),
+    ),
+    Family(
+        "benchmarks",
+        "a short run of each benchmark",
+        ("tests/benchmarks/",),
+        (*HELPERS, *THE_PRODUCT, "benchmarks/"),
     ),
 )
 
