@@ -45,6 +45,7 @@ async def test_a_new_scheduler_hears_of_live_requests_and_the_highest_term(folde
                 assert hello.highest_term == 7
                 (live,) = hello.live
                 assert (live.request, live.epoch, live.gateway, live.tenant) == ("a", 1, "g0", "default")
+                assert live.request_class == common_pb2.REQUEST_CLASS_INTERACTIVE
                 assert live.promise.pages == 126
 
 

@@ -1,13 +1,15 @@
 """The scheduler's service over real gRPC, with real runner services and a real supervisor beside it."""
 
 import asyncio
+import functools
 import time
 
 import pytest
 
-from motet.api.v1 import scheduler_pb2, scheduler_pb2_grpc
+from motet.api.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 from motet.digest import adapter_digest
 from motet.errors import ContextLengthExceeded, ModelNotFound, NoRunner
+from motet.fleet import RequestClass
 from motet.rpc import open_channel
 from tests.common.waiting import PATIENCE_S
 from tests.support.control_plane import adapter_entry, small_operator, until
@@ -216,6 +218,28 @@ async def test_an_operator_of_a_past_term_is_told_so_and_not_heard(house):
         house.operator.term = 8  # won again
         house.operator.state(adapter_entry("old", house.folder / "old"))
         await until(lambda: known() == {"default/old"})
+
+
+async def test_tenant_and_class_of_a_request_are_known_wherever_it_is(house):
+    """While it waits, where it runs, to whoever protects the runner, and to the next scheduler."""
+
+    def known():
+        one = house.control.scheduler.requests.get("a")
+        return one and (one.tenant, one.request_class)
+
+    theirs = ("acme", RequestClass.BATCH)
+    house.gateway.start("a", tenant="acme", request_class=common_pb2.REQUEST_CLASS_BATCH, max_tokens=2000)
+    assert await until(known) == theirs
+    runner = await house.runner("r0", functools.partial(FakeEngine, step_seconds=0.02))
+    placement = await until(lambda: runner.service.book.get("a"))
+    assert (placement.tenant, placement.request_class) == theirs
+    (computed,) = await until(lambda: (report := runner.service._last) and report.book)
+    assert (computed.tenant, computed.priority) == theirs
+    sequences = house.control.supervisor_service.supervisor.runners["r0"].sequences
+    entry = (await until(lambda: sequences.get("a"))).entry
+    assert (entry.tenant, entry.request_class) == theirs
+    await house.control.restart_scheduler()
+    assert await until(known) == theirs
 
 
 async def test_explain_tells_the_whole_story(house):
