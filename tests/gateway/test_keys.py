@@ -14,15 +14,22 @@ import pytest
 from openai import AsyncOpenAI
 
 from motet import keys
-from motet.keys import KeyScope
+from motet.api.v1 import common_pb2
+from motet.keys import Key, KeyScope
+from motet.store import keys as stored
+from motet.store import migrate, open_store
+from motet_gateway.identity.sources import StoredKeys
 from tests.common.waiting import PATIENCE_S
 from tests.gateway.conftest import Served, eventually, serve
 from tests.gateway.identity.kept import Kept, bearer, id_of
 from tests.gateway.test_errors import error_of
 from tests.support.mini_cluster import MiniCluster
+from tests.support.postgresql import PostgreSQL
 
 COMPLETIONS = "/v1/completions"
 READ_SECONDS = 0.02
+WITHIN_S = 5.0
+"""So soon a change of keys counts everywhere."""
 BODY = {"model": "tiny", "prompt": "The quick brown fox", "max_tokens": 4}
 EVERY_PATH = [
     ("POST", COMPLETIONS),
@@ -117,17 +124,35 @@ async def test_each_tenant_has_its_own_names_on_every_gateway(cluster: MiniClust
                 await client.models.list()
 
 
-async def test_the_tenant_goes_with_the_request_to_everybody(cluster: MiniCluster, kept: Kept) -> None:
+async def test_tenant_and_class_go_with_the_request_to_everybody(cluster: MiniCluster, kept: Kept) -> None:
     async with with_keys(cluster, kept, names=8) as served:
         key = kept.make("acme")
         await read_again(kept)
-        assert (await ask(served, key, model="sql")).status_code == 200
-        assert [enqueue.tenant for enqueue in cluster.scheduler.enqueued] == ["acme"]
-        assert [submit.tenant for submit in cluster.runners[0].submits] == ["acme"]
+        assert (await ask(served, key, model="sql", service_tier="flex")).status_code == 200
+        (enqueued,), (submitted,) = cluster.scheduler.enqueued, cluster.runners[0].submits
+        for told in (enqueued, submitted):
+            assert (told.tenant, told.request_class) == ("acme", common_pb2.REQUEST_CLASS_BATCH)
         assert [prompt.tenant for prompt in cluster.predictor.prompts] == ["acme"]
+        await eventually(lambda: [outcome.tenant for outcome in cluster.predictor.outcomes] == ["acme"])
         count = served.registry.get_sample_value
         labels = {"tenant": "acme", "adapter": "acme/sql", "code": "200"}
         await eventually(lambda: count("motet_requests_total", labels) == 1)
+
+
+async def test_the_next_scheduler_hears_whose_requests_run(cluster: MiniCluster, kept: Kept) -> None:
+    cluster.runners[0].step_seconds = 0.01
+    key = kept.make("acme")
+    async with with_keys(cluster, kept) as served:
+        running = asyncio.create_task(ask(served, key, max_tokens=400, ignore_eos=True, service_tier="priority"))
+        await eventually(lambda: cluster.runners[0].running)
+        await cluster.scheduler.restart()
+        await eventually(lambda: len(cluster.scheduler.hellos) == 2)
+        hello = cluster.scheduler.hellos[-1]
+        assert [(one.tenant, one.request_class) for one in hello.live] == [
+            ("acme", common_pb2.REQUEST_CLASS_INTERACTIVE)
+        ]
+        assert [one.tenant for one in hello.usage] == ["acme"]
+        running.cancel()
 
 
 # ---------------------------------------------------------------------------------------------------------- what is bad
@@ -410,3 +435,49 @@ async def test_keys_count_on_two_gateways_alike(cluster: MiniCluster, kept: Kept
         for served in (one, other):
             await eventually(functools.partial(is_shut, served, key))
             assert (await ask(served, key)).status_code == 401
+
+
+async def test_a_key_in_postgresql_counts_on_two_gateways_within_5_s_of_being_made_and_of_being_revoked(
+    cluster: MiniCluster, postgresql: PostgreSQL
+) -> None:
+    """As often as gateways read keys unless told otherwise. Its streams end on both, the other tenant's goes on."""
+    runner = cluster.runners[0]
+    runner.step_seconds = 0.02  # 400 tokens take 8 s
+    url = await postgresql.new_database()
+    await migrate(url)
+    acmes, others = keys.made(), keys.made()
+    begun = 0
+
+    def begin() -> None:
+        nonlocal begun
+        begun += 1
+
+    async with (
+        open_store(url) as store,
+        serve(cluster, keys=StoredKeys(url), auth="keys") as one,
+        serve(cluster, keys=StoredKeys(url), auth="keys") as two,
+    ):
+        for tenant, made in (("acme", acmes), ("zeta", others)):
+            only, now = frozenset({KeyScope.USER}), datetime.now(UTC)
+            await stored.add(store, Key(id=made.id, tenant=tenant, scopes=only, hash=made.hash, created=now))
+        for served in (one, two):
+            await eventually(lambda on=served: not is_shut(on, str(others)), seconds=WITHIN_S)
+            assert (await ask(served, str(acmes))).status_code == 200
+
+        ending, staying = (
+            [asyncio.create_task(stream_until(served, str(made), begin)) for served in (one, two)]
+            for made in (acmes, others)
+        )
+        await eventually(lambda: begun == 4)
+        await stored.end(store, acmes.id, tenant="acme", at=datetime.now(UTC))
+        async with asyncio.timeout(WITHIN_S):
+            ended = await asyncio.gather(*ending)
+        for *_, error, done in ended:
+            assert (json.loads(error)["error"]["code"], done) == ("invalid_api_key", "[DONE]")
+            assert "was revoked" in error
+        for served in (one, two):
+            assert (await ask(served, str(acmes))).status_code == 401
+        assert not any(stream.done() for stream in staying)
+        runner.step_seconds = 0.0
+        for lines in await asyncio.gather(*staying):
+            assert '"finish_reason":"length"' in lines[-2]
