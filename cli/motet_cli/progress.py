@@ -2,16 +2,24 @@
 
 import asyncio
 import json
+import os
 import shutil
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from motet.keys import WERE_MADE
 from motet_cli.readiness import Failed, Ready, Watch, ready_of
 from motet_operator.local.layout import Layout
+
+NEEDS_KEY = (
+    "Each of these needs an API key: chat sends the one in MOTET_API_KEY, curl the one in a file that says\n"
+    "'authorization: Bearer <key>', with --header @FILE. `motet key create --tenant default` makes one."
+)
 
 
 class Progress:
@@ -63,6 +71,8 @@ class Progress:
         console.print(f"\nMotet is up at [bold]{self._url}[/] after {self._elapsed:.1f} s. Try:\n")
         for command in things_to_try(self._url, self._layout, outcome.status, self._question):
             self.say(f"  {command}\n")
+        if needs_key(self._layout, os.environ):
+            self.say(f"{NEEDS_KEY}\n")
         self.say(hint)
 
     async def follow(self) -> None:
@@ -86,6 +96,16 @@ class Progress:
     @property
     def _elapsed(self) -> float:
         return time.monotonic() - self._began
+
+
+def needs_key(layout: Layout, environment: Mapping[str, str]) -> bool:
+    """Whether the gateway asks for one, as far as can be said from here: its own settings are its own."""
+    match environment.get("MOTET_GATEWAY_AUTH"):
+        case "none":
+            return False
+        case "keys":
+            return True
+    return bool(environment.get("MOTET_GATEWAY_KEYS_FILE")) or (layout.data / WERE_MADE).exists()
 
 
 def things_to_try(url: str, layout: Layout, status: dict[str, Any], question: str) -> list[str]:

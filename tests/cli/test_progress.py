@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from motet_cli.progress import Progress
+from motet.keys import WERE_MADE
+from motet_cli.progress import NEEDS_KEY, Progress, needs_key
 from motet_cli.readiness import Ready
 from motet_operator.local.layout import Layout
 
@@ -37,3 +38,35 @@ def test_what_it_says_to_type_can_be_typed(tmp_path: Path, capsys: pytest.Captur
     said = capsys.readouterr().out
     assert f"chat demo --data-dir '{tmp_path}/a b'" in said
     assert "What'\\''s this?" in said
+
+
+@pytest.mark.parametrize(
+    ("environment", "made", "needed"),
+    [
+        ({}, False, False),
+        ({}, True, True),
+        ({"MOTET_GATEWAY_AUTH": ""}, True, True),
+        ({"MOTET_GATEWAY_AUTH": "none"}, True, False),
+        ({"MOTET_GATEWAY_AUTH": "keys"}, False, True),
+        ({"MOTET_GATEWAY_KEYS_FILE": "/keys"}, False, True),
+    ],
+)
+def test_whether_a_key_is_needed(tmp_path: Path, environment: dict[str, str], made: bool, needed: bool) -> None:
+    if made:
+        (tmp_path / WERE_MADE).touch()
+    assert needs_key(Layout.of(tmp_path), environment) is needed
+
+
+def test_once_keys_are_asked_for_it_says_how_to_send_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("MOTET_GATEWAY_AUTH", "MOTET_GATEWAY_KEYS_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    status = {"pools": [item("demo", ready="True", reason="AllRunnersReady")], "adapters": []}
+    progress = Progress(Layout.of(tmp_path), "http://127.0.0.1:8000", "Who?")
+    for makes in (False, True):
+        if makes:
+            (tmp_path / WERE_MADE).touch()
+        progress.ready(Ready(status=status), hint="")
+        said = capsys.readouterr().out
+        assert (NEEDS_KEY in said) is makes
