@@ -167,6 +167,64 @@ def test_a_clock_that_goes_forward_and_back_again_locks_nobody_out(ring: Ring) -
     assert ring.gone[1:] == [{key.id: "expired"}]
 
 
+def test_what_has_changed_is_learned_and_the_rest_stays(ring: Ring) -> None:
+    stays, revoked, forgotten, moved, rotated = (ring.make("acme") for _ in range(5))
+    expires = ring.make("acme", expires=NOW + timedelta(seconds=3))
+    ring.read()
+    before, new = dict(ring.keys), ring.make("zeta", expires=NOW + timedelta(seconds=5))
+    changed = [
+        ring.keys[new.id],
+        replace(before[revoked.id], revoked=NOW),
+        replace(before[moved.id], tenant="zeta"),
+        replace(before[rotated.id], expires=NOW + timedelta(seconds=4)),
+    ]
+    ring.ring.change(changed, [forgotten.id], now=NOW + timedelta(seconds=2), at=2)
+    assert ring.gone == [{revoked.id: "revoked", forgotten.id: "revoked", moved.id: "changed"}]
+    assert [ring.open(one, after=2).tenant for one in (stays, moved, new, rotated, expires)] == [
+        "acme",
+        "zeta",
+        "zeta",
+        "acme",
+        "acme",
+    ]
+    for one, why in ((revoked, "revoked"), (forgotten, "not valid here")):
+        with pytest.raises(NotAuthenticated, match=why):
+            ring.open(one, after=2)
+    for after in (3, 4, 5):
+        ring.ring.unchanged(now=NOW + timedelta(seconds=after), at=after)
+    assert ring.gone[1:] == [{one.id: "expired"} for one in (expires, rotated, new)]
+    assert ring.open(stays, after=600 + 5)
+
+
+def test_a_change_while_a_clock_is_set_back_names_who_is_gone(ring: Ring) -> None:
+    expired, forgotten = ring.make("acme", expires=NOW + timedelta(hours=1)), ring.make("acme")
+    ring.read()
+    ring.ring.unchanged(now=NOW + timedelta(hours=2), at=2)
+    ring.ring.change([], [forgotten.id], now=NOW, at=4)
+    assert ring.gone == [{expired.id: "expired"}, {forgotten.id: "revoked"}]
+    ring.ring.unchanged(now=NOW + timedelta(hours=1), at=6)
+    assert ring.gone[2:] == [{expired.id: "expired"}]
+
+
+def test_keys_that_have_not_changed_are_not_looked_at_again(ring: Ring, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be very many, and requests wait meanwhile."""
+    made = [ring.make("acme", expires=NOW + timedelta(days=1 + number)) for number in range(1000)]
+    ring.read()
+    looked: list[str] = []
+    why = Key.refused_because
+
+    def noted(self: Key, now: datetime) -> str:
+        looked.append(self.id)
+        return why(self, now)
+
+    monkeypatch.setattr(Key, "refused_because", noted)
+    ring.ring.unchanged(now=NOW, at=2)
+    ring.ring.not_read(NOW)
+    assert looked == []
+    ring.ring.change([replace(ring.keys[made[7].id], revoked=NOW)], [], now=NOW + timedelta(days=1), at=4)
+    assert set(looked) == {made[7].id, made[0].id}
+
+
 def test_why_a_key_does_not_open_is_the_same_whoever_asks(ring: Ring) -> None:
     expired, revoked = ring.make("acme", expires=NOW), ring.make("acme", revoked=NOW)
     ring.read()

@@ -2,18 +2,19 @@
 
 import asyncio
 import errno
+import itertools
 import os
 import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import IO, Any
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import text, update
 
 from motet import keys
 from motet.clock import FakeClock
@@ -23,7 +24,8 @@ from motet.store import keys as stored
 from motet.store import migrate, open_store
 from motet.store.tables import ApiKey
 from motet_gateway.identity import sources
-from motet_gateway.identity.sources import KeysInFiles, StoredKeys
+from motet_gateway.identity.patience import Patience
+from motet_gateway.identity.sources import Change, KeysInFiles, Source, StoredKeys
 from tests.support.postgresql import PostgreSQL
 
 NOW = datetime(2026, 5, 1, 12, 30, tzinfo=UTC)
@@ -42,8 +44,33 @@ async def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return await server.new_database()
 
 
-async def test_keys_in_a_database_are_read_whole_only_after_a_change(url: str) -> None:
-    source = StoredKeys(url)
+class Reader:
+    """Reads a source as a gateway does."""
+
+    def __init__(self, source: Source) -> None:
+        self._source, self._known = source, dict[str, Key]()
+
+    async def read(self) -> list[Key] | None:
+        """All that are known now; None: the same as before."""
+        said = await self._source.read()
+        if isinstance(said, Change):
+            for id_ in said.gone:
+                del self._known[id_]
+            self._known |= {one.id: one for one in said.keys}
+        elif said is not None:
+            self._known = {one.id: one for one in said}
+        return list(self._known.values()) if said is not None else None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+
+def stored_keys(url: str, **more: Any) -> Reader:
+    return Reader(StoredKeys(url, **more))
+
+
+async def test_keys_in_a_database_are_read_only_after_a_change(url: str) -> None:
+    source = stored_keys(url)
     assert await source.read() == []  # before the schema is there
     await migrate(url)
     assert await source.read() == []
@@ -69,7 +96,7 @@ async def test_keys_in_a_database_are_read_whole_only_after_a_change(url: str) -
     await source.close()
 
 
-async def ends(source: StoredKeys) -> dict[str, tuple[datetime | None, datetime | None]]:
+async def ends(source: Reader) -> dict[str, tuple[datetime | None, datetime | None]]:
     """When each key expires and was revoked, after a change."""
     read = await source.read()
     assert read is not None
@@ -78,7 +105,7 @@ async def ends(source: StoredKeys) -> dict[str, tuple[datetime | None, datetime 
 
 async def test_every_change_of_when_keys_end_is_read(url: str) -> None:
     await migrate(url)
-    source, made = StoredKeys(url), [key() for _ in range(2)]
+    source, made = stored_keys(url), [key() for _ in range(2)]
     later, sooner = NOW + timedelta(hours=2), NOW + timedelta(hours=1)
     async with open_store(url) as store:
         for one in made:
@@ -97,22 +124,130 @@ async def test_every_change_of_when_keys_end_is_read(url: str) -> None:
     await source.close()
 
 
-async def test_once_a_minute_keys_are_read_whole_whatever_it_looks_like(tmp_path: Path) -> None:
-    """As after a change by hand that says the same in sum."""
-    url, clock, one = f"sqlite+aiosqlite:///{tmp_path}/motet.db", FakeClock(), key()
+MANY = 10_000
+
+MANY_ROWS = {
+    "sqlite": "INSERT INTO keys (id, tenant, scopes, hash, created, expires) WITH RECURSIVE n(n) AS (SELECT 1 UNION "
+    f"ALL SELECT n + 1 FROM n WHERE n < {MANY}) SELECT lower(hex(randomblob(8))), 'acme', 'user', randomblob(32), "
+    "'2026-05-01 12:00:00.000000', '2026-08-01 12:00:00.000000' FROM n",
+    "postgresql": "INSERT INTO keys (id, tenant, scopes, hash, created, expires) SELECT substr(md5(n::text), 1, 16), "
+    "'acme', 'user', sha256(n::text::bytea), '2026-05-01 12:00:00Z', '2026-08-01 12:00:00Z' "
+    f"FROM generate_series(1, {MANY}) AS n",
+}
+
+
+@pytest.fixture
+def rows(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The ids of all keys that were read."""
+    seen: list[str] = []
+    of_row = stored._key
+
+    def noted(row: Any) -> Key:
+        seen.append(row.id)
+        return of_row(row)
+
+    monkeypatch.setattr(stored, "_key", noted)
+    return seen
+
+
+async def make_many(url: str) -> None:
     await migrate(url)
-    source = StoredKeys(url, clock=clock)
+    async with open_store(url) as store, store.write() as connection:
+        await connection.execute(text(MANY_ROWS[store.dialect]))
+
+
+async def test_in_a_minute_all_keys_are_read_again_whatever_it_looks_like(tmp_path: Path) -> None:
+    """As after a change by hand that says the same in sum. Not all at once: that would take long."""
+    url, clock = f"sqlite+aiosqlite:///{tmp_path}/motet.db", FakeClock()
+    await make_many(url)
+    source = stored_keys(url, clock=clock)
+    assert await source.read()
+    async with open_store(url) as store, store.write() as connection:
+        await connection.execute(update(ApiKey).values(tenant="zeta"))
+    seen = [0]
+    for _ in range(30):
+        clock.advance(2)
+        read = await source.read()
+        seen.append(sum(each.tenant == "zeta" for each in read) if read is not None else seen[-1])
+        assert await source.read() is None  # no time has passed
+    assert seen[-1] == MANY
+    assert max(later - before for before, later in itertools.pairwise(seen)) < MANY / 10
+    clock.advance(60)
+    assert await source.read() is None
+    await source.close()
+
+
+async def test_of_many_keys_only_few_are_read_after_a_change(url: str, rows: list[str]) -> None:
+    await make_many(url)
+    source = stored_keys(url, clock=FakeClock())
+    found = await source.read()
+    assert found is not None
+    assert len(found) == len(set(rows)) == len(rows) == MANY
     async with open_store(url) as store:
-        await stored.add(store, one)
-        assert await source.read() == [one]
-        async with store.write() as connection:
-            await connection.execute(update(ApiKey).values(tenant="zeta"))
-        clock.advance(59)
+        for change in (
+            stored.add(store, key()),
+            stored.succeed(store, found[0], key(), at=NOW),
+            stored.end(store, found[1].id, tenant="acme", at=NOW),
+        ):
+            await change
+            rows.clear()
+            assert await source.read() is not None
+            assert 1 <= len(rows) < MANY / 50
+        rows.clear()
         assert await source.read() is None
-        clock.advance(1)
-        assert await source.read() == [replace(one, tenant="zeta")]
-        clock.advance(60)
-        assert await source.read() is None
+        assert rows == []
+    await source.close()
+
+
+async def test_reading_many_keys_goes_on_where_it_was_broken_off(
+    url: str, rows: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may be more than there is time for in one turn; and half of them are not told for all."""
+    await make_many(url)
+    source, left, keys_in = stored_keys(url, clock=FakeClock()), 0, stored.keys_in
+
+    async def breaks_off(*arguments: Any) -> list[Key]:
+        nonlocal left
+        if not left:
+            raise StoreUnavailable("it is away")
+        left -= 1
+        return await keys_in(*arguments)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(stored, "keys_in", breaks_off)
+        for _ in range(3):
+            left = 2
+            with pytest.raises(StoreUnavailable):
+                await source.read()
+    assert MANY / 10 < len(rows) < MANY
+    found = await source.read()
+    assert found is not None
+    assert len(found) == len(set(rows)) == len(rows) == MANY
+    await source.close()
+
+
+async def test_what_is_new_is_not_lost_with_an_answer_that_came_too_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a driver that cleans up when it is told to stop, and then goes on."""
+    url, first, second = f"sqlite+aiosqlite:///{tmp_path}/motet.db", key(), key()
+    await migrate(url)
+    source, patience = stored_keys(url), Patience(0.5)
+    keys_in = stored.keys_in
+
+    async def late(*arguments: Any) -> list[Key]:
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+        return await keys_in(*arguments)
+
+    async with open_store(url) as store:
+        for one in (first, second):
+            await stored.add(store, one)
+            with monkeypatch.context() as slow:
+                slow.setattr(stored, "keys_in", late)
+                with pytest.raises(StoreUnavailable, match="no answer came"):
+                    await patience.ask(source.read)
+            assert one in (await patience.ask(source.read) or [])
     await source.close()
 
 
@@ -136,7 +271,7 @@ async def test_tenants_cannot_hold_off_who_reads_keys(tmp_path: Path) -> None:
     await migrate(url)
     async with open_store(url) as store:
         await stored.add(store, one)
-    in_file, in_database = KeysInFiles(file), StoredKeys(url)
+    in_file, in_database = KeysInFiles(file), stored_keys(url)
     async with no_thread_free(), asyncio.timeout(5):
         assert await in_file.read() == [one]
         assert await in_database.read() == [one]
@@ -147,7 +282,7 @@ async def test_tenants_cannot_hold_off_who_reads_keys(tmp_path: Path) -> None:
 
 
 async def test_to_look_for_keys_makes_no_database(tmp_path: Path) -> None:
-    source = StoredKeys(f"sqlite+aiosqlite:///{tmp_path}/motet.db")
+    source = stored_keys(f"sqlite+aiosqlite:///{tmp_path}/motet.db")
     assert await source.read() == []
     assert list(tmp_path.iterdir()) == []
     await source.close()
@@ -156,7 +291,7 @@ async def test_to_look_for_keys_makes_no_database(tmp_path: Path) -> None:
 async def test_a_database_that_is_gone_is_away_and_not_empty(tmp_path: Path) -> None:
     url = f"sqlite+aiosqlite:///{tmp_path}/motet.db"
     await migrate(url)
-    source = StoredKeys(url)
+    source = stored_keys(url)
     async with open_store(url) as store:
         await stored.add(store, key())
     assert await source.read()
@@ -168,7 +303,7 @@ async def test_a_database_that_is_gone_is_away_and_not_empty(tmp_path: Path) -> 
 
 async def test_what_is_no_database_is_away(tmp_path: Path) -> None:
     (tmp_path / "motet.db").write_bytes(b"something else" * 1000)
-    source = StoredKeys(f"sqlite+aiosqlite:///{tmp_path}/motet.db")
+    source = stored_keys(f"sqlite+aiosqlite:///{tmp_path}/motet.db")
     with pytest.raises(StoreUnavailable, match="not a database"):
         await source.read()
     await source.close()
@@ -301,7 +436,7 @@ async def test_what_this_user_may_not_look_at_is_away_and_not_empty(
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(os, "stat", refuse)
-    sources_ = [StoredKeys(f"sqlite+aiosqlite:///{path}"), KeysInFiles(path)]
+    sources_ = [stored_keys(f"sqlite+aiosqlite:///{path}"), KeysInFiles(path)]
     for source in sources_:
         with pytest.raises(StoreUnavailable, match="Permission denied"):
             await source.read()
@@ -315,7 +450,7 @@ async def test_a_database_that_is_put_in_the_place_of_another_is_read(tmp_path: 
         await migrate(f"sqlite+aiosqlite:///{path}")
         async with open_store(f"sqlite+aiosqlite:///{path}") as store:
             await stored.add(store, one)
-    source = StoredKeys(f"sqlite+aiosqlite:///{file}")
+    source = stored_keys(f"sqlite+aiosqlite:///{file}")
     assert await source.read() == [before]
     assert await source.read() is None
     restored.replace(file)

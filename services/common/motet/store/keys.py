@@ -1,10 +1,11 @@
 """API keys in the database: what `motet key` writes and gateways read. Their secrets are never here."""
 
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, extract, func, insert, inspect, select, update
+from sqlalchemy import ColumnElement, Row, Select, extract, func, insert, inspect, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from motet.errors import SetupError
@@ -34,12 +35,46 @@ async def _add(connection: AsyncConnection, key: Key) -> None:
 async def all_keys(store: Store) -> list[tuple[Key, datetime | None]]:
     """Each with the time it was last used, to the hour. The oldest comes first."""
     found: list[tuple[Key, datetime | None]] = []
-    async with store.read() as connection:
-        # A few at a time: whoever reads many of them has other things to do in between.
-        answer = await connection.stream(select(ApiKey).order_by(ApiKey.created, ApiKey.id))
-        async for rows in answer.mappings().partitions(200):
-            found.extend((_key(row), _aware(row["used"])) for row in rows)
+    async for rows in _read(store, select(*_COLUMNS, ApiKey.used).order_by(ApiKey.created, ApiKey.id)):
+        found.extend((_key(row), _aware(row.used)) for row in rows)
     return found
+
+
+async def keys_in(store: Store, parts: Collection[str]) -> list[Key]:
+    """All in these parts."""
+    found: list[Key] = []
+    theirs: ColumnElement[bool] = _PART.in_(parts)
+    if store.dialect == "sqlite":  # it has an index of ids, in the order of their bytes, and uses it for ranges alone
+        theirs = or_(*(ApiKey.id.between(part, part + "\x7f") for part in parts))
+    async for rows in _read(store, select(*_COLUMNS).where(theirs)):
+        found.extend(map(_key, rows))
+    return found
+
+
+async def _read(store: Store, query: Select[*tuple[Any, ...]]) -> AsyncIterator[Sequence[Row[Any]]]:
+    """A few at a time: whoever reads many of them has other things to do in between."""
+    async with store.read() as connection:
+        answer = await connection.stream(query)
+        async for rows in answer.partitions(200):
+            yield rows
+
+
+def part_of(id_: str) -> str:
+    """What a key is read with, once it has changed: of many keys one in 256."""
+    return id_[:_PART_LENGTH]
+
+
+_PART_LENGTH = 2
+_PART = func.substr(ApiKey.id, 1, _PART_LENGTH)
+_COLUMNS = (
+    ApiKey.id,
+    ApiKey.tenant,
+    ApiKey.scopes,
+    ApiKey.hash,
+    ApiKey.created,
+    ApiKey.expires,
+    ApiKey.revoked,
+)
 
 
 async def are_kept(store: Store) -> bool:
@@ -50,12 +85,22 @@ async def are_kept(store: Store) -> bool:
 
 async def mark(store: Store) -> tuple[Any, ...]:
     """Another one after every change of which keys open that a command of ours makes: so that only changes have to be
-    read whole."""
+    read. It is of the rows themselves, so both change at once."""
+    async with store.read() as connection:
+        return tuple((await connection.execute(select(*_mark()))).one())
+
+
+async def marks(store: Store) -> dict[str, tuple[Any, ...]]:
+    """That of each part."""
+    query = select(_PART.label("part"), *_mark()).group_by("part")
+    async with store.read() as connection:
+        return {row.part: tuple(row[1:]) for row in await connection.execute(query)}
+
+
+def _mark() -> tuple[ColumnElement[Any], ...]:
     # A key is made, which counts; it is revoked, which counts; its end is moved, and no other one goes the other way.
     revoked, expires = (func.sum(extract("epoch", at)) for at in (ApiKey.revoked, ApiKey.expires))
-    query = select(func.count(), func.max(ApiKey.created), func.count(ApiKey.revoked), revoked, expires)
-    async with store.read() as connection:
-        return tuple((await connection.execute(query)).one())
+    return func.count(), func.max(ApiKey.created), func.count(ApiKey.revoked), revoked, expires
 
 
 async def end(store: Store, id_: str, *, tenant: str, at: datetime) -> bool:
@@ -73,8 +118,8 @@ async def succeed(store: Store, old: Key, new: Key, *, at: datetime) -> None:
     """
     async with store.write() as connection:
         ours = _is(old.id, old.tenant)
-        row = (await connection.execute(select(ApiKey).where(ours).with_for_update())).mappings().one_or_none()
-        there = (await connection.execute(select(ApiKey).where(ApiKey.id == new.id))).mappings().one_or_none()
+        row = (await connection.execute(select(*_COLUMNS).where(ours).with_for_update())).one_or_none()
+        there = (await connection.execute(select(*_COLUMNS).where(ApiKey.id == new.id))).one_or_none()
         if there is not None:
             next_ = f". Rotate that one: motet key rotate {new.id}"
             if why := _key(there).refused_because(new.created):
@@ -113,15 +158,20 @@ async def note_use(store: Store, ids: Iterable[str], *, at: datetime) -> None:
 
 def _key(row: Any) -> Key:
     return Key(
-        id=row["id"],
-        tenant=row["tenant"],
-        # One of a newer version means nothing here, and takes nothing away.
-        scopes=frozenset(KeyScope(one) for one in row["scopes"].split(",") if one in set(KeyScope)),
-        hash=bytes(row["hash"]),
-        created=_aware(row["created"]) or datetime.fromtimestamp(0, UTC),
-        expires=_aware(row["expires"]),
-        revoked=_aware(row["revoked"]),
+        id=row.id,
+        tenant=row.tenant,
+        scopes=_scopes(row.scopes),
+        hash=bytes(row.hash),
+        created=_aware(row.created) or datetime.fromtimestamp(0, UTC),
+        expires=_aware(row.expires),
+        revoked=_aware(row.revoked),
     )
+
+
+@lru_cache(64)
+def _scopes(said: str) -> frozenset[KeyScope]:
+    # One of a newer version means nothing here, and takes nothing away.
+    return frozenset(KeyScope(one) for one in said.split(",") if one in set(KeyScope))
 
 
 def _aware(at: datetime | None) -> datetime | None:

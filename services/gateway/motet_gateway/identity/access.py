@@ -10,11 +10,12 @@ import structlog
 
 from motet.clock import Clock, every, monotonic
 from motet.errors import MotetError, SetupError, StoreUnavailable
+from motet.keys import Key
 from motet.settings import Database, ProcessSettings
 from motet_gateway.identity.caller import Caller
 from motet_gateway.identity.keyring import Keyring
 from motet_gateway.identity.patience import Patience
-from motet_gateway.identity.sources import KeysInFiles, NoKeys, Source, StoredKeys
+from motet_gateway.identity.sources import Change, KeysInFiles, NoKeys, Source, StoredKeys
 from motet_gateway.identity.thread import OwnThread
 from motet_gateway.settings import Settings
 
@@ -146,11 +147,19 @@ class Access:
         if found is None:
             ring.unchanged(now=self._today(), at=self._clock())
         else:
-            if found or ring.knows_any:
-                log.info("API keys were read", keys=len(found))
-            ring.replace(found, now=self._today(), at=self._clock())
+            self._learn(found)
         if self._open_until_keys:
             self._required = await self._thread.run(self._were_made)
+
+    def _learn(self, found: list[Key] | Change) -> None:
+        ring = self.keyring
+        if isinstance(found, Change):
+            log.info("changes of API keys were read", keys=len(found.keys), gone=len(found.gone))
+            ring.change(found.keys, found.gone, now=self._today(), at=self._clock())
+            return
+        if found or ring.knows_any:
+            log.info("API keys were read", keys=len(found))
+        ring.replace(found, now=self._today(), at=self._clock())
 
     def _were_made(self) -> bool:
         if self.keyring.knows_any:

@@ -4,8 +4,9 @@ No request waits for the store: all keys are in memory. While the store does not
 trusted for a while; one that is not known may have been made meanwhile, so it is not called wrong.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from datetime import datetime
+from collections.abc import Callable, Collection, Iterable, Mapping
+from datetime import UTC, datetime
+from heapq import heapify, heappop, heappush
 
 from motet.errors import NotAuthenticated, StoreUnavailable
 from motet.keys import Key, is_of, written
@@ -27,6 +28,10 @@ class Keyring:
         """One for each key, whether it opens or not."""
         self._opened: set[str] = set()
         """The ids of those that opened when they were last looked at."""
+        self._ends: list[tuple[datetime, str]] = []
+        """A heap of when keys expire that have not yet, each with the key's id."""
+        self._looked = datetime.min.replace(tzinfo=UTC)
+        """What time it was when they were."""
         self._used: set[str] = set()
         self._read_at = float("-inf")
         """On a clock that is never set."""
@@ -52,27 +57,63 @@ class Keyring:
         before, self._keys = self._keys, {key.id: key for key in keys}
         self._callers = {id_: _caller(key) for id_, key in self._keys.items()}
         self._read_at, self._away = at, False
-        self._look(now, before)
+        self._look_at_all(now, before)
+
+    def change(self, keys: Collection[Key], gone: Iterable[str], *, now: datetime, at: float) -> None:
+        """These are new or say something else, and those are gone; others are as they were."""
+        before: dict[str, Key] = {}
+        for id_ in gone:
+            before[id_] = self._keys.pop(id_)
+            del self._callers[id_]
+        for key in keys:
+            if (known := self._keys.get(key.id)) is not None:
+                before[key.id] = known
+            self._keys[key.id], self._callers[key.id] = key, _caller(key)
+            if key.expires is not None:
+                heappush(self._ends, (key.expires, key.id))
+        self._read_at, self._away = at, False
+        self._look(now, before, {*before, *(key.id for key in keys)})
 
     def unchanged(self, *, now: datetime, at: float) -> None:
         """There are those that there were."""
         self._read_at, self._away = at, False
-        self._look(now, self._keys)
+        self._look(now, {})
 
     def not_read(self, now: datetime) -> None:
         """The store did not answer."""
         self._away = True
-        self._look(now, self._keys)
+        self._look(now, {})
 
-    def _look(self, now: datetime, before: Mapping[str, Key]) -> None:
-        """Name those that opened and do not any more, or for somebody else: time alone ends some."""
+    def _look(self, now: datetime, before: Mapping[str, Key], changed: Iterable[str] = ()) -> None:
+        """At those that have changed, and at those that time alone ends. There may be very many others, and requests
+        wait meanwhile. `before`: what they were."""
+        if now < self._looked:  # a clock was set back: some open again
+            self._look_at_all(now, {**self._keys, **before})
+            return
+        ids = set(changed)
+        while self._ends and self._ends[0][0] <= now:
+            ids.add(heappop(self._ends)[1])
+        self._looked = now
+        self._tell(ids, now, before)
+
+    def _look_at_all(self, now: datetime, before: Mapping[str, Key]) -> None:
+        self._ends = [(key.expires, id_) for id_, key in self._keys.items() if key.expires is not None]
+        heapify(self._ends)
+        self._looked = now
+        self._tell(before.keys() | self._keys.keys(), now, before)
+
+    def _tell(self, ids: Iterable[str], now: datetime, before: Mapping[str, Key]) -> None:
+        """Name those of these that opened and do not any more, or for somebody else."""
         gone = {}
-        for id_ in self._opened:
+        for id_ in ids:
             if why := self.refused_because(id_, now):
-                gone[id_] = why
-            elif _means(self._keys[id_]) != _means(before[id_]):
+                if id_ in self._opened:
+                    gone[id_] = why
+                    self._opened.discard(id_)
+                continue
+            if id_ in self._opened and id_ in before and _means(self._keys[id_]) != _means(before[id_]):
                 gone[id_] = "changed"
-        self._opened = {id_ for id_, key in self._keys.items() if not key.refused_because(now)}
+            self._opened.add(id_)
         if gone:
             self._gone(gone)
 

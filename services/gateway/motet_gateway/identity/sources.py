@@ -3,14 +3,16 @@
 Each says None when nothing has changed since it was last read, and raises StoreUnavailable when it cannot be read.
 """
 
+import asyncio
+import math
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import structlog
 
@@ -29,12 +31,23 @@ MOST_BYTES = 4 * 1024 * 1024
 """Of a file or folder of keys. A Secret holds one MiB; more keys than that belong into a database."""
 COMMAND_SECONDS = 5.0
 WHOLE_SECONDS = 60.0
-"""After so long keys are read whole, also when no change is seen."""
+"""In so long all keys are read again, also when no change is seen."""
+PARTS_AT_ONCE = 16
+"""Of 256 that many keys are in."""
+
+
+class Change(NamedTuple):
+    """What is not as it was when keys were last read."""
+
+    keys: Sequence[Key]
+    """Those that are new or say something else."""
+    gone: Collection[str]
+    """The ids of those that are there no more."""
 
 
 class Source(Protocol):
-    async def read(self) -> list[Key] | None:
-        """All keys; None: the same as when it was last asked. Raises StoreUnavailable."""
+    async def read(self) -> list[Key] | Change | None:
+        """All keys, or what has changed; None: the same as when it was last asked. Raises StoreUnavailable."""
 
     async def note_use(self, ids: Iterable[str], *, at: datetime) -> None:
         """Raises StoreUnavailable."""
@@ -48,7 +61,7 @@ _Inode = tuple[int, int]
 class NoKeys:
     """Where none are kept."""
 
-    async def read(self) -> list[Key] | None:
+    async def read(self) -> list[Key]:
         return []
 
     async def note_use(self, ids: Iterable[str], *, at: datetime) -> None:
@@ -77,26 +90,70 @@ class StoredKeys:
         """The one that the store reads: another may be put in its place."""
         self._mark: object = None
         """Of what was read last."""
-        self._found: list[Key] = []
-        self._clock, self._whole_at = clock, float("-inf")
+        self._marks: dict[str, tuple[Any, ...]] = {}
+        """Of each part, when that was read."""
+        self._found: dict[str, dict[str, Key]] = {}
+        """Of each part, by id."""
+        self._untold: dict[str, Key | None] = {}
+        """Keys by id that are new or say something else, and None for those that are gone."""
+        self._told = False
+        """Whoever asks knows all but these."""
+        self._clock = clock
+        self._looked_at = clock()
+        self._read_at: dict[str, float] = {}
+        """Each part."""
 
-    async def read(self) -> list[Key] | None:
+    async def read(self) -> list[Key] | Change | None:
         if self._file is not None and not await self._is_there(self._file):
-            if self._mark is None:
+            if not self._told and not self._found:
                 return []
             raise StoreUnavailable(f"the database {self._file}, which held API keys, is gone")
         store = await self._opened()
         # Until the table is made no key is.
-        if self._mark is None and not await self._stored.are_kept(store):
+        if not self._told and not await self._stored.are_kept(store):
             return []
         mark, at = await self._stored.mark(store), self._clock()
-        if mark == self._mark and at - self._whole_at < WHOLE_SECONDS:
+        if mark != self._mark:
+            # What was read stays, should there be no time for the rest: so many keys are read in several turns.
+            marks = await self._stored.marks(store)
+            changed = (part for part in marks.keys() | self._found.keys() if marks.get(part) != self._marks.get(part))
+            await self._read_parts(store, sorted(changed), marks, at)
+        await self._read_parts(store, self._due(at), self._marks, at)
+        self._mark, self._looked_at = mark, at  # of before: what is written in between is read again
+        if (task := asyncio.current_task()) is not None and task.cancelling():
+            raise asyncio.CancelledError  # whoever asked has gone: what is new must not be lost with this answer
+        return self._tell()
+
+    async def _read_parts(
+        self, store: "Store", parts: Sequence[str], marks: Mapping[str, tuple[Any, ...]], at: float
+    ) -> None:
+        for some in (parts[first : first + PARTS_AT_ONCE] for first in range(0, len(parts), PARTS_AT_ONCE)):
+            found: dict[str, dict[str, Key]] = {part: {} for part in some}
+            for key in await self._stored.keys_in(store, some):
+                found[self._stored.part_of(key.id)][key.id] = key
+            for part, new in found.items():
+                before = self._found.pop(part, {})
+                self._untold |= {id_: key for id_, key in new.items() if before.get(id_) != key}
+                self._untold |= dict.fromkeys(before.keys() - new.keys())
+                if new:
+                    self._found[part], self._read_at[part] = new, at
+                self._marks[part] = marks.get(part, ())
+
+    def _due(self, at: float) -> list[str]:
+        """So many parts that all are read in `WHOLE_SECONDS`, those first that were read the longest ago. Where a turn
+        takes long it must not take longer by that."""
+        many = min(PARTS_AT_ONCE, math.ceil(len(self._found) * (at - self._looked_at) / WHOLE_SECONDS))
+        return sorted(self._found, key=lambda part: self._read_at[part])[:many]
+
+    def _tell(self) -> list[Key] | Change | None:
+        untold, self._untold = self._untold, {}
+        if not self._told:
+            self._told = True
+            return [key for keys_ in self._found.values() for key in keys_.values()]
+        if not untold:
             return None
-        found = [key for key, _ in await self._stored.all_keys(store)]
-        changed = self._mark is None or found != self._found
-        self._mark, self._found = mark, found  # of before: what is written in between is read again
-        self._whole_at = at
-        return found if changed else None
+        changed = [key for key in untold.values() if key is not None]
+        return Change(changed, [id_ for id_, key in untold.items() if key is None])
 
     async def note_use(self, ids: Iterable[str], *, at: datetime) -> None:
         await self._stored.note_use(await self._opened(), ids, at=at)
@@ -117,7 +174,7 @@ class StoredKeys:
         inode = (found.st_dev, found.st_ino)
         if self._opened_file not in (None, inode):
             log.warning("the database is another file now", file=str(file))
-            self._store, self._whole_at = None, float("-inf")
+            self._store, self._mark, self._marks = None, None, {}
             await self._stack.aclose()
         self._opened_file = inode
         return True
@@ -136,7 +193,7 @@ class KeysInFiles:
         self._thread = OwnThread("keys")
         self._content: list[tuple[str, bytes]] | None = None
 
-    async def read(self) -> list[Key] | None:
+    async def read(self) -> list[Key] | Change | None:
         try:
             content = await self._thread.run(self._read)
         except OSError as error:
