@@ -52,7 +52,7 @@ def create(data_dir: Path, *, tenant: str, scopes: str, expires: str | None) -> 
     async def run() -> bool:
         await migrate(url)
         async with open_store(url) as store:
-            first = not await kept.all_keys(store)
+            first = not await kept.any_was_made(store)
             await kept.add(store, key)
             return first
 
@@ -234,11 +234,10 @@ async def _as_it_is(url: str) -> AsyncIterator[Store | None]:
 async def _holding(url: str, id_: str) -> AsyncIterator[tuple[Store, Key]]:
     """The database and the key of that id. Raises NotFound."""
     async with _as_it_is(url) as store:
-        if store is not None:
-            for key, _ in await kept.all_keys(store):
-                if key.id == id_:
-                    yield store, key
-                    return
+        key = await kept.find(store, id_) if store is not None else None
+        if store is not None and key is not None:
+            yield store, key
+            return
         raise NotFound(f"there is no key {id_} in this database: `motet key ls` shows those that there are.")
 
 

@@ -40,6 +40,17 @@ async def all_keys(store: Store) -> list[tuple[Key, datetime | None]]:
     return found
 
 
+async def find(store: Store, id_: str) -> Key | None:
+    async with store.read() as connection:
+        row = (await connection.execute(select(*_COLUMNS).where(ApiKey.id == id_))).one_or_none()
+        return _key(row) if row is not None else None
+
+
+async def any_was_made(store: Store) -> bool:
+    async with store.read() as connection:
+        return await connection.scalar(select(ApiKey.id).limit(1)) is not None
+
+
 async def keys_in(store: Store, parts: Collection[str]) -> list[Key]:
     """All in these parts."""
     found: list[Key] = []
