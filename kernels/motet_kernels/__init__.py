@@ -5,7 +5,7 @@
     y  [rows, out]  changed in place      Aᵀ [slots, rank, in]   per rank class, padded with zeros
     x  [rows, in]                         B  [slots, rank, out]  carries the adapter's scale
 
-The semantics of SGMV (PU-01 to PU-04) for mixed ranks; rows without an adapter cost nothing. Knows nothing of serving.
+The semantics of SGMV (PU-01, PU-02) for mixed ranks; rows without an adapter cost nothing. Knows nothing of serving.
 The back end is chosen once; today it is plain torch. `reference.add_lora` is the fp64 oracle.
 """
 

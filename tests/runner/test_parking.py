@@ -1,4 +1,4 @@
-"""Sequences that leave the device and come back say what they would have said (S3-10 to S3-14)."""
+"""Sequences that leave the device and come back say what they would have said (S3-10, S3-11, S3-13, S3-14)."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Random events against a small model of the world: the invariants of the design hold after every one.
+"""Random events against a small model of the world: the invariants below hold after every one.
 
 The model plays gateways and runners that obey the protocol but are late, forgetful and fickle: submissions get lost,
 runners decline, restart and go away, reports come whenever they like, and a gateway's stream may carry nothing any more

@@ -1,4 +1,4 @@
-"""The loop around an engine: commands in at iteration boundaries, one iteration, one Batch out (OR-03, OR-13).
+"""The loop around an engine: commands in at iteration boundaries, one iteration, one Batch out (OR-01).
 
 Knows no sockets and no torch. Encodes each stream's tokens once, straight from the engine's output.
 """

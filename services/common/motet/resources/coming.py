@@ -1,4 +1,4 @@
-"""What the design promises and nothing enforces yet. A field that does nothing would be a lie, so it is not in the
+"""What is planned and not enforced yet. A field that does nothing would be a lie, so it is not in the
 schema; offline validation answers `not yet: …` for these instead of calling them unknown. The capability that enforces
 a field moves it from here into its model."""
 

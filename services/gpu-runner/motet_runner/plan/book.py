@@ -1,4 +1,4 @@
-"""The state of every sequence in the engine, its promises and its pages: the runner's half of C1 and C5.
+"""The state of every sequence in the engine, its promises and its pages.
 
 Commands and iterations come in; what must be copied between device and host goes out as effects, to be carried out in
 order before the next model call: that is why a page is never reused before its copy has ended.
@@ -348,7 +348,7 @@ class Book:
         self.host_pages_free += sequence.host_pages
         sequence.host_pages = 0
 
-    # -- park and resume (S3-11 to S3-14) ----------------------------------------------------------------------------
+    # -- park and resume (S3-11, S3-13, S3-14) -------------------------------------------------------------------------
 
     def _park(self, sequence: Sequence, wanted: int, method: ParkMethod, *, by_itself: bool) -> None:
         sequence.parked_times += 1
@@ -432,7 +432,7 @@ class Book:
                 return
 
     def _victim(self, *, holding_pages: bool = False) -> Sequence | None:
-        """The newest of the lowest class (C6), never one that was parked too often already."""
+        """The newest of the lowest class, never one that was parked too often already."""
         candidates = [
             sequence
             for sequence in self

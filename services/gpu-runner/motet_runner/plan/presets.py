@@ -1,4 +1,4 @@
-"""Every baseline is this engine with other numbers (mechanisms 7.1, C4). Data, not branches.
+"""Every baseline is this engine with other numbers. Data, not branches.
 
 A preset sets what the composer honours: how much prefill an iteration takes and who may join it. The promise that a
 request is admitted with is the scheduler's half of the same preset.
