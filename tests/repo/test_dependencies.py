@@ -1,0 +1,89 @@
+"""What pyproject.toml says that the product needs, beside what it imports."""
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+from tests.repo.tree import ROOT, package_folders
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+ALSO = {
+    # Each part of the core that needs more is imported by those alone who have it.
+    "motet": ("store", "kubernetes"),
+    "motet_scheduler": ("kubernetes",),
+    "motet_operator": ("kubernetes",),
+    "motet_kernels": ("runner",),
+    # `motet up` starts everything.
+    "motet_cli": ("local",),
+}
+"""Extras beside the package's own."""
+BROUGHT_BY_NAME = {
+    "httptools": "uvicorn parses with it",
+    "aiosqlite": "SQLAlchemy's driver for SQLite",
+    "asyncpg": "SQLAlchemy's driver for PostgreSQL",
+}
+"""Needed, and imported by a library that finds it by its name."""
+
+
+def canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def needed(requirements: list[str]) -> Iterator[str]:
+    """Distributions, with those of the extras of our own that are named."""
+    for requirement in requirements:
+        name, _, extras = re.match(r"([\w.-]+)(\[([\w, -]+)\])?", requirement).groups()
+        if name == PROJECT["name"]:
+            for extra in extras.split(","):
+                yield from needed(EXTRAS[extra.strip()])
+        else:
+            yield canonical(name)
+
+
+def imported(folder: Path) -> dict[str, str]:
+    """Modules of others at the top of a name, each with a file that imports it."""
+    ours = {path.name for path in package_folders()}
+    found = {}
+    for path in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+            names += [one.name for one in node.names] if isinstance(node, ast.Import) else []
+            found |= {name.partition(".")[0]: path.relative_to(ROOT).as_posix() for name in names}
+    return {name: by for name, by in found.items() if name not in sys.stdlib_module_names | ours}
+
+
+def packages() -> list[Path]:
+    return [folder for folder in package_folders() if folder.name.startswith("motet")]
+
+
+@pytest.mark.parametrize("folder", packages(), ids=lambda folder: folder.name)
+def test_what_a_package_imports_its_extra_installs(folder: Path) -> None:
+    own = folder.name.removeprefix("motet_")
+    extras = [name for name in (own, *ALSO.get(folder.name, ())) if name in EXTRAS]
+    installed = set(needed([*PROJECT["dependencies"], *(f"motet[{extra}]" for extra in extras)]))
+    distributions = packages_distributions()
+    missing = {
+        module: by
+        for module, by in imported(folder).items()
+        if not {canonical(name) for name in distributions.get(module, [module])} & installed
+    }
+    assert missing == {}, f"name them in pyproject.toml, among {', '.join(extras) or 'the dependencies'}"
+
+
+def test_what_the_product_needs_somebody_imports() -> None:
+    distributions = packages_distributions()
+    used = {
+        canonical(name)
+        for folder in packages()
+        for module in imported(folder)
+        for name in distributions.get(module, [module])
+    }
+    declared = set(needed([*PROJECT["dependencies"], *(f"motet[{name}]" for name in EXTRAS if name != "dev")]))
+    assert declared - used - BROUGHT_BY_NAME.keys() == set()
