@@ -3,7 +3,7 @@
 The gateway is the real process; behind it a cluster in miniature over real gRPC, in a process of its own, answers with
 16 tokens in 16 steps that 16 requests share. The echo is a real uvicorn too. The load comes from this process, over
 kept-alive connections. What a key costs is measured in this process: reading the head of a request and finding out who
-asks, with a key among ten thousand and without.
+asks, with a key among ten thousand and without; and refusing one whose secret is wrong, against one that nobody has.
 
     python -m benchmarks.gateway [--requests 400] [--pairs 8] [--json]
 """
@@ -41,6 +41,10 @@ PACED_REQUESTS_PER_SECOND = 200
 CPU_BUDGET_US = 800
 AUTH_BUDGET_US = 15
 AUTH_KEYS, AUTH_REQUESTS = 10_000, 10_000
+REFUSED_BUDGET_US = 100
+"""So that 10,000 wrong keys a second leave time for others."""
+REFUSED_APART = 0.1
+"""Of the time that refusing takes: who asks over a network sees no less than that."""
 LATENCY_BUDGET_MS = 5
 READY_SECONDS = 60
 
@@ -240,9 +244,10 @@ class Head:
 
 
 class WhoAsks:
-    """Measures microseconds of CPU time per request that it takes to read its head and to find out who asks."""
+    """Measures microseconds of CPU time per request that it takes to read its head and to find out who asks, or to
+    `send` that nobody knows."""
 
-    def __init__(self, access: "Access", authorization: bytes) -> None:
+    def __init__(self, access: "Access", key: keys.Written | None, send: "Send | None" = None) -> None:
         from prometheus_client import CollectorRegistry
 
         from motet_gateway.identity.authentication import Authentication
@@ -250,6 +255,8 @@ class WhoAsks:
         from motet_gateway.middleware import RequestContext
 
         self._app = RequestContext(Authentication(_nothing, access, Metrics(CollectorRegistry())))
+        self._send = send or _unsent
+        authorization = b"authorization: Bearer %s\r\n" % str(key).encode() if key is not None else b""
         self._head = (
             b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:8000\r\naccept: application/json\r\n"
             b"accept-encoding: gzip, deflate\r\nuser-agent: OpenAI/Python\r\ncontent-type: application/json\r\n"
@@ -262,7 +269,7 @@ class WhoAsks:
             head = Head()
             httptools.HttpRequestParser(head).feed_data(self._head)
             scope = {"type": "http", "path": "/v1/chat/completions", "headers": head.headers}
-            await self._app(scope, _never, _unsent)
+            await self._app(scope, _never, self._send)
         return (time.process_time() - before) / AUTH_REQUESTS * 1e6
 
 
@@ -275,6 +282,11 @@ async def _never() -> "Message":
 
 async def _unsent(message: "Message") -> None:
     raise RuntimeError(f"a key was refused: {message}")
+
+
+async def _refused(message: "Message") -> None:
+    if message.get("status", 401) != 401:
+        raise RuntimeError(f"a wrong key was not refused: {message}")
 
 
 class ManyKeys:
@@ -295,25 +307,34 @@ class ManyKeys:
     async def close(self) -> None: ...
 
 
-async def measure_key(pairs: int) -> Result:
+async def measure_keys(pairs: int) -> list[Result]:
     from motet_gateway.identity.access import Access
     from motet_gateway.identity.sources import NoKeys
     from motet_gateway.settings import Settings
 
     many = ManyKeys()
-    guarded = Access(Settings(auth="keys"), many, gone=lambda _key, _why: None)
-    open_ = Access(Settings(), NoKeys(), gone=lambda _key, _why: None)
+    guarded = Access(Settings(auth="keys"), many, gone=lambda _: None)
+    open_ = Access(Settings(), NoKeys(), gone=lambda _: None)
     for access in (guarded, open_):
         await access.begin()
-    with_key, without = WhoAsks(guarded, b"authorization: Bearer %s\r\n" % str(many.one).encode()), WhoAsks(open_, b"")
-    for side in (with_key, without):
+    with_key, without = WhoAsks(guarded, many.one), WhoAsks(open_, None)
+    wrong = WhoAsks(guarded, keys.Written(many.one.id, keys.made().secret), _refused)
+    unknown = WhoAsks(guarded, keys.made(), _refused)
+    for side in (with_key, without, wrong, unknown):
         await side()  # warm
-    found = await alternate(with_key, without, pairs=pairs)
-    print(f"reading a head and who asks, with a key against without: {found}")
-    more = found.difference
-    baseline = "no key is needed"
-    target = f"≤ {AUTH_BUDGET_US}"
-    return Result("gateway_auth_us", more, "µs", target, more <= AUTH_BUDGET_US, baseline, found)
+    asked = await alternate(with_key, without, pairs=pairs)
+    print(f"reading a head and who asks, with a key against without: {asked}")
+    refused = await alternate(wrong, unknown, pairs=pairs)
+    print(f"refusing a wrong secret of a key that there is against a key that nobody has: {refused}")
+    more, cost, apart = asked.difference, percentile(refused.a, 0.5), abs(refused.ratio - 1)
+    budget, cost_budget = f"≤ {AUTH_BUDGET_US}", f"≤ {REFUSED_BUDGET_US}"
+    between = f"{1 - REFUSED_APART:g} … {1 + REFUSED_APART:g}"
+    nobodys = "an id that nobody has"
+    return [
+        Result("gateway_auth_us", more, "µs", budget, more <= AUTH_BUDGET_US, "no key is needed", asked),
+        Result("gateway_refused_us", cost, "µs", cost_budget, cost <= REFUSED_BUDGET_US),
+        Result("gateway_refused_known_id", refused.ratio, "×", between, apart <= REFUSED_APART, nobodys, refused),
+    ]
 
 
 async def measure(requests: int, pairs: int) -> list[Result]:
@@ -346,7 +367,7 @@ async def measure(requests: int, pairs: int) -> list[Result]:
         stream = await alternate(CpuPerRequest(processes[0], streamed, requests), bare, pairs=pairs, own=processes)
         print(f"streams of {TOKENS} events, against echo: {stream}")
         latencies = await paced(port, 5)
-        return [*results(plain, stream, latencies), await measure_key(pairs)]
+        return [*results(plain, stream, latencies), *await measure_keys(pairs)]
 
 
 def results(plain: Pairs, stream: Pairs, latencies: list[float]) -> list[Result]:

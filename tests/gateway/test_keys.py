@@ -215,6 +215,38 @@ async def test_wrong_keys_are_all_answered_alike_and_the_rest_goes_on(cluster: M
         assert count == len(wrong)
 
 
+async def test_as_many_wrong_keys_as_come_keep_nobody_else_out(cluster: MiniCluster, kept: Kept) -> None:
+    """On connections of their own, one behind the other without waiting for an answer."""
+    key, made = kept.make("acme"), keys.made()
+    known = keys.Written(id_of(key), made.secret)
+    refused, ended = 0, False
+
+    async def flood(served: Served, wrong: keys.Written) -> None:
+        nonlocal refused
+        port = int(served.url.rpartition(":")[2])
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        one = f"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {wrong}\r\n\r\n".encode()
+        while not ended:
+            writer.write(one * 50)
+            for _ in range(50):
+                assert (await reader.readuntil(b"}}")).startswith(b"HTTP/1.1 401 ")
+                refused += 1
+        writer.close()
+
+    async with with_keys(cluster, kept) as served, asyncio.timeout(PATIENCE_S):
+        flooding = [asyncio.create_task(flood(served, wrong)) for wrong in (made, known) * 4]
+        await eventually(lambda: refused > 100)
+        for _ in range(20):
+            before = refused
+            answer = await ask(served, key)
+            assert answer.status_code == 200
+            assert refused > before, "they came meanwhile"
+        ended = True
+        await asyncio.gather(*flooding)
+        count = served.registry.get_sample_value("motet_refused_callers_total", {"code": "invalid_api_key"})
+        assert count == refused
+
+
 async def test_an_expired_key_says_so_to_its_owner(cluster: MiniCluster, kept: Kept) -> None:
     key = kept.make("acme", expires_in=-1)
     async with with_keys(cluster, kept) as served:
