@@ -123,7 +123,7 @@ FAMILIES = (
     Family(
         "benchmarks",
         "a short run of each benchmark",
-        ("tests/benchmarks/",),
+        ("tests/benchmarks/test_runs.py",),
         (*HELPERS, *THE_PRODUCT, "benchmarks/"),
     ),
 )
