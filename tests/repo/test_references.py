@@ -3,26 +3,19 @@
 import re
 from pathlib import Path
 
-from tests.repo.tree import ROOT, tracked, tracked_text
+from tests.repo.tree import ROOT, tracked, written_text
 
 ELSEWHERE = re.compile(
     r"\bDESIGN\b|\bthe design (?:says|promises|asks)\b|\bmechanisms \d|(?<!%)\bC[1-9]\b|shared/reference"
 )
 """A design that is not published, its chapters, and its numbered decisions."""
-WRITTEN = {".py", ".pyi", ".proto", ".md", ".yaml", ".tpl", ".txt", ".toml", ".sh", ""}
-"""Suffixes of what people write, Makefile and Dockerfiles too. The others are data: C1 is a token of the model."""
 A_PAGE = re.compile(r"\w[\w./-]*\.md\b")
 MADE_UP = {"page.md", "docs/x.md", "readme.md"}
 """Pages that tests make for themselves."""
 
 
 def texts() -> dict[str, str]:
-    """Of all files but this one, from the root."""
-    return {
-        path.relative_to(ROOT).as_posix(): text
-        for path, text in tracked_text()
-        if path.suffix in WRITTEN and path != Path(__file__)
-    }
+    return {path: text for path, text in written_text().items() if ROOT / path != Path(__file__)}
 
 
 def test_no_document_that_lies_elsewhere_is_named() -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 GENERATED_API = ROOT / "services" / "common" / "motet" / "api" / "v1"
+WRITTEN = {".py", ".pyi", ".proto", ".md", ".yaml", ".tpl", ".txt", ".toml", ".sh", ""}
+"""Suffixes of what people write, Makefile and Dockerfiles too; the others are data."""
 
 
 def pyproject() -> dict[str, Any]:
@@ -33,3 +35,8 @@ def tracked_text() -> list[tuple[Path, str]]:
         if b"\0" not in data:
             found.append((path, data.decode()))
     return found
+
+
+def written_text() -> dict[str, str]:
+    """Of what people write, by its path from the root."""
+    return {path.relative_to(ROOT).as_posix(): text for path, text in tracked_text() if path.suffix in WRITTEN}

@@ -1,0 +1,55 @@
+"""Ids of mechanisms, such as those in parentheses at the end of a docstring, can be looked up in docs/mechanisms.md."""
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import DOCS
+from tests.repo.tree import ROOT, written_text
+
+PAGE = DOCS / "mechanisms.md"
+ID = r"\b[A-Z][A-Z0-9]-\d\d[a-z]?\b"
+LINE = re.compile(rf"^\| ({ID}) \|(.*)\|$", re.MULTILINE)
+LINK = re.compile(r"\]\(\.\./([^)#]+)\)")
+CODE = ("services/", "kernels/", "operator/", "cli/")
+
+LINES = LINE.findall(PAGE.read_text())
+
+
+def used() -> dict[str, set[str]]:
+    """The files that name it, by id."""
+    found: dict[str, set[str]] = {}
+    for path, text in written_text().items():
+        if ROOT / path not in (PAGE, Path(__file__)):
+            for mechanism in re.findall(ID, text):
+                found.setdefault(mechanism, set()).add(path)
+    return found
+
+
+def test_an_id_that_is_used_has_one_line_and_no_other_has() -> None:
+    lines = Counter(mechanism for mechanism, _ in LINES)
+    assert lines == Counter(used().keys())
+
+
+def test_no_id_is_left_out_by_naming_its_neighbours() -> None:
+    ranges = re.compile(rf"{ID}(?: to |\.\.+| ?[–—] ?){ID}")
+    assert {path: found for path, text in written_text().items() if (found := ranges.findall(text))} == {}
+
+
+@pytest.mark.parametrize(("mechanism", "line"), LINES, ids=[mechanism for mechanism, _ in LINES])
+def test_a_line_says_what_it_is_and_links_to_code_that_names_it(mechanism: str, line: str) -> None:
+    what, section, where = (cell.strip() for cell in line.split("|"))
+    links = LINK.findall(where)
+    assert what.endswith(".")
+    assert section
+    assert links
+    for link in links:
+        assert link.startswith(CODE), link
+        assert re.search(rf"\b{mechanism}\b", (ROOT / link).read_text()), f"{link} does not name {mechanism}"
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/architecture.md"])
+def test_the_page_is_found(page: str) -> None:
+    assert "mechanisms.md)" in (ROOT / page).read_text()
