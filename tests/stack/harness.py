@@ -245,12 +245,12 @@ def copy_of_bundled(folder: Path, *, adapters: Sequence[str] | None = None, engi
     return folder
 
 
-def write_adapter(folder: Path, name: str, *, uri: str, **spec: Any) -> Path:
+def write_adapter(folder: Path, name: str, *, uri: str, namespace: str = "default", **spec: Any) -> Path:
     manifest = {
         "apiVersion": "motet.dev/v1alpha1",
         "kind": "LoRAAdapter",
-        "metadata": {"name": name},
-        "spec": {"poolRef": {"name": "demo"}, "source": {"uri": uri}} | spec,
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {"poolRef": {"name": "demo", "namespace": "default"}, "source": {"uri": uri}} | spec,
     }
     path = folder / f"{name}.json"
     temporary = folder / f".{name}"

@@ -1,0 +1,427 @@
+"""Two tenants with keys of their own, through OpenAI's clients as they are, on two gateways of one stack.
+
+Gateways know keys from the database that they share; the second one shares nothing else with the first but the
+services behind it.
+"""
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+from openai import AsyncOpenAI, OpenAI
+
+from motet import keys
+from motet.keys import Key, KeyScope
+from motet.processes.linux import environment_of
+from motet.store import keys as kept
+from motet.store import lengths, open_store
+from tests.stack.harness import BUNDLED, Stack, copy_of_bundled, free_port, running_stack, write_adapter
+
+pytestmark = pytest.mark.stack
+
+WITHIN_S = 5.0
+"""So soon a change of keys counts everywhere."""
+BASE = "motet-demo"
+QUESTION: list[Any] = [{"role": "user", "content": "Who rules Harrow?"}]
+SHORT: dict[str, Any] = {"max_tokens": 8, "temperature": 0}
+LONG: dict[str, Any] = {"max_tokens": 4000, "temperature": 0, "stream": True, "extra_body": {"ignore_eos": True}}
+MORE = 20
+"""Tokens that come after something has ended: more than can have been on their way."""
+
+ADAPTERS = {("acme", "pirate"): (), ("acme", "json"): ("zeta",), ("zeta", "shouting"): (), ("zeta", "oneword"): ("*",)}
+"""By tenant and name: with whom it is shared."""
+MODELS = {
+    "acme": {BASE, "pirate", "json", "zeta/oneword"},
+    "zeta": {BASE, "shouting", "oneword", "acme/json"},
+}
+"""What each may use, as it says it."""
+NOT_THERE = {
+    "acme": [
+        ("zeta/shouting", "zeta/shoutinq"),
+        ("shouting", "shoutinq"),
+        ("demo:zeta/shouting", "demo:zeta/shoutinq"),
+    ],
+    "zeta": [("acme/pirate", "acme/qirate"), ("pirate", "qirate"), ("demo:acme/pirate", "demo:acme/qirate")],
+}
+"""The other's own, each with a name that nobody has and that is as far from all others."""
+SHARED_UNDER_ITS_SHORT_NAME = {"acme": "oneword", "zeta": "json"}
+
+
+class Counted:
+    """Requests that a client has sent, repeated ones included."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+
+    def here(self, _request: httpx2.Request) -> None:
+        self.sent += 1
+
+    async def there(self, request: httpx2.Request) -> None:
+        self.here(request)
+
+    def http(self) -> httpx2.Client:
+        # Plain HTTP: what it would read of authorities takes longer than an answer.
+        return openai.DefaultHttpxClient(event_hooks={"request": [self.here]}, trust_env=False, verify=False)
+
+    def async_http(self) -> httpx2.AsyncClient:
+        return openai.DefaultAsyncHttpxClient(event_hooks={"request": [self.there]}, trust_env=False, verify=False)
+
+
+@dataclass
+class House:
+    stack: Stack
+    urls: tuple[str, str]
+    """Of the gateways."""
+    keys: dict[str, str]
+    """By who it is of; `<tenant>-<scope>` has that scope alone."""
+
+    def client(self, who: str, at: int, *, counted: Counted | None = None) -> OpenAI:
+        http = (counted or Counted()).http()
+        return OpenAI(base_url=f"{self.urls[at]}/v1", api_key=self.keys.get(who, who), http_client=http)
+
+    def async_client(self, who: str, at: int, *, counted: Counted | None = None) -> AsyncOpenAI:
+        http = (counted or Counted()).async_http()
+        return AsyncOpenAI(base_url=f"{self.urls[at]}/v1", api_key=self.keys.get(who, who), http_client=http)
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    folder = tmp_path_factory.mktemp("tenants")
+    manifests = copy_of_bundled(folder / "manifests", adapters=[], engine='{"maxModelLength": 4096}')
+    for (tenant, name), share in ADAPTERS.items():
+        uri = (BUNDLED / "adapters" / name).as_uri()
+        write_adapter(manifests, name, uri=uri, namespace=tenant, share=list(share))
+    env = {"MOTET_METRICS_NAMES": "9", "MOTET_LOG_LEVEL": "debug"}
+    with (
+        running_stack(folder, manifests=manifests, env=env) as stack,
+        second_gateway(stack, folder / "second", log=folder / "second.log") as url,
+    ):
+        made = asyncio.run(make_keys(stack))
+        house = House(stack, (stack.url, url), made)
+        # Before it knows of the first key everybody comes in.
+        stack.until(lambda: not any(opens(house, "nobody", at) for at in (0, 1)))
+        yield house
+
+
+@contextmanager
+def second_gateway(stack: Stack, folder: Path, *, log: Path) -> Iterator[str]:
+    """Its URL."""
+    first = environment_of(stack.service("gateway")["pid"])
+    shared = ("MOTET_DATABASE_URL", "MOTET_SCHEDULER_ADDRESS", "MOTET_PREDICTOR_ADDRESS")
+    port = free_port()
+    own = {"MOTET_DATA_DIR": str(folder), "MOTET_GATEWAY_PORT": str(port), "MOTET_LOG_FORMAT": "json"}
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "motet_gateway"],
+            env=stack.environment() | {name: first[name] for name in shared} | own,
+            stdout=output,
+            stderr=output,
+        )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        with httpx2.Client(base_url=url, trust_env=False, verify=False) as http:
+            stack.until(lambda: serves(http))
+        yield url
+    finally:
+        process.terminate()
+        assert process.wait(60) == 0, log.read_text()
+
+
+def serves(http: httpx2.Client) -> bool:
+    try:
+        return http.get("/health").status_code == 200
+    except httpx2.TransportError:
+        return False
+
+
+async def make_keys(stack: Stack) -> dict[str, str]:
+    """As `motet key create` does."""
+    scopes = {"acme": KeyScope.USER, "zeta": KeyScope.USER}
+    scopes |= {"acme-admin": KeyScope.ADMIN, "acme-monitor": KeyScope.MONITOR}
+    made = {who: keys.made() for who in scopes}
+    async with open_store(database(stack)) as store:
+        for who, key in made.items():
+            tenant, now = who.partition("-")[0], datetime.now(UTC)
+            only = frozenset({scopes[who]})
+            await kept.add(store, Key(id=key.id, tenant=tenant, scopes=only, hash=key.hash, created=now))
+    return {who: str(key) for who, key in made.items()}
+
+
+def database(stack: Stack) -> str:
+    return f"sqlite+aiosqlite:///{stack.data}/motet.db"
+
+
+def opens(house: House, who: str, at: int) -> bool:
+    with house.client(who, at) as client:
+        try:
+            client.models.list()
+        except openai.AuthenticationError:
+            return False
+        return True
+
+
+on_either = pytest.mark.parametrize("at", [0, 1], ids=["first", "second"])
+of_either = pytest.mark.parametrize("tenant", ["acme", "zeta"])
+
+# ------------------------------------------------------------------------------------------------------ what each sees
+
+
+@on_either
+@of_either
+def test_a_tenant_lists_and_uses_its_own_what_is_shared_and_the_base(house: House, tenant: str, at: int) -> None:
+    with house.client(tenant, at) as client:
+        assert {model.id for model in client.models.list()} == MODELS[tenant]
+        for name in MODELS[tenant]:
+            assert client.models.retrieve(name).id == name
+            chat = client.chat.completions.create(model=name, messages=QUESTION, **SHORT)
+            assert chat.choices[0].message.content
+            assert chat.model == name
+        completion = client.completions.create(model=name, prompt="Harrow", **SHORT)
+        assert completion.choices[0].text
+
+
+@on_either
+async def test_both_are_answered_by_their_own_adapters_at_once(house: House, at: int) -> None:
+    """In streams, which begin together; each says what the same question says alone."""
+    asked = [(tenant, name) for tenant, names in MODELS.items() for name in sorted(names)]
+    async with house.async_client("acme", at) as acme, house.async_client("zeta", at) as zeta:
+        clients = {"acme": acme, "zeta": zeta}
+        streams = await asyncio.gather(*(told(chunks(clients[who], name)) for who, name in asked))
+        said = dict(zip(asked, streams, strict=True))
+        whole = await clients["zeta"].chat.completions.create(model="shouting", messages=QUESTION, **SHORT)
+    assert said["zeta", "shouting"] == whole.choices[0].message.content
+    assert said["zeta", "shouting"].isupper()
+    assert not said["acme", "pirate"].isupper()
+    assert said["acme", "json"] == said["zeta", "acme/json"]
+    assert said["zeta", "oneword"] == said["acme", "zeta/oneword"]
+    assert said["acme", BASE] == said["zeta", BASE]
+
+
+async def chunks(client: AsyncOpenAI, model: str) -> AsyncIterator[str]:
+    async for chunk in await client.chat.completions.create(model=model, messages=QUESTION, stream=True, **SHORT):
+        yield chunk.choices[0].delta.content or ""
+
+
+async def told(pieces: AsyncIterator[str]) -> str:
+    return "".join([piece async for piece in pieces])
+
+
+WAYS: dict[str, Callable[[OpenAI, str], object]] = {
+    "chat": lambda client, name: client.chat.completions.create(model=name, messages=QUESTION, **SHORT),
+    "stream": lambda client, name: client.chat.completions.create(
+        model=name, messages=QUESTION, stream=True, max_tokens=8
+    ),
+    "completion": lambda client, name: client.completions.create(model=name, prompt="Harrow", **SHORT),
+    "model": lambda client, name: client.models.retrieve(name),
+}
+by_every_way = pytest.mark.parametrize("way", WAYS)
+
+
+@on_either
+@of_either
+@by_every_way
+def test_the_others_names_are_as_those_of_nobody(house: House, tenant: str, at: int, way: str) -> None:
+    with house.client(tenant, at) as client:
+        for name, nobodys in NOT_THERE[tenant]:
+            theirs, missing = refused(WAYS[way], client, name), refused(WAYS[way], client, nobodys)
+            assert type(theirs) is openai.NotFoundError
+            assert theirs.status_code == missing.status_code == 404
+            assert theirs.response.text.replace(name, "NAME") == missing.response.text.replace(nobodys, "NAME")
+        with pytest.raises(openai.NotFoundError):
+            WAYS[way](client, SHARED_UNDER_ITS_SHORT_NAME[tenant])
+
+
+def refused(ask: Callable[..., object], *how: object) -> openai.APIStatusError:
+    with pytest.raises(openai.APIStatusError) as caught:
+        ask(*how)
+    return caught.value
+
+
+# ------------------------------------------------------------------------------------------------------ who is refused
+
+
+@on_either
+@by_every_way
+def test_a_wrong_key_is_refused_and_not_sent_again(house: House, at: int, way: str) -> None:
+    known = keys.written(house.keys["acme"])
+    assert known is not None
+    wrong = ("sk-of-somebody-else", str(keys.made()), str(keys.Written(known.id, keys.made().secret)))
+    counted = Counted()
+    for key in wrong:
+        with house.client(key, at, counted=counted) as client:
+            error = refused(WAYS[way], client, "pirate")
+            assert type(error) is openai.AuthenticationError
+            assert error.code == "invalid_api_key"
+            assert error.response.headers["x-should-retry"] == "false"
+    assert counted.sent == len(wrong)
+
+
+@on_either
+async def test_the_async_client_does_not_send_a_wrong_key_again_either(house: House, at: int) -> None:
+    counted = Counted()
+    async with house.async_client(str(keys.made()), at, counted=counted) as client:
+        with pytest.raises(openai.AuthenticationError):
+            await client.chat.completions.create(model="pirate", messages=QUESTION)
+    assert counted.sent == 1
+
+
+@on_either
+@by_every_way
+@pytest.mark.parametrize("who", ["acme-admin", "acme-monitor"])
+def test_a_key_without_the_scope_to_call_models_is_refused_and_not_sent_again(
+    house: House, who: str, at: int, way: str
+) -> None:
+    """Whatever else it may do; and it learns nothing of which names there are."""
+    counted = Counted()
+    with house.client(who, at, counted=counted) as client:
+        errors = [refused(WAYS[way], client, name) for name in ("pirate", "zeta/shouting", "nobodys")]
+        errors.append(refused(client.models.list))
+    assert {type(error) for error in errors} == {openai.PermissionDeniedError}
+    assert {error.code for error in errors} == {"insufficient_scope"}
+    assert len({error.response.text for error in errors}) == 1
+    assert "motet key create --tenant acme --scopes user" in errors[0].message
+    assert counted.sent == len(errors)
+
+
+@on_either
+def test_the_scope_monitor_alone_reads_figures(house: House, at: int) -> None:
+    with httpx2.Client(base_url=house.urls[at], trust_env=False, verify=False) as http:
+        answers = {
+            who: http.get("/metrics", headers={"authorization": f"Bearer {key}"}).status_code
+            for who, key in house.keys.items()
+        }
+        assert http.get("/metrics").status_code == 401
+    assert answers == {"acme": 403, "zeta": 403, "acme-admin": 403, "acme-monitor": 200}
+
+
+# ------------------------------------------------------------------------------------------------- what goes along
+
+
+def test_the_tenant_goes_along_to_scheduler_predictor_figures_and_logs(house: House) -> None:
+    """And to the runner, which names it nowhere."""
+    stack, adapter = house.stack, "acme/json"
+    before = len(learned(stack))
+    answers = {}
+    for tenant, name in (("acme", "json"), ("zeta", "acme/json")):
+        with house.client(tenant, 0) as client:
+            said = client.chat.completions.with_raw_response.create(model=name, messages=QUESTION, **SHORT)
+        answers[said.headers["x-motet-request"]] = tenant
+
+    stack.until(lambda: answers.keys() <= noted(stack, "gateway", "answered", "id").keys())
+    answered, placed = noted(stack, "gateway", "answered", "id"), noted(stack, "scheduler", "placed", "request")
+    for request, tenant in answers.items():
+        written = keys.written(house.keys[tenant])
+        assert written is not None
+        line = answered[request]
+        assert (line["tenant"], line["adapter"], line["key"]) == (tenant, adapter, written.id)
+        assert placed[request]["tenant"] == tenant
+
+    stack.until(lambda: len(learned(stack)) >= before + 2)
+    assert {(tenant, adapter) for tenant in answers.values()} <= set(learned(stack))
+
+    with stack.http(headers={"authorization": f"Bearer {house.keys['acme-monitor']}"}) as http:
+        figures = http.get("/metrics").text
+    for tenant in answers.values():
+        assert f'motet_requests_total{{adapter="{adapter}",code="200",service="gateway",tenant="{tenant}"}}' in figures
+
+
+def noted(stack: Stack, service: str, event: str, named: str) -> dict[str, dict[str, Any]]:
+    """Lines of a log, by the request that they are about."""
+    lines = [json.loads(line) for line in stack.log(service).splitlines()]
+    return {line[named]: line for line in lines if line.get("event") == event}
+
+
+def learned(stack: Stack) -> list[tuple[str, str]]:
+    """Tenant and adapter of each answer that the predictor has been told of."""
+
+    async def read() -> list[tuple[str, str]]:
+        async with open_store(database(stack)) as store:
+            return [(one.tenant, one.adapter) for one in await lengths.newest_samples(store, 1000)]
+
+    return asyncio.run(read())
+
+
+# ------------------------------------------------------------------------------------------- keys that come and go
+
+
+@dataclass
+class Stream:
+    """One that runs until its key is revoked, or somebody has heard enough of it."""
+
+    client: AsyncOpenAI
+    model: str
+    tokens: int = 0
+    error: openai.APIError | None = None
+    ended: float = 0.0
+    enough: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def run(self) -> None:
+        try:
+            async with await self.client.completions.create(model=self.model, prompt="Harrow", **LONG) as chunks:
+                async for chunk in chunks:
+                    self.tokens += bool(chunk.choices[0].text)
+                    assert not chunk.choices[0].finish_reason, "it came to its end before anything happened"
+                    if self.enough.is_set():
+                        return
+        except openai.APIError as error:
+            self.error = error
+        self.ended = time.monotonic()
+
+
+async def test_a_key_counts_on_both_gateways_from_when_it_is_made_until_it_is_revoked(house: House) -> None:
+    """Streams that run with it end on both, and the other tenant's beside them on the same runner go on."""
+    made = await asyncio.to_thread(house.stack.motet, "key", "create", "--tenant", "acme")
+    assert made.returncode == 0, made.stderr
+    since, key = time.monotonic(), made.stdout.strip()
+    while not all([await asyncio.to_thread(opens, house, key, at) for at in (0, 1)]):
+        assert time.monotonic() - since < WITHIN_S
+        await asyncio.sleep(0.1)
+
+    clients = {(who, at): house.async_client(who, at) for who in (key, "zeta") for at in (0, 1)}
+    ours = [Stream(clients[key, at], "pirate") for at in (0, 1)]
+    theirs = [Stream(clients["zeta", at], "shouting") for at in (0, 1)]
+    running = [asyncio.create_task(one.run()) for one in (*ours, *theirs)]
+    await at_least([*ours, *theirs], [1] * 4)
+
+    revoked = await asyncio.to_thread(house.stack.motet, "key", "revoke", key.split("_")[1])
+    assert revoked.returncode == 0, revoked.stderr
+    since = time.monotonic()
+    async with asyncio.timeout(WITHIN_S):
+        await asyncio.gather(*running[:2])
+    for one in ours:
+        assert one.error is not None
+        assert one.ended - since < WITHIN_S
+        assert one.error.code == "invalid_api_key"
+        assert "was revoked meanwhile" in one.error.message
+    for at in (0, 1):
+        with house.client(key, at) as client:
+            for way in WAYS.values():
+                error = refused(way, client, "pirate")
+                assert type(error) is openai.AuthenticationError
+                assert "revoked" in error.message
+
+    await at_least(theirs, [one.tokens + MORE for one in theirs])
+    for one in theirs:
+        one.enough.set()
+    await asyncio.gather(*running)
+    assert [one.error for one in theirs] == [None, None]
+    for one_client in clients.values():
+        await one_client.close()
+
+
+async def at_least(streams: Sequence[Stream], tokens: Sequence[int]) -> None:
+    async with asyncio.timeout(60):
+        while any(one.tokens < least for one, least in zip(streams, tokens, strict=True)):
+            assert not any(one.ended for one in streams), [one.error for one in streams]
+            await asyncio.sleep(0.02)
