@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import itertools
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -63,7 +64,7 @@ def an_hour_passes(served: Served) -> None:
 
 
 def is_shut(served: Served, key: str) -> bool:
-    return bool(served.gateway.access.refused_because(id_of(key)))
+    return bool(served.gateway.access.keyring.refused_because(id_of(key), datetime.now(UTC)))
 
 
 async def read_again(kept: Kept) -> None:
@@ -363,9 +364,22 @@ async def test_a_whole_answer_whose_key_is_revoked_is_a_401(cluster: MiniCluster
         assert "was revoked" in error_of(answer)["message"]
 
 
+def revoked(key: Key) -> Key:
+    return dataclasses.replace(key, revoked=datetime.now(UTC))
+
+
+def of_another_tenant(key: Key) -> Key:
+    return dataclasses.replace(key, tenant="zeta")
+
+
+def of_another_secret(key: Key) -> Key:
+    return dataclasses.replace(key, hash=keys.made().hash)
+
+
 @pytest.mark.parametrize("path", [COMPLETIONS, "/tokenize", "/detokenize"])
-async def test_a_key_that_is_revoked_while_its_body_comes_gets_no_answer(
-    cluster: MiniCluster, kept: Kept, path: str
+@pytest.mark.parametrize("change", [revoked, of_another_tenant, of_another_secret])
+async def test_a_key_that_opens_no_more_once_its_body_is_here_gets_no_answer(
+    cluster: MiniCluster, kept: Kept, path: str, change: Callable[[Key], Key]
 ) -> None:
     key = kept.make("acme")
     async with with_keys(cluster, kept) as served:
@@ -379,7 +393,9 @@ async def test_a_key_that_is_revoked_while_its_body_comes_gets_no_answer(
         headers = bearer(key) | {"content-type": "application/json"}
         waiting = asyncio.create_task(served.http.post(path, content=body(), headers=headers))
         await eventually(served.gateway.access.keyring.take_used)
-        kept.revoke(key)
+        kept.keys[id_of(key)] = change(kept.keys[id_of(key)])
+        await read_again(kept)
+        kept.make("acme")  # also when there is other news since
         await read_again(kept)
         read_on.set()
         assert (await waiting).status_code == 401

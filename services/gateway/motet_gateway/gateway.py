@@ -29,8 +29,8 @@ class UnderWay(Protocol):
     """An answer that is being given."""
 
     @property
-    def key(self) -> str:
-        """The id of the API key that asked for it; empty: none did."""
+    def caller(self) -> Caller:
+        """Who asked for it."""
 
     def abort(self, error: MotetError) -> None: ...
 
@@ -111,7 +111,7 @@ class Gateway:
         """Count `answer` as under way."""
         self._answers.add(answer)
         self._idle.clear()
-        if answer.key and (why := self.access.refused_because(answer.key)):  # since its body came
+        if why := self.access.ended_because(answer.caller):  # since its body came
             answer.abort(_ended(why))
         try:
             yield
@@ -122,7 +122,7 @@ class Gateway:
 
     def _keys_gone(self, gone: Mapping[str, str]) -> None:
         for answer in list(self._answers):
-            if why := gone.get(answer.key):
+            if why := gone.get(answer.caller.key):
                 answer.abort(_ended(why))
 
     @property

@@ -225,6 +225,25 @@ def test_keys_that_have_not_changed_are_not_looked_at_again(ring: Ring, monkeypa
     assert set(looked) == {made[7].id, made[0].id}
 
 
+def test_what_a_key_has_begun_ends_once_it_means_something_else(ring: Ring) -> None:
+    """However often keys are read meanwhile."""
+    made = {change: ring.make("acme") for change in ("nothing", "tenant", "hash", "expires", "revoked", "read anew")}
+    ring.read()
+    began = {change: ring.open(one) for change, one in made.items()}
+    changes = {"tenant": "zeta", "hash": keys.made().hash, "expires": NOW + timedelta(seconds=9), "revoked": NOW}
+    for change, value in changes.items():
+        ring.keys[made[change].id] = replace(ring.keys[made[change].id], **{change: value})
+    ring.ring.change([ring.keys[made["read anew"].id]], [], now=NOW, at=1)
+    for _ in range(2):
+        ring.read(after=2)
+    said = {change: ring.ring.ended_because(caller, NOW) for change, caller in began.items()}
+    assert {change: why for change, why in said.items() if why} == {
+        "tenant": "changed",
+        "hash": "changed",
+        "revoked": "revoked",
+    }
+
+
 def test_why_a_key_does_not_open_is_the_same_whoever_asks(ring: Ring) -> None:
     expired, revoked = ring.make("acme", expires=NOW), ring.make("acme", revoked=NOW)
     ring.read()

@@ -108,8 +108,8 @@ class Answer(Response):
             self._account(code)
 
     @property
-    def key(self) -> str:
-        return self._caller.key
+    def caller(self) -> Caller:
+        return self._caller
 
     def abort(self, error: MotetError) -> None:
         """End it from outside, with an error that the client sees."""

@@ -114,9 +114,9 @@ class Access:
             raise StoreUnavailable("Whether API keys are needed cannot be said now: their store does not answer.")
         return self._required
 
-    def refused_because(self, key: str) -> str:
-        """Why the key of that id does not open; empty: it does."""
-        return self.keyring.refused_because(key, self._today())
+    def ended_because(self, caller: Caller) -> str:
+        """Why what that caller has begun does not go on; empty: it does."""
+        return self.keyring.ended_because(caller, self._today()) if caller.key else ""
 
     def open(self, credential: str) -> Caller:
         """Raises NotAuthenticated, or StoreUnavailable when nobody can say."""

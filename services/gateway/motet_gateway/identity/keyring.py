@@ -25,7 +25,7 @@ class Keyring:
         self._gone = gone
         self._keys: dict[str, Key] = {}
         self._callers: dict[str, Caller] = {}
-        """One for each key, whether it opens or not."""
+        """One for each key, whether it opens or not; another one once the key means something else."""
         self._opened: set[str] = set()
         """The ids of those that opened when they were last looked at."""
         self._ends: list[tuple[datetime, str]] = []
@@ -55,7 +55,7 @@ class Keyring:
     def replace(self, keys: Iterable[Key], *, now: datetime, at: float) -> None:
         """All that there are."""
         before, self._keys = self._keys, {key.id: key for key in keys}
-        self._callers = {id_: _caller(key) for id_, key in self._keys.items()}
+        self._callers = {id_: self._caller(key, before.get(id_)) for id_, key in self._keys.items()}
         self._read_at, self._away = at, False
         self._look_at_all(now, before)
 
@@ -68,7 +68,7 @@ class Keyring:
         for key in keys:
             if (known := self._keys.get(key.id)) is not None:
                 before[key.id] = known
-            self._keys[key.id], self._callers[key.id] = key, _caller(key)
+            self._keys[key.id], self._callers[key.id] = key, self._caller(key, known)
             if key.expires is not None:
                 heappush(self._ends, (key.expires, key.id))
         self._read_at, self._away = at, False
@@ -122,6 +122,11 @@ class Keyring:
         key = self._keys.get(id_)
         return key.refused_because(now) if key is not None else "revoked"
 
+    def ended_because(self, caller: Caller, now: datetime) -> str:
+        """Why what that caller has begun does not go on; empty: it does."""
+        why = self.refused_because(caller.key, now)
+        return why or ("" if self._callers[caller.key] is caller else "changed")
+
     def take_used(self) -> set[str]:
         """The ids of those that opened since this was last asked."""
         used, self._used = self._used, set()
@@ -147,9 +152,10 @@ class Keyring:
         self._used.add(key.id)
         return self._callers[key.id]
 
-
-def _caller(key: Key) -> Caller:
-    return Caller(key.tenant, key.id, key.scopes)
+    def _caller(self, key: Key, before: Key | None) -> Caller:
+        if before is not None and _means(before) == _means(key):
+            return self._callers[key.id]
+        return Caller(key.tenant, key.id, key.scopes)
 
 
 def _means(key: Key) -> tuple[object, ...]:

@@ -22,8 +22,8 @@ from motet_gateway.tokens.text_model import TextModel
 class _Asked:
     """Under way for a moment, to hear whether its key still counts after the time that its body took."""
 
-    def __init__(self, key: str) -> None:
-        self.key = key
+    def __init__(self, caller: Caller) -> None:
+        self.caller = caller
         self.ended: MotetError | None = None
 
     def abort(self, error: MotetError) -> None:
@@ -67,7 +67,7 @@ def token_routes(gateway: Gateway) -> APIRouter:
         gateway.check_room()
         limit = gateway.settings.max_counted_bytes
         body = parse(kind, await held.read_json(request.scope, request.receive, limit=limit))
-        asked = _Asked(caller_of(request.scope).key)
+        asked = _Asked(caller_of(request.scope))
         with gateway.answering(asked):
             if asked.ended is not None:
                 raise asked.ended
