@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -28,13 +27,13 @@ class Short:
     group: int
     slots: tuple[int, ...]
     width: int
-    source: Any
+    source: torch.Tensor
     """[slots · width] the row that each place of the blocks is filled with"""
-    mask: Any
+    mask: torch.Tensor | None
     """[slots, width, 1] zero where a block is longer than its segment; None when all are full"""
-    take: Any
+    take: torch.Tensor | None
     """[rows] the places that are rows, in the order of `rows`; None when that is all of them in order"""
-    rows: Any
+    rows: torch.Tensor | slice
     """[rows] where they are added, or a slice when the rows lie together"""
     whole: slice | None
     """The rows, when they lie together in full blocks: then neither `source` nor `take` is needed"""
@@ -46,7 +45,7 @@ class Batch:
     short: list[Short] = field(default_factory=list)
 
 
-def lay_out(segments: Sequence[Segment], device: Any = "cpu") -> Batch:
+def lay_out(segments: Sequence[Segment], device: torch.device | str = "cpu") -> Batch:
     """Group rows by adapter. Segments may come in any order; those of one slot are joined where they touch.
 
     Rows that no segment names take part in nothing.
@@ -79,7 +78,7 @@ def _joined(segments: Sequence[Segment]) -> list[Segment]:
     return joined
 
 
-def _blocks(group: int, of_slots: dict[int, list[range]], device: Any) -> Short:
+def _blocks(group: int, of_slots: dict[int, list[range]], device: torch.device | str) -> Short:
     rows_of = {slot: [row for rows in ranges for row in rows] for slot, ranges in sorted(of_slots.items())}
     width = max(map(len, rows_of.values()))
     # Places beyond a segment repeat its own first row, never a neighbour's, and are masked.

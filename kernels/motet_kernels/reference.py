@@ -1,14 +1,18 @@
 """The oracle: one row at a time, in fp64, in the order of the formula. Slow on purpose."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+
+import torch
 
 from motet_kernels.batch import Segment
 
 
 def add_lora(
-    y: Any, x: Any, segments: Sequence[Segment], matrices: dict[tuple[int, int], tuple[Any, Any, float]]
-) -> Any:
+    y: torch.Tensor,
+    x: torch.Tensor,
+    segments: Sequence[Segment],
+    matrices: Mapping[tuple[int, int], tuple[torch.Tensor, torch.Tensor, float]],
+) -> torch.Tensor:
     """y[i] + scale · (x[i] · Aᵀ) · Bᵀ for every row i of a segment; other rows as they are.
 
     `matrices[group, slot]` is (lora_A [rank, in], lora_B [out, rank], scale): raw tensors as PEFT saves them.

@@ -4,15 +4,13 @@ The only loop is over *long* segments (`batch.LONG` rows and more: prompts, or m
 is a matrix product of its own.
 """
 
-from typing import Any
-
 import torch
 
 from motet_kernels.batch import Batch, Short
 from motet_kernels.weights import Stack, Weights
 
 
-def add_lora(y: Any, x: Any, weights: Weights, batch: Batch) -> None:
+def add_lora(y: torch.Tensor, x: torch.Tensor, weights: Weights, batch: Batch) -> None:
     for segment in batch.long:
         stack = weights.stacks[segment.group]
         if segment.slot in stack.acting:
@@ -24,7 +22,7 @@ def add_lora(y: Any, x: Any, weights: Weights, batch: Batch) -> None:
             _short(y, x, stack, short)
 
 
-def _short(y: Any, x: Any, stack: Stack, short: Short) -> None:
+def _short(y: torch.Tensor, x: torch.Tensor, stack: Stack, short: Short) -> None:
     a, b = stack.select(short.slots)
     blocks = (len(short.slots), short.width, -1)
     if short.whole is not None:  # the rows are the blocks, in place

@@ -5,8 +5,6 @@ Ranks are rounded up to a class and padded with zeros: a mixed batch costs about
 not its largest rank times its rows.
 """
 
-from typing import Any
-
 import torch
 
 RANKS = (8, 16, 32, 64, 128, 256)
@@ -36,14 +34,14 @@ class Stack:
     Both with their long side last: measured on a CPU, rows of one or two go through them up to three times as fast.
     """
 
-    def __init__(self, a: Any, b: Any) -> None:
+    def __init__(self, a: torch.Tensor, b: torch.Tensor) -> None:
         self.a = a
         self.b = b
         self.acting: set[int] = set()
         """Slots whose adapter changes this projection. The others in use are zeros."""
-        self.selection: tuple[tuple[int, ...], Any, Any] | None = None
+        self.selection: tuple[tuple[int, ...], torch.Tensor, torch.Tensor] | None = None
 
-    def write(self, slot: int, a: Any, b: Any, scale: float) -> None:
+    def write(self, slot: int, a: torch.Tensor, b: torch.Tensor, scale: float) -> None:
         """Put lora_A [rank, in] and lora_B [out, rank] into a slot."""
         rank = a.shape[0]
         self.a[slot, :rank] = a.to(self.a.dtype)
@@ -56,7 +54,7 @@ class Stack:
         self.a[slot] = 0
         self.b[slot] = 0
 
-    def select(self, slots: tuple[int, ...]) -> tuple[Any, Any]:
+    def select(self, slots: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
         """The matrices of these slots (ascending): a view if they lie together, else a copy kept until they change."""
         if slots[-1] - slots[0] == len(slots) - 1:
             return self.a[slots[0] : slots[-1] + 1], self.b[slots[0] : slots[-1] + 1]
@@ -73,7 +71,7 @@ class Weights:
     again, in copies of slots that one batch uses and that do not lie together.
     """
 
-    def __init__(self, inputs: int, outputs: int, rows: int, dtype: Any, device: Any) -> None:
+    def __init__(self, inputs: int, outputs: int, rows: int, dtype: torch.dtype, device: torch.device | str) -> None:
         self.inputs = inputs
         self.outputs = outputs
         a = torch.zeros((rows, inputs), dtype=dtype, device=device)
@@ -82,7 +80,7 @@ class Weights:
         self._written: set[int] = set()
         """Rows that may hold more than zeros: the others need no clearing."""
 
-    def write(self, group: int, slot: int, a: Any | None, b: Any | None, scale: float = 1.0) -> None:
+    def write(self, group: int, slot: int, a: torch.Tensor | None, b: torch.Tensor | None, scale: float = 1.0) -> None:
         """Put an adapter's lora_A [rank, in] and lora_B [out, rank] into its place; None where it has none."""
         self._forget_selections()
         stack, rows = self.stacks[group], rows_of((group, slot))
@@ -113,7 +111,7 @@ class Weights:
             stack.selection = None
 
 
-def _slots_of(rows: Any, rank: int) -> Any:
+def _slots_of(rows: torch.Tensor, rank: int) -> torch.Tensor:
     """[rows, width] as the stack [slots, rank, width] of a class: the same memory."""
     slots = len(rows) // rank
     return rows[: slots * rank].view(slots, rank, rows.shape[1])

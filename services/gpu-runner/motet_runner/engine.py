@@ -31,6 +31,7 @@ from motet_runner.interface import (
     EngineReport,
     Event,
     Finish,
+    Logprobs,
     NewSequence,
     OverflowAhead,
     ParkedNow,
@@ -343,7 +344,9 @@ def _warm_up_rows(assembler: Assembler, tokens: int, pages: list[int]) -> Rows:
     return assembler.assemble(Iteration([], [work]), lambda _: (0, 0))
 
 
-def _output(sequence: Sequence, index: int, token: int, logprobs: Any, finish: Finish | None) -> SequenceOutput:
+def _output(
+    sequence: Sequence, index: int, token: int, logprobs: Logprobs | None, finish: Finish | None
+) -> SequenceOutput:
     new = sequence.new
     return SequenceOutput(
         new.request, new.epoch, new.choice, index, [token], [logprobs] if logprobs is not None else [], finish

@@ -1,7 +1,6 @@
 """The bytes of a checked adapter as tensors, straight from where its layout says they are."""
 
 import os
-from typing import Any
 
 import torch
 
@@ -38,9 +37,9 @@ class Matrices:
         finally:
             os.close(self._file)
 
-    def read(self, matrix: Matrix) -> Any:
+    def read(self, matrix: Matrix) -> torch.Tensor:
         values = torch.empty(matrix.shape, dtype=TYPES[matrix.dtype])
-        left = memoryview(values.view(torch.uint8).numpy()).cast("B")
+        left = values.view(torch.uint8).numpy().data.cast("B")
         at = matrix.start
         while left:
             count = os.preadv(self._file, [left], at)

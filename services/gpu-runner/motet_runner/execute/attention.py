@@ -48,16 +48,16 @@ def _no_mask(*_: Any, **__: Any) -> None:
 
 
 def attend(  # noqa: PLR0917 transformers' signature
-    module: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    attention_mask: Any,  # noqa: ARG001
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,  # noqa: ARG001
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
     **others: Any,
-) -> tuple[Any, None]:
+) -> tuple[torch.Tensor, None]:
     """query [1, heads, rows, dim], key and value [1, kv_heads, rows, dim] → [1, rows, heads, dim]"""
     rows = CURRENT.get()
     layer = rows.calls
@@ -75,14 +75,14 @@ def attend(  # noqa: PLR0917 transformers' signature
     for chunk in rows.chunks:
         there = slice(chunk.first, chunk.last)
         if chunk.before:
-            keys, values = rows.store.read(chunk.blocks[layer], 1)
+            keys, values = rows.store.read(chunk.blocks[layer], 1)  # type: ignore[index] # there when `before` is
         else:
             keys, values = key[:, :, there], value[:, :, there]
         out[there] = _prefill(chunk, query[:, :, there], keys, values, how)[0].transpose(0, 1)
     return out.unsqueeze(0), None
 
 
-def _decode(group: Decodes, store: PagedStore, layer: int, query: Any, how: How) -> Any:
+def _decode(group: Decodes, store: PagedStore, layer: int, query: torch.Tensor, how: How) -> torch.Tensor:
     """query [sequences, heads, dim], one row each → the same shape"""
     count, heads, dim = query.shape
     keys, values = store.read(group.blocks[layer], count)
@@ -92,12 +92,14 @@ def _decode(group: Decodes, store: PagedStore, layer: int, query: Any, how: How)
     return attended.reshape(count, heads, dim)
 
 
-def _prefill(chunk: Chunk, query: Any, keys: Any, values: Any, how: How) -> Any:
+def _prefill(chunk: Chunk, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, how: How) -> torch.Tensor:
     mask = chunk.mask(how.window, query.dtype, query.device)
     return _attention(query, keys, values, mask, how, gqa=query.shape[1] != keys.shape[1])
 
 
-def _attention(q: Any, k: Any, v: Any, mask: Any, how: How, *, gqa: bool = False) -> Any:
+def _attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, how: How, *, gqa: bool = False
+) -> torch.Tensor:
     """softmax(scale · q kᵀ + mask) v; without a mask, row i sees keys up to i."""
     if how.softcap is None:
         return scaled_dot_product_attention(

@@ -5,8 +5,8 @@ iteration without adapters goes through untouched.
 """
 
 from collections.abc import Callable
-from typing import Any
 
+import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
@@ -14,7 +14,7 @@ from motet_kernels import Place, Weights, add_lora
 from motet_runner.execute.rows import CURRENT
 
 
-def features(module: Any) -> tuple[int, int] | None:
+def features(module: nn.Module) -> tuple[int, int] | None:
     """(in, out) of a linear, GPT-2's transposed one included; None for anything else."""
     if type(module) is nn.Linear:
         return module.in_features, module.out_features
@@ -29,7 +29,7 @@ class LoraLinears:
     All adapters share `rows` rows of rank in each linear: an adapter has the same ones everywhere.
     """
 
-    def __init__(self, linears: dict[str, Any], rows: int, dtype: Any, device: Any) -> None:
+    def __init__(self, linears: dict[str, nn.Module], rows: int, dtype: torch.dtype, device: torch.device) -> None:
         self.rows = rows
         self.weights: dict[str, Weights] = {}
         for path, module in linears.items():
@@ -40,7 +40,9 @@ class LoraLinears:
     def shapes(self) -> dict[str, tuple[int, int]]:
         return {path: (weights.inputs, weights.outputs) for path, weights in self.weights.items()}
 
-    def write(self, path: str, place: Place, a: Any | None, b: Any | None, scale: float = 1.0) -> None:
+    def write(
+        self, path: str, place: Place, a: torch.Tensor | None, b: torch.Tensor | None, scale: float = 1.0
+    ) -> None:
         self.weights[path].write(*place, a, b, scale)
 
     def move(self, place: Place, to: Place) -> None:
@@ -49,20 +51,22 @@ class LoraLinears:
             weights.move(place[0], place[1], to[1])
 
 
-def bytes_of(linears: dict[str, Any], rows: int, dtype: Any) -> int:
+def bytes_of(linears: dict[str, nn.Module], rows: int, dtype: torch.dtype) -> int:
     """What `rows` rows take in all linears together, and the copies beside them that a batch may need (`Weights`)."""
     of_a_row: int = sum(sum(_shape(path, module)) for path, module in linears.items()) * dtype.itemsize
     return 2 * rows * of_a_row
 
 
-def _shape(path: str, module: Any) -> tuple[int, int]:
+def _shape(path: str, module: nn.Module) -> tuple[int, int]:
     shape = features(module)
     assert shape is not None, path
     return shape
 
 
-def _followed(forward: Callable[[Any], Any], weights: Weights) -> Callable[[Any], Any]:
-    def followed(x: Any) -> Any:
+def _followed(
+    forward: Callable[[torch.Tensor], torch.Tensor], weights: Weights
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    def followed(x: torch.Tensor) -> torch.Tensor:
         y = forward(x)
         batch = CURRENT.get().lora
         if batch is not None:

@@ -6,7 +6,7 @@ packed together, or one cut in two, give what each gives alone.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,11 +40,11 @@ class LoadedModel:
     vocabulary: int
     max_positions: int
     eos_token_ids: tuple[int, ...]
-    linears: dict[str, Any]
-    dtype: Any
-    device: Any
+    linears: dict[str, torch.nn.Module]
+    dtype: torch.dtype
+    device: torch.device
 
-    def forward(self, rows: Rows) -> Any:
+    def forward(self, rows: Rows) -> torch.Tensor:
         """One model call over all rows of the iteration → logits [kept rows, vocabulary]"""
         rows.store.clear(rows.begun)
         token = CURRENT.set(rows)
@@ -54,7 +54,7 @@ class LoadedModel:
             )
         finally:
             CURRENT.reset(token)
-        logits = output.logits[0]
+        logits: torch.Tensor = output.logits[0]
         return logits if len(logits) == len(rows.keep) else logits[rows.keep]  # a few models keep all
 
 
@@ -108,7 +108,7 @@ def quiet() -> None:
     transformers.utils.logging.disable_progress_bar()
 
 
-def _device(wanted: str) -> Any:
+def _device(wanted: str) -> torch.device:
     if wanted == "auto":
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
     if wanted == "cuda" and not torch.cuda.is_available():
@@ -116,7 +116,7 @@ def _device(wanted: str) -> Any:
     return torch.device(wanted)
 
 
-def _dtype(wanted: str, device: Any, raw: dict[str, Any]) -> Any:
+def _dtype(wanted: str, device: torch.device, raw: dict[str, Any]) -> torch.dtype:
     if wanted == "auto":
         if device.type == "cpu":
             return torch.float32
@@ -166,7 +166,7 @@ class _Probe:
     def __init__(self, loaded: LoadedModel) -> None:
         self._loaded = loaded
         self._name = loaded.architecture
-        self._seen: list[Any] = []
+        self._seen: list[torch.nn.Module] = []
         self._windows: list[int | None] = []
         self._fed: dict[str, list[int]] = {}
 
@@ -214,7 +214,14 @@ class _Probe:
         ):
             raise ModelFolderError(f"not yet: {self._name} has a sliding window that it does not tell us.")
 
-    def _look(self, module: Any, query: Any, key: Any, value: Any, options: dict[str, Any]) -> None:
+    def _look(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        options: dict[str, Any],
+    ) -> None:
         self._seen.append(module)
         if len(self._seen) > self._loaded.shape.layers:
             self._check_calls()
@@ -237,7 +244,7 @@ class _Probe:
     def _watch_linears(self) -> Iterator[None]:
         """Which linears see exactly the rows of the iteration: only those can take LoRA row by row."""
 
-        def watch(path: str) -> Any:
+        def watch(path: str) -> Callable[[torch.nn.Module, tuple[torch.Tensor, ...]], None]:
             return lambda _, args: self._fed.setdefault(path, []).append(args[0].shape[:-1].numel())
 
         hooks = [
@@ -251,7 +258,7 @@ class _Probe:
             for hook in hooks:
                 hook.remove()
 
-    def _logits(self, parts: list[tuple[list[int], int]], *, watch: bool = False) -> Any:
+    def _logits(self, parts: list[tuple[list[int], int]], *, watch: bool = False) -> torch.Tensor:
         """Last logits of each sequence; one with a second number is computed up to there first, and then the rest."""
         loaded = self._loaded
         total = sum(pages_for(len(tokens)) for tokens, _ in parts)

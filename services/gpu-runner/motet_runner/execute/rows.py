@@ -20,25 +20,28 @@ from motet_runner.plan import Iteration, Work
 Slots = Callable[[Digest], tuple[int, int]]
 """Where an adapter lies on the device: (rank class, slot)."""
 
+Watcher = Callable[[torch.nn.Module, torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]], None]
+"""Is called with module, query, key, value and options of an attention call."""
+
 
 @dataclass(slots=True)
 class Decodes:
     """Sequences with one new row each and similar lengths, attended together."""
 
-    rows: Any
+    rows: torch.Tensor
     """[sequences] rows of the iteration"""
     scattered: bool
     """Whether `rows` are other than 0, 1, 2, …"""
-    blocks: Any
+    blocks: torch.Tensor
     """[layers, ...] see PagedStore.blocks_of"""
-    lengths: Any
+    lengths: torch.Tensor
     """[sequences, 1] tokens each may see"""
     count: int
     tokens: int
     """Keys read per sequence; the longest one's, rounded up to a page"""
-    masks: dict[int | None, Any] = field(default_factory=dict)
+    masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
 
-    def mask(self, window: int | None, dtype: Any) -> Any:
+    def mask(self, window: int | None, dtype: torch.dtype) -> torch.Tensor:
         """[sequences, 1, 1, tokens] added to scores"""
         if window not in self.masks:
             keys = torch.arange(self.tokens, device=self.lengths.device)
@@ -56,12 +59,12 @@ class Chunk:
     first: int
     last: int
     before: int
-    blocks: Any
+    blocks: torch.Tensor | None
     """[layers, ...]; None when nothing came before"""
     tokens: int
-    masks: dict[int | None, Any] = field(default_factory=dict)
+    masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
 
-    def mask(self, window: int | None, dtype: Any, device: Any) -> Any:
+    def mask(self, window: int | None, dtype: torch.dtype, device: torch.device) -> torch.Tensor | None:
         """[rows, tokens] added to scores; None where plain causality among the chunk's own rows says the same"""
         if self.before == 0 and (window is None or window >= self.last - self.first):
             return None
@@ -76,20 +79,20 @@ class Chunk:
         return self.masks[window]
 
 
-def _additive(seen: Any, dtype: Any) -> Any:
+def _additive(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, float("-inf"))
 
 
 @dataclass(slots=True)
 class Rows:
     store: PagedStore
-    input_ids: Any
-    positions: Any
-    keep: Any
+    input_ids: torch.Tensor
+    positions: torch.Tensor
+    keep: torch.Tensor
     """Rows whose logits are wanted"""
     sampled: list[Work]
     """In the order of `keep`"""
-    writes: Any
+    writes: torch.Tensor
     """[layers, ...] see PagedStore.rows_of"""
     begun: list[int]
     """Pages that get their first rows in this iteration and are not filled by it: cleared before the model runs"""
@@ -100,7 +103,7 @@ class Rows:
     tokens: int
     calls: int = 0
     """Attention calls so far; also the layer of the next one"""
-    watcher: Callable[[Any, Any, Any, Any, dict[str, Any]], None] | None = None
+    watcher: Watcher | None = None
     """Sees each attention call; only the probe has one"""
 
     @property
@@ -114,7 +117,7 @@ CURRENT: ContextVar[Rows] = ContextVar("motet_rows")
 class Assembler:
     """Makes Rows of Iterations. Remembers the LoRA layout: it changes only when rows change hands."""
 
-    def __init__(self, store: PagedStore, device: Any) -> None:
+    def __init__(self, store: PagedStore, device: torch.device) -> None:
         self._store = store
         self._device = device
         self._laid_out: tuple[tuple[Segment, ...], Batch] | None = None
@@ -199,7 +202,7 @@ class Assembler:
             blocks, tokens = self._store.blocks_of(table), table.shape[1] * PAGE_TOKENS
         return Chunk(first, first + work.count, work.start, blocks, tokens)
 
-    def _tensor(self, values: list[int]) -> Any:
+    def _tensor(self, values: list[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)
 
 

@@ -6,7 +6,6 @@ on alike. One uniform number a token, looked up in the distribution in the order
 
 import hashlib
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -23,7 +22,7 @@ class Sampled:
     logprobs: Logprobs | None
 
 
-def sample(logits: Any, sequences: list[Sequence], eos: frozenset[int]) -> list[Sampled | None]:
+def sample(logits: torch.Tensor, sequences: list[Sequence], eos: frozenset[int]) -> list[Sampled | None]:
     """The next token of each sequence from its row of `logits`; None where the row is not finite."""
     given = logits.float()
     adjusted = _adjusted(given, sequences, eos)
@@ -46,12 +45,12 @@ def uniform(seed: int, choice: int, position: int) -> float:
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") / 2.0**64
 
 
-def _adjusted(logits: Any, sequences: list[Sequence], eos: frozenset[int]) -> Any:
+def _adjusted(logits: torch.Tensor, sequences: list[Sequence], eos: frozenset[int]) -> torch.Tensor:
     """Penalties, bias and forbidden ends; the very same tensor when nobody asked for any."""
     adjusted = logits
     for row, sequence in enumerate(sequences):
         sampling = sequence.new.sampling
-        changes: list[tuple[list[int], Any]] = []
+        changes: list[tuple[list[int], list[float]]] = []
         penalised = sampling.repetition_penalty != 1 or sampling.presence_penalty or sampling.frequency_penalty
         banned = sequence.output_tokens < sampling.min_tokens and (eos or sampling.stop_token_ids)
         if not (penalised or banned or sampling.logit_bias):
@@ -74,11 +73,11 @@ def _adjusted(logits: Any, sequences: list[Sequence], eos: frozenset[int]) -> An
     return adjusted
 
 
-def _penalise(row: Any, sequence: Sequence) -> None:
+def _penalise(row: torch.Tensor, sequence: Sequence) -> None:
     """Repetition: over prompt and output, as transformers does; presence and frequency: over output, as OpenAI says."""
     sampling = sequence.new.sampling
     if sampling.repetition_penalty != 1:
-        seen = torch.tensor(sequence.tokens, device=row.device).unique()
+        seen: torch.Tensor = torch.tensor(sequence.tokens, device=row.device).unique()
         values = row[seen]
         row[seen] = torch.where(values > 0, values / sampling.repetition_penalty, values * sampling.repetition_penalty)
     output = sequence.tokens[sequence.prompt_tokens :]
@@ -87,7 +86,7 @@ def _penalise(row: Any, sequence: Sequence) -> None:
         row[seen] -= sampling.frequency_penalty * times + sampling.presence_penalty
 
 
-def _draw(logits: Any, sequences: list[Sequence]) -> Any:
+def _draw(logits: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
     """Temperature, then top-k, top-p and min-p, then the place of a uniform number in what is left."""
     device = logits.device
     asked = [sequence.new.sampling for sequence in sequences]
@@ -116,7 +115,7 @@ def _draw(logits: Any, sequences: list[Sequence]) -> Any:
     return torch.searchsorted(upto, place, right=True).squeeze(1).clamp_(max=logits.shape[1] - 1)
 
 
-def _logprobs(logits: Any, sequences: list[Sequence], tokens: list[int]) -> dict[int, Logprobs]:
+def _logprobs(logits: torch.Tensor, sequences: list[Sequence], tokens: list[int]) -> dict[int, Logprobs]:
     """Of the model's own distribution, before temperature, penalties and cuts."""
     asking = [i for i, sequence in enumerate(sequences) if sequence.new.sampling.logprobs]
     if not asking:

@@ -1,6 +1,6 @@
 """Copies of parked sequences' pages in host memory (S3-11). How much may lie here is decided in the plan."""
 
-from typing import Any
+import torch
 
 from motet.model import RequestId
 from motet_runner.memory.paged import PagedStore
@@ -9,7 +9,7 @@ from motet_runner.memory.paged import PagedStore
 class HostTier:
     def __init__(self, store: PagedStore) -> None:
         self._store = store
-        self._copies: dict[RequestId, Any] = {}
+        self._copies: dict[RequestId, torch.Tensor] = {}
 
     def swap_out(self, request: RequestId, pages: tuple[int, ...]) -> None:
         self._copies[request] = self._store.copy_out(pages)

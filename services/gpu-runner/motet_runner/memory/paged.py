@@ -4,7 +4,6 @@ Any sequence can leave at any iteration, and a page is one contiguous copy to th
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ reads it; on a GPU fewer and larger reads win."""
 
 
 class PagedStore:
-    def __init__(self, pages: int, shape: KVShape, dtype: Any, device: Any) -> None:
+    def __init__(self, pages: int, shape: KVShape, dtype: torch.dtype, device: torch.device) -> None:
         self.pages = pages
         self.shape = shape
         self.device = device
@@ -27,11 +26,11 @@ class PagedStore:
         self._tokens = self.data.view(-1, shape.head_dim)
         self._blocks = self.data.view(-1, PAGE_TOKENS * shape.head_dim)
         self._layer = torch.arange(shape.layers, device=device).view(-1, 1) * (2 * shape.kv_heads)
-        self._scratch: Any = None
+        self._scratch: torch.Tensor | None = None
         halves = np.arange(2 * shape.kv_heads, dtype=np.int64)
         self._halves = halves.reshape(2, shape.kv_heads, 1)
 
-    def rows_of(self, pages: np.ndarray, offsets: np.ndarray) -> Any:
+    def rows_of(self, pages: np.ndarray, offsets: np.ndarray) -> torch.Tensor:
         """Where new tokens go: [layers, 2 · kv_heads · tokens] rows of `head_dim` numbers."""
         shape = self.shape
         first = pages * (shape.layers * 2 * shape.kv_heads)
@@ -41,14 +40,14 @@ class PagedStore:
             np.ascontiguousarray(within)
         ).to(self.device)
 
-    def blocks_of(self, table: np.ndarray) -> Any:
+    def blocks_of(self, table: np.ndarray) -> torch.Tensor:
         """Where sequences with pages `table` [sequences, pages] lie: [layers, 2 · sequences · kv_heads · pages]"""
         shape = self.shape
         first = table * (shape.layers * 2 * shape.kv_heads)
         blocks = first[None, :, None, :] + self._halves.reshape(2, 1, shape.kv_heads, 1)
         return torch.from_numpy(blocks.reshape(1, -1)).to(self.device) + self._layer
 
-    def write(self, rows: Any, keys: Any, values: Any) -> None:
+    def write(self, rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Put [1, kv_heads, tokens, head_dim] keys and values into one layer's `rows`."""
         self._tokens[rows] = torch.cat((keys, values)).view(-1, self.shape.head_dim)
 
@@ -57,7 +56,7 @@ class PagedStore:
         of_one = self.shape.bytes_per_page() // self.shape.layers * pages
         return max(1, READ_BYTES.get(self.device.type, READ_BYTES["cuda"]) // of_one)
 
-    def read(self, blocks: Any, sequences: int) -> Any:
+    def read(self, blocks: torch.Tensor, sequences: int) -> torch.Tensor:
         """Keys and values of one layer: [2, sequences, kv_heads, tokens, head_dim]; good until the next read."""
         count = len(blocks)
         if self._scratch is None or len(self._scratch) < count:
@@ -65,10 +64,10 @@ class PagedStore:
         gathered = torch.index_select(self._blocks, 0, blocks, out=self._scratch[:count])
         return gathered.view(2, sequences, self.shape.kv_heads, -1, self.shape.head_dim)
 
-    def copy_out(self, pages: Sequence[int]) -> Any:
+    def copy_out(self, pages: Sequence[int]) -> torch.Tensor:
         return self.data[list(pages)].to("cpu")
 
-    def copy_in(self, pages: Sequence[int], copy: Any) -> None:
+    def copy_in(self, pages: Sequence[int], copy: torch.Tensor) -> None:
         self.data[list(pages)] = copy.to(self.device)
 
     def clear(self, pages: Sequence[int]) -> None:
