@@ -2,8 +2,10 @@
 
 import asyncio
 import math
+import os
+import threading
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
+from pathlib import Path, PosixPath
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from motet.clock import FakeClock
 from motet.errors import NotAuthenticated, SetupError, StoreUnavailable
 from motet_gateway.identity.access import Access
 from motet_gateway.settings import Settings
+from tests.common.waiting import PATIENCE_S
 from tests.gateway.identity.kept import Kept, id_of
 from tests.gateway.identity.test_sources import no_thread_free
 
@@ -148,6 +151,45 @@ async def test_tenants_cannot_hold_off_who_decides_whether_keys_are_needed(tmp_p
     async with no_thread_free(), asyncio.timeout(5):
         await one.begin()
         assert not needs_key(one)
+
+
+class Hangs(PosixPath):
+    """A file of a folder that does not answer, as one over a network."""
+
+    free = threading.Event()
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        self.free.wait()
+        return super().stat(follow_symlinks=follow_symlinks)
+
+    def touch(self, mode: int = 0o666, exist_ok: bool = True) -> None:
+        self.free.wait()
+        super().touch(mode, exist_ok)
+
+
+async def test_a_state_directory_that_hangs_lets_nobody_in_and_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("motet_gateway.identity.access.PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(Hangs, "free", threading.Event())
+    kept, memory = Kept(), Hangs(tmp_path / "keys-were-made")
+    one, other = access(kept, memory=memory), access(Kept(), memory=memory)
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            for each in (one, other):
+                await each.begin()
+                assert needs_key(each)
+            key = kept.make("acme")
+            await one.read()
+            assert one.open(key)
+    finally:
+        memory.free.set()
+    kept.revoke(key)
+    async with asyncio.timeout(PATIENCE_S):
+        while needs_key(other):  # what hung before comes to its end first
+            await other.read()
+        await one.read()
+    assert needs_key(one)
 
 
 async def test_that_keys_were_made_outlives_the_process_and_the_database(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ class Access:
             gone=gone,
         )
         self._thread = OwnThread("keys-were-made")
-        self._reading, self._noting = Patience(PATIENCE_SECONDS), Patience(PATIENCE_SECONDS)
+        self._reading, self._noting, self._remembering = (Patience(PATIENCE_SECONDS) for _ in range(3))
         self._open_until_keys = settings.auth is None and settings.keys_file is None and settings.is_local
         self._required: bool | None = None if self._open_until_keys else settings.auth != "none"
         """None: nobody can say now. Nobody comes in before it is known that no key was made."""
@@ -95,6 +95,7 @@ class Access:
         finally:
             await self._reading.stop()
             await self._noting.stop()
+            await self._remembering.stop()
             self._thread.close()
             await self._source.close()
 
@@ -148,8 +149,11 @@ class Access:
             ring.unchanged(now=self._today(), at=self._clock())
         else:
             self._learn(found)
-        if self._open_until_keys:
-            self._required = await self._thread.run(self._were_made)
+        if self._open_until_keys and ring.knows_any:
+            self._open_until_keys, self._required = False, True
+            await self._remember()
+        elif self._open_until_keys:
+            self._required = await self._were_made()
 
     def _learn(self, found: list[Key] | Change) -> None:
         ring = self.keyring
@@ -161,25 +165,27 @@ class Access:
             log.info("API keys were read", keys=len(found))
         ring.replace(found, now=self._today(), at=self._clock())
 
-    def _were_made(self) -> bool:
-        if self.keyring.knows_any:
-            self._open_until_keys = False
-            if self._memory is not None:
-                try:
-                    self._memory.touch()
-                except OSError as error:
-                    log.warning("that keys were made cannot be noted", file=str(self._memory), why=error.strerror)
-            return True
-        if self._memory is None:
+    async def _remember(self) -> None:
+        """That keys were made."""
+        if (memory := self._memory) is None:
+            return
+        try:
+            await self._remembering.ask(lambda: self._thread.run(memory.touch))
+        except (OSError, StoreUnavailable) as error:
+            log.warning("that keys were made cannot be noted", file=str(memory), why=str(error))
+
+    async def _were_made(self) -> bool:
+        """Whether that was once remembered. Also where nobody can say: a folder may not answer at all."""
+        if (memory := self._memory) is None:
             return False
         there = True
         try:
-            self._memory.stat()
+            await self._remembering.ask(lambda: self._thread.run(memory.stat))
         except FileNotFoundError:
             there = False
-        except OSError as error:  # nobody can say
+        except (OSError, StoreUnavailable) as error:
             if not self._unknown_said:
-                log.warning("whether keys were made once cannot be read", file=str(self._memory), why=error.strerror)
+                log.warning("whether keys were made once cannot be read", file=str(memory), why=str(error))
             self._unknown_said = True
             return True
         self._unknown_said = False
