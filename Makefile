@@ -48,11 +48,12 @@ status: venv  ## Show services, pools and adapters.
 test: venv  ## Run every test this machine can run (KUBE=no: none of a cluster; TEST_ARGS='-k name' narrows it).
 	@$(BIN)/python -m tools.gate $(if $(filter no,$(KUBE)),--no-kube) $(GATE_ARGS) -- $(TEST_ARGS)
 
-lint: venv  ## Format, lint, types, import contracts.
+lint: venv  ## Format, lint, types, import contracts, the newest commit's subject.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/python -m tools.type_check
 	$(BIN)/lint-imports
+	$(BIN)/python -m tools.commit_subject
 
 check: lint  ## What lint does, and fast tests; under three minutes.
 	$(BIN)/python -m pytest -q $(FAST)
