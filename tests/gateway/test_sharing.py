@@ -156,7 +156,7 @@ async def test_an_empty_name_names_nothing(tenants: Tenants, path: str, more: di
 
 
 async def test_what_is_used_is_the_callers(tenants: Tenants) -> None:
-    """Fair share, usage, lengths and what is remembered of prompts go by the tenant that these carry."""
+    """The queue's lines, usage, lengths and what is remembered of prompts go by the tenant that these carry."""
     await tenants.share("zeta")
     assert (await tenants.ask("/v1/completions", "acme/sql", **PROMPT)).status_code == 200
     (enqueued,) = tenants.cluster.scheduler.enqueued

@@ -1,4 +1,4 @@
-"""Tokens per tenant of the last two minutes: what keeps shares fair across a scheduler's restart. Pure."""
+"""Tokens per tenant of the last two minutes, told to each new scheduler, which does not read them yet. Pure."""
 
 from collections import deque
 from collections.abc import Iterable

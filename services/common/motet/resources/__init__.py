@@ -1,7 +1,7 @@
 """The custom resources of Motet (`motet.dev/v1alpha1`), once: these models validate manifests offline, are what
 reconcile sees, and are what the CRDs are generated from.
 
-A field is here when something enforces it; `coming` lists those that wait for their capability.
+A field is here when something enforces it; `coming` lists those that nothing enforces yet.
 """
 
 from motet.resources.adapter import AdapterSource, LoRAAdapter, LoRAAdapterSpec, Placement, PoolRef

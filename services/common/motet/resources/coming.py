@@ -1,6 +1,6 @@
 """What is planned and not enforced yet. A field that does nothing would be a lie, so it is not in the
-schema; offline validation answers `not yet: …` for these instead of calling them unknown. The capability that enforces
-a field moves it from here into its model."""
+schema; offline validation answers `not yet: …` for these instead of calling them unknown. Whoever enforces a
+field moves it from here into its model."""
 
 COMING_FIELDS: dict[str, dict[str, str]] = {
     "LoRAAdapter": {

@@ -1,10 +1,10 @@
 """The order in which requests of one group get their turn.
 
 Class first, then age. Inside a class every tenant has a line of its own, and the lines take turns by the age of the
-request at their head: the place where fair share exchanges age for a tenant's counter. A tenant's line is strictly
-first come, first served. A request that does not fit may be passed, by younger ones of its class and by less urgent
-ones, at most `max_passed_over` times; then neither its class nor a less urgent one gets anything before it. That a
-more urgent request goes first is what classes are for, and counts as nothing.
+request at their head. A tenant's line is strictly first come, first served. A request that does not fit may
+be passed, by younger ones of its class and by less urgent ones, at most `max_passed_over` times; then neither its class
+nor a less urgent one gets anything before it. That a more urgent request goes first is what classes are for, and counts
+as nothing.
 """
 
 from bisect import bisect_left, bisect_right, insort

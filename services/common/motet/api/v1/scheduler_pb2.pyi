@@ -272,7 +272,7 @@ Global___LiveRequest: _TypeAlias = LiveRequest  # noqa: Y015
 
 @_typing.final
 class TenantUsage(_message.Message):
-    """Tokens a tenant used through this gateway in the last two minutes: fairness survives a scheduler restart."""
+    """Tokens a tenant used through this gateway in the last two minutes. Schedulers do not read it yet."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
