@@ -91,6 +91,20 @@ async def test_figures_name_no_tenant_and_no_adapter_unless_the_platform_wants_i
     assert "legal" not in text
 
 
+async def test_the_time_in_the_queue_is_told_by_class(served: Served) -> None:
+    for tier in ("priority", "flex", "flex", "auto"):
+        body = {"model": "legal", "prompt": "Hi", "max_tokens": 3, "service_tier": tier}
+        assert (await served.http.post("/v1/completions", json=body)).status_code == 200
+    count = "motet_request_queue_seconds_count"
+    waited = {
+        one.labels["class"]: one.value
+        for family in served.registry.collect()
+        for one in family.samples
+        if one.name == count
+    }
+    assert waited == {"interactive": 1, "batch": 2, "standard": 1}
+
+
 def test_every_figure_of_a_pair_that_is_pushed_out_goes_with_it() -> None:
     registry, clock = CollectorRegistry(), FakeClock()
     metrics = Metrics(registry, names=1, clock=clock)

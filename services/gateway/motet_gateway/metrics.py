@@ -53,7 +53,8 @@ class Metrics:
         )
         self.queue_duration = Histogram(
             "motet_request_queue_seconds",
-            "From enqueueing a request to its first place.",
+            "From enqueueing a request to its first place, by its class: interactive, standard or batch.",
+            ("class",),
             buckets=FIRST_TOKEN_BUCKETS,
             registry=registry,
         )

@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 from motet.api.v1 import common_pb2, predictor_pb2
 from motet.clock import Clock, monotonic
 from motet.errors import DeadlineExceeded, Internal, ModelNotFound, MotetError, NoRunner
+from motet.fleet import RequestClass
 from motet_gateway import sse
 from motet_gateway.answers.choice import ChoiceText
 from motet_gateway.answers.formats import ChatFormat, CompletionFormat, Format, usage
@@ -435,8 +436,9 @@ class Answer(Response):
         tokens = sum(choice.tokens for choice in self._choices)
         metrics.requests.labels(*who, code).inc()
         metrics.request_duration.labels(*who).observe(duration)
+        class_name = RequestClass.from_proto(self._orders[0].request_class).name.lower() if self._orders else ""
         if timeline.placed:
-            metrics.queue_duration.observe(timeline.placed - timeline.enqueued)
+            metrics.queue_duration.labels(class_name).observe(timeline.placed - timeline.enqueued)
         if target is not None and tokens:
             base = target.group.served_name
             metrics.tokens.labels(*who, "input").inc(sum(len(prompt) for prompt in self._prompts))
@@ -454,7 +456,15 @@ class Answer(Response):
                     metrics.vllm_success.labels(base, choice.finish).inc()
         if not self._body.ignore_eos:
             self._report_lengths()
-        log.debug("answered", code=code, tenant=self._caller.tenant, adapter=adapter, output_tokens=tokens, id=self._id)
+        log.debug(
+            "answered",
+            code=code,
+            tenant=self._caller.tenant,
+            adapter=adapter,
+            request_class=class_name,
+            output_tokens=tokens,
+            id=self._id,
+        )
 
     def _report_lengths(self) -> None:
         """What the predictor learns from. A length forced by ignore_eos says nothing about the model: left out."""
