@@ -15,7 +15,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -312,9 +312,11 @@ async def measure_keys(pairs: int) -> list[Result]:
     from motet_gateway.identity.sources import NoKeys
     from motet_gateway.settings import Settings
 
+    def none_are_gone(_: Mapping[str, str]) -> None: ...
+
     many = ManyKeys()
-    guarded = Access(Settings(auth="keys"), many, gone=lambda _: None)
-    open_ = Access(Settings(), NoKeys(), gone=lambda _: None)
+    guarded = Access(Settings(auth="keys"), many, gone=none_are_gone)
+    open_ = Access(Settings(), NoKeys(), gone=none_are_gone)
     for access in (guarded, open_):
         await access.begin()
     with_key, without = WhoAsks(guarded, many.one), WhoAsks(open_, None)

@@ -58,11 +58,11 @@ def watching(own: Iterable[psutil.Process] = ()) -> Iterator[Foreign]:
 
 def cpu_seconds(process: psutil.Process) -> float:
     """User and system time of all its threads."""
-    if sys.platform == "linux":
-        # The process' own CPU clock, as clock_getcpuclockid(3) makes its number: nanoseconds, where /proc has ticks.
-        return time.clock_gettime((~process.pid << 3) | 2)
-    times = process.cpu_times()
-    return float(times.user + times.system)
+    if sys.platform != "linux":
+        times = process.cpu_times()
+        return float(times.user + times.system)
+    # The process' own CPU clock, as clock_getcpuclockid(3) makes its number: nanoseconds, where /proc has ticks.
+    return time.clock_gettime((~process.pid << 3) | 2)
 
 
 def _busy_seconds() -> float:

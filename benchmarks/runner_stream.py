@@ -25,7 +25,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from benchmarks.harness import Result, alternate, arguments, percentile, report
-from motet.api.v1 import runner_pb2, runner_pb2_grpc
+from motet.api.v1 import common_pb2, runner_pb2, runner_pb2_grpc
 from motet.rpc import is_healthy, open_channel, serving
 from motet.settings import Addresses, ProcessSettings
 from motet_runner import child
@@ -89,7 +89,7 @@ class FreeEngine:
 class BareStream(runner_pb2_grpc.RunnerServicer):
     """What gRPC alone does with such messages: one, made once, is sent again and again."""
 
-    async def Generate(  # noqa: N802 - gRPC's name
+    async def Generate(  # type: ignore[override] # noqa: N802 - gRPC's name; it writes to the context
         self,
         request_iterator: AsyncIterator[runner_pb2.GenerateUp],
         context: "grpc.aio.ServicerContext[object, object]",
@@ -113,7 +113,8 @@ LAST = 1
 
 
 async def serve_bare(address: str) -> None:
-    async with serving(address, partial(runner_pb2_grpc.add_RunnerServicer_to_server, BareStream())):
+    stream = BareStream()  # type: ignore[abstract] # nothing else of a runner is asked for here
+    async with serving(address, partial(runner_pb2_grpc.add_RunnerServicer_to_server, stream)):
         await asyncio.Event().wait()
 
 
@@ -125,8 +126,9 @@ async def read(address: str, sequences: int, seconds: float) -> float:
             await call.write(runner_pb2.GenerateUp(hello=runner_pb2.GenerateHello(gateway="bench")))
             for n in range(sequences):
                 submit = runner_pb2.Submit(
-                    request=f"request-{n:024d}", epoch=1, promise={"pages": 1}, prompt_ids=[1],
-                    choices=[{"choice": LAST if n == sequences - 1 else 0}], sampling={"max_tokens": 1 << 30},
+                    request=f"request-{n:024d}", epoch=1, promise=common_pb2.Promise(pages=1), prompt_ids=[1],
+                    choices=[runner_pb2.Choice(choice=LAST if n == sequences - 1 else 0)],
+                    sampling=runner_pb2.Sampling(max_tokens=1 << 30),
                 )  # fmt: skip
                 await call.write(runner_pb2.GenerateUp(submit=submit))
             began, tokens, warm = time.perf_counter(), 0, False

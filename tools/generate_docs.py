@@ -133,7 +133,7 @@ def settings_page() -> str:
 
 def metrics_of(module: ModuleType) -> list[list[str]]:
     rows: dict[str, list[str]] = {}
-    for kind in (value for name, value in vars(module).items() if name.endswith("Metrics") and inspect.isclass(value)):
+    for kind in (value for name, value in vars(module).items() if name.endswith("Metrics") and isinstance(value, type)):
         # A registry for each: two classes of one package may have figures in common.
         registry = CollectorRegistry(auto_describe=True)
         kind(registry)

@@ -7,6 +7,7 @@ from typing import Any
 
 from motet.fleet import read_book
 from motet_runner.interface import Engine
+from motet_scheduler.policy.values import Instance
 from tests.support.control_plane import ControlPlane, SmallOperator, control_plane, small_operator, until
 from tests.support.fake_engine import FakeEngine
 from tests.support.runners import FakeRunner, fake_runner
@@ -50,7 +51,7 @@ class House:
             service = runner.service
             book = read_book(service.book.entries(service._last))
             theirs = {(entry.request, entry.epoch): entry.pages for entry in book if not entry.parked}
-            known = self.control.scheduler.runners.get(instance)
+            known = self.control.scheduler.runners.get(Instance(instance))
             ours = dict(known.ledger) if known is not None else {}
             if theirs != ours:
                 found[instance] = (theirs, ours)

@@ -51,9 +51,9 @@ def bound_by_permissions() -> Iterator[None]:
         return
     libc = ctypes.CDLL(None, use_errno=True)
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3, of the calling thread
-    before, after = (ctypes.c_uint32 * 6)(), (ctypes.c_uint32 * 6)()  # twice effective, permitted, inheritable
+    before = (ctypes.c_uint32 * 6)()  # twice effective, permitted, inheritable
     assert libc.capget(header, before) == 0, os.strerror(ctypes.get_errno())
-    after[:] = before[:]
+    after = type(before)(*before)
     after[0] &= ~0b110  # CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH are not in effect
     assert libc.capset(header, after) == 0, os.strerror(ctypes.get_errno())
     try:

@@ -11,10 +11,11 @@ import math
 import shutil
 import tempfile
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import grpc
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -85,6 +86,8 @@ Stream = Session[int, runner_pb2.GenerateDown]
 Gateway = Session[int, scheduler_pb2.ServeDown]
 """One connection of a gateway to the scheduler."""
 
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
 
 @dataclass
 class Running:
@@ -140,9 +143,7 @@ class MiniRunner(runner_pb2_grpc.RunnerServicer):
 
     async def start(self) -> None:
         self._stack = AsyncExitStack()
-        add: Callable[[grpc.aio.Server], None] = lambda server: runner_pb2_grpc.add_RunnerServicer_to_server(  # noqa: E731
-            self, server
-        )
+        add = functools.partial(runner_pb2_grpc.add_RunnerServicer_to_server, self)
         await self._stack.enter_async_context(serving(self.address, add, grace=0))
         loop = asyncio.create_task(self._loop())
 
@@ -166,10 +167,12 @@ class MiniRunner(runner_pb2_grpc.RunnerServicer):
         self.incarnation = f"{name}-{int(start) + 1}"
         await self.start()
 
-    async def Generate(self, request_iterator, context) -> None:
+    async def Generate(  # type: ignore[override] # it writes to the context, and yields nothing
+        self, request_iterator: AsyncIterator[runner_pb2.GenerateUp], context: Context
+    ) -> None:
         await self._sessions.serve(request_iterator, context)
 
-    async def Assets(self, request, context):
+    async def Assets(self, request: runner_pb2.AssetsRequest, context: Context) -> AsyncIterator[runner_pb2.AssetChunk]:
         self.asset_requests += 1
         if request.digest != self.asset_digest:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"there are no assets {request.digest!r} here")
@@ -345,9 +348,7 @@ class MiniScheduler(scheduler_pb2_grpc.SchedulerServicer):
 
     async def start(self) -> None:
         self._stack = AsyncExitStack()
-        add: Callable[[grpc.aio.Server], None] = lambda server: scheduler_pb2_grpc.add_SchedulerServicer_to_server(  # noqa: E731
-            self, server
-        )
+        add = functools.partial(scheduler_pb2_grpc.add_SchedulerServicer_to_server, self)
         await self._stack.enter_async_context(serving(self.address, add, grace=0))
 
     async def stop(self) -> None:
@@ -360,7 +361,9 @@ class MiniScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self.term += 1
         await self.start()
 
-    async def Serve(self, request_iterator, context) -> None:
+    async def Serve(  # type: ignore[override] # it writes to the context, and yields nothing
+        self, request_iterator: AsyncIterator[scheduler_pb2.ServeUp], context: Context
+    ) -> None:
         await self._sessions.serve(request_iterator, context)
 
     def catalog(self) -> scheduler_pb2.Catalog:
@@ -472,9 +475,7 @@ class MiniPredictor(predictor_pb2_grpc.PredictorServicer):
 
     async def start(self) -> None:
         self._stack = AsyncExitStack()
-        add: Callable[[grpc.aio.Server], None] = lambda server: predictor_pb2_grpc.add_PredictorServicer_to_server(  # noqa: E731
-            self, server
-        )
+        add = functools.partial(predictor_pb2_grpc.add_PredictorServicer_to_server, self)
         await self._stack.enter_async_context(serving(self.address, add, grace=0))
 
     async def stop(self) -> None:
@@ -482,7 +483,7 @@ class MiniPredictor(predictor_pb2_grpc.PredictorServicer):
             stack, self._stack = self._stack, None
             await stack.aclose()
 
-    async def Predict(self, request, context):
+    async def Predict(self, request: predictor_pb2.PredictRequest, context: Context) -> predictor_pb2.PredictResponse:
         self.asked += bool(request.prompts)
         if self.keeps_record:
             self.prompts.extend(request.prompts)
@@ -492,7 +493,7 @@ class MiniPredictor(predictor_pb2_grpc.PredictorServicer):
         ]
         return predictor_pb2.PredictResponse(estimates=estimates, model_version="v1")
 
-    async def Observe(self, request, context):
+    async def Observe(self, request: predictor_pb2.ObserveRequest, context: Context) -> predictor_pb2.ObserveResponse:
         if self.keeps_record:
             self.outcomes.extend(request.outcomes)
         return predictor_pb2.ObserveResponse(accepted=len(request.outcomes))
@@ -506,9 +507,9 @@ class MiniCluster:
     predictor: MiniPredictor
     tokenizer: Tokenizer = field(default_factory=tiny_tokenizer)
 
-    def add_adapter(self, name: str, *, tenant: str = "default", **more) -> scheduler_pb2.CatalogAdapter:
+    def add_adapter(self, name: str, *, tenant: str = "default", **more: Any) -> scheduler_pb2.CatalogAdapter:
         """An adapter of the group, ready unless `more` says otherwise."""
-        facts = {
+        facts: dict[str, Any] = {
             "ref": common_pb2.AdapterRef(namespace=tenant, name=name, generation=1),
             "group": GROUP,
             "model_name": name,
@@ -531,9 +532,11 @@ async def mini_cluster(
     try:
         assets = tiny_assets() if assets is None else assets
         parts = [MiniRunner(folder, f"runner-{i}", assets) for i in range(runners)]
-        cluster = MiniCluster(folder, parts, MiniScheduler(folder, parts), MiniPredictor(folder))
+        scheduler = MiniScheduler(folder, parts)  # type: ignore[abstract] # gRPC refuses calls of what it lacks
+        cluster = MiniCluster(folder, parts, scheduler, MiniPredictor(folder))
         async with AsyncExitStack() as stack:
-            for part in (*parts, cluster.scheduler, cluster.predictor):
+            every: list[MiniRunner | MiniScheduler | MiniPredictor] = [*parts, cluster.scheduler, cluster.predictor]
+            for part in every:
                 if part is not cluster.predictor or predictor:
                     await part.start()
                 stack.push_async_callback(part.stop)

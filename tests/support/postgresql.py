@@ -49,7 +49,7 @@ class PostgreSQL:
         password = folder / "password"
         password.write_text(PASSWORD)
         password.chmod(0o644)
-        command = [find("initdb"), f"--pgdata={self._data}", f"--username={USER}", f"--pwfile={password}"]
+        command = [str(find("initdb")), f"--pgdata={self._data}", f"--username={USER}", f"--pwfile={password}"]
         options = ["--auth=scram-sha-256", "--no-sync", "--encoding=UTF8", "--locale=C"]
         subprocess.run([*command, *options], check=True, capture_output=True, **self._user)
         with (self._data / "pg_hba.conf").open("a") as rules:  # by itself it lets in only this machine
@@ -93,7 +93,7 @@ class PostgreSQL:
             file = self._data / name
             shutil.copyfile(folder / name, file)
             file.chmod(0o600)
-            shutil.chown(file, self._user.get("user"), self._user.get("group"))
+            shutil.chown(file, self._user.get("user", -1), self._user.get("group", -1))
         with (self._data / "postgresql.conf").open("a") as settings:
             settings.write("ssl = on\nssl_cert_file = 'tls.crt'\nssl_key_file = 'tls.key'\n")
 

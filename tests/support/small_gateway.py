@@ -28,7 +28,7 @@ class Asked:
     q80: int
     adapter: str
     tenant: str
-    request_class: int
+    request_class: "common_pb2.RequestClass.ValueType"
     seed: int
     deadline: float
     group: str
@@ -73,7 +73,7 @@ class SmallGateway:
         q80: int = 0,
         adapter: str = "",
         tenant: str = "default",
-        request_class: int = common_pb2.REQUEST_CLASS_STANDARD,
+        request_class: "common_pb2.RequestClass.ValueType" = common_pb2.REQUEST_CLASS_STANDARD,
         seed: int = 7,
         deadline: float = 0.0,
         group: str = GROUP,
@@ -254,7 +254,7 @@ class SmallGateway:
         if sequence.finish:
             self._finished(one, sequence.finish)
 
-    def _finished(self, one: Asked, reason: int) -> None:
+    def _finished(self, one: Asked, reason: "common_pb2.FinishReason.ValueType") -> None:
         self.link.send(
             scheduler_pb2.ServeUp(
                 finished=scheduler_pb2.Finished(
