@@ -335,7 +335,7 @@ def test_a_test_that_a_class_inherits_is_of_the_file_that_runs_it(tree: Path) ->
     ran = run_gate(tree, "--no-kube", "--rerun", "3")
     assert ran.returncode == 0, ran.stdout
     assert counts_of(ran.stdout.splitlines()[-1]) == Counter(passed=3, rerun=1)
-    files = json.loads((tree / "cache" / "motet" / "tests.json").read_text())["stack+rest"]["files"]
+    files = json.loads((tree / "cache" / "motet" / "tests.json").read_text())["rest+stack+images"]["files"]
     assert files.keys() == {f"tests/{name}/test_{name}.py" for name in ("stack", "images", "unit")}
 
 
