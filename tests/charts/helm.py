@@ -51,6 +51,7 @@ VARIANTS: dict[str, Object] = {
             "replicas": None,
             "image": {"digest": DIGEST},
             "service": {"type": "LoadBalancer", "annotations": {"note": "outside"}},
+            "database": {"existingSecret": {"name": "postgres"}},
         },
         "runner": {
             "image": {"digest": DIGEST},

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from motet_cli.keys import A_NEW_ONE
-from tests.charts.helm import MOTET, NAMESPACE, Object, named, of_kind, pod_templates, render, title
+from tests.charts.helm import MOTET, NAMESPACE, HelmFailed, Object, helm, named, of_kind, pod_templates, render, title
 from tests.charts.test_network import DATABASE, passes, pods
 from tests.charts.test_notes import notes
 from tests.charts.test_templates import environment, trusted
@@ -17,6 +17,10 @@ from tests.charts.test_templates import environment, trusted
 URL = "postgresql+asyncpg://motet:secret@db.example/motet"
 IN_DATABASE: Object = {"database": {"url": URL, "authorities": {"configMapName": "who-signs"}}}
 IN_SECRET: Object = {"gateway": {"keysSecret": "api-keys"}, "database": {"url": URL}}
+OWN_ACCOUNT: Object = {
+    "gateway": {"database": {"existingSecret": {"name": "postgres-gateways", "key": "address"}}},
+    "database": {"url": URL},
+}
 FOR_EVERYBODY: Object = {"gateway": {"auth": "none"}, "database": {"url": URL}}
 
 
@@ -85,6 +89,46 @@ def test_another_database_restarts_gateways_that_read_keys_there() -> None:
         return found
 
     assert annotations(URL) != annotations(URL.replace("secret", "another"))
+
+
+def test_gateways_may_have_an_account_of_their_own_in_the_database() -> None:
+    templates = pod_templates(render(OWN_ACCOUNT))
+    urls = {
+        who.rpartition("/motet-")[2]: source["secretKeyRef"]
+        for who, template in templates.items()
+        for container in template["spec"]["containers"]
+        if (source := environment(container).get("MOTET_DATABASE_URL"))
+    }
+    assert urls == {
+        "gateway": {"name": "postgres-gateways", "key": "address"},
+        "predictor": {"name": "motet-database", "key": "url"},
+        "migrate": {"name": "motet-migrate", "key": "url"},
+    }
+    assert passes(render(OWN_ACCOUNT), pods(render(OWN_ACCOUNT))["gateway"], DATABASE, 5432)
+
+
+def test_an_account_of_their_own_outlives_a_change_of_the_owners() -> None:
+    def template(url: str) -> Object:
+        return pod_templates(render(OWN_ACCOUNT | {"database": {"url": url}}))[f"Deployment {NAMESPACE}/motet-gateway"]
+
+    assert template(URL) == template(URL.replace("secret", "another"))
+
+
+def test_an_account_in_no_database_is_refused() -> None:
+    with pytest.raises(HelmFailed, match=r"gateway\.database\.existingSecret .*: set database, too"):
+        helm("template", "motet", str(MOTET), "--set=gateway.database.existingSecret.name=postgres-gateways")
+
+
+@pytest.mark.parametrize("instead", [IN_SECRET["gateway"], FOR_EVERYBODY["gateway"]])
+def test_an_account_is_not_used_where_no_keys_are_read_with_it(instead: Object) -> None:
+    found = settings({"gateway": OWN_ACCOUNT["gateway"] | instead, "database": {"url": URL}})
+    assert "MOTET_DATABASE_URL" not in found
+
+
+def test_the_notes_have_the_first_key_made_by_who_may_write_it() -> None:
+    said = notes(f"--set=database.url={URL}", "--set=gateway.database.existingSecret.name=postgres-gateways")
+    assert "exec deployment/motet-predictor -- motet key create --tenant=default > key)" in said
+    assert "exec deployment/motet-gateway" not in said
 
 
 def test_the_notes_say_how_to_make_the_first_key_in_the_database() -> None:

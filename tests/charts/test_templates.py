@@ -153,7 +153,7 @@ def test_what_a_pod_mounts_or_reads_is_there_or_is_the_users(values: Object) -> 
     if values.get("tls", {}).get("source") == "Existing":
         there |= {("Secret", NAMESPACE, f"motet-{component}-tls") for component in COMPONENTS}
         there |= {("Secret", "motet-pools", "motet-runner-tls")}
-    if "existingSecret" in values.get("database", {}):
+    if any("existingSecret" in one.get("database", {}) for one in (values, values.get("gateway", {}))):
         there |= {("Secret", NAMESPACE, "postgres")}
     if name := values.get("database", {}).get("authorities", {}).get("configMapName"):
         there |= {("ConfigMap", NAMESPACE, name)}

@@ -86,6 +86,12 @@ def test_the_predictor_runs_on_what_its_image_holds(installed: Installed) -> Non
 
 
 @pytest.mark.soak
+@image("predictor")
+def test_the_predictors_image_makes_api_keys(installed: Installed) -> None:
+    makes_api_keys(installed)
+
+
+@pytest.mark.soak
 @image("gateway")
 def test_the_gateway_runs_on_what_its_image_holds(installed: Installed) -> None:
     port = free_port()
@@ -96,6 +102,10 @@ def test_the_gateway_runs_on_what_its_image_holds(installed: Installed) -> None:
 @pytest.mark.soak
 @image("gateway")
 def test_the_gateways_image_makes_api_keys(installed: Installed) -> None:
+    makes_api_keys(installed)
+
+
+def makes_api_keys(installed: Installed) -> None:
     code, said = installed.run("motet", "key", "create", "--tenant=acme")
     assert code == 0, said
     assert "of tenant acme, for user, does not expire" in said

@@ -158,6 +158,18 @@ key: url
 {{- end -}}
 {{- end -}}
 
+{{/* Where the URL lies with which gateways read API keys. */}}
+{{- define "motet.gatewaysDatabaseSecret" -}}
+{{- with .Values.gateway.database.existingSecret -}}
+{{- if .name -}}
+name: {{ .name }}
+key: {{ .key }}
+{{- else -}}
+{{- include "motet.databaseSecret" $ -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Where gateways look for API keys: secret, database, or nothing when they ask for none. */}}
 {{- define "motet.keysAreIn" -}}
 {{- if eq .Values.gateway.auth "keys" -}}
