@@ -103,7 +103,12 @@ class Pods:
     async def operator(self) -> AsyncIterator[Link[scheduler_pb2.SyncUp, scheduler_pb2.SyncDown]]:
         """States one pool and one adapter."""
         pool = scheduler_pb2.PoolEntry(
-            pool="default/demo", group="default/demo", served_name="demo", model_uri="file:///demo", replicas=1
+            pool="default/demo",
+            group="default/demo",
+            served_name="demo",
+            model_uri="file:///demo",
+            replicas=1,
+            tenants=["default"],
         )
         pirate = adapter_entry("pirate", BUNDLED / "adapters" / "pirate")
         snapshot = scheduler_pb2.CatalogSnapshot(revision=1, pools=[pool], adapters=[pirate])

@@ -164,6 +164,7 @@ class SmallOperator:
             served_name="demo",
             model_uri="file:///demo",
             replicas=replicas,
+            tenants=["default"],
             **of_the_pool,
         )
         self._snapshot = scheduler_pb2.CatalogSnapshot(revision=1, pools=[pool], adapters=adapters)
