@@ -312,7 +312,7 @@ async def test_advice_is_remembered_with_its_reason_and_goes_stale_with_the_stre
                 ).catalog,
                 [],
             )
-            await until(lambda: scheduler.heard)
+            await until(lambda: any(message.snapshot.pools for message in scheduler.heard))
             entry = scheduler.heard[-1].snapshot.pools[0]
             assert (entry.scaling, entry.min_replicas, entry.max_replicas) == (scheduler_pb2.SCALING_MODE_BUILTIN, 0, 3)
             assert entry.scale_down_stabilization_seconds == 300
