@@ -148,6 +148,31 @@ def test_starting_a_process_writes_nothing_into_the_log_of_a_service(tmp_path: P
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
+LOSES_ITS_PEER = """
+import asyncio, sys
+from motet.rpc import open_channel, serving
+from tests.common.echo import Echo, open_talk
+
+async def main():
+    async with open_channel("unix:" + sys.argv[1]) as channel:
+        async with serving("unix:" + sys.argv[1], Echo().add, grace=0):
+            call = open_talk(channel)
+            await call.write(b"hello")
+            await call.read()
+            await asyncio.sleep(0.3)
+        await call.code()
+        await asyncio.sleep(0.3)
+
+asyncio.run(main())
+"""
+
+
+def test_a_peer_that_goes_away_writes_nothing_into_the_log_of_a_service(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", LOSES_ITS_PEER, str(tmp_path / "echo.sock")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 async def test_what_is_said_while_the_stream_is_down_is_dropped(address: str) -> None:
     echo = Echo()
     async with linked(address) as client:
