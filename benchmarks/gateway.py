@@ -40,7 +40,7 @@ STEP_SECONDS = 0.002
 PACED_REQUESTS_PER_SECOND = 200
 CPU_BUDGET_US = 800
 AUTH_BUDGET_US = 15
-AUTH_KEYS, AUTH_REQUESTS = 10_000, 10_000
+AUTH_KEYS, AUTH_REQUESTS, AUTH_TURNS = 10_000, 200, 50
 REFUSED_BUDGET_US = 100
 """So that 10,000 wrong keys a second leave time for others."""
 REFUSED_APART = 0.1
@@ -324,9 +324,9 @@ async def measure_keys(pairs: int) -> list[Result]:
     unknown = WhoAsks(guarded, keys.made(), _refused)
     for side in (with_key, without, wrong, unknown):
         await side()  # warm
-    asked = await alternate(with_key, without, pairs=pairs)
+    asked = await alternate(with_key, without, pairs=pairs, turns=AUTH_TURNS)
     print(f"reading a head and who asks, with a key against without: {asked}")
-    refused = await alternate(wrong, unknown, pairs=pairs)
+    refused = await alternate(wrong, unknown, pairs=pairs, turns=AUTH_TURNS)
     print(f"refusing a wrong secret of a key that there is against a key that nobody has: {refused}")
     more, cost, apart = asked.difference, percentile(refused.a, 0.5), abs(refused.ratio - 1)
     budget, cost_budget = f"≤ {AUTH_BUDGET_US}", f"≤ {REFUSED_BUDGET_US}"

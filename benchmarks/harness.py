@@ -163,18 +163,25 @@ async def alternate(
     attempts: int | None = None,
     own: Sequence[psutil.Process] = (),
     quiet_share: float = QUIET_SHARE,
+    turns: int = 1,
 ) -> Pairs:
-    """Measure A B, B A, A B … until enough quiet pairs are there, at most `attempts` (three times as many)."""
+    """Measure A B, B A, A B … until enough quiet pairs are there, at most `attempts` (three times as many). Of a pair
+    with several `turns` the medians count: where both sides take milliseconds, a core that is slow for half a second
+    would fall on one of them."""
     tried: list[tuple[float, float, float]] = []
     quiet = 0
     most = attempts or 3 * pairs
     while quiet < pairs and len(tried) < most:
+        firsts, seconds = list[float](), list[float]()
         with watching(own) as foreign:
-            if len(tried) % 2:
-                second, first = await b(), await a()
-            else:
-                first, second = await a(), await b()
-        tried.append((foreign.share, first, second))
+            for turn in range(turns):
+                if (len(tried) + turn) % 2:
+                    seconds.append(await b())
+                    firsts.append(await a())
+                else:
+                    firsts.append(await a())
+                    seconds.append(await b())
+        tried.append((foreign.share, statistics.median(firsts), statistics.median(seconds)))
         quiet += foreign.share <= quiet_share
     disturbed = quiet < pairs
     kept = sorted(tried)[:pairs] if disturbed else [pair for pair in tried if pair[0] <= quiet_share]

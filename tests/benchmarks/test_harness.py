@@ -22,6 +22,22 @@ from benchmarks.harness import (
 )
 
 
+async def test_of_many_short_turns_the_medians_count_and_one_slow_moment_does_not() -> None:
+    order: list[str] = []
+
+    async def a() -> float:
+        order.append("a")
+        return 500.0 if len(order) == 1 else 2.0
+
+    async def b() -> float:
+        order.append("b")
+        return 1.0
+
+    pairs = await alternate(a, b, pairs=2, attempts=2, quiet_share=1.0, turns=3)
+    assert "".join(order) == "abbaab" + "baabba"
+    assert (pairs.a, pairs.b, pairs.ratio) == ([2.0, 2.0], [1.0, 1.0], 2.0)
+
+
 async def test_sides_alternate_so_that_a_slowing_machine_meets_both_alike() -> None:
     order = ""
 
