@@ -293,7 +293,8 @@ def killed(home: Site, door: Proxy, flows: Sequence[Flow]) -> Generator[Outcome,
 
 
 def _known_to(scheduler: Scheduler) -> Object:
-    return {"pools": scheduler.told().get("pools", []), "adapters": scheduler.adapters()}
+    # An operator tells pools in the order in which it met them: they came one by one, or all at its start.
+    return {"pools": _sorted(scheduler.told().get("pools", [])), "adapters": scheduler.adapters()}
 
 
 def _outcome(home: Site, world: World, before: int, told: Callable[[], Object]) -> Outcome:
