@@ -1,8 +1,12 @@
-"""Pages as programs: their shell blocks, run in order in one shell, and what they print compared with what is shown.
+"""Pages as programs: their blocks, run in order, and what they print compared with what is shown.
 
-A block marked `sh` is commands; each must succeed. A block marked `console` is commands after `$ ` (continued after
-`> `), with the lines that they print. In those, `…` stands for anything, a line that is only `…` for any number of
-lines, and the width of columns does not count. A comment before a block says what is not in it:
+A block marked `sh` is commands for one shell; each must succeed. A block marked `console` is commands after `$ `
+(continued after `> `), with the lines that they print. Blocks marked `python` share one namespace; the block marked
+`text` right after one is all that it prints, and without one it prints nothing. A `python` or `yaml` block whose first
+line is a comment with the name of a file is a file that the reader saves.
+
+In what is printed `…` stands for anything, a line that is only `…` for any number of lines, and the width of columns
+does not count. A comment before a block says what is not in it:
 
     <!-- not run: why it cannot run here -->
     <!-- fails -->     its last command is refused, and the page shows how
@@ -13,17 +17,22 @@ import re
 import selectors
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import redirect_stdout
 from dataclasses import dataclass
+from io import StringIO
+from itertools import zip_longest
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 ANYTHING = "…"
 
 _BLOCK = re.compile(
     r"(?:^<!-- (?P<note>[^\n]*?) -->\n\n?)?^```(?P<kind>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
+
+_FILE = re.compile(r"# (?P<name>[\w./-]+\.(?:py|yaml))\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +54,17 @@ class Block:
     @property
     def runs(self) -> bool:
         return self.kind in ("sh", "console") and not self.reason_not_to_run
+
+    @property
+    def file(self) -> str:
+        """What the reader saves it as; empty: it is no file."""
+        found = _FILE.match(self.text) if self.kind in ("python", "yaml") else None
+        return found["name"] if found else ""
+
+    @property
+    def is_python(self) -> bool:
+        """To be executed where the page is read, not saved for later."""
+        return self.kind == "python" and not self.file
 
     @property
     def reason_not_to_run(self) -> str:
@@ -112,6 +132,21 @@ class NotAsShown(AssertionError):
     """A command does not do what its page says."""
 
 
+class Python:
+    """One namespace, which remembers what earlier blocks have set."""
+
+    def __init__(self) -> None:
+        self._namespace: dict[str, Any] = {"__name__": "__main__"}
+
+    def run(self, block: Block, *, shown: str) -> None:
+        """Raises NotAsShown, and what the block raises, with the line of the page."""
+        code = compile("\n" * block.line + block.text, str(block.page), "exec", dont_inherit=True)
+        with redirect_stdout(StringIO()) as printed:
+            exec(code, self._namespace)
+        if not matches(shown, printed.getvalue()):
+            raise NotAsShown(f"{block}:\n--- shows\n{shown}\n--- printed\n{printed.getvalue()}")
+
+
 class Shell:
     """One bash, which remembers what earlier blocks have set, and ends with all that they started."""
 
@@ -147,6 +182,12 @@ class Shell:
         self._bash.stdin.close()
         os.close(self._statuses)
 
+    def save(self, block: Block) -> None:
+        """Where the reader is at first, whatever folder the shell has gone to."""
+        path = self._folder / block.file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(block.text)
+
     def run(self, block: Block) -> None:
         """Raises NotAsShown, with the command and all that it printed."""
         steps = block.steps
@@ -175,3 +216,20 @@ class Shell:
             answered = selector.select(self._timeout_s)
         status = os.read(self._statuses, 64) if answered else b""
         return int(status) if status else None, output.read_text(errors="replace")
+
+
+def type_page(page: Iterable[Block], shell: Shell, python: Python | None = None) -> None:
+    """Do all that a reader does with it. Raises NotAsShown where the page promises something else.
+
+    Without `python`, a page that has a block for it is a mistake.
+    """
+    found = list(page)
+    assert found, "a page without blocks"
+    for block, after in zip_longest(found, found[1:]):
+        if block.file:
+            shell.save(block)
+        elif block.runs:
+            shell.run(block)
+        elif block.is_python:
+            assert python is not None, f"{block}: no Python here"
+            python.run(block, shown=after.text if after is not None and after.kind == "text" else "")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.blocks import Block, NotAsShown, Shell, Step, blocks, matches
+from tests.docs.blocks import Block, NotAsShown, Python, Shell, Step, blocks, matches, type_page
 
 
 @pytest.fixture
@@ -78,6 +78,32 @@ def test_a_refusal_must_be_one(shell: Shell) -> None:
     shell.run(block("$ echo no; false\nno\n", "console", note="fails"))
     with pytest.raises(NotAsShown, match=r"is refused on the page, and succeeds"):
         shell.run(block("$ echo no\nno\n", "console", note="fails"))
+
+
+def test_a_block_that_names_a_file_is_saved(shell: Shell) -> None:
+    manifest, program = block("# team/a.yaml\na: 1\n", "yaml"), block("# say.py\nprint(1)\n", "python")
+    type_page(
+        [manifest, program, block("$ cat team/a.yaml say.py\n# team/a.yaml\na: 1\n# say.py\nprint(1)\n", "console")],
+        shell,
+    )
+
+
+def test_python_blocks_share_a_namespace_and_print_what_the_next_block_shows(shell: Shell) -> None:
+    page = [block("a = 1\n", "python"), block("print(a)\nprint('at', a)\n", "python"), block("1\nat …\n", "text")]
+    type_page(page, shell, Python())
+
+
+def test_a_python_block_that_prints_what_is_not_shown_is_told(shell: Shell) -> None:
+    with pytest.raises(NotAsShown, match=r"(?s)page.md:1.*--- shows\n2\n.*--- printed\n1"):
+        type_page([block("print(1)\n", "python"), block("2\n", "text")], shell, Python())
+    with pytest.raises(NotAsShown, match=r"(?s)--- printed\n1"):
+        type_page([block("print(1)\n", "python")], shell, Python())
+
+
+def test_an_error_in_a_python_block_has_the_line_of_the_page() -> None:
+    with pytest.raises(ZeroDivisionError) as caught:
+        Python().run(block("a = 1\na / 0\n", "python"), shown="")
+    assert (caught.traceback[-1].path, caught.traceback[-1].lineno + 1) == ("page.md", 3)
 
 
 def test_what_takes_too_long_is_told_with_what_it_said(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.docs.blocks import Block, Shell, blocks
+from tests.docs.blocks import Shell, blocks, type_page
 from tests.kube.cluster import Cluster
 from tests.repo.tree import ROOT
 
@@ -24,14 +24,7 @@ def test_the_pages_lead_from_an_empty_cluster_through_the_guides_and_back(cluste
     last_step = TUTORIAL.read_text().splitlines().index("## 10. Remove everything") + 1
     tutorial = blocks(TUTORIAL)
     before = everything()
-    _type(shell, [block for block in tutorial if block.line < last_step])
-    _type(shell, [block for page in GUIDES for block in blocks(page)])
-    _type(shell, [block for block in tutorial if block.line > last_step])
+    type_page([block for block in tutorial if block.line < last_step], shell)
+    type_page([block for page in GUIDES for block in blocks(page)], shell)
+    type_page([block for block in tutorial if block.line > last_step], shell)
     assert everything() - before == MADE_BY_THE_GUIDES
-
-
-def _type(shell: Shell, page: list[Block]) -> None:
-    assert page
-    for block in page:
-        if block.runs:
-            shell.run(block)
