@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -13,16 +14,27 @@ from tests.docs.blocks import Block, blocks
 from tests.docs.pages import DOCS, written_pages
 from tests.repo.tree import ROOT, package_folders
 
-EXECUTED = {"tutorials/kubernetes.md", "guides/platform.md", "guides/tenant.md", "guides/keys.md"}
-"""By tests/kube/releases/test_pages.py, and the last by tests/docs/test_keys.py."""
+EXECUTED = {
+    *("tutorials/kubernetes.md", "guides/platform.md", "guides/tenant.md"),  # tests/kube/releases/test_pages.py
+    "guides/client.md",  # tests/stack/test_tenants.py
+    "guides/keys.md",  # tests/docs/test_keys.py
+}
 
 BLOCKS = [block for page in (*written_pages(), ROOT / "README.md") for block in blocks(page)]
 SHELL = [block for block in BLOCKS if block.kind in ("sh", "console")]
-EXCUSED_AT_MOST = 3
+PYTHON = [block for block in BLOCKS if block.kind == "python"]
+EXCUSED_AT_MOST = 4
 
 
 def test_a_block_is_of_a_kind_that_is_tried() -> None:
-    assert {str(block): block.kind for block in BLOCKS if block.kind not in ("sh", "console", "yaml")} == {}
+    for before, block in pairwise([None, *BLOCKS]):
+        assert block is not None
+        if block.kind == "text":
+            assert before is not None, block
+            assert before.is_python, f"{block}: what prints it?"
+            assert before.page == block.page
+        else:
+            assert block.kind in ("sh", "console", "yaml", "python"), block
 
 
 @pytest.mark.parametrize("block", SHELL, ids=str)
@@ -38,9 +50,14 @@ def test_few_blocks_of_the_executed_pages_are_not_run_and_each_says_why() -> Non
     assert len(excused) <= EXCUSED_AT_MOST
 
 
-def test_a_page_with_shell_blocks_is_executed() -> None:
-    of_docs = {str(block.page.relative_to(DOCS)) for block in SHELL if block.page.is_relative_to(DOCS)}
-    assert of_docs <= EXECUTED
+@pytest.mark.parametrize("block", PYTHON, ids=str)
+def test_a_python_block_is_python(block: Block) -> None:
+    compile(block.text, str(block), "exec", dont_inherit=True)
+
+
+def test_a_page_with_commands_or_python_is_executed() -> None:
+    pages = {block.page for block in [*SHELL, *PYTHON] if block.page.is_relative_to(DOCS)}
+    assert {str(page.relative_to(DOCS)) for page in pages} == EXECUTED
 
 
 @pytest.mark.parametrize("block", [block for block in BLOCKS if block.kind == "yaml"], ids=str)

@@ -6,6 +6,7 @@ services behind it.
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import time
@@ -26,6 +27,8 @@ from motet.keys import Key, KeyScope
 from motet.processes.linux import environment_of
 from motet.store import keys as kept
 from motet.store import lengths, open_store
+from tests.docs.blocks import Python, Shell, blocks, type_page
+from tests.repo.tree import ROOT
 from tests.stack.harness import BUNDLED, Stack, copy_of_bundled, free_port, running_stack, write_adapter
 
 pytestmark = pytest.mark.stack
@@ -246,6 +249,17 @@ def refused(ask: Callable[..., object], *how: object) -> openai.APIStatusError:
     with pytest.raises(openai.APIStatusError) as caught:
         ask(*how)
     return caught.value
+
+
+def test_the_client_guide_does_what_it_says(house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its reader is the tenant acme."""
+    monkeypatch.setenv("OPENAI_BASE_URL", f"{house.urls[0]}/v1")
+    monkeypatch.setenv("OPENAI_API_KEY", house.keys["acme"])
+    here, scratch = tmp_path / "reader", tmp_path / "scratch"
+    here.mkdir()
+    scratch.mkdir()
+    with Shell(here, scratch=scratch, env=os.environ, timeout_s=60) as shell:
+        type_page(blocks(ROOT / "docs" / "guides" / "client.md"), shell, Python())
 
 
 # ------------------------------------------------------------------------------------------------------ who is refused

@@ -112,7 +112,7 @@ FAMILIES = (
         "stack",
         "all processes together",
         ("tests/stack/", "tests/contract/test_http.py"),
-        (*HELPERS, *THE_PRODUCT),
+        (*HELPERS, *THE_PRODUCT, "docs/guides/client.md"),
     ),
     Family(
         "releases",

@@ -1,0 +1,65 @@
+"""What the client guide says of errors and limits is what the code says."""
+
+import re
+
+from motet.errors import TABLE, MotetError
+from motet_gateway import errors as gateway_errors
+from motet_gateway import parameters
+from motet_gateway.settings import Settings
+from tests.docs.pages import DOCS, rows
+
+PAGE = DOCS / "guides" / "client.md"
+OF_THE_GATEWAY = {
+    kind.row.code: kind for kind in MotetError.__subclasses__() if kind.__module__ == gateway_errors.__name__
+}
+NEVER_ANSWERED = {
+    "setup_error": "a process does not start",
+    "manifest_invalid": "a process does not start",
+    "model_folder_invalid": "a process does not start",
+    "state_directory_unusable": "a process does not start",
+    "store_refused": "it is about a row of the database",
+    "cancelled": "the client has gone",
+    "declined": "the scheduler places the request again",
+    "rate_limit_exceeded": "there are no quotas yet",
+    "adapter_loading": "the request waits for its adapter",
+}
+"""Codes that no client reads, each with the reason."""
+
+
+def test_every_code_that_a_client_can_read_is_in_the_table_with_its_status_and_hint() -> None:
+    known = {code: (str(kind.row.http), kind.row.retry_after > 0) for code, kind in (TABLE | OF_THE_GATEWAY).items()}
+    said = {
+        code: (status, again == "yes")
+        for status, codes, _, again in rows(PAGE, "Errors")
+        for code in re.findall(r"`(\w+)`", codes)
+    }
+    assert said == {code: row for code, row in known.items() if code not in NEVER_ANSWERED}
+
+
+def test_the_limits_are_those_of_the_gateway() -> None:
+    said = dict(rows(PAGE, "Limits"))
+    assert said.pop("prompt and answer together") == "the model's `max_model_len`"
+    defaults = {name: field.default for name, field in Settings.model_fields.items()}
+    assert {what: tuple(map(int, re.findall(r"\d+", at_most))) for what, at_most in said.items()} == {
+        "body": (defaults["max_body_bytes"] >> 20,),
+        "body of `/tokenize` and `/detokenize`": (defaults["max_counted_bytes"] >> 20,),
+        "messages": (parameters.MOST_MESSAGES,),
+        "prompts of one request": (parameters.MOST_PROMPTS,),
+        "choices (`n`)": (parameters.MOST_CHOICES,),
+        "stop strings, and characters of one": (parameters.MOST_STOPS, parameters.LONGEST_STOP),
+        "`stop_token_ids`": (parameters.MOST_STOP_TOKENS,),
+        "`logit_bias` entries": (parameters.MOST_LOGIT_BIASES,),
+        "`top_logprobs`": (parameters.MOST_TOP_LOGPROBS,),
+    }
+
+
+def test_every_parameter_that_the_gateway_knows_is_named() -> None:
+    text = PAGE.read_text()
+    known = {*parameters.ChatBody.model_fields, *parameters.CompletionBody.model_fields, *parameters.Body.hints}
+    assert {name for name in known if f"`{name}`" not in text and f"{name}=" not in text} == NOT_WORTH_A_WORD
+
+
+NOT_WORTH_A_WORD = {
+    *("best_of", "suffix", "functions", "function_call", "tool_choice", "modalities"),  # refused, and the error says it
+    *("prompt_cache_retention", "spaces_between_special_tokens", "request_id"),  # without effect
+}
