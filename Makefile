@@ -13,7 +13,7 @@ FAST    := tests/repo tests/docs tests/common tests/store tests/resources tests/
              tests/*/plan tests/*/policy tests/*/reconcile tests/*/test_policy*.py tests/*/test_model.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help venv up down status test lint check format bench soak compat kube generate train clean
+.PHONY: help venv up down status test lint check format bench soak compat kube generate site train clean
 
 help:  ## Show this.
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r word text; do \
@@ -82,6 +82,9 @@ generate: venv  ## Write the generated files again: gRPC modules, CRDs, the char
 	@$(BIN)/python tools/generate_crds.py
 	@$(BIN)/python tools/generate_docs.py
 	@$(BIN)/python tools/generate_charts.py
+
+site: venv  ## Build the pages of docs/ into build/site, which a browser opens without a server.
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 train: venv  ## Train the bundled model and its adapters again (about half an hour on two cores).
 	@$(BIN)/python examples/demo/train.py $(TRAIN_ARGS)

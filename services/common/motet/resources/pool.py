@@ -114,7 +114,7 @@ class Engine(Shape):
     """Adapters in device memory at once."""
 
     max_cached_adapters: Annotated[int, Field(ge=1, le=65536)] | None = None
-    """Adapters in host memory at once."""
+    """Adapters in the disk cache of a runner at once."""
 
     max_model_length: Annotated[int, Field(ge=16, le=4_194_304)] | None = None
     """Tokens of prompt and output together; absent: what the model was made for."""
