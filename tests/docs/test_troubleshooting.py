@@ -1,4 +1,4 @@
-"""Whoever reads a reason finds it on the page."""
+"""A reader finds what they see: each symptom, and each reason of a condition."""
 
 import re
 from collections.abc import Mapping
@@ -6,31 +6,67 @@ from collections.abc import Mapping
 import pytest
 
 from motet.resources.reasons import ADAPTER_REASONS, POOL_REASONS, Reasons
-from tests.docs.pages import DOCS
+from tests.docs.pages import DOCS, rows
 
-PAGE = (DOCS / "troubleshooting.md").read_text()
+PAGE = DOCS / "troubleshooting.md"
+TEXT = PAGE.read_text()
+KINDS = {"LoRAAdapter": ADAPTER_REASONS, "ServingPool": POOL_REASONS}
+SYMPTOMS = ("An adapter", "A request is refused", "A pool or its runners", "The installation")
+QUIET = "Reasons that need nothing"
+SEARCHED_FOR = (
+    "Pending", "429", "404", "401", "403", "422", "503", "504", "model_not_found", "pool_saturated", "invalid_api_key",
+    "context_length_exceeded", "OOMKilled", "CUDA out of memory", "killed", "ImagePullBackOff", "PolicyDenied",
+    "helm upgrade", "kubectl drain", "first token is slow", "[DONE]", "scale up", "motet up",
+)  # fmt: skip
 
 
 def section(heading: str) -> str:
-    return re.split(rf"^## {heading}$", PAGE, maxsplit=1, flags=re.MULTILINE)[1].split("\n## ", 1)[0]
+    return re.split(rf"^## {heading}$", TEXT, maxsplit=1, flags=re.MULTILINE)[1].split("\n## ", 1)[0]
 
 
 def entries(heading: str) -> dict[str, str]:
-    parts = re.split(r"^### `(\w+)`$", section(heading), flags=re.MULTILINE)
-    return dict(zip(parts[1::2], parts[2::2], strict=True))
+    parts = re.split(r"^### (.+)$", section(heading), flags=re.MULTILINE)
+    return dict(zip(parts[1::2], (text.replace("\n", " ") for text in parts[2::2]), strict=True))
 
 
-@pytest.mark.parametrize(("kind", "reasons"), [("LoRAAdapter", ADAPTER_REASONS), ("ServingPool", POOL_REASONS)])
+def quiet(kind: str) -> list[str]:
+    """Reasons in the table at the end."""
+    return [reason for of_kind, reason, _, _ in rows(PAGE, QUIET) if of_kind == kind]
+
+
+def test_it_begins_with_what_is_seen_and_ends_with_what_needs_nothing() -> None:
+    assert tuple(re.findall(r"^## (.+)$", TEXT, re.MULTILINE)) == (*SYMPTOMS, *KINDS, QUIET)
+
+
+@pytest.mark.parametrize("word", SEARCHED_FOR)
+def test_what_people_search_for_stands_in_a_symptom(word: str) -> None:
+    assert any(word in heading + text for part in SYMPTOMS for heading, text in entries(part).items())
+
+
+@pytest.mark.parametrize("part", SYMPTOMS)
+def test_a_symptom_says_what_it_means_how_to_see_it_and_what_to_do(part: str) -> None:
+    form = re.compile(r"\s*Means: \S.*  See: \S.*  Do: \S.*")
+    assert [heading for heading, text in entries(part).items() if not form.fullmatch(text)] == []
+
+
+@pytest.mark.parametrize(("kind", "reasons"), KINDS.items())
 def test_every_reason_has_its_entry_and_every_entry_its_reason(kind: str, reasons: Mapping[str, Reasons]) -> None:
-    assert set(entries(kind)) == {reason for of_type in reasons.values() for reason in of_type}
+    said = [*entries(kind), *quiet(kind)]
+    assert len(said) == len(set(said))
+    assert set(said) == {f"`{reason}`" for of_type in reasons.values() for reason in of_type}
 
 
-@pytest.mark.parametrize("kind", ["LoRAAdapter", "ServingPool"])
-def test_an_entry_says_what_is_seen_and_why_and_what_to_do(kind: str) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_entry_says_what_is_seen_and_what_to_do_and_that_is_something(kind: str) -> None:
     lacking = {
-        reason: word
+        reason
         for reason, text in entries(kind).items()
-        for word in ("Seen: ", "Do: ")
-        if word not in text.replace("\n", " ")
+        if "Seen: " not in text or "Do: " not in text or re.search(r"Do: (nothing|wait)\.\s*$", text)
     }
-    assert lacking == {}
+    assert lacking == set()
+
+
+def test_a_symptom_links_to_entries_that_are_there() -> None:
+    headings = {heading.strip("`").lower() for kind in KINDS for heading in entries(kind)}
+    linked = set(re.findall(r"\]\(#([a-z]+)\)", TEXT)) - {kind.lower() for kind in KINDS}
+    assert linked - headings == set()
