@@ -24,7 +24,7 @@ from statistics import fmean
 
 from benchmarks.harness import Pairs, Result, alternate, arguments, percentile, report
 from motet.fleet import Capacity, RequestClass, RunnerIdentity
-from motet.model import Digest, RequestId, Tenant
+from motet.model import Digest, InstanceName, RequestId, Tenant
 from motet_scheduler.policy import effects as do
 from motet_scheduler.policy import events as on
 from motet_scheduler.policy.adapters import Revision
@@ -33,16 +33,7 @@ from motet_scheduler.policy.placement import Chosen, choose
 from motet_scheduler.policy.requests import Placement, QueueKey, Request
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.scheduler import Scheduler
-from motet_scheduler.policy.values import (
-    AdapterRef,
-    AdapterSpec,
-    Estimate,
-    GroupName,
-    Instance,
-    Policy,
-    Pool,
-    RevisionKey,
-)
+from motet_scheduler.policy.values import AdapterRef, AdapterSpec, Estimate, GroupName, Policy, Pool, RevisionKey
 
 QUEUED, ADAPTERS, TENANTS = 10_000, 1_000, 100
 FLEETS = (3, 16)
@@ -146,7 +137,8 @@ class FairScan:
         self._arrivals = iter(Arrivals())
         self._sequence = count()
         self._runners = {
-            Instance(f"r{index}"): Runner(identity(index), f"unix:r{index}", CAPACITY, 1.0) for index in range(runners)
+            InstanceName(f"r{index}"): Runner(identity(index), f"unix:r{index}", CAPACITY, 1.0)
+            for index in range(runners)
         }
         self._waiting: list[tuple[RequestClass, QueueKey, Request]] = []
         self._needs: Counter[int] = Counter()

@@ -180,7 +180,7 @@ def errors_page() -> str:
         + "\n",
     ]
     for name, kind in sorted(TABLE.items()):
-        row = kind.row
+        row = kind.mapping
         meaning = vars(kind).get("__doc__")
         if not meaning:
             sys.exit(f"motet.errors.{kind.__name__} has no docstring: say what happened and what to do")

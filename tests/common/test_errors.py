@@ -21,13 +21,13 @@ OURS = [kind for kind in every_error() if kind.__module__ == errors.__name__]
 
 def test_codes_are_unique() -> None:
     # The root stands for what has no kind of its own, which is what Internal says.
-    codes = [kind.row.code for kind in OURS if kind is not MotetError]
+    codes = [kind.mapping.code for kind in OURS if kind is not MotetError]
     assert len(codes) == len(set(codes))
     assert set(TABLE) == set(codes)
 
 
 def test_the_table_finds_each_error_by_its_code() -> None:
-    assert {code: kind.row.code for code, kind in TABLE.items()} == {code: code for code in TABLE}
+    assert {code: kind.mapping.code for code, kind in TABLE.items()} == {code: code for code in TABLE}
     assert TABLE["internal_error"] is Internal
 
 
@@ -38,7 +38,7 @@ def test_an_error_survives_the_way_to_a_peer(kind: type[MotetError]) -> None:
     assert type(again) is (Internal if kind is MotetError else kind)
     assert (again.message, again.code, again.retry_after, again.reason) == (
         "what is wrong; what to do",
-        kind.row.code,
+        kind.mapping.code,
         1.5,
         "RankTooLarge",
     )
@@ -46,7 +46,7 @@ def test_an_error_survives_the_way_to_a_peer(kind: type[MotetError]) -> None:
 
 def test_an_error_without_a_hint_has_its_kinds_hint() -> None:
     for kind in OURS:
-        assert kind("x").retry_after == kind.row.retry_after
+        assert kind("x").retry_after == kind.mapping.retry_after
 
 
 def test_the_code_of_a_newer_peer_becomes_internal_with_its_sentence() -> None:
@@ -57,13 +57,13 @@ def test_the_code_of_a_newer_peer_becomes_internal_with_its_sentence() -> None:
 
 def test_trying_again_is_only_suggested_where_it_can_help() -> None:
     for kind in OURS:
-        row = kind.row
+        row = kind.mapping
         assert row.retry_after == 0 or row.http in (429, 503, 504), kind
         assert row.retry_after <= 60, "clients ignore longer hints"
 
 
 def test_the_fault_of_a_caller_is_a_four_hundred() -> None:
-    assert all(400 <= kind.row.http < 500 for kind in every_error(InvalidRequest))
+    assert all(400 <= kind.mapping.http < 500 for kind in every_error(InvalidRequest))
 
 
 def test_the_picture_of_the_tree_shows_every_error() -> None:

@@ -89,8 +89,8 @@ def test_over_full_books_take_nothing_new_but_let_promises_shrink() -> None:
 
 def test_what_can_never_fit_is_known_at_once() -> None:
     ledger: Ledger[str] = Ledger(10, overcommit=1.5)
-    assert ledger.can_ever_fit(15)
-    assert not ledger.can_ever_fit(16)
+    assert ledger.fits_when_empty(15)
+    assert not ledger.fits_when_empty(16)
 
 
 @pytest.mark.parametrize("pages", [0, -1])

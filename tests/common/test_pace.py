@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet.pace import AT_ONCE, Paced
+from motet.pace import AT_ONCE, StartLimiter
 
 PAUSE = 10
 steps = st.lists(st.integers(0, 25), max_size=200)
 """How long it is from one attempt to the next."""
 
 
-def begins(paced: Paced[str], now: float, times: int, name: str = "a") -> int:
+def begins(paced: StartLimiter[str], now: float, times: int, name: str = "a") -> int:
     """Of so many attempts."""
     begun = 0
     for _ in range(times):
@@ -22,18 +22,18 @@ def begins(paced: Paced[str], now: float, times: int, name: str = "a") -> int:
 
 
 def test_three_begin_at_once_and_one_after_each_pause() -> None:
-    paced = Paced[str](PAUSE)
+    paced = StartLimiter[str](PAUSE)
     assert [begins(paced, now, 5) for now in (0, 9, 10, 19, 20, 29, 30)] == [3, 0, 1, 0, 1, 0, 1]
 
 
 @given(steps)
 def test_whoever_begins_when_they_may_never_begins_more_than_three_and_one_in_each_pause(waits: list[int]) -> None:
-    paced, now = Paced[str](PAUSE), 0
+    paced, now = StartLimiter[str](PAUSE), 0
     began: list[int] = []
     for wait in waits:
         now += wait
         began += [now] * begins(paced, now, 1)
-        paced.tidy(now)
+        paced.expire(now)
     for number, since in enumerate(began):
         for more, until in enumerate(began[number:], 1):
             assert more <= AT_ONCE + (until - since) / PAUSE
@@ -41,7 +41,7 @@ def test_whoever_begins_when_they_may_never_begins_more_than_three_and_one_in_ea
 
 @given(steps)
 def test_whoever_waits_begins_at_the_time_that_is_told_within_a_pause(waits: list[int]) -> None:
-    paced, now = Paced[str](PAUSE), 0
+    paced, now = StartLimiter[str](PAUSE), 0
     for wait in waits:
         now += wait
         while begins(paced, now, 1):
@@ -54,59 +54,59 @@ def test_whoever_waits_begins_at_the_time_that_is_told_within_a_pause(waits: lis
 
 @pytest.mark.parametrize(("quiet", "given_back"), [(9, 0), (10, 1), (20, 2), (29, 2), (30, 3), (1000, 3)])
 def test_each_quiet_pause_gives_one_back_and_three_give_all(quiet: int, given_back: int) -> None:
-    paced = Paced[str](PAUSE)
+    paced = StartLimiter[str](PAUSE)
     assert begins(paced, 0, 5) == AT_ONCE
     assert begins(paced, quiet, 5) == given_back
 
 
 def test_each_name_is_paced_by_itself() -> None:
-    paced = Paced[str](PAUSE)
+    paced = StartLimiter[str](PAUSE)
     assert begins(paced, 0, 5, "a") == begins(paced, 0, 5, "b") == AT_ONCE
 
 
 @given(steps)
 def test_without_a_pause_everything_begins_at_once(waits: list[int]) -> None:
-    paced, now = Paced[str](0), 0
+    paced, now = StartLimiter[str](0), 0
     for wait in waits:
         now += wait
         assert begins(paced, now, 5) == 5
-        paced.tidy(now)
+        paced.expire(now)
 
 
 def test_what_begins_without_having_to_wait_counts_and_holds_up_for_one_pause_at_most() -> None:
-    paced = Paced[str](PAUSE)
+    paced = StartLimiter[str](PAUSE)
     for _ in range(50):
         paced.begun("a", 0)
-    paced.tidy(0)
+    paced.expire(0)
     assert paced.next_at("a") == PAUSE
 
 
 def test_a_clock_that_is_set_back_holds_up_for_one_pause_at_most() -> None:
-    paced = Paced[str](PAUSE)
+    paced = StartLimiter[str](PAUSE)
     begins(paced, 5000, 5)
-    paced.tidy(100)
+    paced.expire(100)
     assert [begins(paced, now, 5) for now in (100, 109, 110)] == [0, 0, 1]
 
 
 @given(steps)
 def test_tidying_up_changes_nothing_while_the_clock_goes_forward(waits: list[int]) -> None:
-    tidied, left_alone, now = Paced[str](PAUSE), Paced[str](PAUSE), 0
+    tidied, left_alone, now = StartLimiter[str](PAUSE), StartLimiter[str](PAUSE), 0
     for wait in waits:
         now += wait
         assert begins(tidied, now, 1) == begins(left_alone, now, 1)
-        tidied.tidy(now)
+        tidied.expire(now)
 
 
 def test_what_is_over_takes_no_memory() -> None:
-    paced = Paced[str](PAUSE)
+    paced = StartLimiter[str](PAUSE)
     for now in range(1000):
         paced.begun(f"{now}", now)
-        paced.tidy(now)
+        paced.expire(now)
         assert len(paced) <= PAUSE
 
 
 def test_what_is_forgotten_begins_like_something_new() -> None:
-    paced = Paced[str](PAUSE)
+    paced = StartLimiter[str](PAUSE)
     begins(paced, 0, 5)
     paced.forget("a")
     paced.forget("never seen")

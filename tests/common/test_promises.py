@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motet import promises
-from motet.fleet import BookEntry, Capacity, RequestClass, RunnerIdentity, SequenceState
+from motet.fleet import Capacity, RequestClass, RunnerIdentity, RunnerRequest, SequenceState
 from motet.model import BASE, PAGE_TOKENS, RequestId, Tenant, pages_for
 from motet_runner.interface import OverflowAhead, State
 from motet_runner.plan.sequence import Sequence
@@ -47,7 +47,7 @@ def running(prompt, max_tokens, promise, made):
 
 
 def watched(prompt, max_tokens, promise, made):
-    return BookEntry(
+    return RunnerRequest(
         request=RequestId("a"),
         epoch=1,
         pages=promise,
@@ -63,22 +63,22 @@ def watched(prompt, max_tokens, promise, made):
     [(16, 16, 2), (16, 17, 2), (16, 18, 3), (1, 1, 1), (32, 1, 2), (33, 1, 3)],
 )
 def test_the_last_token_of_an_answer_takes_no_room(prompt, max_tokens, pages):
-    assert promises.most_pages(prompt, max_tokens) == pages
+    assert promises.max_pages(prompt, max_tokens) == pages
 
 
 def test_without_a_word_about_its_length_an_answer_is_bounded_by_the_context():
-    assert promises.longest_life(5, 0, context_tokens=96) == 95
-    assert promises.longest_life(90, 50, context_tokens=96) == 95
+    assert promises.max_kv_tokens(5, 0, context_tokens=96) == 95
+    assert promises.max_kv_tokens(90, 50, context_tokens=96) == 95
 
 
 def test_a_promise_doubles_up_to_the_longest_life_and_never_shrinks():
-    assert [promises.doubled(pages, most=7) for pages in (1, 2, 4, 7, 9)] == [2, 4, 7, 7, 9]
+    assert [promises.doubled_pages(pages, most=7) for pages in (1, 2, 4, 7, 9)] == [2, 4, 7, 7, 9]
 
 
 @given(prompt=lengths, max_tokens=lengths)
 def test_an_engine_uses_the_pages_of_the_longest_life_and_no_more(prompt, max_tokens):
     prompt, max_tokens = min(prompt, 80), min(max_tokens, 80)
-    most = promises.most_pages(prompt, max_tokens)
+    most = promises.max_pages(prompt, max_tokens)
     book = make_book(pages=most + 1)  # a context ends with the pages, last token included
     book.add(new("a", prompt=prompt, max_tokens=max_tokens, promise=most, ignore_eos=True))
     device = PretendDevice(book)
@@ -86,7 +86,7 @@ def test_an_engine_uses_the_pages_of_the_longest_life_and_no_more(prompt, max_to
     while book.has_work():
         device.step()
         used = max(used, len(device.memory))
-    assert used == promises.longest_life(prompt, max_tokens)
+    assert used == promises.max_kv_tokens(prompt, max_tokens)
     assert pages_for(used) == most
     assert not [event for event in book.events if isinstance(event, OverflowAhead)]
 
@@ -94,7 +94,7 @@ def test_an_engine_uses_the_pages_of_the_longest_life_and_no_more(prompt, max_to
 @given(prompt=lengths, max_tokens=lengths, promise=st.integers(1, 200), made=lengths)
 def test_scheduler_supervisor_and_runner_agree(prompt, max_tokens, promise, made):
     made = min(made, max_tokens - 1)
-    most = promises.most_pages(prompt, max_tokens)
+    most = promises.max_pages(prompt, max_tokens)
     engine = running(prompt, max_tokens, promise, made)
     entry = watched(prompt, max_tokens, promise, made)
     supervisor = Runner(RunnerIdentity(instance="r0"), CAPACITY, 0.0)
@@ -110,5 +110,5 @@ def test_a_first_promise_covers_what_is_there_and_never_more_than_can_be_used(pr
     delivered = min(delivered, max_tokens - 1)
     request = scheduled(prompt, max_tokens, delivered=delivered, estimate=Estimate(q80=q80))
     promise = request.promise_on(CAPACITY, Policy())
-    assert pages_for(prompt + delivered) <= promise.pages <= promises.most_pages(prompt, max_tokens)
-    assert promise.tokens <= min(promise.pages * PAGE_TOKENS, promises.longest_life(prompt, max_tokens))
+    assert pages_for(prompt + delivered) <= promise.pages <= promises.max_pages(prompt, max_tokens)
+    assert promise.tokens <= min(promise.pages * PAGE_TOKENS, promises.max_kv_tokens(prompt, max_tokens))

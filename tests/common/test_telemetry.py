@@ -14,7 +14,7 @@ from motet.clock import FakeClock
 from motet.errors import SetupError
 from motet.health import Health
 from motet.rpc import is_healthy, serving
-from motet.telemetry import KEEP_NAME_SECONDS, OTHERS, BoundedNames, new_registry, serving_metrics
+from motet.telemetry import KEEP_NAME_SECONDS, OTHER_LABEL, BoundedLabels, new_registry, serving_metrics
 
 
 async def ask(path: Path, request: str) -> tuple[list[str], str]:
@@ -58,16 +58,16 @@ async def test_probes_are_answered_beside_the_figures(tmp_path: Path) -> None:
         health.set_ready(True)
         assert await probe("readyz") == ("200 OK", "ok")
         obstacles = [""]
-        health.ready_unless(lambda: obstacles[0])
+        health.add_readiness_check(lambda: obstacles[0])
         assert await probe("readyz") == ("200 OK", "ok")
         obstacles[0] = "draining"
         assert await probe("readyz") == ("503 Service Unavailable", "draining")
         health.set_ready(False, "the model is being loaded")
         assert await probe("readyz") == ("503 Service Unavailable", "the model is being loaded")
         stuck = ["", "no step for 60 s"]
-        health.alive_unless(lambda: stuck[0])
+        health.add_liveness_check(lambda: stuck[0])
         assert await probe("livez") == ("200 OK", "ok")
-        health.alive_unless(lambda: stuck[1])
+        health.add_liveness_check(lambda: stuck[1])
         assert await probe("livez") == ("503 Service Unavailable", "no step for 60 s")
         health.stop()
         health.set_ready(True)
@@ -77,13 +77,13 @@ async def test_probes_are_answered_beside_the_figures(tmp_path: Path) -> None:
 async def test_what_the_health_service_says_is_what_the_probe_says(tmp_path: Path) -> None:
     address, health = f"unix:{tmp_path}/s.sock", Health()
     async with serving(address, ready=False, process=health) as server:
-        assert (health.unready_because(), await is_healthy(address)) == ("starting", False)
+        assert (health.unready_reason(), await is_healthy(address)) == ("starting", False)
         await server.set_ready(True)
-        assert (health.unready_because(), await is_healthy(address)) == ("", True)
+        assert (health.unready_reason(), await is_healthy(address)) == ("", True)
         await server.set_ready(False, "draining")
-        assert (health.unready_because(), await is_healthy(address)) == ("draining", False)
+        assert (health.unready_reason(), await is_healthy(address)) == ("draining", False)
         await server.set_ready(True)
-    assert health.unready_because() == "stopping"
+    assert health.unready_reason() == "stopping"
 
 
 async def test_a_scraper_that_hangs_up_disturbs_nobody(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ class Named:
     def __init__(self, most: int = 2) -> None:
         self.registry, self.clock = CollectorRegistry(), FakeClock()
         self.counter = Counter("motet_test", "A test.", ("who", "code"), registry=self.registry)
-        self.names = BoundedNames(most, ("who",), (self.counter,), clock=self.clock)
+        self.names = BoundedLabels(most, ("who",), (self.counter,), clock=self.clock)
 
     def use(self, name: str) -> str:
         (label,) = self.names.of(name)
@@ -223,5 +223,5 @@ def test_a_name_that_is_no_longer_used_makes_room_and_takes_its_series_with_it()
 def test_names_in_use_do_not_push_each_other_out() -> None:
     named = Named()
     shown = {named.use(f"n{number}") for number in range(100)}
-    assert shown == {"n0", "n1", OTHERS}
+    assert shown == {"n0", "n1", OTHER_LABEL}
     assert named.shown() == shown

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from motet.api.v1 import common_pb2, runner_pb2, scheduler_pb2, supervisor_pb2
 from motet.errors import InvalidRequest, from_proto
-from motet.fleet import BookEntry
+from motet.fleet import RunnerRequest
 from motet.rpc.numbers import check_of
 from motet.rpc.writing import unpacked
-from motet.terms import HIGHEST_TERM, MOST_AHEAD, check_epoch, check_leaders_term, check_term, is_term
+from motet.terms import HIGHEST_TERM, MAX_TERM_JUMP, check_epoch, check_leaders_term, check_term, is_term
 
 LARGEST = 2**64 - 1
 TERMS = st.integers(0, LARGEST)
@@ -22,9 +22,9 @@ def test_a_term_far_above_the_highest_known_is_refused(highest: int, term: int) 
     try:
         check_term(term, highest, "somebody")
     except InvalidRequest:
-        assert term > highest + MOST_AHEAD or term > HIGHEST_TERM
+        assert term > highest + MAX_TERM_JUMP or term > HIGHEST_TERM
     else:
-        assert term <= highest + MOST_AHEAD
+        assert term <= highest + MAX_TERM_JUMP
         assert term < LARGEST, "there is always a higher one"
 
 
@@ -35,16 +35,16 @@ def test_who_knows_nothing_takes_the_leaders_term_and_no_other(term: int) -> Non
     except InvalidRequest:
         assert term > HIGHEST_TERM
     with pytest.raises(InvalidRequest, match="the scheduler speaks of term"):
-        check_leaders_term(7 + MOST_AHEAD + 1, 7, "the scheduler")
+        check_leaders_term(7 + MAX_TERM_JUMP + 1, 7, "the scheduler")
 
 
 def test_liars_need_as_many_lies_as_there_are_elections() -> None:
     term = 1
     for _ in range(1000):
         with pytest.raises(InvalidRequest):
-            check_term(term + MOST_AHEAD + 1, term, "a liar")
-        term += MOST_AHEAD
-        check_term(term, term - MOST_AHEAD, "a liar")
+            check_term(term + MAX_TERM_JUMP + 1, term, "a liar")
+        term += MAX_TERM_JUMP
+        check_term(term, term - MAX_TERM_JUMP, "a liar")
     assert term < HIGHEST_TERM
 
 
@@ -61,7 +61,7 @@ def test_an_epoch_that_none_could_follow_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="epoch 4294967295 of 'a'"):
         check_epoch(2**32 - 1, "a")
     with pytest.raises(InvalidRequest):
-        BookEntry.from_proto(common_pb2.RunnerRequest(request="a", epoch=2**32 - 1))
+        RunnerRequest.from_proto(common_pb2.RunnerRequest(request="a", epoch=2**32 - 1))
 
 
 @pytest.mark.parametrize("figure", [nan, inf, -inf])

@@ -7,14 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from motet.errors import ContextLengthExceeded, Declined, InvalidRequest, MotetError
-from motet.model import Digest, RequestId, pages_for
+from motet.model import Digest, ParkMethod, RequestId, pages_for
 from motet_runner.interface import (
     AdapterEvicted,
     AdapterLoaded,
     Finish,
     OverflowAhead,
     ParkedNow,
-    ParkMethod,
     ResumedNow,
     State,
     StateChanged,

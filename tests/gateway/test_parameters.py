@@ -42,7 +42,7 @@ def ends() -> Iterator[None]:
 
 
 def check(refusal: MotetError) -> None:
-    assert refusal.row.http == 400
+    assert refusal.mapping.http == 400
     assert refusal.message
 
 

@@ -95,7 +95,7 @@ class Site:
 
     def unsettled(self) -> dict[str, str]:
         """What is not as it should be when nothing is to drain."""
-        found = {name: why for name, health in self.health.items() if (why := health.unready_because())}
+        found = {name: why for name, health in self.health.items() if (why := health.unready_reason())}
         for name, pod in self.operator.api.pods().items():
             if marks := marks_of(pod):
                 found[f"pod {name}"] = str(marks)
@@ -109,7 +109,7 @@ class Site:
 
     async def look(self) -> None:
         while True:
-            why = {name: health.unready_because for name, health in self.health.items()}
+            why = {name: health.unready_reason for name, health in self.health.items()}
             self.operator.api.look(why, new_pod)
             await asyncio.sleep(0.01)
 
@@ -203,4 +203,4 @@ async def test_a_drain_whose_mark_never_lands_does_not_begin(folder: Any) -> Non
         one.operator.wake.set()
         await until(lambda: one.operator.api.failed >= 6)
         assert not any(runner.service.draining for runner in one.runners.values())
-        assert all(not health.unready_because() for health in one.health.values())
+        assert all(not health.unready_reason() for health in one.health.values())

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from motet.api.v1 import common_pb2, runner_pb2, scheduler_pb2, supervisor_pb2
-from motet.fleet import RequestClass, Resident, RunnerIdentity, SequenceState, Tier, read_book
+from motet.fleet import RequestClass, ResidentAdapter, RunnerIdentity, SequenceState, Tier, read_runner_requests
 from motet.rpc.writing import unpacked
 from motet_gateway.routes import models
 from motet_operator import sync
@@ -76,10 +76,10 @@ def test_no_value_of_a_newer_version_breaks_a_stream(kind: Any, read: Callable[[
 
 def test_each_value_of_a_newer_version_has_a_meaning() -> None:
     assert RequestClass.from_proto(UNKNOWN) is RequestClass.STANDARD
-    assert Resident.from_proto(common_pb2.ResidentAdapter(digest="d", tier=UNKNOWN)).tier is Tier.NONE  # type: ignore[arg-type]
+    assert ResidentAdapter.from_proto(common_pb2.ResidentAdapter(digest="d", tier=UNKNOWN)).tier is Tier.NONE  # type: ignore[arg-type]
     assert Stage.from_proto(UNKNOWN) is Stage.NONE
     assert models._STATES.get(UNKNOWN, "unknown") == "unknown"  # type: ignore[call-overload]
-    (entry,) = read_book([common_pb2.RunnerRequest(state=UNKNOWN)])  # type: ignore[arg-type]
+    (entry,) = read_runner_requests([common_pb2.RunnerRequest(state=UNKNOWN)])  # type: ignore[arg-type]
     assert entry.state is SequenceState.WAITING
     adapter = scheduler_pb2.AdapterEntry(max_class=UNKNOWN)  # type: ignore[arg-type]
     stated = scheduler.sync_event(scheduler_pb2.SyncUp(snapshot=scheduler_pb2.CatalogSnapshot(adapters=[adapter])))

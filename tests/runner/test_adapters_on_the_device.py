@@ -11,13 +11,13 @@ import regex
 from safetensors.torch import load_file, save_file
 
 from motet.errors import AdapterFetchFailed
-from motet.model import Digest, RequestId
+from motet.model import Digest, ParkMethod, RequestId
 from motet_runner.adapters import layout as layout_module
 from motet_runner.adapters.certify import certify
 from motet_runner.adapters.layout import Layout
 from motet_runner.adapters.peft_config import CONFIG_NAME, WEIGHTS_NAME
 from motet_runner.engine import Engine
-from motet_runner.interface import AdapterEvicted, AdapterFailed, AdapterLoaded, Finish, ParkMethod, State
+from motet_runner.interface import AdapterEvicted, AdapterFailed, AdapterLoaded, Finish, State
 from tests.runner.engines import ask, load, make_engine, run
 
 A, B, C = map(Digest, "ABC")

@@ -7,10 +7,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from motet.model import Digest, RequestId
+from motet.model import Digest, ParkMethod, RequestId
 from motet_runner.adapters.check import check
 from motet_runner.engine import Engine
-from motet_runner.interface import Finish, ParkMethod, State
+from motet_runner.interface import Finish, State
 from tests.runner.engines import Ran, ask, load, make_engine, run
 from tests.runner.random_models import AdapterSpec, save_adapter, save_base
 from tests.runner.test_models import FAMILIES

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from motet.model import Digest, RequestId
-from motet_runner.interface import OverflowAhead, ParkedNow, ParkMethod, ResumedNow, StateChanged
+from motet.model import Digest, ParkMethod, RequestId
+from motet_runner.interface import OverflowAhead, ParkedNow, ResumedNow, StateChanged
 from tests.runner.engines import Ran, ask, load, make_engine, run
 
 MANY = [f"r{i}" for i in range(6)]

@@ -88,14 +88,14 @@ async def test_a_scheduler_that_comes_while_it_drains_hears_of_it(folder):
 async def test_ready_means_known_to_a_scheduler_and_not_draining(folder):
     address, health = f"unix:{folder}/s.sock", Health()
     async with fake_runner(folder, scheduler=address, health=health) as runner:
-        assert health.unready_because() == "no scheduler has welcomed it yet"
+        assert health.unready_reason() == "no scheduler has welcomed it yet"
         async with scheduler_at(address):
-            await until(lambda: not health.unready_because())
+            await until(lambda: not health.unready_reason())
         await asyncio.sleep(0.1)
-        assert health.unready_because() == "", "a scheduler that goes away comes back"
-        assert health.dead_because() == ""
+        assert health.unready_reason() == "", "a scheduler that goes away comes back"
+        assert health.dead_reason() == ""
         await runner.service.drain(5)
-        assert health.unready_because() == "this runner is being drained"
+        assert health.unready_reason() == "this runner is being drained"
 
 
 def drain(term: int = 1) -> scheduler_pb2.AttachDown:
@@ -113,13 +113,13 @@ async def test_a_runner_whose_drain_is_taken_back_takes_work_again_and_is_ready(
         fake_runner(folder, scheduler=address, health=health) as runner,
         gateway_to(runner.address) as gateway,
     ):
-        await until(lambda: not health.unready_because())
+        await until(lambda: not health.unready_reason())
         scheduler.send(drain())
-        await until(lambda: health.unready_because() == "this runner is being drained")
+        await until(lambda: health.unready_reason() == "this runner is being drained")
         await gateway.submit("a")
         assert (await gateway.refusal("a")).failure.code == "declined"
         scheduler.send(take_work())
-        await until(lambda: not health.unready_because())
+        await until(lambda: not health.unready_reason())
         await gateway.submit("b")
         await gateway.finished("b")
 
@@ -137,7 +137,7 @@ async def test_a_runner_that_ends_takes_no_work_whatever_a_scheduler_says(folder
         scheduler.send(take_work())
         scheduler.send(scheduler_pb2.AttachDown(welcome={"term": 2}))
         await until(lambda: runner.service.book.highest_term == 2 and len(scheduler.of("report")) > seen + 1)
-        assert health.unready_because() == "this runner is being drained"
+        assert health.unready_reason() == "this runner is being drained"
         await gateway.submit("a")
         assert (await gateway.refusal("a")).failure.code == "declined"
 

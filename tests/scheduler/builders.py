@@ -3,8 +3,8 @@
 from typing import Any
 
 from motet.clock import FakeClock
-from motet.fleet import BookEntry, Capacity, RequestClass, Resident, RunnerIdentity, SequenceState, Tier
-from motet.model import BASE, Digest, RequestId, Tenant
+from motet.fleet import Capacity, RequestClass, ResidentAdapter, RunnerIdentity, RunnerRequest, SequenceState, Tier
+from motet.model import BASE, Digest, InstanceName, RequestId, Tenant
 from motet_scheduler.policy import effects as do
 from motet_scheduler.policy import events as on
 from motet_scheduler.policy.memory import Remembered
@@ -16,7 +16,6 @@ from motet_scheduler.policy.values import (
     Certificate,
     Estimate,
     GroupName,
-    Instance,
     Policy,
     Pool,
     Promise,
@@ -39,15 +38,15 @@ def adapter(name: str = "pirate", *, stamp: str = "1", namespace: str = "default
     return AdapterSpec(**({"ref": ref, "group": GROUP, "model_name": name, "revision": revision} | how))
 
 
-def entry(request: str, pages: int, *, epoch: int = 1, parked: bool = False, **how: Any) -> BookEntry:
+def entry(request: str, pages: int, *, epoch: int = 1, parked: bool = False, **how: Any) -> RunnerRequest:
     state = SequenceState.PARKED if parked else SequenceState.DECODE
-    return BookEntry(
+    return RunnerRequest(
         **({"request": RequestId(request), "epoch": epoch, "pages": pages, "state": state, "gateway": "g0"} | how)
     )
 
 
-def resident(digest: Digest, tier: Tier = Tier.DEVICE) -> Resident:
-    return Resident(digest=digest, tier=tier)
+def resident(digest: Digest, tier: Tier = Tier.DEVICE) -> ResidentAdapter:
+    return ResidentAdapter(digest=digest, tier=tier)
 
 
 class Told:
@@ -67,7 +66,7 @@ class Told:
         return [effect for effect in self.effects if isinstance(effect, kind)]
 
     def ledger(self, instance: str = "r0") -> dict[tuple[str, int], int]:
-        return dict(self.scheduler.runners[Instance(instance)].ledger)
+        return dict(self.scheduler.runners[InstanceName(instance)].ledger)
 
     def where(self, request: str) -> str:
         placement = self.scheduler.requests[RequestId(request)].placement
@@ -106,7 +105,7 @@ class Told:
         fields: dict[str, Any] = {
             "request": RequestId(request),
             "epoch": epoch,
-            "instance": Instance(instance),
+            "instance": InstanceName(instance),
             "incarnation": "1",
             "promise": Promise(pages),
             "tenant": Tenant("acme"),
@@ -134,8 +133,8 @@ class Told:
         *,
         pages: int = 100,
         incarnation: str = "1",
-        live: tuple[BookEntry, ...] = (),
-        resident: tuple[Resident, ...] = (),
+        live: tuple[RunnerRequest, ...] = (),
+        resident: tuple[ResidentAdapter, ...] = (),
         group: str = GROUP,
         pool: str = "default/demo",
         revision: str = "",
@@ -155,19 +154,19 @@ class Told:
         )
 
     def detach(self, instance: str = "r0", incarnation: str = "1") -> list[do.Effect]:
-        return self.tell(on.RunnerDetached(Instance(instance), incarnation))
+        return self.tell(on.RunnerDetached(InstanceName(instance), incarnation))
 
     def report(
         self,
         instance: str = "r0",
-        *live: BookEntry,
+        *live: RunnerRequest,
         incarnation: str = "1",
-        resident: tuple[Resident, ...] = (),
+        resident: tuple[ResidentAdapter, ...] = (),
         steps: int = 0,
     ) -> list[do.Effect]:
         return self.tell(
             on.RunnerReported(
-                instance=Instance(instance), incarnation=incarnation, live=live, resident=resident, steps=steps
+                instance=InstanceName(instance), incarnation=incarnation, live=live, resident=resident, steps=steps
             )
         )
 
@@ -175,7 +174,7 @@ class Told:
         self, name: str = "pirate", digest: Digest = PIRATE, *, instance: str = "r0", **how: Any
     ) -> list[do.Effect]:
         fields: dict[str, Any] = {
-            "instance": Instance(instance),
+            "instance": InstanceName(instance),
             "ref": AdapterRef("default", name, 1),
             "digest": digest,
             "stage": Stage.CERTIFIED,

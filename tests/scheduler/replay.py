@@ -6,10 +6,10 @@ A process of its own, since what it may not depend on is the seed of Python's ha
 from random import Random
 
 from motet.fleet import RequestClass, SequenceState
-from motet.model import BASE, Digest, RequestId
+from motet.model import BASE, Digest, InstanceName, RequestId
 from motet_scheduler.policy import effects as do
 from motet_scheduler.policy import events as on
-from motet_scheduler.policy.values import Instance, Promise
+from motet_scheduler.policy.values import Promise
 from tests.scheduler.builders import Told, adapter, entry, pool, resident
 from tests.supervisor import builders as supervised
 
@@ -55,7 +55,7 @@ def scheduler_story(chance: Random) -> None:
                 found = tuple(resident(digest_of(one)) for one in chance.sample(NAMES, 4))
                 say(told.report(name, *live, resident=found))
             case 7:
-                name = Instance(chance.choice(RUNNERS))
+                name = InstanceName(chance.choice(RUNNERS))
                 say(
                     told.tell(on.RunnerCondemned(told.scheduler.runners[name].identity, "still", chance.random() < 0.5))
                 )

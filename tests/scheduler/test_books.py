@@ -1,12 +1,12 @@
 """The ledger against the runners' books, and parked requests on their way back."""
 
-from motet.model import RequestId
+from motet.model import InstanceName, RequestId
 from motet_scheduler.policy import effects as do
 from motet_scheduler.policy import events as on
-from motet_scheduler.policy.values import Instance, Promise
+from motet_scheduler.policy.values import Promise
 from tests.scheduler.builders import entry, ready
 
-R0 = Instance("r0")
+R0 = InstanceName("r0")
 A = RequestId("a")
 
 

@@ -1,10 +1,10 @@
 """What the scheduler makes of what it sees: which load a pool has, what it holds back for, and when it speaks."""
 
 from motet.fleet import RunnerIdentity
-from motet.model import RequestId
+from motet.model import InstanceName, RequestId
 from motet_scheduler.policy import effects as do
 from motet_scheduler.policy import events as on
-from motet_scheduler.policy.values import GroupName, Instance, ScalingMode
+from motet_scheduler.policy.values import GroupName, ScalingMode
 from tests.scheduler.builders import GROUP, PIRATE, POET, Told, adapter, entry, pool, ready
 
 HOUR = 3600.0
@@ -37,7 +37,7 @@ def calm(told: Told, *instances: str, seconds: int = 61) -> None:
     """So much time passes while these runners report every second that they have what we think."""
     for _ in range(seconds):
         for instance in instances:
-            ledger = told.scheduler.runners[Instance(instance)].ledger
+            ledger = told.scheduler.runners[InstanceName(instance)].ledger
             told.report(instance, *(entry(request, pages, epoch=epoch) for (request, epoch), pages in ledger))
         told.wait(1.0)
 

@@ -5,11 +5,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from motet.fleet import RunnerIdentity
-from motet.model import RequestId
+from motet.model import InstanceName, RequestId
 from motet_scheduler.policy import effects as do
 from motet_scheduler.policy import events as on
 from motet_scheduler.policy.memory import Remembered
-from motet_scheduler.policy.values import Instance
 from tests.scheduler.builders import Told, entry, ready
 
 
@@ -64,7 +63,7 @@ def test_saying_the_same_set_again_tells_runners_nothing():
 
 
 def test_a_drain_declared_before_its_runner_attaches_again_is_not_over():
-    told = Told(remembered=Remembered(runners=(Instance("r0"),)))
+    told = Told(remembered=Remembered(runners=(InstanceName("r0"),)))
     told.gateway()
     declare(told, "r0")
     assert told.of(do.TellDrained) == [], "the runner is on its way back, perhaps with requests"
@@ -125,7 +124,7 @@ def test_a_runner_that_went_as_it_was_told_is_not_taken_for_one_that_is_down():
     told = ready()
     told.attach()
     declare(told, "r0")
-    told.tell(on.RunnerDetached(Instance("r0"), "1"))
+    told.tell(on.RunnerDetached(InstanceName("r0"), "1"))
     declare(told)  # it is gone, so nobody wants it empty any more
     told.enqueue("a")
     assert told.scheduler.requests[RequestId("a")].why == "no runner of this model is up"
@@ -176,7 +175,7 @@ def test_a_drained_word_names_the_set_by_which_the_runner_drained():
 def test_a_runner_whose_process_ends_takes_no_work_whatever_the_set_says():
     told = ready()
     told.attach("r0")
-    told.tell(on.RunnerEnding(Instance("r0"), "1", 10.0))
+    told.tell(on.RunnerEnding(InstanceName("r0"), "1", 10.0))
     declare(told, "r0")
     declare(told)
     told.enqueue("a")
@@ -188,7 +187,7 @@ def test_a_runner_whose_process_ends_takes_no_work_whatever_the_set_says():
 def test_what_a_past_incarnation_says_about_its_end_is_not_its_successors():
     told = ready()
     told.attach("r0", incarnation="2")
-    told.tell(on.RunnerEnding(Instance("r0"), "1", 10.0))
+    told.tell(on.RunnerEnding(InstanceName("r0"), "1", 10.0))
     told.enqueue("a")
     assert told.where("a") == "r0"
 
@@ -257,7 +256,7 @@ class Flips(RuleBasedStateMachine):
         for who, word in words(self.told):
             self.words[who] = word
         if name in self.ending:
-            self.say(on.RunnerEnding(Instance(name), str(self.incarnations[name]), 5.0))
+            self.say(on.RunnerEnding(InstanceName(name), str(self.incarnations[name]), 5.0))
 
     @rule(name=st.sampled_from(NAMES))
     def detach(self, name: str) -> None:
@@ -268,7 +267,7 @@ class Flips(RuleBasedStateMachine):
     def end(self, name: str) -> None:
         if name in self.words:
             self.ending.add(name)
-            self.say(on.RunnerEnding(Instance(name), str(self.incarnations[name]), 5.0))
+            self.say(on.RunnerEnding(InstanceName(name), str(self.incarnations[name]), 5.0))
 
     @rule()
     def restart(self) -> None:
@@ -292,7 +291,7 @@ class Flips(RuleBasedStateMachine):
         for name, word in self.words.items():
             wanted = self.declared and {(name, ""), (name, str(self.incarnations[name]))} & self.wanted
             assert word == ("drain" if wanted else "work")
-            runner = self.told.scheduler.runners[Instance(name)]
+            runner = self.told.scheduler.runners[InstanceName(name)]
             assert runner.takes_work == (not wanted and name not in self.ending)
 
 

@@ -8,14 +8,14 @@ from prometheus_client import CollectorRegistry
 from motet.errors import Internal
 from motet.fleet import RunnerIdentity
 from motet.leadership import LocalLeadership
-from motet.model import RequestId
+from motet.model import InstanceName, RequestId
 from motet_scheduler.catalog_file import CatalogFile
 from motet_scheduler.failures import FORGIVEN_AFTER, MOST, REMEMBERED, WITHIN, Failures, shown, subject_of
 from motet_scheduler.leading import lead
 from motet_scheduler.metrics import Metrics
 from motet_scheduler.policy import events as on
 from motet_scheduler.policy.scheduler import Scheduler
-from motet_scheduler.policy.values import Instance, Policy
+from motet_scheduler.policy.values import Policy
 from motet_scheduler.service import FailedToDecide, SchedulerService
 from tests.common.waiting import PATIENCE_S
 from tests.scheduler.builders import adapter, pool
@@ -76,7 +76,7 @@ def test_what_has_failed_is_remembered_within_bounds():
     [
         (lost("a"), ("RequestLost", "a")),
         (on.GatewayGone("g0"), ("GatewayGone", "g0")),
-        (on.RunnerDetached(Instance("r0"), "1"), ("RunnerDetached", "r0")),
+        (on.RunnerDetached(InstanceName("r0"), "1"), ("RunnerDetached", "r0")),
         (on.RunnerCondemned(RunnerIdentity(instance="r1"), "still", True), ("RunnerCondemned", "r1")),
         (on.CatalogStated((), ()), ("CatalogStated", "")),
     ],

@@ -3,17 +3,17 @@
 import pytest
 
 from motet.fleet import Failure, RunnerIdentity
-from motet.model import BASE, RequestId
+from motet.model import BASE, InstanceName, RequestId
 from motet_scheduler import translate
 from motet_scheduler.policy import effects as do
 from motet_scheduler.policy import events as on
-from motet_scheduler.policy.values import Instance, Promise
+from motet_scheduler.policy.values import Promise
 from tests.scheduler.builders import PIRATE, Told, adapter, entry, ready
 
 
 def decline(told, request, *, epoch=1, code="declined", instance="r0"):
     return told.tell(
-        on.RunnerDeclined(Instance(instance), RequestId(request), epoch, Failure(code, "no room after all"))
+        on.RunnerDeclined(InstanceName(instance), RequestId(request), epoch, Failure(code, "no room after all"))
     )
 
 
@@ -214,7 +214,7 @@ def test_a_restarted_runner_is_not_taken_for_the_one_that_died():
     told.attach(incarnation="2")
     assert told.ledger() == {}
     told.detach(incarnation="1")
-    assert told.scheduler.runners[Instance("r0")].attached, "the old stream's end says nothing about the new one"
+    assert told.scheduler.runners[InstanceName("r0")].attached, "the old stream's end says nothing about the new one"
     told.lose("a")
     told.wait(1)
     assert told.ledger() == {("a", 2): 5}
@@ -402,7 +402,7 @@ def test_what_is_said_of_requests_that_nobody_knows_is_bounded_too():
         told.enqueue(f"refused{n}")
     told.attach(live=tuple(entry(f"ghost{n}", 2) for n in range(9)))
     for n in range(9):
-        told.tell(on.PromiseChanged(Instance("r0"), RequestId(f"ghost{n}"), 1, Promise(4)))
+        told.tell(on.PromiseChanged(InstanceName("r0"), RequestId(f"ghost{n}"), 1, Promise(4)))
     assert len(told.scheduler.timelines) == 4
 
 

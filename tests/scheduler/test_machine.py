@@ -9,11 +9,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from motet.fleet import BookEntry, Failure, RequestClass, RunnerIdentity, SequenceState
-from motet.model import BASE, RequestId
+from motet.fleet import Failure, RequestClass, RunnerIdentity, RunnerRequest, SequenceState
+from motet.model import BASE, InstanceName, RequestId
 from motet_scheduler.policy import effects as do
 from motet_scheduler.policy import events as on
-from motet_scheduler.policy.values import Instance, Promise, Stage
+from motet_scheduler.policy.values import Promise, Stage
 from tests.scheduler.builders import PIRATE, POET, Told, adapter, pool
 
 INSTANCES = ("r0", "r1", "r2")
@@ -296,14 +296,14 @@ class World(RuleBasedStateMachine):
     def detach(self, name):
         if name in self.attached:
             self.attached.discard(name)
-            self.say(on.RunnerDetached(Instance(name), str(self.incarnations[name])))
+            self.say(on.RunnerDetached(InstanceName(name), str(self.incarnations[name])))
 
     @rule(name=st.sampled_from(INSTANCES))
     def report(self, name):
         if name in self.attached:
             self.say(
                 on.RunnerReported(
-                    instance=Instance(name), incarnation=str(self.incarnations[name]), live=self.book(name)
+                    instance=InstanceName(name), incarnation=str(self.incarnations[name]), live=self.book(name)
                 )
             )
 
@@ -315,7 +315,7 @@ class World(RuleBasedStateMachine):
         if request is not None and extra <= free:
             one = self.books[name][request]
             one.pages += extra
-            self.say(on.PromiseChanged(Instance(name), RequestId(request), one.epoch, Promise(one.pages)))
+            self.say(on.PromiseChanged(InstanceName(name), RequestId(request), one.epoch, Promise(one.pages)))
 
     @rule(data=st.data(), name=st.sampled_from(INSTANCES))
     def park(self, data, name):
@@ -323,7 +323,7 @@ class World(RuleBasedStateMachine):
         if request is not None:
             one = self.books[name][request]
             one.parked, one.pages = True, min(2 * one.pages, PAGES[name])
-            self.say(on.RequestParked(Instance(name), RequestId(request), one.epoch, Promise(one.pages)))
+            self.say(on.RequestParked(InstanceName(name), RequestId(request), one.epoch, Promise(one.pages)))
 
     @rule(name=st.sampled_from(INSTANCES), hung=st.booleans())
     def condemn(self, name, hung):
@@ -334,12 +334,12 @@ class World(RuleBasedStateMachine):
     def drain(self, names):
         """These and no others."""
         known = self.told.scheduler.runners
-        asked = (on.DrainAsked(known[Instance(name)].identity, 1.0) for name in sorted(names) if name in known)
+        asked = (on.DrainAsked(known[InstanceName(name)].identity, 1.0) for name in sorted(names) if name in known)
         self.say(on.DrainsDeclared(tuple(asked)))
 
     @rule(name=st.sampled_from(INSTANCES))
     def end(self, name):
-        self.say(on.RunnerEnding(Instance(name), str(self.incarnations[name]), 1.0))
+        self.say(on.RunnerEnding(InstanceName(name), str(self.incarnations[name]), 1.0))
 
     @rule(seconds=st.sampled_from((0.05, 0.5, 3.0)))
     def wait(self, seconds):
@@ -348,7 +348,7 @@ class World(RuleBasedStateMachine):
 
     def book(self, name):
         return tuple(
-            BookEntry(
+            RunnerRequest(
                 request=RequestId(request),
                 epoch=one.epoch,
                 pages=one.pages,

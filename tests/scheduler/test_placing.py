@@ -3,10 +3,9 @@
 import pytest
 
 from motet.fleet import RequestClass, Tier
-from motet.model import Digest
+from motet.model import Digest, InstanceName
 from motet_scheduler.policy import effects as do
 from motet_scheduler.policy import events as on
-from motet_scheduler.policy.values import Instance
 from tests.scheduler.builders import PIRATE, POET, Told, adapter, entry, pool, ready, resident
 
 
@@ -284,7 +283,7 @@ def test_positions_are_told_again_when_they_change():
 def test_a_draining_runner_gets_nothing_new():
     told = ready()
     told.attach()
-    told.tell(on.DrainsDeclared((on.DrainAsked(told.scheduler.runners[Instance("r0")].identity, 10.0),)))
+    told.tell(on.DrainsDeclared((on.DrainAsked(told.scheduler.runners[InstanceName("r0")].identity, 10.0),)))
     told.enqueue("a")
     assert told.of(do.TellPosition)[0].why == "its runners are draining"
 
@@ -292,7 +291,7 @@ def test_a_draining_runner_gets_nothing_new():
 def test_an_empty_runner_is_drained_at_once():
     told = ready()
     told.attach()
-    told.tell(on.DrainsDeclared((on.DrainAsked(told.scheduler.runners[Instance("r0")].identity, 10.0),)))
+    told.tell(on.DrainsDeclared((on.DrainAsked(told.scheduler.runners[InstanceName("r0")].identity, 10.0),)))
     assert told.of(do.TellDrained)
 
 

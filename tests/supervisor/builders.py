@@ -3,17 +3,17 @@
 from typing import Any
 
 from motet.clock import FakeClock
-from motet.fleet import BookEntry, Capacity, RunnerIdentity, SequenceState
-from motet.model import RequestId
+from motet.fleet import Capacity, RunnerIdentity, RunnerRequest, SequenceState
+from motet.model import InstanceName, ParkMethod, RequestId
 from motet_supervisor.policy import effects as do
 from motet_supervisor.policy import events as on
 from motet_supervisor.policy.supervisor import Supervisor
-from motet_supervisor.policy.values import Instance, Method, Policy
+from motet_supervisor.policy.values import Policy
 
-R0 = Instance("r0")
+R0 = InstanceName("r0")
 
 
-def entry(request: str, pages: int, *, used: int | None = None, parked: bool = False, **how: Any) -> BookEntry:
+def entry(request: str, pages: int, *, used: int | None = None, parked: bool = False, **how: Any) -> RunnerRequest:
     """A sequence in the middle of its promise, unless `used` pages say otherwise."""
     used = max(1, pages // 2) if used is None else used
     fields = {
@@ -26,7 +26,7 @@ def entry(request: str, pages: int, *, used: int | None = None, parked: bool = F
         "output_tokens": max(0, 16 * used - 8),
         "max_tokens": 1000,
     }
-    return BookEntry(**(fields | how))
+    return RunnerRequest(**(fields | how))
 
 
 class Told:
@@ -43,26 +43,26 @@ class Told:
         return [effect for effect in self.effects if isinstance(effect, kind)]
 
     def connect(
-        self, *live: BookEntry, instance: str = "r0", incarnation: str = "1", pages: int = 100, **capacity: Any
+        self, *live: RunnerRequest, instance: str = "r0", incarnation: str = "1", pages: int = 100, **capacity: Any
     ) -> list[do.Effect]:
         fields = {"pages": pages, "page_bytes": 1024, "host_bytes": 1 << 20, "max_model_length": 4096}
         identity = RunnerIdentity(instance=instance, incarnation=incarnation, pool="default/demo")
         return self.tell(on.RunnerConnected(identity, Capacity(**(fields | capacity)), live))
 
-    def report(self, *live: BookEntry, instance: str = "r0", **how: Any) -> list[do.Effect]:
+    def report(self, *live: RunnerRequest, instance: str = "r0", **how: Any) -> list[do.Effect]:
         fields: dict[str, Any] = {
-            "instance": Instance(instance),
+            "instance": InstanceName(instance),
             "pages_promised": sum(one.pages for one in live if not one.parked),
             "host_bytes_free": 1 << 20,
             "live": live,
         }
         return self.tell(on.MemoryReported(**(fields | how)))
 
-    def overflow(self, one: BookEntry, instance: str = "r0") -> list[do.Effect]:
-        return self.tell(on.OverflowAhead(Instance(instance), one))
+    def overflow(self, one: RunnerRequest, instance: str = "r0") -> list[do.Effect]:
+        return self.tell(on.OverflowAhead(InstanceName(instance), one))
 
     def parked(self, request: str, wanted: int, *, by_itself: bool = False) -> list[do.Effect]:
-        return self.tell(on.Parked(R0, RequestId(request), 1, wanted, Method.RECOMPUTE, by_itself))
+        return self.tell(on.Parked(R0, RequestId(request), 1, wanted, ParkMethod.RECOMPUTE, by_itself))
 
     def resumed(self, request: str, pages: int) -> list[do.Effect]:
         return self.tell(on.Resumed(R0, RequestId(request), 1, pages))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from motet import promises
-from motet.fleet import BookEntry, RequestClass, SequenceState
+from motet.fleet import RequestClass, RunnerRequest, SequenceState
 from motet.model import RequestId, pages_for
 from motet_supervisor.policy import effects as do
 from motet_supervisor.policy import events as on
@@ -31,7 +31,7 @@ class Sequence:
 
     @property
     def limit(self):
-        return promises.most_pages(self.prompt, self.max_tokens)
+        return promises.max_pages(self.prompt, self.max_tokens)
 
     @property
     def stuck(self):
@@ -102,7 +102,7 @@ class World(RuleBasedStateMachine):
 
     def entry(self, name):
         one = self.sequences[name]
-        return BookEntry(
+        return RunnerRequest(
             request=RequestId(name),
             epoch=1,
             pages=one.promise,
@@ -124,7 +124,7 @@ class World(RuleBasedStateMachine):
         request_class=st.sampled_from(RequestClass),
     )
     def submit(self, prompt, max_tokens, guess, request_class):
-        most = promises.most_pages(prompt, max_tokens)
+        most = promises.max_pages(prompt, max_tokens)
         promise = min(pages_for(prompt) + guess, most)
         if promise <= self.free and most <= PAGES:
             self.count += 1
@@ -147,7 +147,7 @@ class World(RuleBasedStateMachine):
                 if one.made >= one.max_tokens:
                     del self.sequences[name]
                     self.say(on.Ended(R0, RequestId(name), 1))
-                elif promises.runs_out(one.prompt + one.made, one.promise, one.limit) and not self.deaf:
+                elif promises.is_near_promise(one.prompt + one.made, one.promise, one.limit) and not self.deaf:
                     self.say(on.OverflowAhead(R0, self.entry(name)))
 
     @rule()

@@ -3,10 +3,9 @@
 import pytest
 
 from motet.fleet import RequestClass, SequenceState
-from motet.model import RequestId
+from motet.model import ParkMethod, RequestId
 from motet_supervisor.policy import effects as do
 from motet_supervisor.policy import events as on
-from motet_supervisor.policy.values import Method
 from tests.supervisor.builders import R0, Told, entry
 
 
@@ -88,7 +87,7 @@ def test_the_overflowing_one_goes_on_as_soon_as_the_other_is_parked():
     told.connect(overflowing("a", 10), entry("b", 10), pages=20)
     assert [one.request for one in told.of(do.Park)] == ["b"]
     told.parked("b", 20)
-    assert told.of(do.TellParked) == [do.TellParked(R0, "b", 1, 20, Method.RECOMPUTE)]
+    assert told.of(do.TellParked) == [do.TellParked(R0, "b", 1, 20, ParkMethod.RECOMPUTE)]
     assert told.of(do.Extend) == [do.Extend(R0, "a", 1, 10, 20)]
 
 
@@ -191,13 +190,13 @@ MEASURED = {"prefill_seconds_per_token": 0.001, "swap_seconds_per_page": 0.001}
 @pytest.mark.parametrize(
     ("report", "forced", "expected"),
     [
-        (MEASURED, None, Method.SWAP),
-        (MEASURED | {"swap_seconds_per_page": 0.1}, None, Method.RECOMPUTE),
-        (MEASURED | {"host_bytes_free": 100}, None, Method.RECOMPUTE),
-        (MEASURED, Method.RECOMPUTE, Method.RECOMPUTE),
-        (MEASURED | {"swap_seconds_per_page": 0.1}, Method.SWAP, Method.SWAP),
-        (MEASURED | {"host_bytes_free": 100}, Method.SWAP, Method.RECOMPUTE),
-        ({}, None, Method.SWAP),
+        (MEASURED, None, ParkMethod.SWAP),
+        (MEASURED | {"swap_seconds_per_page": 0.1}, None, ParkMethod.RECOMPUTE),
+        (MEASURED | {"host_bytes_free": 100}, None, ParkMethod.RECOMPUTE),
+        (MEASURED, ParkMethod.RECOMPUTE, ParkMethod.RECOMPUTE),
+        (MEASURED | {"swap_seconds_per_page": 0.1}, ParkMethod.SWAP, ParkMethod.SWAP),
+        (MEASURED | {"host_bytes_free": 100}, ParkMethod.SWAP, ParkMethod.RECOMPUTE),
+        ({}, None, ParkMethod.SWAP),
     ],
 )
 def test_the_cheaper_way_of_parking_is_taken_if_the_host_has_room(report, forced, expected):
@@ -213,6 +212,6 @@ def test_host_memory_that_was_given_away_is_not_given_twice():
     told.connect(pages=20)
     told.report(entry("a", 10), entry("b", 10), host_bytes_free=6 * 1024, **MEASURED)
     told.overflow(overflowing("a", 10))
-    assert told.of(do.Park)[0].method is Method.SWAP
+    assert told.of(do.Park)[0].method is ParkMethod.SWAP
     runner = told.supervisor.runners[R0]
     assert runner.host_bytes_free == 1024

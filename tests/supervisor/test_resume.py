@@ -1,8 +1,8 @@
 """How parked requests come back: through the scheduler's ledger, or without it when it is away."""
 
+from motet.model import ParkMethod
 from motet_supervisor.policy import effects as do
 from motet_supervisor.policy import events as on
-from motet_supervisor.policy.values import Method
 from tests.supervisor.builders import R0, Told, entry
 
 
@@ -27,7 +27,7 @@ def test_a_word_for_another_promise_is_answered_with_the_right_one():
     told.connect(entry("a", 8))
     told.parked("a", 16)
     told.resumable("a", 8)
-    assert told.effects == [do.TellParked(R0, "a", 1, 16, Method.RECOMPUTE)]
+    assert told.effects == [do.TellParked(R0, "a", 1, 16, ParkMethod.RECOMPUTE)]
 
 
 def test_a_word_for_one_that_runs_already_says_so():
@@ -58,7 +58,7 @@ def test_what_a_runner_parked_by_itself_is_told_too():
     told = with_scheduler()
     told.connect(entry("a", 8))
     told.report(entry("a", 16, parked=True))
-    assert told.of(do.TellParked) == [do.TellParked(R0, "a", 1, 16, Method.RECOMPUTE)]
+    assert told.of(do.TellParked) == [do.TellParked(R0, "a", 1, 16, ParkMethod.RECOMPUTE)]
 
 
 def test_a_supervisor_that_comes_back_learns_from_the_runner_who_is_parked():

@@ -17,7 +17,7 @@ from typing import Any
 
 from motet.errors import Declined, MotetError
 from motet.ledger import Ledger
-from motet.model import BASE, PAGE_TOKENS, Digest, RequestId
+from motet.model import BASE, PAGE_TOKENS, Digest, ParkMethod, RequestId
 from motet_runner.adapters.layout import Layout
 from motet_runner.interface import (
     AdapterEntry,
@@ -28,7 +28,6 @@ from motet_runner.interface import (
     Event,
     Finish,
     NewSequence,
-    ParkMethod,
     SequenceOutput,
     State,
     StepOutput,

@@ -5,9 +5,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from motet.fleet import read_book
+from motet.fleet import read_runner_requests
+from motet.model import InstanceName
 from motet_runner.interface import Engine
-from motet_scheduler.policy.values import Instance
 from tests.support.control_plane import ControlPlane, SmallOperator, control_plane, small_operator, until
 from tests.support.fake_engine import FakeEngine
 from tests.support.runners import FakeRunner, fake_runner
@@ -49,9 +49,9 @@ class House:
         found = {}
         for instance, runner in self.runners.items():
             service = runner.service
-            book = read_book(service.book.entries(service._last))
+            book = read_runner_requests(service.book.entries(service._last))
             theirs = {(entry.request, entry.epoch): entry.pages for entry in book if not entry.parked}
-            known = self.control.scheduler.runners.get(Instance(instance))
+            known = self.control.scheduler.runners.get(InstanceName(instance))
             ours = dict(known.ledger) if known is not None else {}
             if theirs != ours:
                 found[instance] = (theirs, ours)

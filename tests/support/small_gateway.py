@@ -14,7 +14,7 @@ from typing import Any
 from motet.api.v1 import common_pb2, runner_pb2, runner_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 from motet.errors import from_proto
 from motet.rpc import Link
-from motet.tasks import together
+from motet.tasks import run_together
 from tests.common.waiting import PATIENCE_S
 
 GROUP = "default/demo"
@@ -277,7 +277,7 @@ class SmallGateway:
 
     async def run(self) -> None:
         try:
-            await together(self.link.run())
+            await run_together(self.link.run())
         finally:
             for task in self._tasks.values():
                 task.cancel()

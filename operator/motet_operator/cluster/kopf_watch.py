@@ -23,7 +23,7 @@ import structlog
 
 from motet.kube import FORBIDDEN, NOT_FOUND, Credentials, authorization, ssl_context
 from motet.resources import GROUP
-from motet.tasks import together
+from motet.tasks import run_together
 from motet_operator.cluster.kinds import CHILDREN, OURS, Kind, Object
 from motet_operator.cluster.watch import Listener
 
@@ -77,7 +77,7 @@ class KopfWatch:
         ]
 
     async def run(self) -> None:
-        await together(*(engine.run() for engine in self._engines))
+        await run_together(*(engine.run() for engine in self._engines))
 
     def begin_again(self, kind: Kind) -> None:
         for engine in self._engines:

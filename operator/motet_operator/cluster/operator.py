@@ -17,7 +17,7 @@ from motet.kube import Credentials, KubeApi
 from motet.lease import Election
 from motet.service import run_until
 from motet.settings import Addresses, LeaseSettings, ProcessSettings
-from motet.tasks import together
+from motet.tasks import run_together
 from motet_operator.cluster.api import Api, Limiter
 from motet_operator.cluster.cache import Cache
 from motet_operator.cluster.catalog import Continuity
@@ -101,7 +101,7 @@ class ClusterOperator:
         """Raises SetupError for what a person has to put right."""
         settings = self._settings
         self._metrics = metrics = ClusterMetrics(registry)
-        health.alive_unless(self._dead_because)
+        health.add_liveness_check(self._dead_because)
         credentials = Credentials(settings.kubeconfig, "MOTET_CLUSTER_KUBECONFIG")
         await credentials.configuration()
         limiter = Limiter(settings.writes_per_second, settings.write_burst)
@@ -157,7 +157,7 @@ class ClusterOperator:
             ),
             time_scale=self._scale,
         )
-        health.ready_unless(self._unready_because)
+        health.add_readiness_check(self._unready_because)
         health.set_ready(True)
         try:
             await run_until(stop, self._resync.run(), self._follow(), self._lead(), self._look_after())
@@ -205,7 +205,7 @@ class ClusterOperator:
             await self._cordons.look()  # else the first round would take a runner that moves for one that stays
             self._silent_until = monotonic() + self._settings.takeover_seconds * self._scale
             log.info("leads; everything is listed")
-            await together(
+            await run_together(
                 self._reconcile_for_ever(),
                 self._writer.run(self._settings.writers),
                 self._events.run(),

@@ -17,7 +17,7 @@ import structlog
 
 from motet.clock import monotonic
 from motet.kube import ApiError
-from motet.tasks import together
+from motet.tasks import run_together
 from motet_operator.cluster.api import Api, Refused
 from motet_operator.cluster.cache import Cache
 from motet_operator.cluster.doubts import Denials
@@ -111,7 +111,7 @@ class Resync:
 
     async def run(self) -> None:
         """Until cancelled."""
-        await together(self._look_for_ever(), self._probe_for_ever())
+        await run_together(self._look_for_ever(), self._probe_for_ever())
 
     async def _probe_for_ever(self) -> None:
         while True:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from motet.model import ObjectName
-from motet.pace import Paced
+from motet.pace import StartLimiter
 from motet_operator.reconcile.revisions import revision_of, template_of
 from motet_operator.reconcile.view import Instance, PoolObject, RunnerSet, RunnerTemplate, View
 
@@ -47,7 +47,7 @@ class Pace:
 
     def __init__(self, pause: timedelta = timedelta(0)) -> None:
         self._aimed: dict[ObjectName, str] = {}
-        self._rollouts = Paced[ObjectName](pause / MICROSECOND)
+        self._rollouts = StartLimiter[ObjectName](pause / MICROSECOND)
 
     def held(self, name: ObjectName, newest: str, members: Sequence[Instance], now: datetime) -> str | None:
         """The revision at which a pool stays for now."""
@@ -69,7 +69,7 @@ class Pace:
         for gone in self._aimed.keys() - aimed.keys():
             self._rollouts.forget(gone)
         self._aimed = {name: aim.revision for name, aim in aimed.items()}
-        self._rollouts.tidy(_microseconds(now))
+        self._rollouts.expire(_microseconds(now))
 
     def due(self, aimed: Mapping[ObjectName, Aim]) -> list[datetime]:
         """When those that are held may begin."""

@@ -168,21 +168,21 @@ class Capacity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Resident:
+class ResidentAdapter:
     """An adapter that a runner holds, and how near."""
 
     digest: Digest
     tier: Tier
     bytes: int = 0
-    live: int = 0
+    live_sequences: int = 0
 
     @classmethod
     def from_proto(cls, it: common_pb2.ResidentAdapter) -> Self:
-        return cls(digest=Digest(it.digest), tier=Tier.from_proto(it.tier), bytes=it.bytes, live=it.live)
+        return cls(digest=Digest(it.digest), tier=Tier.from_proto(it.tier), bytes=it.bytes, live_sequences=it.live)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BookEntry:
+class RunnerRequest:
     """One request as its runner's book has it."""
 
     request: RequestId
@@ -224,9 +224,9 @@ class BookEntry:
         )
 
 
-def read_book(entries: Iterable[common_pb2.RunnerRequest]) -> tuple[BookEntry, ...]:
-    return tuple(BookEntry.from_proto(entry) for entry in entries)
+def read_runner_requests(entries: Iterable[common_pb2.RunnerRequest]) -> tuple[RunnerRequest, ...]:
+    return tuple(RunnerRequest.from_proto(entry) for entry in entries)
 
 
-def read_residents(entries: Iterable[common_pb2.ResidentAdapter]) -> tuple[Resident, ...]:
-    return tuple(Resident.from_proto(entry) for entry in entries)
+def read_resident_adapters(entries: Iterable[common_pb2.ResidentAdapter]) -> tuple[ResidentAdapter, ...]:
+    return tuple(ResidentAdapter.from_proto(entry) for entry in entries)

@@ -22,19 +22,19 @@ class Health:
     def stop(self) -> None:
         self._stopping = True
 
-    def ready_unless(self, check: Check) -> None:
+    def add_readiness_check(self, check: Check) -> None:
         """Beside what is set: not ready while `check` says why."""
         self._obstacles.append(check)
 
-    def alive_unless(self, check: Check) -> None:
+    def add_liveness_check(self, check: Check) -> None:
         """Count as dead, and be started again, while `check` says why. It must look at this process alone: one that
         ends because another is away makes an outage of a hiccup."""
         self._failings.append(check)
 
-    def unready_because(self) -> str:
+    def unready_reason(self) -> str:
         return "stopping" if self._stopping else self._unready or _first(self._obstacles)
 
-    def dead_because(self) -> str:
+    def dead_reason(self) -> str:
         return _first(self._failings)
 
 

@@ -52,7 +52,7 @@ class Ledger(Generic[Key]):
     def promise_of(self, key: Key) -> int:
         return self._promises.get(key, 0)
 
-    def can_ever_fit(self, pages: int) -> bool:
+    def fits_when_empty(self, pages: int) -> bool:
         """A promise larger than this would wait for ever: refuse it at admission (OR-09)."""
         return pages <= self.limit
 

@@ -2,8 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, NewType, Self
 
+InstanceName = NewType("InstanceName", str)
+"""A runner's name. It keeps the name when it restarts; each start is another incarnation."""
 RequestId = NewType("RequestId", str)
 Tenant = NewType("Tenant", str)
 Digest = NewType("Digest", str)
@@ -14,6 +17,13 @@ BASE = Digest("")
 PAGE_TOKENS = 16
 """Tokens in a page of KV (PU-20). Small enough that the last, half-filled page of a sequence wastes little, large
 enough that a page of all layers is one good copy."""
+
+
+class ParkMethod(StrEnum):
+    """How a parked sequence's KV is kept."""
+
+    SWAP = "swap"  # copied to host memory
+    RECOMPUTE = "recompute"  # dropped, computed again from the tokens
 
 
 @dataclass(frozen=True, slots=True, order=True)

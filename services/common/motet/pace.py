@@ -13,7 +13,7 @@ AT_ONCE = 3
 Name = TypeVar("Name", bound=Hashable)
 
 
-class Paced(Generic[Name]):
+class StartLimiter(Generic[Name]):
     """What has begun of late, by name. All times, and the pause, are in the same unit of the same clock."""
 
     def __init__(self, pause: float) -> None:
@@ -38,7 +38,7 @@ class Paced(Generic[Name]):
     def forget(self, name: Name) -> None:
         self._over_at.pop(name, None)
 
-    def tidy(self, now: float) -> None:
+    def expire(self, now: float) -> None:
         """Forget what is over; and after a clock has been set back, hold nothing up for longer than one more pause."""
         latest = now + AT_ONCE * self._pause
         self._over_at = {name: min(at, latest) for name, at in self._over_at.items() if at > now}

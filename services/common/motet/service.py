@@ -17,7 +17,7 @@ from motet import tls
 from motet.errors import SetupError
 from motet.health import Health
 from motet.settings import ProcessSettings
-from motet.tasks import together
+from motet.tasks import run_together
 from motet.telemetry import configure_logging, new_registry, serving_metrics
 
 log = structlog.get_logger(__name__)
@@ -110,7 +110,7 @@ def _complain(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
 
 async def run_until(stop: asyncio.Event, *work: Awaitable[None]) -> None:
     """Run everything until `stop` is set, then cancel it. The first failure cancels the rest and is raised."""
-    running = asyncio.ensure_future(together(*work))
+    running = asyncio.ensure_future(run_together(*work))
     stopping = asyncio.ensure_future(stop.wait())
     try:
         await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)

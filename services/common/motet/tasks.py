@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable
 
 
-async def together(*work: Awaitable[object]) -> None:
+async def run_together(*work: Awaitable[object]) -> None:
     """Run everything until all is done. The first failure cancels the rest and is raised, not a group around it."""
     tasks = [asyncio.ensure_future(one) for one in work]
     try:

@@ -25,7 +25,7 @@ from motet.settings import ProcessSettings
 
 def configure_logging(service: str, settings: ProcessSettings) -> None:
     """Send structlog and the standard library's logging to stderr, one line an event."""
-    stream = _Forgiving(sys.stderr)
+    stream = _LossyStream(sys.stderr)
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -58,7 +58,7 @@ def configure_logging(service: str, settings: ProcessSettings) -> None:
     logging.basicConfig(level=max(level, logging.WARNING), handlers=[handler], force=True)
 
 
-class _Forgiving:
+class _LossyStream:
     """A stream that loses a line rather than its process: logs may lie on a disk that is full."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -83,14 +83,14 @@ def new_registry() -> CollectorRegistry:
     return registry
 
 
-OTHERS = "other"
+OTHER_LABEL = "other"
 
 KEEP_NAME_SECONDS = 300.0
 """A name keeps its series for so long after its last use: scrapers, every minute at the longest, have then seen the
 last figures, and names that are all in use do not push each other out with every request."""
 
 
-class BoundedNames:
+class BoundedLabels:
     """Which of the names that users choose (tenants, adapters) stand in labels: the last used, and `most` of them.
 
     With 0 all labels are empty, which Prometheus takes for no label. A name that is pushed out takes its series with
@@ -117,7 +117,7 @@ class BoundedNames:
             return ("",) * len(names)
         now = self._clock()
         if names not in self._used and len(self._used) >= self._most and not self._free_one(now):
-            return (OTHERS,) * len(names)
+            return (OTHER_LABEL,) * len(names)
         self._used[names] = now
         self._used.move_to_end(names)
         return names
@@ -153,9 +153,9 @@ async def serving_metrics(
             method, target, *_ = *request.split(b" ", 2), b""
             match target.partition(b"?")[0]:
                 case b"/livez":
-                    status, kind, body = _verdict(health.dead_because())
+                    status, kind, body = _verdict(health.dead_reason())
                 case b"/readyz":
-                    status, kind, body = _verdict(health.unready_because())
+                    status, kind, body = _verdict(health.unready_reason())
                 case _:
                     status, kind, body = "200 OK", CONTENT_TYPE_LATEST, generate_latest(registry)
             head = (

@@ -2,7 +2,7 @@
 
 from motet.errors import InvalidRequest
 
-MOST_AHEAD = 2**32
+MAX_TERM_JUMP = 2**32
 """How far a term may be above the highest known. A state that was lost is rebuilt from what peers have seen, and then a
 term may be a time in seconds (below 2^32); whoever lies has to be believed 2^31 times before the numbers end."""
 
@@ -20,10 +20,10 @@ def is_term(text: str) -> bool:
 
 def check_term(term: int, highest: int, said_by: str) -> None:
     """Raise InvalidRequest for a term that must not be adopted. `highest` is 0 for who has lost all that it knew."""
-    if term > min(highest + MOST_AHEAD, HIGHEST_TERM):
+    if term > min(highest + MAX_TERM_JUMP, HIGHEST_TERM):
         raise InvalidRequest(
             f"{said_by} speaks of term {term}, which is not believed: the highest known is {highest}, and none can be "
-            f"more than {MOST_AHEAD} above it. Restart who says it",
+            f"more than {MAX_TERM_JUMP} above it. Restart who says it",
             param="term",
         )
 

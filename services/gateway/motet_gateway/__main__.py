@@ -38,8 +38,10 @@ def main() -> None:
                 gc.freeze()
                 host, port = bound.getsockname()[:2]
                 log.info("listening", host=host, port=port, gateway=gateway.name)
-                health.ready_unless(lambda: "" if gateway.catalog.known else "not told yet which models there are")
-                health.ready_unless(gateway.access.unready_because)
+                health.add_readiness_check(
+                    lambda: "" if gateway.catalog.known else "not told yet which models there are"
+                )
+                health.add_readiness_check(gateway.access.unready_because)
                 health.set_ready(True)
                 await stop.wait()
                 server.should_exit = True  # no new connections from here

@@ -151,7 +151,7 @@ class Connection(HttpToolsProtocol):
         content = error_body(error)
         self.transport.write(
             b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
-            % (error.row.http, _REASONS[error.row.http], len(content))
+            % (error.mapping.http, _REASONS[error.mapping.http], len(content))
             + content
         )
 

@@ -7,26 +7,26 @@ import grpc
 import orjson
 from starlette.responses import Response
 
-from motet.errors import MotetError, NotAuthenticated, Row
+from motet.errors import ErrorMapping, MotetError, NotAuthenticated
 
 LONGEST_RETRY_HINT = 60
 """Clients disagree about hints above a minute: one gives up, one ignores it, one sleeps for all of it."""
 
 
 class MethodNotAllowed(MotetError):
-    row = Row("method_not_allowed", 405, "invalid_request_error", grpc.StatusCode.UNIMPLEMENTED)
+    row = ErrorMapping("method_not_allowed", 405, "invalid_request_error", grpc.StatusCode.UNIMPLEMENTED)
 
 
 class HostNotAllowed(MotetError):
-    row = Row("host_not_allowed", 403, "permission_error", grpc.StatusCode.PERMISSION_DENIED)
+    row = ErrorMapping("host_not_allowed", 403, "permission_error", grpc.StatusCode.PERMISSION_DENIED)
 
 
 class HeadersTooLarge(MotetError):
-    row = Row("headers_too_large", 431, "invalid_request_error", grpc.StatusCode.RESOURCE_EXHAUSTED)
+    row = ErrorMapping("headers_too_large", 431, "invalid_request_error", grpc.StatusCode.RESOURCE_EXHAUSTED)
 
 
 class RequestTimeout(MotetError):
-    row = Row("request_timeout", 408, "invalid_request_error", grpc.StatusCode.DEADLINE_EXCEEDED)
+    row = ErrorMapping("request_timeout", 408, "invalid_request_error", grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 class ClientGone(Exception):
@@ -36,7 +36,7 @@ class ClientGone(Exception):
 def error_body(error: MotetError) -> bytes:
     content: dict[str, Any] = {
         "message": error.for_clients,
-        "type": error.row.type,
+        "type": error.mapping.type,
         "param": error.param,
         "code": error.code,
     }
@@ -44,7 +44,7 @@ def error_body(error: MotetError) -> bytes:
 
 
 def error_headers(error: MotetError) -> dict[str, str]:
-    makes_sense = error.retry_after > 0 and error.row.retry_after > 0
+    makes_sense = error.retry_after > 0 and error.mapping.retry_after > 0
     headers = {"x-should-retry": "true" if makes_sense else "false"}
     if isinstance(error, NotAuthenticated):
         headers["www-authenticate"] = "Bearer"
@@ -57,7 +57,7 @@ def error_headers(error: MotetError) -> dict[str, str]:
 def error_response(error: MotetError, extra: dict[str, str] | None = None) -> Response:
     return Response(
         error_body(error),
-        status_code=error.row.http,
+        status_code=error.mapping.http,
         headers=error_headers(error) | (extra or {}),
         media_type="application/json",
     )

@@ -3,7 +3,7 @@
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from motet.clock import Clock, monotonic
-from motet.telemetry import BoundedNames
+from motet.telemetry import BoundedLabels
 
 FIRST_TOKEN_BUCKETS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560,
@@ -130,7 +130,7 @@ class Metrics:
             self.time_per_output_token,
             self.request_duration,
         )
-        self._names = BoundedNames(names, who, by_name, clock=clock)
+        self._names = BoundedLabels(names, who, by_name, clock=clock)
 
     def who(self, tenant: str, adapter: str) -> tuple[str, ...]:
         """The labels of a request."""

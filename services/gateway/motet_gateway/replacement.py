@@ -45,7 +45,7 @@ class Losses:
 
     def failed(self, error: MotetError) -> MotetError | None:
         """A runner said that it cannot go on. Returns what ends the request; None: it is to be placed again."""
-        if error.row.retry_after > 0:
+        if error.mapping.retry_after > 0:
             return None  # no room, or a drain: the request is innocent, and its deadline ends the search
         self._failures += 1
         return error if self._failures > FAILURES_AT_MOST else None

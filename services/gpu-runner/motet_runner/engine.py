@@ -13,7 +13,7 @@ import torch
 
 from motet.clock import Clock
 from motet.errors import MotetError, NotFinite, SetupError
-from motet.model import PAGE_TOKENS, Digest, RequestId
+from motet.model import PAGE_TOKENS, Digest, ParkMethod, RequestId
 from motet_kernels import RANKS, group_of
 from motet_runner.adapters.layout import Layout
 from motet_runner.adapters.slots import Progress, SlotStore
@@ -35,7 +35,6 @@ from motet_runner.interface import (
     NewSequence,
     OverflowAhead,
     ParkedNow,
-    ParkMethod,
     ResumedNow,
     SequenceOutput,
     State,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from motet.errors import MotetError, Row
+from motet.errors import ErrorMapping, MotetError
 from motet.settings import ProcessSettings
 from motet_runner.child import drive
 from motet_runner.interface import Engine, EngineConfig, EngineInfo
@@ -36,7 +36,7 @@ ENGINE_COMMAND = (sys.executable, "-m", "motet_runner.child")
 class EngineDied(MotetError):
     """The engine is gone, and with it all KV: the service ends too, and its requests go on elsewhere."""
 
-    row = Row("engine_died", 500, "server_error", MotetError.row.grpc)
+    row = ErrorMapping("engine_died", 500, "server_error", MotetError.mapping.grpc)
 
 
 class EngineHost(ABC):

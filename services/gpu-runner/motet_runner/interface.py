@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from motet.errors import MotetError
-from motet.model import BASE, Digest, RequestId
+from motet.model import BASE, Digest, ParkMethod, RequestId
 from motet_runner.adapters.layout import Layout
 
 
@@ -26,11 +26,6 @@ class Finish(StrEnum):
     LENGTH = "length"
     CANCELLED = "cancelled"
     FAILED = "failed"
-
-
-class ParkMethod(StrEnum):
-    SWAP = "swap"
-    RECOMPUTE = "recompute"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,19 +14,11 @@ import structlog
 from motet.api.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc, supervisor_pb2, supervisor_pb2_grpc
 from motet.clock import monotonic
 from motet.errors import Internal, MotetError
-from motet.model import BASE, Digest, RequestId
+from motet.model import BASE, Digest, ParkMethod, RequestId
 from motet.rpc import Link
 from motet_runner.adapters.shelf import Shelf, Shelved, wanted
 from motet_runner.book import Book, has_work
-from motet_runner.interface import (
-    AdapterFailed,
-    EngineInfo,
-    EngineReport,
-    OverflowAhead,
-    ParkedNow,
-    ParkMethod,
-    ResumedNow,
-)
+from motet_runner.interface import AdapterFailed, EngineInfo, EngineReport, OverflowAhead, ParkedNow, ResumedNow
 from motet_runner.loop import FINISHES
 from motet_runner.protocol import Command, Ended, Extend, Park, Resume, SetOvercommit, SetSupervised
 

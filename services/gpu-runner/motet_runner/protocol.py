@@ -7,18 +7,10 @@ gateways are already encoded in it, so that the parent only carries bytes.
 from dataclasses import dataclass, field
 
 from motet.errors import MotetError
-from motet.model import Digest, RequestId
+from motet.model import Digest, ParkMethod, RequestId
 from motet.settings import ProcessSettings
 from motet_runner.adapters.layout import Layout
-from motet_runner.interface import (
-    EngineConfig,
-    EngineInfo,
-    EngineReport,
-    Event,
-    Finish,
-    NewSequence,
-    ParkMethod,
-)
+from motet_runner.interface import EngineConfig, EngineInfo, EngineReport, Event, Finish, NewSequence
 
 # ----------------------------------------------------------------------------------------------------------- commands
 

@@ -23,7 +23,7 @@ from motet.health import Health
 from motet.model import Digest
 from motet.rpc import Server, serving
 from motet.settings import Addresses, ProcessSettings
-from motet.tasks import together
+from motet.tasks import run_together
 from motet_runner.adapters.certify import certify, limits_of
 from motet_runner.adapters.fetch import DiskCache
 from motet_runner.adapters.shelf import Check, Shelf
@@ -93,8 +93,8 @@ class RunnerService:
         self._progress = Progress(settings.hung_seconds)
         self._welcome = False
         health = health or Health()
-        health.alive_unless(self._progress.hung_because)
-        health.ready_unless(self._unready_because)
+        health.add_liveness_check(self._progress.hung_because)
+        health.add_readiness_check(self._unready_because)
         health.set_ready(True)
         self._last: EngineReport | None = None
         self._report_asked = False
@@ -184,7 +184,7 @@ class RunnerService:
             await server.set_ready(True)
             self.ready.set()
             log.info("serving", model=str(self._folder), architecture=info.architecture, pages=info.pages)
-            await together(
+            await run_together(
                 self._host.run(self._on_batch),
                 parts.scheduler.run(),
                 parts.supervisor.run(),
@@ -359,7 +359,7 @@ class RunnerService:
         try:
             generation = self._loaded().generation
         except MotetError as error:
-            await context.abort(error.row.grpc, error.message)
+            await context.abort(error.mapping.grpc, error.message)
             raise
         await generation.serve(requests, context)
 
@@ -369,7 +369,7 @@ class RunnerService:
             async for chunk in stream_assets(self._folder, facts.asset_digest, request):
                 yield chunk
         except MotetError as error:
-            await context.abort(error.row.grpc, error.message)
+            await context.abort(error.mapping.grpc, error.message)
 
     def _loaded(self) -> "_Parts":
         if self._parts is None:

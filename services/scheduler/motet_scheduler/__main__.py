@@ -14,7 +14,7 @@ from motet.lease import Election
 from motet.rpc import serving
 from motet.service import read, run, run_until
 from motet.settings import Addresses, LeaseSettings, ProcessSettings
-from motet.tasks import together
+from motet.tasks import run_together
 from motet_scheduler import leading, succession
 from motet_scheduler.catalog_file import CatalogFile
 from motet_scheduler.failures import Failures
@@ -53,7 +53,7 @@ def main() -> None:
                     return service
 
                 tick = max(TICK_SECONDS * process.time_scale, SHORTEST_TICK)
-                await together(
+                await run_together(
                     leading.lead(leadership, begin, tick_seconds=tick, time_scale=process.time_scale),
                     succession.tell(leadership.predecessor, leadership.term, time_scale=process.time_scale),
                 )

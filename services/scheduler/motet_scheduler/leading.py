@@ -11,7 +11,7 @@ import structlog
 
 from motet.clock import every
 from motet.leadership import Leadership
-from motet.tasks import together
+from motet.tasks import run_together
 from motet_scheduler.failures import Failures
 from motet_scheduler.service import FailedToDecide, SchedulerService
 
@@ -30,7 +30,7 @@ async def lead(
     while True:
         service = begin(failures)
         try:
-            await together(
+            await run_together(
                 service.supervisor.run(), every(tick_seconds, service.tick, name="tick"), service.until_it_fails()
             )
         except FailedToDecide:

@@ -14,7 +14,7 @@ from motet.clock import Clock, monotonic
 from motet.errors import Internal, InvalidRequest, NotFound, Overloaded
 from motet.fleet import Failure, RunnerIdentity
 from motet.leadership import Leadership
-from motet.model import RequestId
+from motet.model import InstanceName, RequestId
 from motet.rpc import Link, Session, Sessions
 from motet.terms import check_term
 from motet_scheduler import failures, translate
@@ -25,7 +25,7 @@ from motet_scheduler.metrics import Metrics
 from motet_scheduler.policy import effects as do
 from motet_scheduler.policy import events as on
 from motet_scheduler.policy.scheduler import Scheduler
-from motet_scheduler.policy.values import Instance, Policy
+from motet_scheduler.policy.values import Policy
 
 log = structlog.get_logger(__name__)
 
@@ -184,7 +184,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     def _lose_runner(self, session: Session[RunnerIdentity, scheduler_pb2.AttachDown]) -> None:
         identity = session.peer
         log.info("runner gone", runner=identity.instance, pool=identity.pool)
-        self._happened(on.RunnerDetached(Instance(identity.instance), identity.incarnation))
+        self._happened(on.RunnerDetached(InstanceName(identity.instance), identity.incarnation))
 
     def _meet_operator(self, session: Session[int, scheduler_pb2.SyncDown]) -> None:
         self._check_not_failed()

@@ -3,8 +3,8 @@
 from typing import cast
 
 from motet.api.v1 import common_pb2, scheduler_pb2, supervisor_pb2
-from motet.fleet import Capacity, Failure, RequestClass, RunnerIdentity, read_book, read_residents
-from motet.model import Digest, RequestId, Tenant
+from motet.fleet import Capacity, Failure, RequestClass, RunnerIdentity, read_resident_adapters, read_runner_requests
+from motet.model import Digest, InstanceName, RequestId, Tenant
 from motet.terms import check_epoch
 from motet_scheduler.policy import effects as do
 from motet_scheduler.policy import events as on
@@ -16,7 +16,6 @@ from motet_scheduler.policy.values import (
     Certificate,
     Estimate,
     GroupName,
-    Instance,
     Pool,
     Promise,
     Readiness,
@@ -113,7 +112,7 @@ def gateway_connected(hello: scheduler_pb2.GatewayHello) -> on.GatewayConnected:
             on.LiveRequest(
                 request=RequestId(live.request),
                 epoch=check_epoch(live.epoch, live.request),
-                instance=Instance(live.instance),
+                instance=InstanceName(live.instance),
                 incarnation=live.incarnation,
                 promise=read_promise(live.promise),
                 tenant=Tenant(live.tenant),
@@ -249,14 +248,14 @@ def runner_attached(hello: scheduler_pb2.RunnerHello) -> on.RunnerAttached:
         base=BaseModel(
             digest=hello.base.digest, asset_digest=hello.base.asset_digest, architecture=hello.base.architecture
         ),
-        resident=read_residents(hello.resident),
-        live=read_book(hello.live),
+        resident=read_resident_adapters(hello.resident),
+        live=read_runner_requests(hello.live),
     )
 
 
 def attach_event(identity: RunnerIdentity, up: scheduler_pb2.AttachUp) -> on.Event | None:
     """What a runner says after its hello; None for words of a later version."""
-    instance = Instance(identity.instance)
+    instance = InstanceName(identity.instance)
     match up.WhichOneof("message"):
         case "report":
             it = up.report
@@ -267,8 +266,8 @@ def attach_event(identity: RunnerIdentity, up: scheduler_pb2.AttachUp) -> on.Eve
                 running=it.running,
                 waiting=it.waiting,
                 steps=it.steps,
-                resident=read_residents(it.resident),
-                live=read_book(it.live),
+                resident=read_resident_adapters(it.resident),
+                live=read_runner_requests(it.live),
             )
         case "declined":
             no = up.declined
@@ -457,14 +456,16 @@ def operator_word(effect: do.OperatorEffect) -> scheduler_pb2.SyncDown:
 
 
 def _parked(it: supervisor_pb2.RequestParked) -> on.RequestParked:
-    return on.RequestParked(Instance(it.instance), RequestId(it.request), it.epoch, read_promise(it.promise))
+    return on.RequestParked(InstanceName(it.instance), RequestId(it.request), it.epoch, read_promise(it.promise))
 
 
 def advice(down: supervisor_pb2.AdviseDown) -> list[on.Event]:
     match down.WhichOneof("message"):
         case "promise":
             it = down.promise
-            return [on.PromiseChanged(Instance(it.instance), RequestId(it.request), it.epoch, read_promise(it.promise))]
+            return [
+                on.PromiseChanged(InstanceName(it.instance), RequestId(it.request), it.epoch, read_promise(it.promise))
+            ]
         case "parked":
             return [_parked(down.parked)]
         case "parked_now":
@@ -473,7 +474,7 @@ def advice(down: supervisor_pb2.AdviseDown) -> list[on.Event]:
             back = down.resumed
             return [
                 on.RequestResumed(
-                    Instance(back.instance), RequestId(back.request), back.epoch, read_promise(back.promise)
+                    InstanceName(back.instance), RequestId(back.request), back.epoch, read_promise(back.promise)
                 )
             ]
         case "lost":

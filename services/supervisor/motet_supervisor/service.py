@@ -9,6 +9,7 @@ import structlog
 from motet.api.v1 import supervisor_pb2, supervisor_pb2_grpc
 from motet.clock import Clock, monotonic
 from motet.fleet import RunnerIdentity
+from motet.model import InstanceName
 from motet.rpc import Session, Sessions
 from motet.terms import check_leaders_term, check_term
 from motet_supervisor import translate
@@ -16,7 +17,7 @@ from motet_supervisor.metrics import Metrics
 from motet_supervisor.policy import effects as do
 from motet_supervisor.policy import events as on
 from motet_supervisor.policy.supervisor import Supervisor
-from motet_supervisor.policy.values import Instance, Policy
+from motet_supervisor.policy.values import Policy
 
 log = structlog.get_logger(__name__)
 
@@ -63,7 +64,7 @@ class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
     def _hear_runner(
         self, session: Session[RunnerIdentity, supervisor_pb2.WatchDown], up: supervisor_pb2.WatchUp
     ) -> None:
-        instance = Instance(session.peer.instance)
+        instance = InstanceName(session.peer.instance)
         if up.HasField("hello"):
             session.send(supervisor_pb2.WatchDown(welcome=supervisor_pb2.WatchWelcome(supervisor="supervisor")))
             log.info("runner watched", runner=instance, live=len(up.hello.live))
@@ -74,7 +75,7 @@ class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
     def _lose_runner(self, session: Session[RunnerIdentity, supervisor_pb2.WatchDown]) -> None:
         identity = session.peer
         log.info("runner gone", runner=identity.instance)
-        self._happened(on.RunnerDisconnected(Instance(identity.instance), identity.incarnation))
+        self._happened(on.RunnerDisconnected(InstanceName(identity.instance), identity.incarnation))
 
     def _hear_scheduler(self, session: Session[int, supervisor_pb2.AdviseDown], up: supervisor_pb2.AdviseUp) -> None:
         if up.HasField("hello"):

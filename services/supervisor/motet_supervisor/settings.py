@@ -5,7 +5,8 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from motet_supervisor.policy.values import Method, Policy
+from motet.model import ParkMethod
+from motet_supervisor.policy.values import Policy
 
 
 class Settings(BaseSettings):
@@ -45,5 +46,5 @@ class Settings(BaseSettings):
             resume_alone=self.resume_alone_seconds * time_scale,
             resume_margin=self.resume_margin,
             overcommit=self.overcommit,
-            park_method=None if self.park_method == "auto" else Method(self.park_method),
+            park_method=None if self.park_method == "auto" else ParkMethod(self.park_method),
         )

@@ -1,15 +1,14 @@
 """Messages into events, effects into messages. Every line of the protocol that the supervisor speaks is here."""
 
 from motet.api.v1 import common_pb2, supervisor_pb2
-from motet.fleet import BookEntry, Capacity, RunnerIdentity, read_book
-from motet.model import PAGE_TOKENS, RequestId
+from motet.fleet import Capacity, RunnerIdentity, RunnerRequest, read_runner_requests
+from motet.model import PAGE_TOKENS, InstanceName, ParkMethod, RequestId
 from motet_supervisor.policy import effects as do
 from motet_supervisor.policy import events as on
-from motet_supervisor.policy.values import Instance, Method
 
 _METHODS = {
-    Method.SWAP: common_pb2.PARK_METHOD_SWAP,
-    Method.RECOMPUTE: common_pb2.PARK_METHOD_RECOMPUTE,
+    ParkMethod.SWAP: common_pb2.PARK_METHOD_SWAP,
+    ParkMethod.RECOMPUTE: common_pb2.PARK_METHOD_RECOMPUTE,
 }
 
 
@@ -17,8 +16,8 @@ def _promise(pages: int) -> common_pb2.Promise:
     return common_pb2.Promise(pages=pages, tokens=pages * PAGE_TOKENS)
 
 
-def _read_method(it: "common_pb2.ParkMethod.ValueType") -> Method:
-    return Method.SWAP if it == common_pb2.PARK_METHOD_SWAP else Method.RECOMPUTE
+def _read_method(it: "common_pb2.ParkMethod.ValueType") -> ParkMethod:
+    return ParkMethod.SWAP if it == common_pb2.PARK_METHOD_SWAP else ParkMethod.RECOMPUTE
 
 
 # ------------------------------------------------------------------------------------------------------------- runners
@@ -26,11 +25,11 @@ def _read_method(it: "common_pb2.ParkMethod.ValueType") -> Method:
 
 def runner_connected(hello: supervisor_pb2.WatchHello) -> on.RunnerConnected:
     return on.RunnerConnected(
-        RunnerIdentity.from_proto(hello.identity), Capacity.from_proto(hello.capacity), read_book(hello.live)
+        RunnerIdentity.from_proto(hello.identity), Capacity.from_proto(hello.capacity), read_runner_requests(hello.live)
     )
 
 
-def watch_event(instance: Instance, up: supervisor_pb2.WatchUp) -> on.Event | None:
+def watch_event(instance: InstanceName, up: supervisor_pb2.WatchUp) -> on.Event | None:
     """What a runner says after its hello; None for words of a later version."""
     match up.WhichOneof("message"):
         case "memory":
@@ -43,10 +42,10 @@ def watch_event(instance: Instance, up: supervisor_pb2.WatchUp) -> on.Event | No
                 work_pending=it.work_pending,
                 prefill_seconds_per_token=it.prefill_seconds_per_token,
                 swap_seconds_per_page=it.swap_seconds_per_page,
-                live=read_book(it.live),
+                live=read_runner_requests(it.live),
             )
         case "overflow":
-            return on.OverflowAhead(instance, BookEntry.from_proto(up.overflow.request))
+            return on.OverflowAhead(instance, RunnerRequest.from_proto(up.overflow.request))
         case "parked":
             parked = up.parked
             return on.Parked(
@@ -115,7 +114,7 @@ def advise_event(scheduler: int, up: supervisor_pb2.AdviseUp) -> on.Event | None
             return on.TermRaised(scheduler, up.raised.term)
         case "resumable":
             it = up.resumable
-            return on.Resumable(it.term, Instance(it.instance), RequestId(it.request), it.epoch, it.promise.pages)
+            return on.Resumable(it.term, InstanceName(it.instance), RequestId(it.request), it.epoch, it.promise.pages)
         case _:
             return None
 

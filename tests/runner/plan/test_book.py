@@ -6,16 +6,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from motet.errors import ContextLengthExceeded, Declined, InvalidRequest, MotetError
-from motet.model import Digest, RequestId
-from motet_runner.interface import (
-    Finish,
-    OverflowAhead,
-    ParkedNow,
-    ParkMethod,
-    ResumedNow,
-    State,
-    StateChanged,
-)
+from motet.model import Digest, ParkMethod, RequestId
+from motet_runner.interface import Finish, OverflowAhead, ParkedNow, ResumedNow, State, StateChanged
 from motet_runner.plan import Book
 from motet_runner.plan.book import PAUSED_AT_MOST
 from tests.runner.plan.pretend import VOCABULARY, PretendDevice, make_book, new

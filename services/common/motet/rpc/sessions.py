@@ -170,4 +170,4 @@ async def _refused_in_words(context: Any) -> AsyncIterator[None]:
         yield
     except MotetError as error:
         log.info("a stream is refused", reason=error.message)
-        await context.abort(error.row.grpc, error.message)
+        await context.abort(error.mapping.grpc, error.message)

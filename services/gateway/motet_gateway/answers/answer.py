@@ -93,7 +93,7 @@ class Answer(Response):
         except ClientGone:
             self._gateway.metrics.cancelled.inc()
         except MotetError as error:
-            code = str(error.row.http)
+            code = str(error.mapping.http)
             await self._fail(error, send)
         except Exception:
             code = "500"

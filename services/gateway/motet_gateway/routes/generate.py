@@ -52,7 +52,7 @@ class Answers:
             body = parse(kind, content)
             body.refuse_what_is_not_there_yet()
         except MotetError as error:
-            gateway.metrics.requests.labels(*gateway.metrics.who(caller.tenant, ""), str(error.row.http)).inc()
+            gateway.metrics.requests.labels(*gateway.metrics.who(caller.tenant, ""), str(error.mapping.http)).inc()
             raise
         gateway.metrics.unknown_fields.inc(body.unknown_fields())
         if Headers(scope=scope).get("x-stainless-retry-count", "0") != "0":

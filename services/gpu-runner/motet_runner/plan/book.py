@@ -13,18 +13,8 @@ from collections.abc import Callable, Iterator
 
 from motet.errors import Declined, MotetError, Overloaded
 from motet.ledger import Ledger
-from motet.model import BASE, PAGE_TOKENS, Digest, RequestId, pages_for
-from motet_runner.interface import (
-    Event,
-    Finish,
-    NewSequence,
-    OverflowAhead,
-    ParkedNow,
-    ParkMethod,
-    ResumedNow,
-    State,
-    StateChanged,
-)
+from motet.model import BASE, PAGE_TOKENS, Digest, ParkMethod, RequestId, pages_for
+from motet_runner.interface import Event, Finish, NewSequence, OverflowAhead, ParkedNow, ResumedNow, State, StateChanged
 from motet_runner.plan.admission import refuse_what_cannot_be
 from motet_runner.plan.composer import Iteration, Work, compose
 from motet_runner.plan.effects import DropHostCopy, Effect, SwapIn, SwapOut

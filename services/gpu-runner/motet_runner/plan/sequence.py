@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 
 from motet import promises
-from motet.model import PAGE_TOKENS, Digest, RequestId
-from motet_runner.interface import BookEntry, NewSequence, ParkMethod, State
+from motet.model import PAGE_TOKENS, Digest, ParkMethod, RequestId
+from motet_runner.interface import BookEntry, NewSequence, State
 
 PROVED_BY_TOKENS = 2
 """New tokens after which a suspect is one no longer: the first shows that its prompt and delivered tokens can be
@@ -66,7 +66,7 @@ class Sequence:
     @property
     def most_pages(self) -> int:
         """Pages of its longest possible life."""
-        return promises.most_pages(self.prompt_tokens, self.new.sampling.max_tokens)
+        return promises.max_pages(self.prompt_tokens, self.new.sampling.max_tokens)
 
     @property
     def room(self) -> int:
@@ -80,12 +80,12 @@ class Sequence:
     @property
     def nears_promise(self) -> bool:
         """What is to be computed next lies in the last promised page or beyond, and life may go on further."""
-        return promises.runs_out(len(self.tokens), self.promise, self.most_pages)
+        return promises.is_near_promise(len(self.tokens), self.promise, self.most_pages)
 
     @property
     def doubled(self) -> int:
         """The next promise (S3-13), capped by its longest life."""
-        return promises.doubled(self.promise, self.most_pages)
+        return promises.doubled_pages(self.promise, self.most_pages)
 
     def entry(self) -> BookEntry:
         return BookEntry(

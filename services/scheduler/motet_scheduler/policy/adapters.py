@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from motet.fleet import Failure, Tier
-from motet.model import BASE, Digest, ObjectName
-from motet.pace import Paced
+from motet.model import BASE, Digest, InstanceName, ObjectName
+from motet.pace import StartLimiter
 from motet_scheduler.policy.effects import Drop, Ensure, TellAdapter
 from motet_scheduler.policy.events import AdapterStateChanged
 from motet_scheduler.policy.runners import Runner
@@ -23,7 +23,6 @@ from motet_scheduler.policy.values import (
     CatalogAdapter,
     Certificate,
     GroupName,
-    Instance,
     Policy,
     Readiness,
     RevisionKey,
@@ -59,7 +58,7 @@ class Check:
     """A runner is fetching and checking this revision."""
 
     key: RevisionKey
-    instance: Instance
+    instance: InstanceName
     since: float
 
 
@@ -91,7 +90,7 @@ class Adapters:
         self._policy = policy
         self.by_name: dict[ObjectName, Adapter] = {}
         self.retired: dict[Digest, Source] = {}
-        self._changes = Paced[ObjectName](policy.revision_pause)
+        self._changes = StartLimiter[ObjectName](policy.revision_pause)
         """Which have been looked at of late, also of adapters that are gone, or suspended: they may come back."""
         self._serving: dict[Digest, Source] | None = None
         """What names point to, by digest; None when it must be gathered again."""
@@ -158,7 +157,7 @@ class Adapters:
             ):
                 adapter.check = None
         busy = Counter(adapter.check.instance for adapter in self if adapter.check is not None)
-        self._changes.tidy(now)
+        self._changes.expire(now)
         for name, adapter in self.by_name.items():
             if not adapter.wants_check(now):
                 continue

@@ -1,12 +1,12 @@
 """What the supervisor says: promises that grew, requests that were parked or came back, runners taken for dead."""
 
+from motet.model import InstanceName
 from motet_scheduler.policy import events as on
 from motet_scheduler.policy.lives import Lives
 from motet_scheduler.policy.room import room_at
 from motet_scheduler.policy.runners import Parked
 from motet_scheduler.policy.state import State
 from motet_scheduler.policy.telling import report_of
-from motet_scheduler.policy.values import Instance
 
 
 class Advice:
@@ -60,7 +60,7 @@ class Advice:
         room_at(self._state, runner)
 
     def condemned(self, event: on.RunnerCondemned) -> None:
-        runner = self._state.current(Instance(event.runner.instance), event.runner.incarnation)
+        runner = self._state.current(InstanceName(event.runner.instance), event.runner.incarnation)
         if runner is None:
             return
         runner.condemned = event.why

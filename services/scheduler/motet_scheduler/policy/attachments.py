@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 
 from motet.errors import TABLE, AdapterError, InvalidRequest
-from motet.fleet import BookEntry, Failure, Resident, SequenceState, Tier
+from motet.fleet import Failure, ResidentAdapter, RunnerRequest, SequenceState, Tier
+from motet.model import InstanceName
 from motet_scheduler.policy import effects as do
 from motet_scheduler.policy import events as on
 from motet_scheduler.policy.books import reconcile
@@ -14,7 +15,6 @@ from motet_scheduler.policy.room import room_at
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.state import State
 from motet_scheduler.policy.telling import report_of
-from motet_scheduler.policy.values import Instance
 
 
 class Attachments:
@@ -27,7 +27,7 @@ class Attachments:
         """The supervisor's factor for each pool."""
 
     def attached(self, event: on.RunnerAttached) -> None:
-        instance = Instance(event.identity.instance)
+        instance = InstanceName(event.identity.instance)
         runner = self._state.runners.get(instance)
         if runner is None or runner.identity.incarnation != event.identity.incarnation:
             # A runner begins with the factor 1 and hears of another from the supervisor, as we do.
@@ -85,7 +85,7 @@ class Attachments:
         self._state.do(report_of(runner))
         self._offering.look_after_adapters()
 
-    def _hear_book(self, runner: Runner, live: tuple[BookEntry, ...]) -> None:
+    def _hear_book(self, runner: Runner, live: tuple[RunnerRequest, ...]) -> None:
         self._state.effects += reconcile(
             runner,
             live,
@@ -102,7 +102,7 @@ class Attachments:
                 request.delivered = max(request.delivered, entry.output_tokens)
         room_at(self._state, runner)
 
-    def _hear_residents(self, runner: Runner, resident: Iterable[Resident]) -> None:
+    def _hear_residents(self, runner: Runner, resident: Iterable[ResidentAdapter]) -> None:
         before = {digest: found.tier for digest, found in runner.resident.items()}
         runner.resident = {found.digest: found for found in resident}
         for digest, found in runner.resident.items():

@@ -12,7 +12,7 @@
 
 from collections.abc import Mapping
 
-from motet.fleet import BookEntry
+from motet.fleet import RunnerRequest
 from motet.model import RequestId
 from motet_scheduler.policy.effects import CancelAtRunner, Effect
 from motet_scheduler.policy.requests import Request
@@ -25,7 +25,7 @@ REPORTS_BEFORE_ORPHAN = 3
 
 def reconcile(
     runner: Runner,
-    live: tuple[BookEntry, ...],
+    live: tuple[RunnerRequest, ...],
     *,
     requests: Mapping[RequestId, Request],
     gateways: frozenset[str] | set[str],
@@ -81,7 +81,7 @@ def _stays_parked(runner: Runner, key: Key, now: float, policy: Policy) -> bool:
     return now - line.since > policy.unsubmitted
 
 
-def _park(runner: Runner, entry: BookEntry, request: Request | None, now: float) -> None:
+def _park(runner: Runner, entry: RunnerRequest, request: Request | None, now: float) -> None:
     known = runner.parked.get(entry.request)
     if known is not None and known.epoch == entry.epoch:
         return
@@ -92,7 +92,7 @@ def _park(runner: Runner, entry: BookEntry, request: Request | None, now: float)
 
 
 def _superseded(
-    runner: Runner, entry: BookEntry, request: Request | None, gateways: frozenset[str] | set[str]
+    runner: Runner, entry: RunnerRequest, request: Request | None, gateways: frozenset[str] | set[str]
 ) -> list[Effect]:
     """Work that nobody will read: an earlier placement of a request, or one that its gateway does not know."""
     if request is None:

@@ -4,13 +4,13 @@ The set is about runners that are here and about runners that are not: one may b
 has just started. What a runner says about its own end is kept apart: nobody takes that back.
 """
 
+from motet.model import InstanceName
 from motet_scheduler.policy import effects as do
 from motet_scheduler.policy import events as on
 from motet_scheduler.policy.lives import Lives
 from motet_scheduler.policy.room import room_at
 from motet_scheduler.policy.runners import Drain, Runner
 from motet_scheduler.policy.state import State
-from motet_scheduler.policy.values import Instance
 
 
 class Drains:
@@ -18,7 +18,7 @@ class Drains:
         self._state = state
         self._lives = lives
         self._began_at = state.now
-        self._declared: dict[Instance, Drain] = {}
+        self._declared: dict[InstanceName, Drain] = {}
         self._revision = 0
 
     def declared(self, event: on.DrainsDeclared) -> None:
@@ -26,7 +26,7 @@ class Drains:
         before, self._declared = self._declared, {}
         self._revision = event.revision
         for asked in event.drains:
-            instance = Instance(asked.runner.instance)
+            instance = InstanceName(asked.runner.instance)
             drain = before.get(instance)
             if drain is None or not drain.may_be(asked.runner.incarnation):
                 drain = Drain(asked.runner, self._state.now + asked.deadline)
@@ -82,7 +82,7 @@ class Drains:
                 drain.over = True
                 self._state.do(do.TellDrained(drain.runner, self._revision))
 
-    def _holds_nothing(self, instance: Instance, drain: Drain) -> bool:
+    def _holds_nothing(self, instance: InstanceName, drain: Drain) -> bool:
         runner = self._state.runners.get(instance)
         if runner is None:
             # Never seen, or forgotten. One that an earlier scheduler knew is given as long to come back.

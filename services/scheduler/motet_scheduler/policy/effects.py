@@ -3,16 +3,8 @@
 from dataclasses import dataclass
 
 from motet.fleet import NOBODY, Capacity, Failure, RunnerIdentity, Tier
-from motet.model import Digest, RequestId, Tenant
-from motet_scheduler.policy.values import (
-    AdapterRef,
-    Catalog,
-    Certificate,
-    Instance,
-    Promise,
-    Readiness,
-    Stage,
-)
+from motet.model import Digest, InstanceName, RequestId, Tenant
+from motet_scheduler.policy.values import AdapterRef, Catalog, Certificate, Promise, Readiness, Stage
 
 # --------------------------------------------------------------------------------------------------------- to gateways
 
@@ -23,7 +15,7 @@ class Place:
     request: RequestId
     tenant: Tenant
     epoch: int
-    instance: Instance
+    instance: InstanceName
     incarnation: str
     address: str
     promise: Promise
@@ -64,7 +56,7 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class Expect:
-    instance: Instance
+    instance: InstanceName
     request: RequestId
     epoch: int
     promise: Promise
@@ -73,7 +65,7 @@ class Expect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ensure:
-    instance: Instance
+    instance: InstanceName
     ref: AdapterRef
     source: str
     expected_digest: str
@@ -87,14 +79,14 @@ class Ensure:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    instance: Instance
+    instance: InstanceName
     digest: Digest
     ref: AdapterRef
 
 
 @dataclass(frozen=True, slots=True)
 class CancelAtRunner:
-    instance: Instance
+    instance: InstanceName
     request: RequestId
     epoch: int
     reason: str
@@ -102,7 +94,7 @@ class CancelAtRunner:
 
 @dataclass(frozen=True, slots=True)
 class DrainRunner:
-    instance: Instance
+    instance: InstanceName
     deadline: float
 
 
@@ -110,7 +102,7 @@ class DrainRunner:
 class TakeWork:
     """The operator does not, or no longer, want it empty."""
 
-    instance: Instance
+    instance: InstanceName
 
 
 # ------------------------------------------------------------------------------------------------- to operators, people
@@ -123,7 +115,7 @@ class TellAdapter:
     state: Readiness
     certificate: Certificate | None
     failure: Failure | None
-    places: tuple[tuple[Instance, Tier, Digest], ...]
+    places: tuple[tuple[InstanceName, Tier, Digest], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +154,7 @@ class TellDrained:
 class Readmit:
     """A parked request may come back: its promise is in the ledger again."""
 
-    instance: Instance
+    instance: InstanceName
     request: RequestId
     epoch: int
     promise: Promise

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from motet.fleet import BookEntry, Capacity, Failure, RequestClass, Resident, RunnerIdentity
-from motet.model import Digest, RequestId, Tenant
+from motet.fleet import Capacity, Failure, RequestClass, ResidentAdapter, RunnerIdentity, RunnerRequest
+from motet.model import Digest, InstanceName, RequestId, Tenant
 from motet_scheduler.policy.values import (
     AdapterRef,
     AdapterSpec,
@@ -11,7 +11,6 @@ from motet_scheduler.policy.values import (
     Certificate,
     Estimate,
     GroupName,
-    Instance,
     Pool,
     Promise,
     Stage,
@@ -45,7 +44,7 @@ class LiveRequest:
 
     request: RequestId
     epoch: int
-    instance: Instance
+    instance: InstanceName
     incarnation: str
     promise: Promise
     tenant: Tenant
@@ -114,31 +113,31 @@ class RunnerAttached:
     address: str
     capacity: Capacity
     base: BaseModel = field(default_factory=BaseModel)
-    resident: tuple[Resident, ...] = ()
-    live: tuple[BookEntry, ...] = ()
+    resident: tuple[ResidentAdapter, ...] = ()
+    live: tuple[RunnerRequest, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class RunnerDetached:
-    instance: Instance
+    instance: InstanceName
     incarnation: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerReported:
-    instance: Instance
+    instance: InstanceName
     incarnation: str
     pages_free: int = 0
     running: int = 0
     waiting: int = 0
     steps: int = 0
-    resident: tuple[Resident, ...] = ()
-    live: tuple[BookEntry, ...] = ()
+    resident: tuple[ResidentAdapter, ...] = ()
+    live: tuple[RunnerRequest, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class RunnerDeclined:
-    instance: Instance
+    instance: InstanceName
     request: RequestId
     epoch: int
     failure: Failure
@@ -148,7 +147,7 @@ class RunnerDeclined:
 class RunnerEnding:
     """Its process has been told to end: it takes nothing new, and hands on at the deadline what is left."""
 
-    instance: Instance
+    instance: InstanceName
     incarnation: str
     deadline: float
     """Seconds from now."""
@@ -161,7 +160,7 @@ class TermRaised:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterStateChanged:
-    instance: Instance
+    instance: InstanceName
     ref: AdapterRef
     digest: Digest
     stage: Stage
@@ -229,7 +228,7 @@ class SupervisorGone:
 
 @dataclass(frozen=True, slots=True)
 class PromiseChanged:
-    instance: Instance
+    instance: InstanceName
     request: RequestId
     epoch: int
     promise: Promise
@@ -237,7 +236,7 @@ class PromiseChanged:
 
 @dataclass(frozen=True, slots=True)
 class RequestParked:
-    instance: Instance
+    instance: InstanceName
     request: RequestId
     epoch: int
     wanted: Promise
@@ -245,7 +244,7 @@ class RequestParked:
 
 @dataclass(frozen=True, slots=True)
 class RequestResumed:
-    instance: Instance
+    instance: InstanceName
     request: RequestId
     epoch: int
     promise: Promise

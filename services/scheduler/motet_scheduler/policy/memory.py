@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
+from motet.model import InstanceName
 from motet_scheduler.policy.adapters import Revision
-from motet_scheduler.policy.values import AdapterSpec, BaseModel, GroupName, Instance, Pool
+from motet_scheduler.policy.values import AdapterSpec, BaseModel, GroupName, Pool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,5 +25,5 @@ class Remembered:
     pools: tuple[Pool, ...] = ()
     adapters: tuple[RememberedAdapter, ...] = ()
     groups: tuple[RememberedGroup, ...] = ()
-    runners: tuple[Instance, ...] = ()
+    runners: tuple[InstanceName, ...] = ()
     """Those that were attached: a successor waits a moment for them before it places anything."""

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 from motet import promises
 from motet.fleet import Capacity, RequestClass
-from motet.model import Digest, RequestId, Tenant
-from motet_scheduler.policy.values import Estimate, GroupName, Instance, Policy, Promise
+from motet.model import Digest, InstanceName, RequestId, Tenant
+from motet_scheduler.policy.values import Estimate, GroupName, Policy, Promise
 
 QueueKey = tuple[float, int]
 """When the client asked, then the order in which we heard of it: unique, and smaller is older."""
@@ -15,7 +15,7 @@ QueueKey = tuple[float, int]
 class Placement:
     """Where a request runs, under which epoch. The incarnation tells a restarted runner from the one that died."""
 
-    instance: Instance
+    instance: InstanceName
     incarnation: str
     epoch: int
     at: float
@@ -109,7 +109,7 @@ class Request:
             known = capacity.pages_for(self.prompt_tokens + self.delivered + 1)
             pages = min(max(policy.force_promise_pages, known), most)
         else:
-            pages = promises.first_pages(
+            pages = promises.initial_pages(
                 self.prompt_tokens,
                 self.max_tokens,
                 delivered=self.delivered,
@@ -121,10 +121,10 @@ class Request:
 
     def _longest_life(self, capacity: Capacity) -> int:
         context = capacity.max_model_length
-        return promises.longest_life(self.prompt_tokens, self.max_tokens, context_tokens=context)
+        return promises.max_kv_tokens(self.prompt_tokens, self.max_tokens, context_tokens=context)
 
     def _most_pages(self, capacity: Capacity) -> int:
-        return promises.most_pages(
+        return promises.max_pages(
             self.prompt_tokens,
             self.max_tokens,
             context_tokens=capacity.max_model_length,

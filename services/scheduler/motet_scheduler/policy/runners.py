@@ -3,10 +3,10 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from motet.fleet import Capacity, Resident, RunnerIdentity, Tier
+from motet.fleet import Capacity, ResidentAdapter, RunnerIdentity, Tier
 from motet.ledger import Ledger
-from motet.model import BASE, Digest, RequestId
-from motet_scheduler.policy.values import BaseModel, GroupName, Instance, Promise
+from motet.model import BASE, Digest, InstanceName, RequestId
+from motet_scheduler.policy.values import BaseModel, GroupName, Promise
 
 Key = tuple[RequestId, int]
 """A request under one epoch: what a ledger's lines are about, so that an old placement never hides a new one."""
@@ -61,7 +61,7 @@ class Runner:
         self.ledger: Ledger[Key] = Ledger(capacity.pages, overcommit=overcommit)
         self.lines: dict[Key, Line] = {}
         self.parked: dict[RequestId, Parked] = {}
-        self.resident: dict[Digest, Resident] = {}
+        self.resident: dict[Digest, ResidentAdapter] = {}
         self.ordered: dict[Digest, float] = {}
         """Adapters told to go to the device, and when."""
         self.attached = True
@@ -83,8 +83,8 @@ class Runner:
         self._live_digests: Counter[Digest] = Counter()
 
     @property
-    def instance(self) -> Instance:
-        return Instance(self.identity.instance)
+    def instance(self) -> InstanceName:
+        return InstanceName(self.identity.instance)
 
     @property
     def group(self) -> GroupName:

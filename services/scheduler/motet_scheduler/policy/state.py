@@ -7,20 +7,20 @@ decision.
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from motet.model import Digest, RequestId
+from motet.model import Digest, InstanceName, RequestId
 from motet_scheduler.policy.adapters import Adapters
 from motet_scheduler.policy.effects import Effect
 from motet_scheduler.policy.queue import Queue
 from motet_scheduler.policy.requests import Placement, Request
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.timeline import Timelines
-from motet_scheduler.policy.values import BaseModel, Catalog, GroupName, Instance, Policy, Pool
+from motet_scheduler.policy.values import BaseModel, Catalog, GroupName, Policy, Pool
 
 
 class Settling:
     """Just after a start: placing is safe once the runners that were there before have said what they hold."""
 
-    def __init__(self, awaited: Iterable[Instance], until: float) -> None:
+    def __init__(self, awaited: Iterable[InstanceName], until: float) -> None:
         self._awaited = set(awaited)
         self._until: float | None = until if self._awaited else None
 
@@ -28,7 +28,7 @@ class Settling:
     def over(self) -> bool:
         return self._until is None
 
-    def came(self, instance: Instance) -> None:
+    def came(self, instance: InstanceName) -> None:
         self._awaited.discard(instance)
         if not self._awaited:
             self._until = None
@@ -53,7 +53,7 @@ class State:
         self.uses: Counter[Digest] = Counter()
         """Requests that name an adapter."""
         self.queues: dict[GroupName, Queue] = {}
-        self.runners: dict[Instance, Runner] = {}
+        self.runners: dict[InstanceName, Runner] = {}
         self.by_group: dict[GroupName, list[Runner]] = {}
         self.gateways: set[str] = set()
         self.held: dict[str, dict[GroupName, int]] = {}
@@ -90,7 +90,7 @@ class State:
     def runners_of(self, group: GroupName) -> Sequence[Runner]:
         return self.by_group.get(group, ())
 
-    def current(self, instance: Instance, incarnation: str) -> Runner | None:
+    def current(self, instance: InstanceName, incarnation: str) -> Runner | None:
         runner = self.runners.get(instance)
         return runner if runner is not None and runner.identity.incarnation == incarnation else None
 

@@ -10,8 +10,6 @@ from motet.model import Digest, ObjectName
 GroupName = NewType("GroupName", str)
 """namespace/name of the pool group whose base model and adapters a runner serves."""
 
-Instance = NewType("Instance", str)
-
 
 class Stage(IntEnum):
     """How far a runner has taken an adapter; the numbers are the messages' own."""

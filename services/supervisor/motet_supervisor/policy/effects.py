@@ -3,15 +3,14 @@
 from dataclasses import dataclass
 
 from motet.fleet import RunnerIdentity
-from motet.model import RequestId
-from motet_supervisor.policy.values import Instance, Method
+from motet.model import InstanceName, ParkMethod, RequestId
 
 # ---------------------------------------------------------------------------------------------------------- to runners
 
 
 @dataclass(frozen=True, slots=True)
 class Extend:
-    instance: Instance
+    instance: InstanceName
     request: RequestId
     epoch: int
     pages: int
@@ -20,17 +19,17 @@ class Extend:
 
 @dataclass(frozen=True, slots=True)
 class Park:
-    instance: Instance
+    instance: InstanceName
     request: RequestId
     epoch: int
     pages: int
     doubled: int
-    method: Method
+    method: ParkMethod
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    instance: Instance
+    instance: InstanceName
     request: RequestId
     epoch: int
     pages: int
@@ -40,7 +39,7 @@ class Resume:
 class SetOvercommit:
     """Admit promises up to the runner's pages times `factor`."""
 
-    instance: Instance
+    instance: InstanceName
     pool: str
     factor: float
 
@@ -50,7 +49,7 @@ class SetOvercommit:
 
 @dataclass(frozen=True, slots=True)
 class TellPromise:
-    instance: Instance
+    instance: InstanceName
     request: RequestId
     epoch: int
     pages: int
@@ -58,11 +57,11 @@ class TellPromise:
 
 @dataclass(frozen=True, slots=True)
 class TellParked:
-    instance: Instance
+    instance: InstanceName
     request: RequestId
     epoch: int
     wanted: int
-    method: Method
+    method: ParkMethod
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,7 @@ class TellAllParked:
 
 @dataclass(frozen=True, slots=True)
 class TellResumed:
-    instance: Instance
+    instance: InstanceName
     request: RequestId
     epoch: int
     pages: int

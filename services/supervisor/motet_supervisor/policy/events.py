@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 
-from motet.fleet import BookEntry, Capacity, RunnerIdentity
-from motet.model import RequestId
-from motet_supervisor.policy.values import Instance, Method
+from motet.fleet import Capacity, RunnerIdentity, RunnerRequest
+from motet.model import InstanceName, ParkMethod, RequestId
 
 # ------------------------------------------------------------------------------------------------------------- runners
 
@@ -13,48 +12,48 @@ from motet_supervisor.policy.values import Instance, Method
 class RunnerConnected:
     identity: RunnerIdentity
     capacity: Capacity
-    live: tuple[BookEntry, ...] = ()
+    live: tuple[RunnerRequest, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class RunnerDisconnected:
-    instance: Instance
+    instance: InstanceName
     incarnation: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryReported:
-    instance: Instance
+    instance: InstanceName
     pages_promised: int
     host_bytes_free: int = 0
     steps: int = 0
     work_pending: bool = False
     prefill_seconds_per_token: float = 0.0
     swap_seconds_per_page: float = 0.0
-    live: tuple[BookEntry, ...] = ()
+    live: tuple[RunnerRequest, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class OverflowAhead:
     """A sequence will reach its promise within a page (S3-10)."""
 
-    instance: Instance
-    entry: BookEntry
+    instance: InstanceName
+    entry: RunnerRequest
 
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    instance: Instance
+    instance: InstanceName
     request: RequestId
     epoch: int
     wanted: int
-    method: Method
+    method: ParkMethod
     by_itself: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    instance: Instance
+    instance: InstanceName
     request: RequestId
     epoch: int
     pages: int
@@ -62,7 +61,7 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    instance: Instance
+    instance: InstanceName
     request: RequestId
     epoch: int
 
@@ -97,7 +96,7 @@ class Resumable:
     """A scheduler's ledger has room for a parked request."""
 
     term: int
-    instance: Instance
+    instance: InstanceName
     request: RequestId
     epoch: int
     pages: int

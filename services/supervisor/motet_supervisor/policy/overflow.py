@@ -13,8 +13,8 @@
 from dataclasses import dataclass
 
 from motet.fleet import SequenceState
+from motet.model import ParkMethod
 from motet_supervisor.policy.runners import Runner, Sequence
-from motet_supervisor.policy.values import Method
 
 PARKED_AT_MOST = 2
 """Times that a request may be chosen as a victim."""
@@ -57,15 +57,15 @@ def decide(runner: Runner, overflowing: Sequence, now: float, answer: float) -> 
     return ParkVictim(victim, runner.doubled(victim.entry))
 
 
-def cheapest(runner: Runner, victim: Sequence, forced: Method | None) -> Method:
+def cheapest(runner: Runner, victim: Sequence, forced: ParkMethod | None) -> ParkMethod:
     """Swap costs a copy out and one back, if the host has room; recompute costs a prefill of all its tokens."""
     used = victim.entry.pages_used
     # Forced or not, what does not fit in the host's memory can only be computed again.
-    if forced is Method.RECOMPUTE or used * runner.capacity.page_bytes > runner.host_bytes_free:
-        return Method.RECOMPUTE
+    if forced is ParkMethod.RECOMPUTE or used * runner.capacity.page_bytes > runner.host_bytes_free:
+        return ParkMethod.RECOMPUTE
     if forced is not None:
         return forced
     swap = 2 * used * runner.swap_seconds_per_page
     recompute = (victim.entry.prompt_tokens + victim.entry.output_tokens) * runner.prefill_seconds_per_token
     # Before anything was measured both cost nothing; a copy is the safer guess.
-    return Method.SWAP if swap <= recompute or not recompute else Method.RECOMPUTE
+    return ParkMethod.SWAP if swap <= recompute or not recompute else ParkMethod.RECOMPUTE

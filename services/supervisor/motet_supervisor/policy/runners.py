@@ -3,19 +3,18 @@
 from dataclasses import dataclass, replace
 
 from motet import promises
-from motet.fleet import BookEntry, Capacity, RunnerIdentity, SequenceState
-from motet.model import RequestId
-from motet_supervisor.policy.values import Instance, Method
+from motet.fleet import Capacity, RunnerIdentity, RunnerRequest, SequenceState
+from motet.model import InstanceName, ParkMethod, RequestId
 
 
 @dataclass(slots=True)
 class Sequence:
     """One request on its runner. `born` says which is newer; runners do not tell ages."""
 
-    entry: BookEntry
+    entry: RunnerRequest
     born: int
     parked_at: float = 0.0
-    method: Method = Method.RECOMPUTE
+    method: ParkMethod = ParkMethod.RECOMPUTE
     overflowing_since: float | None = None
     """It is about to need more than it is promised, and has had no answer that worked."""
     ordered_at: float | None = None
@@ -87,8 +86,8 @@ class Runner:
         self._orders = 0
 
     @property
-    def instance(self) -> Instance:
-        return Instance(self.identity.instance)
+    def instance(self) -> InstanceName:
+        return InstanceName(self.identity.instance)
 
     @property
     def condemned(self) -> bool:
@@ -114,7 +113,7 @@ class Runner:
     def coming_free(self) -> int:
         return sum(one.freeing for one in self.sequences.values())
 
-    def hear(self, live: tuple[BookEntry, ...], now: float, answer: float) -> list[Sequence]:
+    def hear(self, live: tuple[RunnerRequest, ...], now: float, answer: float) -> list[Sequence]:
         """Take over the runner's book; returns those that were parked without our being told."""
         news: list[Sequence] = []
         listed = {entry.request for entry in live}
@@ -145,14 +144,14 @@ class Runner:
                 news.append(known)
         return news
 
-    def newest(self, entry: BookEntry) -> Sequence:
+    def newest(self, entry: RunnerRequest) -> Sequence:
         self._orders += 1
         return Sequence(entry, self._orders)
 
-    def cap(self, entry: BookEntry) -> int:
+    def cap(self, entry: RunnerRequest) -> int:
         """The most that a request can ever use here (S3-13)."""
         capacity = self.capacity
-        most = promises.most_pages(
+        most = promises.max_pages(
             entry.prompt_tokens,
             entry.max_tokens,
             context_tokens=capacity.max_model_length,
@@ -160,12 +159,12 @@ class Runner:
         )
         return min(most, capacity.pages)
 
-    def doubled(self, entry: BookEntry) -> int:
-        return promises.doubled(entry.pages, self.cap(entry))
+    def doubled(self, entry: RunnerRequest) -> int:
+        return promises.doubled_pages(entry.pages, self.cap(entry))
 
-    def may_run_out(self, entry: BookEntry) -> bool:
+    def may_run_out(self, entry: RunnerRequest) -> bool:
         """Whether a sequence stands within a page of its promise and could need more."""
         if entry.state in (SequenceState.PARKED, SequenceState.LOADING):
             return False
         tokens = entry.prompt_tokens + entry.output_tokens
-        return promises.runs_out(tokens, entry.pages, self.cap(entry), page_tokens=self.capacity.page_tokens)
+        return promises.is_near_promise(tokens, entry.pages, self.cap(entry), page_tokens=self.capacity.page_tokens)

@@ -8,19 +8,19 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from motet.fleet import BookEntry, RunnerIdentity, SequenceState
-from motet.model import RequestId
+from motet.fleet import RunnerIdentity, RunnerRequest, SequenceState
+from motet.model import InstanceName, RequestId
 from motet_supervisor.policy import effects as do
 from motet_supervisor.policy import events as on
 from motet_supervisor.policy.overflow import ExtendTo, ParkVictim, cheapest, decide
 from motet_supervisor.policy.runners import Runner, Sequence
-from motet_supervisor.policy.values import Instance, Policy
+from motet_supervisor.policy.values import Policy
 
 
 class Supervisor:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self.runners: dict[Instance, Runner] = {}
+        self.runners: dict[InstanceName, Runner] = {}
         self._schedulers: dict[int, int] = {}
         """The terms of those that are connected."""
         self.highest_term = 0
@@ -47,7 +47,7 @@ class Supervisor:
     # ------------------------------------------------------------------------------------------------------- runners
 
     def _runner_connected(self, event: on.RunnerConnected) -> None:
-        instance = Instance(event.identity.instance)
+        instance = InstanceName(event.identity.instance)
         runner = self.runners.get(instance)
         if runner is None or runner.identity.incarnation != event.identity.incarnation:
             runner = self.runners[instance] = Runner(
@@ -63,7 +63,7 @@ class Supervisor:
     def _tell_overcommit(self, runner: RunnerIdentity) -> None:
         """The runner first: a scheduler that knows a larger factor before it does would be declined."""
         factor = self.policy.overcommit
-        self._effects.append(do.SetOvercommit(Instance(runner.instance), runner.pool, factor))
+        self._effects.append(do.SetOvercommit(InstanceName(runner.instance), runner.pool, factor))
         self._effects.append(do.TellOvercommit(runner.pool, factor))
 
     def _runner_disconnected(self, event: on.RunnerDisconnected) -> None:
@@ -83,7 +83,7 @@ class Supervisor:
             runner.hung_because = ""
         self._hear_book(runner, event.live)
 
-    def _hear_book(self, runner: Runner, live: tuple[BookEntry, ...]) -> None:
+    def _hear_book(self, runner: Runner, live: tuple[RunnerRequest, ...]) -> None:
         """Besides what is announced, the book itself shows who is about to run out: an announcement may be lost."""
         self._tell_parked(runner, runner.hear(live, self._now, self.policy.answer))
         for sequence in runner.sequences.values():
@@ -296,7 +296,7 @@ class Supervisor:
             for one in sequences
         ]
 
-    def _find(self, instance: Instance, request: RequestId, epoch: int) -> tuple[Runner | None, Sequence | None]:
+    def _find(self, instance: InstanceName, request: RequestId, epoch: int) -> tuple[Runner | None, Sequence | None]:
         runner = self.runners.get(instance)
         if runner is None:
             return None, None

@@ -1,17 +1,6 @@
 """Words that events and effects share."""
 
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import NewType
-
-Instance = NewType("Instance", str)
-
-
-class Method(StrEnum):
-    """How a parked request's KV is kept."""
-
-    SWAP = "swap"  # copied to host memory
-    RECOMPUTE = "recompute"  # dropped, computed again from the tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,5 +21,5 @@ class Policy:
     """Share of a runner's pages that stays free when requests come back without the scheduler."""
     overcommit: float = 1.0
     """Promises on a runner may add up to its pages times this."""
-    park_method: Method | None = None
+    park_method: ParkMethod | None = None
     """None: the cheaper one."""
