@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from motet.clock import Clock, monotonic
-from motet.processes import Record, Records
+from motet.processes import ProcessRecord, ProcessRecords
 from motet.processes.lifecycle import SETUP_FAILED
 from motet_operator.local.layout import Layout
 
@@ -42,13 +42,13 @@ class Watch:
     """Of the operator that counts; another one is on its way out. Empty: whichever runs."""
 
     clock: Clock = monotonic
-    records: dict[str, Record] = field(default_factory=dict)
+    records: dict[str, ProcessRecord] = field(default_factory=dict)
     status: dict[str, Any] = field(default_factory=dict)
     _pools_since: float | None = None
 
     def look(self) -> Ready | Failed | None:
-        operator = Records(self.layout.operator_records).read()
-        self.records = operator | Records(self.layout.service_records).read()
+        operator = ProcessRecords(self.layout.operator_records).read()
+        self.records = operator | ProcessRecords(self.layout.service_records).read()
         self.status = read_status(self.layout)
         if not self._counts(operator.get("operator")):
             self.status = {}  # written by the one before
@@ -59,7 +59,7 @@ class Watch:
                     return _failure(record)
         return Ready(status=self.status) if self._is_ready() else None
 
-    def _counts(self, operator: Record | None) -> bool:
+    def _counts(self, operator: ProcessRecord | None) -> bool:
         if operator is None or not operator.alive or (self.fingerprint and operator.fingerprint != self.fingerprint):
             return False
         return self.status.get("operator") == operator.pid
@@ -91,7 +91,7 @@ class Watch:
         return not undecided or self.clock() - self._pools_since > ADAPTER_SECONDS
 
 
-def _failure(record: Record) -> Failed:
+def _failure(record: ProcessRecord) -> Failed:
     status = SETUP_FAILED if record.exit_status == SETUP_FAILED else 1
     return Failed(who=record.name, reason=record.reason, log=Path(record.log), exit_status=status)
 

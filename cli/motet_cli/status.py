@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from motet.processes import Record, Records
+from motet.processes import ProcessRecord, ProcessRecords
 from motet_cli.readiness import read_status, ready_of
 from motet_operator.local.layout import Layout
 from motet_operator.local.lock import is_held
@@ -44,13 +44,13 @@ def document_of(layout: Layout) -> dict[str, Any]:
     }
 
 
-def _records(layout: Layout) -> tuple[Record | None, list[Record]]:
-    operator = Records(layout.operator_records).read().get("operator")
-    services = Records(layout.service_records).read()
+def _records(layout: Layout) -> tuple[ProcessRecord | None, list[ProcessRecord]]:
+    operator = ProcessRecords(layout.operator_records).read().get("operator")
+    services = ProcessRecords(layout.service_records).read()
     return operator, [*([operator] if operator is not None else []), *services.values()]
 
 
-def _service(record: Record) -> dict[str, Any]:
+def _service(record: ProcessRecord) -> dict[str, Any]:
     alive = record.alive
     return {
         "name": record.name,
@@ -61,7 +61,7 @@ def _service(record: Record) -> dict[str, Any]:
     }
 
 
-def _notes(layout: Layout, operator: Record | None, *, running: bool) -> list[str]:
+def _notes(layout: Layout, operator: ProcessRecord | None, *, running: bool) -> list[str]:
     if not running:
         return [f"nothing runs with {layout.data}; `motet up --data-dir {layout.typed}` starts it"]
     notes = []

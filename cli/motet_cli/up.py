@@ -14,8 +14,8 @@ import typer
 
 from motet.errors import ManifestError, SetupError
 from motet.keys import CALLERS_VARIABLE
-from motet.processes import Records
-from motet.processes.launch import last_words, rotate
+from motet.processes import ProcessRecords
+from motet.processes.launch import last_log_line, rotate
 from motet.resources import ServingPool, files_of, read_all
 from motet.service import read
 from motet.settings import ProcessSettings
@@ -112,7 +112,7 @@ def _manifests(options: Options, layout: Layout) -> tuple[Path, str]:
 
 def _port(layout: Layout, host: str, port: int) -> int:
     """Raises SetupError when somebody else listens there. A gateway of our own that is still running may."""
-    gateway = Records(layout.service_records).read().get("gateway")
+    gateway = ProcessRecords(layout.service_records).read().get("gateway")
     if gateway is not None and gateway.alive and str(read_status(layout).get("url", "")).endswith(f":{port}"):
         return port
     try:
@@ -204,7 +204,7 @@ def _detached(layout: Layout, progress: Progress, wait_seconds: float) -> int:
         asyncio.run(take_down(layout))
         return INTERRUPTED
     if outcome is None:
-        raise SetupError(last_words(log, since=offset).removeprefix("motet up: ") or f"it ended at once: see {log}")
+        raise SetupError(last_log_line(log, since=offset).removeprefix("motet up: ") or f"it ended at once: see {log}")
     if isinstance(outcome, Failed):
         progress.failed(outcome)
         asyncio.run(take_down(layout))

@@ -12,12 +12,22 @@ from pathlib import Path
 
 import pytest
 
-from motet.processes import Identity, Keeper, Phase, Policy, ProcessSpec, ProcessStatus, Records, identity_of, is_alive
+from motet.processes import (
+    LifecycleConfig,
+    Phase,
+    ProcessIdentity,
+    ProcessManager,
+    ProcessRecords,
+    ProcessSpec,
+    ProcessStatus,
+    identity_of,
+    is_alive,
+)
 from motet.processes.linux import session_members
 from motet.telemetry import is_alive as answers
 from tests.common.waiting import PATIENCE_S
 
-POLICY = Policy(grace=PATIENCE_S, first_delay=0.05, last_delay=0.2, stable_after=0.2)
+POLICY = LifecycleConfig(stop_grace=PATIENCE_S, first_delay=0.05, last_delay=0.2, stable_after=0.2)
 
 SLEEPER = "import time; time.sleep(60)"
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
@@ -56,8 +66,8 @@ def script(folder: Path, name: str, code: str, **more: object) -> ProcessSpec:
 
 
 @asynccontextmanager
-async def keeper(folder: Path, policy: Policy = POLICY) -> AsyncIterator[Keeper]:
-    one = Keeper(Records(folder / "records"), policy=policy)
+async def keeper(folder: Path, policy: LifecycleConfig = POLICY) -> AsyncIterator[ProcessManager]:
+    one = ProcessManager(ProcessRecords(folder / "records"), policy=policy)
     try:
         yield one
     finally:
@@ -71,7 +81,7 @@ async def until(condition: Callable[[], object], seconds: float = PATIENCE_S) ->
             await asyncio.sleep(0.01)
 
 
-def only(one: Keeper) -> ProcessStatus:
+def only(one: ProcessManager) -> ProcessStatus:
     (status,) = one.statuses()
     return status
 
@@ -81,14 +91,14 @@ def pid_of(status: ProcessStatus) -> int:
     return status.pid
 
 
-def identity(status: ProcessStatus) -> Identity:
+def identity(status: ProcessStatus) -> ProcessIdentity:
     found = identity_of(pid_of(status))
     assert found is not None
     return found
 
 
 async def test_a_killed_process_is_back_at_once(tmp_path: Path) -> None:
-    async with keeper(tmp_path, Policy(first_delay=3600)) as one:
+    async with keeper(tmp_path, LifecycleConfig(first_delay=3600)) as one:
         one.apply([script(tmp_path, "a", SLEEPER)])
         await until(lambda: only(one).ready)
         first = pid_of(only(one))
@@ -99,7 +109,7 @@ async def test_a_killed_process_is_back_at_once(tmp_path: Path) -> None:
 
 
 async def test_one_that_keeps_dying_waits_longer_and_longer(tmp_path: Path) -> None:
-    async with keeper(tmp_path, Policy(first_delay=30)) as one:
+    async with keeper(tmp_path, LifecycleConfig(first_delay=30)) as one:
         one.apply([script(tmp_path, "a", "raise SystemExit('no luck today')")])
         await until(lambda: only(one).failures == 2)
         assert only(one).phase is Phase.WAITING
@@ -109,7 +119,7 @@ async def test_one_that_keeps_dying_waits_longer_and_longer(tmp_path: Path) -> N
 
 async def test_what_only_a_person_can_fix_is_told_in_the_last_words(tmp_path: Path) -> None:
     code = "import sys; print('motet-runner: the model folder /x is missing', file=sys.stderr); sys.exit(2)"
-    async with keeper(tmp_path, Policy(first_delay=30)) as one:
+    async with keeper(tmp_path, LifecycleConfig(first_delay=30)) as one:
         one.apply([script(tmp_path, "a", code)])
         await until(lambda: only(one).failures == 1)
         assert only(one).exit_status == 2
@@ -133,7 +143,7 @@ async def test_ready_is_what_the_probe_says(tmp_path: Path) -> None:
 
 
 async def test_stopping_is_polite_first_and_final_then(tmp_path: Path) -> None:
-    async with keeper(tmp_path, Policy(grace=0.2)) as one:
+    async with keeper(tmp_path, LifecycleConfig(stop_grace=0.2)) as one:
         one.apply([script(tmp_path, "a", DEAF)])
         await until(lambda: "deaf" in (tmp_path / "a.log").read_text())
         process = identity(only(one))
@@ -202,7 +212,7 @@ async def test_the_next_keeper_adopts_what_still_runs_and_starts_what_does_not(t
 
 
 async def test_a_pid_that_now_belongs_to_another_process_is_not_adopted(tmp_path: Path) -> None:
-    records = Records(tmp_path / "records")
+    records = ProcessRecords(tmp_path / "records")
     async with keeper(tmp_path) as one:
         one.apply([script(tmp_path, "a", SLEEPER), script(tmp_path, "b", SLEEPER)])
         await until(lambda: all(status.ready for status in one.statuses()))
@@ -236,7 +246,7 @@ async def test_records_of_a_stack_that_is_over_count_for_nothing(tmp_path: Path)
 
 
 async def test_a_command_that_does_not_exist_is_a_reason_and_no_crash(tmp_path: Path) -> None:
-    async with keeper(tmp_path, Policy(first_delay=30)) as one:
+    async with keeper(tmp_path, LifecycleConfig(first_delay=30)) as one:
         one.apply([ProcessSpec(name="a", kind="test", command=("/no/such/program",), log=tmp_path / "a.log")])
         await until(lambda: only(one).failures == 2)
         assert only(one).reason.startswith("/no/such/program cannot be started: ")
@@ -254,7 +264,7 @@ async def test_a_zombie_counts_as_dead() -> None:
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"name": "a"}'])
 def test_a_record_that_cannot_be_read_describes_nobody(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.json").write_bytes(content)
-    assert Records(tmp_path).read() == {}
+    assert ProcessRecords(tmp_path).read() == {}
 
 
 async def test_a_process_that_is_killed_for_a_reason_comes_back_and_tells_it(tmp_path: Path) -> None:

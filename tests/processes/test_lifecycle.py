@@ -7,25 +7,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motet.processes.lifecycle import (
-    QUESTIONS,
+    LIVENESS_FAILURE_THRESHOLD,
     SETUP_FAILED,
-    START_QUESTIONS,
-    Asked,
+    STARTUP_FAILURE_THRESHOLD,
     Died,
     Effect,
     Event,
     Lifecycle,
+    LifecycleConfig,
+    LivenessProbed,
     Phase,
-    Policy,
-    Probed,
+    ReadinessProbed,
     Started,
-    StopAsked,
+    StopRequested,
     TimePassed,
     first,
     step,
 )
 
-POLICY = Policy(grace=10, first_delay=1, last_delay=8, stable_after=20)
+POLICY = LifecycleConfig(stop_grace=10, first_delay=1, last_delay=8, stable_after=20)
 
 
 def follow(*moments: tuple[float, Event], life: Lifecycle | None = None) -> tuple[Lifecycle, list[Effect]]:
@@ -37,7 +37,7 @@ def follow(*moments: tuple[float, Event], life: Lifecycle | None = None) -> tupl
     return life, effects
 
 
-UP: tuple[tuple[float, Event], ...] = ((0, TimePassed()), (0, Started()), (1, Probed(True)))
+UP: tuple[tuple[float, Event], ...] = ((0, TimePassed()), (0, Started()), (1, ReadinessProbed(True)))
 
 
 def test_a_start_is_due_at_once_and_ready_when_the_probe_says_so() -> None:
@@ -62,7 +62,9 @@ def test_what_needs_a_person_waits_from_the_first_time() -> None:
 
 
 def test_a_stable_run_wipes_the_slate() -> None:
-    life, _ = follow(*UP, (2, Died(1, "")), (2, TimePassed()), (2, Started()), (3, Probed(True)), (30, Died(1, "")))
+    life, _ = follow(
+        *UP, (2, Died(1, "")), (2, TimePassed()), (2, Started()), (3, ReadinessProbed(True)), (30, Died(1, ""))
+    )
     assert (life.failures, life.restarts, life.due) == (1, 2, 30)
 
 
@@ -72,14 +74,14 @@ def test_a_long_start_that_never_got_ready_is_no_stable_run() -> None:
 
 
 def test_a_stop_asks_once_and_kills_when_the_grace_is_over() -> None:
-    life, effects = follow(*UP, (5, StopAsked()), (6, StopAsked()), (14.9, TimePassed()), (15, TimePassed()))
+    life, effects = follow(*UP, (5, StopRequested()), (6, StopRequested()), (14.9, TimePassed()), (15, TimePassed()))
     assert effects == [Effect.START, Effect.TERMINATE, Effect.KILL]
     life, effects = follow((15.1, Died(-9, "")), life=life)
     assert (life.phase, effects) == (Phase.GONE, [])
 
 
 def test_one_that_waits_for_its_restart_is_gone_when_it_shall_stop() -> None:
-    life, effects = follow(*UP, (5, Died(1, "")), (6, StopAsked()))
+    life, effects = follow(*UP, (5, Died(1, "")), (6, StopRequested()))
     assert life.phase is Phase.GONE
     assert effects == [Effect.START]
 
@@ -92,17 +94,17 @@ def test_an_adopted_one_is_as_ready_as_it_was() -> None:
 
 
 def test_a_silent_probe_takes_readiness_back() -> None:
-    life, _ = follow(*UP, (2, Probed(False)))
+    life, _ = follow(*UP, (2, ReadinessProbed(False)))
     assert life.phase is Phase.STARTING
-    assert follow((3, Probed(True)), life=life)[0].phase is Phase.READY
+    assert follow((3, ReadinessProbed(True)), life=life)[0].phase is Phase.READY
 
 
 events = st.one_of(
     st.just(TimePassed()),
     st.just(Started()),
-    st.builds(Probed, st.booleans()),
+    st.builds(ReadinessProbed, st.booleans()),
     st.builds(Died, st.sampled_from([None, 0, 1, 2, -9]), st.just(""), st.floats(0, 1)),
-    st.just(StopAsked()),
+    st.just(StopRequested()),
 )
 
 
@@ -130,21 +132,21 @@ def test_the_jitter_is_a_quarter_each_way(failures: int) -> None:
     assert high == pytest.approx(low / 0.75 * 1.25)
 
 
-EACH = POLICY.question
+EACH = POLICY.liveness_period
 
 
 def silence(questions: int, *, since: float) -> list[tuple[float, Event]]:
     """One question after the other, each waited for in vain."""
-    return [(since + (n + 1) * EACH, Asked(alive=False, at=since + n * EACH)) for n in range(questions)]
+    return [(since + (n + 1) * EACH, LivenessProbed(alive=False, at=since + n * EACH)) for n in range(questions)]
 
 
-ANSWERED: tuple[tuple[float, Event], ...] = (*UP, (2, Asked(alive=True, at=2)))
+ANSWERED: tuple[tuple[float, Event], ...] = (*UP, (2, LivenessProbed(alive=True, at=2)))
 
 
 def test_one_that_does_not_answer_any_more_is_replaced() -> None:
-    life, effects = follow(*ANSWERED, *silence(QUESTIONS - 1, since=2))
+    life, effects = follow(*ANSWERED, *silence(LIVENESS_FAILURE_THRESHOLD - 1, since=2))
     assert effects == [Effect.START]
-    life, effects = follow(*silence(1, since=2 + (QUESTIONS - 1) * EACH), life=life)
+    life, effects = follow(*silence(1, since=2 + (LIVENESS_FAILURE_THRESHOLD - 1) * EACH), life=life)
     assert effects == [Effect.REPLACE]
 
 
@@ -152,34 +154,34 @@ def test_an_answer_makes_up_for_all_before_it() -> None:
     moments = [*ANSWERED]
     for _ in range(10):
         since = moments[-1][0]
-        moments += silence(QUESTIONS - 1, since=since)
-        moments.append((moments[-1][0], Asked(alive=True, at=moments[-1][0])))
+        moments += silence(LIVENESS_FAILURE_THRESHOLD - 1, since=since)
+        moments.append((moments[-1][0], LivenessProbed(alive=True, at=moments[-1][0])))
     assert follow(*moments)[1] == [Effect.START]
 
 
 def test_one_that_starts_has_more_time() -> None:
-    _, effects = follow(*UP, *silence(START_QUESTIONS - 1, since=0))
+    _, effects = follow(*UP, *silence(STARTUP_FAILURE_THRESHOLD - 1, since=0))
     assert effects == [Effect.START]
-    _, effects = follow(*UP, *silence(START_QUESTIONS, since=0))
+    _, effects = follow(*UP, *silence(STARTUP_FAILURE_THRESHOLD, since=0))
     assert effects == [Effect.START, Effect.REPLACE]
 
 
 def test_what_a_keeper_that_was_away_itself_has_missed_proves_nothing() -> None:
     """All were paused together, in the middle of a question or between two: all is asked anew."""
-    life, _ = follow(*ANSWERED, *silence(QUESTIONS - 1, since=2))
-    then = 2 + (QUESTIONS - 1) * EACH
+    life, _ = follow(*ANSWERED, *silence(LIVENESS_FAILURE_THRESHOLD - 1, since=2))
+    then = 2 + (LIVENESS_FAILURE_THRESHOLD - 1) * EACH
     for paused in (
-        (then + 3600, Asked(alive=False, at=then)),
-        (then + 3600 + EACH, Asked(alive=False, at=then + 3600)),
+        (then + 3600, LivenessProbed(alive=False, at=then)),
+        (then + 3600 + EACH, LivenessProbed(alive=False, at=then + 3600)),
     ):
         woken, effects = follow(paused, life=life)
         assert effects == []
-        _, effects = follow(*silence(QUESTIONS - 1, since=paused[0]), life=woken)
+        _, effects = follow(*silence(LIVENESS_FAILURE_THRESHOLD - 1, since=paused[0]), life=woken)
         assert effects == []
-        _, effects = follow(*silence(QUESTIONS, since=paused[0]), life=woken)
+        _, effects = follow(*silence(LIVENESS_FAILURE_THRESHOLD, since=paused[0]), life=woken)
         assert effects == [Effect.REPLACE]
 
 
 def test_one_that_stops_is_not_asked_any_more() -> None:
-    life, effects = follow(*ANSWERED, (3, StopAsked()), *silence(QUESTIONS, since=3))
+    life, effects = follow(*ANSWERED, (3, StopRequested()), *silence(LIVENESS_FAILURE_THRESHOLD, since=3))
     assert (life.phase, effects) == (Phase.STOPPING, [Effect.START, Effect.TERMINATE])

@@ -13,7 +13,7 @@ from typing import Self
 import orjson
 
 from motet.errors import StateDirectoryError
-from motet.processes import Identity, identity_of, is_alive
+from motet.processes import ProcessIdentity, identity_of, is_alive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +25,8 @@ class Holder:
     url: str = ""
 
     @property
-    def identity(self) -> Identity:
-        return Identity(self.pid, self.start_ticks)
+    def identity(self) -> ProcessIdentity:
+        return ProcessIdentity(self.pid, self.start_ticks)
 
 
 class StackLock:

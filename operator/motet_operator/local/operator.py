@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from motet.clock import monotonic
 from motet.errors import ManifestError, ModelFolderError
 from motet.health import Health
-from motet.processes import Keeper, Policy, Records
+from motet.processes import LifecycleConfig, ProcessManager, ProcessRecords
 from motet.resources import LoRAAdapter, Manifest, ServingPool
 from motet.service import run_until
 from motet.settings import Database, ProcessSettings
@@ -57,9 +57,9 @@ class LocalOperator:
         self._runners = Runners(layout.run / "runners.json", self._services)
         self._sync = SchedulerSync(layout.address("scheduler"), self._wake.set)
         self._status = StatusFile(layout.status)
-        policy = Policy(grace=settings.stop_grace_seconds, silence=settings.silent_seconds)
+        policy = LifecycleConfig(stop_grace=settings.stop_grace_seconds, liveness_seconds=settings.silent_seconds)
         policy = policy.scaled(process.time_scale)
-        self._keeper = Keeper(Records(layout.service_records), policy=policy, changed=self._wake.set)
+        self._keeper = ProcessManager(ProcessRecords(layout.service_records), policy=policy, changed=self._wake.set)
         predictor = self._keeper.recorded("predictor")
         self._metrics = Metrics(CollectorRegistry())  # until `run` brings the one that is served
         self._store_ready = predictor is not None and predictor.alive  # then somebody has migrated it before us

@@ -11,8 +11,8 @@ from importlib.metadata import version
 
 from motet.errors import SetupError
 from motet.keys import CALLERS_VARIABLE
-from motet.processes import Keeper, Policy, ProcessSpec, Records
-from motet.processes.keeper import KEPT_BY
+from motet.processes import LifecycleConfig, ProcessManager, ProcessRecords, ProcessSpec
+from motet.processes.keeper import MANAGED_BY_VARIABLE
 from motet.processes.linux import become_subreaper, reap_orphans, send
 from motet.service import SETUP_FAILED, read
 from motet.settings import ProcessSettings
@@ -30,7 +30,7 @@ def operator_spec(layout: Layout, env: Mapping[str, str]) -> ProcessSpec:
     metrics = layout.metrics_address("operator")
 
     async def has_spoken() -> bool:
-        record = Records(layout.operator_records).read().get("operator")
+        record = ProcessRecords(layout.operator_records).read().get("operator")
         return record is not None and StatusFile(layout.status).read().get("operator") == record.pid
 
     return ProcessSpec(
@@ -48,7 +48,7 @@ def operator_spec(layout: Layout, env: Mapping[str, str]) -> ProcessSpec:
 
 def own_environment() -> dict[str, str]:
     """All settings that came from outside: named in the operator's specification, so that a changed one restarts it."""
-    others = {KEPT_BY, CALLERS_VARIABLE}
+    others = {MANAGED_BY_VARIABLE, CALLERS_VARIABLE}
     return {name: value for name, value in os.environ.items() if name.startswith("MOTET_") and name not in others}
 
 
@@ -61,8 +61,8 @@ class Parent:
         self.stop = asyncio.Event()
         self._hurry = asyncio.Event()
         self._layout = layout
-        policy = Policy(grace=STOP_SECONDS, silence=silent_seconds).scaled(time_scale)
-        self._keeper = Keeper(Records(layout.operator_records), policy=policy)
+        policy = LifecycleConfig(stop_grace=STOP_SECONDS, liveness_seconds=silent_seconds).scaled(time_scale)
+        self._keeper = ProcessManager(ProcessRecords(layout.operator_records), policy=policy)
         self._spec = operator_spec(layout, env)
 
     def ask_to_stop(self) -> None:

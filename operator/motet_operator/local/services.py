@@ -8,7 +8,7 @@ from importlib.metadata import version
 
 from motet.keys import CALLERS_VARIABLE
 from motet.processes import ProcessSpec
-from motet.processes.keeper import KEPT_BY, Probe
+from motet.processes.keeper import MANAGED_BY_VARIABLE, Probe
 from motet.rpc import is_healthy
 from motet.settings import Database, ProcessSettings
 from motet.telemetry import is_alive
@@ -113,7 +113,7 @@ class Services:
             variable: value
             for variable, value in os.environ.items()
             if variable.startswith("MOTET_")
-            and not variable.startswith(("MOTET_OPERATOR_", KEPT_BY))
+            and not variable.startswith(("MOTET_OPERATOR_", MANAGED_BY_VARIABLE))
             and variable != CALLERS_VARIABLE
         }
         return inherited | {

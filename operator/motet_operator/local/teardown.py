@@ -5,8 +5,8 @@ import signal
 from collections.abc import Callable
 
 from motet.clock import monotonic
-from motet.processes import Keeper, Policy, Records, is_alive
-from motet.processes.keeper import kill_strays
+from motet.processes import LifecycleConfig, ProcessManager, ProcessRecords, is_alive
+from motet.processes.keeper import kill_unrecorded
 from motet.processes.linux import kill_session, send
 from motet_operator.local.layout import Layout
 from motet_operator.local.lock import StackLock, is_held, read_holder
@@ -17,7 +17,10 @@ STOP_SECONDS = 60.0
 
 def what_runs(layout: Layout) -> list[str]:
     """Names of the living processes of this state directory, the operator among them."""
-    records = [*Records(layout.operator_records).read().values(), *Records(layout.service_records).read().values()]
+    records = [
+        *ProcessRecords(layout.operator_records).read().values(),
+        *ProcessRecords(layout.service_records).read().values(),
+    ]
     return [record.name for record in records if record.alive]
 
 
@@ -50,15 +53,15 @@ async def take_down(layout: Layout, *, seconds: float = STOP_SECONDS) -> list[st
 async def finish(layout: Layout, *, seconds: float = STOP_SECONDS, grace: float | None = None) -> None:
     """Stop what a dead or dying `motet up` left. The caller holds the lock."""
     # The operator stops its services in their order; one that does not end is killed, and they are stopped below.
-    await _stop_recorded(Records(layout.operator_records), grace=seconds if grace is None else grace)
-    await _stop_recorded(Records(layout.service_records), grace=10.0 if grace is None else grace)
+    await _stop_recorded(ProcessRecords(layout.operator_records), grace=seconds if grace is None else grace)
+    await _stop_recorded(ProcessRecords(layout.service_records), grace=10.0 if grace is None else grace)
     layout.clear_run()
 
 
-async def _stop_recorded(records: Records, *, grace: float) -> None:
-    keeper = Keeper(records, policy=Policy(grace=grace))
+async def _stop_recorded(records: ProcessRecords, *, grace: float) -> None:
+    keeper = ProcessManager(records, policy=LifecycleConfig(stop_grace=grace))
     await keeper.stop_all()
-    kill_strays(records)
+    kill_unrecorded(records)
 
 
 async def _within(seconds: float, condition: Callable[[], bool]) -> bool:

@@ -14,8 +14,8 @@ from typing import Protocol
 
 import orjson
 
-from motet.processes.launch import last_words
-from motet.processes.linux import Identity, identity_of, send
+from motet.processes.launch import last_log_line
+from motet.processes.linux import ProcessIdentity, identity_of, send
 from tests.kube.api import ApiError, Object
 from tests.kube.kubelet import environment
 from tests.kube.kubelet.actions import Failed, act
@@ -67,7 +67,7 @@ class Container:
             self.seen.last_state = before.get("state", {}) if "terminated" in before.get("state", {}) else {}
         self._backoff = Backoff(self._machine.time_scale, at_once_first=True)
         self._process: subprocess.Popen[bytes] | None = None
-        self._first: Identity | None = None
+        self._first: ProcessIdentity | None = None
         """Of the container's own processes, the one that is number 1 inside."""
         self._env: dict[str, str] = {}
         self._over = asyncio.Event()
@@ -87,7 +87,7 @@ class Container:
         return self._process is not None
 
     @property
-    def first(self) -> Identity | None:
+    def first(self) -> ProcessIdentity | None:
         return self._first
 
     @property
@@ -333,7 +333,7 @@ class Container:
             if written := (self.folder / f"{self.seen.restarts}.message").read_bytes()[-4096:]:
                 return written.decode(errors="replace")
         if code != 0 and self.spec.get("terminationMessagePolicy") == "FallbackToLogsOnError":
-            return last_words(self.log(self.seen.restarts))
+            return last_log_line(self.log(self.seen.restarts))
         return ""
 
     async def execute(self, command: list[str], timeout_s: float) -> tuple[int, str]:

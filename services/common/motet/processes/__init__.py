@@ -4,21 +4,21 @@ without, and found again by whoever comes after the one that started them.
 `lifecycle` decides and is pure; `linux`, `launch` and `records` touch the machine; `Keeper` joins them.
 """
 
-from motet.processes.keeper import Keeper, ProcessSpec, ProcessStatus
-from motet.processes.lifecycle import Lifecycle, Phase, Policy
-from motet.processes.linux import Identity, identity_of, is_alive
-from motet.processes.records import Record, Records
+from motet.processes.keeper import ProcessManager, ProcessSpec, ProcessStatus
+from motet.processes.lifecycle import Lifecycle, LifecycleConfig, Phase
+from motet.processes.linux import ProcessIdentity, identity_of, is_alive
+from motet.processes.records import ProcessRecord, ProcessRecords
 
 __all__ = [
-    "Identity",
-    "Keeper",
+    "ProcessIdentity",
+    "ProcessManager",
     "Lifecycle",
     "Phase",
-    "Policy",
+    "LifecycleConfig",
     "ProcessSpec",
     "ProcessStatus",
-    "Record",
-    "Records",
+    "ProcessRecord",
+    "ProcessRecords",
     "identity_of",
     "is_alive",
 ]

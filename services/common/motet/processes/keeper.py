@@ -19,27 +19,27 @@ import structlog
 from motet.clock import Clock, monotonic
 from motet.processes import launch, linux
 from motet.processes.lifecycle import (
-    Asked,
     CouldNotStart,
     Died,
     Effect,
     Event,
     Lifecycle,
+    LifecycleConfig,
+    LivenessProbed,
     Phase,
-    Policy,
-    Probed,
+    ReadinessProbed,
     Started,
-    StopAsked,
+    StopRequested,
     TimePassed,
     first,
     step,
 )
-from motet.processes.linux import Identity
-from motet.processes.records import Record, Records
+from motet.processes.linux import ProcessIdentity
+from motet.processes.records import ProcessRecord, ProcessRecords
 
 log = structlog.get_logger(__name__)
 
-KEPT_BY = "MOTET_KEPT_BY"
+MANAGED_BY_VARIABLE = "MOTET_KEPT_BY"
 """Set in every process that a keeper starts, to the folder of its records: a process whose record was never written,
 because the keeper died in between, can still be found."""
 
@@ -103,20 +103,20 @@ class ProcessStatus:
         return self.phase is Phase.READY
 
 
-class Keeper:
+class ProcessManager:
     def __init__(
         self,
-        records: Records,
+        records: ProcessRecords,
         *,
-        policy: Policy | None = None,
+        policy: LifecycleConfig | None = None,
         clock: Clock = monotonic,
         changed: Callable[[], None] | None = None,
     ) -> None:
         self._records = records
-        self._policy = policy or Policy()
+        self._policy = policy or LifecycleConfig()
         self._clock = clock
         self._changed = changed or (lambda: None)
-        self._kept: dict[str, _Kept] = {}
+        self._kept: dict[str, _ManagedProcess] = {}
         self._wanted: dict[str, ProcessSpec] = {}
         self._gone = asyncio.Event()
         self._looked_for_others = False
@@ -133,7 +133,7 @@ class Keeper:
     def statuses(self) -> list[ProcessStatus]:
         return [kept.status() for kept in self._kept.values()]
 
-    def recorded(self, name: str) -> Record | None:
+    def recorded(self, name: str) -> ProcessRecord | None:
         """What is on disk about a process, perhaps from a keeper before this one."""
         return self._records.read().get(name)
 
@@ -149,9 +149,9 @@ class Keeper:
                 self._keep(spec).tick()
             elif kept.fingerprint != spec.fingerprint:
                 log.info("process is replaced", process=name)
-                kept.handle(StopAsked())
+                kept.handle(StopRequested())
         for name in self._kept.keys() - self._wanted.keys():
-            self._kept[name].handle(StopAsked())
+            self._kept[name].handle(StopRequested())
 
     async def stop_all(self) -> None:
         """Stop everything in order and return when nothing is left."""
@@ -163,7 +163,7 @@ class Keeper:
             self._gone.clear()
             order = min(kept.spec.stop_order for kept in self._kept.values())
             for kept in [kept for kept in self._kept.values() if kept.spec.stop_order == order]:
-                kept.handle(StopAsked())
+                kept.handle(StopRequested())
             if any(kept.spec.stop_order == order for kept in self._kept.values()):
                 await self._gone.wait()
 
@@ -188,14 +188,14 @@ class Keeper:
 
     # ---------------------------------------------------------------------------------------------- for _Kept
 
-    def record(self, kept: "_Kept") -> None:
+    def record(self, kept: "_ManagedProcess") -> None:
         try:
             self._records.write(kept.as_record())
         except OSError as error:
             # A full disk must not stop a restart; a lost record is made good by the sweep over environments.
             log.warning("cannot record a process", process=kept.spec.name, error=str(error))
 
-    def ended(self, kept: "_Kept") -> None:
+    def ended(self, kept: "_ManagedProcess") -> None:
         self._records.remove(kept.spec.name)
         del self._kept[kept.spec.name]
         spec = self._wanted.get(kept.spec.name)
@@ -207,15 +207,15 @@ class Keeper:
     def changed(self) -> None:
         self._changed()
 
-    def _keep(self, spec: ProcessSpec, restarts: int = 0) -> "_Kept":
-        kept = _Kept(self, spec, self._policy, self._clock)
+    def _keep(self, spec: ProcessSpec, restarts: int = 0) -> "_ManagedProcess":
+        kept = _ManagedProcess(self, spec, self._policy, self._clock)
         kept.life = replace(kept.life, restarts=restarts)
         self._kept[spec.name] = kept
         return kept
 
     def _adopt(self) -> None:
         records = self._records.read()
-        kill_strays(self._records)
+        kill_unrecorded(self._records)
         if not any(record.alive for record in records.values()):
             self._records.clear()  # of a stack that is over: its restarts are not ours
             return
@@ -231,33 +231,33 @@ class Keeper:
                 self._records.remove(name)
 
 
-def kill_strays(records: Records) -> None:
+def kill_unrecorded(records: ProcessRecords) -> None:
     """End what a keeper of these records started and had no time to write down."""
     known = {record.identity for record in records.read().values()}
-    for stray in linux.session_leaders_with(KEPT_BY, str(records.folder)):
+    for stray in linux.session_leaders_with(MANAGED_BY_VARIABLE, str(records.folder)):
         if stray not in known:
             log.warning("process without a record is killed", pid=stray.pid)
             linux.kill_session(stray)
 
 
-def _as_recorded(record: Record) -> ProcessSpec:
+def _as_recorded(record: ProcessRecord) -> ProcessSpec:
     """Enough of a specification to watch a process and to stop it."""
     return ProcessSpec(
         name=record.name, kind=record.kind, command=(), log=Path(record.log), stop_order=record.stop_order
     )
 
 
-class _Kept:
+class _ManagedProcess:
     """One process: feeds what happens to its lifecycle and does what that says."""
 
-    def __init__(self, keeper: Keeper, spec: ProcessSpec, policy: Policy, clock: Clock) -> None:
+    def __init__(self, keeper: ProcessManager, spec: ProcessSpec, policy: LifecycleConfig, clock: Clock) -> None:
         self.spec = spec
         self.fingerprint = spec.fingerprint
         """Of what runs now, which for an adopted process need not be what the specification says."""
         self.child: subprocess.Popen[bytes] | None = None
-        self.identity: Identity | None = None
+        self.identity: ProcessIdentity | None = None
         self.killed_because = ""
-        self._last = Identity(0, 0)
+        self._last = ProcessIdentity(0, 0)
         self._keeper = keeper
         self._policy = policy
         self._clock = clock
@@ -281,9 +281,9 @@ class _Kept:
             log=self.spec.log,
         )
 
-    def as_record(self) -> Record:
+    def as_record(self) -> ProcessRecord:
         """A dead one is recorded too, with the pid it had: why it died is for others to read."""
-        return Record(
+        return ProcessRecord(
             name=self.spec.name,
             kind=self.spec.kind,
             pid=self._last.pid,
@@ -303,7 +303,7 @@ class _Kept:
     def tick(self) -> None:
         self.handle(TimePassed())
 
-    def adopt(self, record: Record) -> None:
+    def adopt(self, record: ProcessRecord) -> None:
         self.life = replace(self.life, was_ready=record.ready, reason=record.reason)
         self.fingerprint = record.fingerprint
         self._log_offset = launch.size_of(self.spec.log)
@@ -324,7 +324,7 @@ class _Kept:
                 case Effect.KILL:
                     self.kill()
                 case Effect.REPLACE:
-                    self._keeper.kill(self.spec.name, f"it answered nothing for {self._policy.silence:g} s")
+                    self._keeper.kill(self.spec.name, f"it answered nothing for {self._policy.liveness_seconds:g} s")
         self._set_timer()
         if self.life.phase is Phase.GONE:
             self.unwatch()
@@ -352,7 +352,7 @@ class _Kept:
         try:
             self.child = launch.start(
                 self.spec.command,
-                env={**self.spec.env, KEPT_BY: str(self._keeper.folder)},
+                env={**self.spec.env, MANAGED_BY_VARIABLE: str(self._keeper.folder)},
                 log=self.spec.log,
                 cwd=self.spec.cwd,
             )
@@ -365,7 +365,7 @@ class _Kept:
         log.info("process started", process=self.spec.name, pid=self.child.pid, restarts=self.life.restarts)
         self._watch(stat.identity)
 
-    def _watch(self, identity: Identity, *, adopted: bool = False) -> None:
+    def _watch(self, identity: ProcessIdentity, *, adopted: bool = False) -> None:
         self.identity = self._last = identity
         try:
             self._pidfd = os.pidfd_open(identity.pid)
@@ -377,7 +377,7 @@ class _Kept:
             return
         asyncio.get_running_loop().add_reader(self._pidfd, self._on_death)
         self._probing = asyncio.create_task(self._probe(), name=f"probe {self.spec.name}")
-        if self.spec.alive is not None and self._policy.silence:
+        if self.spec.alive is not None and self._policy.liveness_seconds:
             self._asking = asyncio.create_task(self._ask(self.spec.alive), name=f"ask {self.spec.name}")
 
     def _on_death(self) -> None:
@@ -399,7 +399,7 @@ class _Kept:
         if status is not None and status < 0:
             with suppress(ValueError):
                 return f"killed by {signal.Signals(-status).name}"
-        words = launch.last_words(self.spec.log, since=self._log_offset)
+        words = launch.last_log_line(self.spec.log, since=self._log_offset)
         return words or ("ended" if status is None else f"ended with status {status}")
 
     def _set_timer(self) -> None:
@@ -417,7 +417,7 @@ class _Kept:
             except Exception as error:
                 log.debug("probe failed", process=self.spec.name, error=str(error))
                 healthy = False
-            self.handle(Probed(healthy))
+            self.handle(ReadinessProbed(healthy))
             if self.life.phase is Phase.READY:
                 launch.trim(self.spec.log)
                 await asyncio.sleep(PROBE_READY_SECONDS)
@@ -428,12 +428,12 @@ class _Kept:
         while True:
             at, answer = self._clock(), False
             try:
-                async with asyncio.timeout(self._policy.question):
+                async with asyncio.timeout(self._policy.liveness_period):
                     answer = await alive()
             except Exception as error:
                 log.debug("no answer", process=self.spec.name, error=str(error))
-            self.handle(Asked(answer, at))
-            await asyncio.sleep(max(0.0, at + self._policy.question - self._clock()))
+            self.handle(LivenessProbed(answer, at))
+            await asyncio.sleep(max(0.0, at + self._policy.liveness_period - self._clock()))
 
     def _stop_probing(self) -> None:
         for task in (self._probing, self._asking):

@@ -59,7 +59,7 @@ def size_of(log: Path) -> int:
         return 0
 
 
-def last_words(log: Path, *, since: int = 0) -> str:
+def last_log_line(log: Path, *, since: int = 0) -> str:
     """The last line that a process wrote after offset `since`, for people: the sentence alone of a line of JSON."""
     try:
         with log.open("rb") as file:

@@ -14,10 +14,10 @@ SETUP_FAILED = 2
 """The exit status by which a service says that a person has to act (motet.service)."""
 
 
-QUESTIONS = 5
+LIVENESS_FAILURE_THRESHOLD = 5
 """Whether it is alive is asked so often, anew each time, before the answer is taken for a no: one lost is no sign."""
 
-START_QUESTIONS = 30
+STARTUP_FAILURE_THRESHOLD = 30
 """The same before its first answer: imports on a loaded machine may take minutes."""
 
 
@@ -34,10 +34,10 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class LifecycleConfig:
     """How patient to be. Seconds; scale them together for tests."""
 
-    grace: float = 10.0
+    stop_grace: float = 10.0
     """Between SIGTERM and SIGKILL."""
 
     first_delay: float = 0.5
@@ -50,22 +50,22 @@ class Policy:
     stable_after: float = 10.0
     """A process that was ready and ran this long has earned a clean slate."""
 
-    silence: float = 30.0
+    liveness_seconds: float = 30.0
     """A process that answers no question for so long is stopped, or its loop hangs: it is killed and started again.
     0: never. An honest one is silent for seconds on a loaded machine, whose answers do not shrink with the timers."""
 
     @property
-    def question(self) -> float:
+    def liveness_period(self) -> float:
         """How long one question waits for its answer, and the time between two of them."""
-        return self.silence / QUESTIONS
+        return self.liveness_seconds / LIVENESS_FAILURE_THRESHOLD
 
-    def scaled(self, factor: float) -> "Policy":
-        return Policy(
-            grace=self.grace,  # how long work takes to end does not shrink with the timers
+    def scaled(self, factor: float) -> "LifecycleConfig":
+        return LifecycleConfig(
+            stop_grace=self.stop_grace,  # how long work takes to end does not shrink with the timers
             first_delay=self.first_delay * factor,
             last_delay=self.last_delay * factor,
             stable_after=self.stable_after * factor,
-            silence=self.silence,
+            liveness_seconds=self.liveness_seconds,
         )
 
     def delay(self, failures: int, *, needs_a_person: bool, jitter: float) -> float:
@@ -117,12 +117,12 @@ class CouldNotStart:
 
 
 @dataclass(frozen=True, slots=True)
-class Probed:
+class ReadinessProbed:
     healthy: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class LivenessProbed:
     """Whether it is alive; this is how the question came out."""
 
     alive: bool
@@ -138,7 +138,7 @@ class Died:
 
 
 @dataclass(frozen=True, slots=True)
-class StopAsked:
+class StopRequested:
     pass
 
 
@@ -147,7 +147,7 @@ class TimePassed:
     pass
 
 
-Event = Started | CouldNotStart | Probed | Asked | Died | StopAsked | TimePassed
+Event = Started | CouldNotStart | ReadinessProbed | LivenessProbed | Died | StopRequested | TimePassed
 
 
 class Effect(StrEnum):
@@ -162,7 +162,7 @@ def first(now: float) -> Lifecycle:
     return Lifecycle(due=now)
 
 
-def step(life: Lifecycle, event: Event, now: float, policy: Policy) -> tuple[Lifecycle, tuple[Effect, ...]]:
+def step(life: Lifecycle, event: Event, now: float, policy: LifecycleConfig) -> tuple[Lifecycle, tuple[Effect, ...]]:
     match event:
         case TimePassed():
             return _time_passed(life, now, policy)
@@ -173,13 +173,13 @@ def step(life: Lifecycle, event: Event, now: float, policy: Policy) -> tuple[Lif
             return replace(
                 life, phase=phase, due=None, began=now, was_ready=ready, answered=ready, unanswered=0, asked=now
             ), ()
-        case Probed(healthy=True) if life.phase is Phase.STARTING:
+        case ReadinessProbed(healthy=True) if life.phase is Phase.STARTING:
             return replace(life, phase=Phase.READY, was_ready=True), ()
-        case Probed(healthy=False) if life.phase is Phase.READY:
+        case ReadinessProbed(healthy=False) if life.phase is Phase.READY:
             return replace(life, phase=Phase.STARTING), ()
-        case Probed():
+        case ReadinessProbed():
             return life, ()
-        case Asked() if life.phase in (Phase.STARTING, Phase.READY):
+        case LivenessProbed() if life.phase in (Phase.STARTING, Phase.READY):
             return _asked(life, event, now, policy)
         case CouldNotStart(reason=reason):
             return _died(life, Died(None, reason), now, policy), ()
@@ -187,40 +187,42 @@ def step(life: Lifecycle, event: Event, now: float, policy: Policy) -> tuple[Lif
             return replace(life, phase=Phase.GONE, due=None, exit_status=event.exit_status), ()
         case Died() if life.phase.runs:
             return _died(life, event, now, policy), ()
-        case StopAsked() if life.phase is Phase.WAITING:
+        case StopRequested() if life.phase is Phase.WAITING:
             return replace(life, phase=Phase.GONE, due=None), ()
-        case StopAsked() if life.phase in (Phase.STARTING, Phase.READY):
-            return replace(life, phase=Phase.STOPPING, due=now + policy.grace), (Effect.TERMINATE,)
+        case StopRequested() if life.phase in (Phase.STARTING, Phase.READY):
+            return replace(life, phase=Phase.STOPPING, due=now + policy.stop_grace), (Effect.TERMINATE,)
         case _:
             return life, ()
 
 
-def _time_passed(life: Lifecycle, now: float, policy: Policy) -> tuple[Lifecycle, tuple[Effect, ...]]:
+def _time_passed(life: Lifecycle, now: float, policy: LifecycleConfig) -> tuple[Lifecycle, tuple[Effect, ...]]:
     if life.due is None or now < life.due:
         return life, ()
     if life.phase is Phase.WAITING:
         return replace(life, due=None), (Effect.START,)
     if life.phase is Phase.STOPPING:
         # Asked again after another grace: a process in an uninterruptible wait dies when it can.
-        return replace(life, due=now + policy.grace), (Effect.KILL,)
+        return replace(life, due=now + policy.stop_grace), (Effect.KILL,)
     return life, ()
 
 
-def _asked(life: Lifecycle, question: Asked, now: float, policy: Policy) -> tuple[Lifecycle, tuple[Effect, ...]]:
+def _asked(
+    life: Lifecycle, question: LivenessProbed, now: float, policy: LifecycleConfig
+) -> tuple[Lifecycle, tuple[Effect, ...]]:
     if question.alive:
         return replace(life, answered=True, unanswered=0, asked=question.at), ()
     # Whoever asks may have been away as well, with a machine that slept or was paused: what it missed proves nothing,
     # and what counts is asked anew from here.
-    late = 2 * policy.question
+    late = 2 * policy.liveness_period
     if question.at - life.asked > late or now - question.at > late:
         return replace(life, unanswered=0, asked=now), ()
     unanswered = life.unanswered + 1
-    if unanswered < (QUESTIONS if life.answered else START_QUESTIONS):
+    if unanswered < (LIVENESS_FAILURE_THRESHOLD if life.answered else STARTUP_FAILURE_THRESHOLD):
         return replace(life, unanswered=unanswered, asked=question.at), ()
     return replace(life, unanswered=0, asked=now), (Effect.REPLACE,)
 
 
-def _died(life: Lifecycle, death: Died, now: float, policy: Policy) -> Lifecycle:
+def _died(life: Lifecycle, death: Died, now: float, policy: LifecycleConfig) -> Lifecycle:
     stable = life.was_ready and now - life.began >= policy.stable_after
     failures = 1 if stable else life.failures + 1
     wait = policy.delay(failures, needs_a_person=death.exit_status == SETUP_FAILED, jitter=death.jitter)

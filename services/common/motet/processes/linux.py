@@ -13,7 +13,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class ProcessIdentity:
     """One process, for ever: no other will have the same pid and start time in this boot of the machine."""
 
     pid: int
@@ -22,7 +22,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    identity: Identity
+    identity: ProcessIdentity
     state: str
     parent: int
     session: int
@@ -40,15 +40,17 @@ def read_stat(pid: int) -> Stat | None:
         return None
     # The name in parentheses may hold anything, so count from the last one.
     fields = text[text.rindex(b")") + 2 :].split()
-    return Stat(Identity(pid, int(fields[19])), state=fields[0].decode(), parent=int(fields[1]), session=int(fields[3]))
+    return Stat(
+        ProcessIdentity(pid, int(fields[19])), state=fields[0].decode(), parent=int(fields[1]), session=int(fields[3])
+    )
 
 
-def identity_of(pid: int) -> Identity | None:
+def identity_of(pid: int) -> ProcessIdentity | None:
     stat = read_stat(pid)
     return stat.identity if stat is not None and not stat.dead else None
 
 
-def is_alive(identity: Identity) -> bool:
+def is_alive(identity: ProcessIdentity) -> bool:
     return identity_of(identity.pid) == identity
 
 
@@ -65,7 +67,7 @@ def all_stats() -> Iterator[Stat]:
             yield stat
 
 
-def open_pidfd(identity: Identity) -> int | None:
+def open_pidfd(identity: ProcessIdentity) -> int | None:
     """A descriptor that becomes readable when the process ends; None if it has. The caller closes it."""
     try:
         descriptor = os.pidfd_open(identity.pid)
@@ -77,7 +79,7 @@ def open_pidfd(identity: Identity) -> int | None:
     return None
 
 
-def send(identity: Identity, signum: signal.Signals) -> bool:
+def send(identity: ProcessIdentity, signum: signal.Signals) -> bool:
     """Signal exactly this process; False if it has ended."""
     descriptor = open_pidfd(identity)
     if descriptor is None:
@@ -91,7 +93,7 @@ def send(identity: Identity, signum: signal.Signals) -> bool:
     return True
 
 
-def session_members(leader: Identity) -> list[Identity]:
+def session_members(leader: ProcessIdentity) -> list[ProcessIdentity]:
     """The living processes of the session that `leader` began, itself included, also after its death.
 
     While a member lives the kernel gives nobody else the session's number; so if the number belongs to another process
@@ -103,7 +105,7 @@ def session_members(leader: Identity) -> list[Identity]:
     return [stat.identity for stat in all_stats() if stat.session == leader.pid and not stat.dead]
 
 
-def kill_session(leader: Identity) -> None:
+def kill_session(leader: ProcessIdentity) -> None:
     for member in session_members(leader):
         send(member, signal.SIGKILL)
 
@@ -118,7 +120,7 @@ def environment_of(pid: int) -> dict[str, str]:
     return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
 
 
-def session_leaders_with(name: str, value: str) -> list[Identity]:
+def session_leaders_with(name: str, value: str) -> list[ProcessIdentity]:
     """The living processes that began a session and were started with `name=value` in their environment."""
     return [
         stat.identity

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import orjson
 
-from motet.processes.linux import Identity, boot_id, is_alive
+from motet.processes.linux import ProcessIdentity, boot_id, is_alive
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class ProcessRecord:
     name: str
     kind: str
     pid: int
@@ -34,33 +34,33 @@ class Record:
     reason: str = ""
 
     @property
-    def identity(self) -> Identity:
-        return Identity(self.pid, self.start_ticks)
+    def identity(self) -> ProcessIdentity:
+        return ProcessIdentity(self.pid, self.start_ticks)
 
     @property
     def alive(self) -> bool:
         return self.boot == boot_id() and is_alive(self.identity)
 
 
-_FIELDS = {field.name for field in fields(Record)}
+_FIELDS = {field.name for field in fields(ProcessRecord)}
 
 
-class Records:
+class ProcessRecords:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def read(self) -> dict[str, Record]:
-        found: dict[str, Record] = {}
+    def read(self) -> dict[str, ProcessRecord]:
+        found: dict[str, ProcessRecord] = {}
         with suppress(FileNotFoundError, NotADirectoryError):
             for path in sorted(self.folder.glob("*.json")):
                 # What cannot be read describes nobody: a file of another version, or one a full disk cut short.
                 with suppress(OSError, orjson.JSONDecodeError, TypeError, AttributeError):
                     content = orjson.loads(path.read_bytes())
-                    record = Record(**{name: value for name, value in content.items() if name in _FIELDS})
+                    record = ProcessRecord(**{name: value for name, value in content.items() if name in _FIELDS})
                     found[record.name] = record
         return found
 
-    def write(self, record: Record) -> None:
+    def write(self, record: ProcessRecord) -> None:
         """Raises OSError; the process itself is not affected."""
         assert _NAME.fullmatch(record.name), record.name
         self.folder.mkdir(parents=True, exist_ok=True)

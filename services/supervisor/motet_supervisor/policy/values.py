@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from motet.model import ParkMethod
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
