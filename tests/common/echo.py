@@ -6,7 +6,7 @@ from typing import Any
 import grpc
 
 from motet.errors import InvalidRequest
-from motet.rpc import Outbox, converse
+from motet.rpc import Outbox, run_stream
 
 Talk = Callable[[AsyncIterator[bytes], Any], Any]
 
@@ -32,7 +32,7 @@ class Echo:
             outbox.put(message)
 
         try:
-            await converse(context, requests, outbox, receive)
+            await run_stream(context, requests, outbox, receive)
         except BaseException as error:
             self.ended.append(type(error).__name__)
             raise

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from motet.api.v1 import scheduler_pb2
 from motet.rpc import Link, Outbox, Sessions, open_channel, serving
 from motet.rpc.outbox import MESSAGE_BYTES
-from motet.rpc.subjects import STATES, subject_of
+from motet.rpc.subjects import COALESCED, coalescing_key
 from tests.common.echo import Echo, open_talk
 from tests.common.waiting import until
 
@@ -27,7 +27,7 @@ def subject(message: bytes) -> bytes | None:
 
 
 def emptied(outbox: Outbox[bytes]) -> list[bytes]:
-    return list(iter(outbox.take, None))  # type: ignore[arg-type]
+    return list(iter(outbox.get_nowait, None))  # type: ignore[arg-type]
 
 
 def test_a_newer_message_replaces_one_about_the_same_and_comes_after_what_was_said_between() -> None:
@@ -40,7 +40,7 @@ def test_a_newer_message_replaces_one_about_the_same_and_comes_after_what_was_sa
 def test_what_has_been_read_is_not_replaced() -> None:
     outbox: Outbox[bytes] = Outbox(subject=subject)
     outbox.put(b"a=1")
-    assert outbox.take() == b"a=1"
+    assert outbox.get_nowait() == b"a=1"
     outbox.put(b"a=2")
     assert emptied(outbox) == [b"a=2"]
 
@@ -52,7 +52,7 @@ def test_a_slow_reader_hears_what_a_fast_one_hears_without_what_was_out_of_date(
     everything = [message for message in said if message != b"read"]
     for message in said:
         if message == b"read":
-            heard += [one] if (one := outbox.take()) is not None else []
+            heard += [one] if (one := outbox.get_nowait()) is not None else []
         else:
             outbox.put(message)
     heard += emptied(outbox)
@@ -73,7 +73,7 @@ def test_it_is_full_beyond_its_limit_whatever_the_messages_weigh_and_not_once_it
             outbox.put(message)
             count += 1
         assert (count - 1) * (MESSAGE_BYTES + len(message)) <= LIMIT
-        outbox.take()
+        outbox.get_nowait()
         assert not outbox.full
 
 
@@ -86,12 +86,12 @@ def test_what_replaces_does_not_fill() -> None:
 
 
 def test_states_name_members_and_fields_that_exist_and_share_no_subject() -> None:
-    for kind, members in STATES.items():
+    for kind, members in COALESCED.items():
         for member, paths in members.items():
             message = kind()
             getattr(message, member).SetInParent()
             assert message.WhichOneof("message") == member
-            assert subject_of(message) == (member, *[""] * len(paths))
+            assert coalescing_key(message) == (member, *[""] * len(paths))
 
 
 def test_a_request_keeps_its_place_and_its_placement_and_a_gateway_one_catalog() -> None:
@@ -110,7 +110,7 @@ def test_a_request_keeps_its_place_and_its_placement_and_a_gateway_one_catalog()
     ]
     for message in said:
         outbox.put(message)
-    assert list(iter(outbox.take, None)) == said[2:]  # type: ignore[arg-type]
+    assert list(iter(outbox.get_nowait, None)) == said[2:]  # type: ignore[arg-type]
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import asyncio
 
 from motet.api.v1 import runner_pb2, scheduler_pb2, scheduler_pb2_grpc
-from motet.rpc import Link, Outbox, converse, serving
+from motet.rpc import Link, Outbox, run_stream, serving
 from motet.rpc.writing import LARGEST_PACK_BYTES, packed, unpacked
 from tests.common.waiting import PATIENCE_S
 
@@ -36,7 +36,7 @@ def test_a_pack_stays_small_enough_to_be_received() -> None:
     messages = [submit(number, tokens=LARGEST_PACK_BYTES // 2 + 1) for number in range(4)]
     outbox = outbox_with(*messages[1:])
     assert len(list(unpacked(packed(messages[0], outbox)))) == 2
-    assert outbox.take() is not None
+    assert outbox.get_nowait() is not None
 
 
 async def test_order_survives_a_stream_in_both_directions(tmp_path) -> None:
@@ -47,7 +47,7 @@ async def test_order_survives_a_stream_in_both_directions(tmp_path) -> None:
             def receive(message: scheduler_pb2.ServeUp) -> None:
                 outbox.put(scheduler_pb2.ServeDown(placed=scheduler_pb2.Placed(request=message.enqueue.request)))
 
-            await converse(context, request_iterator, outbox, receive)
+            await run_stream(context, request_iterator, outbox, receive)
 
     heard: list[str] = []
     done = asyncio.Event()

@@ -21,7 +21,7 @@ from motet.api.v1 import (
     supervisor_pb2_grpc,
 )
 from motet.rpc import LAST_RETRY_SECONDS, Link, is_healthy, open_channel, serving
-from motet.rpc.roles import ANYBODY, ROLES
+from motet.rpc.roles import ANY_ROLE, ROLES
 from motet.tls import Identity, acting_as
 from tests.common import wire
 from tests.common.echo import Echo, open_talk
@@ -43,7 +43,7 @@ def test_every_method_has_a_row_and_no_row_is_without_a_method() -> None:
 
 
 def test_no_method_of_ours_is_for_anybody() -> None:
-    assert [method for method, roles in ROLES.items() if method.startswith("/motet.") and roles is ANYBODY] == []
+    assert [method for method, roles in ROLES.items() if method.startswith("/motet.") and roles is ANY_ROLE] == []
 
 
 class Everything(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from motet.api.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
-from motet.rpc import Outbox, converse, serving
+from motet.rpc import Outbox, run_stream, serving
 from motet_operator.reconcile import Advice, Catalog, Drain, reconcile
 from motet_operator.sync import SchedulerSync
 from tests.common.waiting import PATIENCE_S
@@ -22,7 +22,7 @@ class SmallScheduler(scheduler_pb2_grpc.SchedulerServicer):
 
     async def Sync(self, requests: AsyncIterator[scheduler_pb2.SyncUp], context: Any) -> None:  # type: ignore[override]
         self.outbox = Outbox()
-        await converse(context, requests, self.outbox, self.heard.append)
+        await run_stream(context, requests, self.outbox, self.heard.append)
 
     @property
     def drains_revision(self) -> int:

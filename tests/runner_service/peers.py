@@ -17,7 +17,7 @@ from motet.api.v1 import (
     supervisor_pb2_grpc,
 )
 from motet.model import pages_for
-from motet.rpc import Outbox, converse, open_channel, serving
+from motet.rpc import Outbox, open_channel, run_stream, serving
 from tests.common.waiting import PATIENCE_S
 
 PATIENCE = PATIENCE_S
@@ -51,7 +51,7 @@ class Peer:
         outbox = self._outbox = Outbox[Any]()
         if greeting is not None:
             outbox.put(greeting)
-        await converse(context, requests, outbox, self.received.append)
+        await run_stream(context, requests, outbox, self.received.append)
 
 
 class StubScheduler(Peer, scheduler_pb2_grpc.SchedulerServicer):

@@ -11,22 +11,22 @@ Rules, each learnt from a failure seen in practice:
 """
 
 from motet.rpc.channels import FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS, open_channel, socket_path
-from motet.rpc.links import Backoff, LedBy, Link
+from motet.rpc.links import Backoff, Link, RedirectToLeader
 from motet.rpc.outbox import Outbox
 from motet.rpc.server import Server, is_healthy, serving
-from motet.rpc.sessions import Session, Sessions, converse
+from motet.rpc.sessions import Session, Sessions, run_stream
 
 __all__ = [
     "FIRST_RETRY_SECONDS",
     "LAST_RETRY_SECONDS",
     "Backoff",
-    "LedBy",
+    "RedirectToLeader",
     "Link",
     "Outbox",
     "Server",
     "Session",
     "Sessions",
-    "converse",
+    "run_stream",
     "is_healthy",
     "open_channel",
     "serving",

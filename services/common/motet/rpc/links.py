@@ -15,16 +15,16 @@ from motet import tls
 from motet.errors import MotetError, SetupError
 from motet.rpc.channels import FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS, open_channel, socket_path
 from motet.rpc.outbox import LARGEST_OUTBOX_BYTES, Outbox
-from motet.rpc.writing import led_by, unpacked, write_all
+from motet.rpc.writing import leader_redirect, unpacked, write_all
 
 log = structlog.get_logger(__name__)
 
 Up = TypeVar("Up")
 Down = TypeVar("Down")
 
-LOOK_SECONDS = 0.025
+SOCKET_POLL_SECONDS = 0.025
 CONNECT_SECONDS = 5.0
-PATIENCE_SECONDS = 10.0
+WARN_AFTER_SECONDS = 10.0
 """A peer that stays away for longer is worth a warning, once."""
 
 
@@ -51,7 +51,7 @@ async def _pause(address: str, seconds: float) -> None:
     loop = asyncio.get_running_loop()
     end = loop.time() + seconds
     while (left := end - loop.time()) > 0 and not _is_served(path):  # noqa: ASYNC110 - another process's doing
-        await asyncio.sleep(min(left, LOOK_SECONDS))
+        await asyncio.sleep(min(left, SOCKET_POLL_SECONDS))
 
 
 def _is_served(path: Path) -> bool:
@@ -71,11 +71,11 @@ def _is_being_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-class TooSlow(Exception):
+class PeerTooSlow(Exception):
     """The peer leaves unread more than may wait for it."""
 
 
-class LedBy(Exception):
+class RedirectToLeader(Exception):
     """The peer does not lead, and sends us to who does; or nowhere, while nobody does."""
 
     def __init__(self, address: str) -> None:
@@ -140,9 +140,9 @@ class Link(Generic[Up, Down]):
         while True:
             here, address = address, self.address
             try:
-                await self._converse(here, backoff)
+                await self._run_stream(here, backoff)
                 why = "the peer ended the stream"
-            except LedBy as word:
+            except RedirectToLeader as word:
                 log.info("stream led elsewhere", link=self.peer, address=here, to=word.address)
                 address = word.address or self.address
                 # At once when it is news; those who point at each other, or at nobody, are asked at leisure.
@@ -159,7 +159,7 @@ class Link(Generic[Up, Down]):
                     await asyncio.sleep(LAST_RETRY_SECONDS)
             except TimeoutError:
                 why = "no answer"
-            except TooSlow as error:
+            except PeerTooSlow as error:
                 why = str(error)
                 self._warn(why)
             except SetupError as error:
@@ -179,7 +179,7 @@ class Link(Generic[Up, Down]):
             log.debug("stream down", link=self.peer, address=here, why=why)
             if (identity := tls.current()) is not None and (reason := identity.blame(why, self.peer)):
                 self._warn(reason)
-            elif not self._said and time.monotonic() - self._down_since > PATIENCE_SECONDS:
+            elif not self._said and time.monotonic() - self._down_since > WARN_AFTER_SECONDS:
                 self._warn(why)
             await _pause(here, backoff.next())
 
@@ -189,7 +189,7 @@ class Link(Generic[Up, Down]):
             log.warning("no connection", link=self.peer, address=self.address, reason=reason)
         self._said = reason
 
-    async def _converse(self, address: str, backoff: Backoff) -> None:
+    async def _run_stream(self, address: str, backoff: Backoff) -> None:
         async with open_channel(address, self.peer) as channel:
             call = self._open_stream(channel)
             outbox: Outbox[Up] = Outbox(self._limit)
@@ -217,20 +217,20 @@ class Link(Generic[Up, Down]):
                     self._opened()
                 first = True
                 async for message in call:
-                    if first and (leader := led_by(message)) is not None:
-                        raise LedBy(leader)
+                    if first and (leader := leader_redirect(message)) is not None:
+                        raise RedirectToLeader(leader)
                     first = self._led = False
                     for one in unpacked(message):
                         self._receive(one)
                     self._said = ""  # not before: who refuses us, or says what we refuse, connects as well
-            except LedBy as word:
+            except RedirectToLeader as word:
                 why = f"led by {word}"
                 raise
             except asyncio.CancelledError as error:
                 if not slow or _is_being_cancelled():
                     raise
                 why = "the peer does not read"
-                raise TooSlow(why) from error
+                raise PeerTooSlow(why) from error
             except grpc.aio.AioRpcError as error:
                 why = f"{error.code().name}: {error.details()}"
                 raise

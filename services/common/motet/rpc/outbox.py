@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, TypeVar
 
-from motet.rpc.subjects import subject_of
+from motet.rpc.subjects import coalescing_key
 
 Message = TypeVar("Message")
 
@@ -31,7 +31,7 @@ class Outbox(Generic[Message]):
         self,
         limit_bytes: int = LARGEST_OUTBOX_BYTES,
         *,
-        subject: Callable[[Message], Hashable | None] = subject_of,
+        subject: Callable[[Message], Hashable | None] = coalescing_key,
     ) -> None:
         self._limit = limit_bytes
         self._subject = subject
@@ -61,12 +61,12 @@ class Outbox(Generic[Message]):
         self._there.set()
 
     async def get(self) -> Message:
-        while (message := self.take()) is None:
+        while (message := self.get_nowait()) is None:
             self._there.clear()
             await self._there.wait()
         return message
 
-    def take(self) -> Message | None:
+    def get_nowait(self) -> Message | None:
         """The next one if it is here already."""
         if not self._waiting:
             return None

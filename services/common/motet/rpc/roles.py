@@ -22,7 +22,7 @@ def _only(*roles: str) -> frozenset[str]:
     return frozenset(roles)
 
 
-ANYBODY: frozenset[str] = frozenset()
+ANY_ROLE: frozenset[str] = frozenset()
 """Whoever has a certificate of the authority."""
 
 ROLES: Roles = {
@@ -37,15 +37,15 @@ ROLES: Roles = {
     "/motet.api.v1.Supervisor/Advise": _only("scheduler"),
     "/motet.api.v1.Predictor/Predict": _only("gateway", "supervisor"),
     "/motet.api.v1.Predictor/Observe": _only("gateway", "supervisor"),
-    "/grpc.health.v1.Health/Check": ANYBODY,
-    "/grpc.health.v1.Health/List": ANYBODY,
-    "/grpc.health.v1.Health/Watch": ANYBODY,
-    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": ANYBODY,
+    "/grpc.health.v1.Health/Check": ANY_ROLE,
+    "/grpc.health.v1.Health/List": ANY_ROLE,
+    "/grpc.health.v1.Health/Watch": ANY_ROLE,
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": ANY_ROLE,
 }
 """Every method of every service. One without a row is for nobody."""
 
 
-class OnlyRoles(grpc.aio.ServerInterceptor):
+class RoleInterceptor(grpc.aio.ServerInterceptor):
     """Lets a call through to those whose certificate has one of the method's roles."""
 
     def __init__(self, roles: Roles) -> None:
@@ -56,7 +56,7 @@ class OnlyRoles(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
         roles = self._roles.get(method)
-        if handler is None or roles is ANYBODY:
+        if handler is None or roles is ANY_ROLE:
             return handler
 
         async def admit(context: Any) -> None:

@@ -13,9 +13,9 @@ from motet import tls
 from motet.errors import SetupError
 from motet.health import Health
 from motet.rpc.channels import SERVER_OPTIONS, open_channel, socket_path
-from motet.rpc.roles import ROLES, OnlyRoles, Roles
+from motet.rpc.roles import ROLES, RoleInterceptor, Roles
 
-LAST_STEPS_SECONDS = 1.0
+HANDLER_END_SECONDS = 1.0
 """What a cancelled handler still does takes milliseconds; one that hangs must not hold up the end of its process."""
 
 
@@ -55,7 +55,9 @@ async def serving(
     """
     path = socket_path(address)
     identity = tls.current() if path is None else None
-    server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[OnlyRoles(roles)] if identity is not None else [])
+    server = grpc.aio.server(
+        options=SERVER_OPTIONS, interceptors=[RoleInterceptor(roles)] if identity is not None else []
+    )
     for add_servicer in add:
         add_servicer(server)
     health_servicer = health.aio.HealthServicer()
@@ -91,7 +93,7 @@ async def _until_cancelled_calls_have_ended() -> None:
     gRPC prints with a traceback."""
     calls = {task for task in asyncio.all_tasks() if task.cancelling() and _name_of(task) == "_handle_exceptions"}
     if calls:
-        await asyncio.wait(calls, timeout=LAST_STEPS_SECONDS)
+        await asyncio.wait(calls, timeout=HANDLER_END_SECONDS)
         await asyncio.sleep(0)  # for the task of gRPC's that waits for each of them
 
 

@@ -15,7 +15,7 @@ log = structlog.get_logger(__name__)
 
 ENDED = Overloaded("the server has ended this stream; connect again")
 
-LAST_WORD_SECONDS = 1.0
+FLUSH_SECONDS = 1.0
 """For the status of a stream that this side ends: a peer that does not read may never get it."""
 
 Peer = TypeVar("Peer", bound=Hashable)
@@ -108,9 +108,9 @@ class Sessions(Generic[Peer, Up, Down]):
 
         try:
             if peer is not None:
-                async with _refused_in_words(context):
+                async with _abort_with_status(context):
                     open_for(peer)
-            await converse(context, requests, outbox, receive)
+            await run_stream(context, requests, outbox, receive)
         finally:
             if session is not None and self._open.get(self._key(session.peer)) is session:
                 del self._open[self._key(session.peer)]
@@ -118,7 +118,7 @@ class Sessions(Generic[Peer, Up, Down]):
             if session is not None and session.ended:
                 # The library tells the peer nothing of a handler that was cancelled: it would wait for ever.
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(LAST_WORD_SECONDS):
+                    async with asyncio.timeout(FLUSH_SECONDS):
                         await context.abort(ENDED.row.grpc, ENDED.message)
 
     def __len__(self) -> int:
@@ -144,7 +144,7 @@ class Sessions(Generic[Peer, Up, Down]):
             session.end()
 
 
-async def converse(
+async def run_stream(
     context: Any, requests: AsyncIterator[Up], outbox: Outbox[Down], receive: Callable[[Up], None]
 ) -> None:
     """The server's end of a bidirectional stream: read until the peer leaves, write what `outbox` holds meanwhile.
@@ -154,7 +154,7 @@ async def converse(
     await context.send_initial_metadata(())  # the client counts itself connected from here
     writer = asyncio.create_task(write_all(outbox, context.write), name="stream: write")
     try:
-        async with _refused_in_words(context):
+        async with _abort_with_status(context):
             async for message in requests:
                 for one in unpacked(message):
                     receive(one)
@@ -164,7 +164,7 @@ async def converse(
 
 
 @asynccontextmanager
-async def _refused_in_words(context: Any) -> AsyncIterator[None]:
+async def _abort_with_status(context: Any) -> AsyncIterator[None]:
     """An error of ours ends the stream with its status, and not as a defect."""
     try:
         yield

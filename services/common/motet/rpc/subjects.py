@@ -5,7 +5,7 @@ from typing import Any
 
 from motet.api.v1 import scheduler_pb2, supervisor_pb2
 
-STATES: dict[type[Any], dict[str, tuple[str, ...]]] = {
+COALESCED: dict[type[Any], dict[str, tuple[str, ...]]] = {
     scheduler_pb2.ServeUp: {"held": ()},
     scheduler_pb2.ServeDown: {"catalog": (), "position": ("request",)},
     scheduler_pb2.AttachUp: {"report": ()},
@@ -24,9 +24,9 @@ STATES: dict[type[Any], dict[str, tuple[str, ...]]] = {
 The set of drains is not among them: it is said before the first snapshot, and a later one would take it from there."""
 
 
-def subject_of(message: Any) -> Hashable | None:
+def coalescing_key(message: Any) -> Hashable | None:
     """None for a message that says something of its own."""
-    states = STATES.get(type(message))
+    states = COALESCED.get(type(message))
     if states is None or (kind := message.WhichOneof("message")) not in states:
         return None
     return kind, *(_read(getattr(message, kind), path) for path in states[kind])

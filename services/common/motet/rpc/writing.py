@@ -15,7 +15,7 @@ from motet.rpc.outbox import Outbox
 
 log = structlog.get_logger(__name__)
 
-MOST_IN_A_PACK = 64
+MAX_PACK_MESSAGES = 64
 LARGEST_PACK_BYTES = 1024 * 1024  # before its last message
 
 
@@ -30,13 +30,17 @@ async def write_all(outbox: Outbox[Any], write: Callable[[Any], Any]) -> None:
 def packed(first: Any, outbox: Outbox[Any]) -> Any:
     """All that waits by now, as one message: under load, a write costs more than what it carries."""
     waiting, size = [first], first.ByteSize()
-    while len(waiting) < MOST_IN_A_PACK and size < LARGEST_PACK_BYTES and (following := outbox.take()) is not None:
+    while (
+        len(waiting) < MAX_PACK_MESSAGES
+        and size < LARGEST_PACK_BYTES
+        and (following := outbox.get_nowait()) is not None
+    ):
         waiting.append(following)
         size += following.ByteSize()
     return first if len(waiting) == 1 else type(first)(more=waiting)
 
 
-def led_by(message: Any) -> str | None:
+def leader_redirect(message: Any) -> str | None:
     """Where a standby sends us; None from anybody else."""
     if not hasattr(message, "not_leader") or not message.HasField("not_leader"):
         return None
