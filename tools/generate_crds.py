@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from motet.resources.crd import KINDS, custom_resource_definition
+from motet.resources.crd import CUSTOM_RESOURCES, custom_resource_definition
 
 ROOT = Path(__file__).resolve().parent.parent
 CRDS = ROOT / "crds"
@@ -22,7 +22,7 @@ NOTE = "# Written by tools/generate_crds.py (`make generate`). Change motet.reso
 def generate(out: Path, templates: Path) -> list[Path]:
     """Write every CRD into both folders and name the files."""
     written = []
-    for kind in KINDS:
+    for kind in CUSTOM_RESOURCES:
         # Through JSON, so that no part is shared and YAML needs no anchors.
         definition = json.loads(json.dumps(custom_resource_definition(kind)))
         written += [_write(out / kind.file_name, definition), _write(templates / kind.file_name, _kept(definition))]

@@ -243,7 +243,7 @@ def fields(schema: dict[str, Any], definitions: dict[str, Any], path: str) -> It
 
 def manifests_page() -> str:
     from motet.resources import LoRAAdapter, ServingPool
-    from motet.resources.coming import COMING_FIELDS, COMING_SCHEMES, COMING_VALUES
+    from motet.resources.coming import PLANNED_FIELDS, PLANNED_SCHEMES, PLANNED_VALUES
 
     parts = [
         NOTE,
@@ -257,11 +257,11 @@ def manifests_page() -> str:
         schema = kind.model_json_schema(by_alias=True)
         rows = list(fields(schema, schema.get("$defs", {}), ""))
         parts += [f"## {name}\n", table(["field", "value", "default", "meaning"], rows)]
-        coming = [[code(path), what] for path, what in COMING_FIELDS[name].items()]
-        for path, values in COMING_VALUES.get(name, {}).items():
+        coming = [[code(path), what] for path, what in PLANNED_FIELDS[name].items()]
+        for path, values in PLANNED_VALUES.get(name, {}).items():
             coming += [[code(f"{path}: {value}"), what] for value, what in values.items()]
         parts += ["Not yet; validation says so:\n", table(["field", "comes with"], coming)]
-    schemes = [[code(f"{scheme}://"), what] for scheme, what in COMING_SCHEMES.items()]
+    schemes = [[code(f"{scheme}://"), what] for scheme, what in PLANNED_SCHEMES.items()]
     parts += ["## Sources to come\n", table(["URI", "comes with"], schemes)]
     return "\n".join(parts)
 
@@ -289,7 +289,7 @@ def rules_of(schema: dict[str, Any]) -> list[list[str]]:
 
 
 def crds_page() -> str:
-    from motet.resources.crd import ADAPTER, KINDS, POOL, object_schema
+    from motet.resources.crd import ADAPTER, CUSTOM_RESOURCES, POOL, object_schema
     from motet.resources.status import ADAPTER_CONDITIONS, POOL_CONDITIONS
 
     conditions = {ADAPTER.name: ADAPTER_CONDITIONS, POOL.name: POOL_CONDITIONS}
@@ -301,7 +301,7 @@ def crds_page() -> str:
         lie in `crds/`; `kubectl get motet -A` shows both kinds.""")
         + "\n",
     ]
-    for kind in KINDS:
+    for kind in CUSTOM_RESOURCES:
         schema = object_schema(kind)
         status = [
             [code(path), "" if "properties" in inner else bounds(inner), flat(inner["description"])]

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from motet.resources.crd import KINDS
+from motet.resources.crd import CUSTOM_RESOURCES
 from tests.kube.cluster import Cluster
 from tests.kube.metrics import metric, page
 from tests.kube.network import CONTROL_PLANE, Network
@@ -132,7 +132,7 @@ def site(cluster: Cluster, folder: Path) -> Iterator[Site]:
 
 
 def apply_definitions(cluster: Cluster) -> None:
-    for kind in KINDS:
+    for kind in CUSTOM_RESOURCES:
         cluster.apply(yaml.safe_load((ROOT / "crds" / kind.file_name).read_text()))
         _wait_until_served(cluster, kind.crd_name)
 

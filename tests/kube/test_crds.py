@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from motet.resources.crd import ADAPTER, KINDS, POOL
+from motet.resources.crd import ADAPTER, CUSTOM_RESOURCES, POOL
 from motet.resources.status import Artifact, Condition, LoRAAdapterStatus, ServingPoolStatus
 from tests.kube.control_plane import Cluster, Refused
 from tests.repo.tree import ROOT
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.kube
 @pytest.fixture(scope="module")
 def tenant(cluster: Cluster) -> Iterator[str]:
     """A namespace in a cluster that knows our kinds."""
-    for kind in KINDS:
+    for kind in CUSTOM_RESOURCES:
         cluster.apply(yaml.safe_load((ROOT / "crds" / kind.file_name).read_text()))
         cluster.kubectl("wait", "--for=condition=Established", f"crd/{kind.crd_name}", "--timeout=20s")
     name = f"test-{uuid.uuid4().hex[:8]}"
@@ -186,7 +186,9 @@ def test_kubectl_get_shows_both_kinds_and_what_was_reported(cluster: Cluster, te
     for word in ("False", "0/1", "motet-demo", "PoolNotFound"):
         assert word in pool_row.split()
     headings = {heading for line in shown.splitlines() if line.startswith("NAME") for heading in line.split("  ")}
-    assert {column.name.upper() for kind in KINDS for column in kind.columns} <= {each.strip() for each in headings}
+    assert {column.name.upper() for kind in CUSTOM_RESOURCES for column in kind.columns} <= {
+        each.strip() for each in headings
+    }
 
 
 def test_a_field_is_explained(cluster: Cluster, tenant: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from motet.resources.crd import KINDS
+from motet.resources.crd import CUSTOM_RESOURCES
 from tests.kube.cluster import Cluster
 from tests.kube.operators import POOL_RULES, Operator, Site, apply_definitions, granted, site
 from tests.repo.tree import ROOT
@@ -172,7 +172,7 @@ def test_after_a_rollback_a_pool_with_a_field_of_the_future_keeps_what_it_has(cl
     before, running = _status(cluster, home), (deployments(cluster, home.pools), pods(cluster, home.pools))
     (definition,) = [
         yaml.safe_load((ROOT / "crds" / kind.file_name).read_text())
-        for kind in KINDS
+        for kind in CUSTOM_RESOURCES
         if "servingpools" in kind.file_name
     ]
     for version in definition["spec"]["versions"]:

@@ -12,8 +12,16 @@ import yaml
 from jsonschema import Draft202012Validator
 
 import motet_cli
-from motet.resources import LoRAAdapter, ServingPool, changes, files_of, read_text
-from motet.resources.crd import ADAPTER, KINDS, POOL, Kind, custom_resource_definition, object_schema, structural
+from motet.resources import LoRAAdapter, ServingPool, files_of, forbidden_changes, read_text
+from motet.resources.crd import (
+    ADAPTER,
+    CUSTOM_RESOURCES,
+    POOL,
+    CustomResource,
+    custom_resource_definition,
+    object_schema,
+    structural,
+)
 from motet.resources.rules import VALIDATIONS
 from motet.resources.shapes import INT_OR_STRING, PATTERN_SENTENCES
 from motet.resources.status import (
@@ -48,7 +56,7 @@ LISTS_AND_MAPS = {
     *(f"{pods}.requiredDuringSchedulingIgnoredDuringExecution" for pods in ("podAffinity", "podAntiAffinity")),
 }
 
-each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+each_kind = pytest.mark.parametrize("kind", CUSTOM_RESOURCES, ids=lambda kind: kind.name)
 
 
 def type_of(schema: Schema) -> str:
@@ -83,21 +91,21 @@ def closed(schema: Schema) -> Schema:
     return made
 
 
-def strict(kind: Kind) -> Draft202012Validator:
+def strict(kind: CustomResource) -> Draft202012Validator:
     schema = closed(object_schema(kind))
     schema["properties"]["metadata"] = {"type": "object"}
     return Draft202012Validator(schema)
 
 
-def kind_of(data: Schema) -> Kind:
-    return next(kind for kind in KINDS if kind.name == data["kind"])
+def kind_of(data: Schema) -> CustomResource:
+    return next(kind for kind in CUSTOM_RESOURCES if kind.name == data["kind"])
 
 
 # --------------------------------------------------------------------------------------------------------- structural
 
 
 @each_kind
-def test_the_schema_is_structural(kind: Kind) -> None:
+def test_the_schema_is_structural(kind: CustomResource) -> None:
     for path, schema in walk(object_schema(kind)):
         known = KEYWORDS[type_of(schema)] | OF_ALL
         assert schema.keys() <= known, path
@@ -107,7 +115,7 @@ def test_the_schema_is_structural(kind: Kind) -> None:
 
 
 @each_kind
-def test_everything_has_a_bound(kind: Kind) -> None:
+def test_everything_has_a_bound(kind: CustomResource) -> None:
     for path, schema in walk(object_schema(kind)):
         match type_of(schema):
             case "string":
@@ -122,14 +130,14 @@ def test_everything_has_a_bound(kind: Kind) -> None:
 
 
 @each_kind
-def test_every_field_is_explained(kind: Kind) -> None:
+def test_every_field_is_explained(kind: CustomResource) -> None:
     unexplained = {path for path, schema in walk(object_schema(kind)) if "description" not in schema}
     own = {path for path in unexplained if path.startswith(("spec", "status")) and path[-1] not in "]}"}
     assert own == set()
 
 
 @each_kind
-def test_what_may_be_absent_may_be_null(kind: Kind) -> None:
+def test_what_may_be_absent_may_be_null(kind: CustomResource) -> None:
     """Templates write null for what they leave empty. With a default the API server does this by itself; it cannot with
     an enum. Lists and maps have a default offline, which is empty, and none in a schema."""
     for path, schema in walk(object_schema(kind)):
@@ -146,7 +154,7 @@ def test_what_may_be_absent_may_be_null(kind: Kind) -> None:
 
 
 @each_kind
-def test_lists_say_how_they_are_merged(kind: Kind) -> None:
+def test_lists_say_how_they_are_merged(kind: CustomResource) -> None:
     for path, schema in walk(object_schema(kind)):
         if type_of(schema) != "array":
             continue
@@ -158,7 +166,7 @@ def test_lists_say_how_they_are_merged(kind: Kind) -> None:
 
 
 @each_kind
-def test_rules_are_on_the_spec_and_the_name_only(kind: Kind) -> None:
+def test_rules_are_on_the_spec_and_the_name_only(kind: CustomResource) -> None:
     for path, schema in walk(object_schema(kind)):
         for rule in schema.get(VALIDATIONS, []):
             assert path in ("", "spec") or path.startswith("spec."), path
@@ -169,7 +177,7 @@ def test_rules_are_on_the_spec_and_the_name_only(kind: Kind) -> None:
 
 
 @each_kind
-def test_defaults_are_those_of_the_models_and_fit_their_schema(kind: Kind) -> None:
+def test_defaults_are_those_of_the_models_and_fit_their_schema(kind: CustomResource) -> None:
     for path, schema in walk(object_schema(kind)):
         if "default" in schema:
             assert path.startswith("spec."), path
@@ -187,7 +195,7 @@ def test_a_small_object_is_stored_with_its_defaults() -> None:
 
 
 @each_kind
-def test_every_bound_of_the_spec_is_that_of_the_model(kind: Kind) -> None:
+def test_every_bound_of_the_spec_is_that_of_the_model(kind: CustomResource) -> None:
     """Read from pydantic's own schema, by another way than the generator's."""
     whole = kind.resource.model_json_schema()
     bounds = ("minimum", "maximum", "maxLength", "maxItems", "maxProperties", "pattern", "enum")
@@ -229,7 +237,7 @@ def test_what_a_structural_schema_cannot_say_is_refused(field: Schema) -> None:
 
 
 def test_names_columns_and_subresources() -> None:
-    adapter, pool = (custom_resource_definition(kind)["spec"] for kind in KINDS)
+    adapter, pool = (custom_resource_definition(kind)["spec"] for kind in CUSTOM_RESOURCES)
     assert (adapter["names"]["shortNames"], pool["names"]["shortNames"]) == (["lora"], ["spool"])
     assert adapter["names"]["categories"] == pool["names"]["categories"] == ["motet"]
     assert adapter["scope"] == pool["scope"] == "Namespaced"
@@ -244,7 +252,7 @@ def test_names_columns_and_subresources() -> None:
 
 
 @each_kind
-def test_columns_show_what_exists(kind: Kind) -> None:
+def test_columns_show_what_exists(kind: CustomResource) -> None:
     schema = object_schema(kind)
     for column in kind.columns:
         path = re.sub(r"\[\?.*?\]", "[]", column.path).removeprefix(".")
@@ -270,7 +278,7 @@ def said_offline(broken: Broken) -> list[tuple[str, str]]:
     (after,) = reading.manifests
     assert isinstance(before.resource, LoRAAdapter | ServingPool)
     assert isinstance(after.resource, LoRAAdapter | ServingPool)
-    return [(".".join(path), sentence) for path, sentence in changes(before.resource, after.resource)]
+    return [(".".join(path), sentence) for path, sentence in forbidden_changes(before.resource, after.resource)]
 
 
 @pytest.mark.parametrize("good", GOOD.values(), ids=GOOD)
@@ -289,7 +297,7 @@ def test_offline_validation_says_the_sentence_of_the_cluster(broken: Broken) -> 
 @pytest.mark.parametrize("broken", BROKEN, ids=str)
 def test_the_sentence_is_that_of_a_rule_at_this_field(broken: Broken) -> None:
     found = set()
-    for path, schema in walk(object_schema(next(kind for kind in KINDS if kind.name == broken.kind))):
+    for path, schema in walk(object_schema(next(kind for kind in CUSTOM_RESOURCES if kind.name == broken.kind))):
         for rule in schema.get(VALIDATIONS, []):
             found.add((f"{path}{rule.get('fieldPath', '')}".removeprefix("."), rule["message"]))
     field = (
@@ -301,7 +309,7 @@ def test_the_sentence_is_that_of_a_rule_at_this_field(broken: Broken) -> None:
 
 
 @each_kind
-def test_every_rule_is_broken_once(kind: Kind) -> None:
+def test_every_rule_is_broken_once(kind: CustomResource) -> None:
     rules = {rule["message"] for _, schema in walk(object_schema(kind)) for rule in schema.get(VALIDATIONS, [])}
     assert rules == {broken.message for broken in BROKEN if broken.kind == kind.name}
 
@@ -362,7 +370,7 @@ def test_what_the_operator_reports_fits_the_schema() -> None:
 
 
 @each_kind
-def test_conditions_fit_where_they_are_written(kind: Kind) -> None:
+def test_conditions_fit_where_they_are_written(kind: CustomResource) -> None:
     conditions = at(object_schema(kind), "status.conditions")
     names = {ADAPTER.name: ADAPTER_CONDITIONS, POOL.name: POOL_CONDITIONS}[kind.name]
     assert len(names) <= conditions["maxItems"]

@@ -6,8 +6,18 @@ from pathlib import Path
 import pytest
 
 import motet_cli
-from motet.resources import LoRAAdapter, Manifest, Place, ServingPool, changes, files_of, read_all, read_file, read_text
-from motet.resources.coming import COMING_FIELDS, COMING_SCHEMES, COMING_VALUES
+from motet.resources import (
+    LoRAAdapter,
+    Manifest,
+    ManifestPosition,
+    ServingPool,
+    files_of,
+    forbidden_changes,
+    read_all,
+    read_file,
+    read_text,
+)
+from motet.resources.coming import PLANNED_FIELDS, PLANNED_SCHEMES, PLANNED_VALUES
 from motet.resources.template import TUNING
 from motet.resources.validation import fields_at
 
@@ -364,19 +374,19 @@ def test_a_selector_reads_labels_as_kubernetes_does() -> None:
     ],
 )
 def test_what_may_not_change_is_said_in_the_words_of_the_crd(before: str, after: str, sentence: str) -> None:
-    assert [found for _, found in changes(one(before).resource, one(after).resource)] == [sentence]
-    assert changes(one(before).resource, one(before).resource) == []
+    assert [found for _, found in forbidden_changes(one(before).resource, one(after).resource)] == [sentence]
+    assert forbidden_changes(one(before).resource, one(before).resource) == []
 
 
 def test_a_name_may_be_set_once_and_a_source_may_change() -> None:
-    assert changes(one(ADAPTER).resource, one(adapter(modelName="a")).resource) == []
-    assert changes(one(ADAPTER).resource, one(ADAPTER.replace("adapters/legal", "other")).resource) == []
+    assert forbidden_changes(one(ADAPTER).resource, one(adapter(modelName="a")).resource) == []
+    assert forbidden_changes(one(ADAPTER).resource, one(ADAPTER.replace("adapters/legal", "other")).resource) == []
 
 
 def test_with_whom_an_adapter_is_shared_may_change() -> None:
     texts = [ADAPTER, *(ADAPTER + f"  share: {said}\n" for said in ("[acme]", '["*"]', "[]"))]
     for before, after in itertools.permutations(texts, 2):
-        assert changes(one(before).resource, one(after).resource) == []
+        assert forbidden_changes(one(before).resource, one(after).resource) == []
 
 
 def test_an_adapter_is_shared_with_64_at_most() -> None:
@@ -389,15 +399,15 @@ def test_an_adapter_is_shared_with_64_at_most() -> None:
 
 
 def test_places_point_at_the_value() -> None:
-    assert one(ADAPTER).place_of(("spec", "source", "uri")) == Place("f", 6, 17)
+    assert one(ADAPTER).place_of(("spec", "source", "uri")) == ManifestPosition("f", 6, 17)
 
 
-@pytest.mark.parametrize("kind", COMING_FIELDS)
+@pytest.mark.parametrize("kind", PLANNED_FIELDS)
 def test_nothing_is_both_here_and_to_come(kind: str) -> None:
     model = {"LoRAAdapter": LoRAAdapter, "ServingPool": ServingPool}[kind]
-    for dotted in [*COMING_FIELDS[kind], *COMING_VALUES.get(kind, {})]:
+    for dotted in [*PLANNED_FIELDS[kind], *PLANNED_VALUES.get(kind, {})]:
         *parents, last = dotted.split(".")
         known = fields_at(model, tuple(parents))
         assert known, f"{dotted} hangs in the air"
-        assert (last in known) == (dotted in COMING_VALUES.get(kind, {}))
-    assert "file" not in COMING_SCHEMES
+        assert (last in known) == (dotted in PLANNED_VALUES.get(kind, {}))
+    assert "file" not in PLANNED_SCHEMES

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Self
 
 from motet.model import ObjectName
-from motet.resources.shapes import EVERYBODY
+from motet.resources.shapes import ALL_NAMESPACES
 from motet.resources.status import Condition
 from motet_operator.cluster.api import Refused
 from motet_operator.cluster.cache import Key, Snapshot
@@ -243,7 +243,7 @@ def _overruled(status: PoolStatus, why: Obstacle, before: Iterable[Condition], n
 
 
 def _only(admitted: Collection[str], known: Collection[str]) -> tuple[str, ...]:
-    return tuple(sorted(name for name in known if name in admitted or EVERYBODY in admitted))
+    return tuple(sorted(name for name in known if name in admitted or ALL_NAMESPACES in admitted))
 
 
 def _was_accepted(adapter: Object) -> bool:

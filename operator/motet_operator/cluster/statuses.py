@@ -2,7 +2,7 @@
 
 from datetime import datetime
 
-from motet.resources.status import LoRAAdapterStatus, Report, ServingPoolStatus
+from motet.resources.status import LoRAAdapterStatus, ServingPoolStatus, StatusModel
 from motet_operator.cluster.doubts import Obstacle
 from motet_operator.cluster.kinds import Object
 from motet_operator.cluster.view import POOL_LABEL, conditions_of
@@ -72,6 +72,6 @@ def _restated(it: Object, status: Object, now: datetime, *conditions: Finding) -
     return {**status, **said}
 
 
-def _document(report: Report) -> Object:
+def _document(report: StatusModel) -> Object:
     document: Object = report.model_dump(mode="json", by_alias=True, exclude_none=True)
     return document

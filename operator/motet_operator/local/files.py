@@ -14,12 +14,12 @@ from motet.resources import (
     AdapterSource,
     LoRAAdapter,
     Manifest,
+    ManifestPosition,
     Namespace,
-    Place,
     Problem,
     ServingPool,
-    changes,
     files_of,
+    forbidden_changes,
 )
 from motet.resources.validation import read_file
 
@@ -51,7 +51,7 @@ class ManifestFolder:
         try:
             files = files_of(self.path)
         except OSError as error:
-            problems.append(Problem(Place(str(self.path), 1, 1), f"cannot be read: {error.strerror}"))
+            problems.append(Problem(ManifestPosition(str(self.path), 1, 1), f"cannot be read: {error.strerror}"))
             files = list(self._good)
         else:
             self._good = {path: found for path, found in self._good.items() if path in files}
@@ -80,7 +80,7 @@ class ManifestFolder:
                     )
                     continue
                 before = self._accepted.get(manifest.key)
-                broken = changes(before.resource, manifest.resource) if before is not None else []
+                broken = forbidden_changes(before.resource, manifest.resource) if before is not None else []
                 if before is not None and broken:
                     problems += [
                         Problem(manifest.place_of(path_), sentence, ".".join(path_), f"{kind} {name}")

@@ -15,7 +15,7 @@ import structlog
 from motet.model import ObjectName
 from motet.processes import ProcessSpec, ProcessStatus
 from motet.processes.records import write_atomically
-from motet.resources import Engine
+from motet.resources import EngineSpec
 from motet_operator.local.services import Services
 from motet_operator.reconcile import Drain, Instance, Plan, RunnerSet, RunnerTemplate
 from motet_operator.sync import Condemned
@@ -191,7 +191,7 @@ def _read(path: Path) -> dict[str, Runner]:
                     model_digest=each["modelDigest"],
                     model_revision=each.get("modelRevision", ""),
                     model_credentials=each.get("modelCredentials", ""),
-                    engine=Engine.model_validate(each["engine"]),
+                    engine=EngineSpec.model_validate(each["engine"]),
                 ),
                 drain_seconds=each["drainSeconds"],
                 draining_until=datetime.fromisoformat(each["drainingUntil"]) if each["drainingUntil"] else None,

@@ -10,7 +10,7 @@ import orjson
 from motet.processes import ProcessStatus
 from motet.processes.records import write_atomically
 from motet.resources import Problem
-from motet.resources.status import Condition, Report
+from motet.resources.status import Condition, StatusModel
 from motet_operator.reconcile import AdapterStatus, Plan, PoolStatus
 
 
@@ -82,7 +82,7 @@ def _adapter(adapter: AdapterStatus) -> dict[str, Any]:
     }
 
 
-def _document(report: Report) -> dict[str, Any]:
+def _document(report: StatusModel) -> dict[str, Any]:
     document: dict[str, Any] = report.model_dump(mode="json", by_alias=True)
     return document
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from motet.model import ObjectName
-from motet.resources import AdapterVolume, Engine, LoRAAdapter, PodTemplate, ServingPool
+from motet.resources import AdapterVolume, EngineSpec, LoRAAdapter, PodTemplate, ServingPool
 from motet.resources.status import Artifact, Condition
 from motet_operator.reconcile.scaling import Advice
 
@@ -68,7 +68,7 @@ class RunnerTemplate:
     group: ObjectName
     model_uri: str
     model_digest: str = ""
-    engine: Engine = field(default_factory=Engine)
+    engine: EngineSpec = field(default_factory=EngineSpec)
     model_revision: str = ""
     model_credentials: str = ""
     """namespace/name of the Secret that opens the model's source."""

@@ -24,7 +24,7 @@ import pytest
 import yaml
 from cryptography import x509
 
-from motet.resources.crd import KINDS
+from motet.resources.crd import CUSTOM_RESOURCES
 from tests.charts.helm import COMPONENTS, CRDS, MOTET, VARIANTS, containers, of_kind, pod_templates, title, with_values
 from tests.kube.cluster import Cluster, Refused
 from tests.kube.network import API_PORT, CONTROL_PLANE
@@ -100,7 +100,7 @@ def release(cluster: Cluster) -> Iterator[Release]:
 
 @pytest.fixture
 def definitions(cluster: Cluster) -> None:
-    for kind in KINDS:
+    for kind in CUSTOM_RESOURCES:
         cluster.apply(yaml.safe_load((ROOT / "crds" / kind.file_name).read_text()))
         cluster.kubectl("wait", "--for=condition=Established", f"crd/{kind.crd_name}", "--timeout=20s")
 
@@ -237,7 +237,7 @@ def test_definitions_and_certificates_are_left_and_a_second_installation_takes_o
     kinds += "poddisruptionbudgets,leases,clusterroles,clusterrolebindings,flowschemas"
     left = cluster.items(kinds, "--all-namespaces", "--selector=app.kubernetes.io/part-of=motet")
     assert [title(one) for one in left if one["metadata"]["name"].startswith(release.name)] == []
-    for kind in KINDS:
+    for kind in CUSTOM_RESOURCES:
         cluster.get("crd", kind.crd_name)
 
     cluster.helm("install", f"{release.name}-crds", str(CRDS), *whole)

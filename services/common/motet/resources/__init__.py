@@ -4,23 +4,23 @@ reconcile sees, and are what the CRDs are generated from.
 A field is here when something enforces it; `coming` lists those that nothing enforces yet.
 """
 
-from motet.resources.adapter import AdapterSource, LoRAAdapter, LoRAAdapterSpec, Placement, PoolRef
+from motet.resources.adapter import AdapterPlacement, AdapterSource, LoRAAdapter, LoRAAdapterSpec, PoolRef
 from motet.resources.core import Namespace, Secret
 from motet.resources.namespaces import AllowedNamespaces
 from motet.resources.pool import (
     AdapterVolume,
-    Engine,
+    EngineSpec,
     PoolModel,
     ServingPool,
     ServingPoolSpec,
 )
-from motet.resources.shapes import API_VERSION, CATEGORY, GROUP, VERSION, ObjectMeta, changes
+from motet.resources.shapes import API_VERSION, CATEGORY, GROUP, VERSION, ObjectMeta, forbidden_changes
 from motet.resources.template import PodTemplate
 from motet.resources.validation import (
     Manifest,
-    Place,
+    ManifestPosition,
+    ManifestSet,
     Problem,
-    Reading,
     Resource,
     files_of,
     read_all,
@@ -36,24 +36,24 @@ __all__ = [
     "AdapterSource",
     "AdapterVolume",
     "AllowedNamespaces",
-    "Engine",
+    "EngineSpec",
     "LoRAAdapter",
     "LoRAAdapterSpec",
     "Manifest",
     "Namespace",
     "ObjectMeta",
-    "Place",
-    "Placement",
+    "ManifestPosition",
+    "AdapterPlacement",
     "PodTemplate",
     "PoolModel",
     "PoolRef",
     "Problem",
-    "Reading",
+    "ManifestSet",
     "Resource",
     "Secret",
     "ServingPool",
     "ServingPoolSpec",
-    "changes",
+    "forbidden_changes",
     "files_of",
     "read_all",
     "read_file",

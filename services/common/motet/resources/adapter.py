@@ -6,10 +6,10 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import ConfigDict, Field
 
 from motet.model import ObjectName
-from motet.resources.rules import Rule, Transition
+from motet.resources.rules import Rule, TransitionRule
 from motet.resources.shapes import (
+    ALL_NAMESPACES,
     API_VERSION,
-    EVERYBODY,
     MAX_REPLICAS,
     AdapterUri,
     Digest,
@@ -18,9 +18,9 @@ from motet.resources.shapes import (
     ObjectMeta,
     ObjectReference,
     RelativePath,
+    ResourceModel,
     SecretReference,
     ServedName,
-    Shape,
     SourceRevision,
     TenantOrAll,
 )
@@ -28,7 +28,7 @@ from motet.resources.shapes import (
 Priority = Literal["Interactive", "Standard", "Batch"]
 
 
-class PoolRef(Shape):
+class PoolRef(ResourceModel):
     """Who serves the adapter. Immutable."""
 
     name: DnsLabel
@@ -39,11 +39,11 @@ class PoolRef(Shape):
 
     model_config = ConfigDict(json_schema_extra={"x-kubernetes-map-type": "atomic"})
     transitions: ClassVar = (
-        Transition(cel="self == oldSelf", message="poolRef is immutable", holds=lambda old, new: new == old),
+        TransitionRule(cel="self == oldSelf", message="poolRef is immutable", holds=lambda old, new: new == old),
     )
 
 
-class ClaimSource(Shape):
+class ClaimSource(ResourceModel):
     """A folder on a volume that the pool mounts."""
 
     claim_name: ObjectReference
@@ -53,7 +53,7 @@ class ClaimSource(Shape):
     """The PEFT folder, counted from the root of the volume (from its `subPath`, where the pool sets one)."""
 
 
-class AdapterSource(Shape):
+class AdapterSource(ResourceModel):
     """Where the adapter's bytes are. A change makes a new revision; the old one serves until the new one can."""
 
     uri: AdapterUri | None = None
@@ -95,7 +95,7 @@ class AdapterSource(Shape):
         ),
     )
     transitions: ClassVar = (
-        Transition(
+        TransitionRule(
             field="digest",
             cel="!has(oldSelf.digest) || has(self.digest)",
             message="digest may be changed but not removed",
@@ -108,7 +108,7 @@ class AdapterSource(Shape):
         return "pvc" if self.uri is None else self.uri.partition(":")[0]
 
 
-class Placement(Shape):
+class AdapterPlacement(ResourceModel):
     """How many runners hold the adapter."""
 
     min_replicas: Annotated[int, Field(ge=0, le=MAX_REPLICAS)] = 0
@@ -127,7 +127,7 @@ class Placement(Shape):
     )
 
 
-class LoRAAdapterSpec(Shape):
+class LoRAAdapterSpec(ResourceModel):
     """What the tenant wants."""
 
     pool_ref: PoolRef
@@ -138,7 +138,7 @@ class LoRAAdapterSpec(Shape):
     base_model: ServedName | None = None
     """A claim, checked against the pool's served name."""
 
-    placement: Placement = Placement()
+    placement: AdapterPlacement = AdapterPlacement()
     priority: Priority = "Standard"
     """The highest class that a request to this adapter may have."""
 
@@ -152,20 +152,20 @@ class LoRAAdapterSpec(Shape):
     rules: ClassVar = (
         Rule(
             field="share",
-            cel=f"!has(self.share) || !('{EVERYBODY}' in self.share) || self.share.size() == 1",
-            message=f"'{EVERYBODY}' must be the only entry",
-            holds=lambda spec: EVERYBODY not in spec.share or len(spec.share) == 1,
+            cel=f"!has(self.share) || !('{ALL_NAMESPACES}' in self.share) || self.share.size() == 1",
+            message=f"'{ALL_NAMESPACES}' must be the only entry",
+            holds=lambda spec: ALL_NAMESPACES not in spec.share or len(spec.share) == 1,
         ),
     )
     transitions: ClassVar = (
         # Comparing two optionals as such would cost more than the API server allows.
-        Transition(
+        TransitionRule(
             field="modelName",
             cel="!has(oldSelf.modelName) || (has(self.modelName) && self.modelName == oldSelf.modelName)",
             message="modelName may be set once",
             holds=lambda old, new: old.model_name is None or new.model_name == old.model_name,
         ),
-        Transition(
+        TransitionRule(
             field="baseModel",
             cel="!has(oldSelf.baseModel) || (has(self.baseModel) && self.baseModel == oldSelf.baseModel)",
             message="baseModel is immutable; create a new LoRAAdapter",
@@ -174,7 +174,7 @@ class LoRAAdapterSpec(Shape):
     )
 
 
-class LoRAAdapter(Shape):
+class LoRAAdapter(ResourceModel):
     api_version: Literal["motet.dev/v1alpha1"] = API_VERSION
     kind: Literal["LoRAAdapter"] = "LoRAAdapter"
     metadata: ObjectMeta

@@ -6,12 +6,12 @@ from pydantic import Field
 
 from motet.resources.namespaces import LabelSelector
 from motet.resources.rules import Rule
-from motet.resources.shapes import LabelKey, LabelValue, Shape
+from motet.resources.shapes import LabelKey, LabelValue, ResourceModel
 
 Weight = Annotated[int, Field(ge=1, le=100)]
 
 
-class NodeRequirement(Shape):
+class NodeRequirement(ResourceModel):
     """One thing asked of a node's labels."""
 
     key: LabelKey
@@ -33,21 +33,21 @@ class NodeRequirement(Shape):
     )
 
 
-class NodeTerm(Shape):
+class NodeTerm(ResourceModel):
     """Nodes that meet every requirement."""
 
     match_expressions: Annotated[list[NodeRequirement], Field(min_length=1, max_length=16)]
     """Requirements that must all hold."""
 
 
-class NodeTerms(Shape):
+class NodeTerms(ResourceModel):
     """Nodes that meet one term."""
 
     node_selector_terms: Annotated[list[NodeTerm], Field(min_length=1, max_length=8)]
     """Any of them will do."""
 
 
-class PreferredNodes(Shape):
+class PreferredNodes(ResourceModel):
     """Nodes that are better than others."""
 
     weight: Weight
@@ -56,7 +56,7 @@ class PreferredNodes(Shape):
     preference: NodeTerm
 
 
-class NodeAffinity(Shape):
+class NodeAffinity(ResourceModel):
     """By the labels of nodes."""
 
     required_during_scheduling_ignored_during_execution: NodeTerms | None = None
@@ -68,7 +68,7 @@ class NodeAffinity(Shape):
     """These first."""
 
 
-class PodTerm(Shape):
+class PodTerm(ResourceModel):
     """A place where pods of the pool's namespace are."""
 
     label_selector: LabelSelector
@@ -78,7 +78,7 @@ class PodTerm(Shape):
     """The node label that makes a place, such as kubernetes.io/hostname."""
 
 
-class PreferredPods(Shape):
+class PreferredPods(ResourceModel):
     """Places that are better than others."""
 
     weight: Weight
@@ -87,7 +87,7 @@ class PreferredPods(Shape):
     pod_affinity_term: PodTerm
 
 
-class PodAffinity(Shape):
+class PodAffinity(ResourceModel):
     """By the pods that are there."""
 
     required_during_scheduling_ignored_during_execution: Annotated[list[PodTerm], Field(max_length=8)] = Field(
@@ -101,7 +101,7 @@ class PodAffinity(Shape):
     """These first."""
 
 
-class Affinity(Shape):
+class Affinity(ResourceModel):
     """Which nodes, and beside which pods. Pods of other namespaces cannot be named."""
 
     node_affinity: NodeAffinity | None = None

@@ -2,7 +2,7 @@
 schema; offline validation answers `not yet: …` for these instead of calling them unknown. Whoever enforces a
 field moves it from here into its model."""
 
-COMING_FIELDS: dict[str, dict[str, str]] = {
+PLANNED_FIELDS: dict[str, dict[str, str]] = {
     "LoRAAdapter": {
         "spec.source.image": "adapters from an OCI registry",
         "spec.limits": "limits per adapter",
@@ -17,7 +17,7 @@ COMING_FIELDS: dict[str, dict[str, str]] = {
     },
 }
 
-COMING_VALUES: dict[str, dict[str, dict[str, str]]] = {
+PLANNED_VALUES: dict[str, dict[str, dict[str, str]]] = {
     "ServingPool": {
         "spec.role": {
             "Prompt": "pools that only compute prompts",
@@ -31,7 +31,7 @@ COMING_VALUES: dict[str, dict[str, dict[str, str]]] = {
     },
 }
 
-COMING_SCHEMES: dict[str, str] = {
+PLANNED_SCHEMES: dict[str, str] = {
     "s3": "object stores",
     "oci": "OCI registries",
 }

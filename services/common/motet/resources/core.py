@@ -5,16 +5,16 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from motet.model import ObjectName
-from motet.resources.shapes import DnsLabel, Labels, ObjectMeta, Shape
+from motet.resources.shapes import DnsLabel, Labels, ObjectMeta, ResourceModel
 
 
-class NamespaceMeta(Shape):
+class NamespaceMeta(ResourceModel):
     name: DnsLabel
     labels: Labels = Field(default_factory=dict)
     annotations: Annotated[dict[str, str], Field(max_length=64)] = Field(default_factory=dict)
 
 
-class Namespace(Shape):
+class Namespace(ResourceModel):
     """A tenant. Its labels are what a pool's selector looks at."""
 
     api_version: Literal["v1"] = "v1"
@@ -27,7 +27,7 @@ class Namespace(Shape):
         return ObjectName("", self.metadata.name)
 
 
-class Secret(Shape):
+class Secret(ResourceModel):
     """What opens a source: `token`, or `username` and `password`. Only the process that fetches reads it."""
 
     api_version: Literal["v1"] = "v1"

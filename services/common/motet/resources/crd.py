@@ -12,14 +12,14 @@ from typing import Any
 from motet.resources.adapter import LoRAAdapter
 from motet.resources.pool import ServingPool
 from motet.resources.rules import VALIDATIONS, Rule, quoted, validations
-from motet.resources.shapes import CATEGORY, GROUP, INT_OR_STRING, PATTERN_SENTENCES, VERSION, Shape
+from motet.resources.shapes import CATEGORY, GROUP, INT_OR_STRING, PATTERN_SENTENCES, VERSION, ResourceModel
 from motet.resources.status import LoRAAdapterStatus, ServingPoolStatus
 
 Schema = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class PrinterColumn:
     """One of `kubectl get`."""
 
     name: str
@@ -31,13 +31,13 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
-    resource: type[Shape]
-    status: type[Shape]
+class CustomResource:
+    resource: type[ResourceModel]
+    status: type[ResourceModel]
     plural: str
     short: str
     meaning: str
-    columns: tuple[Column, ...]
+    columns: tuple[PrinterColumn, ...]
     scale: bool = False
 
     @property
@@ -53,11 +53,11 @@ class Kind:
         return f"{GROUP}_{self.plural}.yaml"
 
 
-READY = Column("Ready", '.status.conditions[?(@.type=="Ready")].status', "whether it serves")
-REASON = Column("Reason", '.status.conditions[?(@.type=="Ready")].reason', "why, or why not")
-AGE = Column("Age", ".metadata.creationTimestamp", "since when it exists", "date")
+READY = PrinterColumn("Ready", '.status.conditions[?(@.type=="Ready")].status', "whether it serves")
+REASON = PrinterColumn("Reason", '.status.conditions[?(@.type=="Ready")].reason', "why, or why not")
+AGE = PrinterColumn("Age", ".metadata.creationTimestamp", "since when it exists", "date")
 
-ADAPTER = Kind(
+ADAPTER = CustomResource(
     resource=LoRAAdapter,
     status=LoRAAdapterStatus,
     plural="loraadapters",
@@ -66,18 +66,18 @@ ADAPTER = Kind(
     columns=(
         READY,
         REASON,
-        Column("Pool", ".spec.poolRef.name", "the group of pools that serves it"),
-        Column("Base Model", ".status.baseModel", "what the pool serves"),
-        Column("Rank", ".status.artifact.rank", "of its largest matrix", "integer"),
-        Column("Loaded", ".status.placementSummary", "runners that hold it, and of how many that should"),
-        Column("Model", ".status.modelName", "what clients call it"),
+        PrinterColumn("Pool", ".spec.poolRef.name", "the group of pools that serves it"),
+        PrinterColumn("Base Model", ".status.baseModel", "what the pool serves"),
+        PrinterColumn("Rank", ".status.artifact.rank", "of its largest matrix", "integer"),
+        PrinterColumn("Loaded", ".status.placementSummary", "runners that hold it, and of how many that should"),
+        PrinterColumn("Model", ".status.modelName", "what clients call it"),
         AGE,
-        Column("Digest", ".status.artifact.shortDigest", "of the bytes that serve", wide=True),
-        Column("Size", ".status.artifact.sizeBytes", "in bytes", "integer", wide=True),
-        Column("Suspended", ".spec.suspend", "whether it is set aside", "boolean", wide=True),
+        PrinterColumn("Digest", ".status.artifact.shortDigest", "of the bytes that serve", wide=True),
+        PrinterColumn("Size", ".status.artifact.sizeBytes", "in bytes", "integer", wide=True),
+        PrinterColumn("Suspended", ".spec.suspend", "whether it is set aside", "boolean", wide=True),
     ),
 )
-POOL = Kind(
+POOL = CustomResource(
     resource=ServingPool,
     status=ServingPoolStatus,
     plural="servingpools",
@@ -85,21 +85,21 @@ POOL = Kind(
     meaning="Runners that share one base model, one configuration and one size.",
     columns=(
         READY,
-        Column("Replicas", ".status.replicaSummary", "runners that serve, of those wanted"),
-        Column("Desired", ".status.desiredReplicas", "runners wanted", "integer"),
-        Column("Mode", ".spec.autoscaling.mode", "who decides how many"),
-        Column("Adapters", ".status.adapters.summary", "adapters loaded, of those accepted"),
-        Column("Base Model", ".status.servedName", "what clients call it"),
+        PrinterColumn("Replicas", ".status.replicaSummary", "runners that serve, of those wanted"),
+        PrinterColumn("Desired", ".status.desiredReplicas", "runners wanted", "integer"),
+        PrinterColumn("Mode", ".spec.autoscaling.mode", "who decides how many"),
+        PrinterColumn("Adapters", ".status.adapters.summary", "adapters loaded, of those accepted"),
+        PrinterColumn("Base Model", ".status.servedName", "what clients call it"),
         AGE,
-        Column("Reason", REASON.path, REASON.meaning, wide=True),
-        Column("Revision", ".status.currentRevision", "the configuration that serves", wide=True),
+        PrinterColumn("Reason", REASON.path, REASON.meaning, wide=True),
+        PrinterColumn("Revision", ".status.currentRevision", "the configuration that serves", wide=True),
     ),
     scale=True,
 )
-KINDS = (ADAPTER, POOL)
+CUSTOM_RESOURCES = (ADAPTER, POOL)
 
 
-def custom_resource_definition(kind: Kind) -> Schema:
+def custom_resource_definition(kind: CustomResource) -> Schema:
     subresources: Schema = {"status": {}}
     if kind.scale:
         subresources["scale"] = {
@@ -136,12 +136,12 @@ def custom_resource_definition(kind: Kind) -> Schema:
     }
 
 
-def _column(column: Column) -> Schema:
+def _column(column: PrinterColumn) -> Schema:
     said: Schema = {"name": column.name, "type": column.type, "jsonPath": column.path, "description": column.meaning}
     return said | ({"priority": 1} if column.wide else {})
 
 
-def object_schema(kind: Kind) -> Schema:
+def object_schema(kind: CustomResource) -> Schema:
     whole = structural(kind.resource.model_json_schema())
     properties = whole["properties"]
     return {
@@ -217,7 +217,7 @@ def structural(schema: Schema, definitions: Mapping[str, Schema] | None = None) 
         case "integer":
             given["format"] = "int32" if given["maximum"] < 2**31 else "int64"
         case "string":
-            rules = [*_in_words(given), *rules]
+            rules = [*_with_description(given), *rules]
     if "enum" not in given:  # the API server passes over a null in an enum, so a choice is made or left out
         made |= empty
     made |= {key: given.pop(key) for key in (*_BOUNDS, *_EXTENSIONS) if key in given}
@@ -251,7 +251,7 @@ def _without_what_is_empty(value: Any) -> Any:
     return {key: inner for key, inner in shorter.items() if inner is not None and inner not in ({}, [])}
 
 
-def _in_words(schema: Schema) -> list[Schema]:
+def _with_description(schema: Schema) -> list[Schema]:
     """Beside the pattern, which tools can read, the sentence for people."""
     sentence = PATTERN_SENTENCES.get(schema.get("pattern", ""))
     if sentence is None:

@@ -6,10 +6,10 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import ConfigDict, Field
 
 from motet.resources.rules import Rule
-from motet.resources.shapes import EVERYBODY, LabelKey, Labels, LabelValue, Shape
+from motet.resources.shapes import ALL_NAMESPACES, LabelKey, Labels, LabelValue, ResourceModel
 
 
-class LabelRequirement(Shape):
+class LabelRequirement(ResourceModel):
     """One thing asked of the labels."""
 
     key: LabelKey
@@ -54,7 +54,7 @@ NAME = "kubernetes.io/metadata.name"
 """The label that Kubernetes puts on every namespace: its name."""
 
 
-class LabelSelector(Shape):
+class LabelSelector(ResourceModel):
     """Which namespaces, by their labels."""
 
     match_labels: Labels = Field(default_factory=dict)
@@ -86,7 +86,7 @@ class LabelSelector(Shape):
             yield from asked.values if asked.key == NAME and asked.operator == "In" else []
 
 
-class AllowedNamespaces(Shape):
+class AllowedNamespaces(ResourceModel):
     """Whose adapters may refer to the pool."""
 
     from_: Literal["Same", "All", "Selector"] = Field(default="Same", alias="from")
@@ -130,7 +130,7 @@ class AllowedNamespaces(Shape):
     def admitted(self, *, own: str, known: Mapping[str, Mapping[str, str]]) -> tuple[str, ...]:
         """All of them, in order, given the labels of those that exist; `("*",)` where every one is."""
         if self.selector is None:
-            return (EVERYBODY,) if self.from_ == "All" else (own,)
+            return (ALL_NAMESPACES,) if self.from_ == "All" else (own,)
         candidates = {own, *known, *self.selector.names}
         return tuple(
             sorted(name for name in candidates if self.admits(name, own=own, labels=dict(known.get(name, {}))))

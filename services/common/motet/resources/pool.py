@@ -7,22 +7,22 @@ from pydantic import Field
 
 from motet.model import ObjectName
 from motet.resources.namespaces import AllowedNamespaces
-from motet.resources.rules import Rule, Transition
+from motet.resources.rules import Rule, TransitionRule
 from motet.resources.shapes import (
     API_VERSION,
     MAX_REPLICAS,
     Digest,
     DnsLabel,
-    EntriesDiffer,
     ModelUri,
     ObjectMeta,
     ObjectReference,
     PathPrefix,
     RelativePath,
+    ResourceModel,
     SecretReference,
     ServedName,
-    Shape,
     SourceRevision,
+    UniqueBy,
 )
 from motet.resources.template import PodTemplate
 
@@ -32,14 +32,14 @@ NAMESPACE = "{namespace}"
 Preset = Literal["paged-chunk", "orca", "s3", "oracle", "punica", "ft-max"]
 
 
-class ModelCache(Shape):
+class ModelCache(ResourceModel):
     """Where fetched models stay when runners go."""
 
     claim_name: ObjectReference
     """A claim of the pool's namespace that all of its runners may write: ReadWriteMany, or one node's."""
 
 
-class PoolModel(Shape):
+class PoolModel(ResourceModel):
     """The base model."""
 
     uri: ModelUri
@@ -86,7 +86,7 @@ class PoolModel(Shape):
         ),
     )
     transitions: ClassVar = (
-        Transition(
+        TransitionRule(
             field="uri",
             cel="self.uri == oldSelf.uri",
             message="create a new ServingPool to change the base model",
@@ -95,7 +95,7 @@ class PoolModel(Shape):
     )
 
 
-class Engine(Shape):
+class EngineSpec(ResourceModel):
     """How a runner works. What is absent is the runner's own default, which depends on its device."""
 
     preset: Preset | None = None
@@ -146,7 +146,7 @@ class Engine(Shape):
     )
 
 
-class Autoscaling(Shape):
+class Autoscaling(ResourceModel):
     """Who decides how many runners there are."""
 
     mode: Literal["Disabled", "Builtin", "External"] = "Disabled"
@@ -184,7 +184,7 @@ class Autoscaling(Shape):
     )
 
 
-class Admission(Shape):
+class Admission(ResourceModel):
     """Which adapters the pool takes, beside who may refer to it."""
 
     require_digest: bool = False
@@ -206,7 +206,7 @@ class Admission(Shape):
     """The oldest so many are served."""
 
 
-class AdapterVolume(Shape):
+class AdapterVolume(ResourceModel):
     """A claim that adapters may be read from. Pods cannot gain volumes while they run, so the pool lists them."""
 
     claim_name: ObjectReference
@@ -231,7 +231,7 @@ class AdapterVolume(Shape):
         return prefix.replace(NAMESPACE, namespace)
 
 
-class UpdateStrategy(Shape):
+class UpdateStrategy(ResourceModel):
     """How runners of an old revision, and those on nodes to be emptied, are replaced."""
 
     max_surge: Annotated[int, Field(ge=0, le=MAX_REPLICAS)] = 1
@@ -250,7 +250,7 @@ class UpdateStrategy(Shape):
     )
 
 
-class ServingPoolSpec(Shape):
+class ServingPoolSpec(ResourceModel):
     """What the platform wants."""
 
     model: PoolModel
@@ -260,7 +260,7 @@ class ServingPoolSpec(Shape):
     role: Literal["Mixed"] = "Mixed"
     """Which part of a request's life the runners serve."""
 
-    engine: Engine = Engine()
+    engine: EngineSpec = EngineSpec()
     replicas: Annotated[int, Field(ge=0, le=MAX_REPLICAS)] = 1
     """Runners, where nothing else decides; `--runners` overrides it locally."""
 
@@ -273,7 +273,7 @@ class ServingPoolSpec(Shape):
     adapter_volumes: Annotated[
         list[AdapterVolume],
         Field(max_length=16),
-        EntriesDiffer("claimName"),
+        UniqueBy("claimName"),
     ] = Field(default_factory=list)
     """The only claims that an adapter's source may name. Another claim or `subPath` replaces the runners."""
 
@@ -285,7 +285,7 @@ class ServingPoolSpec(Shape):
     template: PodTemplate = PodTemplate()
 
     transitions: ClassVar = (
-        Transition(
+        TransitionRule(
             field="group",
             cel="has(self.group) == has(oldSelf.group) && (!has(self.group) || self.group == oldSelf.group)",
             message="group is immutable",
@@ -294,7 +294,7 @@ class ServingPoolSpec(Shape):
     )
 
 
-class ServingPool(Shape):
+class ServingPool(ResourceModel):
     api_version: Literal["motet.dev/v1alpha1"] = API_VERSION
     kind: Literal["ServingPool"] = "ServingPool"
     metadata: ObjectMeta

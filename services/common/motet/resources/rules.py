@@ -38,7 +38,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Transition:
+class TransitionRule:
     """What a change of a value must keep to."""
 
     cel: str
@@ -50,7 +50,7 @@ class Transition:
     reason: Reason = "FieldValueForbidden"
 
 
-class Checked:
+class ValidatedBy:
     """`Annotated[str, Checked(rule, …)]`: a type with rules of its own."""
 
     def __init__(self, *rules: Rule) -> None:
@@ -68,7 +68,7 @@ class Checked:
         return value
 
 
-def validations(rules: Iterable[Rule | Transition]) -> list[dict[str, str]]:
+def validations(rules: Iterable[Rule | TransitionRule]) -> list[dict[str, str]]:
     """The rules as a CRD's schema has them."""
     return [
         {

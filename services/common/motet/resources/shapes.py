@@ -18,8 +18,18 @@ from pydantic.alias_generators import to_camel
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from motet.resources.coming import COMING_SCHEMES
-from motet.resources.rules import VALIDATIONS, Checked, Rule, Transition, at_most, form, quoted, uri_rules, validations
+from motet.resources.coming import PLANNED_SCHEMES
+from motet.resources.rules import (
+    VALIDATIONS,
+    Rule,
+    TransitionRule,
+    ValidatedBy,
+    at_most,
+    form,
+    quoted,
+    uri_rules,
+    validations,
+)
 
 INT_OR_STRING = "x-kubernetes-int-or-string"
 GROUP = "motet.dev"
@@ -28,13 +38,13 @@ API_VERSION: Final = "motet.dev/v1alpha1"
 CATEGORY = "motet"
 
 MAX_REPLICAS = 1000
-EVERYBODY = "*"
+ALL_NAMESPACES = "*"
 """Instead of namespaces: every one."""
 ADAPTER_SCHEMES = ("file", "hf", "https")
 MODEL_SCHEMES = ("file", "pvc", "hf", "https")
 
 
-class Shape(BaseModel):
+class ResourceModel(BaseModel):
     """A part of a resource. Strict, because the API server is: `"2"` is no number there either."""
 
     model_config = ConfigDict(
@@ -48,7 +58,7 @@ class Shape(BaseModel):
     )
 
     rules: ClassVar[tuple[Rule, ...]] = ()
-    transitions: ClassVar[tuple[Transition, ...]] = ()
+    transitions: ClassVar[tuple[TransitionRule, ...]] = ()
 
     @model_validator(mode="after")
     def _rules(self) -> Self:
@@ -64,7 +74,9 @@ class Shape(BaseModel):
         return schema
 
 
-def changes(before: Shape, after: Shape, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], str]]:
+def forbidden_changes(
+    before: ResourceModel, after: ResourceModel, path: tuple[str, ...] = ()
+) -> list[tuple[tuple[str, ...], str]]:
     """What may not change between two versions of one object: (field, sentence) for each rule that is broken."""
     found = [
         ((*path, rule.field) if rule.field else path, rule.message)
@@ -74,8 +86,8 @@ def changes(before: Shape, after: Shape, path: tuple[str, ...] = ()) -> list[tup
     for name, field in type(before).model_fields.items():
         old: Any = getattr(before, name)
         new: Any = getattr(after, name)
-        if isinstance(old, Shape) and isinstance(new, Shape):
-            found += changes(old, new, (*path, field.alias or name))
+        if isinstance(old, ResourceModel) and isinstance(new, ResourceModel):
+            found += forbidden_changes(old, new, (*path, field.alias or name))
     return found
 
 
@@ -132,12 +144,12 @@ _CLAIM_FORM = form("pvc", "[^/]+/.+", "must name a claim and a folder in it, as 
 AdapterUri = Annotated[
     str,
     StringConstraints(pattern=_URI, max_length=1024),
-    Checked(*uri_rules(ADAPTER_SCHEMES, COMING_SCHEMES), _HUB_FORM),
+    ValidatedBy(*uri_rules(ADAPTER_SCHEMES, PLANNED_SCHEMES), _HUB_FORM),
 ]
 ModelUri = Annotated[
     str,
     StringConstraints(pattern=_URI, max_length=1024),
-    Checked(*uri_rules(MODEL_SCHEMES, COMING_SCHEMES), _HUB_FORM, _CLAIM_FORM),
+    ValidatedBy(*uri_rules(MODEL_SCHEMES, PLANNED_SCHEMES), _HUB_FORM, _CLAIM_FORM),
 ]
 LabelKey = Annotated[str, StringConstraints(pattern=_LABEL_KEY, max_length=317)]
 LabelValue = Annotated[str, StringConstraints(pattern=_LABEL_VALUE, max_length=63)]
@@ -145,7 +157,7 @@ ResourceName = Annotated[
     str,
     StringConstraints(pattern=_DNS_LABEL),
     Field(json_schema_extra={"maxLength": 63}),
-    Checked(at_most(63, "name must be 63 characters or fewer (it becomes a label value)")),
+    ValidatedBy(at_most(63, "name must be 63 characters or fewer (it becomes a label value)")),
 ]
 Labels = Annotated[dict[LabelKey, LabelValue], Field(max_length=64)]
 Annotations = Annotated[dict[LabelKey, Annotated[str, StringConstraints(max_length=4096)]], Field(max_length=64)]
@@ -174,7 +186,7 @@ Quantity = Annotated[str, StringConstraints(pattern=_QUANTITY, max_length=32), _
 Quantities = Annotated[dict[LabelKey, Quantity], Field(max_length=16)]
 
 
-class EntriesDiffer:
+class UniqueBy:
     """A list keyed by one field, in which Kubernetes takes no key twice."""
 
     def __init__(self, key: str) -> None:
@@ -197,14 +209,14 @@ class EntriesDiffer:
         return entries
 
 
-class SecretReference(Shape):
+class SecretReference(ResourceModel):
     """A Secret of the object's own namespace, by name."""
 
     name: ObjectReference
     """Its keys: `token`, or `username` and `password`."""
 
 
-class ObjectMeta(Shape):
+class ObjectMeta(ResourceModel):
     """The part of Kubernetes' metadata that Motet reads."""
 
     name: ResourceName

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from motet.resources.shapes import MAX_REPLICAS, Digest, DnsLabel, ServedName, Shape
+from motet.resources.shapes import MAX_REPLICAS, Digest, DnsLabel, ResourceModel, ServedName
 
 MAX_MESSAGE = 1024
 MAX_MODULES = 64
@@ -42,13 +42,13 @@ Runners = Annotated[int, Field(ge=0, le=2 * MAX_REPLICAS)]
 Fraction = Annotated[str, Field(max_length=32)]
 
 
-class Report(Shape):
+class StatusModel(ResourceModel):
     """A part of a status."""
 
     model_config = ConfigDict(extra="ignore")
 
 
-class Condition(Report):
+class Condition(StatusModel):
     """As Kubernetes has them. An absent condition means Unknown."""
 
     type: Annotated[str, Field(max_length=64, pattern=r"^[A-Z][A-Za-z]*$")]
@@ -84,7 +84,7 @@ Conditions = Annotated[
 ]
 
 
-class Artifact(Report):
+class Artifact(StatusModel):
     """The bytes that serve, as a runner found them."""
 
     digest: Digest | None = None
@@ -114,7 +114,7 @@ class Artifact(Report):
     """The version of the checks that it passed. A runner with another version checks it again."""
 
 
-class LoRAAdapterStatus(Report):
+class LoRAAdapterStatus(StatusModel):
     """What the operator found. An adapter's places are counted, not listed."""
 
     observed_generation: Count | None = None
@@ -143,7 +143,7 @@ class LoRAAdapterStatus(Report):
     """When a runner last loaded it."""
 
 
-class AdapterCounts(Report):
+class AdapterCounts(StatusModel):
     """The pool's adapters."""
 
     registered: Count = 0
@@ -159,7 +159,7 @@ class AdapterCounts(Report):
     """Loaded of registered, such as 118/200."""
 
 
-class Slots(Report):
+class Slots(StatusModel):
     """Places for adapters in device memory."""
 
     total: Count = 0
@@ -169,7 +169,7 @@ class Slots(Report):
     """Those that are there."""
 
 
-class ServingPoolStatus(Report):
+class ServingPoolStatus(StatusModel):
     """What the operator found."""
 
     observed_generation: Count | None = None

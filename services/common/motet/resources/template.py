@@ -9,18 +9,18 @@ from motet.resources.rules import Rule, quoted
 from motet.resources.shapes import (
     MAX_REPLICAS,
     Annotations,
-    EntriesDiffer,
     EnvName,
     LabelKey,
     Labels,
     LabelValue,
     ObjectReference,
     Quantities,
-    Shape,
+    ResourceModel,
+    UniqueBy,
 )
 
 
-class Resources(Shape):
+class Resources(ResourceModel):
     """What a runner's container asks for and may use."""
 
     limits: Quantities = Field(default_factory=dict)
@@ -30,7 +30,7 @@ class Resources(Shape):
     """At least so much; a node must have it."""
 
 
-class Toleration(Shape):
+class Toleration(ResourceModel):
     """A taint that keeps no runner away."""
 
     key: LabelKey | None = None
@@ -49,7 +49,7 @@ class Toleration(Shape):
     """How long a taint that evicts is borne."""
 
 
-class TopologySpread(Shape):
+class TopologySpread(ResourceModel):
     """How runners are spread. The pool's own runners are counted."""
 
     max_skew: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] = 1
@@ -95,7 +95,7 @@ that the pod has not got: a runner holds its certificate, a token and every tena
 author's then."""
 
 
-class EnvironmentVariable(Shape):
+class EnvironmentVariable(ResourceModel):
     """One variable of the runner's process."""
 
     name: EnvName
@@ -135,7 +135,7 @@ def _not_reserved(field: str, *prefixes: str) -> Rule:
     )
 
 
-class PodTemplate(Shape):
+class PodTemplate(ResourceModel):
     """What of a runner's pod a pool may choose. What is not here (host paths, privileges) cannot be abused."""
 
     labels: Labels = Field(default_factory=dict)
@@ -173,7 +173,7 @@ class PodTemplate(Shape):
     env: Annotated[
         list[EnvironmentVariable],
         Field(max_length=64),
-        EntriesDiffer("name"),
+        UniqueBy("name"),
     ] = Field(default_factory=list)
     """Variables of the runner's process, locally too."""
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from motet.resources.adapter import LoRAAdapter
-from motet.resources.coming import COMING_FIELDS, COMING_VALUES
+from motet.resources.coming import PLANNED_FIELDS, PLANNED_VALUES
 from motet.resources.core import Namespace, Secret
 from motet.resources.pool import ServingPool
 from motet.resources.shapes import API_VERSION, GROUP, PATTERN_SENTENCES
@@ -49,12 +49,12 @@ _SERVER_FIELDS = frozenset(
 )
 """What `kubectl get -o yaml` adds to metadata: accepted and ignored, so that its output can be fed back."""
 
-Path_ = tuple[str | int, ...]
+FieldPath = tuple[str | int, ...]
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ManifestPosition:
     file: str
     line: int
     column: int
@@ -67,7 +67,7 @@ class Place:
 class Problem:
     """One thing that a person has to put right."""
 
-    place: Place
+    place: ManifestPosition
     message: str
     field: str = ""
     subject: str = ""
@@ -82,19 +82,19 @@ class Manifest:
     """A valid object and where it stands."""
 
     resource: Resource
-    place: Place
+    place: ManifestPosition
     node: yaml.Node
 
     @property
     def key(self) -> tuple[str, str]:
         return (self.resource.kind, str(self.resource.object_name))
 
-    def place_of(self, path: Path_) -> Place:
+    def place_of(self, path: FieldPath) -> ManifestPosition:
         return _place(self.place.file, _find(self.node, path)[0])
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ManifestSet:
     manifests: tuple[Manifest, ...]
     problems: tuple[Problem, ...]
 
@@ -110,7 +110,7 @@ def files_of(path: Path) -> list[Path]:
     )
 
 
-def read_file(path: Path) -> Reading:
+def read_file(path: Path) -> ManifestSet:
     try:
         if path.stat().st_size > MAX_MANIFEST_BYTES:
             return _refused(str(path), f"is larger than {MAX_MANIFEST_BYTES // 1024**2} MiB; this is no manifest")
@@ -122,20 +122,20 @@ def read_file(path: Path) -> Reading:
     return read_text(text, file=str(path))
 
 
-def _refused(file: str, message: str) -> Reading:
-    return Reading((), (Problem(Place(file, 1, 1), message),))
+def _refused(file: str, message: str) -> ManifestSet:
+    return ManifestSet((), (Problem(ManifestPosition(file, 1, 1), message),))
 
 
-def read_text(text: str, *, file: str = "<text>") -> Reading:
+def read_text(text: str, *, file: str = "<text>") -> ManifestSet:
     """Every object of a YAML text that is valid, and everything that is wrong with the others."""
     manifests: list[Manifest] = []
     problems: list[Problem] = []
     try:
         if (deep := _too_deep(file, text)) is not None:
-            return Reading((), (deep,))
+            return ManifestSet((), (deep,))
         loader = _Loader(text)
     except yaml.YAMLError as error:
-        return Reading((), (_yaml_problem(file, error, text),))
+        return ManifestSet((), (_yaml_problem(file, error, text),))
     try:
         while loader.check_node():
             node = loader.get_node()
@@ -149,13 +149,13 @@ def read_text(text: str, *, file: str = "<text>") -> Reading:
     except yaml.YAMLError as error:
         problems.append(_yaml_problem(file, error, text))
     except RecursionError:
-        problems.append(Problem(Place(file, 1, 1), _TOO_DEEP))
+        problems.append(Problem(ManifestPosition(file, 1, 1), _TOO_DEEP))
     finally:
         loader.dispose()
-    return Reading(tuple(manifests), tuple(problems))
+    return ManifestSet(tuple(manifests), tuple(problems))
 
 
-def read_all(paths: Iterable[Path]) -> Reading:
+def read_all(paths: Iterable[Path]) -> ManifestSet:
     """Everything in several files; the same object twice is a problem that names both places."""
     manifests: dict[tuple[str, str], Manifest] = {}
     problems: list[Problem] = []
@@ -171,7 +171,7 @@ def read_all(paths: Iterable[Path]) -> Reading:
                         manifest.place, f"is declared twice: first at {first.place}; remove one", "", f"{kind} {name}"
                     )
                 )
-    return Reading(tuple(manifests.values()), tuple(problems))
+    return ManifestSet(tuple(manifests.values()), tuple(problems))
 
 
 # ------------------------------------------------------------------------------------------------------ one document
@@ -234,7 +234,7 @@ def _explain(
     file: str, root: yaml.Node, *, subject: str, kind: str, model: type[BaseModel], detail: ErrorDetails
 ) -> Problem:
     context: dict[str, Any] = detail.get("ctx") or {}
-    path: Path_ = tuple(part for part in detail["loc"] if part != "[key]")
+    path: FieldPath = tuple(part for part in detail["loc"] if part != "[key]")
     if detail["type"] == "rule" and context["field"]:
         path = (*path, context["field"])
     node, exact = _find(root, path, key=detail["type"] == "extra_forbidden")
@@ -247,9 +247,9 @@ def _explain(
     return Problem(_place(file, node), message, _dotted(path), subject)
 
 
-def _unknown_field(kind: str, model: type[BaseModel], path: Path_) -> str:
+def _unknown_field(kind: str, model: type[BaseModel], path: FieldPath) -> str:
     dotted = _dotted(path)
-    coming = COMING_FIELDS.get(kind, {})
+    coming = PLANNED_FIELDS.get(kind, {})
     if dotted in coming:
         return f"not yet: {coming[dotted]} come later; remove this field for now"
     known = fields_at(model, path[:-1])
@@ -259,14 +259,14 @@ def _unknown_field(kind: str, model: type[BaseModel], path: Path_) -> str:
     return "is no field here" + (nearest or (f"; known are {', '.join(known)}" if known else ""))
 
 
-def _sentence(kind: str, path: Path_, detail: ErrorDetails, context: dict[str, Any], node: yaml.Node | None) -> str:
+def _sentence(kind: str, path: FieldPath, detail: ErrorDetails, context: dict[str, Any], node: yaml.Node | None) -> str:
     value = detail["input"]
     match detail["type"]:
         case "rule":
             return str(context["sentence"])
         case "literal_error":
             dotted = _dotted(path)
-            coming = COMING_VALUES.get(kind, {}).get(dotted, {})
+            coming = PLANNED_VALUES.get(kind, {}).get(dotted, {})
             if isinstance(value, str) and value in coming:
                 return f"not yet: {value} ({coming[value]}) comes later"
             options = [text.strip("'") for text in context["expected"].replace(" or ", ", ").split(", ")]
@@ -327,7 +327,7 @@ def _did_you_mean(word: str, names: Iterable[str]) -> str:
     return f"; did you mean {by_fold[close[0]]}?" if close else ""
 
 
-def fields_at(model: type[BaseModel], path: Path_) -> list[str]:
+def fields_at(model: type[BaseModel], path: FieldPath) -> list[str]:
     """The names that a mapping at `path` of a resource may have, as written in YAML."""
     current: type[BaseModel] | None = model
     for part in path:
@@ -348,7 +348,7 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
     return next((found for argument in get_args(annotation) if (found := _model_in(argument))), None)
 
 
-def _dotted(path: Path_) -> str:
+def _dotted(path: FieldPath) -> str:
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else (f".{part}" if text else part)
@@ -358,11 +358,11 @@ def _dotted(path: Path_) -> str:
 # ------------------------------------------------------------------------------------------------------------ places
 
 
-def _place(file: str, node: yaml.Node) -> Place:
-    return Place(file, node.start_mark.line + 1, node.start_mark.column + 1)
+def _place(file: str, node: yaml.Node) -> ManifestPosition:
+    return ManifestPosition(file, node.start_mark.line + 1, node.start_mark.column + 1)
 
 
-def _find(node: yaml.Node, path: Path_, *, key: bool = False) -> tuple[yaml.Node, bool]:
+def _find(node: yaml.Node, path: FieldPath, *, key: bool = False) -> tuple[yaml.Node, bool]:
     """The node that best stands for `path`, and whether it is its value: the key of a whole block or where `key` is
     asked for, the deepest parent of what is absent.
 
@@ -426,7 +426,9 @@ def _too_deep(file: str, text: str) -> Problem | None:
                 depth += 1
                 if depth > MAX_DEPTH:
                     assert event.start_mark is not None
-                    return Problem(Place(file, event.start_mark.line + 1, event.start_mark.column + 1), _TOO_DEEP)
+                    return Problem(
+                        ManifestPosition(file, event.start_mark.line + 1, event.start_mark.column + 1), _TOO_DEEP
+                    )
             elif isinstance(event, yaml.CollectionEndEvent):
                 depth -= 1
     except yaml.YAMLError:
@@ -438,7 +440,7 @@ def _too_deep(file: str, text: str) -> Problem | None:
 
 def _yaml_problem(file: str, error: yaml.YAMLError, text: str) -> Problem:
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-    place = Place(file, mark.line + 1, mark.column + 1) if mark is not None else Place(file, 1, 1)
+    place = ManifestPosition(file, mark.line + 1, mark.column + 1) if mark is not None else ManifestPosition(file, 1, 1)
     what = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
     line = next(iter(text.splitlines()[place.line - 1 : place.line]), "")
     hint = "; YAML is indented with spaces, not tabs" if "\t" in line[: place.column] else ""
