@@ -27,7 +27,7 @@ import uvloop
 
 from benchmarks.harness import Pairs, Result, alternate, arguments, cpu_seconds, percentile, report
 from motet import keys
-from motet.keys import Key
+from motet.keys import ApiKey
 
 if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
@@ -247,7 +247,7 @@ class WhoAsks:
     """Measures microseconds of CPU time per request that it takes to read its head and to find out who asks, or to
     `send` that nobody knows."""
 
-    def __init__(self, access: "Access", key: keys.Written | None, send: "Send | None" = None) -> None:
+    def __init__(self, access: "Access", key: keys.PresentedKey | None, send: "Send | None" = None) -> None:
         from prometheus_client import CollectorRegistry
 
         from motet_gateway.identity.authentication import Authentication
@@ -294,12 +294,12 @@ class ManyKeys:
 
     def __init__(self) -> None:
         now = datetime.now(UTC)
-        made = [keys.made() for _ in range(AUTH_KEYS)]
+        made = [keys.new_key() for _ in range(AUTH_KEYS)]
         scopes = frozenset({keys.KeyScope.USER})
         self.one = made[AUTH_KEYS // 2]
-        self._keys = [Key(id=m.id, tenant="acme", scopes=scopes, hash=m.hash, created=now) for m in made]
+        self._keys = [ApiKey(id=m.id, tenant="acme", scopes=scopes, hash=m.hash, created=now) for m in made]
 
-    async def read(self) -> list[Key] | None:
+    async def read(self) -> list[ApiKey] | None:
         return self._keys
 
     async def note_use(self, ids: Iterable[str], *, at: datetime) -> None: ...
@@ -320,8 +320,8 @@ async def measure_keys(pairs: int) -> list[Result]:
     for access in (guarded, open_):
         await access.begin()
     with_key, without = WhoAsks(guarded, many.one), WhoAsks(open_, None)
-    wrong = WhoAsks(guarded, keys.Written(many.one.id, keys.made().secret), _refused)
-    unknown = WhoAsks(guarded, keys.made(), _refused)
+    wrong = WhoAsks(guarded, keys.PresentedKey(many.one.id, keys.new_key().secret), _refused)
+    unknown = WhoAsks(guarded, keys.new_key(), _refused)
     for side in (with_key, without, wrong, unknown):
         await side()  # warm
     asked = await alternate(with_key, without, pairs=pairs, turns=AUTH_TURNS)

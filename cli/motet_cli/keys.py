@@ -21,7 +21,7 @@ from rich.table import Table
 
 from motet import keys
 from motet.errors import NotFound, SetupError, StateDirectoryError, StoreUnavailable
-from motet.keys import Key, KeyScope
+from motet.keys import ApiKey, KeyScope
 from motet.resources.shapes import DnsLabel
 from motet.service import read
 from motet.settings import Database, ProcessSettings
@@ -44,7 +44,7 @@ HOW_TO_HASH = f"""Without a database a key is made, kept in a file of yours, and
 
 
 def create(data_dir: Path, *, tenant: str, scopes: str, expires: str | None) -> int:
-    made = keys.made()
+    made = keys.new_key()
     key = _key(made, tenant=tenant, scopes=scopes, expires=expires, now=_now())
     _see_that_they_are_read(HOW_TO_HASH)
     url = _database(data_dir)
@@ -68,7 +68,7 @@ def create(data_dir: Path, *, tenant: str, scopes: str, expires: str | None) -> 
 def ls(data_dir: Path, *, as_json: bool) -> int:
     url = _database(data_dir)
 
-    async def run() -> list[tuple[Key, datetime | None]]:
+    async def run() -> list[tuple[ApiKey, datetime | None]]:
         async with _as_it_is(url) as store:
             return await kept.all_keys(store) if store is not None else []
 
@@ -88,9 +88,9 @@ def revoke(data_dir: Path, id_: str) -> int:
     _see_that_they_are_read("To end a key, take its line away there.")
     url, now = _database(data_dir), _now()
 
-    async def run() -> Key:
+    async def run() -> ApiKey:
         async with _holding(url, id_) as (store, key):
-            await kept.end(store, id_, tenant=key.tenant, at=now)
+            await kept.revoke(store, id_, tenant=key.tenant, at=now)
             return key
 
     key = asyncio.run(run())
@@ -104,12 +104,12 @@ def revoke(data_dir: Path, id_: str) -> int:
 def rotate(data_dir: Path, id_: str, *, overlap: str) -> int:
     id_, stays = _id(id_, command="rotate"), _duration("--overlap", overlap)
     _see_that_they_are_read(HOW_TO_HASH)
-    made, url, now = keys.following(id_), _database(data_dir), _now()
+    made, url, now = keys.successor_key(id_), _database(data_dir), _now()
 
-    async def run() -> tuple[Key, Key]:
+    async def run() -> tuple[ApiKey, ApiKey]:
         async with _holding(url, id_) as (store, old):
             new = successor(old, made, now=now)
-            await kept.succeed(store, old, new, at=now + stays)
+            await kept.rotate(store, old, new, at=now + stays)
             return old, new
 
     old, new = asyncio.run(run())
@@ -128,8 +128,8 @@ def hash_(*, tenant: str, scopes: str, expires: str | None, arguments: Sequence[
         )
     if sys.stdin.isatty():
         raise SetupError(f"the key comes from standard input, which is a terminal here. {HOW_TO_HASH}")
-    read_in = sys.stdin.buffer.read(keys.LONGEST + 16).decode("ascii", errors="replace").strip()
-    made = keys.written(read_in)
+    read_in = sys.stdin.buffer.read(keys.MAX_KEY_LENGTH + 16).decode("ascii", errors="replace").strip()
+    made = keys.parse_key(read_in)
     if made is None:
         what = "has not the form motet_<id>_<secret> of a key" if read_in else "is empty"
         raise SetupError(f"standard input {what}. {HOW_TO_HASH}")
@@ -139,18 +139,18 @@ def hash_(*, tenant: str, scopes: str, expires: str | None, arguments: Sequence[
     return 0
 
 
-def successor(old: Key, made: keys.Written, *, now: datetime) -> Key:
+def successor(old: ApiKey, made: keys.PresentedKey, *, now: datetime) -> ApiKey:
     """Of the same tenant and scopes; one that expires is followed by one that lasts as long as it was made for."""
     expires = now + (old.expires - old.created) if old.expires is not None else None
-    return Key(id=made.id, tenant=old.tenant, scopes=old.scopes, hash=made.hash, created=now, expires=expires)
+    return ApiKey(id=made.id, tenant=old.tenant, scopes=old.scopes, hash=made.hash, created=now, expires=expires)
 
 
-def state_of(key: Key, now: datetime) -> str:
+def state_of(key: ApiKey, now: datetime) -> str:
     """active, expired or revoked. One that was rotated is active until it expires."""
     return key.refused_because(now) or "active"
 
 
-def document_of(key: Key, used: datetime | None, now: datetime) -> dict[str, Any]:
+def document_of(key: ApiKey, used: datetime | None, now: datetime) -> dict[str, Any]:
     """What `--json` prints of one."""
     return {
         "id": key.id,
@@ -164,7 +164,7 @@ def document_of(key: Key, used: datetime | None, now: datetime) -> dict[str, Any
     }
 
 
-def _print(found: Sequence[tuple[Key, datetime | None]], now: datetime) -> None:
+def _print(found: Sequence[tuple[ApiKey, datetime | None]], now: datetime) -> None:
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 200  # a pipe has no width; do not fold for it
@@ -198,7 +198,7 @@ def _remember(data_dir: Path, url: str) -> None:
     """That a key was made, for gateways of this state directory, which may not have run yet."""
     if parse(url).get_backend_name() != "sqlite":
         return
-    memory = Layout.of(data_dir).data / keys.WERE_MADE
+    memory = Layout.of(data_dir).data / keys.KEYS_MADE_FILE
     try:
         memory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         memory.touch()
@@ -224,14 +224,14 @@ async def _as_it_is(url: str) -> AsyncIterator[Store | None]:
         return
     async with open_store(url) as store:
         try:
-            has_keys = await kept.are_kept(store)
+            has_keys = await kept.table_exists(store)
         except StoreUnavailable as error:
             raise StateDirectoryError(error.message) from error
         yield store if has_keys else None
 
 
 @asynccontextmanager
-async def _holding(url: str, id_: str) -> AsyncIterator[tuple[Store, Key]]:
+async def _holding(url: str, id_: str) -> AsyncIterator[tuple[Store, ApiKey]]:
     """The database and the key of that id. Raises NotFound."""
     async with _as_it_is(url) as store:
         key = await kept.find(store, id_) if store is not None else None
@@ -241,9 +241,9 @@ async def _holding(url: str, id_: str) -> AsyncIterator[tuple[Store, Key]]:
         raise NotFound(f"there is no key {id_} in this database: `motet key ls` shows those that there are.")
 
 
-def _key(made: keys.Written, *, tenant: str, scopes: str, expires: str | None, now: datetime) -> Key:
+def _key(made: keys.PresentedKey, *, tenant: str, scopes: str, expires: str | None, now: datetime) -> ApiKey:
     """As the options say. Raises SetupError that names the one that is wrong."""
-    return Key(
+    return ApiKey(
         id=made.id,
         tenant=_tenant(tenant),
         scopes=_scopes(scopes),
@@ -283,7 +283,7 @@ def _duration(option: str, text: str, *, least: timedelta = timedelta()) -> time
 
 
 def _id(text: str, *, command: str) -> str:
-    if (whole := keys.written(text)) is not None:
+    if (whole := keys.parse_key(text)) is not None:
         raise SetupError(
             f"that is a whole key, which belongs in no command line. Its id is enough: motet key {command} {whole.id}"
         )
@@ -292,7 +292,7 @@ def _id(text: str, *, command: str) -> str:
     return text
 
 
-def _about(key: Key) -> str:
+def _about(key: ApiKey) -> str:
     ends = f"ends at {_time(key.expires)}" if key.expires is not None else "does not expire"
     return f"Key {key.id} of tenant {key.tenant}, for {', '.join(sorted(key.scopes))}, {ends}."
 
@@ -305,7 +305,7 @@ def _now() -> datetime:
     return datetime.now(UTC).replace(microsecond=0)
 
 
-def _show(made: keys.Written) -> None:
+def _show(made: keys.PresentedKey) -> None:
     typer.echo(str(made))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from motet.keys import WERE_MADE
+from motet.keys import KEYS_MADE_FILE
 from motet_cli.readiness import Failed, Ready, Watch, ready_of
 from motet_operator.local.layout import Layout
 
@@ -105,7 +105,7 @@ def needs_key(layout: Layout, environment: Mapping[str, str]) -> bool:
             return False
         case "keys":
             return True
-    return bool(environment.get("MOTET_GATEWAY_KEYS_FILE")) or (layout.data / WERE_MADE).exists()
+    return bool(environment.get("MOTET_GATEWAY_KEYS_FILE")) or (layout.data / KEYS_MADE_FILE).exists()
 
 
 def things_to_try(url: str, layout: Layout, status: dict[str, Any], question: str) -> list[str]:

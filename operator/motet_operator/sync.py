@@ -234,7 +234,7 @@ class SchedulerSync:
         office = self._office()
         if office is not None and term >= office.term:
             check_term(term, office.term, "the scheduler")
-            office.exceed(term, self._say_all)
+            office.raise_term_above(term, self._say_all)
 
     def _say_all(self) -> None:
         for message in self._greet():

@@ -20,7 +20,7 @@ from sqlalchemy import make_url, text
 
 from motet import keys
 from motet.errors import NotAuthenticated, SetupError
-from motet.keys import Key, KeyScope
+from motet.keys import ApiKey, KeyScope
 from motet.store import keys as kept
 from motet.store import migrate, open_store
 from motet_cli import main as command
@@ -87,15 +87,15 @@ def url(request: pytest.FixtureRequest, motet: Motet, tmp_path: Path, monkeypatc
     return url
 
 
-def stored(url: str) -> list[Key]:
-    async def read() -> list[Key]:
+def stored(url: str) -> list[ApiKey]:
+    async def read() -> list[ApiKey]:
         async with open_store(url) as store:
             return [key for key, _ in await kept.all_keys(store)]
 
     return asyncio.run(read())
 
 
-def opens(known: list[Key], key: str, *, after: timedelta = timedelta()) -> Caller:
+def opens(known: list[ApiKey], key: str, *, after: timedelta = timedelta()) -> Caller:
     """Whom a gateway that has read these takes the key's owner for."""
     ring, now = Keyring(trusted_seconds=600, between_seconds=0, gone=lambda _: None), datetime.now(UTC) + after
     ring.replace(known, now=now, at=0)
@@ -122,7 +122,7 @@ def test_what_create_prints_opens_a_gateway_that_reads_the_database(motet: Motet
 
 def test_a_key_is_alone_on_standard_output_and_in_words_without_its_secret(motet: Motet) -> None:
     done = motet("key", "create", "--tenant", "acme", "--scopes", "user,monitor")
-    made = keys.written(done.key)
+    made = keys.parse_key(done.key)
     assert made is not None
     assert f"Key {made.id} of tenant acme, for monitor, user, does not expire. It is shown only now" in done.stderr
     assert made.secret not in done.stderr
@@ -135,7 +135,7 @@ def test_the_first_key_says_what_it_changes_and_the_second_does_not(motet: Motet
 
 
 def test_the_database_holds_no_secret_and_is_its_owners_alone(motet: Motet, tmp_path: Path) -> None:
-    made = keys.written(motet("key", "create", "--tenant", "acme").key)
+    made = keys.parse_key(motet("key", "create", "--tenant", "acme").key)
     assert made is not None
     folder = tmp_path / "state"
     files = [path for path in folder.rglob("*") if path.is_file()]
@@ -197,7 +197,7 @@ def test_ls_says_when_a_key_was_last_used(motet: Motet, url: str) -> None:
 def test_an_expired_key_is_listed_as_one(motet: Motet, url: str) -> None:
     now = datetime.now(UTC)
     motet("key", "create", "--tenant", "acme")  # makes the database
-    expired = Key(
+    expired = ApiKey(
         id=NOBODYS, tenant="acme", scopes=frozenset(), hash=b"", created=now - timedelta(2), expires=now - timedelta(1)
     )
 
@@ -253,12 +253,12 @@ def test_that_a_key_was_made_is_known_to_gateways_here_when_the_database_is_lost
     (state / "motet.db").unlink()
 
     async def asks() -> bool:
-        access = Access(GatewaySettings(), NoKeys(), gone=lambda _: None, memory=state / keys.WERE_MADE)
+        access = Access(GatewaySettings(), NoKeys(), gone=lambda _: None, memory=state / keys.KEYS_MADE_FILE)
         await access.begin()
         return access.needs_key()
 
     assert asyncio.run(asks())
-    (state / keys.WERE_MADE).unlink()
+    (state / keys.KEYS_MADE_FILE).unlink()
     assert not asyncio.run(asks())
 
 
@@ -267,7 +267,7 @@ def test_a_key_in_a_server_says_nothing_of_the_gateways_here(
 ) -> None:
     monkeypatch.setenv("MOTET_DATABASE_URL", asyncio.run(postgresql.new_database()))
     assert motet("key", "create", "--tenant", "acme").key
-    assert not (tmp_path / "state" / keys.WERE_MADE).exists()
+    assert not (tmp_path / "state" / keys.KEYS_MADE_FILE).exists()
 
 
 def test_ls_writes_nothing(motet: Motet, monkeypatch: pytest.MonkeyPatch, postgresql: PostgreSQL) -> None:
@@ -391,8 +391,8 @@ def test_of_two_that_rotate_a_key_at_once_one_makes_its_successor(motet: Motet, 
 
     async def rotate() -> None:
         async with open_store(url) as store:
-            new = successor(seen, keys.following(seen.id), now=now)
-            await kept.succeed(store, seen, new, at=now + timedelta(hours=1))
+            new = successor(seen, keys.successor_key(seen.id), now=now)
+            await kept.rotate(store, seen, new, at=now + timedelta(hours=1))
 
     async def both() -> list[BaseException | None]:
         return await asyncio.gather(rotate(), rotate(), return_exceptions=True)
@@ -429,7 +429,7 @@ def test_a_key_that_was_revoked_since_it_was_looked_at_has_no_successor(motet: M
 
     async def succeed() -> None:
         async with open_store(url) as store:
-            await kept.succeed(store, seen, new, at=new.created + timedelta(hours=1))
+            await kept.rotate(store, seen, new, at=new.created + timedelta(hours=1))
 
     with pytest.raises(SetupError, match=f"key {id_of(old)} is revoked, so there is nothing to carry on"):
         asyncio.run(succeed())
@@ -456,7 +456,7 @@ def test_a_key_that_was_revoked_since_it_was_looked_at_has_no_successor(motet: M
 def test_a_wrong_option_is_named_with_what_to_write(
     motet: Motet, tmp_path: Path, verb: str, options: list[str], said: str
 ) -> None:
-    done = motet("key", verb, *options, stdin=str(keys.made()))
+    done = motet("key", verb, *options, stdin=str(keys.new_key()))
     assert (done.status, done.stdout) == (2, "")
     assert said in done.stderr
     assert not (tmp_path / "state").exists()
@@ -500,7 +500,7 @@ def test_where_gateways_read_a_file_nothing_is_written_to_a_database(
 
 @pytest.mark.parametrize("verb", ["revoke", "rotate"])
 def test_a_whole_key_where_an_id_belongs_is_not_repeated(motet: Motet, verb: str) -> None:
-    made = keys.made()
+    made = keys.new_key()
     done = motet("key", verb, str(made))
     assert done.status == 2
     assert f"Its id is enough: motet key {verb} {made.id}" in done.stderr
@@ -511,7 +511,7 @@ def test_a_whole_key_where_an_id_belongs_is_not_repeated(motet: Motet, verb: str
 
 
 def test_what_hash_prints_opens_a_gateway_that_reads_a_file(motet: Motet, tmp_path: Path) -> None:
-    made = keys.made()
+    made = keys.new_key()
     done = motet(
         "key", "hash", "--tenant", "acme", "--scopes", "user,monitor", "--expires", "30m", stdin=f"  {made}\n\n"
     )
@@ -542,7 +542,7 @@ def test_whoever_makes_or_ends_one_key_does_not_read_all(motet: Motet, monkeypat
     read: list[str] = []
     of_row = kept._key
 
-    def noted(row: Any) -> Key:
+    def noted(row: Any) -> ApiKey:
         read.append(row.id)
         return of_row(row)
 
@@ -555,11 +555,11 @@ def test_whoever_makes_or_ends_one_key_does_not_read_all(motet: Motet, monkeypat
 
 
 def test_two_keys_are_not_taken_for_one(motet: Motet) -> None:
-    assert motet("key", "hash", "--tenant", "acme", stdin=f"{keys.made()}\n{keys.made()}\n").status == 2
+    assert motet("key", "hash", "--tenant", "acme", stdin=f"{keys.new_key()}\n{keys.new_key()}\n").status == 2
 
 
 def test_a_key_as_an_argument_is_refused_and_not_repeated(motet: Motet) -> None:
-    made = keys.made()
+    made = keys.new_key()
     done = motet("key", "hash", "--tenant", "acme", str(made), stdin=str(made))
     assert (done.status, done.stdout) == (2, "")
     assert "a key is no argument" in done.stderr
@@ -584,7 +584,7 @@ def test_hash_on_a_terminal_says_what_to_pipe() -> None:
 
 def test_the_words_that_make_a_key_without_a_database_make_one() -> None:
     said = subprocess.run(["sh", "-c", A_NEW_ONE], capture_output=True, text=True, check=True).stdout
-    assert keys.written(said.strip()) is not None
+    assert keys.parse_key(said.strip()) is not None
 
 
 @pytest.mark.parametrize("verb", ["create", "ls"])

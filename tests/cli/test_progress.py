@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from motet.keys import WERE_MADE
+from motet.keys import KEYS_MADE_FILE
 from motet_cli.progress import NEEDS_KEY, Progress, needs_key
 from motet_cli.readiness import Ready
 from motet_operator.local.layout import Layout
@@ -53,7 +53,7 @@ def test_what_it_says_to_type_can_be_typed(tmp_path: Path, capsys: pytest.Captur
 )
 def test_whether_a_key_is_needed(tmp_path: Path, environment: dict[str, str], made: bool, needed: bool) -> None:
     if made:
-        (tmp_path / WERE_MADE).touch()
+        (tmp_path / KEYS_MADE_FILE).touch()
     assert needs_key(Layout.of(tmp_path), environment) is needed
 
 
@@ -66,7 +66,7 @@ def test_once_keys_are_asked_for_it_says_how_to_send_one(
     progress = Progress(Layout.of(tmp_path), "http://127.0.0.1:8000", "Who?")
     for makes in (False, True):
         if makes:
-            (tmp_path / WERE_MADE).touch()
+            (tmp_path / KEYS_MADE_FILE).touch()
         progress.ready(Ready(status=status), hint="")
         said = capsys.readouterr().out
         assert (NEEDS_KEY in said) is makes

@@ -3,17 +3,17 @@
 import asyncio
 import copy
 
-from motet.kube import CONFLICT, NOT_FOUND, Object, Refused, Unreachable
+from motet.kube import CONFLICT, NOT_FOUND, KubeObject, StatusError, Unreachable
 
 
 class Leases:
     def __init__(self) -> None:
-        self.lease: Object | None = None
+        self.lease: KubeObject | None = None
         self.away = False
         """No request gets through."""
         self.deaf = False
         """Requests get through, answers do not."""
-        self.refusing: Refused | None = None
+        self.refusing: StatusError | None = None
         self.version = 0
         self.writes = 0
 
@@ -26,29 +26,29 @@ class Leases:
     def holder(self) -> str:
         return self.lease["spec"]["holderIdentity"] if self.lease is not None else ""
 
-    def write(self, lease: Object) -> None:
+    def write(self, lease: KubeObject) -> None:
         """Whatever it says, as an administrator would."""
         self.version += 1
         self.lease = copy.deepcopy(lease)
         self.lease["metadata"]["resourceVersion"] = str(self.version)
 
-    async def get(self, path: str, *, seconds: float) -> Object:
+    async def get(self, path: str, *, seconds: float) -> KubeObject:
         assert path == "/apis/coordination.k8s.io/v1/namespaces/here/leases/it"
         await self._arrive()
         if self.lease is None:
-            raise Refused(NOT_FOUND, "not found")
+            raise StatusError(NOT_FOUND, "not found")
         return copy.deepcopy(self.lease)
 
-    async def post(self, path: str, body: Object, *, seconds: float) -> Object:
+    async def post(self, path: str, body: KubeObject, *, seconds: float) -> KubeObject:
         await self._arrive()
         if self.lease is not None:
-            raise Refused(CONFLICT, "exists")
+            raise StatusError(CONFLICT, "exists")
         return self._written(body)
 
-    async def put(self, path: str, body: Object, *, seconds: float) -> Object:
+    async def put(self, path: str, body: KubeObject, *, seconds: float) -> KubeObject:
         await self._arrive()
         if self.lease is None or body["metadata"]["resourceVersion"] != self.lease["metadata"]["resourceVersion"]:
-            raise Refused(CONFLICT, "changed")
+            raise StatusError(CONFLICT, "changed")
         return self._written(body)
 
     async def _arrive(self) -> None:
@@ -58,7 +58,7 @@ class Leases:
         if self.refusing is not None:
             raise self.refusing
 
-    def _written(self, body: Object) -> Object:
+    def _written(self, body: KubeObject) -> KubeObject:
         self.write(body)
         self.writes += 1
         if self.deaf:
@@ -73,15 +73,15 @@ class Line:
         self._leases = leases
         self.cut = False
 
-    async def get(self, path: str, *, seconds: float) -> Object:
+    async def get(self, path: str, *, seconds: float) -> KubeObject:
         self._must_be_whole()
         return await self._leases.get(path, seconds=seconds)
 
-    async def post(self, path: str, body: Object, *, seconds: float) -> Object:
+    async def post(self, path: str, body: KubeObject, *, seconds: float) -> KubeObject:
         self._must_be_whole()
         return await self._leases.post(path, body, seconds=seconds)
 
-    async def put(self, path: str, body: Object, *, seconds: float) -> Object:
+    async def put(self, path: str, body: KubeObject, *, seconds: float) -> KubeObject:
         self._must_be_whole()
         return await self._leases.put(path, body, seconds=seconds)
 

@@ -6,37 +6,37 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from motet import keys
-from motet.keys import Key, KeyScope
+from motet.keys import ApiKey, KeyScope
 
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
 
 
-def kept(written: keys.Written, **more: object) -> Key:
+def kept(written: keys.PresentedKey, **more: object) -> ApiKey:
     of = {"id": written.id, "tenant": "acme", "scopes": frozenset({KeyScope.USER}), "hash": written.hash}
-    return Key(**of, created=NOW, **more)  # type: ignore[arg-type]
+    return ApiKey(**of, created=NOW, **more)  # type: ignore[arg-type]
 
 
 def test_a_key_that_is_made_can_be_read_again() -> None:
-    made = keys.made()
-    assert keys.written(str(made)) == made
-    assert len(str(made)) == keys.LONGEST
-    assert keys.is_of(kept(made), made)
+    made = keys.new_key()
+    assert keys.parse_key(str(made)) == made
+    assert len(str(made)) == keys.MAX_KEY_LENGTH
+    assert keys.matches(kept(made), made)
 
 
 def test_no_two_are_alike() -> None:
-    assert len({str(keys.made()) for _ in range(100)}) == 100
+    assert len({str(keys.new_key()) for _ in range(100)}) == 100
 
 
 def test_the_id_of_a_successor_follows_from_that_of_the_key_and_its_secret_from_nothing() -> None:
-    one, other = keys.following("0123456789abcdef"), keys.following("0123456789abcdef")
+    one, other = keys.successor_key("0123456789abcdef"), keys.successor_key("0123456789abcdef")
     assert one.id == other.id != "0123456789abcdef"
-    assert one.id != keys.following(one.id).id
+    assert one.id != keys.successor_key(one.id).id
     assert one.secret != other.secret
-    assert keys.written(str(one)) == one
+    assert keys.parse_key(str(one)) == one
 
 
 def test_what_is_kept_does_not_hold_the_secret() -> None:
-    made = keys.made()
+    made = keys.new_key()
     assert made.secret.encode() not in made.hash
     assert len(made.hash) == 32
 
@@ -58,13 +58,13 @@ def test_what_is_kept_does_not_hold_the_secret() -> None:
     ],
 )
 def test_what_has_not_the_form_of_a_key_is_none(text: str) -> None:
-    assert keys.written(text) is None
+    assert keys.parse_key(text) is None
 
 
 def test_a_wrong_secret_and_an_unknown_id_open_nothing() -> None:
-    made, other = keys.made(), keys.made()
-    assert not keys.is_of(kept(made), keys.Written(made.id, other.secret))
-    assert not keys.is_of(None, made)
+    made, other = keys.new_key(), keys.new_key()
+    assert not keys.matches(kept(made), keys.PresentedKey(made.id, other.secret))
+    assert not keys.matches(None, made)
 
 
 @pytest.mark.parametrize(
@@ -79,17 +79,17 @@ def test_a_wrong_secret_and_an_unknown_id_open_nothing() -> None:
     ],
 )
 def test_a_key_opens_until_it_expires_or_is_revoked(more: dict[str, datetime], why: str) -> None:
-    assert kept(keys.made(), **more).refused_because(NOW) == why
+    assert kept(keys.new_key(), **more).refused_because(NOW) == why
 
 
 @pytest.mark.parametrize("more", [{}, {"expires": NOW, "revoked": NOW + timedelta(hours=1)}])
 def test_a_key_in_a_file_is_the_same_again(more: dict[str, datetime]) -> None:
-    key = kept(keys.made(), **more)
+    key = kept(keys.new_key(), **more)
     assert keys.from_line(keys.to_line(key)) == key
     assert "\n" not in keys.to_line(key)
 
 
-LINE = json.loads(keys.to_line(kept(keys.made())))
+LINE = json.loads(keys.to_line(kept(keys.new_key())))
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ LINE = json.loads(keys.to_line(kept(keys.made())))
     [
         ("", "JSON"),
         ("[]", "JSON"),
-        (str(keys.made()), "JSON"),
+        (str(keys.new_key()), "JSON"),
         (json.dumps(LINE | {"id": "x"}), "'id'"),
         (json.dumps(LINE | {"tenant": "Acme Inc"}), "'tenant'"),
         (json.dumps(LINE | {"tenant": 7}), "'tenant'"),

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from aiohttp import web
 
-from motet.kube import Connection, Credentials, KubeApi, Refused, Unreachable
+from motet.kube import ApiConnection, KubeApi, KubeCredentials, StatusError, Unreachable
 from tests.common.waiting import PATIENCE_S
 from tests.support.authority import Authority
 
@@ -78,10 +78,10 @@ async def test_a_refused_token_is_read_again_within_the_same_request(tmp_path: P
 @pytest.mark.parametrize(
     ("status", "body", "expected", "words"),
     [
-        (403, {"message": "no right"}, Refused, "no right"),
-        (404, {"reason": "NotFound"}, Refused, "NotFound"),
-        (409, {}, Refused, "HTTP 409"),
-        (418, b"a teapot", Refused, "a teapot"),
+        (403, {"message": "no right"}, StatusError, "no right"),
+        (404, {"reason": "NotFound"}, StatusError, "NotFound"),
+        (409, {}, StatusError, "HTTP 409"),
+        (418, b"a teapot", StatusError, "a teapot"),
         (429, {"message": "slower"}, Unreachable, "429: slower"),
         (500, {"message": "broken"}, Unreachable, "500: broken"),
         (503, b"<html>", Unreachable, "503: <html>"),
@@ -110,8 +110,8 @@ async def test_another_authority_under_the_same_name_is_believed(tmp_path: Path)
     trusted.write_bytes((one / "ca.crt").read_bytes())
     server = Server((200, {"kind": "ConfigMap"}))
     async with server.up(one) as port:
-        credentials = Credentials(kubeconfig(tmp_path, f"https://127.0.0.1:{port}", authority=trusted), "IT")
-        connection = Connection(credentials)
+        credentials = KubeCredentials(kubeconfig(tmp_path, f"https://127.0.0.1:{port}", authority=trusted), "IT")
+        connection = ApiConnection(credentials)
         assert (await connection.send("GET", PATH, None, seconds=PATIENCE_S)).status == 200
     other = Authority("other").issue(tmp_path / "other", "api")
     try:

@@ -70,7 +70,7 @@ def test_a_term_exceeds_what_others_have_seen(tmp_path_factory: pytest.TempPathF
         own = leadership.term
         terms = []
         for one in (seen, later):
-            leadership.exceed(one, lambda: terms.append(leadership.term))
+            leadership.raise_term_above(one, lambda: terms.append(leadership.term))
         assert terms == [max(own, seen + 1), max(own, seen + 1, later + 1)]
         last = leadership.term
     with LocalLeadership(path) as leadership:

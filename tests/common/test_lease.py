@@ -16,8 +16,8 @@ from pydantic import ValidationError
 
 from motet.clock import Clock, monotonic
 from motet.errors import SetupError
-from motet.kube import FORBIDDEN, Refused
-from motet.lease import Election, Record
+from motet.kube import FORBIDDEN, StatusError
+from motet.lease import Election, LeaseRecord
 from motet.settings import LeaseSettings
 from tests.common.leases import Leases, Line
 from tests.common.virtual_time import in_virtual_time
@@ -75,7 +75,7 @@ async def test_a_leader_that_leaves_is_followed_at_once_in_a_higher_term(leases:
                 assert not waiting.leads
                 left = asyncio.create_task(first.__aexit__(None, None, None))
                 started = now()
-                await waiting.won()
+                await waiting.wait_until_leader()
                 assert now() - started <= RETRY
                 terms.append(waiting.term)
                 await left
@@ -99,7 +99,7 @@ async def test_a_leader_that_vanishes_is_followed_when_its_lease_ends_and_not_be
         first._campaign.cancel()  # as if its process had been killed
         vanished = now()
         async with Candidate(leases) as second:
-            await second.won()
+            await second.wait_until_leader()
             assert LEASE - RETRY <= now() - vanished <= LEASE + RETRY
             assert second.term == first.term + 1
 
@@ -109,11 +109,11 @@ async def test_while_the_api_server_is_away_the_leader_leads_on_and_is_not_sure(
     async with candidates(leases, 3) as (leader, *others):
         term = leader.term
         leases.away = True
-        await until(lambda: not leader.in_time, RENEW + RETRY)
+        await until(lambda: not leader.is_leader_for_sure, RENEW + RETRY)
         await asyncio.sleep(3 * LEASE)
         assert (leader.leads, leader.term, leader.losses) == (True, term, [])
         leases.away = False
-        await until(lambda: leader.in_time)
+        await until(lambda: leader.is_leader_for_sure)
         await asyncio.sleep(LEASE)
         assert not any(one.leads for one in others), "whoever led before the outage comes first"
         assert (leader.leads, leader.term, leader.losses) == (True, term, [])
@@ -124,14 +124,14 @@ async def test_who_alone_is_cut_off_is_not_sure_before_another_may_win_and_ends_
     async with candidates(leases, 2) as (leader, other):
         cut = now()
         leader.line.cut = True
-        await until(lambda: not leader.in_time)
+        await until(lambda: not leader.is_leader_for_sure)
         assert RENEW - RETRY <= now() - cut <= RENEW + RETRY
         assert not other.leads
-        await other.won()
+        await other.wait_until_leader()
         assert now() - cut <= LEASE + RETRY
         assert other.predecessor == "10.0.0.0:1"
         assert leader.losses == [], "its streams go on; what it orders has a lower term"
-        leader.yield_to(other.term)
+        leader.step_down_for(other.term)
         assert f"another leads in term {other.term}" in leader.losses[0]
         leader.line.cut = False
         await until(lambda: len(leader.losses) > 1)
@@ -141,17 +141,17 @@ async def test_who_alone_is_cut_off_is_not_sure_before_another_may_win_and_ends_
 @in_virtual_time
 async def test_who_is_sure_does_not_yield_to_hearsay(leases: Leases) -> None:
     async with Candidate(leases) as leader:
-        leader.yield_to(leader.term + 7)
+        leader.step_down_for(leader.term + 7)
         assert (leader.leads, leader.losses) == (True, [])
 
 
 @in_virtual_time
 async def test_a_right_that_is_taken_away_for_a_while_costs_a_leader_nothing(leases: Leases) -> None:
     async with candidates(leases, 2) as (leader, other):
-        leases.refusing = Refused(FORBIDDEN, "forbidden")
+        leases.refusing = StatusError(FORBIDDEN, "forbidden")
         await asyncio.sleep(2 * LEASE)
         leases.refusing = None
-        await until(lambda: leader.in_time)
+        await until(lambda: leader.is_leader_for_sure)
         await asyncio.sleep(2 * RETRY)
         assert (leader.leads, other.leads, leader.losses) == (True, False, [])
 
@@ -164,7 +164,7 @@ async def test_a_loop_that_hangs_is_given_up_all_the_same(leases: Leases) -> Non
             time.sleep(0.01)  # noqa: ASYNC251
             assert monotonic() < deadline
         assert leader.leads  # as far as the loop knows
-        assert not leader.in_time
+        assert not leader.is_leader_for_sure
 
 
 @in_virtual_time
@@ -208,7 +208,7 @@ async def test_a_victory_whose_news_was_lost_is_found_out(leases: Leases) -> Non
     async with Candidate(leases) as candidate:
         assert not candidate.leads
         leases.deaf = False
-        await asyncio.wait_for(candidate.won(), 2 * RETRY)
+        await asyncio.wait_for(candidate.wait_until_leader(), 2 * RETRY)
         assert candidate.term == leases.term
 
 
@@ -216,12 +216,12 @@ async def test_a_victory_whose_news_was_lost_is_found_out(leases: Leases) -> Non
 async def test_a_later_term_that_a_peer_has_seen_is_exceeded_and_kept(leases: Leases) -> None:
     told: list[int] = []
     async with Candidate(leases) as leader:
-        leader.exceed(41, lambda: told.append(leader.term))
+        leader.raise_term_above(41, lambda: told.append(leader.term))
         await until(lambda: told == [42])
         assert leases.term == 42
-        leader.exceed(7, lambda: told.append(leader.term))
+        leader.raise_term_above(7, lambda: told.append(leader.term))
         await until(lambda: told == [42, 42])
-        leader.exceed(99, lambda: told.append(leader.term))  # and left at once
+        leader.raise_term_above(99, lambda: told.append(leader.term))  # and left at once
     assert told == [42, 42]
     async with Candidate(leases) as successor:
         assert successor.term == 101
@@ -233,7 +233,7 @@ async def test_a_higher_term_is_in_the_lease_before_anyone_hears_of_it(leases: L
         told: list[int] = []
         leases.away = True
         for _ in range(3):
-            leader.exceed(41, lambda: told.append(leases.term))
+            leader.raise_term_above(41, lambda: told.append(leases.term))
         await asyncio.sleep(3 * RETRY)
         assert (leader.term, told) == (1, []), "while it cannot be written the old one holds"
         leases.away = False
@@ -250,10 +250,10 @@ async def test_a_higher_term_is_in_the_lease_before_anyone_hears_of_it(leases: L
 async def test_who_asked_for_a_higher_term_and_lost_never_led_in_it(leases: Leases) -> None:
     async with candidates(leases, 2) as (leader, other):
         leader.line.cut = True
-        leader.exceed(41, lambda: None)
-        await asyncio.wait_for(other.won(), LEASE + RETRY)
+        leader.raise_term_above(41, lambda: None)
+        await asyncio.wait_for(other.wait_until_leader(), LEASE + RETRY)
         assert (leader.term, other.term) == (1, 2)
-        leader.yield_to(2)
+        leader.step_down_for(2)
         assert leader.losses
 
 
@@ -278,12 +278,12 @@ async def test_a_lease_of_other_hands_counts_by_its_transitions(leases: Leases) 
 
 
 def test_an_empty_lease_is_free() -> None:
-    assert Record.of({"metadata": {}}) == Record("", 0.0, "", 0, 0, "")
+    assert LeaseRecord.of({"metadata": {}}) == LeaseRecord("", 0.0, "", 0, 0, "")
 
 
 @in_virtual_time
 async def test_what_the_server_forbids_is_said_with_what_to_grant(leases: Leases) -> None:
-    leases.refusing = Refused(FORBIDDEN, 'leases "it" is forbidden')
+    leases.refusing = StatusError(FORBIDDEN, 'leases "it" is forbidden')
     with pytest.raises(SetupError, match=r"forbidden\. Grant .* get, create and update on leases"):
         async with Candidate(leases):
             pass
@@ -296,7 +296,7 @@ async def test_a_server_that_is_away_at_the_start_is_waited_for(leases: Leases) 
         await asyncio.sleep(3 * RETRY)
         assert not candidate.leads
         leases.away = False
-        await asyncio.wait_for(candidate.won(), 2 * RETRY)
+        await asyncio.wait_for(candidate.wait_until_leader(), 2 * RETRY)
 
 
 @in_virtual_time

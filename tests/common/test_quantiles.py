@@ -72,7 +72,7 @@ def test_shares_add_up_to_one(seen: list[tuple[int, bool]], strength: float) -> 
     statistics = LengthStatistics()
     for tokens, censored in seen:
         statistics.observe(tokens, censored=censored)
-    masses = statistics.masses(statistics_of(10, 100, 1000).masses(), strength)
+    masses = statistics.bucket_shares(statistics_of(10, 100, 1000).bucket_shares(), strength)
     if masses is not None:
         assert sum(masses) == pytest.approx(1.0)
         assert min(masses) >= 0
@@ -110,11 +110,11 @@ def test_more_censoring_never_shortens_an_estimate(seen: list[tuple[int, bool]])
 
 
 def test_a_prior_speaks_first_and_is_outvoted_soon() -> None:
-    everybody = statistics_of(*[1000] * 20).masses()
+    everybody = statistics_of(*[1000] * 20).bucket_shares()
     assert everybody is not None
     medians = []
     for answers in (0, 1, 5):
-        masses = statistics_of(*[40] * answers).masses(everybody, 2.0)
+        masses = statistics_of(*[40] * answers).bucket_shares(everybody, 2.0)
         assert masses is not None
         medians.append(quantiles_of(masses, [0.5])[0])
     assert medians[0] >= 1000
@@ -122,8 +122,8 @@ def test_a_prior_speaks_first_and_is_outvoted_soon() -> None:
 
 
 def test_the_prior_tells_cut_answers_how_long_they_might_have_been() -> None:
-    everybody = statistics_of(*[300] * 20).masses()
-    masses = statistics_of(censored=(64,) * 20).masses(everybody, 2.0)
+    everybody = statistics_of(*[300] * 20).bucket_shares()
+    masses = statistics_of(censored=(64,) * 20).bucket_shares(everybody, 2.0)
     assert masses is not None
     assert quantiles_of(masses, [0.5]) == [EDGES[bucket_of(300)]]
 
@@ -152,7 +152,7 @@ def test_bytes_give_back_the_same_statistics(seen: list[tuple[int, bool]]) -> No
     data = statistics.to_bytes()
     again = LengthStatistics.from_bytes(data)
     assert again.count == statistics.count
-    assert (again.masses() or []) == pytest.approx(statistics.masses() or [])
+    assert (again.bucket_shares() or []) == pytest.approx(statistics.bucket_shares() or [])
     assert again.to_bytes() == data
     assert len(data) < 8192
 

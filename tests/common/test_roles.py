@@ -22,7 +22,7 @@ from motet.api.v1 import (
 )
 from motet.rpc import LAST_RETRY_SECONDS, Link, is_healthy, open_channel, serving
 from motet.rpc.roles import ANY_ROLE, ROLES
-from motet.tls import Identity, acting_as
+from motet.tls import TlsIdentity, acting_as
 from tests.common import wire
 from tests.common.echo import Echo, open_talk
 from tests.common.waiting import PATIENCE_S, until
@@ -81,7 +81,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @contextmanager
 def acting(folders: dict[str, Path], role: str) -> Iterator[None]:
-    with acting_as(Identity(folders[role], role)):
+    with acting_as(TlsIdentity(folders[role], role)):
         yield
 
 

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from motet.errors import SetupError
 from motet.rpc import Link, is_healthy, serving
 from motet.rpc.roles import ROLES
-from motet.tls import Identity, acting_as
+from motet.tls import TlsIdentity, acting_as
 from tests.common.echo import Echo, open_talk
 from tests.common.waiting import until
 from tests.support.authority import DAY, Authority
@@ -29,7 +29,7 @@ def authority() -> Authority:
 @asynccontextmanager
 async def server_of(folder: Path, echo: Echo | None = None) -> AsyncIterator[str]:
     """Serves as the scheduler; gives its address."""
-    identity = Identity(folder, "scheduler")
+    identity = TlsIdentity(folder, "scheduler")
     with acting_as(identity):
         roles = {**ROLES, "/test.Echo/Talk": frozenset({"gateway"})}
         context = serving("127.0.0.1:0", (echo or Echo()).add, grace=0, roles=roles)
@@ -44,7 +44,7 @@ async def server_of(folder: Path, echo: Echo | None = None) -> AsyncIterator[str
 async def linked(folder: Path | None, address: str, peer: str = "scheduler") -> AsyncIterator[Link[bytes, bytes]]:
     """A gateway's link; without a folder it speaks plain text."""
     link: Link[bytes, bytes] = Link(peer, address, open_talk, greet=lambda: [b"hello"], receive=lambda _: None)
-    with acting_as(Identity(folder, "gateway") if folder is not None else None):
+    with acting_as(TlsIdentity(folder, "gateway") if folder is not None else None):
         running = asyncio.create_task(link.run())
     try:
         yield link
@@ -70,7 +70,7 @@ async def test_peers_of_one_authority_talk_and_health_tells(authority: Authority
     ours, theirs = authority.issue(tmp_path / "g", "gateway"), authority.issue(tmp_path / "s", "scheduler")
     async with server_of(theirs) as address, linked(ours, address) as link:
         await until(lambda: link.connected)
-        with acting_as(Identity(ours, "gateway")):
+        with acting_as(TlsIdentity(ours, "gateway")):
             assert await is_healthy(address, "scheduler")
             assert not await is_healthy(address, "runner")
             assert not await is_healthy(address), "without a role it would have to be called by its address"
@@ -107,7 +107,7 @@ async def test_a_client_without_a_certificate_of_the_authority_is_refused(author
 
 async def test_unix_sockets_stay_plain(authority: Authority, tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/echo.sock"
-    with acting_as(Identity(authority.issue(tmp_path / "s", "scheduler"), "scheduler")):
+    with acting_as(TlsIdentity(authority.issue(tmp_path / "s", "scheduler"), "scheduler")):
         async with serving(address, Echo().add):
             assert await is_healthy(address, "scheduler")
             with acting_as(None):
@@ -155,8 +155,8 @@ async def test_a_peer_whose_certificate_has_expired_is_refused_with_the_reason(
         async with linked(ours, address) as link:
             await until(lambda: link.connected)
     assert (
-        Identity(ours, "gateway")
-        .blame("Tls handshake failed: certificate has expired", "scheduler")
+        TlsIdentity(ours, "gateway")
+        .explain_failure("Tls handshake failed: certificate has expired", "scheduler")
         .startswith("the certificate of scheduler.motet.internal has expired")
     )
 
@@ -217,10 +217,10 @@ def test_files_that_will_not_do_are_named_with_the_fix(
     tmp_path: Path, authority: Authority, spoil: Callable[[Path], object], said: str
 ) -> None:
     folder = authority.issue(tmp_path, "gateway")
-    Identity(folder, "gateway").check()
+    TlsIdentity(folder, "gateway").check()
     spoil(folder)
     with pytest.raises(SetupError, match=said):
-        Identity(folder, "gateway").check()
+        TlsIdentity(folder, "gateway").check()
 
 
 def mix(folder: Path, name: str) -> None:
@@ -246,7 +246,7 @@ def test_a_process_with_the_wrong_certificate_does_not_start(tmp_path: Path, aut
 
 async def test_half_a_rotation_is_not_taken(authority: Authority, tmp_path: Path) -> None:
     folder = authority.issue(tmp_path, "gateway")
-    identity = Identity(folder, "gateway")
+    identity = TlsIdentity(folder, "gateway")
     before = identity.keys()
     Authority().issue(folder / "o", "gateway")
     mix(folder, "tls.crt")

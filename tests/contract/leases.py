@@ -4,13 +4,13 @@ import copy
 
 import pytest
 
-from motet.kube import CONFLICT, NOT_FOUND, Object, Refused
+from motet.kube import CONFLICT, NOT_FOUND, KubeObject, StatusError
 from motet.lease import LeaseApi
 
 SECONDS = 10.0
 
 
-def lease(namespace: str, name: str, *, holder: str = "first", term: int = 1) -> Object:
+def lease(namespace: str, name: str, *, holder: str = "first", term: int = 1) -> KubeObject:
     return {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
@@ -26,26 +26,26 @@ class Line:
         self.api, self.namespace, self.name = api, namespace, name
         self._all = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
 
-    def lease(self, **how) -> Object:
+    def lease(self, **how) -> KubeObject:
         return lease(self.namespace, self.name, **how)
 
-    async def get(self) -> Object:
+    async def get(self) -> KubeObject:
         return await self.api.get(f"{self._all}/{self.name}", seconds=SECONDS)
 
-    async def post(self, body: Object) -> Object:
+    async def post(self, body: KubeObject) -> KubeObject:
         return await self.api.post(self._all, body, seconds=SECONDS)
 
-    async def put(self, body: Object) -> Object:
+    async def put(self, body: KubeObject) -> KubeObject:
         return await self.api.put(f"{self._all}/{self.name}", body, seconds=SECONDS)
 
 
-def said(body: Object) -> tuple[object, object]:
+def said(body: KubeObject) -> tuple[object, object]:
     return body["spec"], body["metadata"]["annotations"]
 
 
 class LeaseContract:
     async def test_what_is_not_there_is_not_found(self, line: Line) -> None:
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(StatusError) as refused:
             await line.get()
         assert refused.value.status == NOT_FOUND
 
@@ -59,7 +59,7 @@ class LeaseContract:
 
     async def test_of_two_who_create_it_one_is_refused(self, line: Line) -> None:
         await line.post(line.lease())
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(StatusError) as refused:
             await line.post(line.lease(holder="second"))
         assert refused.value.status == CONFLICT
         assert said(await line.get()) == said(line.lease())
@@ -75,7 +75,7 @@ class LeaseContract:
     async def test_who_has_an_older_version_is_refused_and_changes_nothing(self, line: Line) -> None:
         made = await line.post(line.lease())
         await line.put(made | {"spec": line.lease(holder="second")["spec"]})
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(StatusError) as refused:
             await line.put(made | {"spec": line.lease(holder="third")["spec"]})
         assert refused.value.status == CONFLICT
         assert (await line.get())["spec"]["holderIdentity"] == "second"
@@ -83,10 +83,10 @@ class LeaseContract:
     async def test_what_was_removed_meanwhile_is_not_written_again_under_its_old_version(self, line: Line) -> None:
         made = await line.post(line.lease())
         await self.remove(line)
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(StatusError) as refused:
             await line.put(made)
         assert refused.value.status == CONFLICT
-        with pytest.raises(Refused):
+        with pytest.raises(StatusError):
             await line.get()
 
     async def test_what_an_administrator_writes_makes_every_version_an_old_one(self, line: Line) -> None:
@@ -94,7 +94,7 @@ class LeaseContract:
         changed = copy.deepcopy(made)
         changed["spec"]["holderIdentity"] = "an administrator"
         await self.write(line, changed)
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(StatusError) as refused:
             await line.put(made)
         assert refused.value.status == CONFLICT
         assert (await line.get())["spec"]["holderIdentity"] == "an administrator"
@@ -110,5 +110,5 @@ class LeaseContract:
     async def remove(self, line: Line) -> None:
         raise NotImplementedError
 
-    async def write(self, line: Line, body: Object) -> None:
+    async def write(self, line: Line, body: KubeObject) -> None:
         raise NotImplementedError

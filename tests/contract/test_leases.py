@@ -2,7 +2,7 @@
 
 import pytest
 
-from motet.kube import Object
+from motet.kube import KubeObject
 from tests.common.leases import Leases
 from tests.contract.leases import LeaseContract, Line
 
@@ -15,5 +15,5 @@ class TestTheDouble(LeaseContract):
     async def remove(self, line: Line) -> None:
         line.api.lease = None
 
-    async def write(self, line: Line, body: Object) -> None:
+    async def write(self, line: Line, body: KubeObject) -> None:
         line.api.write(body)

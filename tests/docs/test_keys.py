@@ -34,9 +34,9 @@ def test_the_page_does_what_it_says(tmp_path: Path, folder: Path) -> None:
             assert block.runs
             shell.run(block)
     (line,) = (folder / "keys").read_text().splitlines()
-    sent = keys.written((folder / "zeta.key").read_text().strip())
+    sent = keys.parse_key((folder / "zeta.key").read_text().strip())
     assert sent is not None
-    assert keys.is_of(keys.from_line(line), sent)
+    assert keys.matches(keys.from_line(line), sent)
 
 
 def test_it_makes_a_key_as_the_command_says() -> None:

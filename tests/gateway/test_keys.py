@@ -16,7 +16,7 @@ from openai import AsyncOpenAI
 
 from motet import keys
 from motet.api.v1 import common_pb2
-from motet.keys import Key, KeyScope
+from motet.keys import ApiKey, KeyScope
 from motet.store import keys as stored
 from motet.store import migrate, open_store
 from motet_gateway.identity.sources import StoredKeys
@@ -202,10 +202,12 @@ async def test_a_key_of_a_megabyte_is_refused_and_the_next_request_is_served(clu
 
 async def test_wrong_keys_are_all_answered_alike_and_the_rest_goes_on(cluster: MiniCluster, kept: Kept) -> None:
     key = kept.make("acme")
-    known = keys.written(key)
+    known = keys.parse_key(key)
     assert known is not None
     async with with_keys(cluster, kept) as served:
-        wrong = [keys.made() if odd % 2 else keys.Written(known.id, keys.made().secret) for odd in range(200)]
+        wrong = [
+            keys.new_key() if odd % 2 else keys.PresentedKey(known.id, keys.new_key().secret) for odd in range(200)
+        ]
         answers = await asyncio.gather(*(ask(served, str(one)) for one in wrong), ask(served, key))
         *refused, served_well = answers
         assert served_well.status_code == 200
@@ -218,11 +220,11 @@ async def test_wrong_keys_are_all_answered_alike_and_the_rest_goes_on(cluster: M
 
 async def test_as_many_wrong_keys_as_come_keep_nobody_else_out(cluster: MiniCluster, kept: Kept) -> None:
     """On connections of their own, one behind the other without waiting for an answer."""
-    key, made = kept.make("acme"), keys.made()
-    known = keys.Written(id_of(key), made.secret)
+    key, made = kept.make("acme"), keys.new_key()
+    known = keys.PresentedKey(id_of(key), made.secret)
     refused, ended = 0, False
 
-    async def flood(served: Served, wrong: keys.Written) -> None:
+    async def flood(served: Served, wrong: keys.PresentedKey) -> None:
         nonlocal refused
         port = int(served.url.rpartition(":")[2])
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -364,22 +366,22 @@ async def test_a_whole_answer_whose_key_is_revoked_is_a_401(cluster: MiniCluster
         assert "was revoked" in error_of(answer)["message"]
 
 
-def revoked(key: Key) -> Key:
+def revoked(key: ApiKey) -> ApiKey:
     return dataclasses.replace(key, revoked=datetime.now(UTC))
 
 
-def of_another_tenant(key: Key) -> Key:
+def of_another_tenant(key: ApiKey) -> ApiKey:
     return dataclasses.replace(key, tenant="zeta")
 
 
-def of_another_secret(key: Key) -> Key:
-    return dataclasses.replace(key, hash=keys.made().hash)
+def of_another_secret(key: ApiKey) -> ApiKey:
+    return dataclasses.replace(key, hash=keys.new_key().hash)
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, "/tokenize", "/detokenize"])
 @pytest.mark.parametrize("change", [revoked, of_another_tenant, of_another_secret])
 async def test_a_key_that_opens_no_more_once_its_body_is_here_gets_no_answer(
-    cluster: MiniCluster, kept: Kept, path: str, change: Callable[[Key], Key]
+    cluster: MiniCluster, kept: Kept, path: str, change: Callable[[ApiKey], ApiKey]
 ) -> None:
     key = kept.make("acme")
     async with with_keys(cluster, kept) as served:
@@ -493,7 +495,7 @@ async def test_a_key_in_postgresql_counts_on_two_gateways_within_5_s_of_being_ma
     runner.step_seconds = 0.02  # 400 tokens take 8 s
     url = await postgresql.new_database()
     await migrate(url)
-    acmes, others = keys.made(), keys.made()
+    acmes, others = keys.new_key(), keys.new_key()
     begun = 0
 
     def begin() -> None:
@@ -507,7 +509,7 @@ async def test_a_key_in_postgresql_counts_on_two_gateways_within_5_s_of_being_ma
     ):
         for tenant, made in (("acme", acmes), ("zeta", others)):
             only, now = frozenset({KeyScope.USER}), datetime.now(UTC)
-            await stored.add(store, Key(id=made.id, tenant=tenant, scopes=only, hash=made.hash, created=now))
+            await stored.add(store, ApiKey(id=made.id, tenant=tenant, scopes=only, hash=made.hash, created=now))
         for served in (one, two):
             await eventually(lambda on=served: not is_shut(on, str(others)), seconds=WITHIN_S)
             assert (await ask(served, str(acmes))).status_code == 200
@@ -517,7 +519,7 @@ async def test_a_key_in_postgresql_counts_on_two_gateways_within_5_s_of_being_ma
             for made in (acmes, others)
         )
         await eventually(lambda: begun == 4)
-        await stored.end(store, acmes.id, tenant="acme", at=datetime.now(UTC))
+        await stored.revoke(store, acmes.id, tenant="acme", at=datetime.now(UTC))
         async with asyncio.timeout(WITHIN_S):
             ended = await asyncio.gather(*ending)
         for *_, error, done in ended:

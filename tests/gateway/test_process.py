@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from motet import keys
-from motet.keys import Key, KeyScope
+from motet.keys import ApiKey, KeyScope
 from motet.store import keys as stored
 from motet.store import migrate, open_store
 from tests.common.waiting import PATIENCE_S
@@ -156,7 +156,7 @@ async def test_keys_of_a_database_open_and_close_a_gateway_that_runs(tmp_path: P
     port, url = free_port(), f"sqlite+aiosqlite:///{tmp_path}/motet.db"
     await migrate(url)
     body = {"model": "tiny", "prompt": "Hi", "max_tokens": 4}
-    made = keys.made()
+    made = keys.new_key()
     async with (
         process(tmp_path, port, cluster, MOTET_GATEWAY_KEYS_READ_SECONDS="0.1", MOTET_LOG_LEVEL="debug") as started,
         httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S) as http,
@@ -166,11 +166,11 @@ async def test_keys_of_a_database_open_and_close_a_gateway_that_runs(tmp_path: P
         assert (await http.post("/v1/completions", json=body)).status_code == 200
         now = datetime.now(UTC)
         scopes = frozenset({KeyScope.USER})
-        await stored.add(store, Key(id=made.id, tenant="acme", scopes=scopes, hash=made.hash, created=now))
+        await stored.add(store, ApiKey(id=made.id, tenant="acme", scopes=scopes, hash=made.hash, created=now))
         await answers(http, "/v1/models", 401)
         http.headers["authorization"] = f"Bearer {made}"
         assert (await http.post("/v1/completions", json=body)).status_code == 200
-        await stored.end(store, made.id, tenant="acme", at=datetime.now(UTC))
+        await stored.revoke(store, made.id, tenant="acme", at=datetime.now(UTC))
         await answers(http, "/v1/models", 401)
         started.send_signal(signal.SIGTERM)
         status, said = await end(started)

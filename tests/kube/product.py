@@ -16,7 +16,7 @@ import orjson
 import yaml
 
 from motet import keys
-from motet.keys import Key, KeyScope, Written
+from motet.keys import ApiKey, KeyScope, PresentedKey
 from tests.kube.cluster import Cluster, Refused
 from tests.kube.metrics import metric
 from tests.repo.tree import ROOT
@@ -44,7 +44,7 @@ SMALL: dict[str, Any] = {
 @dataclass(frozen=True)
 class Product:
     cluster: Cluster
-    keys: Mapping[str, Written]
+    keys: Mapping[str, PresentedKey]
     """What the clients of each tenant send. Empty: they send none."""
 
     def credential(self, tenant: str) -> dict[str, str]:
@@ -298,16 +298,16 @@ def bring_demo(product: Product, folder: Path, **pool: Any) -> None:
         product.wait_ready("lora", namespace, adapter)
 
 
-def lines_of(made: Mapping[str, Written]) -> dict[str, str]:
+def lines_of(made: Mapping[str, PresentedKey]) -> dict[str, str]:
     """What is kept of each tenant's key, which calls models."""
     scopes, now = frozenset({KeyScope.USER}), datetime.now(UTC)
     return {
-        tenant: keys.to_line(Key(id=one.id, tenant=tenant, scopes=scopes, hash=one.hash, created=now))
+        tenant: keys.to_line(ApiKey(id=one.id, tenant=tenant, scopes=scopes, hash=one.hash, created=now))
         for tenant, one in made.items()
     }
 
 
-def keep_keys(cluster: Cluster, made: Mapping[str, Written]) -> None:
+def keep_keys(cluster: Cluster, made: Mapping[str, PresentedKey]) -> None:
     """These and no others, where the gateways look."""
     data = {tenant: base64.b64encode(line.encode()).decode() for tenant, line in lines_of(made).items()}
     cluster.apply({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": KEYS, "namespace": SYSTEM}, "data": data})
@@ -319,7 +319,7 @@ def installed(cluster: Cluster, folder: Path, values: dict[str, Any] | None = No
     gateways ask for none."""
     chosen = {**SMALL, "crds": {"install": False}, **(values or {})}
     asks = chosen["gateway"].get("auth") != "none"
-    made = {tenant: keys.made() for tenant in (*TENANTS, *GUESTS)} if asks else {}
+    made = {tenant: keys.new_key() for tenant in (*TENANTS, *GUESTS)} if asks else {}
     file = folder / "values.yaml"
     file.write_text(yaml.safe_dump(chosen))
     remove(cluster)  # what other tests have left of our definitions is not Helm's

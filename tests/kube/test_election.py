@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from motet.errors import SetupError
-from motet.kube import KubeApi, Refused, Unreachable
+from motet.kube import KubeApi, StatusError, Unreachable
 from motet.lease import Election
 from motet.rpc import is_healthy
 from motet.settings import LeaseSettings
@@ -104,7 +104,7 @@ async def test_a_token_that_was_refused_is_read_again(cluster: Cluster, namespac
         with pytest.raises(Unreachable, match="401"):
             await api.get(path, seconds=5)
         account.write_text(good)
-        with pytest.raises(Refused, match="not found"):
+        with pytest.raises(StatusError, match="not found"):
             await api.get(path, seconds=5)
 
 
@@ -119,7 +119,7 @@ async def test_an_api_server_that_restarts_costs_a_leader_nothing(
     async with KubeApi(account, "the test") as api, Election(api, patient, lost=losses.append) as election:
         cluster.apiserver.restart()
         written: list[str] = []
-        election.exceed(
+        election.raise_term_above(
             7, lambda: written.append(lease_in(cluster, namespace)["metadata"]["annotations"]["motet.dev/term"])
         )
         await until(lambda: written)

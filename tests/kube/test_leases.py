@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from motet.kube import KubeApi, Object
+from motet.kube import KubeApi, KubeObject
 from tests.contract.leases import LeaseContract, Line
 from tests.kube.cluster import Cluster
 
@@ -19,7 +19,7 @@ class TestAnApiServer(LeaseContract):
     async def remove(self, line: Line) -> None:
         self.cluster.kubectl("delete", "lease", line.name, f"--namespace={line.namespace}")
 
-    async def write(self, line: Line, body: Object) -> None:
+    async def write(self, line: Line, body: KubeObject) -> None:
         holder = body["spec"]["holderIdentity"]
         self.cluster.kubectl(
             "patch", "lease", line.name, f"--namespace={line.namespace}", "--type=merge",

@@ -49,11 +49,11 @@ async def small_scheduler(address: str) -> AsyncIterator[SmallScheduler]:
 class Office:
     term: int
 
-    def exceed(self, term: int, then: Callable[[], object]) -> None:
+    def raise_term_above(self, term: int, then: Callable[[], object]) -> None:
         self.term = max(self.term, term + 1)
         then()
 
-    def yield_to(self, term: int) -> None: ...
+    def step_down_for(self, term: int) -> None: ...
 
 
 @asynccontextmanager

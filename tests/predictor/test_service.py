@@ -123,7 +123,7 @@ async def test_samples_hold_counts_and_hashes(tmp_path: Path) -> None:
         await observe(predictor.address, 25, features=[1, 2**32 - 1], estimate=believed, prompt_tokens=9)
         await predictor.keeper.flush()
         (sample,) = await lengths.newest_samples(store, 10)
-        assert sample == lengths.Sample(
+        assert sample == lengths.LengthSample(
             request="r",
             tenant="acme",
             adapter="acme/pirate",

@@ -282,7 +282,7 @@ async def test_a_process_that_is_killed_for_a_reason_comes_back_and_tells_it(tmp
 
 async def test_a_process_that_is_stopped_is_replaced(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/m.sock"
-    async with keeper(tmp_path, replace(POLICY, silence=2.0)) as one:
+    async with keeper(tmp_path, replace(POLICY, liveness_seconds=2.0)) as one:
         command = (sys.executable, "-c", SERVER, address)
         one.apply(
             [ProcessSpec(name="a", kind="t", command=command, log=tmp_path / "a.log", alive=lambda: answers(address))]

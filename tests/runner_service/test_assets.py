@@ -13,8 +13,8 @@ from motet.digest import (
     adapter_digest,
     asset_digest,
     base_digest,
+    digest_from_hex,
     digest_of,
-    from_hex,
     hex_of,
 )
 from motet.rpc import is_healthy, open_channel
@@ -140,7 +140,7 @@ def test_files_are_digested_in_the_order_of_their_names():
 
 def test_a_digest_as_a_folders_name_hides_no_path():
     digest = "sha256:" + "0f" * 32
-    assert from_hex(hex_of(digest)) == digest
+    assert digest_from_hex(hex_of(digest)) == digest
     for wrong in ("", "sha256:", "sha256:../../x", "sha256:" + "G" * 64, "0" * 64):
         with pytest.raises(ValueError, match="not a digest"):
             hex_of(wrong)

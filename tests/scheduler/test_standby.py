@@ -41,7 +41,7 @@ class SlowLease:
         self.term = self.wanted = term
         self.waiting = []
 
-    def exceed(self, seen, then):
+    def raise_term_above(self, seen, then):
         self.wanted = max(self.wanted, seen + 1)
         self.waiting.append(then)
 
@@ -64,7 +64,7 @@ class Replica:
         self.yielded = []
         self.lease = SlowLease(term)
         leadership = self.lease
-        leadership.yield_to = self.yielded.append
+        leadership.step_down_for = self.yielded.append
         service = SchedulerService(
             Settings().policy(0.05),
             leadership=leadership,

@@ -15,7 +15,7 @@ from openai.types.chat import ChatCompletionUserMessageParam
 
 from motet.api.v1 import scheduler_pb2, scheduler_pb2_grpc
 from motet.rpc import Link
-from motet.tls import Identity, acting_as
+from motet.tls import TlsIdentity, acting_as
 from tests.stack.harness import BUNDLED, free_port
 from tests.support.authority import Authority
 from tests.support.control_plane import adapter_entry
@@ -119,7 +119,7 @@ class Pods:
             greet=lambda: [scheduler_pb2.SyncUp(snapshot=snapshot)],
             receive=lambda _: None,
         )
-        with acting_as(Identity(self.folder / "tls" / "operator", "operator")):
+        with acting_as(TlsIdentity(self.folder / "tls" / "operator", "operator")):
             running = asyncio.create_task(link.run())
         try:
             yield link

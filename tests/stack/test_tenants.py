@@ -23,7 +23,7 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from motet import keys
-from motet.keys import Key, KeyScope
+from motet.keys import ApiKey, KeyScope
 from motet.processes.linux import environment_of
 from motet.store import keys as kept
 from motet.store import lengths, open_store
@@ -152,12 +152,12 @@ async def make_keys(stack: Stack) -> dict[str, str]:
     """As `motet key create` does."""
     scopes = {"acme": KeyScope.USER, "zeta": KeyScope.USER}
     scopes |= {"acme-admin": KeyScope.ADMIN, "acme-monitor": KeyScope.MONITOR}
-    made = {who: keys.made() for who in scopes}
+    made = {who: keys.new_key() for who in scopes}
     async with open_store(database(stack)) as store:
         for who, key in made.items():
             tenant, now = who.partition("-")[0], datetime.now(UTC)
             only = frozenset({scopes[who]})
-            await kept.add(store, Key(id=key.id, tenant=tenant, scopes=only, hash=key.hash, created=now))
+            await kept.add(store, ApiKey(id=key.id, tenant=tenant, scopes=only, hash=key.hash, created=now))
     return {who: str(key) for who, key in made.items()}
 
 
@@ -268,9 +268,9 @@ def test_the_client_guide_does_what_it_says(house: House, tmp_path: Path, monkey
 @on_either
 @by_every_way
 def test_a_wrong_key_is_refused_and_not_sent_again(house: House, at: int, way: str) -> None:
-    known = keys.written(house.keys["acme"])
+    known = keys.parse_key(house.keys["acme"])
     assert known is not None
-    wrong = ("sk-of-somebody-else", str(keys.made()), str(keys.Written(known.id, keys.made().secret)))
+    wrong = ("sk-of-somebody-else", str(keys.new_key()), str(keys.PresentedKey(known.id, keys.new_key().secret)))
     counted = Counted()
     for key in wrong:
         with house.client(key, at, counted=counted) as client:
@@ -284,7 +284,7 @@ def test_a_wrong_key_is_refused_and_not_sent_again(house: House, at: int, way: s
 @on_either
 async def test_the_async_client_does_not_send_a_wrong_key_again_either(house: House, at: int) -> None:
     counted = Counted()
-    async with house.async_client(str(keys.made()), at, counted=counted) as client:
+    async with house.async_client(str(keys.new_key()), at, counted=counted) as client:
         with pytest.raises(openai.AuthenticationError):
             await client.chat.completions.create(model="pirate", messages=QUESTION)
     assert counted.sent == 1
@@ -335,7 +335,7 @@ def test_the_tenant_goes_along_to_scheduler_predictor_figures_and_logs(house: Ho
     stack.until(lambda: answers.keys() <= noted(stack, "gateway", "answered", "id").keys())
     answered, placed = noted(stack, "gateway", "answered", "id"), noted(stack, "scheduler", "placed", "request")
     for request, tenant in answers.items():
-        written = keys.written(house.keys[tenant])
+        written = keys.parse_key(house.keys[tenant])
         assert written is not None
         line = answered[request]
         assert (line["tenant"], line["adapter"], line["key"]) == (tenant, adapter, written.id)

@@ -9,26 +9,26 @@ from sqlalchemy import event
 
 from motet import keys
 from motet.errors import StoreUnavailable
-from motet.keys import Key, KeyScope
+from motet.keys import ApiKey, KeyScope
 from motet.store import Store, migrate, open_store
 from motet.store import keys as kept
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
 
 
-def key(made: keys.Written, **more: Any) -> Key:
-    return Key(id=made.id, tenant="acme", scopes=frozenset({KeyScope.USER}), hash=made.hash, created=NOW, **more)
+def key(made: keys.PresentedKey, **more: Any) -> ApiKey:
+    return ApiKey(id=made.id, tenant="acme", scopes=frozenset({KeyScope.USER}), hash=made.hash, created=NOW, **more)
 
 
 async def seen(store: Store) -> tuple[object, object, object]:
     """What a gateway goes by."""
-    return await kept.mark(store), await kept.marks(store), await kept.all_keys(store)
+    return await kept.change_mark(store), await kept.marks(store), await kept.all_keys(store)
 
 
 @pytest.mark.parametrize("overlap", [timedelta(), timedelta(hours=1)])
 async def test_a_rotation_that_breaks_off_between_its_keys_changes_nothing(url: str, overlap: timedelta) -> None:
     await migrate(url)
-    old, new = key(keys.made(), expires=NOW + timedelta(days=90)), key(keys.made())
+    old, new = key(keys.new_key(), expires=NOW + timedelta(days=90)), key(keys.new_key())
     async with open_store(url) as store:
         await kept.add(store, old)
         before = await seen(store)
@@ -39,10 +39,10 @@ async def test_a_rotation_that_breaks_off_between_its_keys_changes_nothing(url: 
 
         event.listen(store.engine.sync_engine, "before_cursor_execute", break_off)
         with pytest.raises(StoreUnavailable):
-            await kept.succeed(store, old, new, at=NOW + overlap)
+            await kept.rotate(store, old, new, at=NOW + overlap)
         event.remove(store.engine.sync_engine, "before_cursor_execute", break_off)
         assert await seen(store) == before
-        await kept.succeed(store, old, new, at=NOW + overlap)  # nothing of it is in the way
+        await kept.rotate(store, old, new, at=NOW + overlap)  # nothing of it is in the way
         mark, marks, found = await seen(store)
         assert mark != before[0]
         assert marks != before[1]
@@ -53,38 +53,38 @@ async def test_a_rotation_that_breaks_off_between_its_keys_changes_nothing(url: 
 async def test_a_change_and_its_mark_are_seen_together(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By another process, which looks at any time."""
     await migrate(url)
-    old, new = key(keys.made()), key(keys.made())
+    old, new = key(keys.new_key()), key(keys.new_key())
     async with open_store(url) as store, open_store(url) as other:
         await kept.add(store, old)
         before, between = await seen(other), list[object]()
         add = kept._add
 
-        async def looked_at(connection: Any, one: Key) -> None:
+        async def looked_at(connection: Any, one: ApiKey) -> None:
             await add(connection, one)
             between.append(await seen(other))
 
         monkeypatch.setattr(kept, "_add", looked_at)
-        await kept.succeed(store, old, new, at=NOW + timedelta(hours=1))
+        await kept.rotate(store, old, new, at=NOW + timedelta(hours=1))
         assert between == [before]
         assert all(now != then for now, then in zip(await seen(other), before, strict=True))
 
 
 async def test_every_change_has_another_mark_in_its_part_alone(url: str) -> None:
     await migrate(url)
-    first, second = (key(keys.Written(id_, keys.made().secret)) for id_ in ("00" * 8, "ff" * 8))
+    first, second = (key(keys.PresentedKey(id_, keys.new_key().secret)) for id_ in ("00" * 8, "ff" * 8))
     async with open_store(url) as store:
 
         async def changed(parts: Iterable[str], change: Any) -> None:
-            before, marks = await kept.mark(store), await kept.marks(store)
+            before, marks = await kept.change_mark(store), await kept.marks(store)
             await change
             now = await kept.marks(store)
             assert {part for part in now if now[part] != marks.get(part)} == set(parts)
-            assert (await kept.mark(store) != before) == bool(parts)
+            assert (await kept.change_mark(store) != before) == bool(parts)
 
         await changed(["00"], kept.add(store, first))
         await changed(["ff"], kept.add(store, second))
-        third = key(keys.Written("ab" * 8, keys.made().secret))
-        await changed(["00", "ab"], kept.succeed(store, first, third, at=NOW + timedelta(hours=1)))
-        await changed(["00"], kept.end(store, first.id, tenant="acme", at=NOW))
-        await changed([], kept.end(store, first.id, tenant="acme", at=NOW + timedelta(hours=1)))
+        third = key(keys.PresentedKey("ab" * 8, keys.new_key().secret))
+        await changed(["00", "ab"], kept.rotate(store, first, third, at=NOW + timedelta(hours=1)))
+        await changed(["00"], kept.revoke(store, first.id, tenant="acme", at=NOW))
+        await changed([], kept.revoke(store, first.id, tenant="acme", at=NOW + timedelta(hours=1)))
         await changed([], kept.note_use(store, [second.id], at=NOW))

@@ -39,7 +39,7 @@ async def sqlite(sqlite_url: str) -> AsyncIterator[Store]:
         yield opened
 
 
-def sample(number: int = 0, **changes: object) -> lengths.Sample:
+def sample(number: int = 0, **changes: object) -> lengths.LengthSample:
     values: dict[str, object] = {
         "request": f"r{number}",
         "tenant": "acme",
@@ -52,7 +52,7 @@ def sample(number: int = 0, **changes: object) -> lengths.Sample:
         "estimate_source": "model:1",
         "features": b"\1\0\0\0",
     }
-    return lengths.Sample(**(values | changes))  # type: ignore[arg-type]
+    return lengths.LengthSample(**(values | changes))  # type: ignore[arg-type]
 
 
 async def test_models_and_migrations_agree(store: Store) -> None:
@@ -114,13 +114,15 @@ async def test_two_that_migrate_at_once_both_succeed(url: str) -> None:
 
 async def test_what_was_saved_is_loaded_and_saving_again_replaces_it(store: Store) -> None:
     await lengths.activate_version(store, "v1")
-    everything = lengths.State("global", "", "", b"all")
-    await lengths.save(store, "v1", [everything, lengths.State("adapter", "t", "t/a", b"old")], [], keep_samples=10)
-    await lengths.save(store, "v1", [lengths.State("adapter", "t", "t/a", b"new")], [], keep_samples=10)
+    everything = lengths.PredictorState("global", "", "", b"all")
+    await lengths.save(
+        store, "v1", [everything, lengths.PredictorState("adapter", "t", "t/a", b"old")], [], keep_samples=10
+    )
+    await lengths.save(store, "v1", [lengths.PredictorState("adapter", "t", "t/a", b"new")], [], keep_samples=10)
     states = await lengths.load_states(store, "v1", limit=10)
-    assert set(states) == {everything, lengths.State("adapter", "t", "t/a", b"new")}
+    assert set(states) == {everything, lengths.PredictorState("adapter", "t", "t/a", b"new")}
     assert await lengths.load_states(store, "v2", limit=10) == []
-    assert await lengths.load_states(store, "v1", limit=1) == [lengths.State("adapter", "t", "t/a", b"new")]
+    assert await lengths.load_states(store, "v1", limit=1) == [lengths.PredictorState("adapter", "t", "t/a", b"new")]
 
 
 async def test_only_the_newest_samples_stay(store: Store) -> None:
@@ -176,7 +178,7 @@ async def test_one_version_is_active_at_a_time(store: Store) -> None:
 
 
 async def test_a_batch_is_written_whole_or_not_at_all(store: Store) -> None:
-    state = lengths.State("global", "", "", b"x")
+    state = lengths.PredictorState("global", "", "", b"x")
     with pytest.raises(StoreUnavailable, match=r"(?i)foreign key"):
         await lengths.save(store, "never activated", [state], [sample()], keep_samples=10)
     assert await lengths.count_samples(store) == 0

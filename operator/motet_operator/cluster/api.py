@@ -7,7 +7,17 @@ from urllib.parse import urlencode
 
 from motet import kube
 from motet.clock import Clock, monotonic
-from motet.kube import CONFLICT, FORBIDDEN, INVALID, NOT_FOUND, THROTTLED, Answer, Connection, Credentials, Unreachable
+from motet.kube import (
+    CONFLICT,
+    FORBIDDEN,
+    INVALID,
+    NOT_FOUND,
+    THROTTLED,
+    ApiConnection,
+    ApiResponse,
+    KubeCredentials,
+    Unreachable,
+)
 from motet_operator.cluster.kinds import Kind, Object
 from motet_operator.metrics import ClusterMetrics
 
@@ -21,7 +31,7 @@ class NotLeading(kube.ApiError):
     """It was not sent: somebody else may be writing by now."""
 
 
-class Refused(kube.Refused):
+class Refused(kube.StatusError):
     """The server's no, and to what."""
 
     def __init__(
@@ -78,7 +88,7 @@ class Limiter:
 class Api:
     def __init__(
         self,
-        credentials: Credentials,
+        credentials: KubeCredentials,
         limiter: Limiter,
         metrics: ClusterMetrics,
         *,
@@ -86,7 +96,7 @@ class Api:
         may_write: Callable[[], bool] = lambda: True,
     ) -> None:
         """Where `may_write` says no, nothing that changes anything is sent."""
-        self._connection = Connection(credentials)
+        self._connection = ApiConnection(credentials)
         self._limiter = limiter
         self._metrics = metrics
         self._seconds = request_seconds
@@ -204,7 +214,7 @@ class Api:
         raise Refused(verb, kind, namespace, status=answer.status, message=answer.message, subresource=subresource)
 
 
-def _pause(answer: Answer) -> float:
+def _pause(answer: ApiResponse) -> float:
     said = answer.retry_after or (answer.body.get("details") or {}).get("retryAfterSeconds") or 1
     try:
         return min(60.0, max(0.0, float(said)))

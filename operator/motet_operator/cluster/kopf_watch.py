@@ -21,7 +21,7 @@ import aiohttp
 import kopf
 import structlog
 
-from motet.kube import FORBIDDEN, NOT_FOUND, Credentials, authorization, ssl_context
+from motet.kube import FORBIDDEN, NOT_FOUND, KubeCredentials, authorization, ssl_context
 from motet.resources import GROUP
 from motet.tasks import run_together
 from motet_operator.cluster.kinds import CHILDREN, OURS, Kind, Object
@@ -56,7 +56,7 @@ ABANDON_SECONDS = 5.0
 class KopfWatch:
     def __init__(
         self,
-        credentials: Credentials,
+        credentials: KubeCredentials,
         pool_namespaces: Sequence[str],
         listener: Listener,
         *,
@@ -133,7 +133,7 @@ class Engine:
         kinds: Sequence[Kind],
         namespaces: Sequence[str],
         *,
-        credentials: Credentials,
+        credentials: KubeCredentials,
         heard: Heard,
         listener: Listener,
         time_scale: float = 1.0,

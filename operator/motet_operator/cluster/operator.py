@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from motet.clock import monotonic
 from motet.health import Health
-from motet.kube import Credentials, KubeApi
+from motet.kube import KubeApi, KubeCredentials
 from motet.lease import Election
 from motet.service import run_until
 from motet.settings import Addresses, LeaseSettings, ProcessSettings
@@ -102,7 +102,7 @@ class ClusterOperator:
         settings = self._settings
         self._metrics = metrics = ClusterMetrics(registry)
         health.add_liveness_check(self._dead_because)
-        credentials = Credentials(settings.kubeconfig, "MOTET_CLUSTER_KUBECONFIG")
+        credentials = KubeCredentials(settings.kubeconfig, "MOTET_CLUSTER_KUBECONFIG")
         await credentials.configuration()
         limiter = Limiter(settings.writes_per_second, settings.write_burst)
         self._api = Api(credentials, limiter, metrics, request_seconds=settings.request_seconds, may_write=self._holds)
@@ -197,7 +197,7 @@ class ClusterOperator:
                 )
                 self._election = Election(door, self._lease, time_scale=self._scale)
                 await stack.enter_async_context(self._election)
-                await self._election.won()
+                await self._election.wait_until_leader()
             self._leading = True
             self._metrics.leader.set(1)
             await self._resync.listed.wait()
@@ -214,7 +214,7 @@ class ClusterOperator:
             )
 
     def _holds(self) -> bool:
-        return self._leading and (self._election is None or self._election.in_time)
+        return self._leading and (self._election is None or self._election.is_leader_for_sure)
 
     async def _reconcile_for_ever(self) -> None:
         while True:

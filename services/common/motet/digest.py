@@ -103,7 +103,7 @@ def hex_of(digest: Digest) -> str:
     return text
 
 
-def from_hex(text: str) -> Digest:
+def digest_from_hex(text: str) -> Digest:
     digest = Digest(_PREFIX + text)
     hex_of(digest)
     return digest

@@ -88,112 +88,112 @@ class MotetError(Exception):
 class InvalidRequest(MotetError):
     """The request says something that makes no sense. The message names the field and the value to give instead."""
 
-    row = ErrorMapping("invalid_value", 400, "invalid_request_error", grpc.StatusCode.INVALID_ARGUMENT)
+    mapping = ErrorMapping("invalid_value", 400, "invalid_request_error", grpc.StatusCode.INVALID_ARGUMENT)
 
 
 class ContextLengthExceeded(InvalidRequest):
     """Prompt and `max_tokens` together are longer than the model can hold. Shorten the prompt or ask for less."""
 
-    row = ErrorMapping("context_length_exceeded", 400, "invalid_request_error", grpc.StatusCode.INVALID_ARGUMENT)
+    mapping = ErrorMapping("context_length_exceeded", 400, "invalid_request_error", grpc.StatusCode.INVALID_ARGUMENT)
 
 
 class UnsupportedParameter(InvalidRequest):
     """A parameter is known but not supported here. Leave it out; answers would not be what it asks for."""
 
-    row = ErrorMapping("unsupported_parameter", 400, "invalid_request_error", grpc.StatusCode.INVALID_ARGUMENT)
+    mapping = ErrorMapping("unsupported_parameter", 400, "invalid_request_error", grpc.StatusCode.INVALID_ARGUMENT)
 
 
 class UnsupportedMediaType(InvalidRequest):
     """The body is not JSON. Send `content-type: application/json`."""
 
-    row = ErrorMapping("unsupported_media_type", 415, "invalid_request_error", grpc.StatusCode.INVALID_ARGUMENT)
+    mapping = ErrorMapping("unsupported_media_type", 415, "invalid_request_error", grpc.StatusCode.INVALID_ARGUMENT)
 
 
 class RequestTooLarge(InvalidRequest):
     """The body is larger than the gateway reads. Send a smaller one, or raise MOTET_GATEWAY_MAX_BODY_BYTES."""
 
-    row = ErrorMapping("request_too_large", 413, "invalid_request_error", grpc.StatusCode.RESOURCE_EXHAUSTED)
+    mapping = ErrorMapping("request_too_large", 413, "invalid_request_error", grpc.StatusCode.RESOURCE_EXHAUSTED)
 
 
 class NotAuthenticated(MotetError):
     """The API key is missing, wrong, expired or revoked; also in a stream whose key was revoked or has expired since it
     began. Send `authorization: Bearer <key>`."""
 
-    row = ErrorMapping("invalid_api_key", 401, "authentication_error", grpc.StatusCode.UNAUTHENTICATED)
+    mapping = ErrorMapping("invalid_api_key", 401, "authentication_error", grpc.StatusCode.UNAUTHENTICATED)
 
 
 class InsufficientScope(MotetError):
     """The API key is right, and does not allow this. Use one that was made with the scope that the message names."""
 
-    row = ErrorMapping("insufficient_scope", 403, "permission_error", grpc.StatusCode.PERMISSION_DENIED)
+    mapping = ErrorMapping("insufficient_scope", 403, "permission_error", grpc.StatusCode.PERMISSION_DENIED)
 
 
 class ModelNotFound(MotetError):
     """No model of this name for this tenant; the message has the nearest names. `GET /v1/models` lists them all."""
 
-    row = ErrorMapping("model_not_found", 404, "not_found_error", grpc.StatusCode.NOT_FOUND)
+    mapping = ErrorMapping("model_not_found", 404, "not_found_error", grpc.StatusCode.NOT_FOUND)
 
 
 class NotFound(MotetError):
     """No such path or object."""
 
-    row = ErrorMapping("not_found", 404, "not_found_error", grpc.StatusCode.NOT_FOUND)
+    mapping = ErrorMapping("not_found", 404, "not_found_error", grpc.StatusCode.NOT_FOUND)
 
 
 class RateLimited(MotetError):
     """The tenant has used up what the pool grants it for now. Wait for the time in `retry-after`."""
 
-    row = ErrorMapping("rate_limit_exceeded", 429, "rate_limit_error", grpc.StatusCode.RESOURCE_EXHAUSTED, 1.0)
+    mapping = ErrorMapping("rate_limit_exceeded", 429, "rate_limit_error", grpc.StatusCode.RESOURCE_EXHAUSTED, 1.0)
 
 
 class Overloaded(MotetError):
     """The system cannot take the request now. Try again after the time in `retry-after`."""
 
-    row = ErrorMapping("overloaded", 503, "overloaded_error", grpc.StatusCode.UNAVAILABLE, 1.0)
+    mapping = ErrorMapping("overloaded", 503, "overloaded_error", grpc.StatusCode.UNAVAILABLE, 1.0)
 
 
 class PoolSaturated(Overloaded):
     """No room for the promise on any runner, and the queue is full. Try again later; add runners if it lasts."""
 
-    row = ErrorMapping("pool_saturated", 503, "overloaded_error", grpc.StatusCode.RESOURCE_EXHAUSTED, 2.0)
+    mapping = ErrorMapping("pool_saturated", 503, "overloaded_error", grpc.StatusCode.RESOURCE_EXHAUSTED, 2.0)
 
 
 class AdapterLoading(Overloaded):
     """The adapter is being fetched or checked. Try again in a moment."""
 
-    row = ErrorMapping("adapter_loading", 503, "overloaded_error", grpc.StatusCode.UNAVAILABLE, 2.0)
+    mapping = ErrorMapping("adapter_loading", 503, "overloaded_error", grpc.StatusCode.UNAVAILABLE, 2.0)
 
 
 class NoRunner(Overloaded):
     """No runner of the model's pool is up. `kubectl describe spool`, or `motet status` on a machine of one's own, says
     why."""
 
-    row = ErrorMapping("no_runner", 503, "overloaded_error", grpc.StatusCode.UNAVAILABLE, 2.0)
+    mapping = ErrorMapping("no_runner", 503, "overloaded_error", grpc.StatusCode.UNAVAILABLE, 2.0)
 
 
 class StoreUnavailable(Overloaded):
     """The database is locked, full or away. Serving goes on where it can; the message says what to put right."""
 
-    row = ErrorMapping("store_unavailable", 503, "overloaded_error", grpc.StatusCode.UNAVAILABLE, 5.0)
+    mapping = ErrorMapping("store_unavailable", 503, "overloaded_error", grpc.StatusCode.UNAVAILABLE, 5.0)
 
 
 class StoreRefused(MotetError):
     """The database never takes this value; trying again does not help. What holds it is put aside, and logged."""
 
-    row = ErrorMapping("store_refused", 500, "server_error", grpc.StatusCode.INVALID_ARGUMENT)
+    mapping = ErrorMapping("store_refused", 500, "server_error", grpc.StatusCode.INVALID_ARGUMENT)
 
 
 class DeadlineExceeded(Overloaded):
     """The request waited longer than it may. Try again later, or allow more time."""
 
-    row = ErrorMapping("deadline_exceeded", 504, "overloaded_error", grpc.StatusCode.DEADLINE_EXCEEDED, 2.0)
+    mapping = ErrorMapping("deadline_exceeded", 504, "overloaded_error", grpc.StatusCode.DEADLINE_EXCEEDED, 2.0)
 
 
 class AdapterError(MotetError):
     """The adapter cannot be served as it is. Its owner must act; `kubectl describe lora`, or `motet status` on a
     machine of one's own, shows the adapter's conditions."""
 
-    row = ErrorMapping("adapter_error", 422, "adapter_error", grpc.StatusCode.FAILED_PRECONDITION)
+    mapping = ErrorMapping("adapter_error", 422, "adapter_error", grpc.StatusCode.FAILED_PRECONDITION)
     public_message = "The adapter cannot be served as it is"
 
     @property
@@ -207,47 +207,47 @@ class AdapterIncompatible(AdapterError):
     """A field or a tensor of the adapter does not fit the base model or is not supported; the adapter's status names
     it."""
 
-    row = ErrorMapping("adapter_incompatible", 422, "adapter_error", grpc.StatusCode.FAILED_PRECONDITION)
-    said = "The adapter does not fit its base model, or asks for what is not supported"
+    mapping = ErrorMapping("adapter_incompatible", 422, "adapter_error", grpc.StatusCode.FAILED_PRECONDITION)
+    public_message = "The adapter does not fit its base model, or asks for what is not supported"
 
 
 class AdapterFetchFailed(AdapterError):
     """The adapter's files are missing, unreadable or not what the digest says. The adapter's status names the file."""
 
-    row = ErrorMapping("adapter_fetch_failed", 422, "adapter_error", grpc.StatusCode.FAILED_PRECONDITION)
-    said = "The adapter's files could not be fetched"
+    mapping = ErrorMapping("adapter_fetch_failed", 422, "adapter_error", grpc.StatusCode.FAILED_PRECONDITION)
+    public_message = "The adapter's files could not be fetched"
 
 
 class Declined(MotetError):
     """A runner would not take the request here and now. The scheduler places it again; clients hardly ever see this."""
 
-    row = ErrorMapping("declined", 503, "overloaded_error", grpc.StatusCode.ABORTED, 0.1)
+    mapping = ErrorMapping("declined", 503, "overloaded_error", grpc.StatusCode.ABORTED, 0.1)
 
 
 class EngineRestarted(MotetError):
     """The runner died and the stream could not be continued elsewhere before its deadline. Send it again."""
 
-    row = ErrorMapping("engine_restarted", 503, "server_error", grpc.StatusCode.UNAVAILABLE, 1.0)
+    mapping = ErrorMapping("engine_restarted", 503, "server_error", grpc.StatusCode.UNAVAILABLE, 1.0)
 
 
 class Cancelled(MotetError):
     """The client left, or asked for the request to be cancelled."""
 
-    row = ErrorMapping("cancelled", 499, "cancelled", grpc.StatusCode.CANCELLED)
+    mapping = ErrorMapping("cancelled", 499, "cancelled", grpc.StatusCode.CANCELLED)
 
 
 class NotFinite(MotetError):
     """The model's numbers became infinite or undefined for this request, on two runners. The weights of its adapter are
     the usual cause: try the base model, and tell the adapter's owner. Sending it again brings the same."""
 
-    row = ErrorMapping("not_finite", 500, "server_error", grpc.StatusCode.INTERNAL)
+    mapping = ErrorMapping("not_finite", 500, "server_error", grpc.StatusCode.INTERNAL)
 
 
 class RequestKillsEngines(MotetError):
     """Engines died or hung while they computed this request and no other, so it is not tried again. Other requests are
     not affected. Change the prompt, the parameters or the model, and please report it with the request id."""
 
-    row = ErrorMapping("request_kills_engines", 500, "server_error", grpc.StatusCode.INTERNAL)
+    mapping = ErrorMapping("request_kills_engines", 500, "server_error", grpc.StatusCode.INTERNAL)
 
 
 class Internal(MotetError):
@@ -257,25 +257,25 @@ class Internal(MotetError):
 class SetupError(MotetError):
     """A process cannot start as it is set up. The message names the setting or the command-line option."""
 
-    row = ErrorMapping("setup_error", 500, "server_error", grpc.StatusCode.FAILED_PRECONDITION)
+    mapping = ErrorMapping("setup_error", 500, "server_error", grpc.StatusCode.FAILED_PRECONDITION)
 
 
 class ManifestError(SetupError):
     """A manifest is wrong. The message has file, line, column and the nearest valid name."""
 
-    row = ErrorMapping("manifest_invalid", 500, "server_error", grpc.StatusCode.FAILED_PRECONDITION)
+    mapping = ErrorMapping("manifest_invalid", 500, "server_error", grpc.StatusCode.FAILED_PRECONDITION)
 
 
 class ModelFolderError(SetupError):
     """The base model's folder is missing, incomplete or of a kind that cannot be served. The message says which."""
 
-    row = ErrorMapping("model_folder_invalid", 500, "server_error", grpc.StatusCode.FAILED_PRECONDITION)
+    mapping = ErrorMapping("model_folder_invalid", 500, "server_error", grpc.StatusCode.FAILED_PRECONDITION)
 
 
 class StateDirectoryError(SetupError):
     """The state directory is in use, full, or cannot be written. The message names it and the way out."""
 
-    row = ErrorMapping("state_directory_unusable", 500, "server_error", grpc.StatusCode.FAILED_PRECONDITION)
+    mapping = ErrorMapping("state_directory_unusable", 500, "server_error", grpc.StatusCode.FAILED_PRECONDITION)
 
 
 def _leaf_classes(root: type[MotetError]) -> dict[str, type[MotetError]]:

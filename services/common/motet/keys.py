@@ -18,7 +18,7 @@ PREFIX = "motet"
 SECRET_BYTES = 32
 ID_BYTES = 8
 
-WERE_MADE = "keys-were-made"
+KEYS_MADE_FILE = "keys-were-made"
 """A file in the state directory, from when the first key was made: gateways there then ask for one, also when the
 database is lost."""
 
@@ -26,7 +26,7 @@ CALLERS_VARIABLE = "MOTET_API_KEY"
 """Where a person keeps the key that `motet chat` sends. It is for no process of a stack."""
 
 _WRITTEN = re.compile(rf"{PREFIX}_([0-9a-f]{{{2 * ID_BYTES}}})_([A-Za-z0-9_-]{{43}})")
-LONGEST = len(PREFIX) + 2 * ID_BYTES + 43 + 2
+MAX_KEY_LENGTH = len(PREFIX) + 2 * ID_BYTES + 43 + 2
 """Characters of a key: what is longer is none, and is not looked at."""
 
 
@@ -41,7 +41,7 @@ class KeyScope(StrEnum):
     """Read the gateway's figures."""
 
 
-class Written(NamedTuple):
+class PresentedKey(NamedTuple):
     """A key as its owner sends it."""
 
     id: str
@@ -56,7 +56,7 @@ class Written(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Key:
+class ApiKey:
     """What is kept of one."""
 
     id: str
@@ -78,25 +78,25 @@ class Key:
         return ""
 
 
-def made() -> Written:
+def new_key() -> PresentedKey:
     """A new one."""
-    return Written(secrets.token_hex(ID_BYTES), secrets.token_urlsafe(SECRET_BYTES))
+    return PresentedKey(secrets.token_hex(ID_BYTES), secrets.token_urlsafe(SECRET_BYTES))
 
 
-def following(id_: str) -> Written:
+def successor_key(id_: str) -> PresentedKey:
     """A new one to follow the key of that id. Its own id follows from that: so a key that has a successor can be told,
     and which it is. Ids are no secret."""
-    return Written(hashlib.sha256(f"follows {id_}".encode()).hexdigest()[: 2 * ID_BYTES], made().secret)
+    return PresentedKey(hashlib.sha256(f"follows {id_}".encode()).hexdigest()[: 2 * ID_BYTES], new_key().secret)
 
 
-def written(text: str) -> Written | None:
+def parse_key(text: str) -> PresentedKey | None:
     """None: it has not the form of a key."""
-    if len(text) > LONGEST or (match := _WRITTEN.fullmatch(text)) is None:
+    if len(text) > MAX_KEY_LENGTH or (match := _WRITTEN.fullmatch(text)) is None:
         return None
-    return Written(*match.groups())
+    return PresentedKey(*match.groups())
 
 
-def to_line(key: Key) -> str:
+def to_line(key: ApiKey) -> str:
     """One line of JSON: how keys are kept in a file, which a Secret may hold. No secret is in it."""
     line: dict[str, Any] = {
         "id": key.id,
@@ -111,7 +111,7 @@ def to_line(key: Key) -> str:
     return json.dumps(line)
 
 
-def from_line(line: str) -> Key:
+def from_line(line: str) -> ApiKey:
     """Raises ValueError with what is wrong in it. The message never holds the line: it may be a key by mistake."""
     try:
         said = json.loads(line)
@@ -127,7 +127,7 @@ def from_line(line: str) -> Key:
     created = _time(said, "created")
     if created is None:
         raise ValueError("it has no 'created'")
-    return Key(
+    return ApiKey(
         id=id_,
         tenant=tenant,
         # One of a newer version means nothing here, and takes nothing away.
@@ -168,7 +168,7 @@ def _time(said: dict[str, Any], name: str) -> datetime | None:
 _NOBODYS = secrets.token_bytes(hashlib.sha256().digest_size)
 
 
-def is_of(key: Key | None, sent: Written) -> bool:
+def matches(key: ApiKey | None, sent: PresentedKey) -> bool:
     """Whether that is the key. Takes the same time for one that nobody has: ids are no secret, but who may learn which
     exist by asking learns how many customers there are."""
     same = hmac.compare_digest(sent.hash, key.hash if key is not None else _NOBODYS)

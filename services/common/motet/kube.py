@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kubernetes.aio.client import Configuration
     from kubernetes.aio.client.rest import RESTClientObject
 
-Object = dict[str, Any]
+KubeObject = dict[str, Any]
 
 UNAUTHORIZED, FORBIDDEN, NOT_FOUND, CONFLICT, INVALID, THROTTLED = 401, 403, 404, 409, 422, 429
 
@@ -33,7 +33,7 @@ class Unreachable(ApiError):
     """No answer, or none that says anything: nobody knows whether the request was carried out."""
 
 
-class Refused(ApiError):
+class StatusError(ApiError):
     """The server's no, with its status and its words."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -41,7 +41,7 @@ class Refused(ApiError):
         self.status, self.message = status, message
 
 
-class Credentials:
+class KubeCredentials:
     """Who we are to the API server: the pod's ServiceAccount, or as a kubeconfig says. Read again each minute, and at
     once when they were refused."""
 
@@ -102,9 +102,9 @@ def ssl_context(configuration: "Configuration") -> ssl.SSLContext:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ApiResponse:
     status: int
-    body: Object
+    body: KubeObject
     retry_after: str
     """As the header says it; mostly empty."""
 
@@ -113,17 +113,17 @@ class Answer:
         return str(self.body.get("message") or self.body.get("reason") or "")
 
 
-class Connection:
+class ApiConnection:
     """For any number of requests at once. Made anew when the credentials lead elsewhere, or after `close`."""
 
-    def __init__(self, credentials: Credentials) -> None:
+    def __init__(self, credentials: KubeCredentials) -> None:
         self._credentials = credentials
         self._client: RESTClientObject | None = None
         self._connected_by: tuple[object, ...] = ()
 
     async def send(
-        self, method: str, target: str, body: Object | None, *, seconds: float, content: str = "application/json"
-    ) -> Answer:
+        self, method: str, target: str, body: KubeObject | None, *, seconds: float, content: str = "application/json"
+    ) -> ApiResponse:
         """Raises Unreachable."""
         import aiohttp
 
@@ -142,8 +142,8 @@ class Connection:
             await client.close()
 
     async def _once(
-        self, method: str, target: str, body: Object | None, content: str, timeout: object, *, refused: bool
-    ) -> Answer:
+        self, method: str, target: str, body: KubeObject | None, content: str, timeout: object, *, refused: bool
+    ) -> ApiResponse:
         configuration = await self._credentials.configuration(refused=refused)
         client = await self._connected(configuration)
         headers = {"Accept": "application/json", "Content-Type": content, **authorization(configuration)}
@@ -156,7 +156,7 @@ class Connection:
             said = orjson.loads(data) if data else {}
         except orjson.JSONDecodeError:
             said = {"message": data[:200].decode(errors="replace")}
-        return Answer(
+        return ApiResponse(
             int(response.status), said if isinstance(said, dict) else {}, response.headers.get("Retry-After") or ""
         )
 
@@ -184,8 +184,8 @@ class KubeApi:
     """A small door, for services that need an object or two."""
 
     def __init__(self, kubeconfig: Path | None, setting: str) -> None:
-        self._credentials = Credentials(kubeconfig, setting)
-        self._connection = Connection(self._credentials)
+        self._credentials = KubeCredentials(kubeconfig, setting)
+        self._connection = ApiConnection(self._credentials)
 
     async def __aenter__(self) -> Self:
         """Raises SetupError when there is no cluster to speak to."""
@@ -197,16 +197,16 @@ class KubeApi:
     ) -> None:
         await self._connection.close()
 
-    async def get(self, path: str, *, seconds: float) -> Object:
+    async def get(self, path: str, *, seconds: float) -> KubeObject:
         return await self._ask("GET", path, None, seconds)
 
-    async def post(self, path: str, body: Object, *, seconds: float) -> Object:
+    async def post(self, path: str, body: KubeObject, *, seconds: float) -> KubeObject:
         return await self._ask("POST", path, body, seconds)
 
-    async def put(self, path: str, body: Object, *, seconds: float) -> Object:
+    async def put(self, path: str, body: KubeObject, *, seconds: float) -> KubeObject:
         return await self._ask("PUT", path, body, seconds)
 
-    async def _ask(self, method: str, path: str, body: Object | None, seconds: float) -> Object:
+    async def _ask(self, method: str, path: str, body: KubeObject | None, seconds: float) -> KubeObject:
         """Raises Refused or Unreachable."""
         try:
             answer = await self._connection.send(method, path, body, seconds=seconds)
@@ -217,4 +217,4 @@ class KubeApi:
             return answer.body
         if answer.status >= 500 or answer.status in (UNAUTHORIZED, THROTTLED):
             raise Unreachable(f"the API server answers {answer.status}: {answer.message}")
-        raise Refused(answer.status, answer.message)
+        raise StatusError(answer.status, answer.message)

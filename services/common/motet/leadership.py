@@ -20,13 +20,13 @@ class Leadership(Protocol):
 
     term: int
 
-    def exceed(self, term: int, then: Callable[[], object]) -> None:
+    def raise_term_above(self, term: int, then: Callable[[], object]) -> None:
         """Make the term higher than one that somebody reports to have seen.
 
         `then` is called once it is: the higher term is kept before anyone hears of it, which may take its time.
         """
 
-    def yield_to(self, term: int) -> None:
+    def step_down_for(self, term: int) -> None:
         """Somebody says that another leads in this term."""
 
 
@@ -41,7 +41,7 @@ class Candidacy(Leadership, Protocol):
     def predecessor(self) -> str:
         """Where somebody may still lead, who has not heard; empty: nobody does."""
 
-    async def won(self) -> None:
+    async def wait_until_leader(self) -> None:
         """Wait until this candidate leads."""
 
 
@@ -80,13 +80,13 @@ class LocalLeadership:
 
     leader_address = predecessor = ""
 
-    async def won(self) -> None:
+    async def wait_until_leader(self) -> None:
         """Whoever has entered it leads."""
 
-    def yield_to(self, term: int) -> None:
+    def step_down_for(self, term: int) -> None:
         """Nobody else can lead while this one holds the lock."""
 
-    def exceed(self, term: int, then: Callable[[], object]) -> None:
+    def raise_term_above(self, term: int, then: Callable[[], object]) -> None:
         """Make the term higher than one that somebody reports to have seen (a state directory may have been lost)."""
         if term >= self.term:
             self._advance_to(term + 1)

@@ -9,7 +9,7 @@ though no longer sure. It ends when it hears of another holder, or finds that it
 for a while, then: one that the API server hears, and one that it does not. So everything that acts carries the term,
 which grows with each holder, and who wins tells its predecessor where that can be reached.
 
-A term stands in the Lease before anyone hears of it, when it is won and when it is raised (`exceed`): so no two ever
+A term stands in the Lease before anyone hears of it, when it is won and when it is raised (`raise_term_above`): so no two ever
 act under one number. While the Lease cannot be written a holder goes on under the term it has.
 """
 
@@ -32,7 +32,7 @@ import structlog
 
 from motet.clock import Clock, monotonic
 from motet.errors import SetupError
-from motet.kube import CONFLICT, FORBIDDEN, NOT_FOUND, Object, Refused, Unreachable
+from motet.kube import CONFLICT, FORBIDDEN, NOT_FOUND, KubeObject, StatusError, Unreachable
 from motet.settings import LeaseSettings
 from motet.terms import is_term
 
@@ -50,13 +50,13 @@ LOST_LEADERSHIP = 1
 class LeaseApi(Protocol):
     """What an election needs of the API server: get, create and update on one Lease."""
 
-    async def get(self, path: str, *, seconds: float) -> Object: ...
-    async def post(self, path: str, body: Object, *, seconds: float) -> Object: ...
-    async def put(self, path: str, body: Object, *, seconds: float) -> Object: ...
+    async def get(self, path: str, *, seconds: float) -> KubeObject: ...
+    async def post(self, path: str, body: KubeObject, *, seconds: float) -> KubeObject: ...
+    async def put(self, path: str, body: KubeObject, *, seconds: float) -> KubeObject: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class LeaseRecord:
     """What a Lease says."""
 
     holder: str
@@ -67,7 +67,7 @@ class Record:
     address: str
 
     @classmethod
-    def of(cls, lease: Object) -> Self:
+    def of(cls, lease: KubeObject) -> Self:
         spec, notes = lease.get("spec") or {}, lease["metadata"].get("annotations") or {}
         transitions, term = int(spec.get("leaseTransitions") or 0), notes.get(TERM, "0")
         return cls(
@@ -94,7 +94,7 @@ class Election:
     """A candidate while it is entered: stands by, may win, and then leads until it is left or another does.
 
     Entering raises SetupError when the API server forbids what an election needs. Leaving hands the Lease back, so that
-    the next leader need not wait. `term` and `exceed` count from the moment it was won.
+    the next leader need not wait. `term` and `raise_term_above` count from the moment it was won.
     """
 
     def __init__(
@@ -124,10 +124,10 @@ class Election:
         """Who wants to know when the term is above the one that they name."""
         self.predecessor = ""
         """Where the last holder was reached, if it did not hand the Lease back."""
-        self._seen: Record | None = None
+        self._seen: LeaseRecord | None = None
         self._seen_at = 0.0
         self._blind = False
-        self._lease: Object | None = None
+        self._lease: KubeObject | None = None
         self._sure_until = 0.0
         self._leads = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -136,8 +136,8 @@ class Election:
 
     async def __aenter__(self) -> Self:
         try:
-            await self._turn()
-        except Refused as error:
+            await self._step()
+        except StatusError as error:
             if error.status != FORBIDDEN:
                 raise SetupError(f"the Lease {self._namespace}/{self._name}: {error}") from None
             raise SetupError(
@@ -164,7 +164,7 @@ class Election:
         return self._leads.is_set()
 
     @property
-    def in_time(self) -> bool:
+    def is_leader_for_sure(self) -> bool:
         """Whether it leads for sure: nobody else can have won yet. Asked before each act that carries no term."""
         return self._leads.is_set() and self._clock() < self._sure_until
 
@@ -173,16 +173,16 @@ class Election:
         """Where the leader is reached, as last heard; empty: nobody leads, or nobody knows."""
         return self._seen.address if self._seen is not None and self._seen.holder else ""
 
-    async def won(self) -> None:
+    async def wait_until_leader(self) -> None:
         """Wait until this candidate leads."""
         await self._leads.wait()
 
-    def exceed(self, term: int, then: Callable[[], object]) -> None:
+    def raise_term_above(self, term: int, then: Callable[[], object]) -> None:
         """Make the term higher than one that somebody reports to have seen, once the Lease says so.
 
         That is asked for at once, and again and again while the API server is away.
         """
-        self.yield_to(term)
+        self.step_down_for(term)
         self._waiting[then] = max(term, self._waiting.get(then, term))
         self._wanted = max(self._wanted, term + 1)
         if term < self.term:
@@ -196,9 +196,9 @@ class Election:
             del self._waiting[then]
             asyncio.get_running_loop().call_soon(then)  # what it raises is not for the election to bear
 
-    def yield_to(self, term: int) -> None:
+    def step_down_for(self, term: int) -> None:
         """Somebody says that another leads in this term. Who is sure of itself knows better."""
-        if self._leads.is_set() and not self.in_time and term > self.term:
+        if self._leads.is_set() and not self.is_leader_for_sure and term > self.term:
             self._lost(f"another leads in term {term}; ours was {self.term}")
 
     # ---------------------------------------------------------------------------------------------------------- course
@@ -206,10 +206,10 @@ class Election:
     async def _run(self) -> None:
         while True:
             try:
-                wait = await self._turn()
-            except Refused as error:
+                wait = await self._step()
+            except StatusError as error:
                 log.warning("the API server refuses", lease=self._name, reason=str(error))
-                self._go_on()
+                self._continue_leading()
                 wait = self._retry_seconds
             try:
                 async with asyncio.timeout(wait):
@@ -218,7 +218,7 @@ class Election:
             except TimeoutError:
                 pass
 
-    async def _turn(self) -> float:
+    async def _step(self) -> float:
         """One look, or one renewal. Gives the time until the next."""
         asked = self._clock()
         try:
@@ -230,11 +230,11 @@ class Election:
             if not self._blind:
                 log.warning("the API server is away", lease=self._name, leads=self._leads.is_set(), reason=str(error))
             self._blind = True
-            self._go_on()
+            self._continue_leading()
             # A request that timed out has taken its time already.
             return max(self._retry_seconds / 4, asked + self._retry_seconds - self._clock())
 
-    def _go_on(self) -> None:
+    def _continue_leading(self) -> None:
         """Nobody has said that another leads. One whose time passed while it was stopped does not come back to this."""
         if self._watchdog is not None and self._watchdog.in_time:
             self._watchdog.until(self._clock() + self._renew_seconds)
@@ -242,7 +242,7 @@ class Election:
     async def _look(self, asked: float) -> float:
         """Take the Lease when it is free."""
         lease = await self._get()
-        record = Record.of(lease) if lease is not None else Record("", 0, "", 0, 0, "")
+        record = LeaseRecord.of(lease) if lease is not None else LeaseRecord("", 0, "", 0, 0, "")
         lasts = record.seconds or self._lease_seconds
         if record != self._seen:
             # It may have changed just after the last look. Settings leave the holder more room than that.
@@ -261,13 +261,13 @@ class Election:
         transitions = record.transitions + 1 if lease is not None else 0
         try:
             self._lease = await self._write(self._held(lease, term, transitions))
-        except Refused as error:
+        except StatusError as error:
             if error.status not in (CONFLICT, NOT_FOUND):
                 raise
             return 0.0  # another was faster: look who
         self.term = term
         self.predecessor = record.address if taken else ""
-        self._seen = Record.of(self._lease)
+        self._seen = LeaseRecord.of(self._lease)
         self._sure_until = asked + self._renew_seconds
         self._watchdog = _Watchdog(self._sure_until, self._clock, self._lost)
         self._leads.set()
@@ -280,18 +280,18 @@ class Election:
         term = max(self.term, self._wanted)
         try:
             self._lease = await self._write(self._held(self._lease, term))
-        except Refused as error:
+        except StatusError as error:
             if error.status not in (CONFLICT, NOT_FOUND):
                 raise
             # Somebody has written to it, or removed it: it may still be ours, with another version.
             self._lease = await self._get()
-            holder = Record.of(self._lease).holder if self._lease is not None else ""
+            holder = LeaseRecord.of(self._lease).holder if self._lease is not None else ""
             if self._lease is not None and holder != self.identity:
                 self._lost(f"{holder or 'nobody'} holds the Lease {self._namespace}/{self._name}")
                 return
             try:
                 self._lease = await self._write(self._held(self._lease, term))
-            except Refused as again:
+            except StatusError as again:
                 raise Unreachable(f"the Lease changes too fast: {again}") from None
         if self._blind:
             log.info("the API server is back", lease=self._name, term=self.term)
@@ -304,19 +304,19 @@ class Election:
         try:
             async with asyncio.timeout(RELEASE_SECONDS):
                 # A renewal that was under way may still come through, and make the version that we read an old one.
-                while (lease := await self._get()) is not None and Record.of(lease).holder == self.identity:
+                while (lease := await self._get()) is not None and LeaseRecord.of(lease).holder == self.identity:
                     lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": _now()}
                     lease["metadata"]["annotations"] |= {TERM: str(max(self.term, self._wanted)), ADDRESS: ""}
-                    with suppress(Refused):
+                    with suppress(StatusError):
                         await self._write(lease)
                         log.info("Lease handed back", lease=self._name, term=self.term)
                         return
-        except (Refused, Unreachable, TimeoutError) as error:
+        except (StatusError, Unreachable, TimeoutError) as error:
             log.warning("the Lease could not be handed back; the next leader waits it out", reason=str(error))
 
     # ---------------------------------------------------------------------------------------------------------- object
 
-    def _held(self, lease: Object | None, term: int, transitions: int | None = None) -> Object:
+    def _held(self, lease: KubeObject | None, term: int, transitions: int | None = None) -> KubeObject:
         """The Lease as ours. With `transitions`: it becomes ours now."""
         old = lease or {"metadata": {"name": self._name, "namespace": self._namespace}, "spec": {}}
         spec = {
@@ -343,15 +343,15 @@ class Election:
     def _request_seconds(self) -> float:
         return max(1.5 * self._retry_seconds, SHORTEST_REQUEST_SECONDS)
 
-    async def _get(self) -> Object | None:
+    async def _get(self) -> KubeObject | None:
         try:
             return await self._api.get(f"{self._leases}/{self._name}", seconds=self._request_seconds)
-        except Refused as error:
+        except StatusError as error:
             if error.status == NOT_FOUND:
                 return None
             raise
 
-    async def _write(self, lease: Object) -> Object:
+    async def _write(self, lease: KubeObject) -> KubeObject:
         """Create or replace; a version that is no longer the last is refused."""
         seconds = self._request_seconds
         if "resourceVersion" in lease["metadata"]:

@@ -29,7 +29,7 @@ def _upper_edges() -> tuple[int, ...]:
 EDGES = _upper_edges()
 """The longest length of each bucket: short lengths one by one, then at most 5 % apart."""
 
-Masses = Sequence[float]
+BucketShares = Sequence[float]
 """One share per bucket of EDGES; they add up to 1."""
 
 
@@ -37,7 +37,7 @@ def bucket_of(tokens: int) -> int:
     return bisect_left(EDGES, min(max(tokens, 1), MAX_TOKENS))
 
 
-def quantiles_of(masses: Masses, quantiles: Sequence[float]) -> list[int]:
+def quantiles_of(masses: BucketShares, quantiles: Sequence[float]) -> list[int]:
     """The shortest lengths that at least these shares of all answers do not exceed."""
     cumulated = list(accumulate(masses))
     last = len(EDGES) - 1
@@ -82,7 +82,7 @@ class LengthStatistics:
         if self._unit > self._RENORMALISE_ABOVE:
             self._renormalise()
 
-    def masses(self, prior: Masses | None = None, strength: float = 0.0) -> Masses | None:
+    def bucket_shares(self, prior: BucketShares | None = None, strength: float = 0.0) -> BucketShares | None:
         """The share of each bucket, with `prior` counting as `strength` answers. None when nothing is known.
 
         Mass that is censored beyond the longest answer known goes to twice that length, as a promise would (S3-13).
@@ -117,7 +117,7 @@ class LengthStatistics:
         """The shortest length that at least the share `q` of answers does not exceed; None before the first answer."""
         if not 0 <= q <= 1:
             raise ValueError(f"a quantile lies between 0 and 1, not at {q}")
-        masses = self.masses()
+        masses = self.bucket_shares()
         return None if masses is None else quantiles_of(masses, (max(q, 1e-6),))[0]
 
     def merge(self, other: "LengthStatistics") -> None:

@@ -76,10 +76,10 @@ def run(name: str, settings: ProcessSettings, main: Main, *, loop_factory: LoopF
         sys.exit(SETUP_FAILED)
 
 
-def _identity(role: str, settings: ProcessSettings) -> tls.Identity | None:
+def _identity(role: str, settings: ProcessSettings) -> tls.TlsIdentity | None:
     if settings.tls_dir is None:
         return None
-    identity = tls.Identity(settings.tls_dir, role)
+    identity = tls.TlsIdentity(settings.tls_dir, role)
     identity.check()
     return identity
 

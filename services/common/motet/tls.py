@@ -34,7 +34,7 @@ def name_of(role: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Keys:
+class TlsFiles:
     """What the three files held at one moment, as PEM."""
 
     certificate: bytes
@@ -42,7 +42,7 @@ class Keys:
     authority: bytes
 
 
-class Identity:
+class TlsIdentity:
     """The certificate of this process and the authority it trusts. Files that have changed are taken once they fit."""
 
     def __init__(self, folder: Path, role: str) -> None:
@@ -51,15 +51,15 @@ class Identity:
         self._lock = threading.Lock()  # servers ask from gRPC's threads
         self._stamp: object = None
         self._refused: object = None
-        self._keys: Keys | None = None
+        self._keys: TlsFiles | None = None
 
-    def keys(self) -> Keys:
+    def keys(self) -> TlsFiles:
         """As the files are now; the last good ones while they are not. Raises SetupError when there were none yet."""
         with self._lock:
             try:
                 stamp = self._look()
                 if self._keys is None or stamp not in (self._stamp, self._refused):
-                    keys = Keys(*(self._read(name) for name in FILES))
+                    keys = TlsFiles(*(self._read(name) for name in FILES))
                     self._verify()
                     if self._keys is not None:
                         log.info("certificate renewed", folder=str(self._folder))
@@ -99,7 +99,7 @@ class Identity:
             require_client_authentication=True,
         )
 
-    def blame(self, why: str, peer: str) -> str:
+    def explain_failure(self, why: str, peer: str) -> str:
         """A sentence for a connection that failed in its handshake; empty when it failed otherwise."""
         if not any(sign in why for sign in ("handshake failed", "Verification Check", "Socket closed")):
             return ""
@@ -166,7 +166,7 @@ class Identity:
             ) from None
 
 
-def _for_server(keys: Keys) -> grpc.ServerCertificateConfiguration:
+def _for_server(keys: TlsFiles) -> grpc.ServerCertificateConfiguration:
     return grpc.ssl_server_certificate_configuration([(keys.key, keys.certificate)], keys.authority)
 
 
@@ -182,16 +182,16 @@ def _shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, *, name: str) -
                 continue
 
 
-_current: ContextVar[Identity | None] = ContextVar("motet_tls_identity", default=None)
+_current: ContextVar[TlsIdentity | None] = ContextVar("motet_tls_identity", default=None)
 
 
-def current() -> Identity | None:
+def current_identity() -> TlsIdentity | None:
     """Who this process is; None when it talks in plain text."""
     return _current.get()
 
 
 @contextmanager
-def acting_as(identity: Identity | None) -> Iterator[None]:
+def acting_as(identity: TlsIdentity | None) -> Iterator[None]:
     """Everything started within speaks as `identity`."""
     token = _current.set(identity)
     try:

@@ -14,19 +14,19 @@ LONGEST_RETRY_HINT = 60
 
 
 class MethodNotAllowed(MotetError):
-    row = ErrorMapping("method_not_allowed", 405, "invalid_request_error", grpc.StatusCode.UNIMPLEMENTED)
+    mapping = ErrorMapping("method_not_allowed", 405, "invalid_request_error", grpc.StatusCode.UNIMPLEMENTED)
 
 
 class HostNotAllowed(MotetError):
-    row = ErrorMapping("host_not_allowed", 403, "permission_error", grpc.StatusCode.PERMISSION_DENIED)
+    mapping = ErrorMapping("host_not_allowed", 403, "permission_error", grpc.StatusCode.PERMISSION_DENIED)
 
 
 class HeadersTooLarge(MotetError):
-    row = ErrorMapping("headers_too_large", 431, "invalid_request_error", grpc.StatusCode.RESOURCE_EXHAUSTED)
+    mapping = ErrorMapping("headers_too_large", 431, "invalid_request_error", grpc.StatusCode.RESOURCE_EXHAUSTED)
 
 
 class RequestTimeout(MotetError):
-    row = ErrorMapping("request_timeout", 408, "invalid_request_error", grpc.StatusCode.DEADLINE_EXCEEDED)
+    mapping = ErrorMapping("request_timeout", 408, "invalid_request_error", grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 class ClientGone(Exception):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 from motet.errors import EngineRestarted, MotetError, NotAuthenticated, Overloaded
-from motet.keys import WERE_MADE
+from motet.keys import KEYS_MADE_FILE
 from motet.settings import Addresses, ProcessSettings
 from motet_gateway.assets import AssetStore
 from motet_gateway.bodies import Bodies
@@ -51,7 +51,7 @@ class Gateway:
         self.metrics = metrics
         self.name = f"gateway-{secrets.token_hex(4)}"
         """New at every start: a restarted gateway has none of its predecessor's requests."""
-        self.access = Access(settings, keys or NoKeys(), gone=self._keys_gone, memory=process.data_dir / WERE_MADE)
+        self.access = Access(settings, keys or NoKeys(), gone=self._keys_gone, memory=process.data_dir / KEYS_MADE_FILE)
         metrics.keys_read_age.set_function(self.access.read_age)
         self.catalog = CatalogBook()
         self._answers: set[UnderWay] = set()

@@ -36,7 +36,7 @@ ENGINE_COMMAND = (sys.executable, "-m", "motet_runner.child")
 class EngineDied(MotetError):
     """The engine is gone, and with it all KV: the service ends too, and its requests go on elsewhere."""
 
-    row = ErrorMapping("engine_died", 500, "server_error", MotetError.mapping.grpc)
+    mapping = ErrorMapping("engine_died", 500, "server_error", MotetError.mapping.grpc)
 
 
 class EngineHost(ABC):

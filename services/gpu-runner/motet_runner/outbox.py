@@ -39,7 +39,7 @@ class StepOutbox(Outbox[bytes | runner_pb2.GenerateDown]):
             self._bytes += len(message)
             self._merged()
 
-    def take(self) -> bytes | None:
+    def get_nowait(self) -> bytes | None:
         if not self._groups:
             return None
         group = self._groups.popleft()

@@ -17,7 +17,7 @@ AT_ONCE = 100
 """Scopes that are packed or unpacked before others have their turn: some 5 ms of the event loop, which also answers
 Predict within its budget. So many samples go with them."""
 
-_Row = table.State | table.Sample
+_Row = table.PredictorState | table.LengthSample
 
 
 class Keeper:
@@ -38,12 +38,12 @@ class Keeper:
         self._metrics = metrics
         self._load_scopes = load_scopes
         self._keep_samples = keep_samples
-        self._samples: deque[table.Sample] = deque(maxlen=queued_samples)
+        self._samples: deque[table.LengthSample] = deque(maxlen=queued_samples)
         self._loaded = False
         self._active = False
         self._up = True
 
-    def add(self, sample: table.Sample) -> None:
+    def add(self, sample: table.LengthSample) -> None:
         if len(self._samples) == self._samples.maxlen:
             self._metrics.samples_dropped.inc()
         self._samples.append(sample)
@@ -86,7 +86,7 @@ class Keeper:
         """Some rows, together. If one of them is refused for ever, the halves apart, until it stands alone."""
         changes = self._model.changes(AT_ONCE)
         samples = [self._samples.popleft() for _ in range(min(AT_ONCE, len(self._samples)))]
-        states = [table.State(scope.level, scope.tenant, scope.adapter, data) for scope, data in changes]
+        states = [table.PredictorState(scope.level, scope.tenant, scope.adapter, data) for scope, data in changes]
         waiting: list[list[_Row]] = [[*states, *samples]]
         try:
             while waiting:
@@ -105,15 +105,17 @@ class Keeper:
             raise
 
     async def _write(self, rows: list[_Row]) -> None:
-        states = [row for row in rows if isinstance(row, table.State)]
-        samples = [row for row in rows if isinstance(row, table.Sample)]
+        states = [row for row in rows if isinstance(row, table.PredictorState)]
+        samples = [row for row in rows if isinstance(row, table.LengthSample)]
         await table.save(self._store, self._model.version, states, samples, keep_samples=self._keep_samples)
 
     def _take_back(self, rows: list[_Row]) -> None:
-        self._model.unsaved(Scope(row.level, row.tenant, row.adapter) for row in rows if isinstance(row, table.State))
+        self._model.unsaved(
+            Scope(row.level, row.tenant, row.adapter) for row in rows if isinstance(row, table.PredictorState)
+        )
         since = list(self._samples)
         self._samples.clear()
-        for sample in [row for row in rows if isinstance(row, table.Sample)] + since:
+        for sample in [row for row in rows if isinstance(row, table.LengthSample)] + since:
             self.add(sample)
 
     def _put_aside(self, row: _Row, error: StoreRefused) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from motet.quantiles import EDGES, MAX_TOKENS, LengthStatistics, Masses, bucket_of, quantiles_of
+from motet.quantiles import EDGES, MAX_TOKENS, BucketShares, LengthStatistics, bucket_of, quantiles_of
 
 VERSION = "quantiles-1"
 """Changes whenever the same answers would lead to other estimates, or are kept in another form."""
@@ -30,7 +30,7 @@ PATIENCE = 1 / 16
 an adapter has learned itself counts at once."""
 
 
-def _log_uniform(shortest: int, longest: int) -> Masses:
+def _log_uniform(shortest: int, longest: int) -> BucketShares:
     first, last = bucket_of(shortest), bucket_of(longest)
     shares = [
         (edge - previous) / edge if first <= i <= last else 0.0
@@ -73,8 +73,8 @@ class _Shape:
     """A scope's distribution, and what it was made of."""
 
     count: int
-    parent: Masses
-    masses: Masses
+    parent: BucketShares
+    masses: BucketShares
 
 
 class LengthModel:
@@ -152,14 +152,14 @@ class LengthModel:
             self._shapes.pop(scope, None)
         self._forget_the_longest_unused()
 
-    def _shape(self, scope: Scope, parent: Masses, strength: float, *, patience: float) -> Masses:
+    def _shape(self, scope: Scope, parent: BucketShares, strength: float, *, patience: float) -> BucketShares:
         statistics = self._known.get(scope)
         if statistics is None:
             return parent
         made = self._shapes.get(scope)
         if made is not None and made.parent is parent and statistics.count <= made.count * (1 + patience):
             return made.masses
-        masses = statistics.masses(parent, strength)
+        masses = statistics.bucket_shares(parent, strength)
         assert masses is not None, "a scope is made by its first answer"
         self._shapes[scope] = _Shape(statistics.count, parent, masses)
         return masses

@@ -7,7 +7,7 @@ from typing import Any
 import structlog
 
 from motet.api.v1 import common_pb2, predictor_pb2, predictor_pb2_grpc
-from motet.store.lengths import Sample
+from motet.store.lengths import LengthSample
 from motet_predictor.keeper import Keeper
 from motet_predictor.metrics import Metrics
 from motet_predictor.model import LengthModel
@@ -79,9 +79,9 @@ def _text(said: str, longest: int) -> str:
     return said[:longest].replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
-def _sample(outcome: predictor_pb2.Outcome) -> Sample:
+def _sample(outcome: predictor_pb2.Outcome) -> LengthSample:
     features = outcome.features[:_MAX_FEATURES]
-    return Sample(
+    return LengthSample(
         request=_text(outcome.request, 128),
         tenant=_text(outcome.tenant, _TENANT),
         adapter=_text(outcome.adapter, _ADAPTER),

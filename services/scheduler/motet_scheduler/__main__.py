@@ -38,7 +38,7 @@ def main() -> None:
             front = Front(lambda: leadership.leader_address)
 
             async def lead() -> None:
-                await leadership.won()
+                await leadership.wait_until_leader()
 
                 def begin(failures: Failures) -> SchedulerService:
                     service = SchedulerService(

@@ -50,7 +50,7 @@ class Front(scheduler_pb2_grpc.SchedulerServicer):
         if self._service is not None:
             return await self._service.Explain(request, context)
         error = Overloaded(f"this scheduler stands by; {self._leader_address() or 'nobody yet'} leads")
-        await context.abort(error.row.grpc, error.message)
+        await context.abort(error.mapping.grpc, error.message)
         raise error
 
     async def Succeed(  # noqa: N802 - gRPC's name

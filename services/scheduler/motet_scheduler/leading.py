@@ -43,5 +43,5 @@ async def lead(
 async def _higher_term(leadership: Leadership) -> None:
     """Nothing that was said before may be mixed with what is said from here on."""
     kept = asyncio.Event()
-    leadership.exceed(leadership.term, kept.set)
+    leadership.raise_term_above(leadership.term, kept.set)
     await kept.wait()

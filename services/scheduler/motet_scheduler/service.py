@@ -129,7 +129,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         entries = self.scheduler.timelines.of(RequestId(request.request))
         if entries is None:
             error = NotFound(f"request {request.request!r} is not among the last ones")
-            await context.abort(error.row.grpc, error.message)
+            await context.abort(error.mapping.grpc, error.message)
             raise error
         return scheduler_pb2.ExplainResponse(
             request=request.request,
@@ -147,8 +147,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         try:
             check_term(request.term, self.term, "a scheduler")
         except InvalidRequest as error:
-            await context.abort(error.row.grpc, error.message)
-        self._leadership.yield_to(request.term)
+            await context.abort(error.mapping.grpc, error.message)
+        self._leadership.step_down_for(request.term)
         return scheduler_pb2.SucceedResponse()
 
     # -------------------------------------------------------------------------------------------------------- hearing
@@ -278,7 +278,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         if seen < self.term or (seen == self.term and known):
             return False
         log.warning("a peer has seen a later term", peer=peer, seen=seen, term=self.term)
-        self._leadership.exceed(seen, self._tell_term)
+        self._leadership.raise_term_above(seen, self._tell_term)
         if self.term <= seen:
             raise Overloaded(f"this scheduler leads in term {self.term}, below {seen}, until its Lease says more")
         return True

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 from motet import keys
 from motet.errors import StoreUnavailable
-from motet.keys import Key, KeyScope
+from motet.keys import ApiKey, KeyScope
 
 USER = KeyScope.USER
 
@@ -15,23 +15,25 @@ class Kept:
     """A source that can be away."""
 
     def __init__(self) -> None:
-        self.keys: dict[str, Key] = {}
+        self.keys: dict[str, ApiKey] = {}
         self.away = False
         self.reads = 0
         self.used: list[tuple[str, datetime]] = []
 
     def make(self, tenant: str, *scopes: KeyScope, expires_in: float | None = None) -> str:
-        made, now = keys.made(), datetime.now(UTC)
+        made, now = keys.new_key(), datetime.now(UTC)
         expires = None if expires_in is None else now + timedelta(seconds=expires_in)
         scoped = frozenset(scopes or (USER,))
-        self.keys[made.id] = Key(id=made.id, tenant=tenant, scopes=scoped, hash=made.hash, created=now, expires=expires)
+        self.keys[made.id] = ApiKey(
+            id=made.id, tenant=tenant, scopes=scoped, hash=made.hash, created=now, expires=expires
+        )
         return str(made)
 
     def revoke(self, key: str) -> None:
         id_ = id_of(key)
         self.keys[id_] = replace(self.keys[id_], revoked=datetime.now(UTC))
 
-    async def read(self) -> list[Key] | None:
+    async def read(self) -> list[ApiKey] | None:
         self.reads += 1
         self._check()
         return list(self.keys.values())
@@ -49,7 +51,7 @@ class Kept:
 
 
 def id_of(key: str) -> str:
-    written = keys.written(key)
+    written = keys.parse_key(key)
     assert written is not None
     return written.id
 

@@ -7,7 +7,7 @@ from sqlalchemy import make_url, text
 
 from motet import keys
 from motet.errors import StoreUnavailable
-from motet.keys import Key, KeyScope
+from motet.keys import ApiKey, KeyScope
 from motet.store import keys as kept
 from motet.store import migrate, open_store
 from motet_gateway.identity.sources import StoredKeys
@@ -23,8 +23,8 @@ GRANT SELECT, UPDATE (used) ON keys TO a_gateway;
 async def test_reading_keys_and_noting_their_use_is_all_it_takes(postgresql: PostgreSQL) -> None:
     owners = await postgresql.new_database()
     await migrate(owners)
-    made, now = keys.made(), datetime.now(UTC)
-    key = Key(id=made.id, tenant="acme", scopes=frozenset({KeyScope.USER}), hash=made.hash, created=now)
+    made, now = keys.new_key(), datetime.now(UTC)
+    key = ApiKey(id=made.id, tenant="acme", scopes=frozenset({KeyScope.USER}), hash=made.hash, created=now)
     async with open_store(owners) as store:
         await kept.add(store, key)
         async with store.write() as connection:
@@ -42,4 +42,4 @@ async def test_reading_keys_and_noting_their_use_is_all_it_takes(postgresql: Pos
         ((_, used),) = await kept.all_keys(store)
         assert used == now.replace(minute=0, second=0, microsecond=0)
         with pytest.raises(StoreUnavailable, match="forbids"):
-            await kept.end(store, key.id, tenant="acme", at=now)
+            await kept.revoke(store, key.id, tenant="acme", at=now)

@@ -8,7 +8,7 @@ import pytest
 
 from motet import keys
 from motet.errors import NotAuthenticated, StoreUnavailable
-from motet.keys import Key, KeyScope
+from motet.keys import ApiKey, KeyScope
 from motet_gateway.identity.caller import Caller
 from motet_gateway.identity.keyring import Keyring
 
@@ -23,11 +23,11 @@ class Ring:
         self.gone: list[dict[str, str]] = []
         """What was said, each time."""
         self.ring = Keyring(trusted_seconds=600, between_seconds=60, gone=lambda why: self.gone.append(dict(why)))
-        self.keys: dict[str, Key] = {}
+        self.keys: dict[str, ApiKey] = {}
 
-    def make(self, tenant: str, **more: datetime) -> keys.Written:
-        made = keys.made()
-        self.keys[made.id] = Key(id=made.id, tenant=tenant, scopes=USER, hash=made.hash, created=NOW, **more)
+    def make(self, tenant: str, **more: datetime) -> keys.PresentedKey:
+        made = keys.new_key()
+        self.keys[made.id] = ApiKey(id=made.id, tenant=tenant, scopes=USER, hash=made.hash, created=NOW, **more)
         return made
 
     def read(self, after: float = 0.0) -> None:
@@ -56,9 +56,9 @@ def test_what_is_wrong_with_a_key_is_told_only_to_its_owner(ring: Ring) -> None:
         with pytest.raises(NotAuthenticated, match=why):
             ring.open(written)
         with pytest.raises(NotAuthenticated, match="not valid here"):
-            ring.open(keys.Written(written.id, keys.made().secret))
+            ring.open(keys.PresentedKey(written.id, keys.new_key().secret))
     with pytest.raises(NotAuthenticated, match="not valid here"):
-        ring.open(keys.made())
+        ring.open(keys.new_key())
 
 
 def test_while_the_store_is_away_known_keys_open_and_unknown_ones_are_not_called_wrong(ring: Ring) -> None:
@@ -69,7 +69,7 @@ def test_while_the_store_is_away_known_keys_open_and_unknown_ones_are_not_called
     with pytest.raises(NotAuthenticated, match="expired"):
         ring.open(known, after=60)
     said = set()
-    for unknown in (keys.made(), keys.Written(known.id, keys.made().secret)):
+    for unknown in (keys.new_key(), keys.PresentedKey(known.id, keys.new_key().secret)):
         with pytest.raises(StoreUnavailable) as caught:
             ring.open(unknown)
         said.add(caught.value.message)
@@ -90,9 +90,9 @@ def test_a_wrong_secret_and_an_unknown_id_are_the_same_work_and_the_same_words(
 
     monkeypatch.setattr(hmac, "compare_digest", counted)
     said = set()
-    for id_ in (known.id, revoked.id, keys.made().id):
+    for id_ in (known.id, revoked.id, keys.new_key().id):
         with pytest.raises(NotAuthenticated) as caught:
-            ring.open(keys.Written(id_, keys.made().secret))
+            ring.open(keys.PresentedKey(id_, keys.new_key().secret))
         said.add(caught.value.message)
     assert len(said) == 1
     assert compared == [(32, 32)] * 3
@@ -119,7 +119,7 @@ def test_known_keys_are_not_trusted_for_ever_when_nobody_says_any_more_what_ther
 
 def test_before_anything_was_read_nobody_comes_in(ring: Ring) -> None:
     with pytest.raises(StoreUnavailable):
-        ring.open(keys.made())
+        ring.open(keys.new_key())
     with pytest.raises(StoreUnavailable):
         ring.open("anything")
 
@@ -146,7 +146,7 @@ def test_whoever_holds_a_key_that_means_something_else_now_is_named(ring: Ring) 
     for id_, change in (
         (tenant.id, {"tenant": "zeta"}),
         (scopes.id, {"scopes": frozenset({KeyScope.MONITOR})}),
-        (secret.id, {"hash": keys.made().hash}),
+        (secret.id, {"hash": keys.new_key().hash}),
         (same.id, {"expires": NOW + timedelta(days=1)}),
     ):
         ring.keys[id_] = replace(ring.keys[id_], **change)  # type: ignore[arg-type]
@@ -211,13 +211,13 @@ def test_keys_that_have_not_changed_are_not_looked_at_again(ring: Ring, monkeypa
     made = [ring.make("acme", expires=NOW + timedelta(days=1 + number)) for number in range(1000)]
     ring.read()
     looked: list[str] = []
-    why = Key.refused_because
+    why = ApiKey.refused_because
 
-    def noted(self: Key, now: datetime) -> str:
+    def noted(self: ApiKey, now: datetime) -> str:
         looked.append(self.id)
         return why(self, now)
 
-    monkeypatch.setattr(Key, "refused_because", noted)
+    monkeypatch.setattr(ApiKey, "refused_because", noted)
     ring.ring.unchanged(now=NOW, at=2)
     ring.ring.not_read(NOW)
     assert looked == []
@@ -230,7 +230,7 @@ def test_what_a_key_has_begun_ends_once_it_means_something_else(ring: Ring) -> N
     made = {change: ring.make("acme") for change in ("nothing", "tenant", "hash", "expires", "revoked", "read anew")}
     ring.read()
     began = {change: ring.open(one) for change, one in made.items()}
-    changes = {"tenant": "zeta", "hash": keys.made().hash, "expires": NOW + timedelta(seconds=9), "revoked": NOW}
+    changes = {"tenant": "zeta", "hash": keys.new_key().hash, "expires": NOW + timedelta(seconds=9), "revoked": NOW}
     for change, value in changes.items():
         ring.keys[made[change].id] = replace(ring.keys[made[change].id], **{change: value})
     ring.ring.change([ring.keys[made["read anew"].id]], [], now=NOW, at=1)

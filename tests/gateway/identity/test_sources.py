@@ -19,10 +19,10 @@ from sqlalchemy import text, update
 from motet import keys
 from motet.clock import FakeClock
 from motet.errors import StoreUnavailable
-from motet.keys import Key, KeyScope
+from motet.keys import ApiKey, KeyScope
 from motet.store import keys as stored
 from motet.store import migrate, open_store
-from motet.store.tables import ApiKey
+from motet.store.tables import ApiKeyRow
 from motet_gateway.identity import sources
 from motet_gateway.identity.patience import Patience
 from motet_gateway.identity.sources import Change, KeysInFiles, Source, StoredKeys
@@ -31,9 +31,9 @@ from tests.support.postgresql import PostgreSQL
 NOW = datetime(2026, 5, 1, 12, 30, tzinfo=UTC)
 
 
-def key(tenant: str = "acme") -> Key:
-    made = keys.made()
-    return Key(id=made.id, tenant=tenant, scopes=frozenset({KeyScope.USER}), hash=made.hash, created=NOW)
+def key(tenant: str = "acme") -> ApiKey:
+    made = keys.new_key()
+    return ApiKey(id=made.id, tenant=tenant, scopes=frozenset({KeyScope.USER}), hash=made.hash, created=NOW)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -48,9 +48,9 @@ class Reader:
     """Reads a source as a gateway does."""
 
     def __init__(self, source: Source) -> None:
-        self._source, self._known = source, dict[str, Key]()
+        self._source, self._known = source, dict[str, ApiKey]()
 
-    async def read(self) -> list[Key] | None:
+    async def read(self) -> list[ApiKey] | None:
         """All that are known now; None: the same as before."""
         said = await self._source.read()
         if isinstance(said, Change):
@@ -84,11 +84,11 @@ async def test_keys_in_a_database_are_read_only_after_a_change(url: str) -> None
         assert read is not None
         assert {one.id for one in read} == {first.id, second.id}
         follower, later = key(), NOW + timedelta(hours=1)
-        await stored.succeed(store, first, follower, at=later)
+        await stored.rotate(store, first, follower, at=later)
         assert await ends(source) == {first.id: (later, None), second.id: (None, None), follower.id: (None, None)}
-        assert await stored.end(store, first.id, tenant="acme", at=NOW)  # its owner cannot wait
+        assert await stored.revoke(store, first.id, tenant="acme", at=NOW)  # its owner cannot wait
         assert (await ends(source))[first.id] == (later, NOW)
-        assert await stored.end(store, second.id, tenant="zeta", at=later)
+        assert await stored.revoke(store, second.id, tenant="zeta", at=later)
         assert (await ends(source))[second.id] == (None, later)
         await source.note_use([first.id], at=NOW)
         assert await source.read() is None
@@ -112,10 +112,10 @@ async def test_every_change_of_when_keys_end_is_read(url: str) -> None:
             await stored.add(store, one)
         assert await source.read()
         for change in (
-            update(ApiKey).where(ApiKey.id == made[0].id).values(expires=later),
-            update(ApiKey).where(ApiKey.id == made[0].id).values(expires=sooner),
-            update(ApiKey).where(ApiKey.id == made[1].id).values(revoked=later),
-            update(ApiKey).where(ApiKey.id == made[1].id).values(revoked=sooner),
+            update(ApiKeyRow).where(ApiKeyRow.id == made[0].id).values(expires=later),
+            update(ApiKeyRow).where(ApiKeyRow.id == made[0].id).values(expires=sooner),
+            update(ApiKeyRow).where(ApiKeyRow.id == made[1].id).values(revoked=later),
+            update(ApiKeyRow).where(ApiKeyRow.id == made[1].id).values(revoked=sooner),
         ):
             async with store.write() as connection:
                 await connection.execute(change)
@@ -142,7 +142,7 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
     of_row = stored._key
 
-    def noted(row: Any) -> Key:
+    def noted(row: Any) -> ApiKey:
         seen.append(row.id)
         return of_row(row)
 
@@ -163,7 +163,7 @@ async def test_in_a_minute_all_keys_are_read_again_whatever_it_looks_like(tmp_pa
     source = stored_keys(url, clock=clock)
     assert await source.read()
     async with open_store(url) as store, store.write() as connection:
-        await connection.execute(update(ApiKey).values(tenant="zeta"))
+        await connection.execute(update(ApiKeyRow).values(tenant="zeta"))
     seen = [0]
     for _ in range(30):
         clock.advance(2)
@@ -186,8 +186,8 @@ async def test_of_many_keys_only_few_are_read_after_a_change(url: str, rows: lis
     async with open_store(url) as store:
         for change in (
             stored.add(store, key()),
-            stored.succeed(store, found[0], key(), at=NOW),
-            stored.end(store, found[1].id, tenant="acme", at=NOW),
+            stored.rotate(store, found[0], key(), at=NOW),
+            stored.revoke(store, found[1].id, tenant="acme", at=NOW),
         ):
             await change
             rows.clear()
@@ -206,7 +206,7 @@ async def test_reading_many_keys_goes_on_where_it_was_broken_off(
     await make_many(url)
     source, left, keys_in = stored_keys(url, clock=FakeClock()), 0, stored.keys_in
 
-    async def breaks_off(*arguments: Any) -> list[Key]:
+    async def breaks_off(*arguments: Any) -> list[ApiKey]:
         nonlocal left
         if not left:
             raise StoreUnavailable("it is away")
@@ -235,7 +235,7 @@ async def test_what_is_new_is_not_lost_with_an_answer_that_came_too_late(
     source, patience = stored_keys(url), Patience(0.5)
     keys_in = stored.keys_in
 
-    async def late(*arguments: Any) -> list[Key]:
+    async def late(*arguments: Any) -> list[ApiKey]:
         with suppress(asyncio.CancelledError):
             await asyncio.sleep(60)
         return await keys_in(*arguments)
@@ -326,7 +326,7 @@ async def test_keys_in_a_file_are_read_again_when_it_changes(tmp_path: Path) -> 
 async def test_a_wrong_line_takes_no_other_key_away_and_is_not_repeated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file, good, pasted = tmp_path / "keys", key(), str(keys.made())
+    file, good, pasted = tmp_path / "keys", key(), str(keys.new_key())
     file.write_bytes(f"{pasted}\n{keys.to_line(good)}\n".encode() + b"\xff\xfe\n{}\n")
     assert await KeysInFiles(file).read() == [good]
     said = capsys.readouterr().out
@@ -371,7 +371,7 @@ async def test_what_could_not_be_read_is_not_called_unchanged(tmp_path: Path, mo
     file.write_text(keys.to_line(one))
     source = KeysInFiles(file)
 
-    def break_down(_line: str) -> Key:
+    def break_down(_line: str) -> ApiKey:
         raise RuntimeError("a mistake of ours")
 
     with monkeypatch.context() as broken:

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from motet.kube import Credentials
+from motet.kube import KubeCredentials
 from motet_operator.cluster.kinds import ADAPTERS, OURS, Kind, Object
 from motet_operator.cluster.kopf_watch import Engine, Heard, _listening
 from motet_operator.cluster.watch import Listener
@@ -83,7 +83,7 @@ async def watching(api: SmallApi, folder: Path, seen: list[tuple[Kind, str]]) ->
         "declared",
         OURS,
         (),
-        credentials=Credentials(api.kubeconfig(folder / "kubeconfig"), "SETTING"),
+        credentials=KubeCredentials(api.kubeconfig(folder / "kubeconfig"), "SETTING"),
         heard=Heard(),
         listener=Listener(
             seen=lambda kind, it: seen.append((kind, it["metadata"]["name"])),

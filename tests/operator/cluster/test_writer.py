@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from motet.clock import FakeClock
-from motet.kube import ApiError, Credentials, Unreachable
+from motet.kube import ApiError, KubeCredentials, Unreachable
 from motet_operator.cluster.api import Api, Limiter, Refused
 from motet_operator.cluster.cache import Cache
 from motet_operator.cluster.catalog import Continuity
@@ -114,7 +114,7 @@ async def test_who_does_not_lead_any_more_after_waiting_for_its_turn_writes_noth
     async with server.running():
         leads = True
         api = Api(
-            Credentials(server.kubeconfig(tmp_path / "kubeconfig"), "SETTING"),
+            KubeCredentials(server.kubeconfig(tmp_path / "kubeconfig"), "SETTING"),
             turns,
             metrics,
             may_write=lambda: leads,

@@ -50,7 +50,7 @@ async def open_channel(address: str, role: str = "", *, grace: float | None = No
     With TLS the peer must prove to be of `role`; without one, to be called what was dialled. Calls that still run when
     the channel is closed have `grace` seconds to end. Raises SetupError when this process's own certificate is unfit.
     """
-    identity = tls.current()
+    identity = tls.current_identity()
     if identity is None or socket_path(address) is not None:
         channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
     else:

@@ -177,7 +177,9 @@ class Link(Generic[Up, Down]):
                 await asyncio.sleep(LAST_RETRY_SECONDS)
                 continue
             log.debug("stream down", link=self.peer, address=here, why=why)
-            if (identity := tls.current()) is not None and (reason := identity.blame(why, self.peer)):
+            if (identity := tls.current_identity()) is not None and (
+                reason := identity.explain_failure(why, self.peer)
+            ):
                 self._warn(reason)
             elif not self._said and time.monotonic() - self._down_since > WARN_AFTER_SECONDS:
                 self._warn(why)

@@ -54,7 +54,7 @@ async def serving(
     `process` hears what the health service says. With TLS, each call is for those alone whom `roles` names.
     """
     path = socket_path(address)
-    identity = tls.current() if path is None else None
+    identity = tls.current_identity() if path is None else None
     server = grpc.aio.server(
         options=SERVER_OPTIONS, interceptors=[RoleInterceptor(roles)] if identity is not None else []
     )

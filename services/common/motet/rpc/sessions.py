@@ -119,7 +119,7 @@ class Sessions(Generic[Peer, Up, Down]):
                 # The library tells the peer nothing of a handler that was cancelled: it would wait for ever.
                 with suppress(TimeoutError):
                     async with asyncio.timeout(FLUSH_SECONDS):
-                        await context.abort(ENDED.row.grpc, ENDED.message)
+                        await context.abort(ENDED.mapping.grpc, ENDED.message)
 
     def __len__(self) -> int:
         return len(self._open)

@@ -9,17 +9,17 @@ from sqlalchemy import ColumnElement, Row, Select, extract, func, insert, inspec
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from motet.errors import SetupError
-from motet.keys import Key, KeyScope
+from motet.keys import ApiKey, KeyScope
 from motet.store.engine import Store
-from motet.store.tables import ApiKey
+from motet.store.tables import ApiKeyRow
 
 
-async def add(store: Store, key: Key) -> None:
+async def add(store: Store, key: ApiKey) -> None:
     async with store.write() as connection:
         await _add(connection, key)
 
 
-async def _add(connection: AsyncConnection, key: Key) -> None:
+async def _add(connection: AsyncConnection, key: ApiKey) -> None:
     row = {
         "id": key.id,
         "tenant": key.tenant,
@@ -29,34 +29,34 @@ async def _add(connection: AsyncConnection, key: Key) -> None:
         "expires": key.expires,
         "revoked": key.revoked,
     }
-    await connection.execute(insert(ApiKey).values(row))
+    await connection.execute(insert(ApiKeyRow).values(row))
 
 
-async def all_keys(store: Store) -> list[tuple[Key, datetime | None]]:
+async def all_keys(store: Store) -> list[tuple[ApiKey, datetime | None]]:
     """Each with the time it was last used, to the hour. The oldest comes first."""
-    found: list[tuple[Key, datetime | None]] = []
-    async for rows in _read(store, select(*_COLUMNS, ApiKey.used).order_by(ApiKey.created, ApiKey.id)):
+    found: list[tuple[ApiKey, datetime | None]] = []
+    async for rows in _read(store, select(*_COLUMNS, ApiKeyRow.used).order_by(ApiKeyRow.created, ApiKeyRow.id)):
         found.extend((_key(row), _aware(row.used)) for row in rows)
     return found
 
 
-async def find(store: Store, id_: str) -> Key | None:
+async def find(store: Store, id_: str) -> ApiKey | None:
     async with store.read() as connection:
-        row = (await connection.execute(select(*_COLUMNS).where(ApiKey.id == id_))).one_or_none()
+        row = (await connection.execute(select(*_COLUMNS).where(ApiKeyRow.id == id_))).one_or_none()
         return _key(row) if row is not None else None
 
 
 async def any_was_made(store: Store) -> bool:
     async with store.read() as connection:
-        return await connection.scalar(select(ApiKey.id).limit(1)) is not None
+        return await connection.scalar(select(ApiKeyRow.id).limit(1)) is not None
 
 
-async def keys_in(store: Store, parts: Collection[str]) -> list[Key]:
+async def keys_in(store: Store, parts: Collection[str]) -> list[ApiKey]:
     """All in these parts."""
-    found: list[Key] = []
+    found: list[ApiKey] = []
     theirs: ColumnElement[bool] = _PART.in_(parts)
     if store.dialect == "sqlite":  # it has an index of ids, in the order of their bytes, and uses it for ranges alone
-        theirs = or_(*(ApiKey.id.between(part, part + "\x7f") for part in parts))
+        theirs = or_(*(ApiKeyRow.id.between(part, part + "\x7f") for part in parts))
     async for rows in _read(store, select(*_COLUMNS).where(theirs)):
         found.extend(map(_key, rows))
     return found
@@ -76,25 +76,25 @@ def part_of(id_: str) -> str:
 
 
 _PART_LENGTH = 2
-_PART = func.substr(ApiKey.id, 1, _PART_LENGTH)
+_PART = func.substr(ApiKeyRow.id, 1, _PART_LENGTH)
 _COLUMNS = (
-    ApiKey.id,
-    ApiKey.tenant,
-    ApiKey.scopes,
-    ApiKey.hash,
-    ApiKey.created,
-    ApiKey.expires,
-    ApiKey.revoked,
+    ApiKeyRow.id,
+    ApiKeyRow.tenant,
+    ApiKeyRow.scopes,
+    ApiKeyRow.hash,
+    ApiKeyRow.created,
+    ApiKeyRow.expires,
+    ApiKeyRow.revoked,
 )
 
 
-async def are_kept(store: Store) -> bool:
+async def table_exists(store: Store) -> bool:
     """Whether there is a table for them: in a database of an older version there is none, nor any key."""
     async with store.read() as connection:
-        return await connection.run_sync(lambda bare: inspect(bare).has_table(ApiKey.__tablename__))
+        return await connection.run_sync(lambda bare: inspect(bare).has_table(ApiKeyRow.__tablename__))
 
 
-async def mark(store: Store) -> tuple[Any, ...]:
+async def change_mark(store: Store) -> tuple[Any, ...]:
     """Another one after every change of which keys open that a command of ours makes: so that only changes have to be
     read. It is of the rows themselves, so both change at once."""
     async with store.read() as connection:
@@ -110,18 +110,18 @@ async def marks(store: Store) -> dict[str, tuple[Any, ...]]:
 
 def _mark() -> tuple[ColumnElement[Any], ...]:
     # A key is made, which counts; it is revoked, which counts; its end is moved, and no other one goes the other way.
-    revoked, expires = (func.sum(extract("epoch", at)) for at in (ApiKey.revoked, ApiKey.expires))
-    return func.count(), func.max(ApiKey.created), func.count(ApiKey.revoked), revoked, expires
+    revoked, expires = (func.sum(extract("epoch", at)) for at in (ApiKeyRow.revoked, ApiKeyRow.expires))
+    return func.count(), func.max(ApiKeyRow.created), func.count(ApiKeyRow.revoked), revoked, expires
 
 
-async def end(store: Store, id_: str, *, tenant: str, at: datetime) -> bool:
+async def revoke(store: Store, id_: str, *, tenant: str, at: datetime) -> bool:
     """Let it open nothing any more, whatever time it is elsewhere. `at` is kept, of the first time. False: that tenant
     has no such key."""
     async with store.write() as connection:
         return await _end(connection, id_, tenant=tenant, at=at)
 
 
-async def succeed(store: Store, old: Key, new: Key, *, at: datetime) -> None:
+async def rotate(store: Store, old: ApiKey, new: ApiKey, *, at: datetime) -> None:
     """Add `new`, and let `old` expire at that time, if not earlier: both, or neither.
 
     Raises SetupError when `old` opens nothing any more, or `new` is there: somebody may have revoked or rotated it
@@ -130,7 +130,7 @@ async def succeed(store: Store, old: Key, new: Key, *, at: datetime) -> None:
     async with store.write() as connection:
         ours = _is(old.id, old.tenant)
         row = (await connection.execute(select(*_COLUMNS).where(ours).with_for_update())).one_or_none()
-        there = (await connection.execute(select(*_COLUMNS).where(ApiKey.id == new.id))).one_or_none()
+        there = (await connection.execute(select(*_COLUMNS).where(ApiKeyRow.id == new.id))).one_or_none()
         if there is not None:
             next_ = f". Rotate that one: motet key rotate {new.id}"
             if why := _key(there).refused_because(new.created):
@@ -145,30 +145,30 @@ async def succeed(store: Store, old: Key, new: Key, *, at: datetime) -> None:
         if at <= new.created:  # now: no clock has a say in that
             await _end(connection, old.id, tenant=old.tenant, at=at)
         else:
-            later = (ApiKey.expires.is_(None)) | (ApiKey.expires > at)
-            await connection.execute(update(ApiKey).where(ours & later).values(expires=at))
+            later = (ApiKeyRow.expires.is_(None)) | (ApiKeyRow.expires > at)
+            await connection.execute(update(ApiKeyRow).where(ours & later).values(expires=at))
 
 
 async def _end(connection: AsyncConnection, id_: str, *, tenant: str, at: datetime) -> bool:
-    found = await connection.scalar(select(ApiKey.id).where(_is(id_, tenant)))
-    await connection.execute(update(ApiKey).where(_is(id_, tenant) & ApiKey.revoked.is_(None)).values(revoked=at))
+    found = await connection.scalar(select(ApiKeyRow.id).where(_is(id_, tenant)))
+    await connection.execute(update(ApiKeyRow).where(_is(id_, tenant) & ApiKeyRow.revoked.is_(None)).values(revoked=at))
     return found is not None
 
 
 def _is(id_: str, tenant: str) -> ColumnElement[bool]:
-    return (ApiKey.id == id_) & (ApiKey.tenant == tenant)
+    return (ApiKeyRow.id == id_) & (ApiKeyRow.tenant == tenant)
 
 
 async def note_use(store: Store, ids: Iterable[str], *, at: datetime) -> None:
     """To the hour, so that a key that is used all day is written a few times."""
     hour = at.replace(minute=0, second=0, microsecond=0)
-    before = (ApiKey.used.is_(None)) | (ApiKey.used < hour)
+    before = (ApiKeyRow.used.is_(None)) | (ApiKeyRow.used < hour)
     async with store.write() as connection:
-        await connection.execute(update(ApiKey).where(ApiKey.id.in_(sorted(ids)) & before).values(used=hour))
+        await connection.execute(update(ApiKeyRow).where(ApiKeyRow.id.in_(sorted(ids)) & before).values(used=hour))
 
 
-def _key(row: Any) -> Key:
-    return Key(
+def _key(row: Any) -> ApiKey:
+    return ApiKey(
         id=row.id,
         tenant=row.tenant,
         scopes=_scopes(row.scopes),

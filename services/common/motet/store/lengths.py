@@ -7,11 +7,11 @@ from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from motet.store.engine import Store
-from motet.store.tables import LengthSample, PredictorState, PredictorVersion, now
+from motet.store.tables import LengthSampleRow, PredictorStateRow, PredictorVersionRow, now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class LengthSample:
     """A finished answer; the columns are explained in `tables`."""
 
     request: str
@@ -27,44 +27,46 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class PredictorState:
     level: str
     tenant: str
     adapter: str
     statistics: bytes
 
 
-def name_of(row: Sample | State) -> str:
+def name_of(row: LengthSample | PredictorState) -> str:
     """The table that it belongs to."""
-    return (LengthSample if isinstance(row, Sample) else PredictorState).__tablename__
+    return (LengthSampleRow if isinstance(row, LengthSample) else PredictorStateRow).__tablename__
 
 
 async def activate_version(store: Store, version: str) -> None:
     """Make `version` the one in use."""
     async with store.write() as connection:
-        await connection.execute(update(PredictorVersion).values(active=PredictorVersion.version == version))
+        await connection.execute(update(PredictorVersionRow).values(active=PredictorVersionRow.version == version))
         known = await connection.scalar(
-            select(func.count()).select_from(PredictorVersion).where(PredictorVersion.version == version)
+            select(func.count()).select_from(PredictorVersionRow).where(PredictorVersionRow.version == version)
         )
         if not known:
-            await connection.execute(insert(PredictorVersion).values(version=version, active=True, created=now()))
+            await connection.execute(insert(PredictorVersionRow).values(version=version, active=True, created=now()))
 
 
-async def load_states(store: Store, version: str, *, limit: int) -> list[State]:
+async def load_states(store: Store, version: str, *, limit: int) -> list[PredictorState]:
     """What `version` has learned: the `limit` last changed scopes, the oldest change first."""
     query = (
-        select(PredictorState.level, PredictorState.tenant, PredictorState.adapter, PredictorState.statistics)
-        .where(PredictorState.version == version)
-        .order_by(PredictorState.updated.desc())
+        select(
+            PredictorStateRow.level, PredictorStateRow.tenant, PredictorStateRow.adapter, PredictorStateRow.statistics
+        )
+        .where(PredictorStateRow.version == version)
+        .order_by(PredictorStateRow.updated.desc())
         .limit(limit)
     )
     async with store.read() as connection:
         rows = (await connection.execute(query)).all()
-    return [State(*row) for row in reversed(rows)]
+    return [PredictorState(*row) for row in reversed(rows)]
 
 
 async def save(
-    store: Store, version: str, states: Iterable[State], samples: Sequence[Sample], *, keep_samples: int
+    store: Store, version: str, states: Iterable[PredictorState], samples: Sequence[LengthSample], *, keep_samples: int
 ) -> None:
     """Write what has been learned and the samples it was learned from, together or not at all.
 
@@ -85,7 +87,7 @@ async def save(
     async with store.write() as connection:
         if rows:
             dialect = postgresql if store.dialect == "postgresql" else sqlite
-            statement = dialect.insert(PredictorState)
+            statement = dialect.insert(PredictorStateRow)
             await connection.execute(
                 statement.on_conflict_do_update(
                     index_elements=["version", "level", "tenant", "adapter"],
@@ -94,18 +96,20 @@ async def save(
                 rows,
             )
         if samples:
-            await connection.execute(insert(LengthSample), [asdict(sample) | {"created": moment} for sample in samples])
-            newest = select(func.max(LengthSample.id)).scalar_subquery()
-            await connection.execute(delete(LengthSample).where(LengthSample.id <= newest - keep_samples))
+            await connection.execute(
+                insert(LengthSampleRow), [asdict(sample) | {"created": moment} for sample in samples]
+            )
+            newest = select(func.max(LengthSampleRow.id)).scalar_subquery()
+            await connection.execute(delete(LengthSampleRow).where(LengthSampleRow.id <= newest - keep_samples))
 
 
 async def count_samples(store: Store) -> int:
     async with store.read() as connection:
-        return await connection.scalar(select(func.count()).select_from(LengthSample)) or 0
+        return await connection.scalar(select(func.count()).select_from(LengthSampleRow)) or 0
 
 
-async def newest_samples(store: Store, limit: int) -> list[Sample]:
-    columns = [getattr(LengthSample, name) for name in Sample.__dataclass_fields__]
-    query = select(*columns).order_by(LengthSample.id.desc()).limit(limit)
+async def newest_samples(store: Store, limit: int) -> list[LengthSample]:
+    columns = [getattr(LengthSampleRow, name) for name in LengthSample.__dataclass_fields__]
+    query = select(*columns).order_by(LengthSampleRow.id.desc()).limit(limit)
     async with store.read() as connection:
-        return [Sample(**row) for row in (await connection.execute(query)).mappings()]
+        return [LengthSample(**row) for row in (await connection.execute(query)).mappings()]

@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 
 from motet.errors import MotetError, StateDirectoryError, StoreUnavailable
 from motet.store.engine import BUSY_SECONDS, may_come, open_store, parse, use_write_ahead_log
-from motet.store.versions import DONE, READERS, admit, divide, only
+from motet.store.versions import DONE, READERS, only, record_readable_versions, split_version_table
 
 log = structlog.get_logger(__name__)
 
@@ -81,7 +81,7 @@ def configuration(connection: Connection) -> Config:
 
 
 def _upgrade(connection: Connection) -> None:
-    divide(connection)
+    split_version_table(connection)
     config = configuration(connection)
     known = {each.revision for each in ScriptDirectory.from_config(config).walk_revisions()}
     done = only(connection, DONE)
@@ -89,4 +89,4 @@ def _upgrade(connection: Connection) -> None:
         log.info("a newer version has made the schema, and lets this one use it", schema=done)
         return
     command.upgrade(config, "head")
-    admit(connection)
+    record_readable_versions(connection)

@@ -29,7 +29,7 @@ def now() -> datetime:
     return datetime.now(UTC)
 
 
-class LengthSample(Table):
+class LengthSampleRow(Table):
     """One finished answer, for training: hashed features and counts (S3-15)."""
 
     __tablename__ = "length_samples"
@@ -52,7 +52,7 @@ class LengthSample(Table):
     created: Mapped[datetime] = mapped_column(DateTime(timezone=True), default=now)
 
 
-class PredictorVersion(Table):
+class PredictorVersionRow(Table):
     """A way of predicting. At most one is active: the one whose name clients read in x-motet-length."""
 
     __tablename__ = "predictor_versions"
@@ -62,12 +62,12 @@ class PredictorVersion(Table):
     created: Mapped[datetime] = mapped_column(DateTime(timezone=True), default=now)
 
 
-class PredictorState(Table):
+class PredictorStateRow(Table):
     """What one version has learned about one scope; written again whenever that scope has learned more."""
 
     __tablename__ = "predictor_state"
 
-    version: Mapped[str] = mapped_column(ForeignKey(PredictorVersion.version, ondelete="CASCADE"), primary_key=True)
+    version: Mapped[str] = mapped_column(ForeignKey(PredictorVersionRow.version, ondelete="CASCADE"), primary_key=True)
     level: Mapped[str] = mapped_column(String(16), primary_key=True)
     """`global`, `tenant` or `adapter`."""
     tenant: Mapped[str] = mapped_column(String(253), primary_key=True)
@@ -76,7 +76,7 @@ class PredictorState(Table):
     updated: Mapped[datetime] = mapped_column(DateTime(timezone=True), default=now)
 
 
-class ApiKey(Table):
+class ApiKeyRow(Table):
     """One that was made and not forgotten: a revoked or expired one stays, so that its owner is told so."""
 
     __tablename__ = "keys"

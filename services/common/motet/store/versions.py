@@ -13,14 +13,14 @@ OLDEST_READER = "0001"
 """A migration that takes something away from the version before, as no migration should, raises it to itself."""
 
 
-def divide(connection: Connection) -> None:
+def split_version_table(connection: Connection) -> None:
     """Of a database in which one table said both."""
     tables = inspect(connection).get_table_names()
     if READERS in tables and DONE not in tables:
         _say(connection, DONE, only(connection, READERS))
 
 
-def admit(connection: Connection) -> None:
+def record_readable_versions(connection: Connection) -> None:
     """Say who may use what this version has made."""
     if only(connection, READERS) != OLDEST_READER:
         _say(connection, READERS, OLDEST_READER)

@@ -10,7 +10,7 @@ import structlog
 
 from motet.clock import Clock, every, monotonic
 from motet.errors import MotetError, SetupError, StoreUnavailable
-from motet.keys import Key
+from motet.keys import ApiKey
 from motet.settings import Database, ProcessSettings
 from motet_gateway.identity.caller import Caller
 from motet_gateway.identity.keyring import Keyring
@@ -155,7 +155,7 @@ class Access:
         elif self._open_until_keys:
             self._required = await self._were_made()
 
-    def _learn(self, found: list[Key] | Change) -> None:
+    def _learn(self, found: list[ApiKey] | Change) -> None:
         ring = self.keyring
         if isinstance(found, Change):
             log.info("changes of API keys were read", keys=len(found.keys), gone=len(found.gone))

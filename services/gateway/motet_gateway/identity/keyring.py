@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from heapq import heapify, heappop, heappush
 
 from motet.errors import NotAuthenticated, StoreUnavailable
-from motet.keys import Key, is_of, written
+from motet.keys import ApiKey, matches, parse_key
 from motet_gateway.identity.caller import Caller
 
 UNKNOWN = "This API key is not valid here."
@@ -23,7 +23,7 @@ class Keyring:
         keys that opened until now, each with why it does not any more."""
         self._trusted_seconds, self._between_seconds = trusted_seconds, between_seconds
         self._gone = gone
-        self._keys: dict[str, Key] = {}
+        self._keys: dict[str, ApiKey] = {}
         self._callers: dict[str, Caller] = {}
         """One for each key, whether it opens or not; another one once the key means something else."""
         self._opened: set[str] = set()
@@ -52,16 +52,16 @@ class Keyring:
         """When it was last known which keys there are; before the first time, infinitely long ago."""
         return self._read_at
 
-    def replace(self, keys: Iterable[Key], *, now: datetime, at: float) -> None:
+    def replace(self, keys: Iterable[ApiKey], *, now: datetime, at: float) -> None:
         """All that there are."""
         before, self._keys = self._keys, {key.id: key for key in keys}
         self._callers = {id_: self._caller(key, before.get(id_)) for id_, key in self._keys.items()}
         self._read_at, self._away = at, False
         self._look_at_all(now, before)
 
-    def change(self, keys: Collection[Key], gone: Iterable[str], *, now: datetime, at: float) -> None:
+    def change(self, keys: Collection[ApiKey], gone: Iterable[str], *, now: datetime, at: float) -> None:
         """These are new or say something else, and those are gone; others are as they were."""
-        before: dict[str, Key] = {}
+        before: dict[str, ApiKey] = {}
         for id_ in gone:
             before[id_] = self._keys.pop(id_)
             del self._callers[id_]
@@ -84,7 +84,7 @@ class Keyring:
         self._away = True
         self._look(now, {})
 
-    def _look(self, now: datetime, before: Mapping[str, Key], changed: Iterable[str] = ()) -> None:
+    def _look(self, now: datetime, before: Mapping[str, ApiKey], changed: Iterable[str] = ()) -> None:
         """At those that have changed, and at those that time alone ends. There may be very many others, and requests
         wait meanwhile. `before`: what they were."""
         if now < self._looked:  # a clock was set back: some open again
@@ -96,13 +96,13 @@ class Keyring:
         self._looked = now
         self._tell(ids, now, before)
 
-    def _look_at_all(self, now: datetime, before: Mapping[str, Key]) -> None:
+    def _look_at_all(self, now: datetime, before: Mapping[str, ApiKey]) -> None:
         self._ends = [(key.expires, id_) for id_, key in self._keys.items() if key.expires is not None]
         heapify(self._ends)
         self._looked = now
         self._tell(before.keys() | self._keys.keys(), now, before)
 
-    def _tell(self, ids: Iterable[str], now: datetime, before: Mapping[str, Key]) -> None:
+    def _tell(self, ids: Iterable[str], now: datetime, before: Mapping[str, ApiKey]) -> None:
         """Name those of these that opened and do not any more, or for somebody else."""
         gone = {}
         for id_ in ids:
@@ -138,11 +138,11 @@ class Keyring:
         trusted = self._trusted_seconds + (0 if self._away else self._between_seconds)
         if at - self._read_at > trusted:
             raise StoreUnavailable("API keys cannot be checked now: their store does not answer.")
-        sent = written(credential)
+        sent = parse_key(credential)
         if sent is None:
             raise NotAuthenticated("This is no API key of Motet: they read motet_<id>_<secret>.")
         key = self._keys.get(sent.id)
-        if not is_of(key, sent):
+        if not matches(key, sent):
             if self._away:  # the same for each, so that nobody learns which ids there are
                 raise StoreUnavailable("This API key cannot be checked now: the store of keys does not answer.")
             raise NotAuthenticated(UNKNOWN)
@@ -152,12 +152,12 @@ class Keyring:
         self._used.add(key.id)
         return self._callers[key.id]
 
-    def _caller(self, key: Key, before: Key | None) -> Caller:
+    def _caller(self, key: ApiKey, before: ApiKey | None) -> Caller:
         if before is not None and _means(before) == _means(key):
             return self._callers[key.id]
         return Caller(key.tenant, key.id, key.scopes)
 
 
-def _means(key: Key) -> tuple[object, ...]:
+def _means(key: ApiKey) -> tuple[object, ...]:
     """Who may do what with it."""
     return key.tenant, key.scopes, key.hash

@@ -19,7 +19,7 @@ import structlog
 from motet import keys
 from motet.clock import Clock, monotonic
 from motet.errors import StoreUnavailable
-from motet.keys import Key
+from motet.keys import ApiKey
 from motet_gateway.identity.thread import OwnThread
 
 if TYPE_CHECKING:
@@ -39,14 +39,14 @@ PARTS_AT_ONCE = 16
 class Change(NamedTuple):
     """What is not as it was when keys were last read."""
 
-    keys: Sequence[Key]
+    keys: Sequence[ApiKey]
     """Those that are new or say something else."""
     gone: Collection[str]
     """The ids of those that are there no more."""
 
 
 class Source(Protocol):
-    async def read(self) -> list[Key] | Change | None:
+    async def read(self) -> list[ApiKey] | Change | None:
         """All keys, or what has changed; None: the same as when it was last asked. Raises StoreUnavailable."""
 
     async def note_use(self, ids: Iterable[str], *, at: datetime) -> None:
@@ -61,7 +61,7 @@ _Inode = tuple[int, int]
 class NoKeys:
     """Where none are kept."""
 
-    async def read(self) -> list[Key]:
+    async def read(self) -> list[ApiKey]:
         return []
 
     async def note_use(self, ids: Iterable[str], *, at: datetime) -> None:
@@ -92,9 +92,9 @@ class StoredKeys:
         """Of what was read last."""
         self._marks: dict[str, tuple[Any, ...]] = {}
         """Of each part, when that was read."""
-        self._found: dict[str, dict[str, Key]] = {}
+        self._found: dict[str, dict[str, ApiKey]] = {}
         """Of each part, by id."""
-        self._untold: dict[str, Key | None] = {}
+        self._untold: dict[str, ApiKey | None] = {}
         """Keys by id that are new or say something else, and None for those that are gone."""
         self._told = False
         """Whoever asks knows all but these."""
@@ -103,16 +103,16 @@ class StoredKeys:
         self._read_at: dict[str, float] = {}
         """Each part."""
 
-    async def read(self) -> list[Key] | Change | None:
+    async def read(self) -> list[ApiKey] | Change | None:
         if self._file is not None and not await self._is_there(self._file):
             if not self._told and not self._found:
                 return []
             raise StoreUnavailable(f"the database {self._file}, which held API keys, is gone")
         store = await self._opened()
         # Until the table is made no key is.
-        if not self._told and not await self._stored.are_kept(store):
+        if not self._told and not await self._stored.table_exists(store):
             return []
-        mark, at = await self._stored.mark(store), self._clock()
+        mark, at = await self._stored.change_mark(store), self._clock()
         if mark != self._mark:
             # What was read stays, should there be no time for the rest: so many keys are read in several turns.
             marks = await self._stored.marks(store)
@@ -128,7 +128,7 @@ class StoredKeys:
         self, store: "Store", parts: Sequence[str], marks: Mapping[str, tuple[Any, ...]], at: float
     ) -> None:
         for some in (parts[first : first + PARTS_AT_ONCE] for first in range(0, len(parts), PARTS_AT_ONCE)):
-            found: dict[str, dict[str, Key]] = {part: {} for part in some}
+            found: dict[str, dict[str, ApiKey]] = {part: {} for part in some}
             for key in await self._stored.keys_in(store, some):
                 found[self._stored.part_of(key.id)][key.id] = key
             for part, new in found.items():
@@ -145,7 +145,7 @@ class StoredKeys:
         many = min(PARTS_AT_ONCE, math.ceil(len(self._found) * (at - self._looked_at) / WHOLE_SECONDS))
         return sorted(self._found, key=lambda part: self._read_at[part])[:many]
 
-    def _tell(self) -> list[Key] | Change | None:
+    def _tell(self) -> list[ApiKey] | Change | None:
         untold, self._untold = self._untold, {}
         if not self._told:
             self._told = True
@@ -193,14 +193,14 @@ class KeysInFiles:
         self._thread = OwnThread("keys")
         self._content: list[tuple[str, bytes]] | None = None
 
-    async def read(self) -> list[Key] | Change | None:
+    async def read(self) -> list[ApiKey] | Change | None:
         try:
             content = await self._thread.run(self._read)
         except OSError as error:
             raise StoreUnavailable(f"the API keys in {self._path} cannot be read: {error.strerror or error}") from error
         if content == self._content:
             return None
-        found: dict[str, Key] = {}
+        found: dict[str, ApiKey] = {}
         for name, said in content:
             for key in _keys_in(name, said):
                 other = found.get(key.id, key)
@@ -236,12 +236,12 @@ class KeysInFiles:
         return content
 
 
-def _end_of(key: Key) -> tuple[bool, datetime]:
+def _end_of(key: ApiKey) -> tuple[bool, datetime]:
     """The smaller one is stricter."""
     return key.revoked is None, key.expires or datetime.max.replace(tzinfo=UTC)
 
 
-def _keys_in(name: str, content: bytes) -> Iterator[Key]:
+def _keys_in(name: str, content: bytes) -> Iterator[ApiKey]:
     """A line that is wrong is left out, and logged: the other keys must go on."""
     for number, line in enumerate(content.decode(errors="replace").splitlines(), start=1):
         if not line.strip() or line.startswith("#"):

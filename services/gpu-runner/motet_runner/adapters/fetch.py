@@ -23,7 +23,7 @@ from typing import Any
 
 import structlog
 
-from motet.digest import CHUNK_BYTES, ContentDigest, adapter_digest, adapter_files, from_hex, hex_of
+from motet.digest import CHUNK_BYTES, ContentDigest, adapter_digest, adapter_files, digest_from_hex, hex_of
 from motet.errors import AdapterError, AdapterFetchFailed
 from motet.model import Digest
 from motet_runner.adapters.header import read_header
@@ -152,7 +152,7 @@ class DiskCache:
         found = []
         for path in self.folder.iterdir():
             with suppress(ValueError, FileNotFoundError):
-                found.append((path.stat().st_mtime_ns, from_hex(path.name)))
+                found.append((path.stat().st_mtime_ns, digest_from_hex(path.name)))
         return [digest for _, digest in sorted(found)]
 
     def remove(self, digest: Digest) -> bool:

@@ -5,14 +5,14 @@ from collections.abc import Callable
 import pytest
 
 from motet import keys
-from motet.keys import Written
+from motet.keys import PresentedKey
 from tests.kube.product import KEYS, SYSTEM, Product, keep_keys
 from tests.kube.releases.installed.steps import QUESTION
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(600)]
 
 
-def sending(product: Product, key: Written) -> Product:
+def sending(product: Product, key: PresentedKey) -> Product:
     """Whose clients all send this one."""
     return Product(product.cluster, dict.fromkeys(product.keys, key))
 
@@ -36,7 +36,7 @@ def test_nobody_comes_in_without_a_key_that_is_kept(product: Product) -> None:
     with pytest.raises(AssertionError, match=r"401: .*This gateway needs an API key"):
         Product(product.cluster, {}).models("acme")
     with pytest.raises(AssertionError, match=r"401: .*This API key is not valid here"):
-        sending(product, keys.made()).models("acme")
+        sending(product, keys.new_key()).models("acme")
 
 
 def test_before_the_first_key_a_gateway_is_ready_and_lets_nobody_in(product: Product) -> None:
@@ -92,7 +92,7 @@ def test_what_is_another_tenants_is_missing_until_it_is_shared(product: Product)
 
 
 def test_a_key_opens_from_when_it_is_put_into_the_secret_until_it_is_taken_out(product: Product) -> None:
-    second = keys.made()
+    second = keys.new_key()
     other = sending(product, second)
     assert not is_let_in(other)
     keep_keys(product.cluster, {**product.keys, "acme": second})
