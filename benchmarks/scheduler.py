@@ -28,34 +28,42 @@ from motet.model import Digest, InstanceName, RequestId, Tenant
 from motet_scheduler.policy import effects as do
 from motet_scheduler.policy import events as on
 from motet_scheduler.policy.adapters import Revision
-from motet_scheduler.policy.memory import Remembered, RememberedAdapter
+from motet_scheduler.policy.memory import SavedAdapter, SavedCatalog
 from motet_scheduler.policy.placement import Chosen, choose
 from motet_scheduler.policy.requests import Placement, QueueKey, Request
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.scheduler import Scheduler
-from motet_scheduler.policy.values import AdapterRef, AdapterSpec, Estimate, GroupName, Policy, Pool, RevisionKey
+from motet_scheduler.policy.values import (
+    AdapterRef,
+    AdapterSpec,
+    Estimate,
+    GroupName,
+    PoolSpec,
+    RevisionKey,
+    SchedulerConfig,
+)
 
 QUEUED, ADAPTERS, TENANTS = 10_000, 1_000, 100
 FLEETS = (3, 16)
 TARGET_US, TARGET_P99_US = 100, 1_000
 GROUP = GroupName("default/demo")
 CAPACITY = Capacity(pages=1024, max_sequences=64, adapter_slots=32)
-POLICY = Policy(queue_limit=2 * QUEUED)
+POLICY = SchedulerConfig(queue_limit=2 * QUEUED)
 
 
 def digest_of(adapter: int) -> Digest:
     return Digest(f"sha256:{adapter:064}")
 
 
-def remembered(adapter: int) -> RememberedAdapter:
+def remembered(adapter: int) -> SavedAdapter:
     key = RevisionKey(source=f"file:///adapters/{adapter}")
     ref = AdapterRef(f"tenant-{adapter % TENANTS}", f"adapter-{adapter}", 1)
     spec = AdapterSpec(ref=ref, group=GROUP, model_name=ref.name, revision=key)
-    return RememberedAdapter(spec=spec, serving=Revision(key=key, digest=digest_of(adapter)))
+    return SavedAdapter(spec=spec, serving=Revision(key=key, digest=digest_of(adapter)))
 
 
-CATALOG = Remembered(
-    pools=(Pool(pool="default/demo", group=GROUP, served_name="demo"),),
+CATALOG = SavedCatalog(
+    pools=(PoolSpec(pool="default/demo", group=GROUP, served_name="demo"),),
     adapters=tuple(remembered(adapter) for adapter in range(ADAPTERS)),
 )
 
@@ -122,7 +130,7 @@ class Ours:
         effects = self._scheduler.handle(event, self._now)
         seconds = time.thread_time() - began
         for effect in effects:
-            if isinstance(effect, do.Place):
+            if isinstance(effect, do.SendPlaced):
                 self.placed += 1
                 self._running.append((effect.request, effect.epoch))
         return seconds
@@ -155,7 +163,7 @@ class FairScan:
         ended = running.pop()
         began = time.thread_time()
         assert ended.placement is not None
-        self._runners[ended.placement.instance].strike((ended.id, ended.epoch))
+        self._runners[ended.placement.instance].release_promise((ended.id, ended.epoch))
         self._scan()
         seconds = time.thread_time() - began
         self._fill()
@@ -176,13 +184,13 @@ class FairScan:
             runner = outcome.runner
             request.epoch += 1
             request.placement = Placement(runner.instance, "1", request.epoch, self._now)
-            runner.write((request.id, request.epoch), outcome.promise.pages, request.digest, self._now)
+            runner.record_promise((request.id, request.epoch), outcome.promise.pages, request.digest, self._now)
             self._running.append(request)
         self._waiting = left
 
     def _room(self) -> bool:
         least = min(pages for pages, waiting in self._needs.items() if waiting)
-        return any(one.has_room and one.ledger.free >= least for one in self._runners.values())
+        return any(one.has_capacity and one.ledger.free >= least for one in self._runners.values())
 
     def _fill(self) -> None:
         while len(self._waiting) < QUEUED:
@@ -201,7 +209,7 @@ class FairScan:
                 asked_at=self._now,
                 sequence=next(self._sequence),
             )
-            self._needs[request.need_on(CAPACITY, POLICY).promise.pages] += 1
+            self._needs[request.requirement_on(CAPACITY, POLICY).promise.pages] += 1
             insort(self._waiting, (request.request_class, request.key, request), key=lambda entry: entry[:2])
 
 

@@ -10,7 +10,7 @@ from motet.model import BASE, PAGE_TOKENS, RequestId, Tenant, pages_for
 from motet_runner.interface import OverflowAhead, State
 from motet_runner.plan.sequence import Sequence
 from motet_scheduler.policy.requests import Request
-from motet_scheduler.policy.values import Estimate, GroupName, Policy
+from motet_scheduler.policy.values import Estimate, GroupName, SchedulerConfig
 from motet_supervisor.policy.runners import Runner
 from tests.runner.plan.pretend import PretendDevice, make_book, new
 
@@ -100,7 +100,7 @@ def test_scheduler_supervisor_and_runner_agree(prompt, max_tokens, promise, made
     supervisor = Runner(RunnerIdentity(instance="r0"), CAPACITY, 0.0)
     request = scheduled(prompt, max_tokens)
     assert engine.most_pages == supervisor.cap(entry) == most
-    assert request.promise_on(CAPACITY, Policy(force_promise_pages=10_000)).pages == most
+    assert request.promise_on(CAPACITY, SchedulerConfig(force_promise_pages=10_000)).pages == most
     assert engine.doubled == supervisor.doubled(entry)
     assert engine.nears_promise == supervisor.may_run_out(entry)
 
@@ -109,6 +109,6 @@ def test_scheduler_supervisor_and_runner_agree(prompt, max_tokens, promise, made
 def test_a_first_promise_covers_what_is_there_and_never_more_than_can_be_used(prompt, max_tokens, delivered, q80):
     delivered = min(delivered, max_tokens - 1)
     request = scheduled(prompt, max_tokens, delivered=delivered, estimate=Estimate(q80=q80))
-    promise = request.promise_on(CAPACITY, Policy())
+    promise = request.promise_on(CAPACITY, SchedulerConfig())
     assert pages_for(prompt + delivered) <= promise.pages <= promises.max_pages(prompt, max_tokens)
     assert promise.tokens <= min(promise.pages * PAGE_TOKENS, promises.max_kv_tokens(prompt, max_tokens))

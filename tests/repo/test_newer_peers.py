@@ -13,7 +13,7 @@ from motet_operator import sync
 from motet_runner import generation
 from motet_scheduler import translate as scheduler
 from motet_scheduler.policy import events as on
-from motet_scheduler.policy.values import Stage
+from motet_scheduler.policy.values import AdapterStage
 from motet_supervisor import translate as supervisor
 from motet_supervisor.policy.values import Instance
 
@@ -77,13 +77,13 @@ def test_no_value_of_a_newer_version_breaks_a_stream(kind: Any, read: Callable[[
 def test_each_value_of_a_newer_version_has_a_meaning() -> None:
     assert RequestClass.from_proto(UNKNOWN) is RequestClass.STANDARD
     assert ResidentAdapter.from_proto(common_pb2.ResidentAdapter(digest="d", tier=UNKNOWN)).tier is Tier.NONE  # type: ignore[arg-type]
-    assert Stage.from_proto(UNKNOWN) is Stage.NONE
+    assert AdapterStage.from_proto(UNKNOWN) is AdapterStage.NONE
     assert models._STATES.get(UNKNOWN, "unknown") == "unknown"  # type: ignore[call-overload]
     (entry,) = read_runner_requests([common_pb2.RunnerRequest(state=UNKNOWN)])  # type: ignore[arg-type]
     assert entry.state is SequenceState.WAITING
     adapter = scheduler_pb2.AdapterEntry(max_class=UNKNOWN)  # type: ignore[arg-type]
     stated = scheduler.sync_event(scheduler_pb2.SyncUp(snapshot=scheduler_pb2.CatalogSnapshot(adapters=[adapter])))
-    assert isinstance(stated, on.CatalogStated)
+    assert isinstance(stated, on.CatalogReplaced)
     assert stated.adapters[0].max_class is RequestClass.STANDARD
 
 

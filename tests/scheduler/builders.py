@@ -7,20 +7,20 @@ from motet.fleet import Capacity, RequestClass, ResidentAdapter, RunnerIdentity,
 from motet.model import BASE, Digest, InstanceName, RequestId, Tenant
 from motet_scheduler.policy import effects as do
 from motet_scheduler.policy import events as on
-from motet_scheduler.policy.memory import Remembered
+from motet_scheduler.policy.memory import SavedCatalog
 from motet_scheduler.policy.scheduler import Scheduler
 from motet_scheduler.policy.values import (
     AdapterRef,
     AdapterSpec,
+    AdapterStage,
     BaseModel,
     Certificate,
     Estimate,
     GroupName,
-    Policy,
-    Pool,
+    PoolSpec,
     Promise,
     RevisionKey,
-    Stage,
+    SchedulerConfig,
 )
 
 GROUP = GroupName("default/demo")
@@ -28,8 +28,8 @@ PIRATE = Digest("sha256:" + "a" * 64)
 POET = Digest("sha256:" + "b" * 64)
 
 
-def pool(**how: Any) -> Pool:
-    return Pool(**({"pool": "default/demo", "group": GROUP, "served_name": "demo"} | how))
+def pool(**how: Any) -> PoolSpec:
+    return PoolSpec(**({"pool": "default/demo", "group": GROUP, "served_name": "demo"} | how))
 
 
 def adapter(name: str = "pirate", *, stamp: str = "1", namespace: str = "default", **how: Any) -> AdapterSpec:
@@ -52,9 +52,9 @@ def resident(digest: Digest, tier: Tier = Tier.DEVICE) -> ResidentAdapter:
 class Told:
     """A scheduler on a fake clock. Each method says one thing and gives the effects."""
 
-    def __init__(self, *, remembered: Remembered | None = None, now: float = 1000.0, **policy: Any) -> None:
+    def __init__(self, *, remembered: SavedCatalog | None = None, now: float = 1000.0, **policy: Any) -> None:
         self.clock = FakeClock(now)
-        self.scheduler = Scheduler(Policy(**policy), now=self.clock(), remembered=remembered)
+        self.scheduler = Scheduler(SchedulerConfig(**policy), now=self.clock(), remembered=remembered)
         self.effects: list[do.Effect] = []
 
     def tell(self, event: on.Event) -> list[do.Effect]:
@@ -120,7 +120,7 @@ class Told:
         return self.tell(on.RequestFinished(gateway, RequestId(request), epoch))
 
     def cancel(self, request: str, *, gateway: str = "g0") -> list[do.Effect]:
-        return self.tell(on.CancelAsked(gateway, RequestId(request)))
+        return self.tell(on.CancelRequested(gateway, RequestId(request)))
 
     def lose(self, request: str, epoch: int = 1, delivered: int = 0, *, gateway: str = "g0") -> list[do.Effect]:
         return self.tell(on.RequestLost(gateway, RequestId(request), epoch, "stream broke", delivered))
@@ -177,16 +177,16 @@ class Told:
             "instance": InstanceName(instance),
             "ref": AdapterRef("default", name, 1),
             "digest": digest,
-            "stage": Stage.CERTIFIED,
+            "stage": AdapterStage.CERTIFIED,
             "certificate": Certificate(digest=digest, rank=8),
-            "answers": Stage.CERTIFIED,
+            "answered_order": AdapterStage.CERTIFIED,
         }
         return self.tell(on.AdapterStateChanged(**(fields | how)))
 
     # -------------------------------------------------------------------------------------------- operator, time
 
-    def state(self, *adapters: AdapterSpec, pools: tuple[Pool, ...] = (pool(),)) -> list[do.Effect]:
-        return self.tell(on.CatalogStated(pools, adapters))
+    def state(self, *adapters: AdapterSpec, pools: tuple[PoolSpec, ...] = (pool(),)) -> list[do.Effect]:
+        return self.tell(on.CatalogReplaced(pools, adapters))
 
     def wait(self, seconds: float) -> list[do.Effect]:
         self.clock.advance(seconds)

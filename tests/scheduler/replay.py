@@ -29,13 +29,13 @@ def scheduler_story(chance: Random) -> None:
     told.tell(on.SupervisorConnected())
     for n, name in enumerate(RUNNERS):
         told.attach(name, pages=40 + 8 * n, max_sequences=6, adapter_slots=4)
-    running: dict[str, do.Place] = {}
+    running: dict[str, do.SendPlaced] = {}
     for n in range(ROUNDS):
         match chance.randrange(8):
             case 0:
                 wanted = chance.sample(NAMES, chance.randrange(len(NAMES)))
                 say(told.state(*(adapter(name, min_replicas=int(name[1:]) % 3) for name in wanted), pools=(pool(),)))
-                for order in [one for one in told.effects if isinstance(one, do.Ensure)]:
+                for order in [one for one in told.effects if isinstance(one, do.EnsureAdapter)]:
                     if order.stage == 2:
                         say(told.certify(order.ref.name, digest_of(order.ref.name), instance=order.instance))
             case 1 | 2 | 3:
@@ -57,9 +57,9 @@ def scheduler_story(chance: Random) -> None:
             case 7:
                 name = InstanceName(chance.choice(RUNNERS))
                 say(
-                    told.tell(on.RunnerCondemned(told.scheduler.runners[name].identity, "still", chance.random() < 0.5))
+                    told.tell(on.RunnerUnhealthy(told.scheduler.runners[name].identity, "still", chance.random() < 0.5))
                 )
-        running |= {effect.request: effect for effect in told.effects if isinstance(effect, do.Place)}
+        running |= {effect.request: effect for effect in told.effects if isinstance(effect, do.SendPlaced)}
         say(told.wait(chance.choice((0.0, 0.1, 1.5))))
 
 

@@ -10,7 +10,7 @@ from motet.model import Digest
 from motet_scheduler import translate
 from motet_scheduler.policy import effects as do
 from motet_scheduler.policy import events as on
-from motet_scheduler.policy.values import Readiness, RevisionKey, Stage
+from motet_scheduler.policy.values import AdapterReadiness, AdapterStage, RevisionKey
 from tests.scheduler.builders import GROUP, PIRATE, POET, Told, adapter, ready, resident
 
 REF = common_pb2.AdapterRef(namespace="default", name="pirate", generation=1)
@@ -23,7 +23,7 @@ def published(told):
 
 
 def checks(told):
-    return [effect for effect in told.of(do.Ensure) if effect.stage is Stage.CERTIFIED]
+    return [effect for effect in told.of(do.EnsureAdapter) if effect.stage is AdapterStage.CERTIFIED]
 
 
 def with_pirate(**how):
@@ -41,10 +41,10 @@ def test_a_new_adapter_is_checked_by_one_runner_and_then_serves():
     told.state(adapter())
     (order,) = checks(told)
     assert order.source == "file:///adapters/pirate"
-    assert published(told)["pirate"].state is Readiness.LOADING
+    assert published(told)["pirate"].state is AdapterReadiness.LOADING
     told.certify(instance=order.instance)
     assert published(told)["pirate"].digest == PIRATE
-    assert published(told)["pirate"].state is Readiness.COLD
+    assert published(told)["pirate"].state is AdapterReadiness.COLD
     assert published(told)["pirate"].rank == 8
 
 
@@ -95,8 +95,10 @@ def test_changed_bytes_serve_only_once_they_are_certified():
 def test_a_failed_revision_never_takes_over_and_is_reported():
     told = with_pirate()
     told.state(adapter(stamp="2"))
-    told.certify(digest="", stage=Stage.NONE, certificate=None, failure=Failure("adapter_incompatible", "no config"))
-    report = told.of(do.TellAdapter)[-1]
+    told.certify(
+        digest="", stage=AdapterStage.NONE, certificate=None, failure=Failure("adapter_incompatible", "no config")
+    )
+    report = told.of(do.ReportAdapter)[-1]
     assert (report.serving, report.failure.code) == (PIRATE, "adapter_incompatible")
     assert published(told)["pirate"].digest == PIRATE
     told.wait(60)
@@ -107,8 +109,10 @@ def test_a_failure_that_may_pass_is_tried_again_after_its_own_delay():
     told = ready()
     told.attach()
     told.state(adapter())
-    told.certify(digest="", stage=Stage.NONE, certificate=None, failure=Failure("adapter_fetch_failed", "away", 5.0))
-    assert published(told)["pirate"].state is Readiness.FAILED
+    told.certify(
+        digest="", stage=AdapterStage.NONE, certificate=None, failure=Failure("adapter_fetch_failed", "away", 5.0)
+    )
+    assert published(told)["pirate"].state is AdapterReadiness.FAILED
     told.wait(4)
     assert not checks(told)
     told.wait(2)
@@ -131,8 +135,8 @@ def test_bytes_that_change_during_their_check_are_checked_again():
 def test_news_of_a_load_is_not_taken_for_the_answer_of_a_check():
     told = with_pirate()
     told.state(adapter(stamp="2"))
-    told.certify(digest=PIRATE, stage=Stage.DEVICE, answers=Stage.NONE)
-    told.certify(digest=PIRATE, stage=Stage.DEVICE, answers=Stage.DEVICE)
+    told.certify(digest=PIRATE, stage=AdapterStage.DEVICE, answers=AdapterStage.NONE)
+    told.certify(digest=PIRATE, stage=AdapterStage.DEVICE, answers=AdapterStage.DEVICE)
     told.certify(digest=POET)
     assert published(told)["pirate"].digest == POET
 
@@ -140,7 +144,7 @@ def test_news_of_a_load_is_not_taken_for_the_answer_of_a_check():
 def test_a_removed_adapter_is_dropped_at_once_when_nothing_uses_it():
     told = with_pirate()
     told.state()
-    assert [(effect.instance, effect.digest) for effect in told.of(do.Drop)] == [("r0", PIRATE)]
+    assert [(effect.instance, effect.digest) for effect in told.of(do.DropAdapter)] == [("r0", PIRATE)]
     assert not published(told)
 
 
@@ -151,7 +155,7 @@ def test_adapters_that_are_removed_together_are_dropped_together():
     for name, digest in (("pirate", PIRATE), ("poet", POET), ("stays", STAYS)):
         told.certify(name, digest)
     told.state(adapter("stays"))
-    assert [effect.digest for effect in told.of(do.Drop)] == [PIRATE, POET]
+    assert [effect.digest for effect in told.of(do.DropAdapter)] == [PIRATE, POET]
 
 
 def test_a_bound_that_changes_while_another_adapter_goes_is_told_to_runners():
@@ -162,7 +166,7 @@ def test_a_bound_that_changes_while_another_adapter_goes_is_told_to_runners():
     told.certify("poet", POET)
     told.state(remote(max_bytes=2000))
     told.enqueue("a", digest=PIRATE)
-    (load,) = [effect for effect in told.of(do.Ensure) if effect.stage is Stage.DEVICE]
+    (load,) = [effect for effect in told.of(do.EnsureAdapter) if effect.stage is AdapterStage.DEVICE]
     assert load.max_bytes == 2000
 
 
@@ -170,9 +174,9 @@ def test_a_removed_adapter_in_use_is_dropped_when_its_last_request_ends():
     told = with_pirate()
     told.enqueue("a", digest=PIRATE)
     told.state()
-    assert not told.of(do.Drop)
+    assert not told.of(do.DropAdapter)
     told.finish("a")
-    assert told.of(do.Drop)
+    assert told.of(do.DropAdapter)
 
 
 def test_a_request_that_waits_keeps_its_revision_too():
@@ -182,14 +186,14 @@ def test_a_request_that_waits_keeps_its_revision_too():
     told.state(adapter(stamp="2"))
     told.attach(incarnation="2")
     assert told.where("a") == "r0"
-    assert told.of(do.Ensure)[0].source
+    assert told.of(do.EnsureAdapter)[0].source
 
 
 def test_the_old_revision_is_dropped_once_the_new_one_serves():
     told = with_pirate()
     told.state(adapter(stamp="2"))
     told.certify(digest=POET)
-    assert [effect.digest for effect in told.of(do.Drop)] == [PIRATE]
+    assert [effect.digest for effect in told.of(do.DropAdapter)] == [PIRATE]
 
 
 def test_two_names_for_the_same_bytes_keep_them_until_both_are_gone():
@@ -199,21 +203,21 @@ def test_two_names_for_the_same_bytes_keep_them_until_both_are_gone():
     told.certify()
     told.certify("twin", PIRATE)
     told.state(adapter("twin"))
-    assert not told.of(do.Drop)
+    assert not told.of(do.DropAdapter)
     told.state()
-    assert told.of(do.Drop)
+    assert told.of(do.DropAdapter)
 
 
 def test_what_lies_in_memory_and_nobody_asks_for_is_dropped():
     told = ready()
     told.attach(resident=(resident(PIRATE),))
-    assert [effect.digest for effect in told.of(do.Drop)] == [PIRATE]
+    assert [effect.digest for effect in told.of(do.DropAdapter)] == [PIRATE]
 
 
 def test_before_the_operator_has_spoken_nothing_is_dropped():
     told = Told()
     told.attach(resident=(resident(PIRATE),))
-    assert not told.of(do.Drop)
+    assert not told.of(do.DropAdapter)
 
 
 def test_min_replicas_are_kept_on_devices():
@@ -222,39 +226,39 @@ def test_min_replicas_are_kept_on_devices():
         told.attach(name)
     told.state(adapter(min_replicas=2))
     told.certify()
-    loads = [effect for effect in told.of(do.Ensure) if effect.stage is Stage.DEVICE]
+    loads = [effect for effect in told.of(do.EnsureAdapter) if effect.stage is AdapterStage.DEVICE]
     assert [effect.instance for effect in loads] == ["r0", "r1"]
     for name in ("r0", "r1"):
         told.report(name, resident=(resident(PIRATE),))
-    assert not told.of(do.Ensure)
+    assert not told.of(do.EnsureAdapter)
     told.detach("r1")
     told.wait(0.1)
-    assert [effect.instance for effect in told.of(do.Ensure)] == ["r2"]
+    assert [effect.instance for effect in told.of(do.EnsureAdapter)] == ["r2"]
 
 
 def test_where_an_adapter_lies_is_reported_when_it_changes():
     told = with_pirate()
     told.report("r0", resident=(resident(PIRATE, Tier.DEVICE),))
-    (report,) = told.of(do.TellAdapter)
+    (report,) = told.of(do.ReportAdapter)
     assert report.places == (("r0", Tier.DEVICE, PIRATE),)
-    assert report.state is Readiness.READY
+    assert report.state is AdapterReadiness.READY
     told.report("r0", resident=(resident(PIRATE, Tier.DEVICE),))
-    assert not told.of(do.TellAdapter)
+    assert not told.of(do.ReportAdapter)
 
 
 def test_an_operator_that_connects_is_told_everything():
     told = with_pirate()
     told.wait(0.1)
     told.tell(on.OperatorConnected())
-    assert [type(effect) for effect in told.effects] == [do.TellAdapter, do.TellDesired, do.TellRunner]
-    assert told.of(do.TellDesired)[0].replicas == 1
+    assert [type(effect) for effect in told.effects] == [do.ReportAdapter, do.ReportDesiredReplicas, do.ReportRunner]
+    assert told.of(do.ReportDesiredReplicas)[0].replicas == 1
 
 
 def test_a_delta_changes_only_what_it_names():
     told = with_pirate()
-    told.tell(on.CatalogAmended(adapters=(adapter("poet"),)))
+    told.tell(on.CatalogUpdated(adapters=(adapter("poet"),)))
     assert set(published(told)) == {"pirate", "poet"}
-    told.tell(on.CatalogAmended(removed_adapters=(adapter().ref,)))
+    told.tell(on.CatalogUpdated(removed_adapters=(adapter().ref,)))
     assert set(published(told)) == {"poet"}
 
 
@@ -272,7 +276,7 @@ def test_a_runner_is_told_everything_that_reaching_the_bytes_takes():
     told.state(remote(max_bytes=1000, min_replicas=1))
     (check,) = checks(told)
     told.certify()
-    (load,) = [effect for effect in told.of(do.Ensure) if effect.stage is Stage.DEVICE]
+    (load,) = [effect for effect in told.of(do.EnsureAdapter) if effect.stage is AdapterStage.DEVICE]
     for order in (check, load):
         assert (order.source, order.source_revision) == ("hf://org/pirate", "main")
         assert (order.credentials, order.max_bytes) == ("tenant-a/token", 1000)
@@ -303,7 +307,9 @@ def test_a_pools_raised_bound_lets_a_refused_adapter_be_looked_at_again():
     told = ready()
     told.attach()
     told.state(remote(max_bytes=10))
-    told.certify(digest="", stage=Stage.NONE, certificate=None, failure=Failure("adapter_fetch_failed", "too large"))
+    told.certify(
+        digest="", stage=AdapterStage.NONE, certificate=None, failure=Failure("adapter_fetch_failed", "too large")
+    )
     told.wait(60)
     assert not checks(told)
     told.state(remote(max_bytes=100))
@@ -317,7 +323,7 @@ def test_a_long_download_that_is_told_of_is_not_asked_for_again():
     for _ in range(5):
         told.wait(8)
         assert not checks(told)
-        told.certify(digest="", stage=Stage.NONE, certificate=None)
+        told.certify(digest="", stage=AdapterStage.NONE, certificate=None)
     told.certify()
     assert published(told)["pirate"].digest == PIRATE
 
@@ -327,9 +333,9 @@ def test_a_stream_that_breaks_for_a_moment_moves_no_adapter():
     told = with_pirate()
     told.report(resident=(resident(PIRATE),))
     told.detach()
-    assert not told.of(do.TellAdapter)
+    assert not told.of(do.ReportAdapter)
     told.attach(resident=(resident(PIRATE),))
-    assert not told.of(do.TellAdapter)
+    assert not told.of(do.ReportAdapter)
 
 
 def test_what_a_runner_no_longer_holds_when_it_comes_back_is_told():
@@ -337,12 +343,12 @@ def test_what_a_runner_no_longer_holds_when_it_comes_back_is_told():
     told.report(resident=(resident(PIRATE),))
     told.detach()
     told.attach()
-    (report,) = told.of(do.TellAdapter)
+    (report,) = told.of(do.ReportAdapter)
     assert report.places == ()
     told.report(resident=(resident(PIRATE),))
     told.detach()
     told.attach(incarnation="2")
-    assert told.of(do.TellAdapter)[-1].places == ()
+    assert told.of(do.ReportAdapter)[-1].places == ()
 
 
 def test_a_runner_that_does_not_come_back_is_no_place_any_more():
@@ -350,7 +356,7 @@ def test_a_runner_that_does_not_come_back_is_no_place_any_more():
     told.report(resident=(resident(PIRATE),))
     told.detach()
     told.wait(told.scheduler.policy.forget_runner + 1)
-    (report,) = told.of(do.TellAdapter)
+    (report,) = told.of(do.ReportAdapter)
     assert report.places == ()
 
 
@@ -359,11 +365,11 @@ def test_a_successor_says_nothing_of_an_adapter_before_a_runner_has():
     heir = ready()
     heir.tell(on.OperatorConnected())
     heir.state(adapter())
-    assert not heir.of(do.TellAdapter)
+    assert not heir.of(do.ReportAdapter)
     heir.attach(resident=(resident(PIRATE),))
-    assert not heir.of(do.TellAdapter)
+    assert not heir.of(do.ReportAdapter)
     heir.certify()
-    (report,) = heir.of(do.TellAdapter)
+    (report,) = heir.of(do.ReportAdapter)
     assert report.serving == PIRATE
     assert [tier for _, tier, _ in report.places] == [Tier.DEVICE]
 
@@ -372,12 +378,14 @@ def test_what_was_told_and_is_so_no_longer_is_told_again():
     told = ready()
     told.attach()
     told.state(adapter())
-    told.certify(digest="", stage=Stage.NONE, certificate=None, failure=Failure("adapter_incompatible", "no config"))
+    told.certify(
+        digest="", stage=AdapterStage.NONE, certificate=None, failure=Failure("adapter_incompatible", "no config")
+    )
     told.state(adapter(stamp="2"))
-    (report,) = told.of(do.TellAdapter)
+    (report,) = told.of(do.ReportAdapter)
     assert report.failure is None
     told.tell(on.OperatorConnected())
-    assert told.of(do.TellAdapter) == [report]
+    assert told.of(do.ReportAdapter) == [report]
 
 
 @settings(deadline=None, max_examples=10, phases=[Phase.generate])  # a hundred changes shrink for minutes
@@ -433,7 +441,7 @@ def test_a_failure_that_passes_is_tried_again_in_its_own_time_however_often_that
     told.state(adapter())
     for _ in range(10):
         away = Failure("adapter_fetch_failed", "away", 1.0)
-        told.certify(digest="", stage=Stage.NONE, certificate=None, failure=away)
+        told.certify(digest="", stage=AdapterStage.NONE, certificate=None, failure=away)
         told.wait(1)
         assert checks(told)
 
@@ -469,7 +477,7 @@ def test_what_is_shared_or_not_changes_no_revision_and_ends_nothing():
     told.enqueue("a", digest=PIRATE, tenant="acme")
     assert told.where("a") == "r0"
     effects = told.state(adapter(share=()))
-    assert [type(effect) for effect in effects] == [do.Remember, do.Publish]
+    assert [type(effect) for effect in effects] == [do.SaveCatalog, do.PublishCatalog]
     assert published(told)["pirate"].share == ()
     assert published(told)["pirate"].digest == PIRATE
     told.attach("r1")

@@ -131,7 +131,7 @@ def test_a_parked_request_gives_its_promise_back_and_holds_the_door_for_itself()
     told.enqueue("c", max_tokens=16)
     assert told.where("c") == "", "two pages are free, and the parked request wants them first"
     told.finish("b")
-    assert told.of(do.Readmit) == [do.Readmit(R0, A, 1, Promise(10))]
+    assert told.of(do.AllowResume) == [do.AllowResume(R0, A, 1, Promise(10))]
     assert told.where("c") == "r0"
 
 
@@ -139,7 +139,7 @@ def test_without_a_supervisor_the_runner_lets_its_parked_requests_back_in_itself
     told = ready()
     told.attach()
     told.report("r0", entry("a", 8, parked=True))
-    assert not told.of(do.Readmit)
+    assert not told.of(do.AllowResume)
     told.report("r0", entry("a", 8))
     assert told.ledger() == {("a", 1): 8}
 
@@ -156,7 +156,7 @@ def test_parked_requests_come_back_by_class_then_age():
     told.report("r0", entry("a", 12, parked=True), entry("b", 12, parked=True))
     told.clock.advance(3)
     told.report("r0", entry("a", 12, parked=True), entry("b", 12, parked=True))
-    assert [effect.request for effect in told.of(do.Readmit)] == ["a"]
+    assert [effect.request for effect in told.of(do.AllowResume)] == ["a"]
 
 
 def test_a_readmission_that_never_happened_is_tried_again():
@@ -164,14 +164,14 @@ def test_a_readmission_that_never_happened_is_tried_again():
     told.attach()
     told.enqueue("a")
     park(told)
-    assert told.of(do.Readmit)
+    assert told.of(do.AllowResume)
     for _ in range(3):
         told.clock.advance(0.5)
         told.report("r0", entry("a", 10, parked=True))
-        assert not told.of(do.Readmit), "on its way"
+        assert not told.of(do.AllowResume), "on its way"
     told.clock.advance(1)
     told.report("r0", entry("a", 10, parked=True))
-    assert told.of(do.Readmit)
+    assert told.of(do.AllowResume)
 
 
 def test_a_promise_that_the_supervisor_enlarged_is_in_the_ledger_at_once():

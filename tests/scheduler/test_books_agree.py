@@ -45,7 +45,7 @@ async def test_after_every_quiet_moment_the_ledger_equals_the_runners_books(fold
         await until(lambda: not house.control.scheduler.requests)
         await house.books_agree()
         house.control.scheduler.check()
-        assert all(not runner.lines and not runner.parked for runner in house.control.scheduler.runners.values())
+        assert all(not runner.entries and not runner.parked for runner in house.control.scheduler.runners.values())
 
 
 async def test_a_runner_that_nobody_supervises_parks_by_itself_and_the_books_still_agree(folder):

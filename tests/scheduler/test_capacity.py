@@ -6,15 +6,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet_scheduler.policy.capacity import Advice, Bounds, Hold, Load, Need, Pace, Room, need_of
+from motet_scheduler.policy.capacity import (
+    DesiredReplicas,
+    PoolLoad,
+    ReplicaBounds,
+    ReplicaStabilizer,
+    RequiredReplicas,
+    RunnerSize,
+    ScaleDownBlock,
+    required_replicas,
+)
 
-ROOM = Room(pages=100, sequences=10, adapter_slots=4)
-STALE = Hold("ReportsMissing", "r0 does not report", stale=True)
+ROOM = RunnerSize(pages=100, sequences=10, adapter_slots=4)
+STALE = ScaleDownBlock("ReportsMissing", "r0 does not report", stale=True)
 WINDOW = 30.0
 
 
-def load(**how) -> Load:
-    return Load(**({"room": ROOM, "serving": 1, "ordered": 1} | how))
+def load(**how) -> PoolLoad:
+    return PoolLoad(**({"room": ROOM, "serving": 1, "ordered": 1} | how))
 
 
 @pytest.mark.parametrize(
@@ -39,42 +48,44 @@ def load(**how) -> Load:
     ],
 )
 def test_what_a_load_asks_for(what, replicas, code):
-    need = need_of(load(**what), patience=5.0)
+    need = required_replicas(load(**what), patience=5.0)
     assert (need.replicas, need.code) == (replicas, code)
 
 
 def test_the_reason_says_the_numbers():
-    assert need_of(load(requests=9, pages=90), patience=5).reason == (
+    assert required_replicas(load(requests=9, pages=90), patience=5).reason == (
         "9 requests under way or waiting; a runner takes 8 of their size"
     )
-    assert need_of(load(adapters=9), patience=5).reason == "adapters need 9 slots; a runner has 4"
+    assert required_replicas(load(adapters=9), patience=5).reason == "adapters need 9 slots; a runner has 4"
 
 
 def test_the_guides_example_is_right():
     """docs/guides/autoscaling.md."""
-    room = Room(pages=1000, sequences=32, adapter_slots=32)
+    room = RunnerSize(pages=1000, sequences=32, adapter_slots=32)
     assert room.fits(25) == 25
-    assert need_of(load(requests=90, pages=90 * 25, room=room), patience=5).replicas == 4
-    assert need_of(load(requests=90, pages=90 * 25, adapters=130, room=room), patience=5).replicas == 5
+    assert required_replicas(load(requests=90, pages=90 * 25, room=room), patience=5).replicas == 4
+    assert required_replicas(load(requests=90, pages=90 * 25, adapters=130, room=room), patience=5).replicas == 5
 
 
-def advise(pace: Pace, replicas: int, now: float, *, hold: Hold | None = None, **bounds) -> Advice:
-    return pace.advise(Need(replicas, "Requests", "so many requests"), Bounds(**bounds), now, hold)
+def advise(
+    pace: ReplicaStabilizer, replicas: int, now: float, *, hold: ScaleDownBlock | None = None, **bounds
+) -> DesiredReplicas:
+    return pace.advise(RequiredReplicas(replicas, "Requests", "so many requests"), ReplicaBounds(**bounds), now, hold)
 
 
 def test_a_pool_doubles_at_most_once_in_a_window():
-    pace = Pace(1, 0.0)
+    pace = ReplicaStabilizer(1, 0.0)
     advised = [advise(pace, 9, float(second)).replicas for second in range(100)]
     assert advised == [2] * 30 + [4] * 30 + [8] * 30 + [9] * 10
 
 
 def test_the_first_runner_comes_at_once():
-    pace = Pace(0, 0.0)
+    pace = ReplicaStabilizer(0, 0.0)
     assert advise(pace, 5, 0.1).replicas == 1
 
 
 def test_a_pool_shrinks_to_the_most_that_was_needed_in_the_whole_window():
-    pace = Pace(4, 0.0)
+    pace = ReplicaStabilizer(4, 0.0)
     needed = [1] * 200 + [2] + [1] * 400
     advised = [advise(pace, replicas, float(at)).replicas for at, replicas in enumerate(needed)]
     assert advised.index(2) == 300  # after the seed of the beginning
@@ -83,7 +94,7 @@ def test_a_pool_shrinks_to_the_most_that_was_needed_in_the_whole_window():
 
 
 def test_nothing_leaves_while_something_is_not_known_and_the_agreement_begins_again():
-    pace = Pace(2, 0.0)
+    pace = ReplicaStabilizer(2, 0.0)
     for at in range(250):
         advise(pace, 1, float(at))
     held = advise(pace, 1, 250.0, hold=STALE)
@@ -103,7 +114,7 @@ def test_nothing_leaves_while_something_is_not_known_and_the_agreement_begins_ag
     ],
 )
 def test_each_advice_says_what_decided(needed, bounds, code):
-    advice = advise(Pace(1, 0.0), needed, 1.0, **bounds)
+    advice = advise(ReplicaStabilizer(1, 0.0), needed, 1.0, **bounds)
     assert advice.code == code
     assert advice.reason
 
@@ -117,7 +128,7 @@ LOOKS = st.lists(
     max_size=80,
 )
 BOUNDS = st.builds(
-    lambda low, extra, window: Bounds(minimum=low, maximum=max(1, low + extra), stabilization=window),
+    lambda low, extra, window: ReplicaBounds(minimum=low, maximum=max(1, low + extra), stabilization=window),
     st.integers(0, 8),
     st.integers(0, 30),
     st.sampled_from([0.0, 30.0, 300.0]),
@@ -126,7 +137,7 @@ BOUNDS = st.builds(
 
 @given(start=st.integers(0, 20), looks=LOOKS, bounds=BOUNDS)
 def test_bounds_stale_information_and_the_pace_of_growth_hold_whatever_is_needed(start, looks, bounds):
-    pace = Pace(start, 0.0)
+    pace = ReplicaStabilizer(start, 0.0)
     now, before = 0.0, start
     history = [(0.0, start)]
     for pause, needed, stale in looks:
@@ -143,13 +154,15 @@ def test_bounds_stale_information_and_the_pace_of_growth_hold_whatever_is_needed
         before = advice.replicas
 
 
-def met(pace: Pace, needed: int, bounds: Bounds, now: float, hold: Hold | None) -> Advice:
-    return pace.advise(Need(needed, "Requests", "so many requests"), bounds, now, hold)
+def met(
+    pace: ReplicaStabilizer, needed: int, bounds: ReplicaBounds, now: float, hold: ScaleDownBlock | None
+) -> DesiredReplicas:
+    return pace.advise(RequiredReplicas(needed, "Requests", "so many requests"), bounds, now, hold)
 
 
 @given(start=st.integers(0, 40), needed=st.integers(0, 40), bounds=BOUNDS, step=st.sampled_from([0.5, 1.0, 7.0]))
 def test_a_constant_need_is_met_and_then_nothing_changes(start, needed, bounds, step):
-    pace = Pace(start, 0.0)
+    pace = ReplicaStabilizer(start, 0.0)
     advised = [met(pace, needed, bounds, step * look, None).replicas for look in range(int(800 / step))]
     assert advised[-1] == bounds.apply(needed)
     changes = [b - a for a, b in pairwise(advised) if b != a]
@@ -168,9 +181,9 @@ def test_a_constant_load_never_flaps_however_long_runners_take_to_start(
     *, requests, pages, start_seconds, slots, distinct, begin
 ):
     """As many clients as ever ask again when they are answered; runners come late and go at once."""
-    room = Room(pages=100, sequences=10, adapter_slots=slots)
+    room = RunnerSize(pages=100, sequences=10, adapter_slots=slots)
     adapters = min(distinct, requests)
-    pace, ordered = Pace(begin, 0.0), begin
+    pace, ordered = ReplicaStabilizer(begin, 0.0), begin
     ready = [0.0] * begin
     waits_since: float | None = None
     advised = []
@@ -179,20 +192,20 @@ def test_a_constant_load_never_flaps_however_long_runners_take_to_start(
         taken = min(requests, serving * min(10, 100 // pages))
         waiting = requests - taken
         waits_since = None if not waiting else (float(now) if waits_since is None else waits_since)
-        need = need_of(
-            Load(
+        need = required_replicas(
+            PoolLoad(
                 requests=requests,
                 pages=requests * pages,
                 waiting=waiting,
                 waited=now - waits_since if waits_since is not None else 0.0,
                 adapters=adapters,
                 serving=serving,
-                ordered=ordered,
+                starting=ordered,
                 room=room,
             ),
             patience=5.0,
         )
-        ordered = pace.advise(need, Bounds(), float(now)).replicas
+        ordered = pace.advise(need, ReplicaBounds(), float(now)).replicas
         advised.append(ordered)
         ready = sorted(ready)[:ordered] + [now + float(start_seconds)] * (ordered - len(ready))
     falls = [at for at in range(1, len(advised)) if advised[at] < advised[at - 1]]

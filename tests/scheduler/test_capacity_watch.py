@@ -26,7 +26,7 @@ def builtin(**how):
 def look(told: Told, seconds: float = 1.0) -> list[tuple[int, str]]:
     """The advice said by the next look."""
     told.wait(seconds)
-    return [(one.replicas, one.code) for one in told.of(do.TellDesired)]
+    return [(one.replicas, one.code) for one in told.of(do.ReportDesiredReplicas)]
 
 
 def desired(told: Told, name: str = "default/demo") -> int:
@@ -73,7 +73,7 @@ def test_requests_that_a_gateway_cannot_read_yet_ask_for_the_first_runner():
 
 
 def test_what_a_gateway_held_is_forgotten_when_it_goes_or_begins_anew():
-    for event in (on.GatewayGone("g0"), on.GatewayConnected("g0")):
+    for event in (on.GatewayDisconnected("g0"), on.GatewayConnected("g0")):
         told = scaled(replicas=0)
         told.gateway("g1")
         told.tell(on.RequestsHeld("g0", ((GROUP, 2),)))
@@ -88,13 +88,13 @@ def test_an_idle_pool_goes_to_nothing_after_its_window_and_knows_what_a_runner_t
     calm(told, "r0")
     assert desired(told) == 0
     told.state(pools=(builtin(replicas=0),))
-    told.tell(on.DrainsDeclared((on.DrainAsked(RunnerIdentity(instance="r0"), 1.0),)))
+    told.tell(on.DrainsDeclared((on.DrainRequested(RunnerIdentity(instance="r0"), 1.0),)))
     told.detach("r0")
     for number in range(9):
         told.enqueue(f"a{number}", max_tokens=16)
-    assert told.scheduler.requests[RequestId("a0")].why == "no runner of this model is up"
+    assert told.scheduler.requests[RequestId("a0")].waiting_reason == "no runner of this model is up"
     assert look(told) == [(1, "Pacing")]
-    assert "3 runners" in told.of(do.TellDesired)[0].reason
+    assert "3 runners" in told.of(do.ReportDesiredReplicas)[0].reason
 
 
 def test_a_runner_that_starts_is_no_capacity_and_orders_no_more():
@@ -148,7 +148,7 @@ def test_nothing_leaves_while_a_runner_does_not_report_or_no_gateway_is_there():
     alone = scaled(gateway=False)
     alone.attach("r0")
     assert look(alone) == [(1, "NoGateway")]
-    assert alone.of(do.TellDesired)[0].stale
+    assert alone.of(do.ReportDesiredReplicas)[0].stale
     calm(alone, "r0", seconds=200)
     assert desired(alone) == 1
 
@@ -163,7 +163,7 @@ def test_nothing_leaves_while_a_runner_is_away_but_one_that_was_drained_may_be()
     assert desired(told) == 2
     assert told.scheduler.capacity.figures["default/demo"].serving == 1
     told.attach("r1", incarnation="2")
-    told.tell(on.DrainsDeclared((on.DrainAsked(RunnerIdentity(instance="r1"), 1.0),)))
+    told.tell(on.DrainsDeclared((on.DrainRequested(RunnerIdentity(instance="r1"), 1.0),)))
     told.detach("r1", incarnation="2")
     calm(told, "r0")
     assert desired(told) == 0
@@ -184,7 +184,7 @@ def test_a_successor_begins_with_what_is_wanted_and_says_nothing_before_it_has_s
     told.gateway()
     assert look(told, 0.2) == []
     assert look(told, 0.5) == [(3, "JustStarted")]
-    assert told.of(do.TellDesired)[0].stale
+    assert told.of(do.ReportDesiredReplicas)[0].stale
 
 
 def test_a_successor_without_a_memory_takes_nothing_away_from_runners_on_their_way_back():
@@ -205,12 +205,12 @@ def test_a_number_is_said_when_it_changes_and_to_whoever_connects():
     assert look(told) == [(1, "Stabilizing")]
     assert look(told) == []
     told.tell(on.OperatorConnected())
-    assert [one.replicas for one in told.of(do.TellDesired)] == [1]
+    assert [one.replicas for one in told.of(do.ReportDesiredReplicas)] == [1]
     told.enqueue("a")
     assert look(told) == []  # another reason for the same number can wait
     calm(told, "r0", seconds=9)
     told.tell(on.OperatorConnected())
-    assert told.of(do.TellDesired)[0].code == "Requests"
+    assert told.of(do.ReportDesiredReplicas)[0].code == "Requests"
 
 
 def test_a_pool_that_a_person_scales_is_told_as_it_is():

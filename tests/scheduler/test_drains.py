@@ -8,7 +8,7 @@ from motet.fleet import RunnerIdentity
 from motet.model import InstanceName, RequestId
 from motet_scheduler.policy import effects as do
 from motet_scheduler.policy import events as on
-from motet_scheduler.policy.memory import Remembered
+from motet_scheduler.policy.memory import SavedCatalog
 from tests.scheduler.builders import Told, entry, ready
 
 
@@ -16,7 +16,7 @@ def declare(told: Told, *instances: str, incarnation: str = "1", deadline: float
     return told.tell(
         on.DrainsDeclared(
             tuple(
-                on.DrainAsked(RunnerIdentity(instance=instance, incarnation=incarnation), deadline)
+                on.DrainRequested(RunnerIdentity(instance=instance, incarnation=incarnation), deadline)
                 for instance in instances
             )
         )
@@ -63,28 +63,28 @@ def test_saying_the_same_set_again_tells_runners_nothing():
 
 
 def test_a_drain_declared_before_its_runner_attaches_again_is_not_over():
-    told = Told(remembered=Remembered(runners=(InstanceName("r0"),)))
+    told = Told(remembered=SavedCatalog(runners=(InstanceName("r0"),)))
     told.gateway()
     declare(told, "r0")
-    assert told.of(do.TellDrained) == [], "the runner is on its way back, perhaps with requests"
+    assert told.of(do.ReportDrained) == [], "the runner is on its way back, perhaps with requests"
     told.wait(1.0)  # settled without it
-    assert told.of(do.TellDrained) == []
+    assert told.of(do.ReportDrained) == []
     told.attach("r0", live=(entry("a", 2),))
     assert words(told) == [("r0", "drain")]
-    assert told.of(do.TellDrained) == []
+    assert told.of(do.ReportDrained) == []
 
 
 def test_a_drain_of_a_runner_that_never_comes_is_over_once_any_runner_would_have_been_given_up():
     told = ready()
     declare(told, "r0")
     told.wait(told.scheduler.policy.forget_runner - 1)
-    assert told.of(do.TellDrained) == []
+    assert told.of(do.ReportDrained) == []
     told.wait(2.0)
-    assert [one.runner.instance for one in told.of(do.TellDrained)] == ["r0"]
+    assert [one.runner.instance for one in told.of(do.ReportDrained)] == ["r0"]
     told.wait(1.0)
-    assert told.of(do.TellDrained) == [], "said once"
+    assert told.of(do.ReportDrained) == [], "said once"
     declare(told, "late")
-    assert [one.runner.instance for one in told.of(do.TellDrained)] == ["late"]
+    assert [one.runner.instance for one in told.of(do.ReportDrained)] == ["late"]
 
 
 def test_a_drained_runner_whose_stream_breaks_is_given_time_to_come_back():
@@ -93,12 +93,12 @@ def test_a_drained_runner_whose_stream_breaks_is_given_time_to_come_back():
     declare(told, "r0")
     told.detach("r0")
     told.wait(1.0)
-    assert told.of(do.TellDrained) == []
+    assert told.of(do.ReportDrained) == []
     told.attach("r0", live=(entry("a", 2),))
     assert words(told) == [("r0", "drain")]
     told.detach("r0")
     told.wait(told.scheduler.policy.forget_runner + 1)
-    assert [one.runner.instance for one in told.of(do.TellDrained)] == ["r0"]
+    assert [one.runner.instance for one in told.of(do.ReportDrained)] == ["r0"]
 
 
 def test_the_drain_of_an_incarnation_is_over_when_its_successor_has_come_which_takes_work():
@@ -108,7 +108,7 @@ def test_the_drain_of_an_incarnation_is_over_when_its_successor_has_come_which_t
     told.attach("r0", incarnation="2")
     assert words(told) == [("r0", "work")]
     told.wait(0.1)
-    assert [one.runner.incarnation for one in told.of(do.TellDrained)] == ["1"]
+    assert [one.runner.incarnation for one in told.of(do.ReportDrained)] == ["1"]
     declare(told, "r0", incarnation="2")
     assert words(told) == [("r0", "drain")]
 
@@ -127,7 +127,7 @@ def test_a_runner_that_went_as_it_was_told_is_not_taken_for_one_that_is_down():
     told.tell(on.RunnerDetached(InstanceName("r0"), "1"))
     declare(told)  # it is gone, so nobody wants it empty any more
     told.enqueue("a")
-    assert told.scheduler.requests[RequestId("a")].why == "no runner of this model is up"
+    assert told.scheduler.requests[RequestId("a")].waiting_reason == "no runner of this model is up"
     told.attach()
     assert words(told)[-1] == ("r0", "work")
     assert told.where("a") == "r0"
@@ -159,23 +159,23 @@ def test_an_operator_that_connects_again_hears_again_what_is_empty():
     told = ready()
     told.attach("r0")
     declare(told, "r0")
-    assert told.of(do.TellDrained)
+    assert told.of(do.ReportDrained)
     declare(told, "r0")
-    assert told.of(do.TellDrained)
+    assert told.of(do.ReportDrained)
 
 
 def test_a_drained_word_names_the_set_by_which_the_runner_drained():
     told = ready()
     told.attach("r0")
-    asked = (on.DrainAsked(RunnerIdentity(instance="r0", incarnation="1"), 10.0),)
+    asked = (on.DrainRequested(RunnerIdentity(instance="r0", incarnation="1"), 10.0),)
     told.tell(on.DrainsDeclared(asked, revision=7))
-    assert [one.revision for one in told.of(do.TellDrained)] == [7]
+    assert [one.revision for one in told.of(do.ReportDrained)] == [7]
 
 
 def test_a_runner_whose_process_ends_takes_no_work_whatever_the_set_says():
     told = ready()
     told.attach("r0")
-    told.tell(on.RunnerEnding(InstanceName("r0"), "1", 10.0))
+    told.tell(on.RunnerShuttingDown(InstanceName("r0"), "1", 10.0))
     declare(told, "r0")
     declare(told)
     told.enqueue("a")
@@ -187,7 +187,7 @@ def test_a_runner_whose_process_ends_takes_no_work_whatever_the_set_says():
 def test_what_a_past_incarnation_says_about_its_end_is_not_its_successors():
     told = ready()
     told.attach("r0", incarnation="2")
-    told.tell(on.RunnerEnding(InstanceName("r0"), "1", 10.0))
+    told.tell(on.RunnerShuttingDown(InstanceName("r0"), "1", 10.0))
     told.enqueue("a")
     assert told.where("a") == "r0"
 
@@ -225,7 +225,7 @@ class Flips(RuleBasedStateMachine):
     def declare(self) -> None:
         self.declared = True
         drains = (
-            on.DrainAsked(RunnerIdentity(instance=name, incarnation=incarnation), 5.0)
+            on.DrainRequested(RunnerIdentity(instance=name, incarnation=incarnation), 5.0)
             for name, incarnation in sorted(self.wanted)
         )
         self.say(on.DrainsDeclared(tuple(drains)))
@@ -256,7 +256,7 @@ class Flips(RuleBasedStateMachine):
         for who, word in words(self.told):
             self.words[who] = word
         if name in self.ending:
-            self.say(on.RunnerEnding(InstanceName(name), str(self.incarnations[name]), 5.0))
+            self.say(on.RunnerShuttingDown(InstanceName(name), str(self.incarnations[name]), 5.0))
 
     @rule(name=st.sampled_from(NAMES))
     def detach(self, name: str) -> None:
@@ -267,7 +267,7 @@ class Flips(RuleBasedStateMachine):
     def end(self, name: str) -> None:
         if name in self.words:
             self.ending.add(name)
-            self.say(on.RunnerEnding(InstanceName(name), str(self.incarnations[name]), 5.0))
+            self.say(on.RunnerShuttingDown(InstanceName(name), str(self.incarnations[name]), 5.0))
 
     @rule()
     def restart(self) -> None:

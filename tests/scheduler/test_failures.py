@@ -15,7 +15,7 @@ from motet_scheduler.leading import lead
 from motet_scheduler.metrics import Metrics
 from motet_scheduler.policy import events as on
 from motet_scheduler.policy.scheduler import Scheduler
-from motet_scheduler.policy.values import Policy
+from motet_scheduler.policy.values import SchedulerConfig
 from motet_scheduler.service import FailedToDecide, SchedulerService
 from tests.common.waiting import PATIENCE_S
 from tests.scheduler.builders import adapter, pool
@@ -75,10 +75,10 @@ def test_what_has_failed_is_remembered_within_bounds():
     ("event", "subject"),
     [
         (lost("a"), ("RequestLost", "a")),
-        (on.GatewayGone("g0"), ("GatewayGone", "g0")),
+        (on.GatewayDisconnected("g0"), ("GatewayDisconnected", "g0")),
         (on.RunnerDetached(InstanceName("r0"), "1"), ("RunnerDetached", "r0")),
-        (on.RunnerCondemned(RunnerIdentity(instance="r1"), "still", True), ("RunnerCondemned", "r1")),
-        (on.CatalogStated((), ()), ("CatalogStated", "")),
+        (on.RunnerUnhealthy(RunnerIdentity(instance="r1"), "still", True), ("RunnerUnhealthy", "r1")),
+        (on.CatalogReplaced((), ()), ("CatalogReplaced", "")),
     ],
 )
 def test_events_are_told_apart_by_their_kind_and_what_they_are_about(event, subject):
@@ -87,7 +87,7 @@ def test_events_are_told_apart_by_their_kind_and_what_they_are_about(event, subj
 
 def test_the_log_shows_the_event_and_no_address_of_an_adapter():
     assert "'a'" in shown(lost("a"))
-    assert shown(on.CatalogStated((pool(),), (adapter(),))) == "CatalogStated: 1 pools, 1 adapters"
+    assert shown(on.CatalogReplaced((pool(),), (adapter(),))) == "CatalogStated: 1 pools, 1 adapters"
     assert len(shown(on.RequestLost("g0", RequestId("a"), 1, "why" * 10_000))) == 2000
 
 
@@ -136,7 +136,7 @@ async def test_a_failure_that_beginning_anew_does_not_mend_ends_the_process(fold
         def begin(failures):
             began.append(leadership.term)
             return SchedulerService(
-                Policy(),
+                SchedulerConfig(),
                 leadership=leadership,
                 metrics=Metrics(CollectorRegistry()),
                 supervisor_address=f"unix:{folder}/supervisor.sock",

@@ -32,7 +32,7 @@ def test_a_lost_request_is_placed_again_under_the_next_epoch_with_its_age():
     told.enqueue("a", age=7.0)
     told.attach("r1")
     told.lose("a", delivered=5)
-    (place,) = told.of(do.Place)
+    (place,) = told.of(do.SendPlaced)
     assert (place.instance, place.epoch) == ("r1", 2)
     request = told.scheduler.requests[RequestId("a")]
     assert told.clock() - request.asked_at == 7.0
@@ -54,7 +54,7 @@ def test_losing_the_same_placement_twice_changes_nothing():
 def test_losing_what_nobody_knows_is_answered_so_that_no_client_hangs():
     told = ready()
     told.lose("ghost")
-    assert told.of(do.Refuse)[0].failure.code == "engine_restarted"
+    assert told.of(do.SendRefused)[0].failure.code == "engine_restarted"
 
 
 def test_the_runner_that_declined_is_not_asked_again_at_once():
@@ -64,7 +64,7 @@ def test_the_runner_that_declined_is_not_asked_again_at_once():
     decline(told, "a")
     told.lose("a")
     assert told.where("a") == ""
-    assert told.scheduler.requests[RequestId("a")].why == "the runner declined a moment ago"
+    assert told.scheduler.requests[RequestId("a")].waiting_reason == "the runner declined a moment ago"
     told.wait(1.1)
     assert told.where("a") == ""  # declined and lost: twice as long
     told.wait(1.0)
@@ -90,7 +90,7 @@ def test_a_decline_for_good_is_a_refusal_whoever_tells_first(first):
     else:
         told.lose("a")
         decline(told, "a", code="adapter_incompatible")
-    assert told.of(do.Refuse)[0].failure.code == "adapter_incompatible"
+    assert told.of(do.SendRefused)[0].failure.code == "adapter_incompatible"
     assert not told.scheduler.requests
 
 
@@ -117,13 +117,13 @@ def test_a_cancellation_that_crosses_the_placement_frees_it():
     told = ready()
     told.attach()
     told.enqueue("a")
-    told.tell(on.CancelAsked("g0", RequestId("a")))
+    told.tell(on.CancelRequested("g0", RequestId("a")))
     assert not told.ledger()
     assert told.of(do.CancelAtRunner)
 
 
 def test_cancelling_what_nobody_knows_is_nothing():
-    assert not ready().tell(on.CancelAsked("g0", RequestId("ghost")))
+    assert not ready().tell(on.CancelRequested("g0", RequestId("ghost")))
 
 
 def test_a_lost_request_has_its_whole_patience_again():
@@ -134,9 +134,9 @@ def test_a_lost_request_has_its_whole_patience_again():
     told.detach()
     told.lose("a")
     told.wait(4)
-    assert not told.of(do.Refuse)
+    assert not told.of(do.SendRefused)
     told.wait(2)
-    assert told.of(do.Refuse)
+    assert told.of(do.SendRefused)
 
 
 def test_enqueueing_again_takes_the_place_of_what_was_there():
@@ -144,7 +144,7 @@ def test_enqueueing_again_takes_the_place_of_what_was_there():
     told.attach()
     told.enqueue("a", max_tokens=16)
     told.enqueue("a", max_tokens=16, epoch=0, delivered=3)
-    assert told.of(do.Place)[0].epoch == 2
+    assert told.of(do.SendPlaced)[0].epoch == 2
     assert list(told.ledger()) == [("a", 2)]
 
 
@@ -153,7 +153,7 @@ def test_a_gateway_that_goes_takes_its_waiting_requests_along_and_leaves_the_run
     told.attach(max_sequences=1)
     told.enqueue("runs")
     told.enqueue("waits")
-    told.tell(on.GatewayGone("g0"))
+    told.tell(on.GatewayDisconnected("g0"))
     assert set(told.scheduler.requests) == {"runs"}
     assert told.ledger()
 
@@ -163,7 +163,7 @@ def test_what_a_departed_gateway_left_is_released_when_its_runner_no_longer_list
     told.attach()
     told.enqueue("a", max_tokens=16)
     told.report("r0", entry("a", 2))
-    told.tell(on.GatewayGone("g0"))
+    told.tell(on.GatewayDisconnected("g0"))
     told.wait(1)
     assert told.ledger()
     for _ in range(2):
@@ -179,7 +179,7 @@ def test_a_gateway_that_comes_back_keeps_what_it_runs_and_drops_what_it_does_not
     told.attach()
     told.enqueue("runs")
     told.enqueue("ended meanwhile")
-    told.tell(on.GatewayGone("g0"))
+    told.tell(on.GatewayDisconnected("g0"))
     told.gateway("g0", told.live("runs", pages=5))
     assert set(told.scheduler.requests) == {"runs"}
     assert list(told.ledger()) == [("runs", 1)]
@@ -241,7 +241,7 @@ def test_a_runner_that_stays_away_is_forgotten():
 
 
 def condemn(told, *, hung):
-    return told.tell(on.RunnerCondemned(RunnerIdentity(instance="r0", incarnation="1"), "it does not move", hung))
+    return told.tell(on.RunnerUnhealthy(RunnerIdentity(instance="r0", incarnation="1"), "it does not move", hung))
 
 
 def test_the_requests_of_a_hung_runner_move():
@@ -251,7 +251,7 @@ def test_the_requests_of_a_hung_runner_move():
     told.attach("r1")
     condemn(told, hung=True)
     assert [(effect.instance, effect.epoch) for effect in told.of(do.CancelAtRunner)] == [("r0", 1)]
-    (place,) = told.of(do.Place)
+    (place,) = told.of(do.SendPlaced)
     assert (place.instance, place.epoch, place.moved_because) == ("r1", 2, "it does not move")
     assert place.engine_hung
 
@@ -263,9 +263,9 @@ def test_only_a_move_away_from_an_engine_that_hangs_says_so():
     told.attach("r1")
     condemn(told, hung=True)
     told.attach("r2")
-    told.tell(on.RunnerCondemned(RunnerIdentity(instance="r1", incarnation="1"), "no word", hung=False))
+    told.tell(on.RunnerUnhealthy(RunnerIdentity(instance="r1", incarnation="1"), "no word", hung=False))
     told.lose("a", epoch=2)
-    (place,) = told.of(do.Place)
+    (place,) = told.of(do.SendPlaced)
     assert not place.engine_hung
 
 
@@ -274,9 +274,9 @@ def test_what_moves_and_finds_no_room_waits_and_moves_later():
     told.attach("r0")
     told.enqueue("a")
     condemn(told, hung=True)
-    assert not told.of(do.Place)
+    assert not told.of(do.SendPlaced)
     told.attach("r1")
-    assert told.of(do.Place)[0].moved_because
+    assert told.of(do.SendPlaced)[0].moved_because
 
 
 def test_when_the_gateway_gives_the_old_place_up_first_it_is_an_ordinary_placement():
@@ -286,7 +286,7 @@ def test_when_the_gateway_gives_the_old_place_up_first_it_is_an_ordinary_placeme
     condemn(told, hung=True)
     told.lose("a", epoch=1, delivered=9)
     told.attach("r1")
-    (place,) = told.of(do.Place)
+    (place,) = told.of(do.SendPlaced)
     assert (place.epoch, place.moved_because) == (2, "")
 
 
@@ -346,14 +346,14 @@ def test_a_hung_runner_that_holds_only_parked_requests_has_nothing_to_show():
     told.report("r0", entry("x", 5), steps=10)
     condemn(told, hung=True)
     told.report("r0", entry("x", 5, parked=True), steps=10)
-    assert told.scheduler.runners["r0"].condemned == ""
+    assert told.scheduler.runners["r0"].unhealthy == ""
 
 
 def test_a_new_gateway_is_told_the_catalog_at_once():
     told = ready()
     told.attach()
     told.gateway("g1")
-    (publish,) = told.of(do.Publish)
+    (publish,) = told.of(do.PublishCatalog)
     assert publish.gateway == "g1"
     assert publish.catalog.groups[0].runners == (("r0", "unix:/run/r0.sock"),)
 
@@ -363,11 +363,11 @@ def test_who_has_just_taken_over_tells_gateways_nothing_before_an_operator_has_s
     told = Told()
     told.gateway("g0")
     told.attach()
-    assert not told.of(do.Publish)
+    assert not told.of(do.PublishCatalog)
     told.gateway("g1")
-    assert not told.of(do.Publish)
+    assert not told.of(do.PublishCatalog)
     told.state(pools=())
-    (publish,) = told.of(do.Publish)
+    (publish,) = told.of(do.PublishCatalog)
     assert publish.catalog.groups == (), "now it is known that there are none"
 
 
@@ -426,7 +426,7 @@ def test_many_requests_that_came_and_went_leave_nothing_behind():
     told.wait(5)
     assert not lives.ended
     assert not lives.unlisted
-    assert not lives._wakeups
+    assert not lives._retry_times
     assert not told.scheduler.requests
     assert len(told.scheduler.timelines) == 100
 
@@ -442,18 +442,18 @@ def test_the_deadlines_of_those_that_wait_outlive_the_sweeping_of_others():
     told.wait(1)
     assert len(told.scheduler._lives.deadlines) == 1
     told.wait(5)
-    assert [refusal.request for refusal in told.of(do.Refuse)] == ["299"]
+    assert [refusal.request for refusal in told.of(do.SendRefused)] == ["299"]
 
 
 def test_the_operator_hears_that_a_runner_is_condemned_and_that_it_is_pardoned():
     told = ready()
     told.attach("r0")
     condemn(told, hung=False)
-    assert [one.condemned for one in told.of(do.TellRunner)] == ["it does not move"]
+    assert [one.condemned for one in told.of(do.ReportRunner)] == ["it does not move"]
     told.tell(on.OperatorConnected())
-    assert [one.condemned for one in told.of(do.TellRunner)] == ["it does not move"]
+    assert [one.condemned for one in told.of(do.ReportRunner)] == ["it does not move"]
     told.report("r0")
-    assert [one.condemned for one in told.of(do.TellRunner)] == [""]
+    assert [one.condemned for one in told.of(do.ReportRunner)] == [""]
 
 
 # ------------------------------------------------------------------------- a gateway that missed where its request went
@@ -465,8 +465,8 @@ def missed_a_move(told):
     told.enqueue("a")
     told.attach("r1")
     condemn(told, hung=True)
-    assert told.of(do.Place)[0].epoch == 2
-    told.tell(on.GatewayGone("g0"))
+    assert told.of(do.SendPlaced)[0].epoch == 2
+    told.tell(on.GatewayDisconnected("g0"))
     told.report("r0", steps=1)
     told.report("r0", steps=2)
     told.gateway("g0", told.live("a", epoch=1))
@@ -477,7 +477,7 @@ def test_a_lost_placement_is_placed_again_though_a_later_one_was_never_heard_of(
     missed_a_move(told)
     assert told.where("a") == "r0"
     told.lose("a", epoch=1)
-    assert told.of(do.Place)[0].epoch == 3
+    assert told.of(do.SendPlaced)[0].epoch == 3
 
 
 def test_a_declined_placement_is_struck_though_a_later_one_was_never_heard_of():
@@ -492,7 +492,7 @@ def test_what_runs_under_an_earlier_epoch_than_the_last_is_kept_when_its_gateway
     told = ready()
     missed_a_move(told)
     told.report("r0", entry("a", 2), steps=3)
-    told.tell(on.GatewayGone("g0"))
+    told.tell(on.GatewayDisconnected("g0"))
     told.wait(1)
     assert told.ledger("r0"), "it runs, and its gateway may come back"
 
@@ -505,10 +505,10 @@ def test_a_placement_that_its_runner_never_lists_is_taken_back_and_placed_again(
     for _ in range(10):
         told.wait(1)
         told.report("r0")
-    assert not told.of(do.Place)
+    assert not told.of(do.SendPlaced)
     told.wait(1)
     assert [(effect.instance, effect.epoch) for effect in told.of(do.CancelAtRunner)] == [("r0", 1)]
-    (place,) = told.of(do.Place)
+    (place,) = told.of(do.SendPlaced)
     assert (place.instance, place.epoch) == ("r1", 2)
     assert place.moved_because == "its runner has not had it for 10 seconds"
 
@@ -578,13 +578,13 @@ def test_the_refusal_of_a_move_names_the_last_epoch_so_that_the_gateway_gives_up
     told.enqueue("a", deadline=5.0)
     condemn(told, hung=True)
     told.wait(6)
-    (refusal,) = told.of(do.Refuse)
+    (refusal,) = told.of(do.SendRefused)
     assert (refusal.request, refusal.epoch) == ("a", 1)
 
 
 def test_a_refusal_carries_its_term_and_epoch_over_the_wire():
     failure = Failure("deadline_exceeded", "no place within 5 seconds")
-    refused = translate.refuse(do.Refuse("g0", RequestId("a"), 3, failure), term=7).refused
+    refused = translate.refuse(do.SendRefused("g0", RequestId("a"), 3, failure), term=7).refused
     assert (refused.request, refused.term, refused.epoch) == ("a", 7, 3)
 
 
@@ -597,14 +597,14 @@ def test_another_gateway_that_uses_a_taken_id_is_refused_and_ends_nothing():
     told.attach()
     told.enqueue("a")
     told.enqueue("a", gateway="g1")
-    (refusal,) = told.of(do.Refuse)
+    (refusal,) = told.of(do.SendRefused)
     assert (refusal.gateway, refusal.failure.code) == ("g1", "internal_error")
     told.cancel("a", gateway="g1")
     told.finish("a", gateway="g1")
     told.lose("a", gateway="g1")
-    assert told.of(do.Refuse)[0].gateway == "g1", "whoever has lost what is not its own is told so"
+    assert told.of(do.SendRefused)[0].gateway == "g1", "whoever has lost what is not its own is told so"
     told.gateway("g1", told.live("a"))
-    assert told.of(do.Refuse)[0].gateway == "g1"
+    assert told.of(do.SendRefused)[0].gateway == "g1"
     assert told.scheduler.requests[RequestId("a")].gateway == "g0"
     assert told.ledger() == {("a", 1): 5}
 
@@ -627,4 +627,4 @@ def test_an_id_is_free_again_once_its_request_has_ended():
     told.enqueue("a")
     told.finish("a")
     told.enqueue("a", gateway="g1")
-    assert told.of(do.Place)[0].gateway == "g1"
+    assert told.of(do.SendPlaced)[0].gateway == "g1"

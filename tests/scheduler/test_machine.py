@@ -13,7 +13,7 @@ from motet.fleet import Failure, RequestClass, RunnerIdentity, RunnerRequest, Se
 from motet.model import BASE, InstanceName, RequestId
 from motet_scheduler.policy import effects as do
 from motet_scheduler.policy import events as on
-from motet_scheduler.policy.values import Promise, Stage
+from motet_scheduler.policy.values import AdapterStage, Promise
 from tests.scheduler.builders import PIRATE, POET, Told, adapter, pool
 
 INSTANCES = ("r0", "r1", "r2")
@@ -60,7 +60,7 @@ class World(RuleBasedStateMachine):
         self.passes = {}
         self.say(on.SupervisorConnected())
         self.say(on.GatewayConnected("g0"))
-        self.say(on.CatalogStated((pool(),), tuple(adapter(name) for name in DIGESTS)))
+        self.say(on.CatalogReplaced((pool(),), tuple(adapter(name) for name in DIGESTS)))
 
     # ------------------------------------------------------------------------------------------------------- carrying
 
@@ -70,19 +70,19 @@ class World(RuleBasedStateMachine):
     def carry_out_all(self, effects):
         for effect in effects:
             self.carry_out(effect)
-            if isinstance(effect, do.Place | do.Readmit):
+            if isinstance(effect, do.SendPlaced | do.AllowResume):
                 ledger = self.told.scheduler.runners[effect.instance].ledger
                 assert ledger.promised <= ledger.limit, "promised more than there is"
 
     def carry_out(self, effect):
         match effect:
-            case do.Place():
+            case do.SendPlaced():
                 assert effect.request not in self.answered, "placed after its end"
                 assert effect.epoch > self.epochs.get(effect.request, 0), "an epoch was used twice"
                 assert effect.instance in self.attached, "placed on a runner whose stream is gone"
                 runner = self.told.scheduler.runners[effect.instance]
                 assert runner.drain is None, "placed on a runner that drains"
-                adapters = {line.digest for line in runner.lines.values()} - {BASE}
+                adapters = {line.digest for line in runner.entries.values()} - {BASE}
                 assert len(adapters) <= ADAPTER_SLOTS, "placed with an adapter that finds no slot"
                 self.count_passes(effect.request)
                 if self.deaf:
@@ -92,18 +92,18 @@ class World(RuleBasedStateMachine):
                 self.passes.pop(effect.request, None)  # its turn came; if it is lost, it waits anew
                 self.waiting.discard(effect.request)
                 self.placed[effect.request] = effect
-            case do.Refuse() if not self.deaf:
+            case do.SendRefused() if not self.deaf:
                 assert effect.epoch >= self.epochs.get(effect.request, 0), "its gateway ignores that"
                 self.waiting.discard(effect.request)
                 self.placed.pop(effect.request, None)
                 self.answered.add(effect.request)
-            case do.Ensure() if effect.stage is Stage.CERTIFIED:
+            case do.EnsureAdapter() if effect.stage is AdapterStage.CERTIFIED:
                 self.checks.add((effect.instance, effect.ref.name))
             case do.CancelAtRunner():
                 known = self.books[effect.instance].get(effect.request)
                 if known is not None and known.epoch == effect.epoch:
                     del self.books[effect.instance][effect.request]
-            case do.Readmit():
+            case do.AllowResume():
                 known = self.books[effect.instance].get(effect.request)
                 if known is not None and known.epoch == effect.epoch and known.parked:
                     known.parked, known.pages = False, effect.promise.pages
@@ -229,7 +229,7 @@ class World(RuleBasedStateMachine):
         if name is not None and not self.deaf:
             self.waiting.discard(name)
             self.answered.add(name)
-            self.say(on.CancelAsked("g0", RequestId(name)))
+            self.say(on.CancelRequested("g0", RequestId(name)))
 
     @rule()
     def the_gateways_stream_carries_nothing_any_more(self):
@@ -251,7 +251,7 @@ class World(RuleBasedStateMachine):
         )
         waiting = sorted(self.waiting)
         if noticed:
-            self.say(on.GatewayGone("g0"))
+            self.say(on.GatewayDisconnected("g0"))
         self.deaf = False
         self.say(on.GatewayConnected("g0", live))
         self.arrival = [name for name in self.arrival if name not in waiting] + waiting
@@ -328,18 +328,18 @@ class World(RuleBasedStateMachine):
     @rule(name=st.sampled_from(INSTANCES), hung=st.booleans())
     def condemn(self, name, hung):
         identity = RunnerIdentity(instance=name, incarnation=str(self.incarnations[name]))
-        self.say(on.RunnerCondemned(identity, "it does not move", hung))
+        self.say(on.RunnerUnhealthy(identity, "it does not move", hung))
 
     @rule(names=st.sets(st.sampled_from(INSTANCES)))
     def drain(self, names):
         """These and no others."""
         known = self.told.scheduler.runners
-        asked = (on.DrainAsked(known[InstanceName(name)].identity, 1.0) for name in sorted(names) if name in known)
+        asked = (on.DrainRequested(known[InstanceName(name)].identity, 1.0) for name in sorted(names) if name in known)
         self.say(on.DrainsDeclared(tuple(asked)))
 
     @rule(name=st.sampled_from(INSTANCES))
     def end(self, name):
-        self.say(on.RunnerEnding(InstanceName(name), str(self.incarnations[name]), 1.0))
+        self.say(on.RunnerShuttingDown(InstanceName(name), str(self.incarnations[name]), 1.0))
 
     @rule(seconds=st.sampled_from((0.05, 0.5, 3.0)))
     def wait(self, seconds):
@@ -396,7 +396,7 @@ class World(RuleBasedStateMachine):
             self.attach(name, restarted=False)
             self.books[name] = {}
         stranded = dict(self.placed)
-        for _ in range(3 * int(self.told.scheduler.policy.placed_patience)):
+        for _ in range(3 * int(self.told.scheduler.policy.unlisted_timeout)):
             for name in INSTANCES:
                 self.report(name)
             self.wait(1.0)
@@ -435,7 +435,7 @@ class World(RuleBasedStateMachine):
         assert not self.placed
         assert not self.told.scheduler.requests
         for runner in self.told.scheduler.runners.values():
-            assert not runner.lines, "promises were left behind"
+            assert not runner.entries, "promises were left behind"
 
 
 World.TestCase.settings = settings(

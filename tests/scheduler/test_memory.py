@@ -2,7 +2,7 @@
 
 from motet_scheduler.catalog_file import CatalogFile
 from motet_scheduler.policy import effects as do
-from motet_scheduler.policy.memory import Remembered
+from motet_scheduler.policy.memory import SavedCatalog
 from tests.scheduler.builders import PIRATE, Told, adapter, entry, ready
 
 
@@ -44,7 +44,7 @@ def test_a_successor_places_nothing_before_the_runners_that_were_there_have_spok
     told = Told(remembered=remembered(), settle=0.5)
     told.gateway()
     told.enqueue("a", digest=PIRATE)
-    assert told.of(do.TellPosition)[0].why.startswith("the scheduler has just started")
+    assert told.of(do.SendPosition)[0].why.startswith("the scheduler has just started")
     told.attach("r0", live=(entry("x", 3),))
     assert told.where("a") == ""
     told.attach("r1")
@@ -63,7 +63,7 @@ def test_it_does_not_wait_longer_than_it_takes_to_settle():
 
 
 def test_with_nothing_remembered_there_is_nothing_to_wait_for():
-    told = Told(remembered=Remembered())
+    told = Told(remembered=SavedCatalog())
     told.gateway()
     told.attach()
     told.enqueue("a")
@@ -73,10 +73,10 @@ def test_with_nothing_remembered_there_is_nothing_to_wait_for():
 def test_the_catalog_goes_out_once_it_is_whole():
     told = Told(remembered=remembered(), settle=0.5)
     told.gateway()
-    assert not told.of(do.Publish)
+    assert not told.of(do.PublishCatalog)
     told.attach("r0")
-    assert not told.of(do.Publish)
+    assert not told.of(do.PublishCatalog)
     told.attach("r1")
-    (publish,) = told.of(do.Publish)
+    (publish,) = told.of(do.PublishCatalog)
     assert publish.catalog.adapters[0].digest == PIRATE
     assert len(publish.catalog.groups[0].runners) == 2

@@ -52,7 +52,9 @@ def test_the_adapter_is_ordered_before_the_request_is_placed():
     told.state(adapter())
     told.certify(bytes=4096)
     told.enqueue("a", digest=PIRATE)
-    order, expect, place = [effect for effect in told.effects if isinstance(effect, do.Ensure | do.Expect | do.Place)]
+    order, expect, place = [
+        effect for effect in told.effects if isinstance(effect, do.EnsureAdapter | do.ExpectRequest | do.SendPlaced)
+    ]
     assert (order.expected_digest, order.source) == (PIRATE, "file:///adapters/pirate")
     assert expect.digest == PIRATE
     assert place.promise.adapter_bytes == 4096
@@ -65,7 +67,7 @@ def test_an_adapter_that_is_on_its_way_is_not_ordered_twice():
     told.certify()
     told.enqueue("a", digest=PIRATE)
     told.enqueue("b", digest=PIRATE)
-    assert not told.of(do.Ensure)
+    assert not told.of(do.EnsureAdapter)
 
 
 def test_a_request_waits_while_all_adapter_slots_are_in_use():
@@ -76,7 +78,7 @@ def test_a_request_waits_while_all_adapter_slots_are_in_use():
     told.certify("poet", POET)
     told.enqueue("a", digest=PIRATE)
     told.enqueue("b", digest=POET)
-    assert [effect.why for effect in told.of(do.TellPosition)] == ["all adapter slots are in use"]
+    assert [effect.why for effect in told.of(do.SendPosition)] == ["all adapter slots are in use"]
     told.enqueue("base", tenant="other")
     assert told.where("base") == "r0", "the base model needs no slot"
     told.finish("a")
@@ -88,7 +90,7 @@ def test_a_request_waits_while_the_batch_is_full():
     told.attach(max_sequences=1)
     told.enqueue("a")
     told.enqueue("b")
-    assert told.of(do.TellPosition)[0].why == "every batch is full"
+    assert told.of(do.SendPosition)[0].why == "every batch is full"
     told.finish("a")
     assert told.where("b") == "r0"
 
@@ -107,14 +109,14 @@ def test_a_request_that_waits_for_memory_is_told_how_much():
     told.attach(pages=6)
     told.enqueue("a", max_tokens=64)
     told.enqueue("b", max_tokens=64)
-    assert told.of(do.TellPosition) == [do.TellPosition("g0", "b", 1, "5 pages are wanted and 1 are free")]
+    assert told.of(do.SendPosition) == [do.SendPosition("g0", "b", 1, "5 pages are wanted and 1 are free")]
 
 
 def test_what_no_runner_can_ever_hold_is_refused():
     told = ready()
     told.attach(pages=4)
     told.enqueue("a", max_tokens=500)
-    (refusal,) = told.of(do.Refuse)
+    (refusal,) = told.of(do.SendRefused)
     assert refusal.failure.code == "context_length_exceeded"
     assert "lower max_tokens" in refusal.failure.message
 
@@ -123,7 +125,7 @@ def test_a_prompt_longer_than_the_context_is_refused():
     told = ready()
     told.attach(max_model_length=64)
     told.enqueue("a", prompt=64)
-    (refusal,) = told.of(do.Refuse)
+    (refusal,) = told.of(do.SendRefused)
     assert "context is 64" in refusal.failure.message
 
 
@@ -133,7 +135,7 @@ def test_a_larger_runner_that_is_away_for_a_moment_is_waited_for():
     told.attach("large", pages=100)
     told.detach("large")
     told.enqueue("a", max_tokens=500)
-    assert not told.of(do.Refuse)
+    assert not told.of(do.SendRefused)
     told.attach("large", pages=100)
     assert told.where("a") == "large"
 
@@ -174,7 +176,7 @@ def test_many_batch_requests_that_wait_never_go_before_interactive_ones():
     for n in range(20):
         told.enqueue(f"chat{n}", request_class=RequestClass.INTERACTIVE)
         told.finish(placed)
-        (place,) = told.of(do.Place)
+        (place,) = told.of(do.SendPlaced)
         placed = place.request
         assert placed == f"chat{n}"
 
@@ -206,7 +208,7 @@ def test_when_one_that_everybody_was_held_back_for_leaves_the_others_go_at_once(
         case "past its deadline":
             told.wait(6)
         case _:
-            told.tell(on.GatewayGone("g1"))
+            told.tell(on.GatewayDisconnected("g1"))
     assert told.where("small1") == "r0"
 
 
@@ -224,7 +226,7 @@ def test_a_full_queue_refuses_the_next_with_the_time_to_come_back():
     told = ready(queue_limit=2)
     for name in "abc":
         told.enqueue(name)
-    (refusal,) = told.of(do.Refuse)
+    (refusal,) = told.of(do.SendRefused)
     assert (refusal.request, refusal.failure.code) == ("c", "pool_saturated")
     assert refusal.failure.retry_after > 0
 
@@ -233,7 +235,7 @@ def test_an_adapter_that_is_no_longer_served_is_refused():
     told = ready()
     told.attach()
     told.enqueue("a", digest=Digest("sha256:gone"))
-    assert told.of(do.Refuse)[0].failure.code == "model_not_found"
+    assert told.of(do.SendRefused)[0].failure.code == "model_not_found"
 
 
 def test_a_scheduler_that_took_over_trusts_the_gateway_until_its_runners_have_said_which_digests_serve():
@@ -244,10 +246,10 @@ def test_a_scheduler_that_took_over_trusts_the_gateway_until_its_runners_have_sa
     told.wait(1.0)
     told.enqueue("a", digest=PIRATE)
     assert told.where("a") == "r0"
-    assert not told.of(do.Drop), "what it holds is not in the way"
+    assert not told.of(do.DropAdapter), "what it holds is not in the way"
     told.certify(digest=Digest("sha256:newer"))
     told.enqueue("b", digest=Digest("sha256:gone"))
-    assert told.of(do.Refuse)[0].failure.code == "model_not_found"
+    assert told.of(do.SendRefused)[0].failure.code == "model_not_found"
 
 
 def test_a_deadline_says_what_was_waited_for():
@@ -256,9 +258,9 @@ def test_a_deadline_says_what_was_waited_for():
     told.enqueue("a")
     told.enqueue("b", deadline=5.0)
     told.wait(4.9)
-    assert not told.of(do.Refuse)
+    assert not told.of(do.SendRefused)
     told.wait(0.2)
-    (refusal,) = told.of(do.Refuse)
+    (refusal,) = told.of(do.SendRefused)
     assert refusal.failure.code == "deadline_exceeded"
     assert "every batch is full" in refusal.failure.message
 
@@ -267,7 +269,7 @@ def test_without_any_runner_the_deadline_says_that():
     told = ready()
     told.enqueue("a", deadline=5.0)
     told.wait(6)
-    assert told.of(do.Refuse)[0].failure.code == "no_runner"
+    assert told.of(do.SendRefused)[0].failure.code == "no_runner"
 
 
 def test_positions_are_told_again_when_they_change():
@@ -277,22 +279,22 @@ def test_positions_are_told_again_when_they_change():
         told.enqueue(name)
     told.finish("a")
     told.wait(1.0)
-    assert [(effect.request, effect.position) for effect in told.of(do.TellPosition)] == [("c", 1)]
+    assert [(effect.request, effect.position) for effect in told.of(do.SendPosition)] == [("c", 1)]
 
 
 def test_a_draining_runner_gets_nothing_new():
     told = ready()
     told.attach()
-    told.tell(on.DrainsDeclared((on.DrainAsked(told.scheduler.runners[InstanceName("r0")].identity, 10.0),)))
+    told.tell(on.DrainsDeclared((on.DrainRequested(told.scheduler.runners[InstanceName("r0")].identity, 10.0),)))
     told.enqueue("a")
-    assert told.of(do.TellPosition)[0].why == "its runners are draining"
+    assert told.of(do.SendPosition)[0].why == "its runners are draining"
 
 
 def test_an_empty_runner_is_drained_at_once():
     told = ready()
     told.attach()
-    told.tell(on.DrainsDeclared((on.DrainAsked(told.scheduler.runners[InstanceName("r0")].identity, 10.0),)))
-    assert told.of(do.TellDrained)
+    told.tell(on.DrainsDeclared((on.DrainRequested(told.scheduler.runners[InstanceName("r0")].identity, 10.0),)))
+    assert told.of(do.ReportDrained)
 
 
 def test_the_supervisors_overcommit_factor_makes_room():
@@ -311,7 +313,7 @@ def test_what_only_a_runner_that_is_given_up_could_hold_is_refused_then():
     told.attach("small", pages=10)
     told.detach("large")
     told.enqueue("a", prompt_tokens=16 * 20)
-    assert not told.of(do.Refuse), "it may come back"
+    assert not told.of(do.SendRefused), "it may come back"
     told.wait(31)
-    (refusal,) = told.of(do.Refuse)
+    (refusal,) = told.of(do.SendRefused)
     assert refusal.failure.code == "context_length_exceeded"

@@ -79,7 +79,7 @@ def test_when_a_tenants_oldest_goes_its_next_takes_the_turn_that_its_age_gives()
     line.add("a1", age=9, tenant="a")
     line.add("a2", age=5, tenant="a")
     line.add("b1", age=7, tenant="b")
-    line.queue.went(line.by_name["a1"])
+    line.queue.remove_placed(line.by_name["a1"])
     assert line.heads() == ["b1", "a2"]
 
 
@@ -97,11 +97,11 @@ def test_one_that_was_passed_over_often_enough_is_the_only_one_that_may_go():
     line.add("patient", tenant="a")
     for n in range(3):
         line.add(f"quick{n}", tenant=f"b{n}")
-    line.queue.went(line.by_name["quick0"])
+    line.queue.remove_placed(line.by_name["quick0"])
     assert line.queue.overdue(STANDARD) is None
-    line.queue.went(line.by_name["quick1"])
+    line.queue.remove_placed(line.by_name["quick1"])
     assert line.queue.overdue(STANDARD) is line.by_name["patient"]
-    line.queue.went(line.by_name["patient"])
+    line.queue.remove_placed(line.by_name["patient"])
     assert line.queue.overdue(STANDARD) is None
 
 
@@ -110,7 +110,7 @@ def test_what_is_more_urgent_goes_first_and_that_counts_as_no_pass():
     line.add("batch", request_class=BATCH)
     for n in range(9):
         line.add(f"chat{n}", request_class=INTERACTIVE)
-        line.queue.went(line.by_name[f"chat{n}"])
+        line.queue.remove_placed(line.by_name[f"chat{n}"])
     assert line.queue.passed_over(line.by_name["batch"]) == 0
     assert line.queue.overdue(BATCH) is None
 
@@ -120,9 +120,9 @@ def test_what_is_less_urgent_and_goes_first_passes_whoever_did_not_fit():
     line.add("large", request_class=INTERACTIVE)
     for n in range(2):
         line.add(f"small{n}", age=60, request_class=BATCH)
-    line.queue.went(line.by_name["small0"])
+    line.queue.remove_placed(line.by_name["small0"])
     assert line.queue.overdue(BATCH) is None
-    line.queue.went(line.by_name["small1"])
+    line.queue.remove_placed(line.by_name["small1"])
     assert line.queue.overdue(BATCH) is line.by_name["large"]
 
 
@@ -130,7 +130,7 @@ def test_one_that_is_overdue_holds_back_its_own_class_and_less_urgent_ones_only(
     line = Line(max_passed_over=1)
     line.add("large", tenant="a")
     line.add("small", tenant="b")
-    line.queue.went(line.by_name["small"])
+    line.queue.remove_placed(line.by_name["small"])
     assert line.queue.overdue(INTERACTIVE) is None
     assert line.queue.overdue(STANDARD) is line.queue.overdue(BATCH) is line.by_name["large"]
 
@@ -139,7 +139,7 @@ def test_one_that_came_after_a_less_urgent_one_went_is_not_charged_with_it():
     line = Line(max_passed_over=2)
     line.add("large", age=9, request_class=INTERACTIVE)
     line.add("small", age=8, request_class=BATCH)
-    line.queue.went(line.by_name["small"])
+    line.queue.remove_placed(line.by_name["small"])
     line.add("later", request_class=INTERACTIVE)
     assert line.queue.passed_over(line.by_name["large"]) == 1
     assert line.queue.passed_over(line.by_name["later"]) == 0
@@ -150,7 +150,7 @@ def test_going_in_order_passes_nobody_over():
     for name in "abcd":
         line.add(name)
     for name in "abc":
-        line.queue.went(line.by_name[name])
+        line.queue.remove_placed(line.by_name[name])
         assert line.queue.overdue(STANDARD) is None
 
 
@@ -158,7 +158,7 @@ def test_a_younger_one_is_not_charged_with_what_passed_before_it_came():
     line = Line(max_passed_over=2)
     line.add("first", age=9, tenant="a")
     line.add("quick", age=5, tenant="b")
-    line.queue.went(line.by_name["quick"])
+    line.queue.remove_placed(line.by_name["quick"])
     line.add("later", tenant="c")
     assert line.queue.passed_over(line.by_name["first"]) == 1
     assert line.queue.passed_over(line.by_name["later"]) == 0

@@ -6,7 +6,7 @@ import orjson
 import structlog
 from pydantic import TypeAdapter, ValidationError
 
-from motet_scheduler.policy.memory import Remembered
+from motet_scheduler.policy.memory import SavedCatalog
 
 log = structlog.get_logger(__name__)
 
@@ -18,21 +18,21 @@ class CatalogFile:
         self._path = path
         self._failing = False
 
-    def read(self) -> Remembered | None:
+    def read(self) -> SavedCatalog | None:
         """What was written last; None, with a word in the log, when there is nothing that can be read."""
         try:
             content = orjson.loads(self._path.read_bytes())
             if content.get("version") != VERSION:
                 log.warning("the remembered catalog is of another version; waiting for the operator's")
                 return None
-            return TypeAdapter(Remembered).validate_python(content["remembered"])
+            return TypeAdapter(SavedCatalog).validate_python(content["remembered"])
         except FileNotFoundError:
             return None
         except (OSError, orjson.JSONDecodeError, ValidationError, AttributeError, KeyError) as error:
             log.warning("the remembered catalog cannot be read; waiting for the operator's", error=str(error))
             return None
 
-    def write(self, remembered: Remembered) -> bool:
+    def write(self, remembered: SavedCatalog) -> bool:
         """Replace it, or leave the old one whole. A full disk costs a warning, never a request."""
         beside = self._path.with_suffix(".new")
         try:

@@ -73,6 +73,6 @@ def subject_of(event: on.Event) -> Subject:
 
 def shown(event: on.Event) -> str:
     """An event for the log. What adapters are read from is left out: an address may hold a key."""
-    if isinstance(event, on.CatalogStated | on.CatalogAmended):
+    if isinstance(event, on.CatalogReplaced | on.CatalogUpdated):
         return f"{type(event).__name__}: {len(event.pools)} pools, {len(event.adapters)} adapters"
     return repr(event)[:SHOWN]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from motet.fleet import RequestClass
-from motet_scheduler.policy.capacity_watch import Figures
+from motet_scheduler.policy.capacity_watch import PoolFigures
 from motet_scheduler.policy.scheduler import Scheduler
 
 
@@ -72,7 +72,7 @@ class Metrics:
             pool,
             registry=registry,
         )
-        self._pools: Mapping[str, Figures] | None = None
+        self._pools: Mapping[str, PoolFigures] | None = None
         self.term = Gauge("motet_scheduler_term", "The term this scheduler leads in.", registry=registry)
 
     def observe(self, scheduler: Scheduler) -> None:
@@ -90,11 +90,11 @@ class Metrics:
             self.promised.labels(runner.instance).set(runner.ledger.promised)
             self.parked.labels(runner.instance).set(len(runner.parked))
 
-    def _observe_pools(self, pools: Mapping[str, Figures]) -> None:
+    def _observe_pools(self, pools: Mapping[str, PoolFigures]) -> None:
         if pools is self._pools:
             return  # nobody has looked since
         self._pools = pools
-        of_a_pool: tuple[tuple[Gauge, Callable[[Figures], float]], ...] = (
+        of_a_pool: tuple[tuple[Gauge, Callable[[PoolFigures], float]], ...] = (
             (self.desired, lambda it: it.desired),
             (self.serving, lambda it: it.serving),
             (self.pool_running, lambda it: it.running),

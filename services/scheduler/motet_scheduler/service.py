@@ -25,7 +25,7 @@ from motet_scheduler.metrics import Metrics
 from motet_scheduler.policy import effects as do
 from motet_scheduler.policy import events as on
 from motet_scheduler.policy.scheduler import Scheduler
-from motet_scheduler.policy.values import Policy
+from motet_scheduler.policy.values import SchedulerConfig
 
 log = structlog.get_logger(__name__)
 
@@ -43,7 +43,7 @@ class FailedToDecide(Exception):
 class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     def __init__(
         self,
-        policy: Policy,
+        policy: SchedulerConfig,
         *,
         leadership: Leadership,
         metrics: Metrics,
@@ -88,7 +88,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             greet=lambda: [supervisor_pb2.AdviseUp(hello=supervisor_pb2.AdviseHello(term=self.term))],
             receive=self._hear_advice,
             opened=lambda: self._happened(on.SupervisorConnected()),
-            closed=lambda _why: self._happened(on.SupervisorGone()),
+            closed=lambda _why: self._happened(on.SupervisorDisconnected()),
         )
         self._told_term = self.term
         metrics.term.set(self.term)
@@ -166,7 +166,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
 
     def _lose_gateway(self, session: Session[str, scheduler_pb2.ServeDown]) -> None:
         log.info("gateway gone", gateway=session.peer)
-        self._happened(on.GatewayGone(session.peer))
+        self._happened(on.GatewayDisconnected(session.peer))
 
     def _hear_runner(
         self, session: Session[RunnerIdentity, scheduler_pb2.AttachDown], up: scheduler_pb2.AttachUp
@@ -232,7 +232,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         log.error("not heard, since deciding on it failed again and again", event_=failures.shown(event))
         match event:
             case on.Enqueued() | on.RequestLost():
-                self._refuse(do.Refuse(event.gateway, event.request, event.epoch, Failure.of(FAILED)))
+                self._refuse(do.SendRefused(event.gateway, event.request, event.epoch, Failure.of(FAILED)))
             case on.GatewayConnected() | on.RunnerAttached():
                 raise NOT_HEARD
 
@@ -259,7 +259,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             log.info("placement lost", request=event.request, epoch=event.epoch, why=event.why)
         elif isinstance(event, on.RunnerDeclined):
             self._metrics.declines.inc()
-        elif isinstance(event, on.RunnerCondemned):
+        elif isinstance(event, on.RunnerUnhealthy):
             log.warning("runner condemned", runner=event.runner.instance, why=event.why, hung=event.hung)
         for effect in effects:
             _CARRY_OUT[type(effect)](self, effect)
@@ -297,7 +297,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
 
     # --------------------------------------------------------------------------------------------------- carrying out
 
-    def _place(self, effect: do.Place) -> None:
+    def _place(self, effect: do.SendPlaced) -> None:
         self._metrics.placements.inc()
         if effect.moved_because:
             self._metrics.moves.inc()
@@ -318,7 +318,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         )
         self._gateways.send(effect.gateway, translate.place(effect, self.term))
 
-    def _refuse(self, effect: do.Refuse) -> None:
+    def _refuse(self, effect: do.SendRefused) -> None:
         self._metrics.refusals.labels(effect.failure.code).inc()
         log.info(
             "refused",
@@ -329,10 +329,10 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         )
         self._gateways.send(effect.gateway, translate.refuse(effect, self.term))
 
-    def _tell_position(self, effect: do.TellPosition) -> None:
+    def _tell_position(self, effect: do.SendPosition) -> None:
         self._gateways.send(effect.gateway, translate.position(effect))
 
-    def _publish(self, effect: do.Publish) -> None:
+    def _publish(self, effect: do.PublishCatalog) -> None:
         if effect.gateway:
             self._gateways.send(effect.gateway, translate.catalog(effect.catalog, self._catalog_revision))
             return
@@ -346,29 +346,29 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     def _tell_operators(self, effect: do.OperatorEffect) -> None:
         self._operators.broadcast(translate.operator_word(effect))
 
-    def _readmit(self, effect: do.Readmit) -> None:
+    def _readmit(self, effect: do.AllowResume) -> None:
         self._metrics.readmissions.inc()
         self.supervisor.send(translate.readmit(effect, self.term))
 
-    def _remember(self, _effect: do.Remember) -> None:
+    def _remember(self, _effect: do.SaveCatalog) -> None:
         self._file_stale = True
 
 
 _CARRY_OUT: dict[type, Callable[[SchedulerService, Any], None]] = {
-    do.Place: SchedulerService._place,
-    do.Refuse: SchedulerService._refuse,
-    do.TellPosition: SchedulerService._tell_position,
-    do.Publish: SchedulerService._publish,
-    do.Expect: SchedulerService._order_runner,
-    do.Ensure: SchedulerService._order_runner,
-    do.Drop: SchedulerService._order_runner,
+    do.SendPlaced: SchedulerService._place,
+    do.SendRefused: SchedulerService._refuse,
+    do.SendPosition: SchedulerService._tell_position,
+    do.PublishCatalog: SchedulerService._publish,
+    do.ExpectRequest: SchedulerService._order_runner,
+    do.EnsureAdapter: SchedulerService._order_runner,
+    do.DropAdapter: SchedulerService._order_runner,
     do.CancelAtRunner: SchedulerService._order_runner,
     do.DrainRunner: SchedulerService._order_runner,
     do.TakeWork: SchedulerService._order_runner,
-    do.TellAdapter: SchedulerService._tell_operators,
-    do.TellRunner: SchedulerService._tell_operators,
-    do.TellDesired: SchedulerService._tell_operators,
-    do.TellDrained: SchedulerService._tell_operators,
-    do.Readmit: SchedulerService._readmit,
-    do.Remember: SchedulerService._remember,
+    do.ReportAdapter: SchedulerService._tell_operators,
+    do.ReportRunner: SchedulerService._tell_operators,
+    do.ReportDesiredReplicas: SchedulerService._tell_operators,
+    do.ReportDrained: SchedulerService._tell_operators,
+    do.AllowResume: SchedulerService._readmit,
+    do.SaveCatalog: SchedulerService._remember,
 }

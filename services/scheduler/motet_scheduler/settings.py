@@ -3,7 +3,7 @@
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from motet_scheduler.policy.values import Policy
+from motet_scheduler.policy.values import SchedulerConfig
 
 
 class Settings(BaseSettings):
@@ -71,18 +71,18 @@ class Settings(BaseSettings):
     timelines: int = Field(2_000, ge=1)
     """How many ended requests' timelines are kept for `Explain`, besides those of all that wait or run."""
 
-    def policy(self, time_scale: float) -> Policy:
-        return Policy(
+    def policy(self, time_scale: float) -> SchedulerConfig:
+        return SchedulerConfig(
             queue_limit=self.queue_limit,
             max_passed_over=self.max_passed_over,
             tenants_examined=self.tenants_examined,
-            settle=self.settle_seconds * time_scale,
-            unsubmitted=self.unsubmitted_seconds * time_scale,
-            placed_patience=self.placed_seconds * time_scale,
-            avoid=self.avoid_seconds * time_scale,
+            startup_wait=self.settle_seconds * time_scale,
+            unsubmitted_timeout=self.unsubmitted_seconds * time_scale,
+            unlisted_timeout=self.placed_seconds * time_scale,
+            avoid_after_decline=self.avoid_seconds * time_scale,
             avoid_longest=20 * self.avoid_seconds * time_scale,
             forget_runner=self.forget_runner_seconds * time_scale,
-            ensure_patience=self.ensure_seconds * time_scale,
+            load_retry=self.ensure_seconds * time_scale,
             revision_pause=self.revision_seconds * time_scale,
             force_promise_pages=self.force_promise_pages,
             capacity_every=self.capacity_seconds * time_scale,

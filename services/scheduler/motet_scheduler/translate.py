@@ -9,26 +9,26 @@ from motet.terms import check_epoch
 from motet_scheduler.policy import effects as do
 from motet_scheduler.policy import events as on
 from motet_scheduler.policy.values import (
+    AdapterReadiness,
     AdapterRef,
     AdapterSpec,
+    AdapterStage,
     BaseModel,
     Catalog,
     Certificate,
     Estimate,
     GroupName,
-    Pool,
+    PoolSpec,
     Promise,
-    Readiness,
     RevisionKey,
     ScalingMode,
-    Stage,
 )
 
 _READINESS = {
-    Readiness.COLD: scheduler_pb2.ADAPTER_READINESS_COLD,
-    Readiness.READY: scheduler_pb2.ADAPTER_READINESS_READY,
-    Readiness.LOADING: scheduler_pb2.ADAPTER_READINESS_LOADING,
-    Readiness.FAILED: scheduler_pb2.ADAPTER_READINESS_FAILED,
+    AdapterReadiness.COLD: scheduler_pb2.ADAPTER_READINESS_COLD,
+    AdapterReadiness.READY: scheduler_pb2.ADAPTER_READINESS_READY,
+    AdapterReadiness.LOADING: scheduler_pb2.ADAPTER_READINESS_LOADING,
+    AdapterReadiness.FAILED: scheduler_pb2.ADAPTER_READINESS_FAILED,
 }
 _SCALING = {
     scheduler_pb2.SCALING_MODE_BUILTIN: ScalingMode.BUILTIN,
@@ -153,7 +153,7 @@ def serve_event(gateway: str, up: scheduler_pb2.ServeUp) -> on.Event | None:
                 avoid=tuple(it.avoid),
             )
         case "cancel":
-            return on.CancelAsked(gateway, RequestId(up.cancel.request))
+            return on.CancelRequested(gateway, RequestId(up.cancel.request))
         case "finished":
             done = up.finished
             reason = _FINISHES.get(done.reason, "for a reason of a newer gateway")
@@ -167,7 +167,7 @@ def serve_event(gateway: str, up: scheduler_pb2.ServeUp) -> on.Event | None:
             return None
 
 
-def place(effect: do.Place, term: int) -> scheduler_pb2.ServeDown:
+def place(effect: do.SendPlaced, term: int) -> scheduler_pb2.ServeDown:
     placed = scheduler_pb2.Placed(
         term=term,
         request=effect.request,
@@ -183,7 +183,7 @@ def place(effect: do.Place, term: int) -> scheduler_pb2.ServeDown:
     return scheduler_pb2.ServeDown(placed=placed)
 
 
-def refuse(effect: do.Refuse, term: int) -> scheduler_pb2.ServeDown:
+def refuse(effect: do.SendRefused, term: int) -> scheduler_pb2.ServeDown:
     return scheduler_pb2.ServeDown(
         refused=scheduler_pb2.Refused(
             request=effect.request, failure=effect.failure.to_proto(), term=term, epoch=effect.epoch
@@ -191,7 +191,7 @@ def refuse(effect: do.Refuse, term: int) -> scheduler_pb2.ServeDown:
     )
 
 
-def position(effect: do.TellPosition) -> scheduler_pb2.ServeDown:
+def position(effect: do.SendPosition) -> scheduler_pb2.ServeDown:
     return scheduler_pb2.ServeDown(
         position=scheduler_pb2.Position(request=effect.request, position=effect.position, why=effect.why)
     )
@@ -273,19 +273,19 @@ def attach_event(identity: RunnerIdentity, up: scheduler_pb2.AttachUp) -> on.Eve
             no = up.declined
             return on.RunnerDeclined(instance, RequestId(no.request), no.epoch, Failure.from_proto(no.failure))
         case "draining":
-            return on.RunnerEnding(instance, identity.incarnation, max(0.0, up.draining.deadline_seconds))
+            return on.RunnerShuttingDown(instance, identity.incarnation, max(0.0, up.draining.deadline_seconds))
         case "adapter":
             state = up.adapter
             return on.AdapterStateChanged(
                 instance=instance,
                 ref=_read_ref(state.ref),
                 digest=Digest(state.digest),
-                stage=Stage.from_proto(state.stage),
+                stage=AdapterStage.from_proto(state.stage),
                 certificate=_read_certificate(state.certificate) if state.HasField("certificate") else None,
                 failure=Failure.from_proto(state.failure) if state.HasField("failure") else None,
                 bytes=state.bytes,
                 progress=state.progress,
-                answers=Stage.from_proto(state.answers),
+                answered_order=AdapterStage.from_proto(state.answers),
             )
         case _:
             return None
@@ -293,7 +293,7 @@ def attach_event(identity: RunnerIdentity, up: scheduler_pb2.AttachUp) -> on.Eve
 
 def runner_order(effect: do.RunnerEffect, term: int) -> scheduler_pb2.AttachDown:
     match effect:
-        case do.Expect():
+        case do.ExpectRequest():
             return scheduler_pb2.AttachDown(
                 expect=scheduler_pb2.Expect(
                     term=term,
@@ -303,7 +303,7 @@ def runner_order(effect: do.RunnerEffect, term: int) -> scheduler_pb2.AttachDown
                     adapter_digest=effect.digest,
                 )
             )
-        case do.Ensure():
+        case do.EnsureAdapter():
             return scheduler_pb2.AttachDown(
                 ensure=scheduler_pb2.EnsureAdapter(
                     term=term,
@@ -318,7 +318,7 @@ def runner_order(effect: do.RunnerEffect, term: int) -> scheduler_pb2.AttachDown
                     folder=effect.folder,
                 )
             )
-        case do.Drop():
+        case do.DropAdapter():
             return scheduler_pb2.AttachDown(
                 drop=scheduler_pb2.DropAdapter(term=term, digest=effect.digest, adapter=_write_ref(effect.ref))
             )
@@ -337,8 +337,8 @@ def runner_order(effect: do.RunnerEffect, term: int) -> scheduler_pb2.AttachDown
 # ------------------------------------------------------------------------------------------------------------ operator
 
 
-def _read_pool(it: scheduler_pb2.PoolEntry) -> Pool:
-    return Pool(
+def _read_pool(it: scheduler_pb2.PoolEntry) -> PoolSpec:
+    return PoolSpec(
         pool=it.pool,
         group=GroupName(it.group or it.pool),
         served_name=it.served_name,
@@ -379,13 +379,13 @@ def sync_event(up: scheduler_pb2.SyncUp) -> on.Event | None:
     match up.WhichOneof("message"):
         case "snapshot":
             stated = up.snapshot
-            return on.CatalogStated(
+            return on.CatalogReplaced(
                 tuple(_read_pool(pool) for pool in stated.pools),
                 tuple(_read_adapter(adapter) for adapter in stated.adapters),
             )
         case "delta":
             delta = up.delta
-            return on.CatalogAmended(
+            return on.CatalogUpdated(
                 tuple(_read_pool(pool) for pool in delta.pools),
                 tuple(_read_adapter(adapter) for adapter in delta.adapters),
                 tuple(delta.removed_pools),
@@ -394,7 +394,7 @@ def sync_event(up: scheduler_pb2.SyncUp) -> on.Event | None:
         case "drains":
             return on.DrainsDeclared(
                 tuple(
-                    on.DrainAsked(RunnerIdentity.from_proto(one.runner), max(0.0, one.deadline_seconds))
+                    on.DrainRequested(RunnerIdentity.from_proto(one.runner), max(0.0, one.deadline_seconds))
                     for one in up.drains.runners
                 ),
                 up.drains.revision,
@@ -405,7 +405,7 @@ def sync_event(up: scheduler_pb2.SyncUp) -> on.Event | None:
 
 def operator_word(effect: do.OperatorEffect) -> scheduler_pb2.SyncDown:
     match effect:
-        case do.TellAdapter():
+        case do.ReportAdapter():
             return scheduler_pb2.SyncDown(
                 adapter=scheduler_pb2.AdapterReport(
                     ref=_write_ref(effect.ref),
@@ -419,11 +419,11 @@ def operator_word(effect: do.OperatorEffect) -> scheduler_pb2.SyncDown:
                             tier=cast("common_pb2.MemoryTier.ValueType", int(tier)),
                             digest=digest,
                         )
-                        for instance, tier, digest in effect.places
+                        for instance, tier, digest in effect.replicas
                     ],
                 )
             )
-        case do.TellRunner():
+        case do.ReportRunner():
             return scheduler_pb2.SyncDown(
                 runner=scheduler_pb2.RunnerReport(
                     runner=effect.identity.to_proto(),
@@ -436,7 +436,7 @@ def operator_word(effect: do.OperatorEffect) -> scheduler_pb2.SyncDown:
                     condemned=effect.condemned,
                 )
             )
-        case do.TellDesired():
+        case do.ReportDesiredReplicas():
             return scheduler_pb2.SyncDown(
                 desired=scheduler_pb2.DesiredCapacity(
                     pool=effect.pool,
@@ -446,7 +446,7 @@ def operator_word(effect: do.OperatorEffect) -> scheduler_pb2.SyncDown:
                     stale=effect.stale,
                 )
             )
-        case do.TellDrained():
+        case do.ReportDrained():
             return scheduler_pb2.SyncDown(
                 drained=scheduler_pb2.Drained(runner=effect.runner.to_proto(), drains_revision=effect.revision)
             )
@@ -479,14 +479,14 @@ def advice(down: supervisor_pb2.AdviseDown) -> list[on.Event]:
             ]
         case "lost":
             lost = down.lost
-            return [on.RunnerCondemned(RunnerIdentity.from_proto(lost.runner), lost.why, lost.hung)]
+            return [on.RunnerUnhealthy(RunnerIdentity.from_proto(lost.runner), lost.why, lost.hung)]
         case "overcommit":
             return [on.OvercommitSet(down.overcommit.pool, down.overcommit.factor)]
         case _:
             return []  # a top-up needs no answer: reports bring the same news
 
 
-def readmit(effect: do.Readmit, term: int) -> supervisor_pb2.AdviseUp:
+def readmit(effect: do.AllowResume, term: int) -> supervisor_pb2.AdviseUp:
     return supervisor_pb2.AdviseUp(
         resumable=supervisor_pb2.Resumable(
             term=term,

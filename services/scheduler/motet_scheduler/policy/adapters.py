@@ -14,19 +14,19 @@ from dataclasses import dataclass, field
 from motet.fleet import Failure, Tier
 from motet.model import BASE, Digest, InstanceName, ObjectName
 from motet.pace import StartLimiter
-from motet_scheduler.policy.effects import Drop, Ensure, TellAdapter
+from motet_scheduler.policy.effects import DropAdapter, EnsureAdapter, ReportAdapter
 from motet_scheduler.policy.events import AdapterStateChanged
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.values import (
+    AdapterReadiness,
     AdapterRef,
     AdapterSpec,
+    AdapterStage,
     CatalogAdapter,
     Certificate,
     GroupName,
-    Policy,
-    Readiness,
     RevisionKey,
-    Stage,
+    SchedulerConfig,
 )
 
 CHECKS_AT_ONCE = 4
@@ -44,7 +44,7 @@ class Revision:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class DigestSource:
     """Where the bytes of a digest came from: what a runner that lacks them must be told."""
 
     ref: AdapterRef
@@ -54,7 +54,7 @@ class Source:
 
 
 @dataclass(slots=True)
-class Check:
+class PendingCheck:
     """A runner is fetching and checking this revision."""
 
     key: RevisionKey
@@ -66,14 +66,14 @@ class Check:
 class Adapter:
     spec: AdapterSpec
     serving: Revision | None = None
-    check: Check | None = None
+    check: PendingCheck | None = None
     failure: Failure | None = None
     """Of the newest revision, when it failed."""
     failed: RevisionKey | None = None
     retry_at: float | None = None
-    asked: bool = False
+    recheck_requested: bool = False
     """A runner has been asked for what `spec` says: asking again, of another or after a failure, is no change."""
-    told: TellAdapter | None = field(default=None)
+    last_report: ReportAdapter | None = field(default=None)
 
     @property
     def resolved(self) -> bool:
@@ -86,13 +86,13 @@ class Adapter:
 
 
 class Adapters:
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: SchedulerConfig) -> None:
         self._policy = policy
         self.by_name: dict[ObjectName, Adapter] = {}
-        self.retired: dict[Digest, Source] = {}
+        self.retired: dict[Digest, DigestSource] = {}
         self._changes = StartLimiter[ObjectName](policy.revision_pause)
         """Which have been looked at of late, also of adapters that are gone, or suspended: they may come back."""
-        self._serving: dict[Digest, Source] | None = None
+        self._serving: dict[Digest, DigestSource] | None = None
         """What names point to, by digest; None when it must be gathered again."""
 
     def __iter__(self) -> Iterator[Adapter]:
@@ -114,7 +114,7 @@ class Adapters:
             if (adapter.spec.revision, adapter.spec.max_bytes) != (spec.revision, spec.max_bytes):
                 # The old failure was about other bytes, or about another bound.
                 adapter.failure = adapter.failed = adapter.retry_at = None
-                adapter.asked = False
+                adapter.recheck_requested = False
             adapter.spec = spec
         self._serving = None
         # Only now: whether another name serves the same bytes is known once all names are as they should be.
@@ -126,7 +126,7 @@ class Adapters:
         self.by_name[spec.ref.object] = Adapter(spec, serving)
         self._serving = None
 
-    def source_of(self, digest: Digest) -> Source | None:
+    def source_of(self, digest: Digest) -> DigestSource | None:
         """Where a digest's bytes come from; None when no name and no live request needs it."""
         if self._serving is None:
             self._serving = {
@@ -147,14 +147,12 @@ class Adapters:
 
     # ----------------------------------------------------------------------------------------------- towards serving
 
-    def checks(self, runners: Collection[Runner], now: float) -> Iterator[Ensure]:
+    def checks(self, runners: Collection[Runner], now: float) -> Iterator[EnsureAdapter]:
         """Ask one runner of its group to fetch and check each revision that nobody has looked at."""
         attached = {runner.instance for runner in runners if runner.attached}
         for adapter in self.by_name.values():
             check = adapter.check
-            if check is not None and (
-                check.instance not in attached or now - check.since > self._policy.ensure_patience
-            ):
+            if check is not None and (check.instance not in attached or now - check.since > self._policy.load_retry):
                 adapter.check = None
         busy = Counter(adapter.check.instance for adapter in self if adapter.check is not None)
         self._changes.expire(now)
@@ -162,7 +160,7 @@ class Adapters:
             if not adapter.wants_check(now):
                 continue
             # One that changes all the time would keep a runner fetching. What it says by its turn is what counts.
-            if not adapter.asked and not self._changes.may_begin(name, now):
+            if not adapter.recheck_requested and not self._changes.may_begin(name, now):
                 continue
             spec = adapter.spec
             able = [r for r in runners if r.takes_work and r.group == spec.group and busy[r.instance] < CHECKS_AT_ONCE]
@@ -170,11 +168,11 @@ class Adapters:
             if runner is None:
                 continue
             busy[runner.instance] += 1
-            adapter.check = Check(spec.revision, runner.instance, now)
-            if not adapter.asked:
-                adapter.asked = True
+            adapter.check = PendingCheck(spec.revision, runner.instance, now)
+            if not adapter.recheck_requested:
+                adapter.recheck_requested = True
                 self._changes.begun(name, now)
-            yield Ensure(
+            yield EnsureAdapter(
                 instance=runner.instance,
                 ref=spec.ref,
                 source=spec.revision.source,
@@ -184,18 +182,18 @@ class Adapters:
                 folder=spec.revision.folder,
                 max_bytes=spec.max_bytes,
                 expected_digest=spec.revision.expected_digest,
-                stage=Stage.CERTIFIED,
+                stage=AdapterStage.CERTIFIED,
             )
 
-    def heard(self, event: AdapterStateChanged, now: float) -> bool:
+    def adapter_state_changed(self, event: AdapterStateChanged, now: float) -> bool:
         """What a runner says about an adapter; True when a name moved, or failed to."""
         adapter = self.by_name.get(event.ref.object)
         if adapter is None or adapter.check is None or adapter.check.instance != event.instance:
             return False
-        if event.answers is not Stage.CERTIFIED:
+        if event.answered_order is not AdapterStage.CERTIFIED:
             return False  # news of a load
         check = adapter.check
-        if event.failure is None and event.stage < Stage.CERTIFIED:
+        if event.failure is None and event.stage < AdapterStage.CERTIFIED:
             check.since = now
             return False
         adapter.check = None
@@ -214,7 +212,7 @@ class Adapters:
             self._retire_digest(adapter.spec, replaced)
         return True
 
-    def replicas(self, runners: Collection[Runner], now: float) -> Iterator[Ensure]:
+    def replicas(self, runners: Collection[Runner], now: float) -> Iterator[EnsureAdapter]:
         """Keep `minReplicas` of an adapter on devices."""
         for adapter in self.by_name.values():
             spec, serving = adapter.spec, adapter.serving
@@ -224,21 +222,21 @@ class Adapters:
             have = [r for r in able if r.tier_of(serving.digest) is Tier.DEVICE or self._ordered(r, serving, now)]
             lacking = sorted((r for r in able if r not in have), key=lambda r: (len(r.resident), r.instance))
             for runner in lacking[: max(0, spec.min_replicas - len(have))]:
-                runner.ordered[serving.digest] = now
+                runner.loads_ordered[serving.digest] = now
                 yield ensure(runner, serving.digest, _source_of(spec, serving))
 
     # ---------------------------------------------------------------------------------------------- out of the way
 
-    def drops(self, in_use: Collection[Digest], runners: Collection[Runner]) -> Iterator[Drop]:
+    def drops(self, in_use: Collection[Digest], runners: Collection[Runner]) -> Iterator[DropAdapter]:
         """Digests that no name points to and no request uses."""
         for digest in [digest for digest in self.retired if digest not in in_use]:
             source = self.retired.pop(digest)
             for runner in runners:
                 if runner.attached:
-                    runner.ordered.pop(digest, None)
-                    yield Drop(runner.instance, digest, source.ref)
+                    runner.loads_ordered.pop(digest, None)
+                    yield DropAdapter(runner.instance, digest, source.ref)
 
-    def strays(self, runner: Runner, in_use: Collection[Digest]) -> Iterator[Drop]:
+    def unneeded_on(self, runner: Runner, in_use: Collection[Digest]) -> Iterator[DropAdapter]:
         """What lies in a runner's memory that nothing asks for: it was away when it was to be dropped."""
         if self.undecided():
             return
@@ -249,11 +247,11 @@ class Adapters:
                 and digest not in in_use
                 and self.source_of(digest) is None
             ):
-                yield Drop(runner.instance, digest, AdapterRef("", ""))
+                yield DropAdapter(runner.instance, digest, AdapterRef("", ""))
 
     # ------------------------------------------------------------------------------------------------------- telling
 
-    def report(self, adapter: Adapter, runners: Collection[Runner]) -> TellAdapter:
+    def report(self, adapter: Adapter, runners: Collection[Runner]) -> ReportAdapter:
         """A runner that is away counts until it is forgotten: it holds what it held, and its stream broke, as a rule,
         for a moment. Each word to and fro would be a write for each of its adapters."""
         digest = adapter.serving.digest if adapter.serving is not None else None
@@ -262,13 +260,13 @@ class Adapters:
             for runner in sorted(runners, key=lambda r: r.instance)
             if digest is not None and digest in runner.resident
         )
-        return TellAdapter(
+        return ReportAdapter(
             ref=adapter.spec.ref,
             serving=digest if digest is not None else BASE,
             state=self._readiness(adapter, any(tier >= Tier.HOST for _, tier, _ in places)),
             certificate=adapter.serving.certificate if adapter.serving is not None else None,
             failure=adapter.failure,
-            places=places,
+            replicas=places,
         )
 
     def entry(self, adapter: Adapter, runners: Collection[Runner]) -> CatalogAdapter:
@@ -293,14 +291,14 @@ class Adapters:
     # ------------------------------------------------------------------------------------------------------ internals
 
     @staticmethod
-    def _readiness(adapter: Adapter, resident: bool) -> Readiness:
+    def _readiness(adapter: Adapter, resident: bool) -> AdapterReadiness:
         if adapter.serving is not None:
-            return Readiness.READY if resident else Readiness.COLD
-        return Readiness.FAILED if adapter.failure is not None else Readiness.LOADING
+            return AdapterReadiness.READY if resident else AdapterReadiness.COLD
+        return AdapterReadiness.FAILED if adapter.failure is not None else AdapterReadiness.LOADING
 
     def _ordered(self, runner: Runner, serving: Revision, now: float) -> bool:
-        at = runner.ordered.get(serving.digest)
-        return at is not None and now - at <= self._policy.ensure_patience
+        at = runner.loads_ordered.get(serving.digest)
+        return at is not None and now - at <= self._policy.load_retry
 
     def _retire(self, adapter: Adapter) -> None:
         if adapter.serving is not None:
@@ -311,13 +309,13 @@ class Adapters:
             self.retired[revision.digest] = _source_of(spec, revision)
 
 
-def _source_of(spec: AdapterSpec, revision: Revision) -> Source:
-    return Source(spec.ref, revision.key, revision.bytes, spec.max_bytes)
+def _source_of(spec: AdapterSpec, revision: Revision) -> DigestSource:
+    return DigestSource(spec.ref, revision.key, revision.bytes, spec.max_bytes)
 
 
-def ensure(runner: Runner, digest: Digest, source: Source) -> Ensure:
+def ensure(runner: Runner, digest: Digest, source: DigestSource) -> EnsureAdapter:
     """Bring an adapter to a runner's device."""
-    return Ensure(
+    return EnsureAdapter(
         instance=runner.instance,
         ref=source.ref,
         source=source.key.source,
@@ -327,5 +325,5 @@ def ensure(runner: Runner, digest: Digest, source: Source) -> Ensure:
         folder=source.key.folder,
         max_bytes=source.max_bytes,
         expected_digest=digest,
-        stage=Stage.DEVICE,
+        stage=AdapterStage.DEVICE,
     )

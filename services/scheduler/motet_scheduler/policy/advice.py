@@ -2,33 +2,33 @@
 
 from motet.model import InstanceName
 from motet_scheduler.policy import events as on
-from motet_scheduler.policy.lives import Lives
-from motet_scheduler.policy.room import room_at
-from motet_scheduler.policy.runners import Parked
-from motet_scheduler.policy.state import State
-from motet_scheduler.policy.telling import report_of
+from motet_scheduler.policy.lives import RequestLifecycle
+from motet_scheduler.policy.room import on_capacity_freed
+from motet_scheduler.policy.runners import ParkedRequest
+from motet_scheduler.policy.state import SchedulerState
+from motet_scheduler.policy.telling import runner_report
 
 
-class Advice:
-    def __init__(self, state: State, lives: Lives) -> None:
+class SupervisorEvents:
+    def __init__(self, state: SchedulerState, lives: RequestLifecycle) -> None:
         self._state = state
         self._lives = lives
 
     def connected(self, _event: on.SupervisorConnected) -> None:
         self._state.supervised = True
         for runner in self._state.runners.values():
-            room_at(self._state, runner)
+            on_capacity_freed(self._state, runner)
 
-    def gone(self, _event: on.SupervisorGone) -> None:
+    def gone(self, _event: on.SupervisorDisconnected) -> None:
         self._state.supervised = False
 
     def promise_changed(self, event: on.PromiseChanged) -> None:
         runner = self._state.runners.get(event.instance)
         key = (event.request, event.epoch)
-        if runner is None or key not in runner.lines:
+        if runner is None or key not in runner.entries:
             return
-        runner.write(key, event.promise.pages, runner.lines[key].digest, self._state.now)
-        self._state.note(event.request, "extended", f"to {event.promise.pages} pages")
+        runner.record_promise(key, event.promise.pages, runner.entries[key].digest, self._state.now)
+        self._state.note_event(event.request, "extended", f"to {event.promise.pages} pages")
 
     def parked(self, event: on.RequestParked) -> None:
         runner = self._state.runners.get(event.instance)
@@ -36,14 +36,14 @@ class Advice:
         if runner is None:
             return
         key = (event.request, event.epoch)
-        line = runner.lines.get(key)
+        line = runner.entries.get(key)
         if line is None and event.request not in runner.parked:
             return  # ended, or never heard of: the runner's next report tells
         digest = line.digest if line is not None else runner.parked[event.request].digest
         order = (int(request.request_class), request.asked_at) if request is not None else (0, self._state.now)
-        runner.park(event.request, Parked(event.epoch, event.wanted, digest, order))
-        self._state.note(event.request, "parked", f"comes back with {event.wanted.pages} pages")
-        room_at(self._state, runner)
+        runner.park(event.request, ParkedRequest(event.epoch, event.wanted, digest, order))
+        self._state.note_event(event.request, "parked", f"comes back with {event.wanted.pages} pages")
+        on_capacity_freed(self._state, runner)
 
     def resumed(self, event: on.RequestResumed) -> None:
         runner = self._state.runners.get(event.instance)
@@ -52,20 +52,20 @@ class Advice:
         parked = runner.parked.pop(event.request, None)
         key = (event.request, event.epoch)
         if parked is not None:
-            runner.write(key, event.promise.pages, parked.digest, self._state.now)
-        elif key in runner.lines:
-            runner.write(key, event.promise.pages, runner.lines[key].digest, self._state.now)
-            runner.lines[key].readmitted = False
-        self._state.note(event.request, "resumed", f"with {event.promise.pages} pages")
-        room_at(self._state, runner)
+            runner.record_promise(key, event.promise.pages, parked.digest, self._state.now)
+        elif key in runner.entries:
+            runner.record_promise(key, event.promise.pages, runner.entries[key].digest, self._state.now)
+            runner.entries[key].readmitted = False
+        self._state.note_event(event.request, "resumed", f"with {event.promise.pages} pages")
+        on_capacity_freed(self._state, runner)
 
-    def condemned(self, event: on.RunnerCondemned) -> None:
+    def condemned(self, event: on.RunnerUnhealthy) -> None:
         runner = self._state.current(InstanceName(event.runner.instance), event.runner.incarnation)
         if runner is None:
             return
-        runner.condemned = event.why
+        runner.unhealthy = event.why
         runner.hung = runner.hung or event.hung  # falling silent after it does not end a hang
         self._state.catalog_changed = True
-        self._state.do(report_of(runner))
+        self._state.emit(runner_report(runner))
         if event.hung:
             self._lives.move_everything(runner, event.why)

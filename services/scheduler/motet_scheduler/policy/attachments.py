@@ -7,18 +7,20 @@ from motet.fleet import Failure, ResidentAdapter, RunnerRequest, SequenceState, 
 from motet.model import InstanceName
 from motet_scheduler.policy import effects as do
 from motet_scheduler.policy import events as on
-from motet_scheduler.policy.books import reconcile
+from motet_scheduler.policy.books import sync_ledger
 from motet_scheduler.policy.drains import Drains
-from motet_scheduler.policy.lives import Lives
-from motet_scheduler.policy.offering import Offering
-from motet_scheduler.policy.room import room_at
+from motet_scheduler.policy.lives import RequestLifecycle
+from motet_scheduler.policy.offering import CatalogPublisher
+from motet_scheduler.policy.room import on_capacity_freed
 from motet_scheduler.policy.runners import Runner
-from motet_scheduler.policy.state import State
-from motet_scheduler.policy.telling import report_of
+from motet_scheduler.policy.state import SchedulerState
+from motet_scheduler.policy.telling import runner_report
 
 
-class Attachments:
-    def __init__(self, state: State, lives: Lives, offering: Offering, drains: Drains) -> None:
+class RunnerEvents:
+    def __init__(
+        self, state: SchedulerState, lives: RequestLifecycle, offering: CatalogPublisher, drains: Drains
+    ) -> None:
         self._state = state
         self._lives = lives
         self._offering = offering
@@ -33,29 +35,29 @@ class Attachments:
             # A runner begins with the factor 1 and hears of another from the supervisor, as we do.
             overcommit = self._overcommit.get(event.identity.pool, 1.0) if self._state.supervised else 1.0
             if runner is not None:
-                self._lives.runner_is_gone(runner)
+                self._lives.runner_lost(runner)
                 self._state.by_group[runner.group].remove(runner)
             # One object for all that are alike: what a request needs of them is then computed once.
             alike = (one.capacity for one in self._state.runners.values() if one.capacity == event.capacity)
             runner = Runner(event.identity, event.address, next(alike, event.capacity), overcommit)
             self._state.runners[instance] = runner
             self._state.by_group.setdefault(runner.group, []).append(runner)
-            self._state.do(do.Remember())
+            self._state.emit(do.SaveCatalog())
         runner.identity, runner.address, runner.base = event.identity, event.address, event.base
         runner.attached = True
-        runner.heard_at = self._state.now
+        runner.last_report_at = self._state.now
         if not runner.hung:
-            runner.condemned = ""
+            runner.unhealthy = ""
         self._offering.apply_pool(runner)
         self._state.bases[runner.group] = (event.base, event.capacity.max_model_length)
-        self._state.settling.came(instance)
+        self._state.settling.runner_attached(instance)
         self._drains.attached(runner)
-        self._hear_book(runner, event.live)
-        self._hear_residents(runner, event.resident)
-        self._offering.tell_adapters()  # also what the process before this one held
+        self._apply_requests(runner, event.live)
+        self._apply_resident_adapters(runner, event.resident)
+        self._offering.report_adapters()  # also what the process before this one held
         self._state.catalog_changed = True
-        self._state.do(report_of(runner))
-        self._offering.look_after_adapters()
+        self._state.emit(runner_report(runner))
+        self._offering.order_adapter_loads()
 
     def detached(self, event: on.RunnerDetached) -> None:
         runner = self._state.current(event.instance, event.incarnation)
@@ -63,30 +65,30 @@ class Attachments:
             return
         runner.attached = False
         runner.detached_at = self._state.now
-        runner.ordered.clear()
+        runner.loads_ordered.clear()
         self._state.catalog_changed = True
-        self._state.do(report_of(runner))
+        self._state.emit(runner_report(runner))
 
     def reported(self, event: on.RunnerReported) -> None:
         runner = self._state.current(event.instance, event.incarnation)
         if runner is None:
             return
-        runner.heard_at = self._state.now
+        runner.last_report_at = self._state.now
         runner.pages_free, runner.running, runner.waiting = event.pages_free, event.running, event.waiting
         # Speaking is not enough: after a silence, too, an engine with work must take a step.
         moves = event.steps > runner.steps if runner.steps is not None else not runner.hung
         idle = all(entry.state in (SequenceState.PARKED, SequenceState.LOADING) for entry in event.live)
-        if runner.condemned and (moves or idle):
-            runner.condemned, runner.hung = "", False
+        if runner.unhealthy and (moves or idle):
+            runner.unhealthy, runner.hung = "", False
             self._state.catalog_changed = True
         runner.steps = event.steps
-        self._hear_book(runner, event.live)
-        self._hear_residents(runner, event.resident)
-        self._state.do(report_of(runner))
-        self._offering.look_after_adapters()
+        self._apply_requests(runner, event.live)
+        self._apply_resident_adapters(runner, event.resident)
+        self._state.emit(runner_report(runner))
+        self._offering.order_adapter_loads()
 
-    def _hear_book(self, runner: Runner, live: tuple[RunnerRequest, ...]) -> None:
-        self._state.effects += reconcile(
+    def _apply_requests(self, runner: Runner, live: tuple[RunnerRequest, ...]) -> None:
+        self._state.effects += sync_ledger(
             runner,
             live,
             requests=self._state.requests,
@@ -100,52 +102,52 @@ class Attachments:
             request = self._state.requests.get(entry.request)
             if request is not None and request.placement is not None and request.placement.epoch == entry.epoch:
                 request.delivered = max(request.delivered, entry.output_tokens)
-        room_at(self._state, runner)
+        on_capacity_freed(self._state, runner)
 
-    def _hear_residents(self, runner: Runner, resident: Iterable[ResidentAdapter]) -> None:
+    def _apply_resident_adapters(self, runner: Runner, resident: Iterable[ResidentAdapter]) -> None:
         before = {digest: found.tier for digest, found in runner.resident.items()}
         runner.resident = {found.digest: found for found in resident}
         for digest, found in runner.resident.items():
             if found.tier is Tier.DEVICE:
-                runner.ordered.pop(digest, None)
+                runner.loads_ordered.pop(digest, None)
         if before != {digest: found.tier for digest, found in runner.resident.items()}:
             self._state.catalog_changed = True
-            self._offering.tell_adapters()
-        if self._state.stated:
+            self._offering.report_adapters()
+        if self._state.catalog_known:
             in_use = self._state.digests_in_use()
-            self._state.effects += self._state.adapters.strays(runner, in_use)
+            self._state.effects += self._state.adapters.unneeded_on(runner, in_use)
 
     def declined(self, event: on.RunnerDeclined) -> None:
         request = self._state.requests.get(event.request)
         if request is None or event.epoch != (request.placement.epoch if request.placement else request.epoch):
             return
-        self._state.note(request.id, "declined", f"{event.instance}: {event.failure.message}")
+        self._state.note_event(request.id, "declined", f"{event.instance}: {event.failure.message}")
         self._lives.avoid(request, event.instance)
         if _is_final(event.failure):
-            request.fatal = event.failure
+            request.final_failure = event.failure
         if request.placement is not None:
             # The room is free again; the gateway, told by the runner too, says how far the request has come.
-            self._lives.strike(request)
+            self._lives.release_promise(request)
             self._lives.unlisted[request.id, event.epoch] = self._state.now
-        elif request.fatal is not None:
+        elif request.final_failure is not None:
             self._lives.refuse(request, event.failure)
 
     def adapter_changed(self, event: on.AdapterStateChanged) -> None:
         runner = self._state.runners.get(event.instance)
         if runner is not None and event.failure is not None:
-            runner.ordered.pop(event.digest, None)
-        if self._state.adapters.heard(event, self._state.now):
+            runner.loads_ordered.pop(event.digest, None)
+        if self._state.adapters.adapter_state_changed(event, self._state.now):
             self._state.catalog_changed = True
-            self._state.do(do.Remember())
-            self._offering.tell_adapters()
-        self._offering.look_after_adapters()
+            self._state.emit(do.SaveCatalog())
+            self._offering.report_adapters()
+        self._offering.order_adapter_loads()
 
     def overcommit_set(self, event: on.OvercommitSet) -> None:
         self._overcommit[event.pool] = event.factor
         for runner in self._state.runners.values():
             if runner.identity.pool == event.pool:
                 runner.ledger.overcommit = event.factor
-                room_at(self._state, runner)
+                on_capacity_freed(self._state, runner)
 
     def tick(self) -> None:
         for runner in list(self._state.runners.values()):
@@ -153,13 +155,13 @@ class Attachments:
                 self._forget(runner)
 
     def _forget(self, runner: Runner) -> None:
-        self._lives.runner_is_gone(runner)
+        self._lives.runner_lost(runner)
         del self._state.runners[runner.instance]
         self._state.by_group[runner.group].remove(runner)
-        self._state.queue(runner.group).look_everywhere()
+        self._state.queue(runner.group).retry_everywhere()
         self._state.catalog_changed = True
-        self._state.do(do.Remember())
-        self._offering.tell_adapters()
+        self._state.emit(do.SaveCatalog())
+        self._offering.report_adapters()
 
 
 def _is_final(failure: Failure) -> bool:

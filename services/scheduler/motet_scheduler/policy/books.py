@@ -16,26 +16,26 @@ from motet.fleet import RunnerRequest
 from motet.model import RequestId
 from motet_scheduler.policy.effects import CancelAtRunner, Effect
 from motet_scheduler.policy.requests import Request
-from motet_scheduler.policy.runners import Key, Parked, Runner
-from motet_scheduler.policy.values import Policy, Promise
+from motet_scheduler.policy.runners import ParkedRequest, PlacementKey, Runner
+from motet_scheduler.policy.values import Promise, SchedulerConfig
 
 REPORTS_BEFORE_RELEASE = 2
 REPORTS_BEFORE_ORPHAN = 3
 
 
-def reconcile(
+def sync_ledger(
     runner: Runner,
     live: tuple[RunnerRequest, ...],
     *,
     requests: Mapping[RequestId, Request],
     gateways: frozenset[str] | set[str],
-    ended: Mapping[Key, float],
-    unlisted: dict[Key, float],
-    policy: Policy,
+    ended: Mapping[PlacementKey, float],
+    unlisted: dict[PlacementKey, float],
+    policy: SchedulerConfig,
     now: float,
 ) -> list[Effect]:
     effects: list[Effect] = []
-    listed: set[Key] = set()
+    listed: set[PlacementKey] = set()
     parked: set[RequestId] = set()
     for entry in live:
         key = (entry.request, entry.epoch)
@@ -50,35 +50,37 @@ def reconcile(
                 _park(runner, entry, request, now)
             continue
         runner.parked.pop(entry.request, None)
-        runner.write(key, entry.pages, entry.digest, now)
-        line = runner.lines[key]
+        runner.record_promise(key, entry.pages, entry.digest, now)
+        line = runner.entries[key]
         line.missed = 0
         line.readmitted = False
         effects += _superseded(runner, entry, request, gateways)
-    for key, line in list(runner.lines.items()):
+    for key, line in list(runner.entries.items()):
         if key not in listed:
             line.missed += 1
-            if line.missed >= REPORTS_BEFORE_RELEASE and now - line.since > policy.unsubmitted:
-                runner.strike(key)
-                _missing(key, requests, unlisted, now)
+            if line.missed >= REPORTS_BEFORE_RELEASE and now - line.since > policy.unsubmitted_timeout:
+                runner.release_promise(key)
+                _note_unlisted(key, requests, unlisted, now)
     for name in [name for name in runner.parked if name not in parked]:
-        _missing((name, runner.parked.pop(name).epoch), requests, unlisted, now)
+        _note_unlisted((name, runner.parked.pop(name).epoch), requests, unlisted, now)
     return effects
 
 
-def _missing(key: Key, requests: Mapping[RequestId, Request], unlisted: dict[Key, float], now: float) -> None:
+def _note_unlisted(
+    key: PlacementKey, requests: Mapping[RequestId, Request], unlisted: dict[PlacementKey, float], now: float
+) -> None:
     request = requests.get(key[0])
     if request is not None and request.placement is not None and request.placement.epoch == key[1]:
         unlisted.setdefault(key, now)
 
 
-def _stays_parked(runner: Runner, key: Key, now: float, policy: Policy) -> bool:
+def _stays_parked(runner: Runner, key: PlacementKey, now: float, policy: SchedulerConfig) -> bool:
     """Whether a parked entry is still waiting; not so while it is on its way back in."""
-    line = runner.lines.get(key)
+    line = runner.entries.get(key)
     if line is None or not line.readmitted:
         return True
     line.missed = 0
-    return now - line.since > policy.unsubmitted
+    return now - line.since > policy.unsubmitted_timeout
 
 
 def _park(runner: Runner, entry: RunnerRequest, request: Request | None, now: float) -> None:
@@ -88,7 +90,7 @@ def _park(runner: Runner, entry: RunnerRequest, request: Request | None, now: fl
     pages = max(entry.pages, entry.pages_used, 1)
     asked_at = request.asked_at if request is not None else now
     wanted = Promise(pages, pages * runner.capacity.page_tokens)
-    runner.park(entry.request, Parked(entry.epoch, wanted, entry.digest, (int(entry.request_class), asked_at)))
+    runner.park(entry.request, ParkedRequest(entry.epoch, wanted, entry.digest, (int(entry.request_class), asked_at)))
 
 
 def _superseded(
@@ -96,7 +98,7 @@ def _superseded(
 ) -> list[Effect]:
     """Work that nobody will read: an earlier placement of a request, or one that its gateway does not know."""
     if request is None:
-        line = runner.lines[entry.request, entry.epoch]
+        line = runner.entries[entry.request, entry.epoch]
         line.orphaned = line.orphaned + 1 if entry.gateway in gateways else 0
         if line.orphaned < REPORTS_BEFORE_ORPHAN:
             return []

@@ -24,7 +24,7 @@ TARGET = 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
+class ReplicaBounds:
     minimum: int = 0
     maximum: int | None = None
     stabilization: float = 300.0
@@ -35,7 +35,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class RunnerSize:
     """What one runner takes."""
 
     pages: int
@@ -50,7 +50,7 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class PoolLoad:
     """What a pool has to carry at one moment."""
 
     requests: int = 0
@@ -69,26 +69,26 @@ class Load:
     adapters: int = 0
     """Places in device memory that adapters need at once."""
 
-    spread: int = 0
+    min_replicas_of_adapters: int = 0
     """Runners that one adapter must lie on: the largest `minReplicas`."""
 
     serving: int = 0
-    ordered: int = 0
+    starting: int = 0
     """Runners wanted so far, those that start included."""
 
-    room: Room | None = None
+    room: RunnerSize | None = None
     """None: no runner has ever said."""
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class RequiredReplicas:
     replicas: int
     code: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class ScaleDownBlock:
     """Why nothing may leave for now."""
 
     code: str
@@ -98,43 +98,47 @@ class Hold:
 
 
 @dataclass(frozen=True, slots=True)
-class Advice:
+class DesiredReplicas:
     replicas: int
     code: str
     reason: str
     stale: bool = False
 
 
-def need_of(load: Load, *, patience: float) -> Need:
+def required_replicas(load: PoolLoad, *, patience: float) -> RequiredReplicas:
     """What the load asks for, whatever there is. `patience` is how long a request may wait for a place."""
     return max(_needs(load, patience), key=lambda need: need.replicas)
 
 
-def _needs(load: Load, patience: float) -> Sequence[Need]:
-    needs = [Need(0, "Idle", "nothing runs or waits")]
+def _needs(load: PoolLoad, patience: float) -> Sequence[RequiredReplicas]:
+    needs = [RequiredReplicas(0, "Idle", "nothing runs or waits")]
     room = load.room
     if load.requests:
         runners, how = 1, "no runner has said yet how many it takes"
         if room is not None:
             fits = room.fits(load.pages / load.requests)
             runners, how = ceil(load.requests / fits), f"a runner takes {fits} of their size"
-        needs.append(Need(runners, "Requests", f"{_count(load.requests, 'request')} under way or waiting; {how}"))
+        needs.append(
+            RequiredReplicas(runners, "Requests", f"{_count(load.requests, 'request')} under way or waiting; {how}")
+        )
     if load.adapters:
         slots = max(1, room.adapter_slots) if room is not None else load.adapters
-        runners = max(ceil(load.adapters / slots), load.spread)
+        runners = max(ceil(load.adapters / slots), load.min_replicas_of_adapters)
         why = f"adapters need {_count(load.adapters, 'slot')}; a runner has {slots}"
         if runners > ceil(load.adapters / slots):
-            why = f"an adapter is to be resident on {_count(load.spread, 'runner')}"
-        needs.append(Need(runners, "Adapters", why))
-    if load.waiting and load.waited > patience and load.serving and load.ordered <= load.serving:
+            why = f"an adapter is to be resident on {_count(load.min_replicas_of_adapters, 'runner')}"
+        needs.append(RequiredReplicas(runners, "Adapters", why))
+    if load.waiting and load.waited > patience and load.serving and load.starting <= load.serving:
         why = f"the first of {_count(load.waiting, 'waiting request')} has found no place for {load.waited:.0f} s"
-        needs.append(Need(load.serving + 1, "Queue", why))
+        needs.append(RequiredReplicas(load.serving + 1, "Queue", why))
     if load.held:
-        needs.append(Need(1, "HeldRequests", f"{_count(load.held, 'request')} held until there is a runner"))
+        needs.append(
+            RequiredReplicas(1, "HeldRequests", f"{_count(load.held, 'request')} held until there is a runner")
+        )
     return needs
 
 
-class Pace:
+class ReplicaStabilizer:
     """From what is needed to what is advised: soon more, late fewer, within the bounds."""
 
     def __init__(self, replicas: int, now: float, *, window: float = 30.0) -> None:
@@ -146,7 +150,9 @@ class Pace:
         self._needed: deque[tuple[float, int]] = deque([(now, replicas)])
         """What was needed and when, without what something later and larger hides: the first is the largest."""
 
-    def advise(self, need: Need, bounds: Bounds, now: float, hold: Hold | None = None) -> Advice:
+    def advise(
+        self, need: RequiredReplicas, bounds: ReplicaBounds, now: float, hold: ScaleDownBlock | None = None
+    ) -> DesiredReplicas:
         """Call it with a time that never goes back."""
         self._hear(max(need.replicas, self.replicas) if hold is not None else need.replicas, bounds, now)
         while len(self._advised) > 1 and now - self._advised[1][0] >= self._window:
@@ -156,9 +162,11 @@ class Pace:
         if advised != self.replicas:
             self.replicas = advised
             self._advised.append((now, advised))
-        return Advice(advised, *_why(need, bounds, paced, advised, hold), stale=hold is not None and hold.stale)
+        return DesiredReplicas(
+            advised, *_why(need, bounds, paced, advised, hold), stale=hold is not None and hold.stale
+        )
 
-    def _hear(self, needed: int, bounds: Bounds, now: float) -> None:
+    def _hear(self, needed: int, bounds: ReplicaBounds, now: float) -> None:
         while self._needed and self._needed[-1][1] <= needed:
             self._needed.pop()
         self._needed.append((now, needed))
@@ -173,7 +181,9 @@ class Pace:
         return min(self.replicas, self._needed[0][1])
 
 
-def _why(need: Need, bounds: Bounds, paced: int, advised: int, hold: Hold | None) -> tuple[str, str]:
+def _why(
+    need: RequiredReplicas, bounds: ReplicaBounds, paced: int, advised: int, hold: ScaleDownBlock | None
+) -> tuple[str, str]:
     if need.replicas > advised:
         runners = _count(need.replicas, "runner")
         if bounds.maximum is not None and advised >= bounds.maximum:

@@ -11,25 +11,33 @@ from math import ceil
 
 from motet.fleet import Capacity
 from motet.model import Digest
-from motet_scheduler.policy.capacity import Advice, Bounds, Hold, Load, Pace, Room, need_of
-from motet_scheduler.policy.effects import TellDesired
+from motet_scheduler.policy.capacity import (
+    DesiredReplicas,
+    PoolLoad,
+    ReplicaBounds,
+    ReplicaStabilizer,
+    RunnerSize,
+    ScaleDownBlock,
+    required_replicas,
+)
+from motet_scheduler.policy.effects import ReportDesiredReplicas
 from motet_scheduler.policy.runners import Runner
-from motet_scheduler.policy.state import State
-from motet_scheduler.policy.values import GroupName, Pool, ScalingMode
+from motet_scheduler.policy.state import SchedulerState
+from motet_scheduler.policy.values import GroupName, PoolSpec, ScalingMode
 
-SAY_AGAIN_AFTER = 10
+REPEAT_AFTER_LOOKS = 10
 """Looks until another reason for the same number is told: sentences change with every request."""
 
 SAMPLE = 200
 """Waiting requests whose size is looked at; the others are taken to be like them."""
 
-NO_GATEWAY = Hold("NoGateway", "no gateway is connected, so that nobody knows what is asked for", stale=True)
-BEGINNING = Hold("JustStarted", "the scheduler has just started, and not all runners are back", stale=True)
-ROLLOUT = Hold("RollingOut", "runners are being replaced; none leaves meanwhile")
+NO_GATEWAY = ScaleDownBlock("NoGateway", "no gateway is connected, so that nobody knows what is asked for", stale=True)
+JUST_STARTED = ScaleDownBlock("JustStarted", "the scheduler has just started, and not all runners are back", stale=True)
+ROLLOUT = ScaleDownBlock("RollingOut", "runners are being replaced; none leaves meanwhile")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
+class PoolFigures:
     """A pool at the last look, for whoever scales it by figures."""
 
     desired: int
@@ -45,8 +53,8 @@ class Figures:
 @dataclass(slots=True)
 class _Watched:
     mode: ScalingMode
-    pace: Pace
-    told: TellDesired | None = None
+    pace: ReplicaStabilizer
+    told: ReportDesiredReplicas | None = None
     looks_since: int = 0
 
 
@@ -73,27 +81,29 @@ class _Adapters:
         return len(self.in_use | self.pinned.keys()) + sum(self.pinned.values()) - len(self.pinned)
 
 
-class CapacityWatch:
-    def __init__(self, state: State) -> None:
+class Autoscaler:
+    def __init__(self, state: SchedulerState) -> None:
         self._state = state
         self._watched: dict[str, _Watched] = {}
         self._capacity: dict[str, Capacity] = {}
         """Of one runner of each pool, when somebody last looked: also a pool without any knows what one would take."""
         self._began_at = state.now
         self._looked_at: float | None = None
-        self.figures: Mapping[str, Figures] = {}
+        self.figures: Mapping[str, PoolFigures] = {}
 
     def tick(self) -> None:
         now, policy = self._state.now, self._state.policy
         if not self._state.settled or (self._looked_at is not None and now - self._looked_at < policy.capacity_every):
             return
         self._looked_at = now
-        groups: dict[GroupName, list[Pool]] = {}
+        groups: dict[GroupName, list[PoolSpec]] = {}
         for name, pool in sorted(self._state.pools.items()):
             groups.setdefault(pool.group, []).append(pool)
             watched = self._watched.get(name)
             if watched is None or watched.mode is not pool.scaling:
-                self._watched[name] = _Watched(pool.scaling, Pace(pool.replicas, now, window=policy.growth_window))
+                self._watched[name] = _Watched(
+                    pool.scaling, ReplicaStabilizer(pool.replicas, now, window=policy.growth_window)
+                )
         for name in self._watched.keys() - self._state.pools.keys():
             del self._watched[name]
             self._capacity.pop(name, None)
@@ -112,11 +122,13 @@ class CapacityWatch:
         """Somebody new listens."""
         for watched in self._watched.values():
             if watched.told is not None:
-                self._state.do(watched.told)
+                self._state.emit(watched.told)
 
     # ------------------------------------------------------------------------------------------------------- one group
 
-    def _look(self, group: GroupName, pools: Sequence[Pool], adapters: _Adapters) -> Iterator[tuple[str, Figures]]:
+    def _look(
+        self, group: GroupName, pools: Sequence[PoolSpec], adapters: _Adapters
+    ) -> Iterator[tuple[str, PoolFigures]]:
         members: dict[str, list[Runner]] = {pool.pool: [] for pool in pools}
         for runner in self._state.runners_of(group):
             if runner.identity.pool in members:
@@ -132,11 +144,11 @@ class CapacityWatch:
             runners = members[pool.pool]
             load = self._load(pool, runners, waiting if pool is taker else _Waiting())
             if scalable and pool is scalable[0]:
-                load = replace(load, adapters=adapters.slots, spread=max(adapters.pinned.values(), default=0))
+                load = replace(load, adapters=adapters.slots, min_replicas_of_adapters=max(adapters.pinned.values(), default=0))
             advice = self._advise(pool, load, self._hold(pool, runners))
             yield pool.pool, _figures(runners, load, advice)
 
-    def _may_grow(self, pool: Pool) -> bool:
+    def _may_grow(self, pool: PoolSpec) -> bool:
         return pool.max_replicas is None or self._watched[pool.pool].pace.replicas < pool.max_replicas
 
     def _adapters(self) -> Mapping[GroupName, _Adapters]:
@@ -148,7 +160,7 @@ class CapacityWatch:
             if spec.min_replicas:
                 pinned = found.setdefault(spec.group, _Adapters()).pinned
                 pinned[digest] = max(spec.min_replicas, pinned.get(digest, 0))
-            if digest in self._state.uses:
+            if digest in self._state.adapter_uses:
                 found.setdefault(spec.group, _Adapters()).in_use.add(digest)
         return found
 
@@ -161,78 +173,80 @@ class CapacityWatch:
         pages = 0
         if capacity is not None:
             sample = list(islice(queue.unordered(), 0, None, ceil(len(queue) / SAMPLE)))
-            wanted = sum(request.need_on(capacity, self._state.policy).promise.pages for request in sample)
+            wanted = sum(request.requirement_on(capacity, self._state.policy).promise.pages for request in sample)
             pages = round(wanted / len(sample) * len(queue))
         return _Waiting(len(queue), pages, self._state.now - oldest.waits_since, held)
 
     # -------------------------------------------------------------------------------------------------------- one pool
 
-    def _load(self, pool: Pool, runners: Iterable[Runner], waiting: _Waiting) -> Load:
+    def _load(self, pool: PoolSpec, runners: Iterable[Runner], waiting: _Waiting) -> PoolLoad:
         serving = [runner for runner in runners if runner.takes_work]
         capacity = self._capacity.get(pool.pool)
         room = None
         if capacity is not None:
-            room = Room(
+            room = RunnerSize(
                 pages=min((runner.ledger.limit for runner in serving), default=capacity.pages),
                 sequences=min(capacity.max_sequences, pool.max_sequences or capacity.max_sequences),
                 adapter_slots=capacity.adapter_slots,
             )
-        return Load(
+        return PoolLoad(
             requests=waiting.requests + sum(runner.sequences + len(runner.parked) for runner in runners),
             pages=waiting.pages + sum(runner.pages_wanted for runner in runners),
             waiting=waiting.requests,
             waited=waiting.waited,
             held=waiting.held,
             serving=len(serving),
-            ordered=max(pool.replicas, self._watched[pool.pool].pace.replicas),
+            starting=max(pool.replicas, self._watched[pool.pool].pace.replicas),
             room=room,
         )
 
-    def _hold(self, pool: Pool, runners: Sequence[Runner]) -> Hold | None:
+    def _hold(self, pool: PoolSpec, runners: Sequence[Runner]) -> ScaleDownBlock | None:
         if not self._state.gateways:
             return NO_GATEWAY
         staying = [runner for runner in runners if runner.drain is None]
         for runner in staying:
             if not runner.attached:
-                return Hold("RunnerAway", f"{runner.instance} is not connected", stale=True)
-            if self._state.now - runner.heard_at > self._state.policy.report_patience:
-                return Hold("ReportsMissing", f"{runner.instance} does not report", stale=True)
+                return ScaleDownBlock("RunnerAway", f"{runner.instance} is not connected", stale=True)
+            if self._state.now - runner.last_report_at > self._state.policy.report_patience:
+                return ScaleDownBlock("ReportsMissing", f"{runner.instance} does not report", stale=True)
         just_started = self._state.now - self._began_at < self._state.policy.report_patience
         if just_started and len(staying) < pool.replicas:
-            return BEGINNING
+            return JUST_STARTED
         if len({runner.identity.revision for runner in staying}) > 1:
             return ROLLOUT
         return None
 
-    def _advise(self, pool: Pool, load: Load, hold: Hold | None) -> Advice:
+    def _advise(self, pool: PoolSpec, load: PoolLoad, hold: ScaleDownBlock | None) -> DesiredReplicas:
         watched = self._watched[pool.pool]
         if not pool.scalable:
             watched.pace.replicas = pool.replicas
-            advice = Advice(pool.replicas, "Disabled", "spec.replicas decides")
+            advice = DesiredReplicas(pool.replicas, "Disabled", "spec.replicas decides")
         else:
-            bounds = Bounds(minimum=pool.min_replicas, maximum=pool.max_replicas, stabilization=pool.stabilization)
-            need = need_of(load, patience=self._state.policy.queue_patience)
+            bounds = ReplicaBounds(
+                minimum=pool.min_replicas, maximum=pool.max_replicas, stabilization=pool.stabilization
+            )
+            need = required_replicas(load, patience=self._state.policy.queue_patience)
             advice = watched.pace.advise(need, bounds, self._state.now, hold)
         self._tell(pool, watched, advice)
         return advice
 
-    def _tell(self, pool: Pool, watched: _Watched, advice: Advice) -> None:
+    def _tell(self, pool: PoolSpec, watched: _Watched, advice: DesiredReplicas) -> None:
         told = watched.told
         watched.looks_since += 1
         if (
             told is not None
             and (told.replicas, told.stale) == (advice.replicas, advice.stale)
-            and (told.code == advice.code or watched.looks_since < SAY_AGAIN_AFTER)
+            and (told.code == advice.code or watched.looks_since < REPEAT_AFTER_LOOKS)
         ):
             return
         watched.looks_since = 0
-        watched.told = TellDesired(pool.pool, advice.replicas, advice.reason, advice.code, advice.stale)
-        self._state.do(watched.told)
+        watched.told = ReportDesiredReplicas(pool.pool, advice.replicas, advice.reason, advice.code, advice.stale)
+        self._state.emit(watched.told)
 
 
-def _figures(runners: Iterable[Runner], load: Load, advice: Advice) -> Figures:
+def _figures(runners: Iterable[Runner], load: PoolLoad, advice: DesiredReplicas) -> PoolFigures:
     attached = [runner for runner in runners if runner.attached]
-    return Figures(
+    return PoolFigures(
         desired=advice.replicas,
         serving=load.serving,
         running=sum(runner.sequences for runner in attached),

@@ -7,14 +7,14 @@ has just started. What a runner says about its own end is kept apart: nobody tak
 from motet.model import InstanceName
 from motet_scheduler.policy import effects as do
 from motet_scheduler.policy import events as on
-from motet_scheduler.policy.lives import Lives
-from motet_scheduler.policy.room import room_at
+from motet_scheduler.policy.lives import RequestLifecycle
+from motet_scheduler.policy.room import on_capacity_freed
 from motet_scheduler.policy.runners import Drain, Runner
-from motet_scheduler.policy.state import State
+from motet_scheduler.policy.state import SchedulerState
 
 
 class Drains:
-    def __init__(self, state: State, lives: Lives) -> None:
+    def __init__(self, state: SchedulerState, lives: RequestLifecycle) -> None:
         self._state = state
         self._lives = lives
         self._began_at = state.now
@@ -34,23 +34,23 @@ class Drains:
             drain.over = False  # whoever says the whole set is told again what is empty
             self._declared[instance] = drain
         for runner in self._state.runners.values():
-            was = runner.asked
+            was = runner.requested_drain
             if was is not None and not runner.attached and runner.empty:
                 continue  # it went as it was told to, which is no failure; if it comes back, it is told anew
-            runner.asked = self._of(runner)
-            if (was is None) != (runner.asked is None):
+            runner.requested_drain = self._drain_of(runner)
+            if (was is None) != (runner.requested_drain is None):
                 self._tell(runner)
-                room_at(self._state, runner)
+                on_capacity_freed(self._state, runner)
         self._end()
 
     def attached(self, runner: Runner) -> None:
-        runner.asked = self._of(runner)
+        runner.requested_drain = self._drain_of(runner)
         self._tell(runner)
 
-    def ending(self, event: on.RunnerEnding) -> None:
+    def ending(self, event: on.RunnerShuttingDown) -> None:
         runner = self._state.current(event.instance, event.incarnation)
-        if runner is not None and runner.ending is None:
-            runner.ending = Drain(runner.identity, self._state.now + event.deadline)
+        if runner is not None and runner.shutdown_drain is None:
+            runner.shutdown_drain = Drain(runner.identity, self._state.now + event.deadline)
 
     def tell_all(self, _event: on.TermRaised) -> None:
         for runner in self._state.runners.values():
@@ -58,29 +58,29 @@ class Drains:
 
     def tick(self) -> None:
         for runner in self._state.runners.values():
-            drains = (drain for drain in (runner.asked, runner.ending) if drain is not None)
+            drains = (drain for drain in (runner.requested_drain, runner.shutdown_drain) if drain is not None)
             if any(self._state.now >= drain.deadline_at for drain in drains):
                 self._lives.move_everything(runner, "its runner is being stopped")
         self._end()
 
-    def _of(self, runner: Runner) -> Drain | None:
+    def _drain_of(self, runner: Runner) -> Drain | None:
         drain = self._declared.get(runner.instance)
         return drain if drain is not None and drain.may_be(runner.identity.incarnation) else None
 
     def _tell(self, runner: Runner) -> None:
         if not runner.attached:
             return  # it is told when it comes
-        if runner.asked is None:
-            self._state.do(do.TakeWork(runner.instance))
+        if runner.requested_drain is None:
+            self._state.emit(do.TakeWork(runner.instance))
         else:
-            left = max(0.0, runner.asked.deadline_at - self._state.now)
-            self._state.do(do.DrainRunner(runner.instance, left))
+            left = max(0.0, runner.requested_drain.deadline_at - self._state.now)
+            self._state.emit(do.DrainRunner(runner.instance, left))
 
     def _end(self) -> None:
         for instance, drain in self._declared.items():
             if not drain.over and self._holds_nothing(instance, drain):
                 drain.over = True
-                self._state.do(do.TellDrained(drain.runner, self._revision))
+                self._state.emit(do.ReportDrained(drain.runner, self._revision))
 
     def _holds_nothing(self, instance: InstanceName, drain: Drain) -> bool:
         runner = self._state.runners.get(instance)

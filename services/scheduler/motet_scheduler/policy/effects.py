@@ -4,13 +4,13 @@ from dataclasses import dataclass
 
 from motet.fleet import NOBODY, Capacity, Failure, RunnerIdentity, Tier
 from motet.model import Digest, InstanceName, RequestId, Tenant
-from motet_scheduler.policy.values import AdapterRef, Catalog, Certificate, Promise, Readiness, Stage
+from motet_scheduler.policy.values import AdapterReadiness, AdapterRef, AdapterStage, Catalog, Certificate, Promise
 
 # --------------------------------------------------------------------------------------------------------- to gateways
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class SendPlaced:
     gateway: str
     request: RequestId
     tenant: Tenant
@@ -26,7 +26,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse:
+class SendRefused:
     gateway: str
     request: RequestId
     epoch: int
@@ -36,7 +36,7 @@ class Refuse:
 
 
 @dataclass(frozen=True, slots=True)
-class TellPosition:
+class SendPosition:
     gateway: str
     request: RequestId
     position: int
@@ -44,7 +44,7 @@ class TellPosition:
 
 
 @dataclass(frozen=True, slots=True)
-class Publish:
+class PublishCatalog:
     """The catalog, to one gateway or, with an empty name, to all."""
 
     catalog: Catalog
@@ -55,7 +55,7 @@ class Publish:
 
 
 @dataclass(frozen=True, slots=True)
-class Expect:
+class ExpectRequest:
     instance: InstanceName
     request: RequestId
     epoch: int
@@ -64,12 +64,12 @@ class Expect:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ensure:
+class EnsureAdapter:
     instance: InstanceName
     ref: AdapterRef
     source: str
     expected_digest: str
-    stage: Stage
+    stage: AdapterStage
     source_revision: str = ""
     credentials: str = ""
     max_bytes: int = 0
@@ -78,7 +78,7 @@ class Ensure:
 
 
 @dataclass(frozen=True, slots=True)
-class Drop:
+class DropAdapter:
     instance: InstanceName
     digest: Digest
     ref: AdapterRef
@@ -109,17 +109,17 @@ class TakeWork:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TellAdapter:
+class ReportAdapter:
     ref: AdapterRef
     serving: Digest
-    state: Readiness
+    state: AdapterReadiness
     certificate: Certificate | None
     failure: Failure | None
-    places: tuple[tuple[InstanceName, Tier, Digest], ...]
+    replicas: tuple[tuple[InstanceName, Tier, Digest], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TellRunner:
+class ReportRunner:
     identity: RunnerIdentity
     address: str
     attached: bool
@@ -131,7 +131,7 @@ class TellRunner:
 
 
 @dataclass(frozen=True, slots=True)
-class TellDesired:
+class ReportDesiredReplicas:
     pool: str
     replicas: int
     reason: str
@@ -141,7 +141,7 @@ class TellDesired:
 
 
 @dataclass(frozen=True, slots=True)
-class TellDrained:
+class ReportDrained:
     runner: RunnerIdentity
     revision: int
     """Of the set that it is in."""
@@ -151,7 +151,7 @@ class TellDrained:
 
 
 @dataclass(frozen=True, slots=True)
-class Readmit:
+class AllowResume:
     """A parked request may come back: its promise is in the ledger again."""
 
     instance: InstanceName
@@ -161,11 +161,11 @@ class Readmit:
 
 
 @dataclass(frozen=True, slots=True)
-class Remember:
+class SaveCatalog:
     """What a successor must know before anybody has reconnected has changed; write it down."""
 
 
-GatewayEffect = Place | Refuse | TellPosition | Publish
-RunnerEffect = Expect | Ensure | Drop | CancelAtRunner | DrainRunner | TakeWork
-OperatorEffect = TellAdapter | TellRunner | TellDesired | TellDrained
-Effect = GatewayEffect | RunnerEffect | OperatorEffect | Readmit | Remember
+GatewayEffect = SendPlaced | SendRefused | SendPosition | PublishCatalog
+RunnerEffect = ExpectRequest | EnsureAdapter | DropAdapter | CancelAtRunner | DrainRunner | TakeWork
+OperatorEffect = ReportAdapter | ReportRunner | ReportDesiredReplicas | ReportDrained
+Effect = GatewayEffect | RunnerEffect | OperatorEffect | AllowResume | SaveCatalog

@@ -7,13 +7,13 @@ from motet.model import Digest, InstanceName, RequestId, Tenant
 from motet_scheduler.policy.values import (
     AdapterRef,
     AdapterSpec,
+    AdapterStage,
     BaseModel,
     Certificate,
     Estimate,
     GroupName,
-    Pool,
+    PoolSpec,
     Promise,
-    Stage,
 )
 
 # ----------------------------------------------------------------------------------------------------------- gateways
@@ -66,12 +66,12 @@ class GatewayConnected:
 
 
 @dataclass(frozen=True, slots=True)
-class GatewayGone:
+class GatewayDisconnected:
     gateway: str
 
 
 @dataclass(frozen=True, slots=True)
-class CancelAsked:
+class CancelRequested:
     """The client of a request that waits went away."""
 
     gateway: str
@@ -144,7 +144,7 @@ class RunnerDeclined:
 
 
 @dataclass(frozen=True, slots=True)
-class RunnerEnding:
+class RunnerShuttingDown:
     """Its process has been told to end: it takes nothing new, and hands on at the deadline what is left."""
 
     instance: InstanceName
@@ -163,12 +163,12 @@ class AdapterStateChanged:
     instance: InstanceName
     ref: AdapterRef
     digest: Digest
-    stage: Stage
+    stage: AdapterStage
     certificate: Certificate | None = None
     failure: Failure | None = None
     bytes: int = 0
     progress: float = 0.0
-    answers: Stage = Stage.NONE
+    answered_order: AdapterStage = AdapterStage.NONE
     """The stage that was ordered; NONE for news that nobody asked for."""
 
 
@@ -181,25 +181,25 @@ class OperatorConnected:
 
 
 @dataclass(frozen=True, slots=True)
-class CatalogStated:
+class CatalogReplaced:
     """All that should exist."""
 
-    pools: tuple[Pool, ...]
+    pools: tuple[PoolSpec, ...]
     adapters: tuple[AdapterSpec, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class CatalogAmended:
+class CatalogUpdated:
     """What changed of it."""
 
-    pools: tuple[Pool, ...] = ()
+    pools: tuple[PoolSpec, ...] = ()
     adapters: tuple[AdapterSpec, ...] = ()
     removed_pools: tuple[str, ...] = ()
     removed_adapters: tuple[AdapterRef, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class DrainAsked:
+class DrainRequested:
     runner: RunnerIdentity
     deadline: float
     """Seconds from now."""
@@ -209,7 +209,7 @@ class DrainAsked:
 class DrainsDeclared:
     """All runners that the operator wants empty; whoever is not among them takes work."""
 
-    drains: tuple[DrainAsked, ...] = ()
+    drains: tuple[DrainRequested, ...] = ()
     revision: int = 0
 
 
@@ -222,7 +222,7 @@ class SupervisorConnected:
 
 
 @dataclass(frozen=True, slots=True)
-class SupervisorGone:
+class SupervisorDisconnected:
     """Runners let their parked requests back in by themselves."""
 
 
@@ -251,7 +251,7 @@ class RequestResumed:
 
 
 @dataclass(frozen=True, slots=True)
-class RunnerCondemned:
+class RunnerUnhealthy:
     """The supervisor takes a runner for dead; a `hung` one may still hold its streams open."""
 
     runner: RunnerIdentity
@@ -276,8 +276,8 @@ class Tick:
 Event = (
     Enqueued
     | GatewayConnected
-    | GatewayGone
-    | CancelAsked
+    | GatewayDisconnected
+    | CancelRequested
     | RequestFinished
     | RequestLost
     | RequestsHeld
@@ -285,19 +285,19 @@ Event = (
     | RunnerDetached
     | RunnerReported
     | RunnerDeclined
-    | RunnerEnding
+    | RunnerShuttingDown
     | TermRaised
     | AdapterStateChanged
     | OperatorConnected
-    | CatalogStated
-    | CatalogAmended
+    | CatalogReplaced
+    | CatalogUpdated
     | DrainsDeclared
     | SupervisorConnected
-    | SupervisorGone
+    | SupervisorDisconnected
     | PromiseChanged
     | RequestParked
     | RequestResumed
-    | RunnerCondemned
+    | RunnerUnhealthy
     | OvercommitSet
     | Tick
 )

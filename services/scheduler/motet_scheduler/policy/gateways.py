@@ -5,19 +5,19 @@ from motet.fleet import NOBODY, Failure
 from motet.model import BASE, RequestId, Tenant
 from motet_scheduler.policy import effects as do
 from motet_scheduler.policy import events as on
-from motet_scheduler.policy.lives import Lives
-from motet_scheduler.policy.placement import SETTLING
-from motet_scheduler.policy.placing import Placing
+from motet_scheduler.policy.lives import RequestLifecycle
+from motet_scheduler.policy.placement import STARTING
+from motet_scheduler.policy.placing import Placer
 from motet_scheduler.policy.queue import Queue
 from motet_scheduler.policy.requests import Placement, Request
-from motet_scheduler.policy.state import State
+from motet_scheduler.policy.state import SchedulerState
 from motet_scheduler.policy.telling import OTHERS_FIRST, Positions
 
 _NOT_YOURS = Internal("a request of this id belongs to another gateway; send it again under another")
 
 
-class Gateways:
-    def __init__(self, state: State, lives: Lives, placing: Placing, positions: Positions) -> None:
+class GatewayEvents:
+    def __init__(self, state: SchedulerState, lives: RequestLifecycle, placing: Placer, positions: Positions) -> None:
         self._state = state
         self._lives = lives
         self._placing = placing
@@ -36,7 +36,7 @@ class Gateways:
         for live in event.live:
             self._adopt(event.gateway, live)
         if self._state.settled and self._state.catalog is not None:
-            self._state.do(do.Publish(self._state.catalog, event.gateway))
+            self._state.emit(do.PublishCatalog(self._state.catalog, event.gateway))
 
     def _adopt(self, gateway: str, live: on.LiveRequest) -> None:
         """Take over what already runs, as its gateway knows it."""
@@ -61,7 +61,7 @@ class Gateways:
         elif request.waiting:
             self._state.queues[request.group].remove(request)
         elif request.placement is not None and request.placement.epoch != live.epoch:
-            self._lives.strike(request)
+            self._lives.release_promise(request)
         request.delivered = live.delivered
         request.epoch = max(request.epoch, live.epoch)
         request.moved_because, request.engine_hung = "", False
@@ -71,12 +71,12 @@ class Gateways:
         if runner is None:
             return
         key = (request.id, live.epoch)
-        if key not in runner.lines and request.id not in runner.parked:
-            runner.write(key, live.promise.pages, live.digest, self._state.now)
-        if runner.condemned and runner.hung:
-            self._lives.move(request, runner.condemned)
+        if key not in runner.entries and request.id not in runner.parked:
+            runner.record_promise(key, live.promise.pages, live.digest, self._state.now)
+        if runner.unhealthy and runner.hung:
+            self._lives.move(request, runner.unhealthy)
 
-    def gone(self, event: on.GatewayGone) -> None:
+    def gone(self, event: on.GatewayDisconnected) -> None:
         self._state.gateways.discard(event.gateway)
         self._state.held.pop(event.gateway, None)
         self._departed.add(event.gateway)
@@ -95,7 +95,7 @@ class Gateways:
         queue = self._state.queue(event.group)
         refusal = self._refusal(event, queue)
         if refusal is not None:
-            self._state.note(event.request, "refused", refusal.message)
+            self._state.note_event(event.request, "refused", refusal.message)
             self._refuse(event.gateway, event.request, epoch, refusal, event.tenant)
             return
         request = self._lives.begin(
@@ -113,16 +113,16 @@ class Gateways:
         )
         request.delivered = event.delivered
         request.epoch = epoch
-        request.avoid = dict.fromkeys(event.avoid, self._state.now + self._state.policy.avoid)
-        self._state.note(request.id, "queued", f"class {request.request_class.name.lower()}, epoch {epoch}")
-        self._lives.wait(request)
-        if queue.stuck and queue.overdue(request.request_class) is None and queue.has_turn(request):
+        request.avoid = dict.fromkeys(event.avoid, self._state.now + self._state.policy.avoid_after_decline)
+        self._state.note_event(request.id, "queued", f"class {request.request_class.name.lower()}, epoch {epoch}")
+        self._lives.enqueue(request)
+        if queue.blocked and queue.overdue(request.request_class) is None and queue.has_turn(request):
             # The rest has been tried; only this one is new.
             self._placing.place(queue, request)
-        elif not queue.stuck:
-            self._placing.fill(event.group, queue)
+        elif not queue.blocked:
+            self._placing.place_group(event.group, queue)
         if request.id in self._state.requests and request.waiting:
-            request.why = request.why or (OTHERS_FIRST if self._state.settled else SETTLING)
+            request.waiting_reason = request.waiting_reason or (OTHERS_FIRST if self._state.settled else STARTING)
             self._positions.tell(request, len(queue))
 
     def _refusal(self, event: on.Enqueued, queue: Queue) -> MotetError | None:
@@ -131,7 +131,7 @@ class Gateways:
         adapters = self._state.adapters
         if (
             event.digest != BASE
-            and self._state.stated
+            and self._state.catalog_known
             and adapters.source_of(event.digest) is None
             and not adapters.undecided(event.group)
         ):
@@ -140,39 +140,39 @@ class Gateways:
 
     def _refuse(self, gateway: str, request: RequestId, epoch: int, error: MotetError, tenant: Tenant = NOBODY) -> None:
         """Answer about a request that is not on the books, or not this gateway's."""
-        self._state.do(do.Refuse(gateway, request, epoch, Failure.of(error), tenant))
+        self._state.emit(do.SendRefused(gateway, request, epoch, Failure.of(error), tenant))
 
-    def _own(self, gateway: str, name: RequestId) -> Request | None:
+    def _request_of(self, gateway: str, name: RequestId) -> Request | None:
         """A request belongs to the gateway that told of it: no other can end or move it."""
         request = self._state.requests.get(name)
         return request if request is not None and request.gateway == gateway else None
 
-    def cancel_asked(self, event: on.CancelAsked) -> None:
-        request = self._own(event.gateway, event.request)
+    def cancel_asked(self, event: on.CancelRequested) -> None:
+        request = self._request_of(event.gateway, event.request)
         if request is None:
             return
         placement = request.placement
-        self._state.note(request.id, "cancelled")
+        self._state.note_event(request.id, "cancelled")
         self._lives.end(request)
         if placement is not None:
             # The cancellation crossed the placement: nothing was submitted, and nothing will be.
             self._lives.cancel_at_runner(placement, request.id, "cancelled by its client")
 
     def finished(self, event: on.RequestFinished) -> None:
-        request = self._own(event.gateway, event.request)
+        request = self._request_of(event.gateway, event.request)
         if request is None:
             return
-        self._state.note(request.id, "finished", f"{event.output_tokens} tokens, {event.reason}")
+        self._state.note_event(request.id, "finished", f"{event.output_tokens} tokens, {event.reason}")
         placement = request.placement
         self._lives.end(request)
         if placement is not None and placement.epoch != event.epoch:
             self._lives.cancel_at_runner(placement, request.id, "finished under an earlier placement")
 
-    def held(self, event: on.RequestsHeld) -> None:
+    def requests_held(self, event: on.RequestsHeld) -> None:
         self._state.held[event.gateway] = dict(event.groups)
 
     def lost(self, event: on.RequestLost) -> None:
-        request = self._own(event.gateway, event.request)
+        request = self._request_of(event.gateway, event.request)
         if request is None:
             error = EngineRestarted("the scheduler no longer knows this request; send it again")
             self._refuse(event.gateway, event.request, event.epoch, error)
@@ -187,14 +187,14 @@ class Gateways:
         if event.epoch < placement.epoch:
             return  # an old story: it has been placed again since
         request.epoch = max(request.epoch, event.epoch)
-        self._state.note(request.id, "lost", event.why)
-        self._lives.strike(request)
+        self._state.note_event(request.id, "lost", event.why)
+        self._lives.release_promise(request)
         self._lives.avoid(request, placement.instance)
         request.placement = None
-        self._lives.wait(request)
-        self._state.queue(request.group).stuck = False
-        if isinstance(request.fatal, Failure):
-            self._lives.refuse(request, request.fatal)
+        self._lives.enqueue(request)
+        self._state.queue(request.group).blocked = False
+        if isinstance(request.final_failure, Failure):
+            self._lives.refuse(request, request.final_failure)
 
     def tick(self) -> None:
         """Forget those that left, with what they left behind, once nothing of it runs any more."""

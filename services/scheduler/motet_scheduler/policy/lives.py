@@ -8,23 +8,23 @@ from motet.fleet import Failure
 from motet.model import BASE, RequestId
 from motet_scheduler.policy import effects as do
 from motet_scheduler.policy.deadlines import Deadlines
-from motet_scheduler.policy.placement import SETTLING
+from motet_scheduler.policy.placement import STARTING
 from motet_scheduler.policy.requests import Placement, Request
-from motet_scheduler.policy.room import room_at
-from motet_scheduler.policy.runners import Key, Runner
-from motet_scheduler.policy.state import State
+from motet_scheduler.policy.room import on_capacity_freed
+from motet_scheduler.policy.runners import PlacementKey, Runner
+from motet_scheduler.policy.state import SchedulerState
 from motet_scheduler.policy.values import GroupName
 
 
-class Lives:
-    def __init__(self, state: State) -> None:
+class RequestLifecycle:
+    def __init__(self, state: SchedulerState) -> None:
         self._state = state
-        self.ended: dict[Key, float] = {}
+        self.ended: dict[PlacementKey, float] = {}
         """Placements that ended a moment ago: a report that left before that still lists them."""
-        self.unlisted: dict[Key, float] = {}
+        self.unlisted: dict[PlacementKey, float] = {}
         """Placements that their runner does not list, and since when; the longest first."""
         self.deadlines = Deadlines()
-        self._wakeups: list[tuple[float, GroupName]] = []
+        self._retry_times: list[tuple[float, GroupName]] = []
         """When a request may ask again a runner that it avoids."""
         self._sequence = 0
 
@@ -34,16 +34,16 @@ class Lives:
         self._state.requests[name] = request
         self._state.timelines.begin(name, self._state.now)
         if request.digest != BASE:
-            self._state.uses[request.digest] += 1
+            self._state.adapter_uses[request.digest] += 1
         return request
 
-    def wait(self, request: Request) -> None:
+    def enqueue(self, request: Request) -> None:
         """Join the queue with the age it has, and with its patience whole."""
-        request.deadline_at = self._state.now + request.patience if request.patience > 0 else None
+        request.deadline_at = self._state.now + request.queue_timeout if request.queue_timeout > 0 else None
         self.deadlines.add(request)
         for until in request.avoid.values():
-            heappush(self._wakeups, (until, request.group))
-        request.tried = -1
+            heappush(self._retry_times, (until, request.group))
+        request.tried_in_scan = -1
         self._state.queue(request.group).add(request)
 
     def end(self, request: Request) -> None:
@@ -51,16 +51,16 @@ class Lives:
         if request.waiting:
             self._state.queues[request.group].remove(request)
         else:
-            self.strike(request)
+            self.release_promise(request)
         request.deadline_at = None
         del self._state.requests[request.id]
         self._state.timelines.end(request.id)
         if request.digest != BASE:
-            self._state.uses[request.digest] -= 1
-            if not self._state.uses[request.digest]:
-                del self._state.uses[request.digest]
+            self._state.adapter_uses[request.digest] -= 1
+            if not self._state.adapter_uses[request.digest]:
+                del self._state.adapter_uses[request.digest]
 
-    def strike(self, request: Request) -> None:
+    def release_promise(self, request: Request) -> None:
         """Release what is promised to its placement."""
         placement = request.placement
         if placement is None:
@@ -71,11 +71,11 @@ class Lives:
         runner = self._state.runner_of(placement)
         if runner is None:
             return
-        runner.strike(key)
+        runner.release_promise(key)
         parked = runner.parked.get(request.id)
         if parked is not None and parked.epoch == placement.epoch:
             del runner.parked[request.id]
-        room_at(self._state, runner)
+        on_capacity_freed(self._state, runner)
 
     def placed(self, request: RequestId, epoch: int) -> None:
         """From here on its runner has to list it before long."""
@@ -83,7 +83,7 @@ class Lives:
         self.unlisted.pop((request, epoch), None)
         self.unlisted[request, epoch] = self._state.now
 
-    def runner_is_gone(self, runner: Runner) -> None:
+    def runner_lost(self, runner: Runner) -> None:
         """It will list nothing any more. The gateways notice, and tell what was lost; what they do not tell of is taken
         back."""
         for request in self._placed_on(runner):
@@ -91,16 +91,16 @@ class Lives:
             self.unlisted.setdefault((request.id, request.placement.epoch), self._state.now)
 
     def refuse(self, request: Request, failure: Failure) -> None:
-        self._state.note(request.id, "refused", failure.message)
-        self._state.do(do.Refuse(request.gateway, request.id, request.epoch, failure, request.tenant))
+        self._state.note_event(request.id, "refused", failure.message)
+        self._state.emit(do.SendRefused(request.gateway, request.id, request.epoch, failure, request.tenant))
         self.end(request)
 
     def avoid(self, request: Request, instance: str) -> None:
-        pause = min(self._state.policy.avoid * 2**request.declines, self._state.policy.avoid_longest)
+        pause = min(self._state.policy.avoid_after_decline * 2**request.declines, self._state.policy.avoid_longest)
         request.declines = min(request.declines + 1, 16)
         request.avoid = {name: until for name, until in request.avoid.items() if until > self._state.now}
         request.avoid[instance] = self._state.now + pause
-        heappush(self._wakeups, (self._state.now + pause, request.group))
+        heappush(self._retry_times, (self._state.now + pause, request.group))
 
     def move_everything(self, runner: Runner, why: str) -> None:
         for request in self._placed_on(runner):
@@ -118,30 +118,32 @@ class Lives:
         """Cancel there, then place elsewhere under a new epoch (PU-17)."""
         assert request.placement is not None
         runner = self._state.runner_of(request.placement)
-        self._state.note(request.id, "moving", why)
+        self._state.note_event(request.id, "moving", why)
         self.cancel_at_runner(request.placement, request.id, why)
-        self.strike(request)
+        self.release_promise(request)
         request.placement = None
         request.moved_because, request.engine_hung = why, runner is not None and runner.hung
-        self.wait(request)
-        self._state.queue(request.group).stuck = False
+        self.enqueue(request)
+        self._state.queue(request.group).blocked = False
 
     def cancel_at_runner(self, placement: Placement, request: RequestId, reason: str) -> None:
         runner = self._state.runner_of(placement)
         if runner is not None and runner.attached:
-            self._state.do(do.CancelAtRunner(runner.instance, request, placement.epoch, reason))
+            self._state.emit(do.CancelAtRunner(runner.instance, request, placement.epoch, reason))
 
     def tick(self) -> None:
         self._expire_deadlines()
-        self._take_back()
-        while self._wakeups and self._wakeups[0][0] <= self._state.now:
-            self._state.queue(heappop(self._wakeups)[1]).look_everywhere()
-        for key in [key for key, at in self.ended.items() if self._state.now - at > self._state.policy.unsubmitted]:
+        self._requeue_unlisted()
+        while self._retry_times and self._retry_times[0][0] <= self._state.now:
+            self._state.queue(heappop(self._retry_times)[1]).retry_everywhere()
+        for key in [
+            key for key, at in self.ended.items() if self._state.now - at > self._state.policy.unsubmitted_timeout
+        ]:
             del self.ended[key]
 
-    def _take_back(self) -> None:
+    def _requeue_unlisted(self) -> None:
         """Place again what neither its runner nor its gateway knows of."""
-        patience = self._state.policy.placed_patience
+        patience = self._state.policy.unlisted_timeout
         for (name, _), since in list(self.unlisted.items()):
             if self._state.now - since <= patience:
                 return
@@ -150,11 +152,11 @@ class Lives:
             runner = self._state.runner_of(request.placement)
             # One that has said nothing since may serve it all the same, and the gateway knows: it is away, or we have
             # stood still ourselves, and what it said is still to be read.
-            silent = runner is not None and (not runner.attached or runner.heard_at - since < patience)
+            silent = runner is not None and (not runner.attached or runner.last_report_at - since < patience)
             if silent or request.gateway not in self._state.gateways:
                 continue
-            if isinstance(request.fatal, Failure):
-                self.refuse(request, request.fatal)
+            if isinstance(request.final_failure, Failure):
+                self.refuse(request, request.final_failure)
                 continue
             self.avoid(request, request.placement.instance)
             self.move(request, f"its runner has not had it for {patience:.3g} seconds")
@@ -162,6 +164,6 @@ class Lives:
     def _expire_deadlines(self) -> None:
         self.deadlines.sweep(sum(len(queue) for queue in self._state.queues.values()))
         for request in self.deadlines.expired(self._state.now):
-            waited = f"no place within {request.patience:.3g} seconds: {request.why or SETTLING}"
+            waited = f"no place within {request.queue_timeout:.3g} seconds: {request.waiting_reason or STARTING}"
             up = any(runner.takes_work for runner in self._state.runners_of(request.group))
             self.refuse(request, Failure.of(DeadlineExceeded(waited) if up else NoRunner(waited)))

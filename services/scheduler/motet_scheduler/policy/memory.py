@@ -4,26 +4,26 @@ from dataclasses import dataclass
 
 from motet.model import InstanceName
 from motet_scheduler.policy.adapters import Revision
-from motet_scheduler.policy.values import AdapterSpec, BaseModel, GroupName, Pool
+from motet_scheduler.policy.values import AdapterSpec, BaseModel, GroupName, PoolSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RememberedAdapter:
+class SavedAdapter:
     spec: AdapterSpec
     serving: Revision | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RememberedGroup:
+class SavedGroup:
     group: GroupName
     base: BaseModel
     max_model_length: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Remembered:
-    pools: tuple[Pool, ...] = ()
-    adapters: tuple[RememberedAdapter, ...] = ()
-    groups: tuple[RememberedGroup, ...] = ()
+class SavedCatalog:
+    pools: tuple[PoolSpec, ...] = ()
+    adapters: tuple[SavedAdapter, ...] = ()
+    groups: tuple[SavedGroup, ...] = ()
     runners: tuple[InstanceName, ...] = ()
     """Those that were attached: a successor waits a moment for them before it places anything."""

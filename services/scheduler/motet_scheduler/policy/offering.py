@@ -4,46 +4,46 @@ from collections.abc import Iterator
 
 from motet_scheduler.policy import effects as do
 from motet_scheduler.policy import events as on
-from motet_scheduler.policy.capacity_watch import CapacityWatch
-from motet_scheduler.policy.memory import Remembered, RememberedAdapter, RememberedGroup
+from motet_scheduler.policy.capacity_watch import Autoscaler
+from motet_scheduler.policy.memory import SavedAdapter, SavedCatalog, SavedGroup
 from motet_scheduler.policy.runners import Runner
-from motet_scheduler.policy.state import State
-from motet_scheduler.policy.telling import report_of
-from motet_scheduler.policy.values import BaseModel, Catalog, CatalogGroup, GroupName, Pool
+from motet_scheduler.policy.state import SchedulerState
+from motet_scheduler.policy.telling import runner_report
+from motet_scheduler.policy.values import BaseModel, Catalog, CatalogGroup, GroupName, PoolSpec
 
 
-class Offering:
-    def __init__(self, state: State, capacity: CapacityWatch) -> None:
+class CatalogPublisher:
+    def __init__(self, state: SchedulerState, capacity: Autoscaler) -> None:
         self._state = state
         self._capacity = capacity
 
     def operator_connected(self, _event: on.OperatorConnected) -> None:
-        self.tell_adapters(again=True)
+        self.report_adapters(again=True)
         self._capacity.tell_all()
         for runner in self._state.runners.values():
-            self._state.do(report_of(runner))
+            self._state.emit(runner_report(runner))
 
-    def stated(self, event: on.CatalogStated) -> None:
-        self._state.stated = True
+    def catalog_replaced(self, event: on.CatalogReplaced) -> None:
+        self._state.catalog_known = True
         pools = {pool.pool: pool for pool in event.pools}
         changed = self._state.adapters.state(event.adapters) or pools != self._state.pools
         self._state.pools = pools
         if changed:
-            self._state.do(do.Remember())
+            self._state.emit(do.SaveCatalog())
             self._state.catalog_changed = True
         for runner in self._state.runners.values():
             self.apply_pool(runner)
         self._capacity.pools_changed()
-        self.look_after_adapters()
-        self.tell_adapters()
+        self.order_adapter_loads()
+        self.report_adapters()
 
-    def amended(self, event: on.CatalogAmended) -> None:
+    def catalog_updated(self, event: on.CatalogUpdated) -> None:
         gone = {ref.object for ref in event.removed_adapters}
         pools = self._state.pools | {pool.pool: pool for pool in event.pools}
         specs = {adapter.spec.ref.object: adapter.spec for adapter in self._state.adapters}
         specs |= {spec.ref.object: spec for spec in event.adapters}
-        self.stated(
-            on.CatalogStated(
+        self.catalog_replaced(
+            on.CatalogReplaced(
                 tuple(pool for name, pool in pools.items() if name not in event.removed_pools),
                 tuple(spec for name, spec in specs.items() if name not in gone),
             )
@@ -54,29 +54,29 @@ class Offering:
         own = runner.capacity.max_sequences
         runner.max_sequences = min(own, pool.max_sequences) if pool is not None and pool.max_sequences else own
 
-    def look_after_adapters(self) -> None:
+    def order_adapter_loads(self) -> None:
         if not self._state.settled:
             return
         runners = self._state.runners.values()
         self._state.effects += self._state.adapters.checks(runners, self._state.now)
         self._state.effects += self._state.adapters.replicas(runners, self._state.now)
 
-    def let_go_of_unused(self) -> None:
+    def drop_unused_adapters(self) -> None:
         if self._state.adapters.retired:
             self._state.effects += self._state.adapters.drops(
                 self._state.digests_in_use(), self._state.runners.values()
             )
 
-    def tell_adapters(self, *, again: bool = False) -> None:
+    def report_adapters(self, *, again: bool = False) -> None:
         """What has changed, or `again` all of it. Who has just taken over says nothing of an adapter before a runner
         has: the operator still knows what the one before has said, and would take it back."""
         for adapter in self._state.adapters:
-            if adapter.told is None and adapter.serving is None and adapter.failure is None:
+            if adapter.last_report is None and adapter.serving is None and adapter.failure is None:
                 continue
             report = self._state.adapters.report(adapter, self._state.runners.values())
-            if again or report != adapter.told:
-                adapter.told = report
-                self._state.do(report)
+            if again or report != adapter.last_report:
+                adapter.last_report = report
+                self._state.emit(report)
 
     def publish(self) -> None:
         self._state.catalog_changed = False
@@ -88,10 +88,10 @@ class Offering:
         )
         if catalog != self._state.catalog:
             self._state.catalog = catalog
-            self._state.do(do.Publish(catalog))
+            self._state.emit(do.PublishCatalog(catalog))
 
     def _groups(self) -> Iterator[CatalogGroup]:
-        names: dict[GroupName, list[Pool]] = {}
+        names: dict[GroupName, list[PoolSpec]] = {}
         for pool in self._state.pools.values():
             names.setdefault(pool.group, []).append(pool)
         for group, pools in sorted(names.items()):
@@ -109,23 +109,23 @@ class Offering:
                     sorted(
                         (runner.instance, runner.address)
                         for runner in self._state.runners_of(group)
-                        if runner.attached and not runner.condemned
+                        if runner.attached and not runner.unhealthy
                     )
                 ),
             )
 
-    def recall(self, remembered: Remembered) -> None:
+    def restore(self, remembered: SavedCatalog) -> None:
         self._state.pools = {pool.pool: pool for pool in remembered.pools}
         for adapter in remembered.adapters:
             self._state.adapters.restore(adapter.spec, adapter.serving)
         self._state.bases = {one.group: (one.base, one.max_model_length) for one in remembered.groups}
 
-    def remembered(self) -> Remembered:
-        return Remembered(
+    def to_save(self) -> SavedCatalog:
+        return SavedCatalog(
             pools=tuple(self._state.pools.values()),
-            adapters=tuple(RememberedAdapter(spec=one.spec, serving=one.serving) for one in self._state.adapters),
+            adapters=tuple(SavedAdapter(spec=one.spec, serving=one.serving) for one in self._state.adapters),
             groups=tuple(
-                RememberedGroup(group=group, base=base, max_model_length=length)
+                SavedGroup(group=group, base=base, max_model_length=length)
                 for group, (base, length) in self._state.bases.items()
             ),
             runners=tuple(sorted(runner.instance for runner in self._state.runners.values() if runner.attached)),

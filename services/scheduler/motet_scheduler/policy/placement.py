@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from motet.fleet import Tier
 from motet_scheduler.policy.requests import Request
 from motet_scheduler.policy.runners import Runner
-from motet_scheduler.policy.values import Policy, Promise
+from motet_scheduler.policy.values import Promise, SchedulerConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +28,20 @@ class Chosen:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class MustWait:
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class Never:
+class NeverFits:
     """No runner of the group could hold it even when empty (OR-09)."""
 
     why: str
 
 
-def choose(request: Request, runners: Iterable[Runner], policy: Policy, now: float) -> Chosen | Wait | Never:
+def choose(
+    request: Request, runners: Iterable[Runner], policy: SchedulerConfig, now: float
+) -> Chosen | MustWait | NeverFits:
     best: tuple[int, Tier, str] | None = None
     chosen: Chosen | None = None
     obstacles: set[str] = set()
@@ -47,14 +49,14 @@ def choose(request: Request, runners: Iterable[Runner], policy: Policy, now: flo
     too_small = ""
     could = False
     for runner in runners:
-        need = request.need_on(runner.capacity, policy)
+        need = request.requirement_on(runner.capacity, policy)
         if need.never:
             too_small = too_small or need.never
             continue
         could = True
         obstacle = _obstacle(request, runner, need.promise.pages, now)
         if obstacle:
-            if obstacle is _SHORT:
+            if obstacle is _TOO_FEW_PAGES:
                 short = short or f"{need.promise.pages} pages are wanted and {max(0, runner.ledger.free)} are free"
             else:
                 obstacles.add(obstacle)
@@ -65,21 +67,21 @@ def choose(request: Request, runners: Iterable[Runner], policy: Policy, now: flo
     if chosen is not None:
         return chosen
     if too_small and not could:
-        return Never(too_small)
+        return NeverFits(too_small)
     # Pages first: among several runners the one that is merely short of memory says most.
-    return Wait(short or min(obstacles, key=_MORE_TELLING_FIRST.index, default=NO_RUNNER))
+    return MustWait(short or min(obstacles, key=_BY_USEFULNESS.index, default=NO_RUNNER))
 
 
-SETTLING = "the scheduler has just started and waits for its runners"
+STARTING = "the scheduler has just started and waits for its runners"
 NO_RUNNER = "no runner of this model is up"
-_SHORT = "too few pages are free"
+_TOO_FEW_PAGES = "too few pages are free"
 _DOWN = "its runners are down"
 _DRAINING = "its runners are draining"
 _PARKED = "parked requests go first"
 _FULL = "every batch is full"
 _SLOTS = "all adapter slots are in use"
 _DECLINED = "the runner declined a moment ago"
-_MORE_TELLING_FIRST = (_DECLINED, _PARKED, _SLOTS, _FULL, _DRAINING, _DOWN, NO_RUNNER)
+_BY_USEFULNESS = (_DECLINED, _PARKED, _SLOTS, _FULL, _DRAINING, _DOWN, NO_RUNNER)
 
 
 def _obstacle(request: Request, runner: Runner, pages: int, now: float) -> str:
@@ -94,7 +96,7 @@ def _obstacle(request: Request, runner: Runner, pages: int, now: float) -> str:
     if not runner.slot_for(request.digest):
         return _SLOTS
     if pages > runner.ledger.free:
-        return _SHORT
+        return _TOO_FEW_PAGES
     if request.avoids(runner.instance, now):
         return _DECLINED
     return ""

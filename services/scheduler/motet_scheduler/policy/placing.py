@@ -4,38 +4,38 @@ from motet.errors import ContextLengthExceeded
 from motet.fleet import Failure, Tier
 from motet_scheduler.policy import effects as do
 from motet_scheduler.policy.adapters import ensure
-from motet_scheduler.policy.lives import Lives
-from motet_scheduler.policy.placement import SETTLING, Chosen, Never, choose
+from motet_scheduler.policy.lives import RequestLifecycle
+from motet_scheduler.policy.placement import STARTING, Chosen, NeverFits, choose
 from motet_scheduler.policy.queue import Queue
 from motet_scheduler.policy.requests import Placement, Request
 from motet_scheduler.policy.runners import Runner
-from motet_scheduler.policy.state import State
+from motet_scheduler.policy.state import SchedulerState
 from motet_scheduler.policy.values import GroupName, Promise
 
 
-class Placing:
-    def __init__(self, state: State, lives: Lives) -> None:
+class Placer:
+    def __init__(self, state: SchedulerState, lives: RequestLifecycle) -> None:
         self._state = state
         self._lives = lives
 
-    def where_there_is_room(self) -> None:
+    def place_all(self) -> None:
         if not self._state.settled:
             return
         for group, queue in self._state.queues.items():
-            if len(queue) and not queue.stuck:
-                self.fill(group, queue)
+            if len(queue) and not queue.blocked:
+                self.place_group(group, queue)
 
-    def fill(self, group: GroupName, queue: Queue) -> None:
+    def place_group(self, group: GroupName, queue: Queue) -> None:
         """Place all that fits, then call the queue stuck until room comes up somewhere."""
         if not self._state.settled:
             return
-        while self._place_until_somebody_is_overdue(group, queue):
+        while self._place_until_overdue(group, queue):
             pass
-        queue.stuck = True
+        queue.blocked = True
 
-    def _place_until_somebody_is_overdue(self, group: GroupName, queue: Queue) -> bool:
+    def _place_until_overdue(self, group: GroupName, queue: Queue) -> bool:
         """One look at the heads of all lines; True when a placement made somebody overdue, who comes first now."""
-        queue.looks += 1
+        queue.scans += 1
         policy = self._state.policy
         looked = False
         for request_class, lane in queue.lanes():
@@ -48,16 +48,16 @@ class Placing:
                 if placed and queue.overdue(request_class) is not None:
                     return True
                 # Room only becomes less while we place.
-                if (placed or not looked) and not self._any_room(group):
+                if (placed or not looked) and not self._any_capacity(group):
                     self._explain(queue, group)
                     return False
                 looked = True
                 turn = queue.next_turn(lane, turn if placed else turn + 1, policy)
-        queue.all_had_their_turn()
+        queue.end_scan()
         return False
 
-    def _any_room(self, group: GroupName) -> bool:
-        return any(runner.has_room for runner in self._state.runners_of(group))
+    def _any_capacity(self, group: GroupName) -> bool:
+        return any(runner.has_capacity for runner in self._state.runners_of(group))
 
     def _explain(self, queue: Queue, group: GroupName) -> None:
         """Say why the first in line waits, when a look at the runners was enough to know that nobody can go."""
@@ -65,42 +65,42 @@ class Placing:
         if oldest is not None:
             outcome = choose(oldest, self._state.runners_of(group), self._state.policy, self._state.now)
             if not isinstance(outcome, Chosen):
-                oldest.why = outcome.why
+                oldest.waiting_reason = outcome.why
 
     def place(self, queue: Queue, request: Request) -> bool:
         """Place a request, or refuse it, or note why it waits; False when it still waits."""
         if not self._state.settled:
-            request.why = SETTLING
+            request.waiting_reason = STARTING
             return False
         outcome = choose(request, self._state.runners_of(request.group), self._state.policy, self._state.now)
         if isinstance(outcome, Chosen):
-            queue.went(request)
-            self._put(request, outcome.runner, outcome.promise)
+            queue.remove_placed(request)
+            self._assign(request, outcome.runner, outcome.promise)
             return True
-        if isinstance(outcome, Never):
+        if isinstance(outcome, NeverFits):
             self._lives.refuse(request, Failure.of(ContextLengthExceeded(outcome.why)))
             return True
-        request.why = outcome.why
-        request.tried = queue.looks
+        request.waiting_reason = outcome.why
+        request.tried_in_scan = queue.scans
         return False
 
-    def _put(self, request: Request, runner: Runner, promise: Promise) -> None:
+    def _assign(self, request: Request, runner: Runner, promise: Promise) -> None:
         source = self._state.adapters.source_of(request.digest)
         if source is not None and runner.tier_of(request.digest) is not Tier.DEVICE:
             promise = Promise(promise.pages, promise.tokens, source.bytes)
-            ordered = runner.ordered.get(request.digest)
-            if ordered is None or self._state.now - ordered > self._state.policy.ensure_patience:
-                runner.ordered[request.digest] = self._state.now
-                self._state.do(ensure(runner, request.digest, source))
+            ordered = runner.loads_ordered.get(request.digest)
+            if ordered is None or self._state.now - ordered > self._state.policy.load_retry:
+                runner.loads_ordered[request.digest] = self._state.now
+                self._state.emit(ensure(runner, request.digest, source))
         request.epoch += 1
         request.placement = Placement(runner.instance, runner.identity.incarnation, request.epoch, self._state.now)
         request.deadline_at = None
-        request.why, request.told = "", (0, "")
+        request.waiting_reason, request.reported_position = "", (0, "")
         self._lives.placed(request.id, request.epoch)
-        runner.write((request.id, request.epoch), promise.pages, request.digest, self._state.now)
-        self._state.do(do.Expect(runner.instance, request.id, request.epoch, promise, request.digest))
-        self._state.do(
-            do.Place(
+        runner.record_promise((request.id, request.epoch), promise.pages, request.digest, self._state.now)
+        self._state.emit(do.ExpectRequest(runner.instance, request.id, request.epoch, promise, request.digest))
+        self._state.emit(
+            do.SendPlaced(
                 gateway=request.gateway,
                 request=request.id,
                 tenant=request.tenant,
@@ -114,4 +114,4 @@ class Placing:
             )
         )
         request.moved_because, request.engine_hung = "", False
-        self._state.note(request.id, "placed", f"{runner.instance}, epoch {request.epoch}, {promise.pages} pages")
+        self._state.note_event(request.id, "placed", f"{runner.instance}, epoch {request.epoch}, {promise.pages} pages")

@@ -14,13 +14,13 @@ from motet.fleet import RequestClass
 from motet.model import Tenant
 from motet_scheduler.policy.requests import QueueKey, Request
 from motet_scheduler.policy.runners import Runner
-from motet_scheduler.policy.values import Policy
+from motet_scheduler.policy.values import SchedulerConfig
 
 Head = tuple[QueueKey, Request]
 """Keys are unique, so that requests themselves are never compared."""
 
 
-class Lane:
+class ClassQueue:
     """The requests of one class. Additions and removals cost O(log n), and a short memmove."""
 
     def __init__(self, max_passed_over: int) -> None:
@@ -72,7 +72,7 @@ class Lane:
             return None
         return self._heads[turn][1]
 
-    def heads(self, first: int, end: int) -> list[Head]:
+    def oldest_of_each_tenant(self, first: int, end: int) -> list[Head]:
         """The oldest of each tenant, in the order of their turns."""
         return self._heads[first:end]
 
@@ -114,12 +114,12 @@ class Lane:
 
 class Queue:
     def __init__(self, max_passed_over: int) -> None:
-        self._lanes = {one: Lane(max_passed_over) for one in RequestClass}
-        self.stuck = False
+        self._lanes = {one: ClassQueue(max_passed_over) for one in RequestClass}
+        self.blocked = False
         """Nothing here fits anywhere, and no room has come up since that was found."""
         self.room: list[Runner] | None = None
         """Where room has come up since the heads of all lines were tried; None: look everywhere."""
-        self.looks = 0
+        self.scans = 0
         """At the heads of the lines, so far."""
         self._whole_look = 0
         """The last in which all lines had their turn."""
@@ -142,21 +142,21 @@ class Queue:
     def add(self, request: Request) -> None:
         self._lanes[request.request_class].add(request)
 
-    def room_at(self, runner: Runner) -> None:
+    def retry_on(self, runner: Runner) -> None:
         """Something came free there."""
-        self.stuck = False
+        self.blocked = False
         if self.room is not None and runner not in self.room:
             self.room.append(runner)
 
-    def look_everywhere(self) -> None:
-        self.stuck = False
+    def retry_everywhere(self) -> None:
+        self.blocked = False
         self.room = None
 
-    def all_had_their_turn(self) -> None:
+    def end_scan(self) -> None:
         self.room = []
-        self._whole_look = self.looks
+        self._whole_look = self.scans
 
-    def next_turn(self, lane: Lane, turn: int, policy: Policy) -> int:
+    def next_turn(self, lane: ClassQueue, turn: int, policy: SchedulerConfig) -> int:
         """The next whose head may fit now, from this turn on.
 
         Left out are those that fitted nowhere when they were tried last, where nothing has come free since that is
@@ -165,27 +165,27 @@ class Queue:
         if self.room is None:
             return turn
         room = [(runner, runner.capacity, free) for runner in self.room if (free := runner.ledger.free) > 0]
-        whole_look, this_look = self._whole_look, self.looks
-        for _, head in lane.heads(turn, policy.tenants_examined):
-            if head.tried < whole_look:
+        whole_look, this_look = self._whole_look, self.scans
+        for _, head in lane.oldest_of_each_tenant(turn, policy.tenants_examined):
+            if head.tried_in_scan < whole_look:
                 return turn
             need = head.need
             for runner, capacity, free in room:
                 if need is None or need.capacity is not capacity:
-                    need = head.need_on(capacity, policy)
+                    need = head.requirement_on(capacity, policy)
                 if need.promise.pages <= free and runner.slot_for(head.digest):
                     return turn
-            head.tried = this_look
+            head.tried_in_scan = this_look
             turn += 1
         return turn
 
     def remove(self, request: Request) -> None:
         """It waits no longer, and has got no place."""
         if self.has_turn(request):
-            self.stuck = False  # whoever stood behind it, or was held back for it, has not been tried
+            self.blocked = False  # whoever stood behind it, or was held back for it, has not been tried
         self._lanes[request.request_class].remove(request)
 
-    def went(self, request: Request) -> None:
+    def remove_placed(self, request: Request) -> None:
         """`request` got its place: take it out, and count it against those that still wait and were before it."""
         for request_class, lane in self._lanes.items():
             if request_class is request.request_class:
@@ -209,7 +209,7 @@ class Queue:
                 return overdue
         return None
 
-    def lanes(self) -> Iterator[tuple[RequestClass, Lane]]:
+    def lanes(self) -> Iterator[tuple[RequestClass, ClassQueue]]:
         """From the most urgent class down."""
         yield from self._lanes.items()
 

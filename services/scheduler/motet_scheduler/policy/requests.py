@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from motet import promises
 from motet.fleet import Capacity, RequestClass
 from motet.model import Digest, InstanceName, RequestId, Tenant
-from motet_scheduler.policy.values import Estimate, GroupName, Policy, Promise
+from motet_scheduler.policy.values import Estimate, GroupName, Promise, SchedulerConfig
 
 QueueKey = tuple[float, int]
 """When the client asked, then the order in which we heard of it: unique, and smaller is older."""
@@ -22,7 +22,7 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class Requirement:
     """What a request would take on a runner of this capacity, once so many tokens have been delivered."""
 
     capacity: Capacity
@@ -47,10 +47,10 @@ class Request:
     estimate: Estimate = field(default_factory=Estimate)
     asked_at: float
     sequence: int
-    patience: float = 0.0
+    queue_timeout: float = 0.0
     """Seconds it may wait for a place, each time it waits; 0: for ever."""
     deadline_at: float | None = None
-    tried: int = -1
+    tried_in_scan: int = -1
     """In which look at its queue it was found to fit nowhere; -1: not yet."""
     epoch: int = 0
     placement: Placement | None = None
@@ -60,11 +60,11 @@ class Request:
     avoid: dict[str, float] = field(default_factory=dict)
     """Instances not to be asked before a time."""
     declines: int = 0
-    fatal: object | None = None
+    final_failure: object | None = None
     """The failure with which a runner said that no runner will take it."""
-    why: str = ""
-    told: tuple[int, str] = (0, "")
-    need: Need | None = None
+    waiting_reason: str = ""
+    reported_position: tuple[int, str] = (0, "")
+    need: Requirement | None = None
     """As computed last: a request is tried many times before it goes."""
 
     @property
@@ -74,17 +74,17 @@ class Request:
     @property
     def waits_since(self) -> float:
         """When it last joined the queue, of one that has a deadline; else when it was asked for."""
-        return self.deadline_at - self.patience if self.deadline_at is not None else self.asked_at
+        return self.deadline_at - self.queue_timeout if self.deadline_at is not None else self.asked_at
 
     @property
     def waiting(self) -> bool:
         return self.placement is None
 
-    def need_on(self, capacity: Capacity, policy: Policy) -> Need:
+    def requirement_on(self, capacity: Capacity, policy: SchedulerConfig) -> Requirement:
         need = self.need
         if need is None or need.capacity is not capacity or need.delivered != self.delivered:
             promise = self.promise_on(capacity, policy)
-            need = self.need = Need(capacity, self.delivered, self._never_fits(capacity), promise)
+            need = self.need = Requirement(capacity, self.delivered, self._never_fits(capacity), promise)
         return need
 
     def _never_fits(self, capacity: Capacity) -> str:
@@ -101,7 +101,7 @@ class Request:
             )
         return ""
 
-    def promise_on(self, capacity: Capacity, policy: Policy) -> Promise:
+    def promise_on(self, capacity: Capacity, policy: SchedulerConfig) -> Promise:
         """By the common rule, with q80 as what is expected. `force_promise_pages` (tests) replaces the expectation: so
         many pages, or what the prompt needs."""
         most = self._most_pages(capacity)

@@ -8,12 +8,12 @@ from motet.ledger import Ledger
 from motet.model import BASE, Digest, InstanceName, RequestId
 from motet_scheduler.policy.values import BaseModel, GroupName, Promise
 
-Key = tuple[RequestId, int]
+PlacementKey = tuple[RequestId, int]
 """A request under one epoch: what a ledger's lines are about, so that an old placement never hides a new one."""
 
 
 @dataclass(slots=True)
-class Line:
+class LedgerEntry:
     """What the ledger's pages are for."""
 
     digest: Digest
@@ -27,7 +27,7 @@ class Line:
 
 
 @dataclass(slots=True)
-class Parked:
+class ParkedRequest:
     epoch: int
     wanted: Promise
     digest: Digest
@@ -58,21 +58,21 @@ class Runner:
         self.capacity = capacity
         self.base = BaseModel()
         self.max_sequences = capacity.max_sequences
-        self.ledger: Ledger[Key] = Ledger(capacity.pages, overcommit=overcommit)
-        self.lines: dict[Key, Line] = {}
-        self.parked: dict[RequestId, Parked] = {}
+        self.ledger: Ledger[PlacementKey] = Ledger(capacity.pages, overcommit=overcommit)
+        self.entries: dict[PlacementKey, LedgerEntry] = {}
+        self.parked: dict[RequestId, ParkedRequest] = {}
         self.resident: dict[Digest, ResidentAdapter] = {}
-        self.ordered: dict[Digest, float] = {}
+        self.loads_ordered: dict[Digest, float] = {}
         """Adapters told to go to the device, and when."""
         self.attached = True
         self.detached_at = 0.0
-        self.heard_at = 0.0
+        self.last_report_at = 0.0
         """When it last said how it is."""
-        self.asked: Drain | None = None
+        self.requested_drain: Drain | None = None
         """The operator wants it empty; it may think better of it."""
-        self.ending: Drain | None = None
+        self.shutdown_drain: Drain | None = None
         """Its process has been told to end, which nobody takes back."""
-        self.condemned = ""
+        self.unhealthy = ""
         self.hung = False
         """Condemned because its engine does not move: only a step of it shows otherwise."""
         self.steps: int | None = None
@@ -92,15 +92,15 @@ class Runner:
 
     @property
     def drain(self) -> Drain | None:
-        return self.ending or self.asked
+        return self.shutdown_drain or self.requested_drain
 
     @property
     def takes_work(self) -> bool:
-        return self.attached and self.drain is None and not self.condemned
+        return self.attached and self.drain is None and not self.unhealthy
 
     @property
     def sequences(self) -> int:
-        return len(self.lines)
+        return len(self.entries)
 
     @property
     def pages_wanted(self) -> int:
@@ -109,10 +109,10 @@ class Runner:
 
     @property
     def empty(self) -> bool:
-        return not self.lines and not self.parked
+        return not self.entries and not self.parked
 
     @property
-    def has_room(self) -> bool:
+    def has_capacity(self) -> bool:
         """Whether anything new could go here at all; parked requests come first."""
         return self.takes_work and not self.parked and self.ledger.free > 0 and self.sequences < self.max_sequences
 
@@ -130,18 +130,20 @@ class Runner:
 
     # ------------------------------------------------------------------------------------------------- the ledger
 
-    def write(self, key: Key, pages: int, digest: Digest, now: float, *, readmitted: bool = False) -> None:
+    def record_promise(
+        self, key: PlacementKey, pages: int, digest: Digest, now: float, *, readmitted: bool = False
+    ) -> None:
         """Write a promise that was checked to fit, or that the runner already lives by."""
-        line = self.lines.get(key)
+        line = self.entries.get(key)
         if line is None:
-            self.lines[key] = Line(digest, now, readmitted=readmitted)
+            self.entries[key] = LedgerEntry(digest, now, readmitted=readmitted)
             if digest != BASE:
                 self._live_digests[digest] += 1
         self.ledger.adopt(key, max(1, pages))
 
-    def strike(self, key: Key) -> bool:
+    def release_promise(self, key: PlacementKey) -> bool:
         """Release a promise; False when there was none."""
-        line = self.lines.pop(key, None)
+        line = self.entries.pop(key, None)
         if line is None:
             return False
         self.ledger.release(key)
@@ -151,24 +153,24 @@ class Runner:
                 del self._live_digests[line.digest]
         return True
 
-    def park(self, entry: RequestId, parked: Parked) -> None:
-        self.strike((entry, parked.epoch))
+    def park(self, entry: RequestId, parked: ParkedRequest) -> None:
+        self.release_promise((entry, parked.epoch))
         self.parked[entry] = parked
 
     def holds(self, request: RequestId, epoch: int) -> bool:
         parked = self.parked.get(request)
-        return (request, epoch) in self.lines or (parked is not None and parked.epoch == epoch)
+        return (request, epoch) in self.entries or (parked is not None and parked.epoch == epoch)
 
-    def next_parked(self) -> tuple[RequestId, Parked] | None:
+    def next_parked(self) -> tuple[RequestId, ParkedRequest] | None:
         return min(self.parked.items(), key=lambda item: item[1].order, default=None)
 
-    def live(self) -> set[Digest]:
+    def adapters_in_use(self) -> set[Digest]:
         """Digests of adapters that something here uses, or will when it comes back."""
         return {*self._live_digests, *(parked.digest for parked in self.parked.values() if parked.digest != BASE)}
 
     def check(self) -> None:
         """Recount; raises AssertionError when the books disagree among themselves."""
         self.ledger.check()
-        assert set(self.lines) == {key for key, _ in self.ledger}, "ledger and lines list different requests"
-        counted = Counter(line.digest for line in self.lines.values() if line.digest != BASE)
+        assert set(self.entries) == {key for key, _ in self.ledger}, "ledger and lines list different requests"
+        counted = Counter(line.digest for line in self.entries.values() if line.digest != BASE)
         assert counted == self._live_digests, "adapters in use were miscounted"

@@ -11,35 +11,35 @@ from typing import Any
 from motet.model import BASE
 from motet_scheduler.policy import effects as do
 from motet_scheduler.policy import events as on
-from motet_scheduler.policy.advice import Advice
-from motet_scheduler.policy.attachments import Attachments
-from motet_scheduler.policy.capacity_watch import CapacityWatch
+from motet_scheduler.policy.advice import SupervisorEvents
+from motet_scheduler.policy.attachments import RunnerEvents
+from motet_scheduler.policy.capacity_watch import Autoscaler
 from motet_scheduler.policy.drains import Drains
-from motet_scheduler.policy.gateways import Gateways
-from motet_scheduler.policy.lives import Lives
-from motet_scheduler.policy.memory import Remembered
-from motet_scheduler.policy.offering import Offering
-from motet_scheduler.policy.placing import Placing
-from motet_scheduler.policy.state import Settling, State
+from motet_scheduler.policy.gateways import GatewayEvents
+from motet_scheduler.policy.lives import RequestLifecycle
+from motet_scheduler.policy.memory import SavedCatalog
+from motet_scheduler.policy.offering import CatalogPublisher
+from motet_scheduler.policy.placing import Placer
+from motet_scheduler.policy.state import SchedulerState, StartupWait
 from motet_scheduler.policy.telling import Positions
-from motet_scheduler.policy.values import Catalog, Policy
+from motet_scheduler.policy.values import Catalog, SchedulerConfig
 
 
 class Scheduler:
-    def __init__(self, policy: Policy, *, now: float, remembered: Remembered | None = None) -> None:
+    def __init__(self, policy: SchedulerConfig, *, now: float, remembered: SavedCatalog | None = None) -> None:
         awaited = remembered.runners if remembered is not None else ()
-        state = self._state = State(policy, now, Settling(awaited, now + policy.settle))
-        self._lives = Lives(state)
-        self._placing = Placing(state, self._lives)
+        state = self._state = SchedulerState(policy, now, StartupWait(awaited, now + policy.startup_wait))
+        self._lives = RequestLifecycle(state)
+        self._placing = Placer(state, self._lives)
         self._positions = Positions(state)
-        self.capacity = CapacityWatch(state)
-        self._offering = Offering(state, self.capacity)
-        self._gateways = Gateways(state, self._lives, self._placing, self._positions)
+        self.capacity = Autoscaler(state)
+        self._offering = CatalogPublisher(state, self.capacity)
+        self._gateways = GatewayEvents(state, self._lives, self._placing, self._positions)
         self._drains = Drains(state, self._lives)
-        self._attachments = Attachments(state, self._lives, self._offering, self._drains)
-        self._advice = Advice(state, self._lives)
+        self._attachments = RunnerEvents(state, self._lives, self._offering, self._drains)
+        self._advice = SupervisorEvents(state, self._lives)
         if remembered is not None:
-            self._offering.recall(remembered)
+            self._offering.restore(remembered)
         # What others may look at.
         self.policy = policy
         self.requests = state.requests
@@ -50,28 +50,28 @@ class Scheduler:
         self._handlers: dict[type, Callable[[Any], None]] = {
             on.Enqueued: self._gateways.enqueued,
             on.GatewayConnected: self._gateways.connected,
-            on.GatewayGone: self._gateways.gone,
-            on.CancelAsked: self._gateways.cancel_asked,
+            on.GatewayDisconnected: self._gateways.gone,
+            on.CancelRequested: self._gateways.cancel_asked,
             on.RequestFinished: self._gateways.finished,
             on.RequestLost: self._gateways.lost,
-            on.RequestsHeld: self._gateways.held,
+            on.RequestsHeld: self._gateways.requests_held,
             on.RunnerAttached: self._attachments.attached,
             on.RunnerDetached: self._attachments.detached,
             on.RunnerReported: self._attachments.reported,
             on.RunnerDeclined: self._attachments.declined,
-            on.RunnerEnding: self._drains.ending,
+            on.RunnerShuttingDown: self._drains.ending,
             on.TermRaised: self._drains.tell_all,
             on.AdapterStateChanged: self._attachments.adapter_changed,
             on.OperatorConnected: self._offering.operator_connected,
-            on.CatalogStated: self._offering.stated,
-            on.CatalogAmended: self._offering.amended,
+            on.CatalogReplaced: self._offering.catalog_replaced,
+            on.CatalogUpdated: self._offering.catalog_updated,
             on.DrainsDeclared: self._drains.declared,
             on.SupervisorConnected: self._advice.connected,
-            on.SupervisorGone: self._advice.gone,
+            on.SupervisorDisconnected: self._advice.gone,
             on.PromiseChanged: self._advice.promise_changed,
             on.RequestParked: self._advice.parked,
             on.RequestResumed: self._advice.resumed,
-            on.RunnerCondemned: self._advice.condemned,
+            on.RunnerUnhealthy: self._advice.condemned,
             on.OvercommitSet: self._attachments.overcommit_set,
             on.Tick: self._tick,
         }
@@ -91,15 +91,15 @@ class Scheduler:
         state.now = now
         state.effects = []
         self._handlers[type(event)](event)
-        self._placing.where_there_is_room()
-        self._offering.let_go_of_unused()
+        self._placing.place_all()
+        self._offering.drop_unused_adapters()
         # One that has just taken over knows nothing before an operator speaks, and gateways believe what they are told.
-        if state.catalog_changed and state.settled and (state.stated or state.pools):
+        if state.catalog_changed and state.settled and (state.catalog_known or state.pools):
             self._offering.publish()
         return state.effects
 
-    def remembered(self) -> Remembered:
-        return self._offering.remembered()
+    def remembered(self) -> SavedCatalog:
+        return self._offering.to_save()
 
     def queued(self) -> int:
         return sum(len(queue) for queue in self.queues.values())
@@ -111,16 +111,16 @@ class Scheduler:
         for runner in self.runners.values():
             runner.check()
         counted = Counter(r.digest for r in self.requests.values() if r.digest != BASE)
-        assert counted == self._state.uses, "uses of adapters were miscounted"
+        assert counted == self._state.adapter_uses, "uses of adapters were miscounted"
 
     def _tick(self, _event: on.Tick) -> None:
         if self._state.settling.expires(self._state.now):
             for queue in self.queues.values():
-                queue.look_everywhere()
+                queue.retry_everywhere()
         self._lives.tick()
         self._gateways.tick()
         self._attachments.tick()
         self._drains.tick()
-        self._offering.look_after_adapters()
+        self._offering.order_adapter_loads()
         self._positions.tick()
         self.capacity.tick()

@@ -14,10 +14,10 @@ from motet_scheduler.policy.queue import Queue
 from motet_scheduler.policy.requests import Placement, Request
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.timeline import Timelines
-from motet_scheduler.policy.values import BaseModel, Catalog, GroupName, Policy, Pool
+from motet_scheduler.policy.values import BaseModel, Catalog, GroupName, PoolSpec, SchedulerConfig
 
 
-class Settling:
+class StartupWait:
     """Just after a start: placing is safe once the runners that were there before have said what they hold."""
 
     def __init__(self, awaited: Iterable[InstanceName], until: float) -> None:
@@ -28,7 +28,7 @@ class Settling:
     def over(self) -> bool:
         return self._until is None
 
-    def came(self, instance: InstanceName) -> None:
+    def runner_attached(self, instance: InstanceName) -> None:
         self._awaited.discard(instance)
         if not self._awaited:
             self._until = None
@@ -42,15 +42,15 @@ class Settling:
         return True
 
 
-class State:
-    def __init__(self, policy: Policy, now: float, settling: Settling) -> None:
+class SchedulerState:
+    def __init__(self, policy: SchedulerConfig, now: float, settling: StartupWait) -> None:
         self.policy = policy
         self.now = now
         """Of the event at hand."""
         self.effects: list[Effect] = []
         """Of the event at hand."""
         self.requests: dict[RequestId, Request] = {}
-        self.uses: Counter[Digest] = Counter()
+        self.adapter_uses: Counter[Digest] = Counter()
         """Requests that name an adapter."""
         self.queues: dict[GroupName, Queue] = {}
         self.runners: dict[InstanceName, Runner] = {}
@@ -58,14 +58,14 @@ class State:
         self.gateways: set[str] = set()
         self.held: dict[str, dict[GroupName, int]] = {}
         """By gateway: requests that it cannot even read before its model has a runner."""
-        self.pools: dict[str, Pool] = {}
+        self.pools: dict[str, PoolSpec] = {}
         self.adapters = Adapters(policy)
         self.bases: dict[GroupName, tuple[BaseModel, int]] = {}
         """What each group's runners hold, and how long its context is."""
         self.catalog: Catalog | None = None
         """The last one published."""
         self.catalog_changed = True
-        self.stated = False
+        self.catalog_known = False
         """The operator has said what should exist."""
         self.supervised = False
         self.settling = settling
@@ -75,10 +75,10 @@ class State:
     def settled(self) -> bool:
         return self.settling.over
 
-    def do(self, effect: Effect) -> None:
+    def emit(self, effect: Effect) -> None:
         self.effects.append(effect)
 
-    def note(self, request: RequestId, event: str, detail: str = "") -> None:
+    def note_event(self, request: RequestId, event: str, detail: str = "") -> None:
         self.timelines.note(request, self.now, event, detail)
 
     def queue(self, group: GroupName) -> Queue:
@@ -98,4 +98,4 @@ class State:
         return self.current(placement.instance, placement.incarnation)
 
     def digests_in_use(self) -> set[Digest]:
-        return set(self.uses).union(*(runner.live() for runner in self.runners.values()))
+        return set(self.adapter_uses).union(*(runner.adapters_in_use() for runner in self.runners.values()))

@@ -11,7 +11,7 @@ GroupName = NewType("GroupName", str)
 """namespace/name of the pool group whose base model and adapters a runner serves."""
 
 
-class Stage(IntEnum):
+class AdapterStage(IntEnum):
     """How far a runner has taken an adapter; the numbers are the messages' own."""
 
     NONE = 0
@@ -26,10 +26,10 @@ class Stage(IntEnum):
         return cls(value) if value in _STAGES else cls(cls.NONE)
 
 
-_STAGES = frozenset(Stage)
+_STAGES = frozenset(AdapterStage)
 
 
-class Readiness(StrEnum):
+class AdapterReadiness(StrEnum):
     COLD = "cold"  # checked and known; loads at its first request
     READY = "ready"  # resident somewhere
     LOADING = "loading"  # bytes or checks under way
@@ -75,7 +75,7 @@ class ScalingMode(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pool:
+class PoolSpec:
     """One ServingPool as the operator states it."""
 
     pool: str
@@ -167,23 +167,23 @@ class BaseModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class SchedulerConfig:
     """The numbers that decide. Times are seconds, already scaled by the process that hands them in."""
 
     queue_limit: int = 10_000
     max_passed_over: int = 64
     tenants_examined: int = 32
     """How many tenants' oldest requests are tried, per class, when the first does not fit."""
-    settle: float = 0.5
-    unsubmitted: float = 2.0
+    startup_wait: float = 0.5
+    unsubmitted_timeout: float = 2.0
     """A placement that its runner does not list is given up after this, and two reports."""
-    placed_patience: float = 10.0
+    unlisted_timeout: float = 10.0
     """A placement that its runner does not list for so long, and of which its gateway says nothing, is taken back."""
-    avoid: float = 0.1
+    avoid_after_decline: float = 0.1
     """How long a runner that declined is not asked again by the same request; doubles with each decline."""
     avoid_longest: float = 2.0
     forget_runner: float = 30.0
-    ensure_patience: float = 10.0
+    load_retry: float = 10.0
     """How long an order to load or check an adapter may go unanswered before it is given again."""
     revision_pause: float = 10.0
     """An adapter that keeps changing is checked once in so long, after the first few times."""
@@ -204,7 +204,7 @@ class CatalogAdapter:
     ref: AdapterRef
     group: GroupName
     model_name: str
-    state: Readiness
+    state: AdapterReadiness
     digest: Digest
     source: str = ""
     rank: int = 0
