@@ -59,7 +59,7 @@ READERS: list[tuple[Any, Callable[[Any], Any]]] = [
     (scheduler_pb2.AttachUp, lambda up: scheduler.attach_event(RUNNER, up)),
     (scheduler_pb2.RunnerHello, scheduler.runner_attached),
     (scheduler_pb2.SyncUp, scheduler.sync_event),
-    (supervisor_pb2.AdviseDown, scheduler.advice),
+    (supervisor_pb2.AdviseDown, scheduler.supervisor_event),
     (supervisor_pb2.WatchUp, lambda up: supervisor.watch_event(Instance("r0"), up)),
     (supervisor_pb2.WatchHello, supervisor.runner_connected),
     (supervisor_pb2.AdviseUp, supervisor.advise_event),

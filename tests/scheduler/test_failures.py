@@ -10,13 +10,21 @@ from motet.fleet import RunnerIdentity
 from motet.leadership import LocalLeadership
 from motet.model import InstanceName, RequestId
 from motet_scheduler.catalog_file import CatalogFile
-from motet_scheduler.failures import FORGIVEN_AFTER, MOST, REMEMBERED, WITHIN, Failures, shown, subject_of
+from motet_scheduler.failures import (
+    FORGIVEN_AFTER,
+    MAX_RESTARTS,
+    REMEMBERED,
+    RESTART_WINDOW,
+    EventFailures,
+    shown,
+    subject_of,
+)
 from motet_scheduler.leading import lead
 from motet_scheduler.metrics import Metrics
 from motet_scheduler.policy import events as on
 from motet_scheduler.policy.scheduler import Scheduler
 from motet_scheduler.policy.values import SchedulerConfig
-from motet_scheduler.service import FailedToDecide, SchedulerService
+from motet_scheduler.service import DecisionFailed, SchedulerService
 from tests.common.waiting import PATIENCE_S
 from tests.scheduler.builders import adapter, pool
 from tests.support.control_plane import until
@@ -29,42 +37,42 @@ def lost(request):
 
 
 def test_an_event_is_handled_again_after_its_first_failure_and_not_after_the_second():
-    failures = Failures()
+    failures = EventFailures()
     failures.failed(lost("a"), now=0.0)
-    assert not failures.turns_away(lost("a"), now=1.0)
+    assert not failures.rejects(lost("a"), now=1.0)
     failures.failed(lost("a"), now=1.0)
-    assert failures.turns_away(lost("a"), now=2.0)
-    assert not failures.turns_away(lost("b"), now=2.0)
+    assert failures.rejects(lost("a"), now=2.0)
+    assert not failures.rejects(lost("b"), now=2.0)
 
 
 def test_what_is_turned_away_is_tried_again_after_a_while():
-    failures = Failures()
+    failures = EventFailures()
     for now in (0.0, 1.0):
         failures.failed(lost("a"), now)
-    assert not failures.turns_away(lost("a"), now=1.0 + FORGIVEN_AFTER)
+    assert not failures.rejects(lost("a"), now=1.0 + FORGIVEN_AFTER)
     failures.failed(lost("a"), now=70.0)
-    assert failures.turns_away(lost("a"), now=71.0), "once was enough this time"
+    assert failures.rejects(lost("a"), now=71.0), "once was enough this time"
 
 
 def test_time_is_never_turned_away():
-    failures = Failures()
+    failures = EventFailures()
     for now in range(5):
         failures.failed(on.Tick(), float(now))
-    assert not failures.turns_away(on.Tick(), now=5.0)
+    assert not failures.rejects(on.Tick(), now=5.0)
 
 
 def test_many_failures_in_a_short_time_are_enough():
-    failures = Failures()
-    for now in range(MOST - 1):
+    failures = EventFailures()
+    for now in range(MAX_RESTARTS - 1):
         failures.failed(lost(f"{now}"), float(now))
-        assert not failures.enough(float(now))
+        assert not failures.should_give_up(float(now))
     failures.failed(lost("x"), 7.0)
-    assert failures.enough(7.0)
-    assert not failures.enough(WITHIN + 1.0)
+    assert failures.should_give_up(7.0)
+    assert not failures.should_give_up(RESTART_WINDOW + 1.0)
 
 
 def test_what_has_failed_is_remembered_within_bounds():
-    failures = Failures()
+    failures = EventFailures()
     for n in range(3 * REMEMBERED):
         failures.failed(lost(f"{n}"), now=float(n))
         failures.failed(lost(f"{n}"), now=float(n))
@@ -145,6 +153,6 @@ async def test_a_failure_that_beginning_anew_does_not_mend_ends_the_process(fold
             )
 
         async with asyncio.timeout(PATIENCE_S):
-            with pytest.raises(FailedToDecide):
+            with pytest.raises(DecisionFailed):
                 await lead(leadership, begin, tick_seconds=0.001)
-    assert began == list(range(1, MOST + 1)), "each in a term of its own"
+    assert began == list(range(1, MAX_RESTARTS + 1)), "each in a term of its own"

@@ -12,7 +12,7 @@ from motet.api.v1 import scheduler_pb2, scheduler_pb2_grpc
 from motet.rpc import FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS, Link, is_healthy, open_channel, serving
 from motet_scheduler import succession
 from motet_scheduler.catalog_file import CatalogFile
-from motet_scheduler.front import Front
+from motet_scheduler.front import LeaderOnlyServicer
 from motet_scheduler.metrics import Metrics
 from motet_scheduler.service import SchedulerService
 from motet_scheduler.settings import Settings
@@ -22,7 +22,7 @@ from tests.support.runners import fake_runner
 from tests.support.small_gateway import small_gateway
 
 
-class CountingFront(Front):
+class CountingFront(LeaderOnlyServicer):
     """Counts who asked it."""
 
     def __init__(self, leader_address):
@@ -66,7 +66,7 @@ class Replica:
         leadership = self.lease
         leadership.step_down_for = self.yielded.append
         service = SchedulerService(
-            Settings().policy(0.05),
+            Settings().config(0.05),
             leadership=leadership,
             metrics=Metrics(CollectorRegistry()),
             supervisor_address=f"unix:{self._folder}/nowhere.sock",
@@ -167,7 +167,7 @@ async def test_a_standby_explains_nothing(folder):
 async def test_who_has_won_tells_the_one_before_it_until_it_has_heard(folder):
     before = Replica(folder, "a")
     before.lead(1)
-    telling = asyncio.create_task(succession.tell(before.address, 2, time_scale=0.05))
+    telling = asyncio.create_task(succession.tell_predecessor(before.address, 2, time_scale=0.05))
     await asyncio.sleep(0.2)  # cut off at first
     async with before.up():
         await asyncio.wait_for(telling, PATIENCE_S)
@@ -175,8 +175,8 @@ async def test_who_has_won_tells_the_one_before_it_until_it_has_heard(folder):
 
 
 async def test_who_is_dead_need_not_be_told(folder):
-    await asyncio.wait_for(succession.tell(f"unix:{folder}/nobody.sock", 2, time_scale=0.01), PATIENCE_S)
-    await asyncio.wait_for(succession.tell("", 2), PATIENCE_S)
+    await asyncio.wait_for(succession.tell_predecessor(f"unix:{folder}/nobody.sock", 2, time_scale=0.01), PATIENCE_S)
+    await asyncio.wait_for(succession.tell_predecessor("", 2), PATIENCE_S)
 
 
 async def test_a_higher_term_is_announced_once_it_is_written_and_its_asker_is_served_then(folder):

@@ -17,8 +17,8 @@ from motet.clock import every
 from motet.leadership import LocalLeadership
 from motet.rpc import Link, serving
 from motet_scheduler.catalog_file import CatalogFile
-from motet_scheduler.failures import Failures
-from motet_scheduler.front import Front
+from motet_scheduler.failures import EventFailures
+from motet_scheduler.front import LeaderOnlyServicer
 from motet_scheduler.leading import lead
 from motet_scheduler.metrics import Metrics as SchedulerMetrics
 from motet_scheduler.policy.scheduler import Scheduler
@@ -99,11 +99,11 @@ class ControlPlane:
         with LocalLeadership(self.folder / "scheduler.term") as leadership:
             self.scheduler_metrics = CollectorRegistry()
             metrics = SchedulerMetrics(self.scheduler_metrics)
-            front = Front(lambda: "")
+            front = LeaderOnlyServicer(lambda: "")
 
-            def begin(failures: Failures) -> SchedulerService:
+            def begin(failures: EventFailures) -> SchedulerService:
                 self.scheduler_service = SchedulerService(
-                    self._scheduler_settings.policy(self._scale),
+                    self._scheduler_settings.config(self._scale),
                     leadership=leadership,
                     metrics=metrics,
                     supervisor_address=self.supervisor_address,

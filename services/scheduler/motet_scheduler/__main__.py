@@ -17,8 +17,8 @@ from motet.settings import Addresses, LeaseSettings, ProcessSettings
 from motet.tasks import run_together
 from motet_scheduler import leading, succession
 from motet_scheduler.catalog_file import CatalogFile
-from motet_scheduler.failures import Failures
-from motet_scheduler.front import Front
+from motet_scheduler.failures import EventFailures
+from motet_scheduler.front import LeaderOnlyServicer
 from motet_scheduler.metrics import Metrics
 from motet_scheduler.service import SERVICE, SchedulerService
 from motet_scheduler.settings import Settings
@@ -35,14 +35,14 @@ def main() -> None:
     async def schedule(stop: asyncio.Event, registry: CollectorRegistry, health: Health) -> None:
         metrics = Metrics(registry)
         async with candidacy(lease, process, addresses.scheduler_address) as leadership:
-            front = Front(lambda: leadership.leader_address)
+            front = LeaderOnlyServicer(lambda: leadership.leader_address)
 
             async def lead() -> None:
                 await leadership.wait_until_leader()
 
-                def begin(failures: Failures) -> SchedulerService:
+                def begin(failures: EventFailures) -> SchedulerService:
                     service = SchedulerService(
-                        settings.policy(process.time_scale),
+                        settings.config(process.time_scale),
                         leadership=leadership,
                         metrics=metrics,
                         supervisor_address=addresses.supervisor_address,
@@ -55,7 +55,7 @@ def main() -> None:
                 tick = max(TICK_SECONDS * process.time_scale, SHORTEST_TICK)
                 await run_together(
                     leading.lead(leadership, begin, tick_seconds=tick, time_scale=process.time_scale),
-                    succession.tell(leadership.predecessor, leadership.term, time_scale=process.time_scale),
+                    succession.tell_predecessor(leadership.predecessor, leadership.term, time_scale=process.time_scale),
                 )
 
             async with serving(

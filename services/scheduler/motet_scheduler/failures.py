@@ -19,8 +19,8 @@ from motet_scheduler.policy import events as on
 FORGIVEN_AFTER = 60.0
 """Seconds, before the time scale: one event that always fails costs everybody's streams once a minute at most."""
 
-MOST = 8
-WITHIN = 60.0
+MAX_RESTARTS = 8
+RESTART_WINDOW = 60.0
 """Seconds, before the time scale. So many failures are not about one event, and need another start, or a person."""
 
 REMEMBERED = 1024
@@ -32,12 +32,12 @@ SHOWN = 2000
 Subject = tuple[str, str]
 
 
-class Failures:
+class EventFailures:
     def __init__(self, *, time_scale: float = 1.0) -> None:
         self._scale = time_scale
         self._counts: OrderedDict[Subject, int] = OrderedDict()
         self._away_until: dict[Subject, float] = {}
-        self._times: deque[float] = deque(maxlen=MOST)
+        self._times: deque[float] = deque(maxlen=MAX_RESTARTS)
 
     def failed(self, event: on.Event, now: float) -> None:
         self._times.append(now)
@@ -52,13 +52,13 @@ class Failures:
             forgotten, _ = self._counts.popitem(last=False)
             self._away_until.pop(forgotten, None)
 
-    def turns_away(self, event: on.Event, now: float) -> bool:
+    def rejects(self, event: on.Event, now: float) -> bool:
         """Whether this event is not handled, because one like it failed again and again."""
         return bool(self._away_until) and self._away_until.get(subject_of(event), now) > now
 
-    def enough(self, now: float) -> bool:
+    def should_give_up(self, now: float) -> bool:
         """Whether beginning anew does not help."""
-        return len(self._times) == MOST and now - self._times[0] <= WITHIN * self._scale
+        return len(self._times) == MAX_RESTARTS and now - self._times[0] <= RESTART_WINDOW * self._scale
 
 
 def subject_of(event: on.Event) -> Subject:

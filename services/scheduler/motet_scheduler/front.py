@@ -12,7 +12,7 @@ from motet.errors import Overloaded
 from motet_scheduler.service import SchedulerService
 
 
-class Front(scheduler_pb2_grpc.SchedulerServicer):
+class LeaderOnlyServicer(scheduler_pb2_grpc.SchedulerServicer):
     def __init__(self, leader_address: Callable[[], str]) -> None:
         self._leader_address = leader_address
         self._service: SchedulerService | None = None

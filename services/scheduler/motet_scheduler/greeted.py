@@ -6,7 +6,7 @@ GREETED = 16_384
 """More than ever are connected at once. One that was forgotten and comes back costs a new term, and nothing else."""
 
 
-class Greeted:
+class WelcomedPeers:
     def __init__(self, most: int = GREETED) -> None:
         self._most = most
         self._peers: OrderedDict[str, None] = OrderedDict()
@@ -14,7 +14,7 @@ class Greeted:
     def __len__(self) -> int:
         return len(self._peers)
 
-    def greet(self, peer: str) -> bool:
+    def welcome(self, peer: str) -> bool:
         """Whether it had been greeted before; the longest unseen is forgotten when there are too many."""
         known = peer in self._peers
         self._peers[peer] = None

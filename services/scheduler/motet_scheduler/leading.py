@@ -12,28 +12,28 @@ import structlog
 from motet.clock import every
 from motet.leadership import Leadership
 from motet.tasks import run_together
-from motet_scheduler.failures import Failures
-from motet_scheduler.service import FailedToDecide, SchedulerService
+from motet_scheduler.failures import EventFailures
+from motet_scheduler.service import DecisionFailed, SchedulerService
 
 log = structlog.get_logger(__name__)
 
 
 async def lead(
     leadership: Leadership,
-    begin: Callable[[Failures], SchedulerService],
+    begin: Callable[[EventFailures], SchedulerService],
     *,
     tick_seconds: float,
     time_scale: float = 1.0,
 ) -> None:
     """Until cancelled, or until beginning anew does not help: then FailedToDecide is raised."""
-    failures = Failures(time_scale=time_scale)
+    failures = EventFailures(time_scale=time_scale)
     while True:
         service = begin(failures)
         try:
             await run_together(
                 service.supervisor.run(), every(tick_seconds, service.tick, name="tick"), service.until_it_fails()
             )
-        except FailedToDecide:
+        except DecisionFailed:
             if service.has_failed_enough:
                 raise
         await _higher_term(leadership)

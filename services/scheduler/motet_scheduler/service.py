@@ -19,8 +19,8 @@ from motet.rpc import Link, Session, Sessions
 from motet.terms import check_term
 from motet_scheduler import failures, translate
 from motet_scheduler.catalog_file import CatalogFile
-from motet_scheduler.failures import Failures
-from motet_scheduler.greeted import Greeted
+from motet_scheduler.failures import EventFailures
+from motet_scheduler.greeted import WelcomedPeers
 from motet_scheduler.metrics import Metrics
 from motet_scheduler.policy import effects as do
 from motet_scheduler.policy import events as on
@@ -32,11 +32,11 @@ log = structlog.get_logger(__name__)
 SERVICE = "motet.api.v1.Scheduler"
 
 FAILED = Internal("the scheduler failed on this request again and again; it is not placed")
-NOT_HEARD = Overloaded("the scheduler failed on this hello again and again; it is heard again in a minute")
-BEGINS_ANEW = Overloaded("the scheduler begins anew; connect again")
+HELLO_REJECTED = Overloaded("the scheduler failed on this hello again and again; it is heard again in a minute")
+RESTARTING = Overloaded("the scheduler begins anew; connect again")
 
 
-class FailedToDecide(Exception):
+class DecisionFailed(Exception):
     """The state is not to be trusted any more: begin with an empty one."""
 
 
@@ -49,7 +49,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         metrics: Metrics,
         supervisor_address: str,
         catalog_file: CatalogFile,
-        known_failures: Failures | None = None,
+        known_failures: EventFailures | None = None,
         clock: Clock = monotonic,
     ) -> None:
         self.scheduler = Scheduler(policy, now=clock(), remembered=catalog_file.read())
@@ -58,25 +58,25 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self._file = catalog_file
         self._file_stale = False
         self._clock = clock
-        self._failures = known_failures or Failures()
+        self._failures = known_failures or EventFailures()
         self._failed = asyncio.Event()
         self._name = f"scheduler-{leadership.term}"
         self._catalog_revision = 0
-        self._greeted = Greeted()
+        self._greeted = WelcomedPeers()
         self._gateways: Sessions[str, scheduler_pb2.ServeUp, scheduler_pb2.ServeDown] = Sessions(
             hello=lambda up: up.hello.gateway if up.HasField("hello") else None,
-            heard=self._hear_gateway,
-            closed=self._lose_gateway,
+            heard=self._on_gateway_message,
+            closed=self._on_gateway_disconnected,
         )
         self._runners: Sessions[RunnerIdentity, scheduler_pb2.AttachUp, scheduler_pb2.AttachDown] = Sessions(
             hello=lambda up: RunnerIdentity.from_proto(up.hello.identity) if up.HasField("hello") else None,
             key=lambda identity: identity.instance,
-            heard=self._hear_runner,
-            closed=self._lose_runner,
+            heard=self._on_runner_message,
+            closed=self._on_runner_disconnected,
         )
         self._operators: Sessions[int, scheduler_pb2.SyncUp, scheduler_pb2.SyncDown] = Sessions(
-            opened=self._meet_operator,
-            heard=self._hear_operator,
+            opened=self._on_operator_connected,
+            heard=self._on_operator_message,
             closed=lambda _: log.info("operator gone"),
         )
         self._operator_numbers = itertools.count(1)
@@ -86,9 +86,9 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             supervisor_address,
             lambda channel: supervisor_pb2_grpc.SupervisorStub(channel).Advise(),
             greet=lambda: [supervisor_pb2.AdviseUp(hello=supervisor_pb2.AdviseHello(term=self.term))],
-            receive=self._hear_advice,
-            opened=lambda: self._happened(on.SupervisorConnected()),
-            closed=lambda _why: self._happened(on.SupervisorDisconnected()),
+            receive=self._on_supervisor_message,
+            opened=lambda: self._handle(on.SupervisorConnected()),
+            closed=lambda _why: self._handle(on.SupervisorDisconnected()),
         )
         self._told_term = self.term
         metrics.term.set(self.term)
@@ -98,7 +98,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         return self._leadership.term
 
     def tick(self) -> None:
-        self._happened(on.Tick())
+        self._handle(on.Tick())
         if self._failed.is_set():
             return
         if self._file_stale:
@@ -153,46 +153,46 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
 
     # -------------------------------------------------------------------------------------------------------- hearing
 
-    def _hear_gateway(self, session: Session[str, scheduler_pb2.ServeDown], up: scheduler_pb2.ServeUp) -> None:
+    def _on_gateway_message(self, session: Session[str, scheduler_pb2.ServeDown], up: scheduler_pb2.ServeUp) -> None:
         self._check_not_failed()
         gateway = session.peer
         if up.HasField("hello"):
-            if not self._exceed(f"gateway {gateway}", up.hello.highest_term):
+            if not self._raise_term_above(f"gateway {gateway}", up.hello.highest_term):
                 session.send(scheduler_pb2.ServeDown(welcome=self._welcome()))
             log.info("gateway connected", gateway=gateway, live=len(up.hello.live))
-            self._happened(translate.gateway_connected(up.hello))
+            self._handle(translate.gateway_connected(up.hello))
         elif (event := translate.serve_event(gateway, up)) is not None:
-            self._happened(event)
+            self._handle(event)
 
-    def _lose_gateway(self, session: Session[str, scheduler_pb2.ServeDown]) -> None:
+    def _on_gateway_disconnected(self, session: Session[str, scheduler_pb2.ServeDown]) -> None:
         log.info("gateway gone", gateway=session.peer)
-        self._happened(on.GatewayDisconnected(session.peer))
+        self._handle(on.GatewayDisconnected(session.peer))
 
-    def _hear_runner(
+    def _on_runner_message(
         self, session: Session[RunnerIdentity, scheduler_pb2.AttachDown], up: scheduler_pb2.AttachUp
     ) -> None:
         self._check_not_failed()
         identity = session.peer
         if up.HasField("hello"):
-            if not self._exceed(f"runner {identity.instance} {identity.incarnation}", up.hello.highest_term):
+            if not self._raise_term_above(f"runner {identity.instance} {identity.incarnation}", up.hello.highest_term):
                 session.send(scheduler_pb2.AttachDown(welcome=self._welcome()))
             log.info("runner attached", runner=identity.instance, pool=identity.pool, live=len(up.hello.live))
-            self._happened(translate.runner_attached(up.hello))
+            self._handle(translate.runner_attached(up.hello))
         elif (event := translate.attach_event(identity, up)) is not None:
-            self._happened(event)
+            self._handle(event)
 
-    def _lose_runner(self, session: Session[RunnerIdentity, scheduler_pb2.AttachDown]) -> None:
+    def _on_runner_disconnected(self, session: Session[RunnerIdentity, scheduler_pb2.AttachDown]) -> None:
         identity = session.peer
         log.info("runner gone", runner=identity.instance, pool=identity.pool)
-        self._happened(on.RunnerDetached(InstanceName(identity.instance), identity.incarnation))
+        self._handle(on.RunnerDetached(InstanceName(identity.instance), identity.incarnation))
 
-    def _meet_operator(self, session: Session[int, scheduler_pb2.SyncDown]) -> None:
+    def _on_operator_connected(self, session: Session[int, scheduler_pb2.SyncDown]) -> None:
         self._check_not_failed()
         session.send(scheduler_pb2.SyncDown(welcome=self._welcome()))
         log.info("operator connected")
-        self._happened(on.OperatorConnected())
+        self._handle(on.OperatorConnected())
 
-    def _hear_operator(self, session: Session[int, scheduler_pb2.SyncDown], up: scheduler_pb2.SyncUp) -> None:
+    def _on_operator_message(self, session: Session[int, scheduler_pb2.SyncDown], up: scheduler_pb2.SyncUp) -> None:
         self._check_not_failed()
         if up.term < self._operator_term:
             log.warning("an operator of a past term is not heard", term=up.term, highest=self._operator_term)
@@ -201,20 +201,20 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         check_term(up.term, self._operator_term, "an operator")
         self._operator_term = up.term
         if (event := translate.sync_event(up)) is not None:
-            self._happened(event)
+            self._handle(event)
 
-    def _hear_advice(self, down: supervisor_pb2.AdviseDown) -> None:
-        for event in translate.advice(down):
-            self._happened(event)
+    def _on_supervisor_message(self, down: supervisor_pb2.AdviseDown) -> None:
+        for event in translate.supervisor_event(down):
+            self._handle(event)
 
     # ------------------------------------------------------------------------------------------------------- deciding
 
-    def _happened(self, event: on.Event) -> None:
+    def _handle(self, event: on.Event) -> None:
         if self._failed.is_set():
             return
         now = self._clock()
-        if self._failures.turns_away(event, now):
-            self._turn_away(event)
+        if self._failures.rejects(event, now):
+            self._reject_event(event)
             return
         try:
             self._decide(event, now)
@@ -227,28 +227,28 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             for sessions in (self._gateways, self._runners, self._operators):
                 sessions.end_all()
 
-    def _turn_away(self, event: on.Event) -> None:
+    def _reject_event(self, event: on.Event) -> None:
         """Others are served meanwhile; whoever waits for an answer gets one."""
         log.error("not heard, since deciding on it failed again and again", event_=failures.shown(event))
         match event:
             case on.Enqueued() | on.RequestLost():
                 self._refuse(do.SendRefused(event.gateway, event.request, event.epoch, Failure.of(FAILED)))
             case on.GatewayConnected() | on.RunnerAttached():
-                raise NOT_HEARD
+                raise HELLO_REJECTED
 
     async def until_it_fails(self) -> None:
         """Raises FailedToDecide; ends in no other way but by cancellation."""
         await self._failed.wait()
-        raise FailedToDecide
+        raise DecisionFailed
 
     @property
     def has_failed_enough(self) -> bool:
-        return self._failures.enough(self._clock())
+        return self._failures.should_give_up(self._clock())
 
     def _check_not_failed(self) -> None:
         """Of a stream that opened before, and had no session yet when all sessions ended."""
         if self._failed.is_set():
-            raise BEGINS_ANEW
+            raise RESTARTING
 
     def _decide(self, event: on.Event, now: float) -> None:
         started = time.perf_counter()
@@ -267,14 +267,14 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     def _welcome(self) -> Welcome:
         return Welcome(term=self.term, scheduler=self._name)
 
-    def _exceed(self, peer: str, seen: int) -> bool:
+    def _raise_term_above(self, peer: str, seen: int) -> bool:
         """Lead in a term above any that somebody has seen, unless it was ours that they saw.
 
         Whether it had to: then all who are connected have been welcomed anew. A peer cannot be served before that: it
         would ignore all that we say in the lower term. So it is sent away, and comes again.
         """
         check_term(seen, self.term, peer)
-        known = self._greeted.greet(peer)
+        known = self._greeted.welcome(peer)
         if seen < self.term or (seen == self.term and known):
             return False
         log.warning("a peer has seen a later term", peer=peer, seen=seen, term=self.term)
@@ -293,7 +293,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self._runners.broadcast(scheduler_pb2.AttachDown(welcome=self._welcome()))
         self._operators.broadcast(scheduler_pb2.SyncDown(welcome=self._welcome()))
         self.supervisor.send(supervisor_pb2.AdviseUp(raised=supervisor_pb2.TermRaised(term=self.term)))
-        self._happened(on.TermRaised())
+        self._handle(on.TermRaised())
 
     # --------------------------------------------------------------------------------------------------- carrying out
 
@@ -341,10 +341,10 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self._gateways.broadcast(translate.catalog(effect.catalog, self._catalog_revision))
 
     def _order_runner(self, effect: do.RunnerEffect) -> None:
-        self._runners.send(effect.instance, translate.runner_order(effect, self.term))
+        self._runners.send(effect.instance, translate.runner_message(effect, self.term))
 
     def _tell_operators(self, effect: do.OperatorEffect) -> None:
-        self._operators.broadcast(translate.operator_word(effect))
+        self._operators.broadcast(translate.operator_message(effect))
 
     def _readmit(self, effect: do.AllowResume) -> None:
         self._metrics.readmissions.inc()

@@ -71,7 +71,7 @@ class Settings(BaseSettings):
     timelines: int = Field(2_000, ge=1)
     """How many ended requests' timelines are kept for `Explain`, besides those of all that wait or run."""
 
-    def policy(self, time_scale: float) -> SchedulerConfig:
+    def config(self, time_scale: float) -> SchedulerConfig:
         return SchedulerConfig(
             queue_limit=self.queue_limit,
             max_passed_over=self.max_passed_over,

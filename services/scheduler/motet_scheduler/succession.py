@@ -14,7 +14,7 @@ ATTEMPTS = 10
 PAUSE_SECONDS = 2.0
 
 
-async def tell(predecessor: str, term: int, *, time_scale: float = 1.0) -> None:
+async def tell_predecessor(predecessor: str, term: int, *, time_scale: float = 1.0) -> None:
     """Until it has heard. One that is dead does not answer, and needs no telling."""
     if not predecessor:
         return

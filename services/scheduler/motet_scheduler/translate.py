@@ -291,7 +291,7 @@ def attach_event(identity: RunnerIdentity, up: scheduler_pb2.AttachUp) -> on.Eve
             return None
 
 
-def runner_order(effect: do.RunnerEffect, term: int) -> scheduler_pb2.AttachDown:
+def runner_message(effect: do.RunnerEffect, term: int) -> scheduler_pb2.AttachDown:
     match effect:
         case do.ExpectRequest():
             return scheduler_pb2.AttachDown(
@@ -403,7 +403,7 @@ def sync_event(up: scheduler_pb2.SyncUp) -> on.Event | None:
             return None
 
 
-def operator_word(effect: do.OperatorEffect) -> scheduler_pb2.SyncDown:
+def operator_message(effect: do.OperatorEffect) -> scheduler_pb2.SyncDown:
     match effect:
         case do.ReportAdapter():
             return scheduler_pb2.SyncDown(
@@ -459,7 +459,7 @@ def _parked(it: supervisor_pb2.RequestParked) -> on.RequestParked:
     return on.RequestParked(InstanceName(it.instance), RequestId(it.request), it.epoch, read_promise(it.promise))
 
 
-def advice(down: supervisor_pb2.AdviseDown) -> list[on.Event]:
+def supervisor_event(down: supervisor_pb2.AdviseDown) -> list[on.Event]:
     match down.WhichOneof("message"):
         case "promise":
             it = down.promise

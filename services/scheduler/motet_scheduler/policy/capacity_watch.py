@@ -144,7 +144,9 @@ class Autoscaler:
             runners = members[pool.pool]
             load = self._load(pool, runners, waiting if pool is taker else _Waiting())
             if scalable and pool is scalable[0]:
-                load = replace(load, adapters=adapters.slots, min_replicas_of_adapters=max(adapters.pinned.values(), default=0))
+                load = replace(
+                    load, adapters=adapters.slots, min_replicas_of_adapters=max(adapters.pinned.values(), default=0)
+                )
             advice = self._advise(pool, load, self._hold(pool, runners))
             yield pool.pool, _figures(runners, load, advice)
 
