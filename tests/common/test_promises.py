@@ -11,7 +11,7 @@ from motet_runner.interface import OverflowAhead, State
 from motet_runner.plan.sequence import Sequence
 from motet_scheduler.policy.requests import Request
 from motet_scheduler.policy.values import Estimate, GroupName, SchedulerConfig
-from motet_supervisor.policy.runners import Runner
+from motet_supervisor.policy.runners import WatchedRunner
 from tests.runner.plan.pretend import PretendDevice, make_book, new
 
 CONTEXT = 2048
@@ -97,12 +97,12 @@ def test_scheduler_supervisor_and_runner_agree(prompt, max_tokens, promise, made
     most = promises.max_pages(prompt, max_tokens)
     engine = running(prompt, max_tokens, promise, made)
     entry = watched(prompt, max_tokens, promise, made)
-    supervisor = Runner(RunnerIdentity(instance="r0"), CAPACITY, 0.0)
+    supervisor = WatchedRunner(RunnerIdentity(instance="r0"), CAPACITY, 0.0)
     request = scheduled(prompt, max_tokens)
-    assert engine.most_pages == supervisor.cap(entry) == most
+    assert engine.most_pages == supervisor.max_pages(entry) == most
     assert request.promise_on(CAPACITY, SchedulerConfig(force_promise_pages=10_000)).pages == most
     assert engine.doubled == supervisor.doubled(entry)
-    assert engine.nears_promise == supervisor.may_run_out(entry)
+    assert engine.nears_promise == supervisor.is_near_promise(entry)
 
 
 @given(prompt=lengths, max_tokens=lengths, delivered=st.integers(0, CONTEXT), q80=st.integers(0, CONTEXT))

@@ -8,7 +8,7 @@ from motet.model import InstanceName, ParkMethod, RequestId
 from motet_supervisor.policy import effects as do
 from motet_supervisor.policy import events as on
 from motet_supervisor.policy.supervisor import Supervisor
-from motet_supervisor.policy.values import Policy
+from motet_supervisor.policy.values import SupervisorConfig
 
 R0 = InstanceName("r0")
 
@@ -32,7 +32,7 @@ def entry(request: str, pages: int, *, used: int | None = None, parked: bool = F
 class Told:
     def __init__(self, **policy: Any) -> None:
         self.clock = FakeClock()
-        self.supervisor = Supervisor(Policy(**policy))
+        self.supervisor = Supervisor(SupervisorConfig(**policy))
         self.effects: list[do.Effect] = []
 
     def tell(self, event: on.Event) -> list[do.Effect]:
@@ -59,13 +59,13 @@ class Told:
         return self.tell(on.MemoryReported(**(fields | how)))
 
     def overflow(self, one: RunnerRequest, instance: str = "r0") -> list[do.Effect]:
-        return self.tell(on.OverflowAhead(InstanceName(instance), one))
+        return self.tell(on.OverflowAnnounced(InstanceName(instance), one))
 
     def parked(self, request: str, wanted: int, *, by_itself: bool = False) -> list[do.Effect]:
-        return self.tell(on.Parked(R0, RequestId(request), 1, wanted, ParkMethod.RECOMPUTE, by_itself))
+        return self.tell(on.RequestParked(R0, RequestId(request), 1, wanted, ParkMethod.RECOMPUTE, by_itself))
 
     def resumed(self, request: str, pages: int) -> list[do.Effect]:
-        return self.tell(on.Resumed(R0, RequestId(request), 1, pages))
+        return self.tell(on.RequestResumed(R0, RequestId(request), 1, pages))
 
     def resumable(self, request: str, pages: int, epoch: int = 1, term: int = 1) -> list[do.Effect]:
         return self.tell(on.Resumable(term, R0, RequestId(request), epoch, pages))

@@ -14,7 +14,7 @@ def beat(told, *, seconds, step=1.0, steps_per_beat=0, pending=True, start=0):
         steps += steps_per_beat
         told.report(entry("a", 4), steps=steps, work_pending=pending)
         told.tell(on.Tick())
-        lost += told.of(do.TellLost)
+        lost += told.of(do.ReportRunnerLost)
     return lost, steps
 
 
@@ -103,7 +103,7 @@ def test_a_runner_whose_stream_is_down_for_long_is_forgotten():
     told.connect()
     told.tell(on.RunnerDisconnected(R0, "1"))
     told.wait(6)
-    assert told.of(do.TellLost)
+    assert told.of(do.ReportRunnerLost)
     told.wait(60)
     assert not told.supervisor.runners
 

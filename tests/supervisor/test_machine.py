@@ -77,11 +77,11 @@ class World(RuleBasedStateMachine):
             case do.Resume():
                 if not self.deaf and one is not None and one.parked and one.promise == effect.pages:
                     self.resume(effect.request, one)
-            case do.TellParked():
+            case do.ReportParked():
                 self.readmissible[effect.request] = effect.wanted
-            case do.TellAllParked():
+            case do.ReportAllParked():
                 self.readmissible = {parked.request: parked.wanted for parked in effect.requests}
-            case do.TellResumed():
+            case do.ReportResumed():
                 self.readmissible.pop(effect.request, None)
 
     @property
@@ -93,12 +93,12 @@ class World(RuleBasedStateMachine):
         one.parked, one.promise = True, wanted
         one.parked_times += 1
         assert one.parked_times <= 3, "parked again and again"
-        self.say(on.Parked(R0, RequestId(name), 1, wanted, "recompute"))
+        self.say(on.RequestParked(R0, RequestId(name), 1, wanted, "recompute"))
 
     def resume(self, name, one):
         if one.promise <= self.free:
             one.parked = False
-            self.say(on.Resumed(R0, RequestId(name), 1, one.promise))
+            self.say(on.RequestResumed(R0, RequestId(name), 1, one.promise))
 
     def entry(self, name):
         one = self.sequences[name]
@@ -146,9 +146,9 @@ class World(RuleBasedStateMachine):
                 one.made += 1
                 if one.made >= one.max_tokens:
                     del self.sequences[name]
-                    self.say(on.Ended(R0, RequestId(name), 1))
+                    self.say(on.RequestEnded(R0, RequestId(name), 1))
                 elif promises.is_near_promise(one.prompt + one.made, one.promise, one.limit) and not self.deaf:
-                    self.say(on.OverflowAhead(R0, self.entry(name)))
+                    self.say(on.OverflowAnnounced(R0, self.entry(name)))
 
     @rule()
     def report(self):
@@ -180,7 +180,7 @@ class World(RuleBasedStateMachine):
     @rule()
     def scheduler_comes_or_goes(self):
         self.scheduler = not self.scheduler
-        self.say(on.SchedulerConnected(1, 1) if self.scheduler else on.SchedulerGone(1))
+        self.say(on.SchedulerConnected(1, 1) if self.scheduler else on.SchedulerDisconnected(1))
 
     @rule()
     def scheduler_readmits(self):

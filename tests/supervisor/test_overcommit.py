@@ -18,7 +18,7 @@ LENGTH = 159
 def test_a_runner_is_told_when_it_connects_and_the_scheduler_after_it():
     told = Told(overcommit=1.5)
     told.connect()
-    assert told.effects[:2] == [do.SetOvercommit(R0, "default/demo", 1.5), do.TellOvercommit("default/demo", 1.5)]
+    assert told.effects[:2] == [do.SetOvercommit(R0, "default/demo", 1.5), do.ReportOvercommit("default/demo", 1.5)]
 
 
 def test_a_scheduler_that_connects_is_told_of_every_pool():
@@ -26,7 +26,7 @@ def test_a_scheduler_that_connects_is_told_of_every_pool():
     told.connect(instance="r0")
     told.connect(instance="r1")
     told.tell(on.SchedulerConnected(1, 1))
-    assert told.of(do.TellOvercommit) == [do.TellOvercommit("default/demo", 1.5)]
+    assert told.of(do.ReportOvercommit) == [do.ReportOvercommit("default/demo", 1.5)]
 
 
 def test_promises_are_extended_up_to_the_larger_limit():

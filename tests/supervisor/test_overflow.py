@@ -17,7 +17,7 @@ def test_with_pages_free_a_promise_doubles_and_the_scheduler_hears_of_it():
     told = Told()
     told.connect()
     told.report(overflowing("a", 4))
-    assert told.effects == [do.Extend(R0, "a", 1, 4, 8), do.TellPromise(R0, "a", 1, 8)]
+    assert told.effects == [do.Extend(R0, "a", 1, 4, 8), do.ReportPromise(R0, "a", 1, 8)]
 
 
 def test_b_two_b_four_b():
@@ -87,7 +87,7 @@ def test_the_overflowing_one_goes_on_as_soon_as_the_other_is_parked():
     told.connect(overflowing("a", 10), entry("b", 10), pages=20)
     assert [one.request for one in told.of(do.Park)] == ["b"]
     told.parked("b", 20)
-    assert told.of(do.TellParked) == [do.TellParked(R0, "b", 1, 20, ParkMethod.RECOMPUTE)]
+    assert told.of(do.ReportParked) == [do.ReportParked(R0, "b", 1, 20, ParkMethod.RECOMPUTE)]
     assert told.of(do.Extend) == [do.Extend(R0, "a", 1, 10, 20)]
 
 
@@ -173,7 +173,7 @@ def test_a_request_that_ends_makes_room_for_one_that_waits():
     told = Told()
     told.connect(entry("a", 10), entry("b", 10), entry("c", 10), pages=30)
     told.overflow(overflowing("a", 10))  # c is to be parked
-    told.tell(on.Ended(R0, RequestId("b"), 1))
+    told.tell(on.RequestEnded(R0, RequestId("b"), 1))
     assert [one.request for one in told.of(do.Extend)] == ["a"]
 
 

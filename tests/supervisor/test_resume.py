@@ -19,7 +19,7 @@ def test_the_schedulers_word_lets_a_parked_request_back_in():
     told.resumable("a", 16)
     assert told.effects == [do.Resume(R0, "a", 1, 16)]
     told.resumed("a", 16)
-    assert told.effects == [do.TellResumed(R0, "a", 1, 16)]
+    assert told.effects == [do.ReportResumed(R0, "a", 1, 16)]
 
 
 def test_a_word_for_another_promise_is_answered_with_the_right_one():
@@ -27,13 +27,13 @@ def test_a_word_for_another_promise_is_answered_with_the_right_one():
     told.connect(entry("a", 8))
     told.parked("a", 16)
     told.resumable("a", 8)
-    assert told.effects == [do.TellParked(R0, "a", 1, 16, ParkMethod.RECOMPUTE)]
+    assert told.effects == [do.ReportParked(R0, "a", 1, 16, ParkMethod.RECOMPUTE)]
 
 
 def test_a_word_for_one_that_runs_already_says_so():
     told = with_scheduler()
     told.connect(entry("a", 8))
-    assert told.resumable("a", 8) == [do.TellResumed(R0, "a", 1, 8)]
+    assert told.resumable("a", 8) == [do.ReportResumed(R0, "a", 1, 8)]
 
 
 def test_a_word_for_an_earlier_epoch_is_ignored():
@@ -46,7 +46,7 @@ def test_a_scheduler_that_connects_is_told_all_that_is_parked():
     told = Told()
     told.connect(entry("a", 8, parked=True), entry("b", 4))
     told.tell(on.SchedulerConnected(1, 1))
-    (everyone,) = told.of(do.TellAllParked)
+    (everyone,) = told.of(do.ReportAllParked)
     assert [one.request for one in everyone.requests] == ["a"]
 
 
@@ -54,24 +54,24 @@ def test_what_a_runner_parked_by_itself_is_told_too():
     told = with_scheduler()
     told.connect(entry("a", 8))
     told.parked("a", 16, by_itself=True)
-    assert told.of(do.TellParked)
+    assert told.of(do.ReportParked)
     told = with_scheduler()
     told.connect(entry("a", 8))
     told.report(entry("a", 16, parked=True))
-    assert told.of(do.TellParked) == [do.TellParked(R0, "a", 1, 16, ParkMethod.RECOMPUTE)]
+    assert told.of(do.ReportParked) == [do.ReportParked(R0, "a", 1, 16, ParkMethod.RECOMPUTE)]
 
 
 def test_a_supervisor_that_comes_back_learns_from_the_runner_who_is_parked():
     told = with_scheduler()
     told.connect(entry("a", 16, parked=True))
-    assert told.of(do.TellParked)[0].wanted == 16
+    assert told.of(do.ReportParked)[0].wanted == 16
 
 
 def test_with_the_scheduler_away_they_come_back_after_a_while_when_there_is_room_to_spare():
     told = with_scheduler(resume_alone=2.0, resume_margin=0.1)
     told.connect(entry("a", 30), entry("b", 60), pages=100)
     told.parked("a", 35)
-    told.tell(on.SchedulerGone(1))
+    told.tell(on.SchedulerDisconnected(1))
     told.wait(2.1)
     assert not told.of(do.Resume), "40 are free, and 35 and a margin of 10 are wanted"
     told.report(entry("a", 35, parked=True), entry("b", 50))
@@ -130,7 +130,7 @@ def test_orders_are_given_in_the_leaders_term_and_in_nobodys_while_it_is_away():
     assert told.supervisor.term == 5
     told.tell(on.TermRaised(2, term=7))
     assert told.supervisor.term == 7
-    told.tell(on.SchedulerGone(2))
+    told.tell(on.SchedulerDisconnected(2))
     assert told.supervisor.term == 0, "the other one does not lead any more"
     told.tell(on.SchedulerConnected(3, term=7))
     assert told.supervisor.term == 7
@@ -141,6 +141,6 @@ def test_one_that_does_not_lead_any_more_keeps_nobody_parked():
     told.connect(entry("a", 8))
     told.parked("a", 16)
     told.tell(on.SchedulerConnected(2, term=5))
-    told.tell(on.SchedulerGone(2))
+    told.tell(on.SchedulerDisconnected(2))
     told.wait(2.1)
     assert told.of(do.Resume) == [do.Resume(R0, "a", 1, 16)]

@@ -129,7 +129,7 @@ class ControlPlane:
     async def _run_supervisor(self, up: asyncio.Event) -> None:
         self.supervisor_metrics = CollectorRegistry()
         service = SupervisorService(
-            self._supervisor_settings.policy(self._scale), metrics=SupervisorMetrics(self.supervisor_metrics)
+            self._supervisor_settings.config(self._scale), metrics=SupervisorMetrics(self.supervisor_metrics)
         )
         self.supervisor_service = service
 

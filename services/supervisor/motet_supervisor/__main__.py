@@ -24,7 +24,7 @@ def main() -> None:
     settings, process, addresses = read(Settings), read(ProcessSettings), read(Addresses)
 
     async def supervise(stop: asyncio.Event, registry: CollectorRegistry, health: Health) -> None:
-        service = SupervisorService(settings.policy(process.time_scale), metrics=Metrics(registry))
+        service = SupervisorService(settings.config(process.time_scale), metrics=Metrics(registry))
         tick = max(TICK_SECONDS * process.time_scale, SHORTEST_TICK)
         async with serving(
             addresses.supervisor_address,

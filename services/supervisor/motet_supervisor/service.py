@@ -17,7 +17,7 @@ from motet_supervisor.metrics import Metrics
 from motet_supervisor.policy import effects as do
 from motet_supervisor.policy import events as on
 from motet_supervisor.policy.supervisor import Supervisor
-from motet_supervisor.policy.values import Policy
+from motet_supervisor.policy.values import SupervisorConfig
 
 log = structlog.get_logger(__name__)
 
@@ -25,7 +25,7 @@ SERVICE = "motet.api.v1.Supervisor"
 
 
 class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
-    def __init__(self, policy: Policy, *, metrics: Metrics, clock: Clock = monotonic) -> None:
+    def __init__(self, policy: SupervisorConfig, *, metrics: Metrics, clock: Clock = monotonic) -> None:
         self.supervisor = Supervisor(policy)
         self._metrics = metrics
         self._clock = clock
@@ -88,12 +88,12 @@ class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
 
     def _lose_scheduler(self, session: Session[int, supervisor_pb2.AdviseDown]) -> None:
         log.info("scheduler gone")
-        self._happened(on.SchedulerGone(session.peer))
+        self._happened(on.SchedulerDisconnected(session.peer))
 
     # ------------------------------------------------------------------------------------------------------- deciding
 
     def _happened(self, event: on.Event) -> None:
-        if isinstance(event, on.OverflowAhead):
+        if isinstance(event, on.OverflowAnnounced):
             self._metrics.overflows.inc()
         for effect in self.supervisor.handle(event, self._clock()):
             self._count(effect)
@@ -120,7 +120,7 @@ class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
                 self._metrics.park_orders.labels(effect.method.value).inc()
             case do.Resume():
                 self._metrics.resume_orders.inc()
-            case do.TellLost(again=False):
+            case do.ReportRunnerLost(again=False):
                 self._metrics.runners_lost.labels("hung" if effect.hung else "silent").inc()
                 log.warning("runner condemned", runner=effect.identity.instance, why=effect.why, hung=effect.hung)
             case _:

@@ -6,7 +6,7 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from motet.model import ParkMethod
-from motet_supervisor.policy.values import Policy
+from motet_supervisor.policy.values import SupervisorConfig
 
 
 class Settings(BaseSettings):
@@ -38,12 +38,12 @@ class Settings(BaseSettings):
     """How a parked request's KV is kept: copied to host memory, or dropped and computed again. `auto` takes the cheaper
     one by the runner's own measurements. What does not fit in host memory is computed again in any case."""
 
-    def policy(self, time_scale: float) -> Policy:
-        return Policy(
+    def config(self, time_scale: float) -> SupervisorConfig:
+        return SupervisorConfig(
             heartbeat=self.heartbeat_seconds * time_scale,
             hang=self.hang_seconds * time_scale,
-            answer=self.answer_seconds * time_scale,
-            resume_alone=self.resume_alone_seconds * time_scale,
+            order_timeout=self.answer_seconds * time_scale,
+            resume_without_scheduler=self.resume_alone_seconds * time_scale,
             resume_margin=self.resume_margin,
             overcommit=self.overcommit,
             park_method=None if self.park_method == "auto" else ParkMethod(self.park_method),

@@ -45,10 +45,10 @@ def watch_event(instance: InstanceName, up: supervisor_pb2.WatchUp) -> on.Event 
                 live=read_runner_requests(it.live),
             )
         case "overflow":
-            return on.OverflowAhead(instance, RunnerRequest.from_proto(up.overflow.request))
+            return on.OverflowAnnounced(instance, RunnerRequest.from_proto(up.overflow.request))
         case "parked":
             parked = up.parked
-            return on.Parked(
+            return on.RequestParked(
                 instance,
                 RequestId(parked.request),
                 parked.epoch,
@@ -58,14 +58,14 @@ def watch_event(instance: InstanceName, up: supervisor_pb2.WatchUp) -> on.Event 
             )
         case "resumed":
             back = up.resumed
-            return on.Resumed(instance, RequestId(back.request), back.epoch, back.promise.pages)
+            return on.RequestResumed(instance, RequestId(back.request), back.epoch, back.promise.pages)
         case "ended":
-            return on.Ended(instance, RequestId(up.ended.request), up.ended.epoch)
+            return on.RequestEnded(instance, RequestId(up.ended.request), up.ended.epoch)
         case _:
             return None
 
 
-def _overcommit(effect: do.SetOvercommit | do.TellOvercommit) -> supervisor_pb2.Overcommit:
+def _overcommit(effect: do.SetOvercommit | do.ReportOvercommit) -> supervisor_pb2.Overcommit:
     return supervisor_pb2.Overcommit(pool=effect.pool, factor=effect.factor)
 
 
@@ -119,7 +119,7 @@ def advise_event(scheduler: int, up: supervisor_pb2.AdviseUp) -> on.Event | None
             return None
 
 
-def _parked(effect: do.TellParked) -> supervisor_pb2.RequestParked:
+def _parked(effect: do.ReportParked) -> supervisor_pb2.RequestParked:
     return supervisor_pb2.RequestParked(
         instance=effect.instance,
         request=effect.request,
@@ -129,9 +129,9 @@ def _parked(effect: do.TellParked) -> supervisor_pb2.RequestParked:
     )
 
 
-def advice(effect: do.Advice) -> supervisor_pb2.AdviseDown:
+def advice(effect: do.SchedulerMessage) -> supervisor_pb2.AdviseDown:
     match effect:
-        case do.TellPromise():
+        case do.ReportPromise():
             return supervisor_pb2.AdviseDown(
                 promise=supervisor_pb2.PromiseChanged(
                     instance=effect.instance,
@@ -140,12 +140,12 @@ def advice(effect: do.Advice) -> supervisor_pb2.AdviseDown:
                     promise=_promise(effect.pages),
                 )
             )
-        case do.TellParked():
+        case do.ReportParked():
             return supervisor_pb2.AdviseDown(parked=_parked(effect))
-        case do.TellAllParked():
+        case do.ReportAllParked():
             everyone = supervisor_pb2.ParkedRequests(requests=[_parked(one) for one in effect.requests])
             return supervisor_pb2.AdviseDown(parked_now=everyone)
-        case do.TellResumed():
+        case do.ReportResumed():
             return supervisor_pb2.AdviseDown(
                 resumed=supervisor_pb2.RequestResumed(
                     instance=effect.instance,
@@ -154,9 +154,9 @@ def advice(effect: do.Advice) -> supervisor_pb2.AdviseDown:
                     promise=_promise(effect.pages),
                 )
             )
-        case do.TellLost():
+        case do.ReportRunnerLost():
             return supervisor_pb2.AdviseDown(
                 lost=supervisor_pb2.RunnerLost(runner=effect.identity.to_proto(), why=effect.why, hung=effect.hung)
             )
-        case do.TellOvercommit():
+        case do.ReportOvercommit():
             return supervisor_pb2.AdviseDown(overcommit=_overcommit(effect))

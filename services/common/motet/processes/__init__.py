@@ -10,15 +10,15 @@ from motet.processes.linux import ProcessIdentity, identity_of, is_alive
 from motet.processes.records import ProcessRecord, ProcessRecords
 
 __all__ = [
+    "Lifecycle",
+    "LifecycleConfig",
+    "Phase",
     "ProcessIdentity",
     "ProcessManager",
-    "Lifecycle",
-    "Phase",
-    "LifecycleConfig",
-    "ProcessSpec",
-    "ProcessStatus",
     "ProcessRecord",
     "ProcessRecords",
+    "ProcessSpec",
+    "ProcessStatus",
     "identity_of",
     "is_alive",
 ]

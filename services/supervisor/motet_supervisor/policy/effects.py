@@ -48,7 +48,7 @@ class SetOvercommit:
 
 
 @dataclass(frozen=True, slots=True)
-class TellPromise:
+class ReportPromise:
     instance: InstanceName
     request: RequestId
     epoch: int
@@ -56,7 +56,7 @@ class TellPromise:
 
 
 @dataclass(frozen=True, slots=True)
-class TellParked:
+class ReportParked:
     instance: InstanceName
     request: RequestId
     epoch: int
@@ -65,14 +65,14 @@ class TellParked:
 
 
 @dataclass(frozen=True, slots=True)
-class TellAllParked:
+class ReportAllParked:
     """All that is parked now: what a scheduler that has just connected needs."""
 
-    requests: tuple[TellParked, ...]
+    requests: tuple[ReportParked, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class TellResumed:
+class ReportResumed:
     instance: InstanceName
     request: RequestId
     epoch: int
@@ -80,7 +80,7 @@ class TellResumed:
 
 
 @dataclass(frozen=True, slots=True)
-class TellLost:
+class ReportRunnerLost:
     identity: RunnerIdentity
     why: str
     hung: bool
@@ -89,11 +89,11 @@ class TellLost:
 
 
 @dataclass(frozen=True, slots=True)
-class TellOvercommit:
+class ReportOvercommit:
     pool: str
     factor: float
 
 
 RunnerOrder = Extend | Park | Resume | SetOvercommit
-Advice = TellPromise | TellParked | TellAllParked | TellResumed | TellLost | TellOvercommit
-Effect = RunnerOrder | Advice
+SchedulerMessage = ReportPromise | ReportParked | ReportAllParked | ReportResumed | ReportRunnerLost | ReportOvercommit
+Effect = RunnerOrder | SchedulerMessage

@@ -34,7 +34,7 @@ class MemoryReported:
 
 
 @dataclass(frozen=True, slots=True)
-class OverflowAhead:
+class OverflowAnnounced:
     """A sequence will reach its promise within a page (S3-10)."""
 
     instance: InstanceName
@@ -42,7 +42,7 @@ class OverflowAhead:
 
 
 @dataclass(frozen=True, slots=True)
-class Parked:
+class RequestParked:
     instance: InstanceName
     request: RequestId
     epoch: int
@@ -52,7 +52,7 @@ class Parked:
 
 
 @dataclass(frozen=True, slots=True)
-class Resumed:
+class RequestResumed:
     instance: InstanceName
     request: RequestId
     epoch: int
@@ -60,7 +60,7 @@ class Resumed:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class RequestEnded:
     instance: InstanceName
     request: RequestId
     epoch: int
@@ -87,7 +87,7 @@ class TermRaised:
 
 
 @dataclass(frozen=True, slots=True)
-class SchedulerGone:
+class SchedulerDisconnected:
     scheduler: int
 
 
@@ -111,13 +111,13 @@ Event = (
     RunnerConnected
     | RunnerDisconnected
     | MemoryReported
-    | OverflowAhead
-    | Parked
-    | Resumed
-    | Ended
+    | OverflowAnnounced
+    | RequestParked
+    | RequestResumed
+    | RequestEnded
     | SchedulerConnected
     | TermRaised
-    | SchedulerGone
+    | SchedulerDisconnected
     | Resumable
     | Tick
 )

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from motet.fleet import SequenceState
 from motet.model import ParkMethod
-from motet_supervisor.policy.runners import Runner, Sequence
+from motet_supervisor.policy.runners import TrackedRequest, WatchedRunner
 
-PARKED_AT_MOST = 2
+MAX_PARKS_PER_REQUEST = 2
 """Times that a request may be chosen as a victim."""
 
 
@@ -27,37 +27,39 @@ class ExtendTo:
 
 @dataclass(frozen=True, slots=True)
 class ParkVictim:
-    victim: Sequence
+    victim: TrackedRequest
     doubled: int
 
 
 @dataclass(frozen=True, slots=True)
-class WaitForRoom:
+class WaitForPages:
     """Something is being parked already."""
 
 
-def decide(runner: Runner, overflowing: Sequence, now: float, answer: float) -> ExtendTo | ParkVictim | WaitForRoom:
+def decide(
+    runner: WatchedRunner, overflowing: TrackedRequest, now: float, answer: float
+) -> ExtendTo | ParkVictim | WaitForPages:
     entry = overflowing.entry
     growth = min(runner.doubled(entry) - entry.pages, runner.free)
     if growth > 0:
         return ExtendTo(entry.pages + growth)
-    if runner.coming_free > 0:
-        return WaitForRoom()
+    if runner.pages_being_freed > 0:
+        return WaitForPages()
     candidates = [
         one
         for one in runner.sequences.values()
         if not one.parked
-        and not one.busy(now, answer)
+        and not one.order_pending(now, answer)
         and one.entry.state is not SequenceState.LOADING
-        and one.entry.parked_times < PARKED_AT_MOST
+        and one.entry.parked_times < MAX_PARKS_PER_REQUEST
     ]
-    victim = max(candidates, key=lambda one: (one.entry.request_class, one.born), default=None)
+    victim = max(candidates, key=lambda one: (one.entry.request_class, one.arrival), default=None)
     if victim is None:
-        return ParkVictim(overflowing, runner.cap(entry))
+        return ParkVictim(overflowing, runner.max_pages(entry))
     return ParkVictim(victim, runner.doubled(victim.entry))
 
 
-def cheapest(runner: Runner, victim: Sequence, forced: ParkMethod | None) -> ParkMethod:
+def cheapest(runner: WatchedRunner, victim: TrackedRequest, forced: ParkMethod | None) -> ParkMethod:
     """Swap costs a copy out and one back, if the host has room; recompute costs a prefill of all its tokens."""
     used = victim.entry.pages_used
     # Forced or not, what does not fit in the host's memory can only be computed again.

@@ -8,11 +8,11 @@ from motet.model import InstanceName, ParkMethod, RequestId
 
 
 @dataclass(slots=True)
-class Sequence:
+class TrackedRequest:
     """One request on its runner. `born` says which is newer; runners do not tell ages."""
 
     entry: RunnerRequest
-    born: int
+    arrival: int
     parked_at: float = 0.0
     method: ParkMethod = ParkMethod.RECOMPUTE
     overflowing_since: float | None = None
@@ -28,20 +28,20 @@ class Sequence:
     def parked(self) -> bool:
         return self.entry.parked
 
-    def busy(self, now: float, answer: float) -> bool:
+    def order_pending(self, now: float, answer: float) -> bool:
         """Whether to wait for what was ordered before ordering anything else."""
         return self.ordered_at is not None and self.reports < 2 and now - self.ordered_at < answer
 
     def order(self, now: float, *, freeing: int = 0) -> None:
         self.ordered_at, self.reports, self.freeing = now, 0, freeing
 
-    def settle(self) -> None:
+    def order_done(self) -> None:
         """What was ordered has happened, or will not."""
         self.ordered_at, self.freeing = None, 0
 
 
 @dataclass(slots=True)
-class Progress:
+class EngineProgress:
     """Whether the engine moves: hung is not slow."""
 
     steps: int
@@ -60,23 +60,23 @@ class Progress:
         self.moved_at = now
         return True
 
-    def leave_out(self, silence: float) -> None:
+    def skip_silence(self, silence: float) -> None:
         """Nothing was heard for so long: that shows neither movement nor standing still."""
         self.moved_at += silence
 
 
-class Runner:
+class WatchedRunner:
     def __init__(self, identity: RunnerIdentity, capacity: Capacity, now: float, *, overcommit: float = 1.0) -> None:
         self.identity = identity
         self.capacity = capacity
         self.overcommit = overcommit
         self.connected = True
         self.heard_at = now
-        self.sequences: dict[RequestId, Sequence] = {}
+        self.sequences: dict[RequestId, TrackedRequest] = {}
         self.host_bytes_free = capacity.host_bytes
         self.prefill_seconds_per_token = 0.0
         self.swap_seconds_per_page = 0.0
-        self.progress = Progress(0, now)
+        self.progress = EngineProgress(0, now)
         self.silent = False
         """Taken for dead until it says something."""
         self.hung_because = ""
@@ -90,13 +90,13 @@ class Runner:
         return InstanceName(self.identity.instance)
 
     @property
-    def condemned(self) -> bool:
+    def unhealthy(self) -> bool:
         return self.silent or bool(self.hung_because)
 
-    def speaks(self, now: float, *, again: bool = False) -> None:
+    def note_message(self, now: float, *, again: bool = False) -> None:
         """It said something; `again`: on a new stream."""
         if self.silent or again:
-            self.progress.leave_out(now - self.heard_at)
+            self.progress.skip_silence(now - self.heard_at)
         self.silent = False
         self.heard_at = now
 
@@ -110,12 +110,12 @@ class Runner:
         return int(self.capacity.pages * self.overcommit) - self.promised
 
     @property
-    def coming_free(self) -> int:
+    def pages_being_freed(self) -> int:
         return sum(one.freeing for one in self.sequences.values())
 
-    def hear(self, live: tuple[RunnerRequest, ...], now: float, answer: float) -> list[Sequence]:
+    def apply_report(self, live: tuple[RunnerRequest, ...], now: float, answer: float) -> list[TrackedRequest]:
         """Take over the runner's book; returns those that were parked without our being told."""
-        news: list[Sequence] = []
+        news: list[TrackedRequest] = []
         listed = {entry.request for entry in live}
         for name in self.sequences.keys() - listed:
             del self.sequences[name]
@@ -128,13 +128,13 @@ class Runner:
                     news.append(known)
                 continue
             known.reports += 1
-            if known.busy(now, answer):
+            if known.order_pending(now, answer):
                 # The report may have left before our order arrived: keep what was ordered, take what was counted.
                 known.entry = replace(
                     entry, pages=known.entry.pages, state=known.entry.state, parked_times=known.entry.parked_times
                 )
                 continue
-            known.settle()
+            known.order_done()
             if entry.parked and known.parked:
                 known.entry = replace(entry, pages=known.entry.pages)  # what it wants was said when it was parked
                 continue
@@ -144,11 +144,11 @@ class Runner:
                 news.append(known)
         return news
 
-    def newest(self, entry: RunnerRequest) -> Sequence:
+    def newest(self, entry: RunnerRequest) -> TrackedRequest:
         self._orders += 1
-        return Sequence(entry, self._orders)
+        return TrackedRequest(entry, self._orders)
 
-    def cap(self, entry: RunnerRequest) -> int:
+    def max_pages(self, entry: RunnerRequest) -> int:
         """The most that a request can ever use here (S3-13)."""
         capacity = self.capacity
         most = promises.max_pages(
@@ -160,11 +160,13 @@ class Runner:
         return min(most, capacity.pages)
 
     def doubled(self, entry: RunnerRequest) -> int:
-        return promises.doubled_pages(entry.pages, self.cap(entry))
+        return promises.doubled_pages(entry.pages, self.max_pages(entry))
 
-    def may_run_out(self, entry: RunnerRequest) -> bool:
+    def is_near_promise(self, entry: RunnerRequest) -> bool:
         """Whether a sequence stands within a page of its promise and could need more."""
         if entry.state in (SequenceState.PARKED, SequenceState.LOADING):
             return False
         tokens = entry.prompt_tokens + entry.output_tokens
-        return promises.is_near_promise(tokens, entry.pages, self.cap(entry), page_tokens=self.capacity.page_tokens)
+        return promises.is_near_promise(
+            tokens, entry.pages, self.max_pages(entry), page_tokens=self.capacity.page_tokens
+        )

@@ -6,7 +6,7 @@ from motet.model import ParkMethod
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class SupervisorConfig:
     """The numbers that decide. Times are seconds, already scaled by the process that hands them in."""
 
     heartbeat: float = 5.0
@@ -15,9 +15,9 @@ class Policy:
     """An engine that has work and takes no step for so long is hung."""
     hang_steps: float = 10.0
     """And for so many of its own slowest recent steps: slow is not hung."""
-    answer: float = 2.0
+    order_timeout: float = 2.0
     """How long an order may stay without effect before it is decided again."""
-    resume_alone: float = 2.0
+    resume_without_scheduler: float = 2.0
     """Without a scheduler, parked requests come back when they have waited so long and there is room."""
     resume_margin: float = 0.05
     """Share of a runner's pages that stays free when requests come back without the scheduler."""
