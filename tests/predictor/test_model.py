@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet_predictor.model import EVERYBODY, QUANTILES, VERSION, LengthModel, Lengths, Scope
+from motet_predictor.model import GLOBAL_SCOPE, QUANTILES, VERSION, LengthEstimate, LengthModel, Scope
 from tests.support.machine import out_of_reach
 
 DATA = Path(os.environ.get("TEST_DATA") or Path(__file__).parents[3] / "shared" / "data")
@@ -36,7 +36,7 @@ def teach(model: LengthModel, *lengths: int, tenant: str, adapter: str, censored
         model.observe(tenant, adapter, length, censored=censored)
 
 
-def quantiles(lengths: Lengths) -> list[int]:
+def quantiles(lengths: LengthEstimate) -> list[int]:
     return [lengths.q50, lengths.q80, lengths.q90, lengths.q95]
 
 
@@ -131,7 +131,7 @@ def test_only_what_changed_is_kept_again() -> None:
     model.changes()
     teach(model, 10, tenant="acme", adapter="acme/json")
     assert {scope for scope, _ in model.changes()} == {
-        EVERYBODY,
+        GLOBAL_SCOPE,
         Scope("tenant", "acme"),
         Scope("adapter", "acme", "acme/json"),
     }
@@ -140,7 +140,7 @@ def test_only_what_changed_is_kept_again() -> None:
 def test_what_could_not_be_kept_is_offered_again() -> None:
     model = learned(10)
     changes = model.changes()
-    model.unsaved(scope for scope, _ in changes)
+    model.mark_unsaved(scope for scope, _ in changes)
     assert model.changes() == changes
 
 

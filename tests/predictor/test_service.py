@@ -17,7 +17,7 @@ from motet.api.v1 import common_pb2, predictor_pb2, predictor_pb2_grpc
 from motet.quantiles import LengthStatistics
 from motet.rpc import is_healthy, open_channel, serving
 from motet.store import lengths, migrate, open_store
-from motet_predictor.keeper import AT_ONCE, Keeper
+from motet_predictor.keeper import ROWS_PER_WRITE, Persistence
 from motet_predictor.metrics import Metrics
 from motet_predictor.model import VERSION, LengthModel
 from motet_predictor.service import SERVICE, PredictorService
@@ -27,7 +27,7 @@ from tests.common.waiting import PATIENCE_S
 class Predictor:
     """A predictor's parts, and a client's view of it."""
 
-    def __init__(self, address: str, keeper: Keeper, model: LengthModel, registry: CollectorRegistry) -> None:
+    def __init__(self, address: str, keeper: Persistence, model: LengthModel, registry: CollectorRegistry) -> None:
         self.address = address
         self.keeper = keeper
         self.model = model
@@ -64,7 +64,7 @@ async def running(folder: Path, *, queued_samples: int = 1000, url: str = "") ->
     metrics, model = Metrics(registry), LengthModel()
     address = f"unix:{folder}/p.sock"
     async with open_store(url or database(folder), busy_seconds=0.05) as store:
-        keeper = Keeper(store, model, metrics, load_scopes=1000, queued_samples=queued_samples, keep_samples=1000)
+        keeper = Persistence(store, model, metrics, load_scopes=1000, queued_samples=queued_samples, keep_samples=1000)
         service = PredictorService(model, keeper, metrics)
         async with serving(
             address,
@@ -245,7 +245,7 @@ async def test_writing_and_loading_many_scopes_let_others_have_their_turn(
     async with running(tmp_path) as predictor:
         for number in range(900):
             predictor.model.observe("acme", f"acme/{number}", 25)
-        assert await most_in_one_turn(predictor.keeper.flush()) <= AT_ONCE
+        assert await most_in_one_turn(predictor.keeper.flush()) <= ROWS_PER_WRITE
         assert handled == 902
         async with open_store(database(tmp_path)) as store:
             assert len(await lengths.load_states(store, VERSION, limit=2000)) == 902
@@ -256,7 +256,7 @@ async def test_writing_and_loading_many_scopes_let_others_have_their_turn(
         async with running(tmp_path):
             pass
 
-    assert await most_in_one_turn(load()) <= AT_ONCE
+    assert await most_in_one_turn(load()) <= ROWS_PER_WRITE
     assert handled == 902
 
 

@@ -11,7 +11,7 @@ from motet.rpc import serving
 from motet.service import read, run, run_until
 from motet.settings import Addresses, Database, ProcessSettings
 from motet.store import open_store
-from motet_predictor.keeper import Keeper
+from motet_predictor.keeper import Persistence
 from motet_predictor.metrics import Metrics
 from motet_predictor.model import LengthModel
 from motet_predictor.service import SERVICE, PredictorService
@@ -25,7 +25,7 @@ def main() -> None:
         metrics = Metrics(registry)
         model = LengthModel(max_scopes=settings.max_scopes)
         async with open_store(database.url(process)) as store:
-            keeper = Keeper(
+            keeper = Persistence(
                 store,
                 model,
                 metrics,

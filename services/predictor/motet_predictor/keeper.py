@@ -13,14 +13,14 @@ from motet_predictor.model import LengthModel, Scope
 
 log = structlog.get_logger(__name__)
 
-AT_ONCE = 100
+ROWS_PER_WRITE = 100
 """Scopes that are packed or unpacked before others have their turn: some 5 ms of the event loop, which also answers
 Predict within its budget. So many samples go with them."""
 
 _Row = table.PredictorState | table.LengthSample
 
 
-class Keeper:
+class Persistence:
     """Everything waits in memory until `flush` has written it. Nothing is written before what is there was loaded."""
 
     def __init__(
@@ -71,21 +71,21 @@ class Keeper:
     async def _load(self) -> None:
         states = await table.load_states(self._store, self._model.version, limit=self._load_scopes)
         kept = [(Scope(state.level, state.tenant, state.adapter), state.statistics) for state in states]
-        for start in range(0, len(kept), AT_ONCE):
-            for scope, why in self._model.restore(kept[start : start + AT_ONCE]):
+        for start in range(0, len(kept), ROWS_PER_WRITE):
+            for scope, why in self._model.restore(kept[start : start + ROWS_PER_WRITE]):
                 log.warning("kept statistics cannot be read and are learned again", scope=scope, reason=why)
             await asyncio.sleep(0)
         self._loaded = True
         log.info("loaded", version=self._model.version, scopes=len(states))
 
     async def _save(self) -> None:
-        for _ in range(0, max(self._model.unkept, len(self._samples)), AT_ONCE):
+        for _ in range(0, max(self._model.unsaved_count, len(self._samples)), ROWS_PER_WRITE):
             await self._save_some()
 
     async def _save_some(self) -> None:
         """Some rows, together. If one of them is refused for ever, the halves apart, until it stands alone."""
-        changes = self._model.changes(AT_ONCE)
-        samples = [self._samples.popleft() for _ in range(min(AT_ONCE, len(self._samples)))]
+        changes = self._model.changes(ROWS_PER_WRITE)
+        samples = [self._samples.popleft() for _ in range(min(ROWS_PER_WRITE, len(self._samples)))]
         states = [table.PredictorState(scope.level, scope.tenant, scope.adapter, data) for scope, data in changes]
         waiting: list[list[_Row]] = [[*states, *samples]]
         try:
@@ -98,10 +98,10 @@ class Keeper:
                     if half:
                         waiting[-1:] = [rows[half:], rows[:half]]
                         continue
-                    self._put_aside(rows[0], error)
+                    self._reject_row(rows[0], error)
                 waiting.pop()
         except BaseException:  # cancellation included: what was not written must be written at stop
-            self._take_back([row for rows in reversed(waiting) for row in rows])
+            self._requeue([row for rows in reversed(waiting) for row in rows])
             raise
 
     async def _write(self, rows: list[_Row]) -> None:
@@ -109,8 +109,8 @@ class Keeper:
         samples = [row for row in rows if isinstance(row, table.LengthSample)]
         await table.save(self._store, self._model.version, states, samples, keep_samples=self._keep_samples)
 
-    def _take_back(self, rows: list[_Row]) -> None:
-        self._model.unsaved(
+    def _requeue(self, rows: list[_Row]) -> None:
+        self._model.mark_unsaved(
             Scope(row.level, row.tenant, row.adapter) for row in rows if isinstance(row, table.PredictorState)
         )
         since = list(self._samples)
@@ -118,7 +118,7 @@ class Keeper:
         for sample in [row for row in rows if isinstance(row, table.LengthSample)] + since:
             self.add(sample)
 
-    def _put_aside(self, row: _Row, error: StoreRefused) -> None:
+    def _reject_row(self, row: _Row, error: StoreRefused) -> None:
         self._metrics.rows_refused.labels(table.name_of(row)).inc()
         log.error(
             "a row is put aside, since the database never takes it",

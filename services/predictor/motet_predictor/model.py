@@ -25,7 +25,7 @@ ROOT_STRENGTH = 1.0
 """The same for the prior, which knows nothing: one real answer outvotes it."""
 
 
-PATIENCE = 1 / 16
+CHANGE_THRESHOLD = 1 / 16
 """The levels above change with every answer, by less and less: they are computed again after this share of growth. What
 an adapter has learned itself counts at once."""
 
@@ -54,11 +54,11 @@ class Scope:
     adapter: str = ""
 
 
-EVERYBODY = Scope("global")
+GLOBAL_SCOPE = Scope("global")
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
+class LengthEstimate:
     """Quantiles of the length of one answer in tokens, none above what the client allows; and what orders answers."""
 
     q50: int
@@ -69,7 +69,7 @@ class Lengths:
 
 
 @dataclass(frozen=True, slots=True)
-class _Shape:
+class _Distribution:
     """A scope's distribution, and what it was made of."""
 
     count: int
@@ -86,31 +86,31 @@ class LengthModel:
         self._max_scopes = max_scopes
         self._known: OrderedDict[Scope, LengthStatistics] = OrderedDict()
         self._changed: dict[Scope, None] = {}
-        self._shapes: dict[Scope, _Shape] = {}
+        self._shapes: dict[Scope, _Distribution] = {}
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def count(self, scope: Scope = EVERYBODY) -> int:
+    def count(self, scope: Scope = GLOBAL_SCOPE) -> int:
         """Answers counted for a scope."""
         statistics = self._known.get(scope)
         return 0 if statistics is None else statistics.count
 
-    def estimate(self, tenant: str, adapter: str, max_tokens: int) -> Lengths:
+    def estimate(self, tenant: str, adapter: str, max_tokens: int) -> LengthEstimate:
         """What to expect of an answer that may have at most `max_tokens` tokens; 0 sets no bound."""
-        everybody = self._shape(EVERYBODY, PRIOR, ROOT_STRENGTH, patience=PATIENCE)
-        tenants = self._shape(Scope("tenant", tenant), everybody, PARENT_STRENGTH, patience=PATIENCE)
+        everybody = self._shape(GLOBAL_SCOPE, PRIOR, ROOT_STRENGTH, patience=CHANGE_THRESHOLD)
+        tenants = self._shape(Scope("tenant", tenant), everybody, PARENT_STRENGTH, patience=CHANGE_THRESHOLD)
         masses = self._shape(Scope("adapter", tenant, adapter), tenants, PARENT_STRENGTH, patience=0.0)
         bound = max_tokens or MAX_TOKENS
         q50, q80, q90, q95 = (min(tokens, bound) for tokens in quantiles_of(masses, QUANTILES))
         last = bucket_of(bound)
         within = masses[:last]
         expected = sum(map(float.__mul__, within, _EDGES)) + bound * (1.0 - sum(within))
-        return Lengths(q50, q80, q90, q95, expected)
+        return LengthEstimate(q50, q80, q90, q95, expected)
 
     def observe(self, tenant: str, adapter: str, tokens: int, *, censored: bool = False) -> None:
         """Count an answer of `tokens` tokens, or of at least that many when it was cut."""
-        for scope in (EVERYBODY, Scope("tenant", tenant), Scope("adapter", tenant, adapter)):
+        for scope in (GLOBAL_SCOPE, Scope("tenant", tenant), Scope("adapter", tenant, adapter)):
             statistics = self._known.get(scope)
             if statistics is None:
                 statistics = self._known[scope] = LengthStatistics()
@@ -120,7 +120,7 @@ class LengthModel:
         self._forget_the_longest_unused()
 
     @property
-    def unkept(self) -> int:
+    def unsaved_count(self) -> int:
         """How many scopes have learned something that `changes` has not handed out yet."""
         return len(self._changed)
 
@@ -132,7 +132,7 @@ class LengthModel:
             del self._changed[scope]
         return [(scope, self._known[scope].to_bytes()) for scope in scopes]
 
-    def unsaved(self, scopes: Iterable[Scope]) -> None:
+    def mark_unsaved(self, scopes: Iterable[Scope]) -> None:
         """Count these scopes as changed again."""
         self._changed |= dict.fromkeys(scope for scope in scopes if scope in self._known)
 
@@ -161,13 +161,13 @@ class LengthModel:
             return made.masses
         masses = statistics.bucket_shares(parent, strength)
         assert masses is not None, "a scope is made by its first answer"
-        self._shapes[scope] = _Shape(statistics.count, parent, masses)
+        self._shapes[scope] = _Distribution(statistics.count, parent, masses)
         return masses
 
     def _forget_the_longest_unused(self) -> None:
         while len(self._known) > self._max_scopes:
             scope = next(iter(self._known))
-            if scope == EVERYBODY:
+            if scope == GLOBAL_SCOPE:
                 self._known.move_to_end(scope)
                 continue
             del self._known[scope]

@@ -8,7 +8,7 @@ import structlog
 
 from motet.api.v1 import common_pb2, predictor_pb2, predictor_pb2_grpc
 from motet.store.lengths import LengthSample
-from motet_predictor.keeper import Keeper
+from motet_predictor.keeper import Persistence
 from motet_predictor.metrics import Metrics
 from motet_predictor.model import LengthModel
 
@@ -22,7 +22,7 @@ _TENANT, _ADAPTER = 253, 512
 
 
 class PredictorService(predictor_pb2_grpc.PredictorServicer):
-    def __init__(self, model: LengthModel, keeper: Keeper, metrics: Metrics) -> None:
+    def __init__(self, model: LengthModel, keeper: Persistence, metrics: Metrics) -> None:
         self._model = model
         self._keeper = keeper
         self._metrics = metrics
@@ -42,7 +42,7 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
         self, request: predictor_pb2.ObserveRequest, _context: Any
     ) -> predictor_pb2.ObserveResponse:
         for outcome in request.outcomes:
-            self._judge(outcome)
+            self._count_coverage(outcome)
             tenant, adapter = _text(outcome.tenant, _TENANT), _text(outcome.adapter, _ADAPTER)
             self._model.observe(tenant, adapter, outcome.output_tokens, censored=outcome.censored)
             self._keeper.add(_sample(outcome))
@@ -62,7 +62,7 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
             source=_SOURCE + self._model.version,
         )
 
-    def _judge(self, outcome: predictor_pb2.Outcome) -> None:
+    def _count_coverage(self, outcome: predictor_pb2.Outcome) -> None:
         """Count how often our quantiles held. A cut answer proves nothing, nor does an estimate of somebody else."""
         estimate = outcome.estimate
         if outcome.censored or not estimate.source.startswith(_SOURCE):
