@@ -13,7 +13,7 @@ from motet.api.v1 import scheduler_pb2
 from motet.errors import InvalidRequest, ModelNotFound, MotetError, UnsupportedParameter
 from motet_gateway.catalog import Catalog
 from motet_gateway.identity.caller import ANYBODY
-from motet_gateway.names import Names
+from motet_gateway.names import NameIndex
 from motet_gateway.parameters import (
     LONGEST_STOP,
     MOST_LOGIT_BIASES,
@@ -209,12 +209,12 @@ def test_a_slip_of_the_pen_finds_the_name_among_ten_thousand(number: int, at: in
         assert right in near
 
 
-NAMES = Names(f"customer-{i:05}" for i in random.Random(1).sample(range(10_000), 10_000))
+NAMES = NameIndex(f"customer-{i:05}" for i in random.Random(1).sample(range(10_000), 10_000))
 
 
 def test_any_name_has_neighbours() -> None:
-    assert Names([]).nearest("x") == []
-    assert Names(["legal"]).nearest("") == ["legal"]
+    assert NameIndex([]).nearest("x") == []
+    assert NameIndex(["legal"]).nearest("") == ["legal"]
 
 
 def test_an_empty_chat_to_count_is_refused() -> None:

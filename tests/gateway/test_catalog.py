@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from motet.api.v1 import common_pb2, scheduler_pb2
 from motet.errors import InvalidRequest, ModelNotFound, MotetError, Overloaded
-from motet_gateway.catalog import Catalog, CatalogBook
+from motet_gateway.catalog import Catalog, CurrentCatalog
 from motet_gateway.identity.caller import ANYBODY, Caller
 
 ACME, ZETA = Caller("acme"), Caller("zeta")
@@ -109,7 +109,7 @@ def test_an_empty_catalog_says_so() -> None:
 
 def test_before_the_first_catalog_nobody_is_told_that_a_model_does_not_exist() -> None:
     with pytest.raises(Overloaded):
-        _ = CatalogBook().current
+        _ = CurrentCatalog().current
 
 
 # ------------------------------------------------------------------------------------------------------------- sharing

@@ -11,7 +11,7 @@ import pytest
 
 from motet.errors import InvalidRequest
 from motet_gateway import connection
-from motet_gateway.bodies import MOST_CONTAINERS, MOST_ELEMENTS, MOST_STRINGS, check_shape
+from motet_gateway.bodies import MAX_STRINGS, MOST_CONTAINERS, MOST_ELEMENTS, check_shape
 from tests.common.waiting import PATIENCE_S
 from tests.gateway.conftest import Served, eventually, serve
 from tests.support.mini_cluster import MiniCluster
@@ -308,8 +308,8 @@ def test_a_body_that_takes_long_to_parse_is_refused_before_that() -> None:
     for body, what in (
         (b"[" + b"[]," * (MOST_CONTAINERS + 1) + b"1]", "lists"),
         (b"[" + b"{}," * (MOST_CONTAINERS + 1) + b"1]", "lists"),
-        (b"[" + b'"",' * (MOST_STRINGS + 1) + b"1]", "strings"),
-        (b"[" + b'"\\\\",' * (MOST_STRINGS + 1) + b"1]", "strings"),
+        (b"[" + b'"",' * (MAX_STRINGS + 1) + b"1]", "strings"),
+        (b"[" + b'"\\\\",' * (MAX_STRINGS + 1) + b"1]", "strings"),
         (b"[" + b"1," * (MOST_ELEMENTS + 1) + b"1]", "elements"),
         (b'["\\\\",' + b"[]," * (MOST_CONTAINERS + 1) + b'"\\""]', "lists"),
         (b"[" + b"[]," * (MOST_CONTAINERS + 1) + b'"never closed', "lists"),

@@ -9,26 +9,26 @@ from hypothesis import strategies as st
 from motet.api.v1 import common_pb2, runner_pb2
 from motet.errors import AdapterIncompatible, NoRunner, NotFinite, RequestKillsEngines
 from motet_gateway.generation import (
-    CancelAt,
-    Conclude,
+    CancelAtRunner,
     Deliver,
     Dropped,
-    End,
+    EndReason,
+    FinishChoice,
     Generation,
-    Phase,
-    Placement,
+    GenerationPhase,
+    ReportCancelled,
+    ReportFinished,
+    ReportLost,
+    RunnerPlacement,
     Submit,
-    TellCancelled,
-    TellFinished,
-    TellLost,
 )
-from motet_gateway.replacement import LOST_AT_MOST, Loss
+from motet_gateway.replacement import MAX_LOSSES, Loss
 
 ANSWER = [10, 11, 12, 13, 14, 15, 16, 17]
 
 
-def place(epoch: int, instance: str = "a") -> Placement:
-    return Placement(epoch, instance, f"{instance}-1", f"unix:/{instance}", term=1)
+def place(epoch: int, instance: str = "a") -> RunnerPlacement:
+    return RunnerPlacement(epoch, instance, f"{instance}-1", f"unix:/{instance}", term=1)
 
 
 def step(epoch: int, index: int, tokens: Sequence[int], finish: int = 0) -> runner_pb2.SequenceStep:
@@ -53,7 +53,7 @@ def test_a_placement_is_submitted_once() -> None:
 
 def test_a_higher_epoch_moves_it_and_stops_the_old_runner_first() -> None:
     generation = placed_once()
-    assert kinds(generation.placed(place(2, "b"))) == [CancelAt, Submit]
+    assert kinds(generation.placed(place(2, "b"))) == [CancelAtRunner, Submit]
     assert kinds(generation.step(step(1, 0, [10]))) == [Dropped]
     assert kinds(generation.step(step(2, 0, [10]))) == [Deliver]
 
@@ -69,38 +69,38 @@ def test_tokens_that_came_before_are_not_delivered_again() -> None:
 
 def test_a_gap_counts_as_a_loss_and_stops_the_runner() -> None:
     generation = placed_once()
-    assert kinds(generation.step(step(1, 3, [13]))) == [CancelAt, TellLost]
-    assert generation.phase is Phase.WAITING
+    assert kinds(generation.step(step(1, 3, [13]))) == [CancelAtRunner, ReportLost]
+    assert generation.phase is GenerationPhase.WAITING
 
 
 def test_the_end_comes_with_the_last_tokens() -> None:
     generation = placed_once()
     effects = generation.step(step(1, 0, [10], common_pb2.FINISH_REASON_LENGTH))
-    assert kinds(effects) == [Deliver, TellFinished, Conclude]
-    assert effects[-1] == Conclude(End.LENGTH)
+    assert kinds(effects) == [Deliver, ReportFinished, FinishChoice]
+    assert effects[-1] == FinishChoice(EndReason.LENGTH)
     assert kinds(generation.step(step(1, 1, [11]))) == [Dropped]
 
 
 def test_a_decline_asks_for_another_place_unless_the_adapter_is_at_fault() -> None:
     generation = placed_once()
     lost = generation.declined(1, NoRunner("not here").to_proto())
-    assert kinds(lost) == [TellLost]
+    assert kinds(lost) == [ReportLost]
     assert generation.avoid == "a"
     generation.placed(place(2, "b"))
     ended = generation.declined(2, AdapterIncompatible("wrong base").to_proto())
-    assert kinds(ended) == [TellFinished, Conclude]
+    assert kinds(ended) == [ReportFinished, FinishChoice]
 
 
 def test_leaving_the_queue_and_leaving_a_runner_are_told_to_different_ones() -> None:
-    assert kinds(Generation().cancel("gone")) == [TellCancelled]
-    assert kinds(placed_once().cancel("gone")) == [CancelAt, TellFinished]
-    assert kinds(placed_once().stop()) == [CancelAt, TellFinished, Conclude]
+    assert kinds(Generation().cancel("gone")) == [ReportCancelled]
+    assert kinds(placed_once().cancel("gone")) == [CancelAtRunner, ReportFinished]
+    assert kinds(placed_once().stop()) == [CancelAtRunner, ReportFinished, FinishChoice]
 
 
 def test_a_refusal_ends_what_waits_and_what_was_to_be_moved() -> None:
-    assert kinds(Generation().refused(0, NoRunner("none"))) == [Conclude]
-    assert kinds(placed_once().refused(1, NoRunner("none"))) == [CancelAt, Conclude]
-    assert kinds(placed_once().refused(2, NoRunner("none"))) == [CancelAt, Conclude]
+    assert kinds(Generation().refused(0, NoRunner("none"))) == [FinishChoice]
+    assert kinds(placed_once().refused(1, NoRunner("none"))) == [CancelAtRunner, FinishChoice]
+    assert kinds(placed_once().refused(2, NoRunner("none"))) == [CancelAtRunner, FinishChoice]
 
 
 def test_a_refusal_from_before_the_last_placement_changes_nothing() -> None:
@@ -108,7 +108,7 @@ def test_a_refusal_from_before_the_last_placement_changes_nothing() -> None:
     assert kinds(running.refused(0, NoRunner("none"))) == [Dropped]
     running.runner_lost("broken")
     assert kinds(running.refused(0, NoRunner("none"))) == [Dropped]
-    assert kinds(running.refused(1, NoRunner("none"))) == [Conclude]
+    assert kinds(running.refused(1, NoRunner("none"))) == [FinishChoice]
     assert kinds(running.refused(1, NoRunner("none"))) == [Dropped]
 
 
@@ -142,10 +142,10 @@ def test_every_index_is_delivered_once_in_order_and_then_there_is_one_end(script
         nonlocal ends
         for effect in effects:
             # A scheduler that places it all the same is told so; nothing else comes after the end.
-            assert not ends or isinstance(effect, Dropped | TellFinished)
+            assert not ends or isinstance(effect, Dropped | ReportFinished)
             if isinstance(effect, Deliver):
                 delivered.extend(effect.tokens)
-            ends += isinstance(effect, Conclude)
+            ends += isinstance(effect, FinishChoice)
         assert delivered == ANSWER[: len(delivered)]
         assert generation.delivered == delivered
 
@@ -168,55 +168,55 @@ def test_every_index_is_delivered_once_in_order_and_then_there_is_one_end(script
             case ("progress", count):
                 say(epoch, len(delivered), count)
     # Whatever happened, a well-behaved runner brings it to its end.
-    if generation.phase is not Phase.ENDED:
+    if generation.phase is not GenerationPhase.ENDED:
         see(generation.placed(place(generation.epoch + 1)))
-        while generation.phase is not Phase.ENDED:
+        while generation.phase is not GenerationPhase.ENDED:
             say(generation.epoch, len(delivered), 3)
-    assert delivered == ANSWER or script.count(("lose",)) > LOST_AT_MOST
+    assert delivered == ANSWER or script.count(("lose",)) > MAX_LOSSES
     assert ends == 1
 
 
 @pytest.mark.parametrize("finish", [common_pb2.FINISH_REASON_CANCELLED, common_pb2.FINISH_REASON_FAILED, 77])
 def test_a_runner_that_gives_up_is_left(finish: int) -> None:
     generation = placed_once()
-    assert kinds(generation.step(step(1, 0, [], finish))) == [TellLost]
+    assert kinds(generation.step(step(1, 0, [], finish))) == [ReportLost]
 
 
 def test_a_second_runner_that_fails_at_its_numbers_ends_it_with_their_error() -> None:
     generation = placed_once()
     failed = step(1, 0, [], common_pb2.FINISH_REASON_FAILED)
     failed.failure.CopyFrom(NotFinite("infinite").to_proto())
-    assert kinds(generation.step(failed)) == [TellLost]
+    assert kinds(generation.step(failed)) == [ReportLost]
     generation.placed(place(2, "b"))
     failed.epoch = 2
     told, end = generation.step(failed)
-    assert kinds([told, end]) == [TellFinished, Conclude]
-    assert isinstance(end, Conclude)
+    assert kinds([told, end]) == [ReportFinished, FinishChoice]
+    assert isinstance(end, FinishChoice)
     assert isinstance(end.how, NotFinite)
 
 
 def test_a_move_away_from_an_engine_that_hangs_counts_as_a_death_of_it() -> None:
     generation = placed_once()
-    assert kinds(generation.placed(place(2, "b"))) == [CancelAt, Submit]
+    assert kinds(generation.placed(place(2, "b"))) == [CancelAtRunner, Submit]
     assert generation.losses.engines_lost == 0  # a drain, say
-    assert kinds(generation.placed(place(3, "c"), engine_hung=True)) == [CancelAt, Submit]
+    assert kinds(generation.placed(place(3, "c"), engine_hung=True)) == [CancelAtRunner, Submit]
     assert generation.losses.engines_lost == 1
     generation.alone = True
     cancel, finished, end = generation.placed(place(4, "d"), engine_hung=True)
-    assert cancel == CancelAt(place(3, "c"), "its engine hangs")
-    assert finished == TellFinished(4, common_pb2.FINISH_REASON_FAILED)
-    assert isinstance(end, Conclude)
+    assert cancel == CancelAtRunner(place(3, "c"), "its engine hangs")
+    assert finished == ReportFinished(4, common_pb2.FINISH_REASON_FAILED)
+    assert isinstance(end, FinishChoice)
     assert isinstance(end.how, RequestKillsEngines)
-    assert generation.phase is Phase.ENDED
+    assert generation.phase is GenerationPhase.ENDED
 
 
 def test_a_death_while_it_was_alone_ends_it_and_a_new_place_begins_in_company() -> None:
     generation = placed_once()
-    assert kinds(generation.runner_lost("died", Loss.ENGINE_DIED)) == [TellLost]
+    assert kinds(generation.runner_lost("died", Loss.ENGINE_DIED)) == [ReportLost]
     generation.placed(place(2, "b"))
     generation.alone = True
     generation.placed(place(3, "c"))
-    assert kinds(generation.runner_lost("died", Loss.ENGINE_DIED)) == [TellLost]
+    assert kinds(generation.runner_lost("died", Loss.ENGINE_DIED)) == [ReportLost]
     generation.placed(place(4, "d"))
     generation.alone = True
-    assert kinds(generation.runner_lost("died", Loss.ENGINE_DIED)) == [TellFinished, Conclude]
+    assert kinds(generation.runner_lost("died", Loss.ENGINE_DIED)) == [ReportFinished, FinishChoice]

@@ -5,7 +5,7 @@ import time
 
 from motet.api.v1 import scheduler_pb2
 from motet.clock import FakeClock
-from motet_gateway.held import Held
+from motet_gateway.held import HeldRequests
 from tests.common.yardstick import yardstick
 from tests.gateway.conftest import eventually, serve
 from tests.gateway.test_streams import Read, long_request, read
@@ -86,7 +86,7 @@ async def test_past_the_deadline_and_past_the_limit_clients_are_told_when_to_com
 
 def test_positions_count_within_a_group_and_move_up() -> None:
     changes: list[int] = []
-    held = Held(lambda: changes.append(len(held)))
+    held = HeldRequests(lambda: changes.append(len(held)))
     held.enter("a", "x")
     held.enter("b", "y")
     held.enter("c", "x")
@@ -106,7 +106,7 @@ def test_positions_count_within_a_group_and_move_up() -> None:
 
 def test_positions_are_numbered_once_a_second_however_many_ask() -> None:
     clock = FakeClock()
-    held = Held(lambda: None, clock)
+    held = HeldRequests(lambda: None, clock)
     for request in "abcd":
         held.enter(request, "x")
     held.leave("a")
@@ -118,7 +118,7 @@ def test_positions_are_numbered_once_a_second_however_many_ask() -> None:
 
 
 def test_ten_thousand_that_are_asked_about_and_go_cost_no_more_than_a_moment() -> None:
-    held = Held(lambda: None)
+    held = HeldRequests(lambda: None)
     requests = [f"request {number}" for number in range(10_000)]
     began = time.process_time()
     for request in requests:

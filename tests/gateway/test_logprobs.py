@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from motet.api.v1 import runner_pb2
 from motet_gateway.answers.choice import ChoiceText
 from motet_gateway.answers.formats import ChatFormat, CompletionFormat
-from motet_gateway.generation import End
+from motet_gateway.generation import EndReason
 from motet_gateway.tokens.detokenizer import Detokenizer
 from motet_gateway.tokens.text_model import TextModel
 from tests.support.mini_cluster import CORPUS, tiny_tokenizer
@@ -57,7 +57,7 @@ def answered(text: TextModel, prompt: str, answer: list[int], *, silent: frozens
     )
     for token in answer:
         choice.deliver([token], [runner_pb2.TokenLogprobs(logprob=-1, top_ids=[token], top_logprobs=[-1])])
-    choice.conclude(End.STOP)
+    choice.finish(EndReason.STOP)
     return choice
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from motet.errors import MotetError
-from motet_gateway.answers.prompts import chat_prompt, completion_prompts, room_for_answer
+from motet_gateway.answers.prompts import chat_prompt, completion_prompts, max_answer_tokens
 from motet_gateway.parameters import ChatBody, CompletionBody, parse, request_class, sampling
 from motet_gateway.tokens.renderers import Renderers, TemplateText
 from motet_gateway.tokens.text_model import TextModel
@@ -55,7 +55,7 @@ def test_any_chat_is_understood_or_refused(body: dict, said: object) -> None:
         parsed.refuse_what_is_not_there_yet()
         parsed.stops()
         prompt = LOOP.run(chat_prompt(parsed, MODEL, RENDERERS, threaded_bytes=4096))
-        made = sampling(parsed, MODEL, max_tokens=room_for_answer(parsed, prompt, 512))
+        made = sampling(parsed, MODEL, max_tokens=max_answer_tokens(parsed, prompt, 512))
         assert request_class(parsed, 0) in (1, 2, 3)
     except MotetError as error:
         check(error)
@@ -71,7 +71,7 @@ def test_any_completion_is_understood_or_refused(body: dict, prompt: object) -> 
         parsed.refuse_what_is_not_there_yet()
         parsed.stops()
         for tokens in LOOP.run(completion_prompts(parsed, MODEL, threaded_bytes=4096)):
-            sampling(parsed, MODEL, max_tokens=room_for_answer(parsed, tokens, 512))
+            sampling(parsed, MODEL, max_tokens=max_answer_tokens(parsed, tokens, 512))
     except MotetError as error:
         check(error)
 

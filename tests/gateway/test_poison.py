@@ -14,10 +14,10 @@ from prometheus_client import CollectorRegistry
 from motet.api.v1 import common_pb2, runner_pb2
 from motet.errors import MotetError, RequestKillsEngines
 from motet.model import BASE
-from motet_gateway.catalog import CatalogBook
-from motet_gateway.dispatcher import Dispatcher, Order
-from motet_gateway.generation import End
-from motet_gateway.held import Held
+from motet_gateway.catalog import CurrentCatalog
+from motet_gateway.dispatcher import Dispatcher, GenerationRequest
+from motet_gateway.generation import EndReason
+from motet_gateway.held import HeldRequests
 from motet_gateway.metrics import Metrics
 from tests.common.waiting import PATIENCE_S
 from tests.support.control_plane import until
@@ -34,7 +34,7 @@ class Client:
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.placed_times = 0
-        self.end: asyncio.Future[End | MotetError] = asyncio.get_running_loop().create_future()
+        self.end: asyncio.Future[EndReason | MotetError] = asyncio.get_running_loop().create_future()
 
     def placed(self) -> None:
         self.placed_times += 1
@@ -44,11 +44,11 @@ class Client:
     def deliver(self, tokens: Sequence[int], logprobs: Sequence[runner_pb2.TokenLogprobs]) -> None:
         self.tokens.extend(tokens)
 
-    async def over(self) -> End | MotetError:
+    async def over(self) -> EndReason | MotetError:
         async with asyncio.timeout(PATIENCE_S):
             return await self.end
 
-    def conclude(self, how: End | MotetError) -> None:
+    def conclude(self, how: EndReason | MotetError) -> None:
         self.end.set_result(how)
 
 
@@ -57,11 +57,11 @@ async def dispatcher_of(house: House) -> AsyncIterator[Dispatcher]:
     dispatcher = Dispatcher(
         "g-real",
         house.control.scheduler_address,
-        CatalogBook(),
+        CurrentCatalog(),
         Metrics(CollectorRegistry()),
         connect_seconds=PATIENCE_S,
         max_live=100,
-        held=Held(lambda: None),
+        held=HeldRequests(lambda: None),
     )
     running = asyncio.create_task(dispatcher.run())
     try:
@@ -76,7 +76,7 @@ def ask(dispatcher: Dispatcher, name: str, prompt: tuple[int, ...], max_tokens: 
     client = Client()
     estimate = common_pb2.Estimate(q50=max_tokens, q80=max_tokens, q90=max_tokens, q95=max_tokens)
     dispatcher.start(
-        Order(
+        GenerationRequest(
             request=name,
             tenant=f"tenant-{name}",
             group="default/demo",
@@ -103,7 +103,7 @@ async def poison_among_neighbours(house: House, dispatcher: Dispatcher) -> None:
     assert isinstance(end, RequestKillsEngines)
     assert poison.placed_times == 2
     for n, client in enumerate(neighbours):
-        assert await client.over() is End.LENGTH
+        assert await client.over() is EndReason.LENGTH
         assert client.tokens == tokens_of((n + 1, 2, 3), SEED, LENGTH)
     died = [name for name, runner in house.runners.items() if runner.over]
     assert len(died) == 2, "the third runner never saw it"
@@ -130,7 +130,7 @@ async def test_a_runner_that_goes_without_a_word_makes_nobody_a_suspect(folder: 
         await until(lambda: client.placed_times == 2)
         assert dispatcher._live["a"].generation.losses.engines_lost == 0
         engines.hurry()
-        assert await client.over() is End.LENGTH
+        assert await client.over() is EndReason.LENGTH
         assert client.tokens == tokens_of((1, 2, 3), SEED, LENGTH)
 
 

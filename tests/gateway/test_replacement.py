@@ -3,25 +3,25 @@
 import pytest
 
 from motet.errors import Declined, EngineRestarted, Internal, MotetError, NoRunner, NotFinite, Overloaded
-from motet_gateway.replacement import LOST_AT_MOST, Loss, Losses
+from motet_gateway.replacement import MAX_LOSSES, Loss, LossCounter
 
 
 @pytest.mark.parametrize("error", [Declined("full"), Overloaded("paused often"), NoRunner("away")])
 def test_where_there_is_no_room_the_request_is_not_at_fault(error: MotetError) -> None:
-    losses = Losses()
+    losses = LossCounter()
     assert all(losses.failed(error) is None for _ in range(1000))
     assert losses.engines_lost == 0
 
 
 @pytest.mark.parametrize("error", [NotFinite("infinite"), Internal("a defect")])
 def test_what_the_request_brings_about_itself_is_tried_on_one_other_runner(error: MotetError) -> None:
-    losses = Losses()
+    losses = LossCounter()
     assert losses.failed(error) is None
     assert losses.failed(error) is error
 
 
 def test_an_engines_death_makes_a_suspect_and_the_one_that_was_alone_in_the_second_is_ended() -> None:
-    guilty, innocent = Losses(), Losses()
+    guilty, innocent = LossCounter(), LossCounter()
     assert guilty.lost(Loss.ENGINE_DIED, alone=False) is None
     assert innocent.lost(Loss.ENGINE_DIED, alone=False) is None
     assert (guilty.engines_lost, innocent.engines_lost) == (1, 1)
@@ -33,7 +33,7 @@ def test_an_engines_death_makes_a_suspect_and_the_one_that_was_alone_in_the_seco
 
 
 def test_one_broken_stream_says_nothing_against_a_request_and_the_second_one_does() -> None:
-    losses = Losses()
+    losses = LossCounter()
     losses.lost(Loss.STREAM_BROKE, alone=False)
     assert losses.engines_lost == 0
     losses.lost(Loss.STREAM_BROKE, alone=False)
@@ -42,7 +42,7 @@ def test_one_broken_stream_says_nothing_against_a_request_and_the_second_one_doe
 
 @pytest.mark.parametrize("loss", list(Loss))
 def test_nobody_is_placed_again_for_ever(loss: Loss) -> None:
-    losses = Losses()
-    ends = [losses.lost(loss, alone=False) for _ in range(LOST_AT_MOST + 1)]
-    assert ends[:-1] == [None] * LOST_AT_MOST
+    losses = LossCounter()
+    ends = [losses.lost(loss, alone=False) for _ in range(MAX_LOSSES + 1)]
+    assert ends[:-1] == [None] * MAX_LOSSES
     assert isinstance(ends[-1], EngineRestarted)

@@ -8,7 +8,7 @@ import pytest
 from starlette.types import Message
 
 from motet.errors import AdapterFetchFailed, NotAuthenticated
-from motet_gateway.answers.answer import Answer
+from motet_gateway.answers.answer import AnswerResponse
 from motet_gateway.identity.caller import ANYBODY
 from motet_gateway.parameters import CompletionBody, parse
 from tests.gateway.conftest import Served, eventually
@@ -22,7 +22,7 @@ class SlowReader:
 
     def __init__(self, served: Served, **body: Any) -> None:
         asked = parse(CompletionBody, json.dumps(long_request(TOKENS) | body).encode())
-        self.answer = Answer(served.gateway, ANYBODY, asked)
+        self.answer = AnswerResponse(served.gateway, ANYBODY, asked)
         self.waits = asyncio.Event()
         self.read_on = asyncio.Event()
         self.messages: list[Message] = []

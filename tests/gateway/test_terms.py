@@ -5,9 +5,9 @@ from prometheus_client import CollectorRegistry
 
 from motet.api.v1 import scheduler_pb2
 from motet.errors import InvalidRequest
-from motet_gateway.catalog import CatalogBook
+from motet_gateway.catalog import CurrentCatalog
 from motet_gateway.dispatcher import Dispatcher
-from motet_gateway.held import Held
+from motet_gateway.held import HeldRequests
 from motet_gateway.metrics import Metrics
 
 LARGEST = 2**64 - 1
@@ -28,16 +28,16 @@ async def test_no_word_in_the_last_term_keeps_a_gateway_from_hearing_the_next(
     dispatcher = Dispatcher(
         "g0",
         "unix:/nowhere",
-        CatalogBook(),
+        CurrentCatalog(),
         Metrics(CollectorRegistry()),
         connect_seconds=1,
         max_live=1,
-        held=Held(lambda: None),
+        held=HeldRequests(lambda: None),
     )
     if known:
         dispatcher._from_scheduler(welcome(known))
     with pytest.raises(InvalidRequest, match="not believed"):
         dispatcher._from_scheduler(poison)
     dispatcher._from_scheduler(welcome(known + 1))
-    (hello, *_) = dispatcher._greet()
+    (hello, *_) = dispatcher._hello()
     assert hello.hello.highest_term == known + 1

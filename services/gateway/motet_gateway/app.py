@@ -15,7 +15,7 @@ from motet_gateway.errors import MethodNotAllowed, error_response
 from motet_gateway.gateway import Gateway
 from motet_gateway.identity.authentication import Authentication
 from motet_gateway.middleware import CRASHED, LocalHostsOnly, RequestContext
-from motet_gateway.routes.generate import Answers, describe
+from motet_gateway.routes.generate import GenerateRoutes, describe
 from motet_gateway.routes.models import model_routes
 from motet_gateway.routes.probes import probe_routes
 from motet_gateway.routes.tokens import token_routes
@@ -28,7 +28,7 @@ def build_app(gateway: Gateway, registry: CollectorRegistry) -> ASGIApp:
     app.include_router(probe_routes(gateway, registry))
     app.openapi = lambda: describe(FastAPI.openapi(app))  # type: ignore[method-assign]
     add_error_handlers(app)
-    guarded: ASGIApp = Authentication(Answers(app, gateway), gateway.access, gateway.metrics)
+    guarded: ASGIApp = Authentication(GenerateRoutes(app, gateway), gateway.access, gateway.metrics)
     if gateway.settings.is_local:
         guarded = LocalHostsOnly(guarded, allowed=gateway.settings.allowed_hosts)
     return RequestContext(guarded)

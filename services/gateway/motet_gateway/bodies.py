@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope
 from motet.errors import InvalidRequest, Overloaded, RequestTooLarge, UnsupportedMediaType
 from motet_gateway.errors import ClientGone, RequestTimeout
 
-MOST_STRINGS = 100_000
+MAX_STRINGS = 100_000
 MOST_CONTAINERS = 100_000
 MOST_ELEMENTS = 2_000_000
 """Strings, lists with objects, and elements of both in one body. Parsing holds all other work up, about 0.1 s at these
@@ -20,7 +20,7 @@ bounds, and objects take many times the memory of their text. A prompt of a mill
 _STRING = re.compile(rb'"[^"]*"?')
 
 
-class Bodies:
+class BodyBudget:
     """The bytes of all bodies under way, within a budget."""
 
     def __init__(self, budget: int, *, seconds: float) -> None:
@@ -29,9 +29,9 @@ class Bodies:
         self.held = 0
 
     @contextmanager
-    def hold(self) -> Iterator["HeldBody"]:
+    def hold(self) -> Iterator["RequestBody"]:
         """A body that counts for as long as its request is under way."""
-        body = HeldBody(self)
+        body = RequestBody(self)
         try:
             yield body
         finally:
@@ -43,8 +43,8 @@ class Bodies:
         self.held += size
 
 
-class HeldBody:
-    def __init__(self, bodies: Bodies) -> None:
+class RequestBody:
+    def __init__(self, bodies: BodyBudget) -> None:
         self._bodies = bodies
         self.size = 0
 
@@ -90,11 +90,11 @@ class HeldBody:
 def check_shape(content: bytes) -> None:
     """Raise InvalidRequest when parsing it would take much longer than reading it. Looks into a body only when it has
     many of the characters that matter; most are done after counting these."""
-    if content.count(b'"') <= 2 * MOST_STRINGS and _sparse(content):
+    if content.count(b'"') <= 2 * MAX_STRINGS and _sparse(content):
         return
     plain = content.replace(b"\\\\", b"").replace(b'\\"', b"")  # no quote within a string is left
-    if plain.count(b'"') > 2 * MOST_STRINGS:
-        raise _too_much(f"{MOST_STRINGS} strings")
+    if plain.count(b'"') > 2 * MAX_STRINGS:
+        raise _too_much(f"{MAX_STRINGS} strings")
     if not _sparse(plain):
         plain = _STRING.sub(b"", plain)  # it may be a text that has all the commas and braces
         if _containers(plain) > MOST_CONTAINERS:

@@ -7,7 +7,7 @@ from functools import cached_property
 from motet.api.v1 import common_pb2, scheduler_pb2
 from motet.errors import AdapterIncompatible, InvalidRequest, ModelNotFound, Overloaded, from_proto
 from motet_gateway.identity.caller import Caller
-from motet_gateway.names import Names, shown
+from motet_gateway.names import NameIndex, shown
 
 EVERYBODY = "*"
 """Among the namespaces that may use something: all."""
@@ -54,7 +54,7 @@ class Target:
         """Who may only use an adapter is not told where it comes from."""
         return self.adapter is None or caller.sees_all or self.adapter.ref.namespace == caller.tenant
 
-    def obstacle(self) -> str:
+    def not_ready_reason(self) -> str:
         """What a request for it still has to wait for; empty when it can be tokenised and enqueued.
 
         Raises the adapter's own error when no revision of it has ever passed its checks.
@@ -72,7 +72,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Obstacle:
+class NotReadyReason:
     """What a request still waits for before it can be read."""
 
     why: str
@@ -157,18 +157,18 @@ class Catalog:
         for base in self.bases(caller):
             yield base.group.served_name, base
         if caller.sees_all:
-            yield from self._said(self._adapters, caller)
+            yield from self._client_names(self._adapters, caller)
         else:
             names = dict.fromkeys([*self._names_for.get(caller.tenant, ()), *self._names_for.get(EVERYBODY, ())])
-            yield from self._said(names, caller)
+            yield from self._client_names(names, caller)
 
-    def _said(self, names: Iterable[tuple[str, str]], caller: Caller) -> Iterator[tuple[str, Target]]:
+    def _client_names(self, names: Iterable[tuple[str, str]], caller: Caller) -> Iterator[tuple[str, Target]]:
         for tenant, name in names:
             said = name if tenant == caller.tenant else f"{tenant}/{name}"
             targets = self._of(tenant, name, caller)
             ambiguous = len(targets) > 1 or self._base(said, caller) is not None
             for target in targets:
-                yield f"{_pool_said(target, targets)}:{said}" if ambiguous else said, target
+                yield f"{_pool_prefix(target, targets)}:{said}" if ambiguous else said, target
 
     def resolve(self, name: str, caller: Caller) -> Target:
         """`name` of the caller's own tenant or `tenant/name`, either after `pool:`; or a base by its served name.
@@ -180,7 +180,7 @@ class Catalog:
         if targets := self._candidates(name, caller):
             if len(targets) == 1:
                 return targets[0]
-            choices = " or ".join(f"'{_pool_said(target, targets)}:{name}'" for target in targets)
+            choices = " or ".join(f"'{_pool_prefix(target, targets)}:{name}'" for target in targets)
             raise InvalidRequest(f"model '{name}' is served on several pools: say {choices}", param="model")
         raise self._not_found(name, caller)
 
@@ -205,18 +205,18 @@ class Catalog:
         hint = f"Nearest names: {', '.join(nearest)}." if nearest else "No model is served here yet."
         return ModelNotFound(f"The model '{shown(name)}' does not exist or you may not use it. {hint}", param="model")
 
-    def _own_names(self, caller: Caller) -> Names:
+    def _own_names(self, caller: Caller) -> NameIndex:
         """Its own and those that are shared with it by name; all, where it sees all."""
         who = (caller.tenant, caller.sees_all)
         if (names := self._own.get(who)) is None:
             if len(self._own) >= _NAMES_KEPT:
                 self._own.clear()
-            own = self._said(self._names_for.get(caller.tenant, ()), caller)
+            own = self._client_names(self._names_for.get(caller.tenant, ()), caller)
             found = self.visible(caller) if caller.sees_all else own
-            names = self._own[who] = Names(said for said, _ in found)
+            names = self._own[who] = NameIndex(said for said, _ in found)
         return names
 
-    def _shared_names(self, caller: Caller) -> Names:
+    def _shared_names(self, caller: Caller) -> NameIndex:
         """Those of bases and of what is shared with all, under their long names: the same for all tenants whom the same
         groups admit."""
         groups = tuple(group for group in self.groups if self._admits(group.group, caller))
@@ -226,16 +226,16 @@ class Catalog:
                 self._shared.clear()
             # Asked of a catalog without what is not for all of them, so that nothing of it shows.
             alone = Catalog(groups, tuple(adapter for adapter in self.adapters if EVERYBODY in adapter.share))
-            names = self._shared[who] = Names(said for said, _ in alone.visible(Caller("", sees_all=True)))
+            names = self._shared[who] = NameIndex(said for said, _ in alone.visible(Caller("", sees_all=True)))
         return names
 
     @cached_property
-    def _own(self) -> dict[tuple[str, bool], Names]:
+    def _own(self) -> dict[tuple[str, bool], NameIndex]:
         """Ordered once a catalog, for those who misspell."""
         return {}
 
     @cached_property
-    def _shared(self) -> dict[frozenset[str], Names]:
+    def _shared(self) -> dict[frozenset[str], NameIndex]:
         """By the groups that admit the caller."""
         return {}
 
@@ -255,7 +255,7 @@ def _shared_with(target: Target) -> Iterable[str]:
     return target.adapter.share if target.adapter is not None else ()
 
 
-def _pool_said(target: Target, among: Iterable[Target]) -> str:
+def _pool_prefix(target: Target, among: Iterable[Target]) -> str:
     """The shortest word for the target's pool that means no other's."""
     short = _short_pool_names(target.group)[0]
     alike = [other for other in among if _is_pool_of(short, other.group)]
@@ -266,7 +266,7 @@ def _is_pool_of(name: str, group: scheduler_pb2.CatalogGroup) -> bool:
     return name in _pool_names(group) or name in _short_pool_names(group) or name == group.served_name
 
 
-class CatalogBook:
+class CurrentCatalog:
     """The newest catalog, and who waits for the next one."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ from motet.errors import MotetError
 from motet_gateway.errors import HeadersTooLarge, RequestTimeout, error_body
 from motet_gateway.settings import Settings
 
-LEFT_SECONDS = 5.0
+BODY_LINGER_SECONDS = 5.0
 """How long the rest of a body may come that was answered before it was read. What its client has sent by then cannot be
 unsent, and it reads its answer meanwhile; who sends all of it may go on, others are cut off."""
 
@@ -29,14 +29,14 @@ _REASONS = {408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
 
 def bounded(settings: Settings) -> type[HttpToolsProtocol]:
     """The class that uvicorn makes its connections of."""
-    return type("Connection", (Connection,), {"settings": settings})
+    return type("Connection", (HttpConnection,), {"settings": settings})
 
 
 class _TooLarge(Exception):
     """Raised through the parser, which says no more than that a callback failed."""
 
 
-class Connection(HttpToolsProtocol):
+class HttpConnection(HttpToolsProtocol):
     settings: Settings
 
     def __init__(self, *args: Any, **named: Any) -> None:
@@ -129,7 +129,7 @@ class Connection(HttpToolsProtocol):
     def _break_off(self) -> None:
         """Say why while that is possible, and close the connection whether the client reads it or not."""
         if self._refusal is not None and not self._answering:
-            self._say(self._refusal)
+            self._send_error(self._refusal)
         self.transport.close()
         self._watch_writing()
 
@@ -139,7 +139,7 @@ class Connection(HttpToolsProtocol):
             self._reading = self.loop.call_later(self.settings.header_seconds, self._too_slow)
         elif not self.transport.is_closing():
             if self._useless:  # a connection that was only opened ahead of its use hears nothing
-                self._say(RequestTimeout(f"No whole request came within {self.settings.header_seconds:g} s."))
+                self._send_error(RequestTimeout(f"No whole request came within {self.settings.header_seconds:g} s."))
             self.transport.close()
             self._watch_writing()
 
@@ -147,7 +147,7 @@ class Connection(HttpToolsProtocol):
     def _answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
-    def _say(self, error: MotetError) -> None:
+    def _send_error(self, error: MotetError) -> None:
         content = error_body(error)
         self.transport.write(
             b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
@@ -155,12 +155,12 @@ class Connection(HttpToolsProtocol):
             + content
         )
 
-    def _leave_body(self) -> None:
+    def _wait_for_body(self) -> None:
         """The last request is answered. Should its body not be here, it is waited for; by uvicorn, for ever."""
         if self._head_complete and not self._answering and not self.transport.is_closing():
             self._unset_keepalive_if_required()
             self._left_bytes = 0
-            self._leaving = self.loop.call_later(LEFT_SECONDS, self._cut_body)
+            self._leaving = self.loop.call_later(BODY_LINGER_SECONDS, self._cut_body)
 
     def _cut_body(self) -> None:
         self._leaving = None
@@ -189,7 +189,7 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._leave_body()
+        self._wait_for_body()
         self._watch_writing()
 
     def timeout_keep_alive_handler(self) -> None:

@@ -17,26 +17,26 @@ from motet.clock import Clock, monotonic
 from motet.errors import Internal, MotetError, Overloaded, RequestKillsEngines, from_proto
 from motet.rpc import Link
 from motet.terms import check_leaders_term, check_term
-from motet_gateway.catalog import Catalog, CatalogBook
+from motet_gateway.catalog import Catalog, CurrentCatalog
 from motet_gateway.generation import (
-    CancelAt,
-    Conclude,
+    CancelAtRunner,
     Deliver,
     Dropped,
     Effect,
-    End,
+    EndReason,
+    FinishChoice,
     Generation,
-    Phase,
-    Placement,
+    GenerationPhase,
+    ReportCancelled,
+    ReportFinished,
+    ReportLost,
+    RunnerPlacement,
     Submit,
-    TellCancelled,
-    TellFinished,
-    TellLost,
 )
-from motet_gateway.held import Held
+from motet_gateway.held import HeldRequests
 from motet_gateway.metrics import Metrics
 from motet_gateway.replacement import Loss
-from motet_gateway.runners import Runners
+from motet_gateway.runners import RunnerStreams
 from motet_gateway.usage import RecentUsage
 
 log = structlog.get_logger(__name__)
@@ -47,22 +47,22 @@ SHORTEST_DEADLINE = 1.0
 """0 would mean none at all; the answer itself ends at its deadline anyway."""
 
 
-class Sink(Protocol):
+class TokenSink(Protocol):
     """Who waits for a choice. None of these may wait in turn."""
 
     def placed(self) -> None: ...
 
-    def waits(self, for_what: str) -> None:
+    def waiting(self, for_what: str) -> None:
         """It makes no tokens at the moment, and this is why; empty: nothing is in its way."""
 
     def deliver(self, tokens: Sequence[int], logprobs: Sequence[runner_pb2.TokenLogprobs]) -> None: ...
 
-    def conclude(self, how: End | MotetError) -> None:
+    def finish(self, how: EndReason | MotetError) -> None:
         """Called once, last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class GenerationRequest:
     """What a scheduler and a runner have to know of one choice."""
 
     request: str
@@ -80,9 +80,9 @@ class Order:
 
 
 @dataclass(slots=True)
-class _Live:
-    order: Order
-    sink: Sink
+class _LiveChoice:
+    order: GenerationRequest
+    sink: TokenSink
     asked_at: float
     generation: Generation = field(default_factory=Generation)
 
@@ -92,12 +92,12 @@ class Dispatcher:
         self,
         gateway: str,
         scheduler_address: str,
-        catalog: CatalogBook,
+        catalog: CurrentCatalog,
         metrics: Metrics,
         *,
         connect_seconds: float,
         max_live: int,
-        held: Held,
+        held: HeldRequests,
         clock: Clock = monotonic,
     ) -> None:
         self._gateway = gateway
@@ -107,9 +107,9 @@ class Dispatcher:
         self._held = held
         self._clock = clock
         self._term = 0
-        self._live: dict[str, _Live] = {}
+        self._live: dict[str, _LiveChoice] = {}
         self._usage = RecentUsage(clock)
-        self._runners = Runners(
+        self._runners = RunnerStreams(
             gateway,
             heard=self._from_runner,
             lost=self._runner_lost,
@@ -120,7 +120,7 @@ class Dispatcher:
             "scheduler",
             scheduler_address,
             _open,
-            greet=self._greet,
+            greet=self._hello,
             receive=self._from_scheduler,
             closed=self._scheduler_lost,
         )
@@ -138,18 +138,18 @@ class Dispatcher:
 
     # ------------------------------------------------------------------------------------------ asked by the HTTP side
 
-    def check_room(self, choices: int) -> None:
+    def check_capacity(self, choices: int) -> None:
         under_way = len(self._live) + len(self._held)
         if under_way + choices > self._max_live:
             raise Overloaded(f"The gateway has {under_way} requests under way, as many as it may. Try again soon.")
 
-    def start(self, order: Order, sink: Sink) -> None:
-        live = _Live(order, sink, self._clock())
+    def start(self, order: GenerationRequest, sink: TokenSink) -> None:
+        live = _LiveChoice(order, sink, self._clock())
         self._live[order.request] = live
         self._metrics.live_requests.set(len(self._live))
         # With the scheduler away nothing is said now: the next greeting enqueues everything that waits.
         if not self._scheduler.send(scheduler_pb2.ServeUp(enqueue=self._enqueue(live))):
-            sink.waits(NO_SCHEDULER)
+            sink.waiting(NO_SCHEDULER)
 
     def tell_held(self) -> None:
         """How many wait for a first runner has changed."""
@@ -167,12 +167,12 @@ class Dispatcher:
 
     # ------------------------------------------------------------------------------------------ said by the scheduler
 
-    def _greet(self) -> Iterator[scheduler_pb2.ServeUp]:
+    def _hello(self) -> Iterator[scheduler_pb2.ServeUp]:
         usage = self._usage.report(_tokens_of(live) for live in self._live.values())
         hello = scheduler_pb2.GatewayHello(gateway=self._gateway, highest_term=self._term, usage=usage)
         waiting = []
         for live in self._live.values():
-            if live.generation.phase is Phase.PLACED:
+            if live.generation.phase is GenerationPhase.PLACED:
                 hello.live.append(self._live_request(live))
             else:
                 waiting.append(live)
@@ -184,8 +184,8 @@ class Dispatcher:
 
     def _scheduler_lost(self, _why: str) -> None:
         for live in self._live.values():
-            if live.generation.phase is Phase.WAITING:
-                live.sink.waits(NO_SCHEDULER)
+            if live.generation.phase is GenerationPhase.WAITING:
+                live.sink.waiting(NO_SCHEDULER)
 
     def _from_scheduler(self, message: scheduler_pb2.ServeDown) -> None:
         match message.WhichOneof("message"):
@@ -194,7 +194,7 @@ class Dispatcher:
             case "position":
                 if (live := self._live.get(message.position.request)) is not None:
                     why = f" ({message.position.why})" if message.position.why else ""
-                    live.sink.waits(f"queued position={message.position.position}{why}")
+                    live.sink.waiting(f"queued position={message.position.position}{why}")
             case "moved":
                 self._placed(message.moved.placement, engine_hung=message.moved.engine_hung)
             case "refused":
@@ -202,14 +202,14 @@ class Dispatcher:
             case "catalog":
                 self._catalog.replace(Catalog.of(message.catalog))
                 busy = [live.generation.placement.address for live in self._live.values() if live.generation.placement]
-                self._runners.keep(self._catalog.current.runner_addresses(), busy=busy)
+                self._runners.set_addresses(self._catalog.current.runner_addresses(), busy=busy)
             case "welcome":
                 check_leaders_term(message.welcome.term, self._term, "the scheduler")
                 self._term = max(self._term, message.welcome.term)
             case unknown:
                 log.debug("message not understood", sender="scheduler", kind=unknown)
 
-    def _is_of_the_past(self, term: int) -> bool:
+    def _is_stale_term(self, term: int) -> bool:
         if term < self._term:
             self._metrics.dropped.labels("stale term").inc()
             return True
@@ -219,13 +219,13 @@ class Dispatcher:
 
     def _refused(self, refused: scheduler_pb2.Refused) -> None:
         live = self._live.get(refused.request)
-        if live is not None and not self._is_of_the_past(refused.term):
+        if live is not None and not self._is_stale_term(refused.term):
             self._carry_out(live, live.generation.refused(refused.epoch, from_proto(refused.failure)))
 
     def _placed(self, placed: scheduler_pb2.Placed, *, engine_hung: bool = False) -> None:
-        if self._is_of_the_past(placed.term):
+        if self._is_stale_term(placed.term):
             return
-        placement = Placement(
+        placement = RunnerPlacement(
             placed.epoch, placed.instance, placed.incarnation, placed.address, placed.term, placed.promise
         )
         if (live := self._live.get(placed.request)) is not None:
@@ -259,7 +259,7 @@ class Dispatcher:
                 else:
                     self._carry_out(live, live.generation.declined(declined.epoch, declined.failure))
             case "engine_died":
-                self._lose(address, f"the engine died: {message.engine_died.why}", Loss.ENGINE_DIED)
+                self._runner_gone(address, f"the engine died: {message.engine_died.why}", Loss.ENGINE_DIED)
             case "welcome":
                 self._runner_is(address, message.welcome.runner.incarnation)
             case unknown:
@@ -269,17 +269,19 @@ class Dispatcher:
         live = self._live.get(progress.request)
         if live is not None and live.generation.epoch == progress.epoch:
             live.generation.alone = progress.alone
-            live.sink.waits(_waiting_for(progress, live.order))
+            live.sink.waiting(_waiting_for(progress, live.order))
 
     def _runner_is(self, address: str, incarnation: str) -> None:
         """Another process may listen at the address by now; it knows nothing of what was placed at the old one."""
         if incarnation:
-            self._lose(address, "the runner was restarted", unless_incarnation=incarnation)
+            self._runner_gone(address, "the runner was restarted", unless_incarnation=incarnation)
 
     def _runner_lost(self, address: str, why: str) -> None:
-        self._lose(address, f"the stream to the runner broke: {why}")
+        self._runner_gone(address, f"the stream to the runner broke: {why}")
 
-    def _lose(self, address: str, why: str, loss: Loss = Loss.STREAM_BROKE, *, unless_incarnation: str = "") -> None:
+    def _runner_gone(
+        self, address: str, why: str, loss: Loss = Loss.STREAM_BROKE, *, unless_incarnation: str = ""
+    ) -> None:
         for live in list(self._live.values()):
             placement = live.generation.placement
             if placement is None or placement.address != address:
@@ -288,14 +290,14 @@ class Dispatcher:
                 continue
             self._carry_out(live, live.generation.runner_lost(why, loss))
 
-    def _unreachable(self, placement: Placement, request: str, why: str) -> None:
+    def _unreachable(self, placement: RunnerPlacement, request: str, why: str) -> None:
         live = self._live.get(request)
         if live is not None and live.generation.epoch == placement.epoch:
             self._carry_out(live, live.generation.unreachable(why))
 
     # ------------------------------------------------------------------------------------------------------- carry out
 
-    def _carry_out(self, live: _Live, effects: Iterable[Effect]) -> None:
+    def _carry_out(self, live: _LiveChoice, effects: Iterable[Effect]) -> None:
         for effect in effects:
             if type(effect) is Deliver:  # nearly always, and a match is slower
                 self._deliver(live, effect)
@@ -306,48 +308,48 @@ class Dispatcher:
                 case Submit(placement):
                     live.sink.placed()
                     self._runners.submit(placement, self._submission(live, placement))
-                case Conclude(how):
+                case FinishChoice(how):
                     if isinstance(how, RequestKillsEngines):
                         log.error("a request kills engines", request=live.order.request, tenant=live.order.tenant)
                     self._forget(live)
-                    self._guarded(live, lambda how=how: live.sink.conclude(how))  # type: ignore[misc]
-                case TellFinished(epoch, reason):
+                    self._guarded(live, lambda how=how: live.sink.finish(how))  # type: ignore[misc]
+                case ReportFinished(epoch, reason):
                     self._tell(finished=self._finished(live, epoch, reason))
-                case CancelAt(placement, why):
+                case CancelAtRunner(placement, why):
                     self._runners.cancel(placement, live.order.request, why)
-                case TellCancelled(why):
+                case ReportCancelled(why):
                     self._tell(
                         cancel=scheduler_pb2.CancelRequest(
                             request=live.order.request, epoch=live.generation.epoch, reason=why
                         )
                     )
-                case TellLost(epoch, instance, why):
+                case ReportLost(epoch, instance, why):
                     self._report_lost(live, epoch, instance, why)
 
-    def _deliver(self, live: _Live, delivery: Deliver) -> None:
+    def _deliver(self, live: _LiveChoice, delivery: Deliver) -> None:
         try:
             live.sink.deliver(delivery.tokens, delivery.logprobs)
         except Exception:
             log.exception("tokens could not be turned into text", request=live.order.request)
             self._break_off(live)
 
-    def _guarded(self, live: _Live, call: Callable[[], None]) -> None:
+    def _guarded(self, live: _LiveChoice, call: Callable[[], None]) -> None:
         try:
             call()
         except Exception:
             log.exception("a request's end failed", request=live.order.request)
 
-    def _break_off(self, live: _Live) -> None:
+    def _break_off(self, live: _LiveChoice) -> None:
         """One request's trouble must not end the stream that carries everybody's tokens."""
         self._carry_out(live, live.generation.cancel("the gateway failed"))
         self._forget(live)
-        self._guarded(live, lambda: live.sink.conclude(Internal("The gateway could not turn the tokens into text.")))
+        self._guarded(live, lambda: live.sink.finish(Internal("The gateway could not turn the tokens into text.")))
 
-    def _report_lost(self, live: _Live, epoch: int, instance: str, why: str) -> None:
+    def _report_lost(self, live: _LiveChoice, epoch: int, instance: str, why: str) -> None:
         request = live.order.request
         log.info("lost, to be placed again", request=request, epoch=epoch, instance=instance, why=why)
         self._metrics.replacements.inc()
-        live.sink.waits("moving to another runner")
+        live.sink.waiting("moving to another runner")
         delivered = len(live.generation.delivered)
         self._tell(lost=scheduler_pb2.Lost(request=request, epoch=epoch, why=why, delivered_tokens=delivered))
 
@@ -361,7 +363,7 @@ class Dispatcher:
         """Nothing is kept for a scheduler that is away: the next greeting says what is true by then."""
         self._scheduler.send(scheduler_pb2.ServeUp(finished=finished, cancel=cancel, lost=lost))
 
-    def _forget(self, live: _Live) -> None:
+    def _forget(self, live: _LiveChoice) -> None:
         if self._live.pop(live.order.request, None) is not None:
             self._metrics.live_requests.set(len(self._live))
             self._usage.add(*_tokens_of(live))
@@ -372,7 +374,7 @@ class Dispatcher:
         groups = [scheduler_pb2.HeldGroup(group=group, requests=n) for group, n in self._held.by_group().items()]
         return scheduler_pb2.ServeUp(held=scheduler_pb2.Held(groups=groups))
 
-    def _enqueue(self, live: _Live) -> scheduler_pb2.Enqueue:
+    def _enqueue(self, live: _LiveChoice) -> scheduler_pb2.Enqueue:
         order, generation = live.order, live.generation
         age = self._clock() - live.asked_at
         left = order.deadline_seconds if generation.delivered else max(order.deadline_seconds - age, SHORTEST_DEADLINE)
@@ -392,7 +394,7 @@ class Dispatcher:
             avoid=[generation.avoid] if generation.avoid else [],
         )
 
-    def _live_request(self, live: _Live) -> scheduler_pb2.LiveRequest:
+    def _live_request(self, live: _LiveChoice) -> scheduler_pb2.LiveRequest:
         order, generation = live.order, live.generation
         placement = generation.placement
         assert placement is not None
@@ -414,7 +416,7 @@ class Dispatcher:
             deadline_seconds=order.deadline_seconds,
         )
 
-    def _submission(self, live: _Live, placement: Placement) -> runner_pb2.Submit:
+    def _submission(self, live: _LiveChoice, placement: RunnerPlacement) -> runner_pb2.Submit:
         order = live.order
         return runner_pb2.Submit(
             term=placement.term,
@@ -431,7 +433,9 @@ class Dispatcher:
             engines_lost=live.generation.losses.engines_lost,
         )
 
-    def _finished(self, live: _Live, epoch: int, reason: "common_pb2.FinishReason.ValueType") -> scheduler_pb2.Finished:
+    def _finished(
+        self, live: _LiveChoice, epoch: int, reason: "common_pb2.FinishReason.ValueType"
+    ) -> scheduler_pb2.Finished:
         return scheduler_pb2.Finished(
             request=live.order.request,
             epoch=epoch,
@@ -441,11 +445,11 @@ class Dispatcher:
         )
 
 
-def _tokens_of(live: _Live) -> tuple[str, int, int]:
+def _tokens_of(live: _LiveChoice) -> tuple[str, int, int]:
     return live.order.tenant, len(live.order.prompt_ids), len(live.generation.delivered)
 
 
-def _waiting_for(progress: runner_pb2.Progress, order: Order) -> str:
+def _waiting_for(progress: runner_pb2.Progress, order: GenerationRequest) -> str:
     percent = f" {progress.percent}%" if progress.percent else ""
     match progress.state:
         case common_pb2.SEQUENCE_STATE_LOADING:

@@ -20,7 +20,7 @@ from motet.rpc import open_channel
 
 log = structlog.get_logger(__name__)
 
-FEWEST_ANSWERS = 5
+MIN_ANSWERS = 5
 """Five answers of a tenant's adapter already say more than max_tokens does (S3-03)."""
 
 KEPT_STATISTICS = 4096
@@ -49,7 +49,7 @@ class LocalLengths:
 
     def estimate(self, tenant: str, adapter: str, max_tokens: int) -> common_pb2.Estimate:
         statistics = self._of.get((tenant, adapter))
-        if statistics is not None and statistics.count >= FEWEST_ANSWERS:
+        if statistics is not None and statistics.count >= MIN_ANSWERS:
             q50, q80, q90, q95 = (min(statistics.quantile(q) or max_tokens, max_tokens) for q in (0.5, 0.8, 0.9, 0.95))
             return common_pb2.Estimate(q50=q50, q80=q80, q90=q90, q95=q95, rank=q50, source=TENANT)
         return common_pb2.Estimate(
@@ -58,7 +58,7 @@ class LocalLengths:
 
 
 @dataclass(slots=True)
-class _Asked:
+class _PendingEstimate:
     prompts: Sequence[predictor_pb2.Prompt]
     answer: asyncio.Future[Sequence[common_pb2.Estimate]]
 
@@ -72,7 +72,7 @@ class Estimator:
         self._stub: predictor_pb2_grpc.PredictorAsyncStub | None = None
         self._up = False
         self._went_down = asyncio.Event()
-        self._waiting: list[_Asked] = []
+        self._waiting: list[_PendingEstimate] = []
         self._flight: asyncio.Task[None] | None = None
         self._outcomes: deque[predictor_pb2.Outcome] = deque(maxlen=KEPT_OUTCOMES)
 
@@ -102,7 +102,7 @@ class Estimator:
         async with asyncio.TaskGroup() as tasks:
             try:
                 tasks.create_task(self._keep_channel())
-                await self._hand_on()
+                await self._send_outcomes()
             finally:
                 self._up = False
                 if self._flight is not None:
@@ -122,7 +122,7 @@ class Estimator:
             except (grpc.aio.AioRpcError, SetupError):
                 await asyncio.sleep(self._pause)
 
-    async def _hand_on(self) -> None:
+    async def _send_outcomes(self) -> None:
         while True:
             await asyncio.sleep(FLUSH_SECONDS)
             while self._up and self._outcomes:
@@ -146,13 +146,13 @@ class Estimator:
         self._went_down.set()
 
     async def _ask(self, prompts: Sequence[predictor_pb2.Prompt]) -> Sequence[common_pb2.Estimate]:
-        asked = _Asked(prompts, asyncio.get_running_loop().create_future())
+        asked = _PendingEstimate(prompts, asyncio.get_running_loop().create_future())
         self._waiting.append(asked)
         if self._flight is None:
-            self._flight = asyncio.create_task(self._fly(), name="predict")
+            self._flight = asyncio.create_task(self._send_batches(), name="predict")
         return await asked.answer
 
-    async def _fly(self) -> None:
+    async def _send_batches(self) -> None:
         """Ask for everything that waits, until nothing does."""
         try:
             while self._waiting:
@@ -162,7 +162,7 @@ class Estimator:
         finally:
             self._flight = None
 
-    async def _ask_for(self, batch: list[_Asked]) -> None:
+    async def _ask_for(self, batch: list[_PendingEstimate]) -> None:
         if self._stub is None or not self._up:  # the call before has failed, and its channel is closed
             raise ValueError("the predictor is away")
         prompts = [prompt for asked in batch for prompt in asked.prompts]
@@ -177,7 +177,7 @@ class Estimator:
 
 
 @contextmanager
-def _failing_all(batch: list[_Asked]) -> Iterator[None]:
+def _failing_all(batch: list[_PendingEstimate]) -> Iterator[None]:
     """What makes one call fail fails everyone who shares it."""
     try:
         yield

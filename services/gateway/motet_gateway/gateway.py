@@ -10,11 +10,11 @@ from motet.errors import EngineRestarted, MotetError, NotAuthenticated, Overload
 from motet.keys import KEYS_MADE_FILE
 from motet.settings import Addresses, ProcessSettings
 from motet_gateway.assets import AssetStore
-from motet_gateway.bodies import Bodies
-from motet_gateway.catalog import CatalogBook, Obstacle, Target
+from motet_gateway.bodies import BodyBudget
+from motet_gateway.catalog import CurrentCatalog, NotReadyReason, Target
 from motet_gateway.dispatcher import Dispatcher
 from motet_gateway.estimator import Estimator
-from motet_gateway.held import Held
+from motet_gateway.held import HeldRequests
 from motet_gateway.identity.access import Access
 from motet_gateway.identity.caller import Caller
 from motet_gateway.identity.sources import NoKeys, Source
@@ -25,7 +25,7 @@ from motet_gateway.tokens.renderers import Renderers
 from motet_gateway.tokens.text_model import TextModel
 
 
-class UnderWay(Protocol):
+class LiveAnswer(Protocol):
     """An answer that is being given."""
 
     @property
@@ -53,14 +53,14 @@ class Gateway:
         """New at every start: a restarted gateway has none of its predecessor's requests."""
         self.access = Access(settings, keys or NoKeys(), gone=self._keys_gone, memory=process.data_dir / KEYS_MADE_FILE)
         metrics.keys_read_age.set_function(self.access.read_age)
-        self.catalog = CatalogBook()
-        self._answers: set[UnderWay] = set()
+        self.catalog = CurrentCatalog()
+        self._answers: set[LiveAnswer] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         self.draining = False
         self._listeners: set[Callable[[], None]] = set()
         self.assets = AssetStore(process.cache_dir / "assets", self._tell_listeners)
-        self.bodies = Bodies(settings.max_bodies_bytes, seconds=settings.body_seconds)
+        self.bodies = BodyBudget(settings.max_bodies_bytes, seconds=settings.body_seconds)
         self.renderer = ChatRenderer(
             Renderers(
                 processes=settings.template_processes,
@@ -74,7 +74,7 @@ class Gateway:
             budget_seconds=settings.predict_budget_seconds,
             time_scale=process.time_scale,
         )
-        self.held = Held(self._on_held)
+        self.held = HeldRequests(self._on_held)
         self._held_told = True
         self.dispatcher = Dispatcher(
             self.name,
@@ -107,7 +107,7 @@ class Gateway:
             answer.abort(EngineRestarted("The gateway is stopping; send the request again."))
 
     @contextlib.contextmanager
-    def answering(self, answer: UnderWay) -> Iterator[None]:
+    def answering(self, answer: LiveAnswer) -> Iterator[None]:
         """Count `answer` as under way."""
         self._answers.add(answer)
         self._idle.clear()
@@ -130,31 +130,33 @@ class Gateway:
         """At least one group has a runner."""
         return not self.draining and self.catalog.known and any(g.runners for g in self.catalog.current.groups)
 
-    def find(self, model: str, caller: Caller) -> tuple[Target, TextModel] | Obstacle:
+    def find(self, model: str, caller: Caller) -> tuple[Target, TextModel] | NotReadyReason:
         """The model and how it reads and writes; or what that still waits for.
 
         Raises ModelNotFound, or the adapter's own error.
         """
         if not self.catalog.known:
-            return Obstacle("waiting for the scheduler")
+            return NotReadyReason("waiting for the scheduler")
         target = self.catalog.current.resolve(model, caller)
         group, runners = target.group.group, bool(target.group.runners)
-        if waits_for := target.obstacle():
-            return Obstacle(waits_for, group, runners)
+        if waits_for := target.not_ready_reason():
+            return NotReadyReason(waits_for, group, runners)
         if (text := self.assets.get(target.asset_digest)) is not None:
             return target, text
         self._fetch(target.asset_digest, target.group.group)
         # Only a runner hands it out: to a gateway that has never met one, a pool at zero is as good as unknown.
-        return Obstacle(f"fetching the tokenizer of {target.group.served_name}", "" if runners else group, runners)
+        return NotReadyReason(
+            f"fetching the tokenizer of {target.group.served_name}", "" if runners else group, runners
+        )
 
     def listen(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call `listener` whenever `find` may have another answer; ends with the function that this returns."""
         self._listeners.add(listener)
         return lambda: self._listeners.discard(listener)
 
-    def check_room(self) -> None:
+    def check_capacity(self) -> None:
         """Raises Overloaded when no request may come in, before anything of it is read."""
-        self.dispatcher.check_room(1)
+        self.dispatcher.check_capacity(1)
         # Also those whose tokens have all come, and whose clients are slow to read them.
         if len(self._answers) >= self.settings.max_live_requests:
             raise Overloaded(f"The gateway has {len(self._answers)} requests open, as many as it may. Try again soon.")
@@ -162,15 +164,15 @@ class Gateway:
     def hold(self, request: str, group: str) -> None:
         """Let a request wait for what only a runner of its group can do. Raises Overloaded when too many wait."""
         if request not in self.held:
-            self.dispatcher.check_room(1)
+            self.dispatcher.check_capacity(1)
         self.held.enter(request, group)
 
     def _on_held(self) -> None:
         if self._held_told:  # once for all that come together
             self._held_told = False
-            asyncio.get_running_loop().call_soon(self._tell_held)
+            asyncio.get_running_loop().call_soon(self._report_held)
 
-    def _tell_held(self) -> None:
+    def _report_held(self) -> None:
         self._held_told = True
         self.dispatcher.tell_held()
 

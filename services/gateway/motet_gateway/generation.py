@@ -11,16 +11,16 @@ from enum import Enum, StrEnum
 
 from motet.api.v1 import common_pb2, runner_pb2
 from motet.errors import AdapterError, InvalidRequest, MotetError, from_proto
-from motet_gateway.replacement import Loss, Losses
+from motet_gateway.replacement import Loss, LossCounter
 
 
-class Phase(Enum):
+class GenerationPhase(Enum):
     WAITING = "waiting"
     PLACED = "placed"
     ENDED = "ended"
 
 
-class End(StrEnum):
+class EndReason(StrEnum):
     """Why a choice ended well, in the words of the wire."""
 
     STOP = "stop"
@@ -28,7 +28,7 @@ class End(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class RunnerPlacement:
     epoch: int
     instance: str
     incarnation: str
@@ -41,17 +41,17 @@ class Placement:
 class Submit:
     """Hand prompt and delivered tokens to the runner of this placement."""
 
-    placement: Placement
+    placement: RunnerPlacement
 
 
 @dataclass(frozen=True, slots=True)
-class CancelAt:
-    placement: Placement
+class CancelAtRunner:
+    placement: RunnerPlacement
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class TellLost:
+class ReportLost:
     """The scheduler shall place it again."""
 
     epoch: int
@@ -60,14 +60,14 @@ class TellLost:
 
 
 @dataclass(frozen=True, slots=True)
-class TellCancelled:
+class ReportCancelled:
     """It still waits at the scheduler."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class TellFinished:
+class ReportFinished:
     epoch: int
     reason: "common_pb2.FinishReason.ValueType"
 
@@ -79,10 +79,10 @@ class Deliver:
 
 
 @dataclass(frozen=True, slots=True)
-class Conclude:
+class FinishChoice:
     """The one end: how it ended, or what went wrong."""
 
-    how: End | MotetError
+    how: EndReason | MotetError
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Dropped:
     why: str
 
 
-Effect = Submit | CancelAt | TellLost | TellCancelled | TellFinished | Deliver | Conclude | Dropped
+Effect = Submit | CancelAtRunner | ReportLost | ReportCancelled | ReportFinished | Deliver | FinishChoice | Dropped
 
 _NOTHING: tuple[Effect, ...] = ()
 _STALE = (Dropped("stale epoch"),)
@@ -106,32 +106,32 @@ class Generation:
     __slots__ = ("alone", "avoid", "delivered", "epoch", "losses", "phase", "placement")
 
     def __init__(self) -> None:
-        self.phase = Phase.WAITING
+        self.phase = GenerationPhase.WAITING
         self.epoch = 0
-        self.placement: Placement | None = None
+        self.placement: RunnerPlacement | None = None
         self.delivered: list[int] = []
         self.avoid = ""
         """The instance that declined it or lost it last."""
         self.alone = False
         """Its runner computes this one now, and no other."""
-        self.losses = Losses()
+        self.losses = LossCounter()
 
-    def placed(self, placement: Placement, *, engine_hung: bool = False) -> tuple[Effect, ...]:
+    def placed(self, placement: RunnerPlacement, *, engine_hung: bool = False) -> tuple[Effect, ...]:
         """Also a move: then the old runner is told to stop first (PU-17). `engine_hung`: it moves away from an engine
         that stands still, which counts as the death of one."""
-        if self.phase is Phase.ENDED:
-            return (TellFinished(placement.epoch, common_pb2.FINISH_REASON_CANCELLED),)
+        if self.phase is GenerationPhase.ENDED:
+            return (ReportFinished(placement.epoch, common_pb2.FINISH_REASON_CANCELLED),)
         if placement.epoch <= self.epoch:
             return _STALE
         old, alone = self.placement, self.alone
-        self.phase, self.epoch, self.placement, self.alone = Phase.PLACED, placement.epoch, placement, False
+        self.phase, self.epoch, self.placement, self.alone = GenerationPhase.PLACED, placement.epoch, placement, False
         if old is not None and engine_hung and (last := self.losses.lost(Loss.ENGINE_HUNG, alone=alone)) is not None:
-            return (CancelAt(old, "its engine hangs"), *self._end(common_pb2.FINISH_REASON_FAILED, last))
+            return (CancelAtRunner(old, "its engine hangs"), *self._end(common_pb2.FINISH_REASON_FAILED, last))
         submit = Submit(placement)
-        return (submit,) if old is None else (CancelAt(old, "moved"), submit)
+        return (submit,) if old is None else (CancelAtRunner(old, "moved"), submit)
 
     def step(self, step: runner_pb2.SequenceStep) -> tuple[Effect, ...]:
-        if step.epoch != self.epoch or self.phase is not Phase.PLACED:
+        if step.epoch != self.epoch or self.phase is not GenerationPhase.PLACED:
             return _STALE
         have = len(self.delivered)
         index = step.index
@@ -154,9 +154,9 @@ class Generation:
 
     def _finish(self, finish: "common_pb2.FinishReason.ValueType", step: runner_pb2.SequenceStep) -> tuple[Effect, ...]:
         if finish == common_pb2.FINISH_REASON_STOP:
-            return self._end(finish, End.STOP)
+            return self._end(finish, EndReason.STOP)
         if finish == common_pb2.FINISH_REASON_LENGTH:
-            return self._end(finish, End.LENGTH)
+            return self._end(finish, EndReason.LENGTH)
         if finish == common_pb2.FINISH_REASON_CANCELLED:
             return self._lost("the runner gave it up")
         if finish != common_pb2.FINISH_REASON_FAILED:
@@ -165,7 +165,7 @@ class Generation:
         return self._failed(step.failure)
 
     def declined(self, epoch: int, failure: common_pb2.Failure) -> tuple[Effect, ...]:
-        if epoch != self.epoch or self.phase is not Phase.PLACED:
+        if epoch != self.epoch or self.phase is not GenerationPhase.PLACED:
             return _STALE
         return self._failed(failure)
 
@@ -178,10 +178,10 @@ class Generation:
 
     def unreachable(self, why: str) -> tuple[Effect, ...]:
         """It never came to its runner."""
-        return self._lost(why) if self.phase is Phase.PLACED else _NOTHING
+        return self._lost(why) if self.phase is GenerationPhase.PLACED else _NOTHING
 
     def runner_lost(self, why: str, loss: Loss = Loss.STREAM_BROKE) -> tuple[Effect, ...]:
-        if self.phase is not Phase.PLACED:
+        if self.phase is not GenerationPhase.PLACED:
             return _NOTHING
         last = self.losses.lost(loss, alone=self.alone)
         return self._lost(why) if last is None else self._end(common_pb2.FINISH_REASON_FAILED, last)
@@ -189,39 +189,39 @@ class Generation:
     def refused(self, epoch: int, error: MotetError) -> tuple[Effect, ...]:
         """There is no place for it, and none for a move away from where it runs. `epoch` is the last placement that
         the scheduler knew of; after a newer one the refusal is an old story."""
-        if self.phase is Phase.ENDED or epoch < self.epoch:
+        if self.phase is GenerationPhase.ENDED or epoch < self.epoch:
             return _STALE
         placement = self.placement
-        self.phase, self.placement = Phase.ENDED, None
-        end = Conclude(error)
-        return (end,) if placement is None else (CancelAt(placement, "refused"), end)
+        self.phase, self.placement = GenerationPhase.ENDED, None
+        end = FinishChoice(error)
+        return (end,) if placement is None else (CancelAtRunner(placement, "refused"), end)
 
     def stop(self) -> tuple[Effect, ...]:
         """A stop string has completed: the runner does not know, and need not go on."""
-        if self.phase is Phase.ENDED:
+        if self.phase is GenerationPhase.ENDED:
             return _NOTHING
-        return (*self._leave("stop string", common_pb2.FINISH_REASON_STOP), Conclude(End.STOP))
+        return (*self._leave("stop string", common_pb2.FINISH_REASON_STOP), FinishChoice(EndReason.STOP))
 
     def cancel(self, why: str) -> tuple[Effect, ...]:
         """Nobody waits for it any more."""
-        if self.phase is Phase.ENDED:
+        if self.phase is GenerationPhase.ENDED:
             return _NOTHING
         return self._leave(why, common_pb2.FINISH_REASON_CANCELLED)
 
     def _leave(self, why: str, reason: "common_pb2.FinishReason.ValueType") -> tuple[Effect, ...]:
         placement, phase = self.placement, self.phase
-        self.phase, self.placement = Phase.ENDED, None
-        if phase is Phase.WAITING or placement is None:
-            return (TellCancelled(why),)
-        return (CancelAt(placement, why), TellFinished(self.epoch, reason))
+        self.phase, self.placement = GenerationPhase.ENDED, None
+        if phase is GenerationPhase.WAITING or placement is None:
+            return (ReportCancelled(why),)
+        return (CancelAtRunner(placement, why), ReportFinished(self.epoch, reason))
 
     def _lost(self, why: str, *, cancel: bool = False) -> tuple[Effect, ...]:
         placement = self.placement
         assert placement is not None
-        self.phase, self.placement, self.avoid = Phase.WAITING, None, placement.instance
-        lost = TellLost(self.epoch, placement.instance, why)
-        return (CancelAt(placement, why), lost) if cancel else (lost,)
+        self.phase, self.placement, self.avoid = GenerationPhase.WAITING, None, placement.instance
+        lost = ReportLost(self.epoch, placement.instance, why)
+        return (CancelAtRunner(placement, why), lost) if cancel else (lost,)
 
-    def _end(self, reason: "common_pb2.FinishReason.ValueType", how: End | MotetError) -> tuple[Effect, ...]:
-        self.phase, self.placement = Phase.ENDED, None
-        return (TellFinished(self.epoch, reason), Conclude(how))
+    def _end(self, reason: "common_pb2.FinishReason.ValueType", how: EndReason | MotetError) -> tuple[Effect, ...]:
+        self.phase, self.placement = GenerationPhase.ENDED, None
+        return (ReportFinished(self.epoch, reason), FinishChoice(how))

@@ -14,7 +14,7 @@ NUMBERED_SECONDS = 1.0
 
 
 @dataclass(slots=True)
-class _Line:
+class _GroupQueue:
     positions: dict[str, int] = field(default_factory=dict)
     """By request, the oldest first, as last numbered."""
 
@@ -23,14 +23,14 @@ class _Line:
     """Somebody has left since."""
 
 
-class Held:
+class HeldRequests:
     def __init__(self, changed: Callable[[], None], clock: Clock = monotonic) -> None:
         self._changed = changed
         self._clock = clock
         self._groups: dict[str, str] = {}
         """By request."""
 
-        self._lines: dict[str, _Line] = {}
+        self._lines: dict[str, _GroupQueue] = {}
         """By group; none is empty."""
 
     def __len__(self) -> int:
@@ -45,7 +45,7 @@ class Held:
             return
         self._take_out(request)
         self._groups[request] = group
-        positions = self._lines.setdefault(group, _Line()).positions
+        positions = self._lines.setdefault(group, _GroupQueue()).positions
         positions[request] = len(positions) + 1
         self._changed()
 

@@ -12,14 +12,14 @@ _NEIGHBOURS = 8
 """Names looked at on either side of where the wrong one would stand in each order."""
 
 
-class Names:
+class NameIndex:
     """In the order of their beginnings and of their endings: a slip of the pen leaves one of the two as it is."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._forward = sorted(set(names))
         self._backward = sorted(name[::-1] for name in self._forward)
 
-    def nearest(self, name: str, *others: "Names") -> list[str]:
+    def nearest(self, name: str, *others: "NameIndex") -> list[str]:
         """The best first, of these and of `others`. Takes about as long with ten thousand names as with thirty."""
         candidates = set[str]().union(*(names._beside(name) for names in (self, *others)))
         said = name[:_COMPARED]

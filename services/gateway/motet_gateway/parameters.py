@@ -83,7 +83,7 @@ class Body(BaseModel):
     def unknown_fields(self) -> int:
         return sum(name not in self.hints for name in self.model_extra or ())
 
-    def refuse_what_is_not_there_yet(self) -> None:
+    def refuse_unsupported(self) -> None:
         response_format = self.response_format
         if response_format is not None and (
             not isinstance(response_format, dict) or response_format.get("type") != "text"
@@ -133,8 +133,8 @@ class ChatBody(Body):
     function_call: Any = None
     modalities: Any = None
 
-    def refuse_what_is_not_there_yet(self) -> None:
-        super().refuse_what_is_not_there_yet()
+    def refuse_unsupported(self) -> None:
+        super().refuse_unsupported()
         for name in ("tools", "functions"):
             if getattr(self, name):
                 raise _unsupported(name, "tools are not supported yet; remove the field")
@@ -176,8 +176,8 @@ class CompletionBody(Body):
     logprobs: Annotated[int, Field(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
     echo: bool | None = None
 
-    def refuse_what_is_not_there_yet(self) -> None:
-        super().refuse_what_is_not_there_yet()
+    def refuse_unsupported(self) -> None:
+        super().refuse_unsupported()
         extra = self.model_extra or {}
         if extra.get("suffix"):
             raise _unsupported("suffix", "it is not supported; put all text before the answer into prompt")

@@ -8,23 +8,23 @@ import structlog
 
 from motet.api.v1 import runner_pb2, runner_pb2_grpc
 from motet.rpc import Link
-from motet_gateway.generation import Placement
+from motet_gateway.generation import RunnerPlacement
 
 log = structlog.get_logger(__name__)
 
-Heard = Callable[[str, runner_pb2.GenerateDown], None]
+OnMessage = Callable[[str, runner_pb2.GenerateDown], None]
 """Called with a runner's address and each of its messages."""
 
-StreamLost = Callable[[str, str], None]
+OnStreamLost = Callable[[str, str], None]
 """Called with a runner's address and why its stream broke: everything placed there is lost."""
 
-Unreachable = Callable[[Placement, str, str], None]
+OnUnreachable = Callable[[RunnerPlacement, str, str], None]
 """Called with a placement that never reached its runner, the request, and why."""
 
 
-class Runners:
+class RunnerStreams:
     def __init__(
-        self, gateway: str, *, heard: Heard, lost: StreamLost, unreachable: Unreachable, connect_seconds: float
+        self, gateway: str, *, heard: OnMessage, lost: OnStreamLost, unreachable: OnUnreachable, connect_seconds: float
     ) -> None:
         self._gateway = gateway
         self._heard = heard
@@ -33,7 +33,7 @@ class Runners:
         self._connect_seconds = connect_seconds
         self._streams: dict[str, _Stream] = {}
 
-    def keep(self, addresses: Iterable[str], *, busy: Iterable[str] = ()) -> None:
+    def set_addresses(self, addresses: Iterable[str], *, busy: Iterable[str] = ()) -> None:
         """Have streams to exactly these; those in `busy` stay while they are needed."""
         wanted = set(addresses)
         for address in wanted - self._streams.keys():
@@ -41,10 +41,10 @@ class Runners:
         for address in self._streams.keys() - wanted - set(busy):
             self._streams.pop(address).close()
 
-    def submit(self, placement: Placement, message: runner_pb2.Submit) -> None:
+    def submit(self, placement: RunnerPlacement, message: runner_pb2.Submit) -> None:
         self._stream(placement.address).submit(placement, message)
 
-    def cancel(self, placement: Placement, request: str, why: str) -> None:
+    def cancel(self, placement: RunnerPlacement, request: str, why: str) -> None:
         if (stream := self._streams.get(placement.address)) is not None:
             stream.cancel(placement, request, why)
 
@@ -61,10 +61,10 @@ class Runners:
 
 
 class _Stream:
-    def __init__(self, runners: Runners, address: str) -> None:
+    def __init__(self, runners: RunnerStreams, address: str) -> None:
         self._runners = runners
         self._address = address
-        self._unsent: dict[str, tuple[Placement, runner_pb2.Submit, asyncio.TimerHandle]] = {}
+        self._unsent: dict[str, tuple[RunnerPlacement, runner_pb2.Submit, asyncio.TimerHandle]] = {}
         self._link: Link[runner_pb2.GenerateUp, runner_pb2.GenerateDown] = Link(
             "runner",
             address,
@@ -76,7 +76,7 @@ class _Stream:
         )
         self._task = asyncio.create_task(self._link.run(), name=f"runner {address}")
 
-    def submit(self, placement: Placement, message: runner_pb2.Submit) -> None:
+    def submit(self, placement: RunnerPlacement, message: runner_pb2.Submit) -> None:
         if not self._link.send(runner_pb2.GenerateUp(submit=message)):
             self._forget(message.request)
             timer = asyncio.get_running_loop().call_later(
@@ -84,7 +84,7 @@ class _Stream:
             )
             self._unsent[message.request] = (placement, message, timer)
 
-    def cancel(self, placement: Placement, request: str, why: str) -> None:
+    def cancel(self, placement: RunnerPlacement, request: str, why: str) -> None:
         self._forget(request)
         message = runner_pb2.CancelGeneration(request=request, epoch=placement.epoch, reason=why)
         self._link.send(runner_pb2.GenerateUp(cancel=message))

@@ -34,7 +34,7 @@ _MARK = "\ue000motet\ue000"
 _JSON_MARK = orjson.dumps(_MARK)
 
 
-class Template:
+class EventTemplate:
     """An event with one hole for a text: `content` says TEXT where it goes."""
 
     TEXT: Final = _MARK

@@ -21,12 +21,12 @@ from motet.fleet import RequestClass
 from motet_gateway import sse
 from motet_gateway.answers.choice import ChoiceText
 from motet_gateway.answers.formats import ChatFormat, CompletionFormat, Format, usage
-from motet_gateway.answers.prompts import UNKNOWN_CONTEXT, room_for_answer, tokenise
-from motet_gateway.answers.timeline import Timeline
-from motet_gateway.catalog import Obstacle, Target
-from motet_gateway.dispatcher import Order
+from motet_gateway.answers.prompts import UNKNOWN_CONTEXT, max_answer_tokens, tokenise
+from motet_gateway.answers.timeline import RequestTimings
+from motet_gateway.catalog import NotReadyReason, Target
+from motet_gateway.dispatcher import GenerationRequest
 from motet_gateway.errors import ClientGone
-from motet_gateway.generation import End
+from motet_gateway.generation import EndReason
 from motet_gateway.identity.caller import Caller
 from motet_gateway.parameters import Body, ChatBody, CompletionBody, StreamOptions, Tokens, request_class, samplings
 from motet_gateway.tokens.detokenizer import Detokenizer
@@ -40,13 +40,13 @@ log = structlog.get_logger(__name__)
 
 _SEED_MASK = (1 << 64) - 1
 SHORTEST_TICK_SECONDS = 0.02
-RESOLVED_AGAIN_AT_MOST = 3
+MAX_RESOLVE_RETRIES = 3
 """An adapter's revision may go between looking the name up and the scheduler's queue; that it goes so often in one
 request's few milliseconds means that something else is wrong."""
 _JSON = [(b"content-type", b"application/json")]
 
 
-class Answer(Response):
+class AnswerResponse(Response):
     def __init__(self, gateway: "Gateway", caller: Caller, body: Body, *, clock: Clock = monotonic) -> None:
         self.background = None
         self._gateway = gateway
@@ -56,17 +56,17 @@ class Answer(Response):
         self._clock = clock
         self._streaming = bool(body.stream)
         self._options = (body.stream_options if self._streaming else None) or StreamOptions()
-        self._timeline = Timeline(clock)
+        self._timeline = RequestTimings(clock)
         self._id = secrets.token_hex(12)
         self._choices: list[ChoiceText] = []
         self._requests: list[str] = []
-        self._orders: list[Order] = []
+        self._orders: list[GenerationRequest] = []
         self._prompts: list[Tokens] = []
         self._estimate = common_pb2.Estimate()
         self._target: Target | None = None
         self._retired: set[str] = set()
         """Revisions that the scheduler no longer serves, though the name meant them when we looked."""
-        self._obstacle: Obstacle | None = None
+        self._obstacle: NotReadyReason | None = None
         # What has happened since the writer last looked.
         self._waiter: asyncio.Future[None] | None = None
         self._dirty = False
@@ -129,8 +129,8 @@ class Answer(Response):
         form, text = await self._begin(send)
         complete = False
         while not complete:  # all may be over before that, while a piece waits for a client that reads slowly
-            await self._rest(send)
-            if self._revision_has_gone():
+            await self._wait_for_change(send)
+            if self._revision_removed():
                 form, text = await self._begin(send)
             elif self._streaming:
                 complete = await self._write(form, text, send)
@@ -152,7 +152,7 @@ class Answer(Response):
 
     # --------------------------------------------------------------------------------------------------------- waiting
 
-    async def _rest(self, send: Send) -> None:
+    async def _wait_for_change(self, send: Send) -> None:
         """Until something has changed. Meanwhile keeps the client's connection alive, and the deadline."""
         while not self._dirty:
             self._waiter = asyncio.get_running_loop().create_future()
@@ -219,7 +219,7 @@ class Answer(Response):
         stop_listening = gateway.listen(self._wake)
         try:
             while (ready := self._ready()) is None:
-                await self._rest(send)
+                await self._wait_for_change(send)
             return ready
         finally:
             stop_listening()
@@ -227,9 +227,9 @@ class Answer(Response):
 
     def _ready(self) -> tuple[Target, TextModel] | None:
         found = self._gateway.find(self._body.model, self._caller)
-        if not isinstance(found, Obstacle) and found[0].adapter_digest in self._retired:
-            found = Obstacle(f"adapter {found[0].adapter_name} changes to another revision")
-        if not isinstance(found, Obstacle):
+        if not isinstance(found, NotReadyReason) and found[0].adapter_digest in self._retired:
+            found = NotReadyReason(f"adapter {found[0].adapter_name} changes to another revision")
+        if not isinstance(found, NotReadyReason):
             self._obstacle = None
             return found
         self._obstacle = found
@@ -239,12 +239,12 @@ class Answer(Response):
             self._gateway.held.leave(self._id)
         return None
 
-    def _revision_has_gone(self) -> bool:
+    def _revision_removed(self) -> bool:
         """Whether to look the name up again: its revision was switched under a request of which nothing has come yet.
         What had been started for the old one is given up then."""
         if not isinstance(self._error(), ModelNotFound) or any(choice.tokens for choice in self._choices):
             return False
-        if self._target is None or len(self._retired) == RESOLVED_AGAIN_AT_MOST:
+        if self._target is None or len(self._retired) == MAX_RESOLVE_RETRIES:
             return False
         self._retired.add(self._target.adapter_digest)
         self._cancel_all("its revision has gone")
@@ -257,11 +257,11 @@ class Answer(Response):
     async def _start(self, target: Target, text: TextModel) -> None:
         body, gateway = self._body, self._gateway
         context = target.group.max_model_length or text.context_length or UNKNOWN_CONTEXT
-        limits = [room_for_answer(body, prompt, context) for prompt in self._prompts]
+        limits = [max_answer_tokens(body, prompt, context) for prompt in self._prompts]
         wanted = samplings(body, text, limits)
         wanted_class = request_class(body, target.max_class)
         stops = body.stops()
-        gateway.dispatcher.check_room(len(self._prompts) * body.choices)
+        gateway.dispatcher.check_capacity(len(self._prompts) * body.choices)
         estimates = await gateway.estimator.estimate(
             [
                 predictor_pb2.Prompt(
@@ -284,7 +284,7 @@ class Answer(Response):
         for number in range(len(self._prompts) * body.choices):
             at, own = divmod(number, body.choices)
             request = f"{name}.{number}" if number else name
-            order = Order(
+            order = GenerationRequest(
                 request=request,
                 tenant=self._caller.tenant,
                 group=target.group.group,
@@ -477,7 +477,7 @@ class Answer(Response):
                         adapter=order.adapter,
                         prompt_tokens=len(order.prompt_ids),
                         output_tokens=choice.tokens,
-                        censored=choice.finish is not End.STOP,
+                        censored=choice.finish is not EndReason.STOP,
                         estimate=order.estimate,
                     )
                 )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from motet.api.v1 import runner_pb2
 from motet.errors import MotetError
-from motet_gateway.generation import End
+from motet_gateway.generation import EndReason
 from motet_gateway.tokens.detokenizer import Detokenizer
 from motet_gateway.tokens.spelling import Spelling
 from motet_gateway.tokens.stops import StopStrings
@@ -17,7 +17,7 @@ class TokenText:
 
     token: int
     logprobs: runner_pb2.TokenLogprobs
-    adds: bytes
+    added_bytes: bytes
     """To the answer's text: nothing when it is a token that ends it, or a special one that is left out."""
 
 
@@ -28,7 +28,7 @@ class ChoiceText:
     """
 
     __slots__ = (
-        "_begun", "_detokenizer", "_min_tokens", "_ready", "_silent_ids", "_stops", "_unread", "changed",
+        "_begun", "_detokenizer", "_min_tokens", "_ready", "_hidden_ids", "_stops", "_unread", "changed",
         "error", "finish", "index", "logprobs", "on_placed", "spelling", "stop_here", "tokens", "waiting_for",
     )  # fmt: skip
 
@@ -48,7 +48,7 @@ class ChoiceText:
         self.index = index
         self._detokenizer = detokenizer
         self._stops = stops
-        self._silent_ids = silent_ids  # a stop token ends the answer and is no part of its text
+        self._hidden_ids = silent_ids  # a stop token ends the answer and is no part of its text
         self._min_tokens = min_tokens
         self.spelling = spelling
         """Set when the client asked for logprobs."""
@@ -60,7 +60,7 @@ class ChoiceText:
         self._ready = ""
         self.tokens = 0
         self.logprobs: list[TokenText] = []
-        self.finish: End | None = None
+        self.finish: EndReason | None = None
         self.error: MotetError | None = None
         self.waiting_for = ""
 
@@ -72,7 +72,7 @@ class ChoiceText:
         self.waiting_for = ""
         self.on_placed()
 
-    def waits(self, for_what: str) -> None:
+    def waiting(self, for_what: str) -> None:
         self.waiting_for = for_what
 
     def deliver(self, tokens: Sequence[int], logprobs: Sequence[runner_pb2.TokenLogprobs]) -> None:
@@ -107,7 +107,7 @@ class ChoiceText:
         return tokens
 
     def _added_by(self, token: int, spelling: Spelling) -> bytes:
-        if token in self._silent_ids or self._detokenizer.hides(spelling, token):
+        if token in self._hidden_ids or self._detokenizer.hides(spelling, token):
             return b""
         spelled = spelling.of(token)
         if not self._begun:
@@ -116,17 +116,17 @@ class ChoiceText:
         return spelled
 
     def _text(self, tokens: list[int]) -> str:
-        loud = [token for token in tokens if token not in self._silent_ids] if self._silent_ids else tokens
+        loud = [token for token in tokens if token not in self._hidden_ids] if self._hidden_ids else tokens
         return self._detokenizer.feed(loud) if loud else ""
 
-    def conclude(self, how: End | MotetError) -> None:
+    def finish(self, how: EndReason | MotetError) -> None:
         if isinstance(how, MotetError):
             self.error = how
         else:
-            self.finish = self._last_words(how)
+            self.finish = self._flush_text(how)
         self.changed(self)
 
-    def _last_words(self, how: End) -> End:
+    def _flush_text(self, how: EndReason) -> EndReason:
         """The end frees what was held back, and may even complete a stop string with it."""
         if self._stops is None:
             self._ready += self._text(self._unread) + self._detokenizer.flush()
@@ -137,7 +137,7 @@ class ChoiceText:
             if not self._stops.stopped:
                 self._ready += self._stops.flush()
                 return how
-        return End.STOP
+        return EndReason.STOP
 
     def take(self) -> str:
         """The text that has not been taken yet."""

@@ -13,7 +13,7 @@ from motet_gateway.tokens.text_model import TextModel
 
 Json = dict[str, Any]
 
-LEAST_LOGPROB: Final = -9999.0
+MIN_LOGPROB: Final = -9999.0
 """Stands for minus infinity, which JSON cannot say."""
 
 
@@ -28,7 +28,7 @@ class Format(ABC):
         self._frame: Json = {"id": f"{self.prefix}-{request}", "created": int(time.time()), "model": model}
         self._fingerprint = {"system_fingerprint": fingerprint}
         self._usage: Json = {"usage": None} if usage_in_chunks else {}
-        self._templates: dict[int, sse.Template] = {}
+        self._templates: dict[int, sse.EventTemplate] = {}
 
     def chunk(self, choices: list[Json], usage: Json | None = None) -> Json:
         shown = self._usage if usage is None else {"usage": usage}
@@ -37,7 +37,7 @@ class Format(ABC):
     def text_event(self, index: int, text: str) -> bytes:
         """The one event that is made per step: all but the text is ready."""
         if (template := self._templates.get(index)) is None:
-            template = sse.Template(self.chunk([self.choice_chunk(index, sse.Template.TEXT, None, None)]))
+            template = sse.EventTemplate(self.chunk([self.choice_chunk(index, sse.EventTemplate.TEXT, None, None)]))
             self._templates[index] = template
         return template.fill(text)
 
@@ -87,7 +87,7 @@ class ChatFormat(Format):
     def logprobs(self, _index: int, /, tokens: Sequence[TokenText], text: TextModel, top: int) -> Json:
         return {
             "content": [
-                _token(text.spelling.of(item.token), item.adds, item.logprobs.logprob)
+                _token(text.spelling.of(item.token), item.added_bytes, item.logprobs.logprob)
                 | {"top_logprobs": [_alternative(text, token, logprob) for token, logprob in _top(item, top)]}
                 for item in tokens
             ],
@@ -102,7 +102,7 @@ class CompletionFormat(Format):
 
     def __init__(self, request: str, model: str, fingerprint: str, *, usage_in_chunks: bool) -> None:
         super().__init__(request, model, fingerprint, usage_in_chunks=usage_in_chunks)
-        self._characters: dict[int, _Characters] = {}
+        self._characters: dict[int, _CharacterCounter] = {}
 
     def opening(self, _index: int, /) -> bytes:
         return b""
@@ -115,15 +115,15 @@ class CompletionFormat(Format):
 
     def logprobs(self, index: int, /, tokens: Sequence[TokenText], text: TextModel, top: int) -> Json:
         spelling = text.spelling
-        characters = self._characters.setdefault(index, _Characters())
+        characters = self._characters.setdefault(index, _CharacterCounter())
         return {
-            "tokens": [readable(item.adds or spelling.of(item.token)) for item in tokens],
+            "tokens": [readable(item.added_bytes or spelling.of(item.token)) for item in tokens],
             "token_logprobs": [_finite(item.logprobs.logprob) for item in tokens],
             "top_logprobs": [
                 {readable(spelling.of(token)): _finite(logprob) for token, logprob in _top(item, top)}
                 for item in tokens
             ],
-            "text_offset": [characters.before(item.adds) for item in tokens],
+            "text_offset": [characters.before(item.added_bytes) for item in tokens],
         }
 
 
@@ -141,7 +141,7 @@ def _alternative(text: TextModel, token: int, logprob: float) -> Json:
     return _token(spelled, spelled, logprob)
 
 
-class _Characters:
+class _CharacterCounter:
     """Counts them in a text that comes byte by byte."""
 
     def __init__(self) -> None:
@@ -156,7 +156,7 @@ class _Characters:
 
 
 def _finite(logprob: float) -> float:
-    return max(logprob, LEAST_LOGPROB)
+    return max(logprob, MIN_LOGPROB)
 
 
 def usage(prompt_tokens: int, completion_tokens: int) -> Json:

@@ -57,7 +57,7 @@ async def encode(texts: Sequence[str], text: TextModel, *, special: bool, thread
     return await asyncio.to_thread(text.encode, texts, add_special_tokens=special)
 
 
-def room_for_answer(body: Body, prompt: Tokens, context: int) -> int:
+def max_answer_tokens(body: Body, prompt: Tokens, context: int) -> int:
     """The most tokens the answer may have. Raises ContextLengthExceeded, with both numbers, when it cannot fit."""
     field = "messages" if isinstance(body, ChatBody) else "prompt"
     size = len(prompt)

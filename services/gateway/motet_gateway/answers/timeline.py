@@ -3,7 +3,7 @@
 from motet.clock import Clock
 
 
-class Timeline:
+class RequestTimings:
     __slots__ = ("_clock", "arrived", "enqueued", "first_token", "last_token", "placed")
 
     def __init__(self, clock: Clock) -> None:

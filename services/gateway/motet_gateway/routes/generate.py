@@ -7,8 +7,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from motet.errors import MotetError
 from motet.keys import KeyScope
-from motet_gateway.answers.answer import Answer
-from motet_gateway.bodies import HeldBody
+from motet_gateway.answers.answer import AnswerResponse
+from motet_gateway.bodies import RequestBody
 from motet_gateway.errors import MethodNotAllowed, error_response
 from motet_gateway.gateway import Gateway
 from motet_gateway.identity.caller import caller_of
@@ -17,7 +17,7 @@ from motet_gateway.parameters import Body, ChatBody, CompletionBody, parse
 _BODIES: dict[str, type[Body]] = {"/v1/chat/completions": ChatBody, "/v1/completions": CompletionBody}
 
 
-class Answers:
+class GenerateRoutes:
     """Serves the two endpoints that make tokens, and hands everything else on.
 
     They stand before FastAPI and not in it: nothing of what it does for a request is needed here, and its layers would
@@ -43,21 +43,21 @@ class Answers:
             allow = {"allow": "POST"} if isinstance(error, MethodNotAllowed) else None
             await error_response(error, allow)(scope, receive, send)
 
-    async def _answer(self, scope: Scope, receive: Receive, held: HeldBody, kind: type[Body]) -> Answer:
+    async def _answer(self, scope: Scope, receive: Receive, held: RequestBody, kind: type[Body]) -> AnswerResponse:
         gateway, caller = self._gateway, caller_of(scope)
         try:
             caller.needs(KeyScope.USER)
-            gateway.check_room()
+            gateway.check_capacity()
             content = await held.read_json(scope, receive, limit=gateway.settings.max_body_bytes)
             body = parse(kind, content)
-            body.refuse_what_is_not_there_yet()
+            body.refuse_unsupported()
         except MotetError as error:
             gateway.metrics.requests.labels(*gateway.metrics.who(caller.tenant, ""), str(error.mapping.http)).inc()
             raise
         gateway.metrics.unknown_fields.inc(body.unknown_fields())
         if Headers(scope=scope).get("x-stainless-retry-count", "0") != "0":
             gateway.metrics.client_retries.inc()
-        return Answer(gateway, caller, body)
+        return AnswerResponse(gateway, caller, body)
 
 
 def describe(schema: dict[str, Any]) -> dict[str, Any]:

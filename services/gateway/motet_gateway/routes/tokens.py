@@ -10,8 +10,8 @@ from starlette.responses import Response
 from motet.errors import InvalidRequest, MotetError, NoRunner
 from motet.keys import KeyScope
 from motet_gateway.answers.prompts import chat_prompt, encode
-from motet_gateway.bodies import HeldBody
-from motet_gateway.catalog import Obstacle, Target
+from motet_gateway.bodies import RequestBody
+from motet_gateway.catalog import NotReadyReason, Target
 from motet_gateway.gateway import Gateway
 from motet_gateway.identity.caller import Caller, caller_of
 from motet_gateway.parameters import AnyBody, DetokenizeBody, TokenizeBody, Tokens, check_tokens, parse
@@ -38,7 +38,7 @@ def token_routes(gateway: Gateway) -> APIRouter:
         if model is None and len(bases) != 1:
             raise InvalidRequest("model: this field is required where several models are served", param="model")
         found = gateway.find(bases[0].group.served_name if model is None else model, caller)
-        if isinstance(found, Obstacle):
+        if isinstance(found, NotReadyReason):
             raise NoRunner(f"The model's tokenizer is not here yet: {found.why}.")
         return found
 
@@ -63,8 +63,8 @@ def token_routes(gateway: Gateway) -> APIRouter:
             (prompt,) = await asyncio.to_thread(text.decode, [body.tokens], skip_special_tokens=False)
             return json_response({"prompt": prompt})
 
-    async def read(kind: type[AnyBody], request: Request, held: HeldBody) -> AnyBody:
-        gateway.check_room()
+    async def read(kind: type[AnyBody], request: Request, held: RequestBody) -> AnyBody:
+        gateway.check_capacity()
         limit = gateway.settings.max_counted_bytes
         body = parse(kind, await held.read_json(request.scope, request.receive, limit=limit))
         asked = _Asked(caller_of(request.scope))
