@@ -32,7 +32,7 @@ from motet.keys import ApiKey
 if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
 
-    from motet_gateway.identity.access import Access
+    from motet_gateway.identity.access import KeyAccess
 
 CONNECTIONS = 16
 TOKENS = 16
@@ -247,7 +247,7 @@ class WhoAsks:
     """Measures microseconds of CPU time per request that it takes to read its head and to find out who asks, or to
     `send` that nobody knows."""
 
-    def __init__(self, access: "Access", key: keys.PresentedKey | None, send: "Send | None" = None) -> None:
+    def __init__(self, access: "KeyAccess", key: keys.PresentedKey | None, send: "Send | None" = None) -> None:
         from prometheus_client import CollectorRegistry
 
         from motet_gateway.identity.authentication import Authentication
@@ -308,15 +308,15 @@ class ManyKeys:
 
 
 async def measure_keys(pairs: int) -> list[Result]:
-    from motet_gateway.identity.access import Access
+    from motet_gateway.identity.access import KeyAccess
     from motet_gateway.identity.sources import NoKeys
     from motet_gateway.settings import Settings
 
     def none_are_gone(_: Mapping[str, str]) -> None: ...
 
     many = ManyKeys()
-    guarded = Access(Settings(auth="keys"), many, gone=none_are_gone)
-    open_ = Access(Settings(), NoKeys(), gone=none_are_gone)
+    guarded = KeyAccess(Settings(auth="keys"), many, gone=none_are_gone)
+    open_ = KeyAccess(Settings(), NoKeys(), gone=none_are_gone)
     for access in (guarded, open_):
         await access.begin()
     with_key, without = WhoAsks(guarded, many.one), WhoAsks(open_, None)

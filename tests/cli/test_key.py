@@ -25,7 +25,7 @@ from motet.store import keys as kept
 from motet.store import migrate, open_store
 from motet_cli import main as command
 from motet_cli.keys import A_NEW_ONE, HOW_TO_HASH, successor
-from motet_gateway.identity.access import Access
+from motet_gateway.identity.access import KeyAccess
 from motet_gateway.identity.caller import Caller
 from motet_gateway.identity.keyring import Keyring
 from motet_gateway.identity.sources import NoKeys
@@ -253,7 +253,7 @@ def test_that_a_key_was_made_is_known_to_gateways_here_when_the_database_is_lost
     (state / "motet.db").unlink()
 
     async def asks() -> bool:
-        access = Access(GatewaySettings(), NoKeys(), gone=lambda _: None, memory=state / keys.KEYS_MADE_FILE)
+        access = KeyAccess(GatewaySettings(), NoKeys(), gone=lambda _: None, memory=state / keys.KEYS_MADE_FILE)
         await access.begin()
         return access.needs_key()
 

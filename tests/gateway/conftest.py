@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from motet.settings import Addresses, ProcessSettings
 from motet_gateway.app import build_app
 from motet_gateway.gateway import Gateway
-from motet_gateway.identity.sources import Source
+from motet_gateway.identity.sources import KeySource
 from motet_gateway.metrics import Metrics
 from motet_gateway.server import HttpServer, listening
 from motet_gateway.settings import Settings
@@ -47,7 +47,7 @@ async def eventually(holds: Callable[[], object], *, seconds: float = PATIENCE_S
 
 @asynccontextmanager
 async def serve(
-    cluster: MiniCluster, *, ready: bool = True, names: int = 0, keys: Source | None = None, **settings: Any
+    cluster: MiniCluster, *, ready: bool = True, names: int = 0, keys: KeySource | None = None, **settings: Any
 ) -> AsyncIterator[Served]:
     own = Settings(port=0, **{"drain_seconds": 0.5, "predict_budget_seconds": PATIENCE_S, **settings})
     process = ProcessSettings(data_dir=cluster.folder, time_scale=0.1)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from motet.api.v1 import scheduler_pb2
 from motet.errors import InvalidRequest, ModelNotFound, MotetError, UnsupportedParameter
 from motet_gateway.catalog import Catalog
-from motet_gateway.identity.caller import ANYBODY
+from motet_gateway.identity.caller import ANONYMOUS
 from motet_gateway.names import NameIndex
 from motet_gateway.parameters import (
     LONGEST_STOP,
@@ -175,7 +175,7 @@ def seconds_to_miss(catalog: Catalog, name: str) -> float:
     began = time.process_time()
     for _ in range(5):
         with pytest.raises(ModelNotFound):
-            catalog.resolve(name, ANYBODY)
+            catalog.resolve(name, ANONYMOUS)
     return time.process_time() - began
 
 
@@ -189,7 +189,7 @@ def test_a_wrong_name_among_ten_thousand_costs_about_as_much_as_among_a_hundred(
 
 def test_a_long_wrong_name_is_repeated_in_part() -> None:
     with pytest.raises(ModelNotFound) as caught:
-        catalog(3).resolve("x" * 90_000, ANYBODY)
+        catalog(3).resolve("x" * 90_000, ANONYMOUS)
     assert len(caught.value.message) < 500
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from motet.api.v1 import common_pb2, scheduler_pb2
 from motet.errors import InvalidRequest, ModelNotFound, MotetError, Overloaded
 from motet_gateway.catalog import Catalog, CurrentCatalog
-from motet_gateway.identity.caller import ANYBODY, Caller
+from motet_gateway.identity.caller import ANONYMOUS, Caller
 
 ACME, ZETA = Caller("acme"), Caller("zeta")
 
@@ -51,7 +51,7 @@ CATALOG = Catalog(
 )
 
 
-def meaning(name: str, caller: Caller = ANYBODY) -> str:
+def meaning(name: str, caller: Caller = ANONYMOUS) -> str:
     target = CATALOG.resolve(name, caller)
     return target.adapter_digest or target.group.served_name
 
@@ -59,19 +59,19 @@ def meaning(name: str, caller: Caller = ANYBODY) -> str:
 @pytest.mark.parametrize(
     ("name", "caller", "digest"),
     [
-        ("tiny-1b", ANYBODY, "tiny-1b"),
-        ("legal", ANYBODY, "sha256:default-legal-small"),
+        ("tiny-1b", ANONYMOUS, "tiny-1b"),
+        ("legal", ANONYMOUS, "sha256:default-legal-small"),
         ("legal", ACME, "sha256:acme-legal-small"),
-        ("acme/legal", ANYBODY, "sha256:acme-legal-small"),
+        ("acme/legal", ANONYMOUS, "sha256:acme-legal-small"),
         ("acme/legal", ACME, "sha256:acme-legal-small"),
-        ("default/legal", ANYBODY, "sha256:default-legal-small"),
-        ("small:legal", ANYBODY, "sha256:default-legal-small"),
+        ("default/legal", ANONYMOUS, "sha256:default-legal-small"),
+        ("small:legal", ANONYMOUS, "sha256:default-legal-small"),
         ("platform/small:sql", ACME, "sha256:acme-sql-small"),
         ("tiny-1b:sql", ACME, "sha256:acme-sql-small"),
-        ("large:acme/twice", ANYBODY, "sha256:acme-twice-large-large"),
+        ("large:acme/twice", ANONYMOUS, "sha256:acme-twice-large-large"),
         ("large:twice", ACME, "sha256:acme-twice-large-large"),
-        ("small:polite", ANYBODY, "sha256:default-polite-small"),
-        ("large:polite", ANYBODY, "sha256:default-polite-large-large"),
+        ("small:polite", ANONYMOUS, "sha256:default-polite-small"),
+        ("large:polite", ANONYMOUS, "sha256:default-polite-large-large"),
     ],
 )
 def test_a_name_means_one_adapter(name: str, caller: Caller, digest: str) -> None:
@@ -88,23 +88,23 @@ def test_a_tenant_never_learns_anothers_names() -> None:
 
 def test_a_name_on_two_pools_has_to_say_which() -> None:
     with pytest.raises(InvalidRequest, match="'small:polite' or 'large:polite'"):
-        CATALOG.resolve("polite", ANYBODY)
+        CATALOG.resolve("polite", ANONYMOUS)
 
 
 def test_every_listed_name_resolves_to_what_is_listed() -> None:
-    for caller in (ANYBODY, ACME):
+    for caller in (ANONYMOUS, ACME):
         for name, target in CATALOG.visible(caller):
             assert CATALOG.resolve(name, caller) == target
 
 
 def test_a_wrong_name_is_answered_with_the_three_nearest() -> None:
     with pytest.raises(ModelNotFound, match=r"Nearest names: legal, acme/legal, large:polite\."):
-        CATALOG.resolve("leagl", ANYBODY)
+        CATALOG.resolve("leagl", ANONYMOUS)
 
 
 def test_an_empty_catalog_says_so() -> None:
     with pytest.raises(ModelNotFound, match="No model is served here yet"):
-        Catalog().resolve("x", ANYBODY)
+        Catalog().resolve("x", ANONYMOUS)
 
 
 def test_before_the_first_catalog_nobody_is_told_that_a_model_does_not_exist() -> None:
@@ -138,7 +138,7 @@ def of_acme(*share: str, admits: Sequence[str] = ("*",)) -> Catalog:
         # An operator that says nothing of it: what is one's own is served, for otherwise it would not be here.
         (of_acme("*", admits=[]), ZETA, set()),
         (of_acme(admits=[]), ACME, {"legal"}),
-        (of_acme(admits=[]), ANYBODY, {"base", "acme/legal"}),
+        (of_acme(admits=[]), ANONYMOUS, {"base", "acme/legal"}),
     ],
 )
 def test_what_a_caller_may_use(catalog: Catalog, caller: Caller, names: set[str]) -> None:

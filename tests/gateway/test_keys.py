@@ -19,7 +19,7 @@ from motet.api.v1 import common_pb2
 from motet.keys import ApiKey, KeyScope
 from motet.store import keys as stored
 from motet.store import migrate, open_store
-from motet_gateway.identity.sources import StoredKeys
+from motet_gateway.identity.sources import DatabaseKeys
 from tests.common.waiting import PATIENCE_S
 from tests.gateway.conftest import Served, eventually, serve
 from tests.gateway.identity.kept import Kept, bearer, id_of
@@ -504,8 +504,8 @@ async def test_a_key_in_postgresql_counts_on_two_gateways_within_5_s_of_being_ma
 
     async with (
         open_store(url) as store,
-        serve(cluster, keys=StoredKeys(url), auth="keys") as one,
-        serve(cluster, keys=StoredKeys(url), auth="keys") as two,
+        serve(cluster, keys=DatabaseKeys(url), auth="keys") as one,
+        serve(cluster, keys=DatabaseKeys(url), auth="keys") as two,
     ):
         for tenant, made in (("acme", acmes), ("zeta", others)):
             only, now = frozenset({KeyScope.USER}), datetime.now(UTC)

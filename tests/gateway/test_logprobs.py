@@ -12,7 +12,7 @@ from motet_gateway.answers.choice import ChoiceText
 from motet_gateway.answers.formats import ChatFormat, CompletionFormat
 from motet_gateway.generation import EndReason
 from motet_gateway.tokens.detokenizer import Detokenizer
-from motet_gateway.tokens.text_model import TextModel
+from motet_gateway.tokens.text_model import ModelTokenizer
 from tests.support.mini_cluster import CORPUS, tiny_tokenizer
 
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -36,12 +36,14 @@ def sentence_piece() -> Tokenizer:
 
 
 TEXTS = {
-    "byte level": TextModel(tiny_tokenizer(), None, 400, 512),
-    "pieces": TextModel(sentence_piece(), None, 400, 512),
+    "byte level": ModelTokenizer(tiny_tokenizer(), None, 400, 512),
+    "pieces": ModelTokenizer(sentence_piece(), None, 400, 512),
 }
 
 
-def answered(text: TextModel, prompt: str, answer: list[int], *, silent: frozenset[int] = frozenset()) -> ChoiceText:
+def answered(
+    text: ModelTokenizer, prompt: str, answer: list[int], *, silent: frozenset[int] = frozenset()
+) -> ChoiceText:
     prompt_ids = text.encode([prompt], add_special_tokens=False)[0]
     nothing: Callable[..., None] = lambda *_: None  # noqa: E731
     choice = ChoiceText(

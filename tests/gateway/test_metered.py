@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from motet.errors import InvalidRequest
 from motet_gateway.tokens import chat
 from motet_gateway.tokens.chat import SHORT_BYTES, ChatRenderer
-from motet_gateway.tokens.metered import MeteredTemplate, Unmetered
-from motet_gateway.tokens.renderers import Renderers, TemplateText, encoded
+from motet_gateway.tokens.metered import MeteredTemplate, NotMeterable
+from motet_gateway.tokens.renderers import RenderPool, TemplateText, encoded
 from motet_gateway.tokens.template import CannotRender, ChatTemplate
 from tests.common.yardstick import yardstick
 from tests.gateway.conftest import eventually
@@ -90,7 +90,7 @@ messages = st.lists(
 def outcome(render: Any) -> tuple[str, str]:
     try:
         return "text", render()
-    except Unmetered as error:
+    except NotMeterable as error:
         return "unmetered", error.message
     except CannotRender as error:
         return "refused", error.message
@@ -202,7 +202,7 @@ def test_what_is_no_template_is_an_error_of_its_own() -> None:
 @asynccontextmanager
 async def renderer(*known: TemplateText) -> AsyncIterator[ChatRenderer]:
     """Has seen these templates."""
-    made = ChatRenderer(Renderers(processes=2, cpu_seconds=0.3, memory_bytes=64 << 20))
+    made = ChatRenderer(RenderPool(processes=2, cpu_seconds=0.3, memory_bytes=64 << 20))
     try:
         for template in known:
             await made.render(template, encoded(HELLO))

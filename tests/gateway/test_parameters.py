@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from motet.errors import MotetError
 from motet_gateway.answers.prompts import chat_prompt, completion_prompts, max_answer_tokens
 from motet_gateway.parameters import ChatBody, CompletionBody, parse, request_class, sampling
-from motet_gateway.tokens.renderers import Renderers, TemplateText
-from motet_gateway.tokens.text_model import TextModel
+from motet_gateway.tokens.renderers import RenderPool, TemplateText
+from motet_gateway.tokens.text_model import ModelTokenizer
 from tests.support.mini_cluster import TEMPLATE, tiny_tokenizer
 
-MODEL = TextModel(tiny_tokenizer(), TemplateText(TEMPLATE, {}), vocabulary=400, context_length=512)
+MODEL = ModelTokenizer(tiny_tokenizer(), TemplateText(TEMPLATE, {}), vocabulary=400, context_length=512)
 
 json = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text(max_size=8),
@@ -31,7 +31,7 @@ messages = st.lists(st.fixed_dictionaries({"role": values, "content": values}), 
 
 
 LOOP = asyncio.Runner()
-RENDERERS = Renderers(processes=1, cpu_seconds=5, memory_bytes=1 << 28)
+RENDERERS = RenderPool(processes=1, cpu_seconds=5, memory_bytes=1 << 28)
 
 
 @pytest.fixture(scope="module", autouse=True)

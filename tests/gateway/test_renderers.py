@@ -12,7 +12,7 @@ import pytest
 import uvloop
 
 from motet.errors import Internal, InvalidRequest, Overloaded
-from motet_gateway.tokens.renderers import Renderers, TemplateText, encoded
+from motet_gateway.tokens.renderers import RenderPool, TemplateText, encoded
 from tests.common.waiting import PATIENCE_S
 from tests.gateway.conftest import eventually
 
@@ -55,15 +55,15 @@ TOO_LARGE = {
 
 
 @contextlib.asynccontextmanager
-async def rendering(*, processes: int = 4, cpu_seconds: float = 0.3, mebibytes: int = 64) -> AsyncIterator[Renderers]:
-    renderers = Renderers(processes=processes, cpu_seconds=cpu_seconds, memory_bytes=mebibytes << 20)
+async def rendering(*, processes: int = 4, cpu_seconds: float = 0.3, mebibytes: int = 64) -> AsyncIterator[RenderPool]:
+    renderers = RenderPool(processes=processes, cpu_seconds=cpu_seconds, memory_bytes=mebibytes << 20)
     try:
         yield renderers
     finally:
         await renderers.close()
 
 
-async def rendered(renderers: Renderers, template: TemplateText, messages: list[dict[str, Any]]) -> str:
+async def rendered(renderers: RenderPool, template: TemplateText, messages: list[dict[str, Any]]) -> str:
     return await renderers.render(template, encoded(messages))
 
 

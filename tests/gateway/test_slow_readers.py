@@ -9,7 +9,7 @@ from starlette.types import Message
 
 from motet.errors import AdapterFetchFailed, NotAuthenticated
 from motet_gateway.answers.answer import AnswerResponse
-from motet_gateway.identity.caller import ANYBODY
+from motet_gateway.identity.caller import ANONYMOUS
 from motet_gateway.parameters import CompletionBody, parse
 from tests.gateway.conftest import Served, eventually
 from tests.gateway.test_streams import Read, expected, long_request
@@ -22,7 +22,7 @@ class SlowReader:
 
     def __init__(self, served: Served, **body: Any) -> None:
         asked = parse(CompletionBody, json.dumps(long_request(TOKENS) | body).encode())
-        self.answer = AnswerResponse(served.gateway, ANYBODY, asked)
+        self.answer = AnswerResponse(served.gateway, ANONYMOUS, asked)
         self.waits = asyncio.Event()
         self.read_on = asyncio.Event()
         self.messages: list[Message] = []

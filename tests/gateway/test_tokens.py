@@ -12,7 +12,7 @@ from motet.errors import Internal, InvalidRequest
 from motet_gateway.tokens.detokenizer import Detokenizer
 from motet_gateway.tokens.stops import StopStrings
 from motet_gateway.tokens.template import CannotRender, ChatTemplate
-from motet_gateway.tokens.text_model import TextModel
+from motet_gateway.tokens.text_model import ModelTokenizer
 from tests.support.mini_cluster import tiny_assets, tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
@@ -150,14 +150,14 @@ def test_a_folder_without_template_says_what_to_call_instead(tmp_path: Path) -> 
     for name, data in tiny_assets(template=None).items():
         (tmp_path / name).write_bytes(data)
     with pytest.raises(InvalidRequest, match="/v1/completions"):
-        TextModel.from_folder(tmp_path).chat_template()
+        ModelTokenizer.from_folder(tmp_path).chat_template()
 
 
 def test_recommended_sampling_comes_from_the_models_folder(tmp_path: Path) -> None:
     for name, data in tiny_assets().items():
         (tmp_path / name).write_bytes(data)
     (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": 0.6, "eos_token_id": [1, 2]}))
-    model = TextModel.from_folder(tmp_path)
+    model = ModelTokenizer.from_folder(tmp_path)
     assert model.defaults.temperature == 0.6
     assert model.eos_ids == {1, 2}
     assert model.context_length == 512
@@ -166,4 +166,4 @@ def test_recommended_sampling_comes_from_the_models_folder(tmp_path: Path) -> No
 def test_a_broken_tokenizer_is_said_so(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(Internal, match=r"tokenizer\.json"):
-        TextModel.from_folder(tmp_path)
+        ModelTokenizer.from_folder(tmp_path)

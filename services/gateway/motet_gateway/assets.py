@@ -16,7 +16,7 @@ import structlog
 from motet.api.v1 import runner_pb2, runner_pb2_grpc
 from motet.errors import Internal, MotetError, SetupError
 from motet.rpc import Backoff, open_channel
-from motet_gateway.tokens.text_model import ASSET_FILES, TextModel
+from motet_gateway.tokens.text_model import ASSET_FILES, ModelTokenizer
 
 log = structlog.get_logger(__name__)
 
@@ -30,11 +30,11 @@ class AssetStore:
     def __init__(self, folder: Path, changed: Callable[[], None]) -> None:
         self._folder = folder
         self._changed = changed
-        self._models: dict[str, TextModel] = {}
+        self._models: dict[str, ModelTokenizer] = {}
         self._failures: dict[str, MotetError] = {}
         self._fetching: dict[str, asyncio.Task[None]] = {}
 
-    def get(self, digest: str) -> TextModel | None:
+    def get(self, digest: str) -> ModelTokenizer | None:
         """The model's text half, when it is loaded. Raises what made its files unusable."""
         if (failure := self._failures.get(digest)) is not None:
             raise failure
@@ -58,7 +58,7 @@ class AssetStore:
         try:
             if not folder.is_dir():
                 await self._fetch_from_any(digest, addresses, folder)
-            self._models[digest] = await asyncio.to_thread(TextModel.from_folder, folder)
+            self._models[digest] = await asyncio.to_thread(ModelTokenizer.from_folder, folder)
             self._failures.pop(digest, None)
             log.info("assets ready", digest=digest)
         except MotetError as error:

@@ -15,14 +15,14 @@ from motet_gateway.catalog import CurrentCatalog, NotReadyReason, Target
 from motet_gateway.dispatcher import Dispatcher
 from motet_gateway.estimator import Estimator
 from motet_gateway.held import HeldRequests
-from motet_gateway.identity.access import Access
+from motet_gateway.identity.access import KeyAccess
 from motet_gateway.identity.caller import Caller
-from motet_gateway.identity.sources import NoKeys, Source
+from motet_gateway.identity.sources import KeySource, NoKeys
 from motet_gateway.metrics import Metrics
 from motet_gateway.settings import Settings
 from motet_gateway.tokens.chat import ChatRenderer
-from motet_gateway.tokens.renderers import Renderers
-from motet_gateway.tokens.text_model import TextModel
+from motet_gateway.tokens.renderers import RenderPool
+from motet_gateway.tokens.text_model import ModelTokenizer
 
 
 class LiveAnswer(Protocol):
@@ -43,7 +43,7 @@ class Gateway:
         addresses: Addresses,
         metrics: Metrics,
         *,
-        keys: Source | None = None,
+        keys: KeySource | None = None,
     ) -> None:
         """`keys`: where they are kept. None: nowhere."""
         self.settings = settings
@@ -51,7 +51,9 @@ class Gateway:
         self.metrics = metrics
         self.name = f"gateway-{secrets.token_hex(4)}"
         """New at every start: a restarted gateway has none of its predecessor's requests."""
-        self.access = Access(settings, keys or NoKeys(), gone=self._keys_gone, memory=process.data_dir / KEYS_MADE_FILE)
+        self.access = KeyAccess(
+            settings, keys or NoKeys(), gone=self._keys_gone, memory=process.data_dir / KEYS_MADE_FILE
+        )
         metrics.keys_read_age.set_function(self.access.read_age)
         self.catalog = CurrentCatalog()
         self._answers: set[LiveAnswer] = set()
@@ -62,7 +64,7 @@ class Gateway:
         self.assets = AssetStore(process.cache_dir / "assets", self._tell_listeners)
         self.bodies = BodyBudget(settings.max_bodies_bytes, seconds=settings.body_seconds)
         self.renderer = ChatRenderer(
-            Renderers(
+            RenderPool(
                 processes=settings.template_processes,
                 cpu_seconds=settings.template_cpu_seconds,
                 memory_bytes=settings.template_memory_bytes,
@@ -122,7 +124,7 @@ class Gateway:
 
     def _keys_gone(self, gone: Mapping[str, str]) -> None:
         for answer in list(self._answers):
-            if why := gone.get(answer.caller.key):
+            if why := gone.get(answer.caller.key_id):
                 answer.abort(_ended(why))
 
     @property
@@ -130,7 +132,7 @@ class Gateway:
         """At least one group has a runner."""
         return not self.draining and self.catalog.known and any(g.runners for g in self.catalog.current.groups)
 
-    def find(self, model: str, caller: Caller) -> tuple[Target, TextModel] | NotReadyReason:
+    def find(self, model: str, caller: Caller) -> tuple[Target, ModelTokenizer] | NotReadyReason:
         """The model and how it reads and writes; or what that still waits for.
 
         Raises ModelNotFound, or the adapter's own error.

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from motet.api.v1 import common_pb2, runner_pb2
 from motet.errors import InvalidRequest, UnsupportedParameter
 from motet_gateway.names import shown
-from motet_gateway.tokens.text_model import TextModel
+from motet_gateway.tokens.text_model import ModelTokenizer
 from motet_gateway.unsupported import refuse_known_to_others
 
 MOST_CHOICES = 8
@@ -309,7 +309,7 @@ def _part(part: Any, where: str) -> str:
 # ------------------------------------------------------------------------------------------------ to the runner's words
 
 
-def samplings(body: Body, text: TextModel, limits: Sequence[int]) -> list[runner_pb2.Sampling]:
+def samplings(body: Body, text: ModelTokenizer, limits: Sequence[int]) -> list[runner_pb2.Sampling]:
     """One for each prompt; they differ in the length of the answer alone."""
     first = sampling(body, text, max_tokens=min(limits))
     made = []
@@ -321,7 +321,7 @@ def samplings(body: Body, text: TextModel, limits: Sequence[int]) -> list[runner
     return made
 
 
-def sampling(body: Body, text: TextModel, *, max_tokens: int) -> runner_pb2.Sampling:
+def sampling(body: Body, text: ModelTokenizer, *, max_tokens: int) -> runner_pb2.Sampling:
     defaults = text.defaults
     logprobs = body.top_logprobs_wanted
     top_k = defaults.top_k if body.top_k is None else body.top_k
@@ -348,7 +348,7 @@ def sampling(body: Body, text: TextModel, *, max_tokens: int) -> runner_pb2.Samp
     )
 
 
-def check_tokens(tokens: Tokens, text: TextModel, field: str) -> Tokens:
+def check_tokens(tokens: Tokens, text: ModelTokenizer, field: str) -> Tokens:
     return _known_tokens(tokens, text.vocabulary, field)
 
 

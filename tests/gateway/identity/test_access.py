@@ -12,7 +12,7 @@ import pytest
 
 from motet.clock import FakeClock
 from motet.errors import NotAuthenticated, SetupError, StoreUnavailable
-from motet_gateway.identity.access import Access
+from motet_gateway.identity.access import KeyAccess
 from motet_gateway.settings import Settings
 from tests.common.waiting import PATIENCE_S
 from tests.gateway.identity.kept import Kept, id_of
@@ -29,8 +29,8 @@ class Today:
         return self.now
 
 
-def access(kept: Kept, *, memory: Path | None = None, today: Today | None = None, **settings: Any) -> Access:
-    return Access(
+def access(kept: Kept, *, memory: Path | None = None, today: Today | None = None, **settings: Any) -> KeyAccess:
+    return KeyAccess(
         Settings(**settings),
         kept,
         gone=lambda _: None,
@@ -40,7 +40,7 @@ def access(kept: Kept, *, memory: Path | None = None, today: Today | None = None
     )
 
 
-def needs_key(one: Access) -> bool:
+def needs_key(one: KeyAccess) -> bool:
     return one.needs_key()
 
 
@@ -225,7 +225,7 @@ async def test_a_gateway_that_needs_keys_is_not_ready_before_it_has_read_them(se
 
 async def test_how_old_the_knowledge_of_keys_is_can_be_watched() -> None:
     kept, clock = Kept(), FakeClock()
-    one = Access(Settings(auth="keys"), kept, gone=lambda _: None, clock=clock)
+    one = KeyAccess(Settings(auth="keys"), kept, gone=lambda _: None, clock=clock)
     assert one.read_age() == math.inf
     await one.begin()
     assert one.read_age() == 0
@@ -275,7 +275,7 @@ async def test_a_gateway_that_needs_no_keys_is_ready_without_them() -> None:
 async def test_a_store_that_fails_in_a_new_way_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     kept, clock = Kept(), FakeClock()
     key = kept.make("acme")
-    one = Access(Settings(auth="keys"), kept, gone=lambda _: None, clock=clock)
+    one = KeyAccess(Settings(auth="keys"), kept, gone=lambda _: None, clock=clock)
     await one.begin()
 
     async def break_down() -> None:
@@ -300,7 +300,7 @@ async def test_a_store_that_hangs_is_away(monkeypatch: pytest.MonkeyPatch) -> No
     one = access(kept, auth="keys")
     monkeypatch.setattr(kept, "read", asyncio.Event().wait)
     await one.begin()
-    assert one.keyring.away
+    assert one.keyring.store_is_down
 
 
 async def test_a_driver_that_cancels_its_own_work_does_not_end_the_reader(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,11 +317,11 @@ async def test_a_driver_that_cancels_its_own_work_does_not_end_the_reader(monkey
     await one.note_use()
     reading = asyncio.create_task(one.run())
     await asyncio.sleep(0.05)
-    assert one.keyring.away
+    assert one.keyring.store_is_down
     monkeypatch.undo()
     key = kept.make("acme")
     async with asyncio.timeout(5):
-        while one.keyring.away:
+        while one.keyring.store_is_down:
             await asyncio.sleep(0.01)
     assert one.open(key)
     reading.cancel()
@@ -331,7 +331,7 @@ async def test_a_driver_that_cancels_its_own_work_does_not_end_the_reader(monkey
 async def test_known_keys_are_not_trusted_for_ever_once_nobody_reads_them() -> None:
     kept, clock = Kept(), FakeClock()
     key = kept.make("acme")
-    one = Access(Settings(auth="keys", keys_trusted_seconds=0), kept, gone=lambda _: None, clock=clock)
+    one = KeyAccess(Settings(auth="keys", keys_trusted_seconds=0), kept, gone=lambda _: None, clock=clock)
     await one.begin()
     clock.advance(12)  # the next turn may be two seconds off, and take ten
     assert one.open(key)

@@ -10,7 +10,7 @@ from motet.errors import StoreUnavailable
 from motet.keys import ApiKey, KeyScope
 from motet.store import keys as kept
 from motet.store import migrate, open_store
-from motet_gateway.identity.sources import StoredKeys
+from motet_gateway.identity.sources import DatabaseKeys
 from tests.support.postgresql import PostgreSQL
 
 GRANTS = """
@@ -31,7 +31,7 @@ async def test_reading_keys_and_noting_their_use_is_all_it_takes(postgresql: Pos
             for grant in GRANTS.strip().split("\n"):
                 await connection.execute(text(grant))
     url = make_url(owners).set(username="a_gateway", password="its-own").render_as_string(hide_password=False)
-    source = StoredKeys(url)
+    source = DatabaseKeys(url)
     try:
         assert await source.read() == [key]
         assert await source.read() is None

@@ -7,13 +7,13 @@ import pytest
 
 from motet.errors import StoreUnavailable
 from motet_gateway.identity import patience
-from motet_gateway.identity.patience import Patience
+from motet_gateway.identity.patience import BoundedCall
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Patience:
+def asked(monkeypatch: pytest.MonkeyPatch) -> BoundedCall:
     monkeypatch.setattr(patience, "CLEAN_UP_SECONDS", 0.05)
-    return Patience(0.05)
+    return BoundedCall(0.05)
 
 
 async def answer() -> str:
@@ -41,32 +41,32 @@ async def break_down() -> str:
     raise ValueError("broken")
 
 
-async def test_what_is_answered_or_raised_is_passed_on(asked: Patience) -> None:
+async def test_what_is_answered_or_raised_is_passed_on(asked: BoundedCall) -> None:
     assert await asked.ask(answer) == "an answer"
     with pytest.raises(ValueError, match="broken"):
         await asked.ask(break_down)
 
 
-async def test_a_driver_that_gives_up_ends_nobody_else(asked: Patience) -> None:
+async def test_a_driver_that_gives_up_ends_nobody_else(asked: BoundedCall) -> None:
     with pytest.raises(StoreUnavailable, match="gave up"):
         await asked.ask(give_up)
     assert await asked.ask(answer) == "an answer"
 
 
-async def test_what_hangs_is_left_after_a_while(asked: Patience) -> None:
+async def test_what_hangs_is_left_after_a_while(asked: BoundedCall) -> None:
     with pytest.raises(StoreUnavailable, match=r"no answer came in 0\.05 seconds"):
         await asked.ask(hang)
     assert await asked.ask(answer) == "an answer"
 
 
-async def test_a_clean_up_that_hangs_is_left_too_and_stopped_at_the_next_turn(asked: Patience) -> None:
+async def test_a_clean_up_that_hangs_is_left_too_and_stopped_at_the_next_turn(asked: BoundedCall) -> None:
     async with asyncio.timeout(5):
         with pytest.raises(StoreUnavailable, match="no answer"):
             await asked.ask(hang_and_hang_while_it_is_stopped)
         assert await asked.ask(answer) == "an answer"
 
 
-async def test_while_something_cannot_be_stopped_nothing_else_is_asked(asked: Patience) -> None:
+async def test_while_something_cannot_be_stopped_nothing_else_is_asked(asked: BoundedCall) -> None:
     ends = asyncio.Event()
 
     async def hang_on() -> None:
@@ -82,8 +82,8 @@ async def test_while_something_cannot_be_stopped_nothing_else_is_asked(asked: Pa
     assert await asked.ask(answer) == "an answer"
 
 
-async def test_whoever_asks_can_be_cancelled(asked: Patience) -> None:
-    asking = asyncio.create_task(Patience(60).ask(hang))
+async def test_whoever_asks_can_be_cancelled(asked: BoundedCall) -> None:
+    asking = asyncio.create_task(BoundedCall(60).ask(hang))
     await asyncio.sleep(0)
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -24,8 +24,8 @@ from motet.store import keys as stored
 from motet.store import migrate, open_store
 from motet.store.tables import ApiKeyRow
 from motet_gateway.identity import sources
-from motet_gateway.identity.patience import Patience
-from motet_gateway.identity.sources import Change, KeysInFiles, Source, StoredKeys
+from motet_gateway.identity.patience import BoundedCall
+from motet_gateway.identity.sources import Change, DatabaseKeys, FileKeys, KeySource
 from tests.support.postgresql import PostgreSQL
 
 NOW = datetime(2026, 5, 1, 12, 30, tzinfo=UTC)
@@ -47,7 +47,7 @@ async def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 class Reader:
     """Reads a source as a gateway does."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: KeySource) -> None:
         self._source, self._known = source, dict[str, ApiKey]()
 
     async def read(self) -> list[ApiKey] | None:
@@ -66,7 +66,7 @@ class Reader:
 
 
 def stored_keys(url: str, **more: Any) -> Reader:
-    return Reader(StoredKeys(url, **more))
+    return Reader(DatabaseKeys(url, **more))
 
 
 async def test_keys_in_a_database_are_read_only_after_a_change(url: str) -> None:
@@ -232,7 +232,7 @@ async def test_what_is_new_is_not_lost_with_an_answer_that_came_too_late(
     """As of a driver that cleans up when it is told to stop, and then goes on."""
     url, first, second = f"sqlite+aiosqlite:///{tmp_path}/motet.db", key(), key()
     await migrate(url)
-    source, patience = stored_keys(url), Patience(0.5)
+    source, patience = stored_keys(url), BoundedCall(0.5)
     keys_in = stored.keys_in
 
     async def late(*arguments: Any) -> list[ApiKey]:
@@ -271,7 +271,7 @@ async def test_tenants_cannot_hold_off_who_reads_keys(tmp_path: Path) -> None:
     await migrate(url)
     async with open_store(url) as store:
         await stored.add(store, one)
-    in_file, in_database = KeysInFiles(file), stored_keys(url)
+    in_file, in_database = FileKeys(file), stored_keys(url)
     async with no_thread_free(), asyncio.timeout(5):
         assert await in_file.read() == [one]
         assert await in_database.read() == [one]
@@ -311,7 +311,7 @@ async def test_what_is_no_database_is_away(tmp_path: Path) -> None:
 
 async def test_keys_in_a_file_are_read_again_when_it_changes(tmp_path: Path) -> None:
     file, first, second = tmp_path / "keys", key(), key("zeta")
-    source = KeysInFiles(file)
+    source = FileKeys(file)
     with pytest.raises(StoreUnavailable, match="keys"):
         await source.read()
     file.write_text(f"# ours\n\n{keys.to_line(first)}\n")
@@ -328,7 +328,7 @@ async def test_a_wrong_line_takes_no_other_key_away_and_is_not_repeated(
 ) -> None:
     file, good, pasted = tmp_path / "keys", key(), str(keys.new_key())
     file.write_bytes(f"{pasted}\n{keys.to_line(good)}\n".encode() + b"\xff\xfe\n{}\n")
-    assert await KeysInFiles(file).read() == [good]
+    assert await FileKeys(file).read() == [good]
     said = capsys.readouterr().out
     assert "line=1" in said
     assert pasted not in said
@@ -343,7 +343,7 @@ async def test_a_mounted_secret_is_read_as_a_folder(tmp_path: Path) -> None:
             (mount / version / name).write_text(keys.to_line(one))
     (mount / "..data").symlink_to("..1")
     (mount / "ours").symlink_to("..data/ours")
-    source = KeysInFiles(mount)
+    source = FileKeys(mount)
     assert await source.read() == [first]
     (mount / "theirs").symlink_to("..data/theirs")
     (mount / "..new").symlink_to("..2")
@@ -357,19 +357,19 @@ async def test_a_file_that_is_too_large_is_away(tmp_path: Path, monkeypatch: pyt
     file = tmp_path / "keys"
     file.write_text(keys.to_line(key()))
     with pytest.raises(StoreUnavailable, match="more than 100 bytes"):
-        await KeysInFiles(file).read()
+        await FileKeys(file).read()
 
 
 async def test_a_line_that_breaks_the_reader_of_lines_takes_no_other_key_away(tmp_path: Path) -> None:
     file, good = tmp_path / "keys", key()
     file.write_text("[" * 200_000 + f"\n{keys.to_line(good)}")
-    assert await KeysInFiles(file).read() == [good]
+    assert await FileKeys(file).read() == [good]
 
 
 async def test_what_could_not_be_read_is_not_called_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, one = tmp_path / "keys", key()
     file.write_text(keys.to_line(one))
-    source = KeysInFiles(file)
+    source = FileKeys(file)
 
     def break_down(_line: str) -> ApiKey:
         raise RuntimeError("a mistake of ours")
@@ -392,7 +392,7 @@ async def test_of_an_id_that_is_there_twice_the_stricter_counts(
         lines = [keys.to_line(one) for one in (strict, other)]
         file = tmp_path / "keys"
         file.write_text("\n".join(reversed(lines) if turned else lines))
-        assert await KeysInFiles(file).read() == [strict]
+        assert await FileKeys(file).read() == [strict]
         said = capsys.readouterr().out
         assert "twice" in said
         assert strict.id in said
@@ -420,7 +420,7 @@ async def test_a_mounted_secret_that_changes_while_it_is_read_is_read_as_it_was(
         return open_file(self, mode)
 
     monkeypatch.setattr(Path, "open", changing)
-    source = KeysInFiles(mount)
+    source = FileKeys(mount)
     assert await source.read() == [before]
     assert await source.read() == [after]
     assert len(opened) == 4
@@ -436,7 +436,7 @@ async def test_what_this_user_may_not_look_at_is_away_and_not_empty(
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(os, "stat", refuse)
-    sources_ = [stored_keys(f"sqlite+aiosqlite:///{path}"), KeysInFiles(path)]
+    sources_ = [stored_keys(f"sqlite+aiosqlite:///{path}"), FileKeys(path)]
     for source in sources_:
         with pytest.raises(StoreUnavailable, match="Permission denied"):
             await source.read()

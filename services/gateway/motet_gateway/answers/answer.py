@@ -31,7 +31,7 @@ from motet_gateway.identity.caller import Caller
 from motet_gateway.parameters import Body, ChatBody, CompletionBody, StreamOptions, Tokens, request_class, samplings
 from motet_gateway.tokens.detokenizer import Detokenizer
 from motet_gateway.tokens.stops import StopStrings
-from motet_gateway.tokens.text_model import TextModel
+from motet_gateway.tokens.text_model import ModelTokenizer
 
 if TYPE_CHECKING:
     from motet_gateway.gateway import Gateway
@@ -141,7 +141,7 @@ class AnswerResponse(Response):
         if not self._streaming:
             await self._write_whole(form, text, send)
 
-    async def _begin(self, send: Send) -> tuple[Format, TextModel]:
+    async def _begin(self, send: Send) -> tuple[Format, ModelTokenizer]:
         target, text = await self._resolved(send)
         self._target = target
         self._prompts = await tokenise(
@@ -211,7 +211,7 @@ class AnswerResponse(Response):
             return f"queued position={self._gateway.held.position(self._id)} ({obstacle.why})"
         return next((c.waiting_for for c in self._choices if c.waiting_for and not c.over), "")
 
-    async def _resolved(self, send: Send) -> tuple[Target, TextModel]:
+    async def _resolved(self, send: Send) -> tuple[Target, ModelTokenizer]:
         """The model and its tokenizer: at once nearly always, else as soon as there is a runner to ask."""
         gateway = self._gateway
         if (ready := self._ready()) is not None:
@@ -225,7 +225,7 @@ class AnswerResponse(Response):
             stop_listening()
             gateway.held.leave(self._id)
 
-    def _ready(self) -> tuple[Target, TextModel] | None:
+    def _ready(self) -> tuple[Target, ModelTokenizer] | None:
         found = self._gateway.find(self._body.model, self._caller)
         if not isinstance(found, NotReadyReason) and found[0].adapter_digest in self._retired:
             found = NotReadyReason(f"adapter {found[0].adapter_name} changes to another revision")
@@ -254,7 +254,7 @@ class AnswerResponse(Response):
 
     # -------------------------------------------------------------------------------------------------------- starting
 
-    async def _start(self, target: Target, text: TextModel) -> None:
+    async def _start(self, target: Target, text: ModelTokenizer) -> None:
         body, gateway = self._body, self._gateway
         context = target.group.max_model_length or text.context_length or UNKNOWN_CONTEXT
         limits = [max_answer_tokens(body, prompt, context) for prompt in self._prompts]
@@ -340,7 +340,7 @@ class AnswerResponse(Response):
     def _over(self) -> bool:
         return all(choice.over for choice in self._choices)
 
-    async def _write(self, form: Format, text: TextModel, send: Send) -> bool:
+    async def _write(self, form: Format, text: ModelTokenizer, send: Send) -> bool:
         """Everything that has come since the last time, as one piece. Whether it was the last."""
         parts: list[bytes] = []
         for choice in self._changed.values():
@@ -360,7 +360,7 @@ class AnswerResponse(Response):
             raise error
         return over
 
-    def _write_choice(self, choice: ChoiceText, form: Format, text: TextModel, parts: list[bytes]) -> None:
+    def _write_choice(self, choice: ChoiceText, form: Format, text: ModelTokenizer, parts: list[bytes]) -> None:
         piece = choice.take()
         logprobs = choice.take_logprobs() if choice.logprobs else None
         if (piece or logprobs or choice.finish is not None) and choice.index not in self._introduced:
@@ -374,7 +374,7 @@ class AnswerResponse(Response):
         if choice.finish is not None:
             parts.append(form.full_event(choice.index, None, None, choice.finish, self._running_usage()))
 
-    async def _write_whole(self, form: Format, text: TextModel, send: Send) -> None:
+    async def _write_whole(self, form: Format, text: ModelTokenizer, send: Send) -> None:
         choices = []
         echo = isinstance(self._body, CompletionBody) and self._body.echo
         echoes = await asyncio.to_thread(text.decode, self._prompts) if echo else []

@@ -7,7 +7,7 @@ from motet.api.v1 import runner_pb2
 from motet.errors import MotetError
 from motet_gateway.generation import EndReason
 from motet_gateway.tokens.detokenizer import Detokenizer
-from motet_gateway.tokens.spelling import Spelling
+from motet_gateway.tokens.spelling import TokenBytes
 from motet_gateway.tokens.stops import StopStrings
 
 
@@ -40,7 +40,7 @@ class ChoiceText:
         *,
         silent_ids: frozenset[int],
         min_tokens: int,
-        spelling: Spelling | None,
+        spelling: TokenBytes | None,
         on_placed: Callable[[], None],
         changed: Callable[["ChoiceText"], None],
         stop_here: Callable[[], None],
@@ -106,7 +106,7 @@ class ChoiceText:
                 return tokens[:position]
         return tokens
 
-    def _added_by(self, token: int, spelling: Spelling) -> bytes:
+    def _added_by(self, token: int, spelling: TokenBytes) -> bytes:
         if token in self._hidden_ids or self._detokenizer.hides(spelling, token):
             return b""
         spelled = spelling.of(token)

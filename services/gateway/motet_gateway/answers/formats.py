@@ -9,7 +9,7 @@ from typing import Any, Final
 from motet_gateway import sse
 from motet_gateway.answers.choice import ChoiceText, TokenText
 from motet_gateway.tokens.spelling import readable
-from motet_gateway.tokens.text_model import TextModel
+from motet_gateway.tokens.text_model import ModelTokenizer
 
 Json = dict[str, Any]
 
@@ -63,7 +63,7 @@ class Format(ABC):
     def choice_whole(self, choice: ChoiceText, text: str, logprobs: Json | None) -> Json: ...
 
     @abstractmethod
-    def logprobs(self, index: int, /, tokens: Sequence[TokenText], text: TextModel, top: int) -> Json: ...
+    def logprobs(self, index: int, /, tokens: Sequence[TokenText], text: ModelTokenizer, top: int) -> Json: ...
 
 
 class ChatFormat(Format):
@@ -84,7 +84,7 @@ class ChatFormat(Format):
         message = {"role": "assistant", "content": text, "refusal": None}
         return {"index": choice.index, "message": message, "logprobs": logprobs, "finish_reason": choice.finish}
 
-    def logprobs(self, _index: int, /, tokens: Sequence[TokenText], text: TextModel, top: int) -> Json:
+    def logprobs(self, _index: int, /, tokens: Sequence[TokenText], text: ModelTokenizer, top: int) -> Json:
         return {
             "content": [
                 _token(text.spelling.of(item.token), item.added_bytes, item.logprobs.logprob)
@@ -113,7 +113,7 @@ class CompletionFormat(Format):
     def choice_whole(self, choice: ChoiceText, text: str, logprobs: Json | None) -> Json:
         return {"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": choice.finish}
 
-    def logprobs(self, index: int, /, tokens: Sequence[TokenText], text: TextModel, top: int) -> Json:
+    def logprobs(self, index: int, /, tokens: Sequence[TokenText], text: ModelTokenizer, top: int) -> Json:
         spelling = text.spelling
         characters = self._characters.setdefault(index, _CharacterCounter())
         return {
@@ -136,7 +136,7 @@ def _token(spelled: bytes, adds: bytes, logprob: float) -> Json:
     return {"token": readable(adds or spelled), "logprob": _finite(logprob), "bytes": list(adds)}
 
 
-def _alternative(text: TextModel, token: int, logprob: float) -> Json:
+def _alternative(text: ModelTokenizer, token: int, logprob: float) -> Json:
     spelled = text.spelling.of(token)
     return _token(spelled, spelled, logprob)
 

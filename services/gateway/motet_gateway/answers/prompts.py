@@ -7,13 +7,13 @@ from motet.errors import ContextLengthExceeded, InvalidRequest
 from motet_gateway.parameters import DEFAULT_COMPLETION_TOKENS, Body, ChatBody, CompletionBody, Tokens, check_tokens
 from motet_gateway.tokens.chat import ChatRenderer
 from motet_gateway.tokens.renderers import encoded
-from motet_gateway.tokens.text_model import TextModel
+from motet_gateway.tokens.text_model import ModelTokenizer
 
 UNKNOWN_CONTEXT = 2048
 """Stands in when neither the runner nor config.json says how long a context may be."""
 
 
-async def tokenise(body: Body, text: TextModel, renderer: ChatRenderer, *, threaded_bytes: int) -> list[Tokens]:
+async def tokenise(body: Body, text: ModelTokenizer, renderer: ChatRenderer, *, threaded_bytes: int) -> list[Tokens]:
     """One list of tokens per prompt."""
     if isinstance(body, ChatBody):
         prompts = [await chat_prompt(body, text, renderer, threaded_bytes=threaded_bytes)]
@@ -25,7 +25,7 @@ async def tokenise(body: Body, text: TextModel, renderer: ChatRenderer, *, threa
     return prompts
 
 
-async def chat_prompt(body: ChatBody, text: TextModel, renderer: ChatRenderer, *, threaded_bytes: int) -> Tokens:
+async def chat_prompt(body: ChatBody, text: ModelTokenizer, renderer: ChatRenderer, *, threaded_bytes: int) -> Tokens:
     template = text.chat_template()
     context = encoded(
         body.plain_messages(),
@@ -39,7 +39,7 @@ async def chat_prompt(body: ChatBody, text: TextModel, renderer: ChatRenderer, *
     return _not_empty(tokens, "messages")
 
 
-async def completion_prompts(body: CompletionBody, text: TextModel, *, threaded_bytes: int) -> list[Tokens]:
+async def completion_prompts(body: CompletionBody, text: ModelTokenizer, *, threaded_bytes: int) -> list[Tokens]:
     prompts = body.prompts()
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     special = body.add_special_tokens is not False
@@ -50,7 +50,7 @@ async def completion_prompts(body: CompletionBody, text: TextModel, *, threaded_
     ]
 
 
-async def encode(texts: Sequence[str], text: TextModel, *, special: bool, threaded_bytes: int) -> list[Tokens]:
+async def encode(texts: Sequence[str], text: ModelTokenizer, *, special: bool, threaded_bytes: int) -> list[Tokens]:
     """Long ones in a thread: other streams' tokens should not wait for them."""
     if sum(map(len, texts)) <= threaded_bytes:
         return text.encode(texts, add_special_tokens=special)

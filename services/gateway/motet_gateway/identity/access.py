@@ -14,8 +14,8 @@ from motet.keys import ApiKey
 from motet.settings import Database, ProcessSettings
 from motet_gateway.identity.caller import Caller
 from motet_gateway.identity.keyring import Keyring
-from motet_gateway.identity.patience import Patience
-from motet_gateway.identity.sources import Change, KeysInFiles, NoKeys, Source, StoredKeys
+from motet_gateway.identity.patience import BoundedCall
+from motet_gateway.identity.sources import Change, DatabaseKeys, FileKeys, KeySource, NoKeys
 from motet_gateway.identity.thread import OwnThread
 from motet_gateway.settings import Settings
 
@@ -28,20 +28,20 @@ NOTE_SECONDS = 60.0
 """Between two notes of which keys were used."""
 
 
-def source_of(settings: Settings, process: ProcessSettings, database: Database) -> Source:
+def source_of(settings: Settings, process: ProcessSettings, database: Database) -> KeySource:
     """Raises SetupError when the database's URL is none."""
     if settings.auth == "none":
         return NoKeys()
     if settings.keys_file is not None:
-        return KeysInFiles(settings.keys_file)
-    return StoredKeys(database.url(process))
+        return FileKeys(settings.keys_file)
+    return DatabaseKeys(database.url(process))
 
 
-class Access:
+class KeyAccess:
     def __init__(
         self,
         settings: Settings,
-        source: Source,
+        source: KeySource,
         *,
         gone: Callable[[Mapping[str, str]], None],
         memory: Path | None = None,
@@ -58,7 +58,7 @@ class Access:
             gone=gone,
         )
         self._thread = OwnThread("keys-were-made")
-        self._reading, self._noting, self._remembering = (Patience(PATIENCE_SECONDS) for _ in range(3))
+        self._reading, self._noting, self._remembering = (BoundedCall(PATIENCE_SECONDS) for _ in range(3))
         self._open_until_keys = settings.auth is None and settings.keys_file is None and settings.is_local
         self._required: bool | None = None if self._open_until_keys else settings.auth != "none"
         """None: nobody can say now. Nobody comes in before it is known that no key was made."""
@@ -74,7 +74,7 @@ class Access:
             log.warning("every caller is tenant default: MOTET_GATEWAY_AUTH=none", host=settings.host)
             return
         await self.read()
-        if self.keyring.away or self.keyring.knows_any:
+        if self.keyring.store_is_down or self.keyring.has_keys:
             return
         if settings.auth is None and settings.keys_file is None and not settings.is_local:
             raise SetupError(
@@ -117,7 +117,7 @@ class Access:
 
     def ended_because(self, caller: Caller) -> str:
         """Why what that caller has begun does not go on; empty: it does."""
-        return self.keyring.ended_because(caller, self._today()) if caller.key else ""
+        return self.keyring.ended_because(caller, self._today()) if caller.key_id else ""
 
     def open(self, credential: str) -> Caller:
         """Raises NotAuthenticated, or StoreUnavailable when nobody can say."""
@@ -149,7 +149,7 @@ class Access:
             ring.unchanged(now=self._today(), at=self._clock())
         else:
             self._learn(found)
-        if self._open_until_keys and ring.knows_any:
+        if self._open_until_keys and ring.has_keys:
             self._open_until_keys, self._required = False, True
             await self._remember()
         elif self._open_until_keys:
@@ -161,7 +161,7 @@ class Access:
             log.info("changes of API keys were read", keys=len(found.keys), gone=len(found.gone))
             ring.change(found.keys, found.gone, now=self._today(), at=self._clock())
             return
-        if found or ring.knows_any:
+        if found or ring.has_keys:
             log.info("API keys were read", keys=len(found))
         ring.replace(found, now=self._today(), at=self._clock())
 

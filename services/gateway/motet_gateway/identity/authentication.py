@@ -5,23 +5,23 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from motet.errors import MotetError, NotAuthenticated
 from motet_gateway.errors import error_response
-from motet_gateway.identity.access import Access
-from motet_gateway.identity.caller import ANYBODY, Caller, put
+from motet_gateway.identity.access import KeyAccess
+from motet_gateway.identity.caller import ANONYMOUS, Caller, put
 from motet_gateway.metrics import Metrics
 
-FOR_EVERYBODY = frozenset({"/health", "/ping"})
+PUBLIC_PATHS = frozenset({"/health", "/ping"})
 """Whoever looks after machines has no key."""
-ELSEWHERE = (b"x-api-key", b"api-key", b"openai-api-key")
+OTHER_KEY_HEADERS = (b"x-api-key", b"api-key", b"openai-api-key")
 """Where other services read theirs."""
-HOW = "Send it as 'authorization: Bearer motet_…'."
+HOW_TO_SEND_KEY = "Send it as 'authorization: Bearer motet_…'."
 
 
 class Authentication:
-    def __init__(self, app: ASGIApp, access: Access, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, access: KeyAccess, metrics: Metrics) -> None:
         self._app, self._access, self._metrics = app, access, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in FOR_EVERYBODY:
+        if scope["type"] != "http" or scope["path"] in PUBLIC_PATHS:
             await self._app(scope, receive, send)
             return
         try:
@@ -31,12 +31,12 @@ class Authentication:
             await error_response(error)(scope, receive, send)
             return
         put(scope, caller)
-        if caller.key:
-            structlog.contextvars.bind_contextvars(tenant=caller.tenant, key=caller.key)
+        if caller.key_id:
+            structlog.contextvars.bind_contextvars(tenant=caller.tenant, key=caller.key_id)
         await self._app(scope, receive, send)
 
     def _caller(self, scope: Scope) -> Caller:
-        return self._access.open(_credential(scope)) if self._access.needs_key() else ANYBODY
+        return self._access.open(_credential(scope)) if self._access.needs_key() else ANONYMOUS
 
 
 def _credential(scope: Scope) -> str:
@@ -45,10 +45,10 @@ def _credential(scope: Scope) -> str:
     if len(said) > 1:
         raise NotAuthenticated(f"There are {len(said)} authorization headers; send one.")
     if not said:
-        if any(name in ELSEWHERE for name, _ in scope["headers"]):
-            raise NotAuthenticated(f"The API key is in a header that Motet does not read. {HOW}")
-        raise NotAuthenticated(f"This gateway needs an API key. {HOW}")
+        if any(name in OTHER_KEY_HEADERS for name, _ in scope["headers"]):
+            raise NotAuthenticated(f"The API key is in a header that Motet does not read. {HOW_TO_SEND_KEY}")
+        raise NotAuthenticated(f"This gateway needs an API key. {HOW_TO_SEND_KEY}")
     scheme, _, credential = said[0].partition(b" ")
     if scheme.lower() != b"bearer":
-        raise NotAuthenticated(f"The authorization header has no bearer token. {HOW}")
+        raise NotAuthenticated(f"The authorization header has no bearer token. {HOW_TO_SEND_KEY}")
     return str(credential.strip(), "latin-1")

@@ -13,7 +13,7 @@ _IN_SCOPE = "motet.caller"
 @dataclass(frozen=True, slots=True)
 class Caller:
     tenant: str
-    key: str = ""
+    key_id: str = ""
     """Its id. Empty: nobody needs one."""
     scopes: frozenset[keys.KeyScope] = frozenset(keys.KeyScope)
     sees_all: bool = False
@@ -28,7 +28,7 @@ class Caller:
             )
 
 
-ANYBODY = Caller("default", sees_all=True)
+ANONYMOUS = Caller("default", sees_all=True)
 """Where no keys are needed: on a loopback address before the first was made, or by `auth: none`."""
 
 

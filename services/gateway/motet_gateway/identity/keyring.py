@@ -38,12 +38,12 @@ class Keyring:
         self._away = True
 
     @property
-    def knows_any(self) -> bool:
+    def has_keys(self) -> bool:
         """Also one that is revoked: once a key was made, nobody comes in without one."""
         return bool(self._keys)
 
     @property
-    def away(self) -> bool:
+    def store_is_down(self) -> bool:
         """The store did not answer when it was last asked."""
         return self._away
 
@@ -124,8 +124,8 @@ class Keyring:
 
     def ended_because(self, caller: Caller, now: datetime) -> str:
         """Why what that caller has begun does not go on; empty: it does."""
-        why = self.refused_because(caller.key, now)
-        return why or ("" if self._callers[caller.key] is caller else "changed")
+        why = self.refused_because(caller.key_id, now)
+        return why or ("" if self._callers[caller.key_id] is caller else "changed")
 
     def take_used(self) -> set[str]:
         """The ids of those that opened since this was last asked."""

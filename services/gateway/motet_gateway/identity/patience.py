@@ -11,7 +11,7 @@ Answer = TypeVar("Answer")
 CLEAN_UP_SECONDS = 1.0
 
 
-class Patience:
+class BoundedCall:
     """Asks one thing at a time. Whatever becomes of it, whoever asks hears of it within `seconds`."""
 
     def __init__(self, seconds: float) -> None:

@@ -45,7 +45,7 @@ class Change(NamedTuple):
     """The ids of those that are there no more."""
 
 
-class Source(Protocol):
+class KeySource(Protocol):
     async def read(self) -> list[ApiKey] | Change | None:
         """All keys, or what has changed; None: the same as when it was last asked. Raises StoreUnavailable."""
 
@@ -71,7 +71,7 @@ class NoKeys:
         pass
 
 
-class StoredKeys:
+class DatabaseKeys:
     """Those in the database."""
 
     def __init__(self, url: str, *, clock: Clock = monotonic) -> None:
@@ -185,7 +185,7 @@ class StoredKeys:
         return self._store
 
 
-class KeysInFiles:
+class FileKeys:
     """Those in a file, or in every file of a folder: one a line, as `motet key hash` prints them."""
 
     def __init__(self, path: Path) -> None:

@@ -45,7 +45,7 @@ def probe_routes(gateway: Gateway, registry: CollectorRegistry) -> APIRouter:
     async def metrics(request: Request) -> Response:
         """The gateway's own figures, and on a machine of one's own those of everybody."""
         caller = caller_of(request.scope)
-        if folder is None and not caller.key:  # not for everybody who may ask
+        if folder is None and not caller.key_id:  # not for everybody who may ask
             raise NotFound("Figures are not shown here without an API key.")
         caller.needs(KeyScope.MONITOR)
         others = await scrape_all(folder, but=own_socket) if folder is not None else {}

@@ -16,7 +16,7 @@ from motet_gateway.gateway import Gateway
 from motet_gateway.identity.caller import Caller, caller_of
 from motet_gateway.parameters import AnyBody, DetokenizeBody, TokenizeBody, Tokens, check_tokens, parse
 from motet_gateway.routes.json import json_response
-from motet_gateway.tokens.text_model import TextModel
+from motet_gateway.tokens.text_model import ModelTokenizer
 
 
 class _Asked:
@@ -33,7 +33,7 @@ class _Asked:
 def token_routes(gateway: Gateway) -> APIRouter:
     router = APIRouter(tags=["tokens"])
 
-    def text_of(model: str | None, caller: Caller) -> tuple[Target, TextModel]:
+    def text_of(model: str | None, caller: Caller) -> tuple[Target, ModelTokenizer]:
         bases = gateway.catalog.current.bases(caller)
         if model is None and len(bases) != 1:
             raise InvalidRequest("model: this field is required where several models are served", param="model")
@@ -73,7 +73,7 @@ def token_routes(gateway: Gateway) -> APIRouter:
                 raise asked.ended
         return body
 
-    async def counted(body: TokenizeBody, text: TextModel) -> Tokens:
+    async def counted(body: TokenizeBody, text: ModelTokenizer) -> Tokens:
         threaded = gateway.settings.threaded_prompt_bytes
         if (body.prompt is None) == (body.messages is None):
             raise InvalidRequest("prompt: send either prompt or messages", param="prompt")
@@ -86,7 +86,7 @@ def token_routes(gateway: Gateway) -> APIRouter:
     return router
 
 
-def _counted_response(content: dict[str, Any], tokens: Tokens, text: TextModel, *, strings: bool) -> Response:
+def _counted_response(content: dict[str, Any], tokens: Tokens, text: ModelTokenizer, *, strings: bool) -> Response:
     content["tokens"] = tokens
     if strings:
         content["token_strs"] = [text.tokenizer.id_to_token(token) for token in tokens]

@@ -10,8 +10,8 @@ import time
 import structlog
 
 from motet.errors import InvalidRequest
-from motet_gateway.tokens.metered import MeteredTemplate, Unmetered
-from motet_gateway.tokens.renderers import Renderers, TemplateText
+from motet_gateway.tokens.metered import MeteredTemplate, NotMeterable
+from motet_gateway.tokens.renderers import RenderPool, TemplateText
 from motet_gateway.tokens.template import CannotRender
 
 log = structlog.get_logger(__name__)
@@ -26,7 +26,7 @@ MOST_TEMPLATES = 64
 
 
 class ChatRenderer:
-    def __init__(self, processes: Renderers) -> None:
+    def __init__(self, processes: RenderPool) -> None:
         self._processes = processes
         self._metered: dict[bytes, MeteredTemplate | None] = {}
         """None for those that are being compiled, or that belong into processes."""
@@ -38,7 +38,7 @@ class ChatRenderer:
             if (metered := self._metered.get(template.digest)) is not None:
                 try:
                     return self._render_here(template, metered, context)
-                except (Unmetered, MemoryError):
+                except (NotMeterable, MemoryError):
                     pass
             elif template.digest not in self._metered:
                 self._start_compiling(template)
@@ -53,7 +53,7 @@ class ChatRenderer:
         try:
             # No lone surrogates, which a template may write and no tokenizer takes.
             return metered.render(context).encode(errors="replace").decode()
-        except Unmetered:
+        except NotMeterable:
             raise
         except CannotRender as error:
             raise InvalidRequest(error.message, param=error.param) from None

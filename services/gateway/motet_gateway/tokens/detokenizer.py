@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from motet_gateway.tokens.spelling import Spelling
+from motet_gateway.tokens.spelling import TokenBytes
 
 CONTEXT_TOKENS = 8
 """Tokens of the prompt a decoder sees before the first one of the answer: whether that begins with a space depends on
@@ -40,7 +40,7 @@ class Detokenizer:
             self._pending.clear()
         return text
 
-    def hides(self, spelling: Spelling, token: int) -> bool:
+    def hides(self, spelling: TokenBytes, token: int) -> bool:
         return self._skip and spelling.special(token)
 
     def begins(self, token: int, spelled: bytes) -> bytes:

@@ -68,7 +68,7 @@ _METHODS = frozenset(
 _PAY, _KEEP, _KEEP_IN_A_NAME = "motet: pay", "motet: keep", "motet: keep in a name"
 
 
-class Unmetered(CannotRender):
+class NotMeterable(CannotRender):
     """Not here: the template does something that is not counted, or does too much of what is."""
 
 
@@ -81,7 +81,7 @@ class MeteredTemplate:
         self._meter = _Meter()
         try:
             self._template = ChatTemplate(text, special_tokens, self._meter)
-        except Unmetered as reason:
+        except NotMeterable as reason:
             raise ValueError(reason.message) from None
 
     def render(self, context: bytes) -> str:
@@ -119,7 +119,7 @@ class _Meter(ChatEnvironment):
         nodes_alone, look_at_all = price
         self._left -= nodes_alone + look_at_all * self._units_of_all
         if self._left < 0:
-            raise Unmetered("it takes too many steps")
+            raise NotMeterable("it takes too many steps")
         return True
 
     @pass_context
@@ -152,11 +152,11 @@ class _Meter(ChatEnvironment):
                 unseen += (*value, *value.values()) if left >= 0 else ()
             elif isinstance(value, int):
                 if abs(value) > LARGEST_NUMBER:
-                    raise Unmetered("it keeps a large number")
+                    raise NotMeterable("it keeps a large number")
             elif not (value is None or isinstance(value, float | jinja2.Undefined)):
-                raise Unmetered(f"it keeps a {type(value).__name__}")
+                raise NotMeterable(f"it keeps a {type(value).__name__}")
             if left < 0:
-                raise Unmetered("it keeps a value that grows")
+                raise NotMeterable("it keeps a value that grows")
 
     def call(self, context: Context, called: Any, /, *arguments: Any, **options: Any) -> Any:
         owner = getattr(called, "__self__", None)
@@ -165,14 +165,14 @@ class _Meter(ChatEnvironment):
             or called in self._functions
             or (type(owner) in (str, dict) and called.__name__ in _METHODS)
         ):
-            raise Unmetered("it calls what is not counted")
+            raise NotMeterable("it calls what is not counted")
         self._check_size((*arguments, *options.values()))
         return super().call(context, called, *arguments, **options)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         # Of text they would repeat it, or fill it up to any width.
         if operator == "**" or not (isinstance(left, int | float) and isinstance(right, int | float)):
-            raise Unmetered(f"it uses {operator} for more than numbers")
+            raise NotMeterable(f"it uses {operator} for more than numbers")
         return super().call_binop(context, operator, left, right)
 
 
@@ -186,12 +186,12 @@ class _Metering(NodeTransformer):
 
     def visit(self, node: nodes.Node, *arguments: Any, **options: Any) -> Any:
         if type(node) not in _NODES:
-            raise Unmetered(f"it uses {type(node).__name__}")
+            raise NotMeterable(f"it uses {type(node).__name__}")
         return super().visit(node, *arguments, **options)
 
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802 - jinja2 calls it so
         if node.recursive:
-            raise Unmetered("it uses a recursive loop")
+            raise NotMeterable("it uses a recursive loop")
         self.generic_visit(node)
         node.body.insert(0, self._payment(node.body))
         if node.test is not None:
@@ -211,21 +211,21 @@ class _Metering(NodeTransformer):
 
     def visit_Filter(self, node: nodes.Filter) -> nodes.Node:  # noqa: N802 - jinja2 calls it so
         if node.name not in _FILTERS or node.node is None or node.dyn_args or node.dyn_kwargs:
-            raise Unmetered(f"it uses the filter {node.name}")
+            raise NotMeterable(f"it uses the filter {node.name}")
         if node.name == "join" and not all(_is_short(one) for one in (*node.args, *(kw.value for kw in node.kwargs))):
-            raise Unmetered("it joins with what is not a short text")
+            raise NotMeterable("it joins with what is not a short text")
         if node.name == "tojson" and (node.args or not all(_is_plain(one) for one in node.kwargs)):
-            raise Unmetered("it uses tojson in a way of its own")
+            raise NotMeterable("it uses tojson in a way of its own")
         return self.generic_visit(node)
 
     def visit_Call(self, node: nodes.Call) -> nodes.Node:  # noqa: N802 - jinja2 calls it so
         if node.dyn_args or node.dyn_kwargs:
-            raise Unmetered("it calls with a list of arguments")
+            raise NotMeterable("it calls with a list of arguments")
         return self.generic_visit(node)
 
     def visit_Const(self, node: nodes.Const) -> nodes.Node:  # noqa: N802 - jinja2 calls it so
         if isinstance(node.value, int) and abs(node.value) > LARGEST_NUMBER:
-            raise Unmetered("it names a large number")
+            raise NotMeterable("it names a large number")
         return node
 
     def _payment(self, body: Iterable[nodes.Node]) -> nodes.Node:

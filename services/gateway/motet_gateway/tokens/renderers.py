@@ -65,15 +65,15 @@ def encoded(
         raise InvalidRequest(f"messages: no template can take them: {error}", param="messages") from None
 
 
-_Order = tuple[bytes, "asyncio.Future[bytes]"]
+_RenderJob = tuple[bytes, "asyncio.Future[bytes]"]
 """What to render, and who waits for it."""
 
 
-class _Waiting:
+class _TemplateQueue:
     """The line of one template, and the task that serves it."""
 
     def __init__(self) -> None:
-        self.orders: deque[_Order] = deque()
+        self.orders: deque[_RenderJob] = deque()
         self.task: asyncio.Task[None] | None = None
 
 
@@ -81,7 +81,7 @@ class _Died(Overloaded):
     """A process ended instead of answering, and not because a rendering had used up its CPU time."""
 
 
-class Renderers:
+class RenderPool:
     """Renders each template, short and long messages apart, one after the other: a template or a request that takes its
     time makes only its own line wait."""
 
@@ -89,9 +89,9 @@ class Renderers:
         self._cpu_seconds = cpu_seconds
         self._memory_bytes = memory_bytes
         self._places = asyncio.Semaphore(processes)
-        self._lines: dict[tuple[bytes, bool], _Waiting] = {}
-        self._idle: list[_Process] = []
-        self._running: dict[_Process, asyncio.Task[int]] = {}
+        self._lines: dict[tuple[bytes, bool], _TemplateQueue] = {}
+        self._idle: list[_RenderProcess] = []
+        self._running: dict[_RenderProcess, asyncio.Task[int]] = {}
         self._closed = False
 
     async def render(self, template: TemplateText, context: bytes) -> str:
@@ -99,7 +99,7 @@ class Renderers:
         limits."""
         key = (template.digest, len(context) > LONG_BYTES)
         if (line := self._lines.get(key)) is None:
-            line = self._lines[key] = _Waiting()
+            line = self._lines[key] = _TemplateQueue()
             line.task = asyncio.create_task(self._serve(key, template, line), name="render")
         answer = asyncio.get_running_loop().create_future()
         line.orders.append((context, answer))
@@ -113,9 +113,9 @@ class Renderers:
         serving = [line.task for line in self._lines.values() if line.task is not None]
         await asyncio.gather(*serving, *self._running.values(), return_exceptions=True)
 
-    async def _serve(self, key: tuple[bytes, bool], template: TemplateText, line: _Waiting) -> None:
+    async def _serve(self, key: tuple[bytes, bool], template: TemplateText, line: _TemplateQueue) -> None:
         _, long = key
-        batch: list[_Order] = []
+        batch: list[_RenderJob] = []
         try:
             while line.orders:
                 most = 1 if long else MOST_AT_ONCE
@@ -127,7 +127,7 @@ class Renderers:
             for _, answer in (*batch, *line.orders):
                 _settle(answer, Overloaded(_GAVE_UP))
 
-    async def _answer(self, template: TemplateText, batch: list[_Order]) -> None:
+    async def _answer(self, template: TemplateText, batch: list[_RenderJob]) -> None:
         """Those of a batch that can be answered together; at least the first one."""
         try:
             answers = await self._ask(template, [context for context, _ in batch])
@@ -163,14 +163,14 @@ class Renderers:
                     raise
                 return await self._ask_one(await self._start(), template, contexts)
 
-    def _waiting_process(self) -> "_Process | None":
+    def _waiting_process(self) -> "_RenderProcess | None":
         while self._idle:
             process = self._idle.pop()
             if process.alive:
                 return process
         return None
 
-    async def _ask_one(self, process: "_Process", template: TemplateText, contexts: list[bytes]) -> list[bytes]:
+    async def _ask_one(self, process: "_RenderProcess", template: TemplateText, contexts: list[bytes]) -> list[bytes]:
         try:
             answers = await process.ask(template, contexts)
         except BaseException:
@@ -197,7 +197,7 @@ class Renderers:
             )
         return content.decode()
 
-    async def _start(self) -> "_Process":
+    async def _start(self) -> "_RenderProcess":
         ours, theirs = socket.socketpair()
         with theirs:
             child = await asyncio.create_subprocess_exec(
@@ -209,7 +209,7 @@ class Renderers:
                 env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
                 start_new_session=True,
             )
-        process = _Process(child, self._cpu_seconds)
+        process = _RenderProcess(child, self._cpu_seconds)
         ours.setblocking(False)
         await asyncio.get_running_loop().create_unix_connection(lambda: process, sock=ours)
         self._running[process] = ended = asyncio.create_task(child.wait(), name=f"renderer {child.pid}")
@@ -226,7 +226,7 @@ def _settle(answer: "asyncio.Future[bytes]", how: bytes | MotetError) -> None:
         answer.set_result(how)
 
 
-class _Process(asyncio.Protocol):
+class _RenderProcess(asyncio.Protocol):
     """One at work, or waiting for the next order."""
 
     def __init__(self, child: asyncio.subprocess.Process, cpu_seconds: float) -> None:

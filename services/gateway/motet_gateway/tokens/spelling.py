@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
-class Spelling:
+class TokenBytes:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._added = {token: added.content.encode() for token, added in tokenizer.get_added_tokens_decoder().items()}

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from motet.errors import Internal, InvalidRequest
 from motet_gateway.tokens.renderers import TemplateText
-from motet_gateway.tokens.spelling import Spelling
+from motet_gateway.tokens.spelling import TokenBytes
 
 ASSET_FILES = (
     "tokenizer.json",
@@ -34,7 +34,7 @@ class SamplingDefaults:
 
 
 @dataclass(frozen=True, slots=True)
-class TextModel:
+class ModelTokenizer:
     tokenizer: Tokenizer
     template: TemplateText | None
     vocabulary: int
@@ -42,10 +42,10 @@ class TextModel:
     """0 when config.json does not say."""
     eos_ids: frozenset[int] = frozenset()
     defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
-    spelling: Spelling = field(init=False, repr=False, compare=False)
+    spelling: TokenBytes = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "spelling", Spelling(self.tokenizer))
+        object.__setattr__(self, "spelling", TokenBytes(self.tokenizer))
 
     @classmethod
     def from_folder(cls, folder: Path) -> Self:
