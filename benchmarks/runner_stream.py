@@ -29,7 +29,7 @@ from motet.api.v1 import common_pb2, runner_pb2, runner_pb2_grpc
 from motet.rpc import is_healthy, open_channel, serving
 from motet.settings import Addresses, ProcessSettings
 from motet_runner import child
-from motet_runner.host import ChildHost
+from motet_runner.host import ProcessEngineClient
 from motet_runner.interface import (
     EngineConfig,
     EngineInfo,
@@ -82,7 +82,7 @@ class FreeEngine:
         return EngineReport(
             steps=self._steps, pages_free=1 << 20, pages_promised=0, running=len(self._sequences), waiting=0, parked=0,
             pending_prefill_tokens=0, host_bytes_free=0, step_seconds=0, prefill_seconds_per_token=0,
-            swap_seconds_per_page=0, book=[], adapters=[],
+            swap_seconds_per_page=0, sequences=[], adapters=[],
         )  # fmt: skip
 
 
@@ -177,7 +177,7 @@ async def runner(folder: Path) -> AsyncIterator[str]:
     process = ProcessSettings(data_dir=folder, log_level="error")
     addresses = Addresses(scheduler_address=NOWHERE, supervisor_address=NOWHERE)
     command = (sys.executable, "-m", "benchmarks.runner_stream", "--child")
-    host = ChildHost(settings.engine_config(settings.model_folder()), process, command)
+    host = ProcessEngineClient(settings.engine_config(settings.model_folder()), process, command)
     service = RunnerService(settings, process, addresses, host, CollectorRegistry())
     running = asyncio.create_task(service.run())
     try:

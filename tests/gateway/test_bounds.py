@@ -36,7 +36,7 @@ HELLO = [{"role": "user", "content": "Hello"}]
 def refused(**more: object) -> MotetError:
     with pytest.raises(MotetError) as caught:
         body = parse(ChatBody, orjson.dumps({"model": "m", "messages": HELLO} | more))
-        body.refuse_what_is_not_there_yet()
+        body.refuse_unsupported()
         body.stops()
     return caught.value
 
@@ -112,7 +112,7 @@ def test_a_list_of_nothing_but_mistakes_has_one_complaint(kind: type, field: str
     body = b'{"model":"m",' + rest + b'"' + field.encode() + b'":[' + element * count + element[:-1] + b"]}"
     began = time.process_time()
     with pytest.raises(MotetError) as caught:
-        parse(kind, body).refuse_what_is_not_there_yet()
+        parse(kind, body).refuse_unsupported()
     assert caught.value.param is not None
     assert caught.value.param.startswith(field)
     assert time.process_time() - began < 6 * yardstick()  # one for each takes more than 20
@@ -148,7 +148,7 @@ def test_values_that_ask_for_nothing_are_taken(kind: type) -> None:
     for name, (_, harmless) in UNSUPPORTED.items():
         for value in (None, *harmless):
             body = {"model": "m", "messages": HELLO, "prompt": "x", name: value}
-            parse(kind, orjson.dumps(body)).refuse_what_is_not_there_yet()
+            parse(kind, orjson.dumps(body)).refuse_unsupported()
 
 
 def test_counting_tokens_refuses_what_an_answer_would_refuse() -> None:

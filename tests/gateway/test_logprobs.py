@@ -59,7 +59,7 @@ def answered(
     )
     for token in answer:
         choice.deliver([token], [runner_pb2.TokenLogprobs(logprob=-1, top_ids=[token], top_logprobs=[-1])])
-    choice.finish(EndReason.STOP)
+    choice.end(EndReason.STOP)
     return choice
 
 

@@ -52,7 +52,7 @@ def test_any_chat_is_understood_or_refused(body: dict, said: object) -> None:
     content = orjson.dumps({"model": "m", "messages": said} | body, option=orjson.OPT_NON_STR_KEYS)
     try:
         parsed = parse(ChatBody, content)
-        parsed.refuse_what_is_not_there_yet()
+        parsed.refuse_unsupported()
         parsed.stops()
         prompt = LOOP.run(chat_prompt(parsed, MODEL, RENDERERS, threaded_bytes=4096))
         made = sampling(parsed, MODEL, max_tokens=max_answer_tokens(parsed, prompt, 512))
@@ -68,7 +68,7 @@ def test_any_completion_is_understood_or_refused(body: dict, prompt: object) -> 
     content = orjson.dumps({"model": "m", "prompt": prompt} | body, option=orjson.OPT_NON_STR_KEYS)
     try:
         parsed = parse(CompletionBody, content)
-        parsed.refuse_what_is_not_there_yet()
+        parsed.refuse_unsupported()
         parsed.stops()
         for tokens in LOOP.run(completion_prompts(parsed, MODEL, threaded_bytes=4096)):
             sampling(parsed, MODEL, max_tokens=max_answer_tokens(parsed, tokens, 512))

@@ -48,7 +48,7 @@ class Client:
         async with asyncio.timeout(PATIENCE_S):
             return await self.end
 
-    def conclude(self, how: EndReason | MotetError) -> None:
+    def end(self, how: EndReason | MotetError) -> None:
         self.end.set_result(how)
 
 

@@ -62,8 +62,8 @@ def test_a_large_one_waits_for_live_ones_and_evicts_only_idle_ones(llama: Path, 
     ran = run(engine, ask("small", adapter=Digest("16"), prompt=prompt), steps=3)
     engine.add(ask("large", adapter=Digest("64"), prompt=prompt))
     engine.add(ask("other", adapter=Digest("8"), prompt=prompt))
-    while "small" in {entry.request for entry in engine.report().book}:
-        assert {entry.request: entry.state for entry in engine.report().book}["large"] is State.LOADING
+    while "small" in {entry.request for entry in engine.report().sequences}:
+        assert {entry.request: entry.state for entry in engine.report().sequences}["large"] is State.LOADING
         ran.take(engine)
     run(engine, ran=ran)
     assert ran.tokens == {"small": expected[16], "large": expected[64], "other": expected[8]}

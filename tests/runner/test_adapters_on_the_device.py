@@ -45,9 +45,9 @@ def test_the_least_recently_used_makes_room_and_never_a_live_one(llama: Path, ad
     assert on_device(engine) == {B, C}
     ran = run(engine, ask("b", adapter=B, prompt=ask("q").prompt), ask("c", adapter=C, prompt=ask("q").prompt), steps=2)
     engine.add(ask("a", adapter=A, prompt=ask("q").prompt))
-    while len(engine.report().book) == 3:
+    while len(engine.report().sequences) == 3:
         assert on_device(engine) == {B, C}
-        assert {e.request: e.state for e in engine.report().book}["a"] is State.LOADING
+        assert {e.request: e.state for e in engine.report().sequences}["a"] is State.LOADING
         ran.take(engine)
     run(engine, ran=ran)
     assert ran.tokens == {"a": alone[A], "b": alone[B], "c": alone[C]}
@@ -229,7 +229,7 @@ def parked_on(adapter: Digest, folder: Path, other: Path, llama: Path) -> tuple[
     load(engine, C, other)
     engine.set_supervised(True)
     run(engine, ask("parked", adapter=adapter), steps=5)
-    promise = engine.report().book[0].promise
+    promise = engine.report().sequences[0].promise
     assert engine.park(RequestId("parked"), 1, promise, promise, ParkMethod.SWAP)
     run(engine, ask("between", adapter=C))
     assert on_device(engine) == {C}

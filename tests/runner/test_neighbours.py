@@ -30,7 +30,7 @@ def poison(engine: Engine) -> None:
 
 
 def promise_of(engine: Engine) -> int:
-    return engine.report().book[0].promise
+    return engine.report().sequences[0].promise
 
 
 def cancel(engine: Engine) -> None:
@@ -67,7 +67,7 @@ def test_pages_left_in_the_middle_of_a_prompt_harm_no_later_owner(llama: Path, e
     poison(engine)
     engine.set_supervised(True)
     run(engine, ask(BAD, prompt=(POISONED,) * 200), steps=4)
-    assert [entry.state for entry in engine.report().book] == [State.PREFILL]
+    assert [entry.state for entry in engine.report().sequences] == [State.PREFILL]
     end(engine)
     again = run(engine, *(ask(name, prompt=prompt) for name, prompt in prompts.items()))
     assert {name: again.tokens[name] for name in prompts} == expected
@@ -115,7 +115,7 @@ def beside(engine: Engine, how: str) -> Ran:
         assert ran.last["hostile0"].finish is Finish.FAILED
         assert engine.cancel(RequestId("hostile1"))
         ran.take(engine)
-        (parking,) = (entry for entry in engine.report().book if entry.request == "hostile2")
+        (parking,) = (entry for entry in engine.report().sequences if entry.request == "hostile2")
         assert parking.state is State.PREFILL
         assert engine.park(parking.request, 1, parking.promise, parking.promise, ParkMethod(how))
     run(engine, *innocents[4:], ran=ran)

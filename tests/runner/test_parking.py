@@ -28,7 +28,7 @@ def test_a_parked_sequence_says_the_same(
     engine.set_supervised(True)
     ran = run(engine, *(ask(name, seed=7, temperature=0.8) for name in MANY), steps=after)
     for name in MANY[::2]:
-        promise = next(entry.promise for entry in engine.report().book if entry.request == name)
+        promise = next(entry.promise for entry in engine.report().sequences if entry.request == name)
         assert engine.park(RequestId(name), 1, promise, promise + 1, method)
     ran = run(engine, ran=ran)
     assert engine.report().parked == 3
@@ -47,7 +47,7 @@ def test_a_long_prompt_parked_in_the_middle_goes_on_where_it_was(llama: Path) ->
     engine = make_engine(llama, host_kv_mib=4, prefill_chunk_tokens=48)
     engine.set_supervised(True)
     ran = run(engine, ask("a", prompt=200), steps=2)
-    promise = engine.report().book[0].promise
+    promise = engine.report().sequences[0].promise
     assert engine.park(RequestId("a"), 1, promise, promise, ParkMethod.SWAP)
     run(engine, ran=ran)
     assert engine.resume(RequestId("a"), 1, promise)
@@ -96,7 +96,7 @@ def test_a_parked_sequence_lets_go_of_its_adapters_slot_and_gets_it_back(llama: 
     expected = run(engine, ask("a", adapter=first)).tokens["a"]
     engine.set_supervised(True)
     ran = run(engine, ask("a", adapter=first), steps=5)
-    promise = engine.report().book[0].promise
+    promise = engine.report().sequences[0].promise
     assert engine.park(RequestId("a"), 1, promise, promise, ParkMethod.SWAP)
     run(engine, ask("b", adapter=second), ran=ran)
     assert len(ran.tokens["b"]) == 40
@@ -120,7 +120,7 @@ def test_an_effect_that_the_engine_does_not_know_is_an_error_and_drops_no_host_c
     engine = make_engine(llama)
     engine.set_supervised(True)
     ran = run(engine, ask("a"), steps=5)
-    promise = engine.report().book[0].promise
+    promise = engine.report().sequences[0].promise
     assert engine.park(RequestId("a"), 1, promise, promise, ParkMethod.SWAP)
     ran.take(engine)
     with pytest.raises(AssertionError, match="unreachable"):

@@ -6,7 +6,7 @@ import contextlib
 from motet.api.v1 import scheduler_pb2
 from motet.clock import FakeClock
 from motet.health import Health
-from motet_runner.progress import Progress
+from motet_runner.progress import HangDetector
 from tests.common.waiting import PATIENCE_S
 from tests.runner_service.peers import gateway_to, scheduler_at
 from tests.support.control_plane import until
@@ -171,19 +171,19 @@ async def test_a_word_of_a_past_term_does_not_take_a_drain_back(folder):
 
 def test_an_engine_is_hung_when_it_has_work_and_stands_still():
     clock = FakeClock()
-    progress = Progress(60, clock)
-    assert progress.hung_because() == ""
+    progress = HangDetector(60, clock)
+    assert progress.hung_reason() == ""
     for steps in (1, 2, 3):  # slow
-        progress.saw(steps, work=True)
+        progress.observe(steps, work=True)
         clock.advance(50)
-        progress.saw(steps, work=True)
-        assert progress.hung_because() == ""
-    progress.saw(3, work=True)
+        progress.observe(steps, work=True)
+        assert progress.hung_reason() == ""
+    progress.observe(3, work=True)
     clock.advance(11)
-    assert progress.hung_because() == "no engine step for 61 s while work waits"
-    progress.saw(3, work=False)
-    assert progress.hung_because() == ""
+    assert progress.hung_reason() == "no engine step for 61 s while work waits"
+    progress.observe(3, work=False)
+    assert progress.hung_reason() == ""
     clock.advance(1000)
-    progress.saw(3, work=False)  # idle for long
-    progress.saw(3, work=True)
-    assert progress.hung_because() == ""
+    progress.observe(3, work=False)  # idle for long
+    progress.observe(3, work=True)
+    assert progress.hung_reason() == ""

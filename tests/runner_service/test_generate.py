@@ -12,7 +12,7 @@ from motet.api.v1 import common_pb2, runner_pb2, runner_pb2_grpc, scheduler_pb2
 from motet.errors import Declined
 from motet.model import RequestId
 from motet.rpc import is_healthy, open_channel
-from motet_runner.protocol import Batch, Refused
+from motet_runner.protocol import EngineOutputs, SequenceRefused
 from tests.common.waiting import PATIENCE_S
 from tests.runner_service.peers import gateway_to, scheduler_at, until
 from tests.support.fake_engine import FakeEngine, SlowEngines, tokens_of
@@ -351,8 +351,8 @@ async def test_a_refusal_of_the_first_life_of_a_placement_does_not_end_the_secon
         await until(lambda: scheduler.of("hello"))
         await gateway.submit("a", max_tokens=2000)
         await until(lambda: len(runner.service.book) == 1)
-        of_a_lost_stream = Refused(RequestId("a"), 1, -1, Declined("no pages"))
-        runner.service._on_batch(Batch(refused=[of_a_lost_stream]))
+        of_a_lost_stream = SequenceRefused(RequestId("a"), 1, -1, Declined("no pages"))
+        runner.service._on_batch(EngineOutputs(refused=[of_a_lost_stream]))
         await gateway.cancel("a")
         await gateway.finished("a")
         assert not gateway.declined

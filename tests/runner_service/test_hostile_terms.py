@@ -4,13 +4,13 @@ import pytest
 
 from motet.api.v1 import runner_pb2
 from motet.errors import InvalidRequest
-from motet_runner.book import Book
+from motet_runner.book import AcceptedRequests
 
 LARGEST = 2**64 - 1
 
 
 def test_a_submit_in_the_last_term_is_declined_and_the_scheduler_still_heard() -> None:
-    book = Book()
+    book = AcceptedRequests()
     with pytest.raises(InvalidRequest, match="not believed"):
         book.check(runner_pb2.Submit(request="a", epoch=1, term=LARGEST))
     assert book.highest_term == 0
@@ -19,7 +19,7 @@ def test_a_submit_in_the_last_term_is_declined_and_the_scheduler_still_heard() -
 
 
 def test_an_order_in_the_last_term_is_not_followed() -> None:
-    book = Book()
+    book = AcceptedRequests()
     assert book.accepts_term(2**40, greeting=True), "the first that leads is believed"
     with pytest.raises(InvalidRequest):
         book.accepts_term(LARGEST, greeting=True)

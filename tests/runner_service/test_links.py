@@ -170,7 +170,9 @@ async def test_a_request_waits_for_its_adapter(folder):
         digest = adapter_digest(source)
         await gateway.submit("early", adapter=digest)
         await until(lambda: gateway.progress("early") == [common_pb2.SEQUENCE_STATE_LOADING])
-        assert {entry.state for entry in runner.service.book.entries(None)} == {common_pb2.SEQUENCE_STATE_LOADING}
+        assert {entry.state for entry in runner.service.book.runner_requests(None)} == {
+            common_pb2.SEQUENCE_STATE_LOADING
+        }
         scheduler.ensure("a0", source.as_uri(), DEVICE)
         await gateway.finished("early")
         assert len(runner.service.book) == 0

@@ -39,7 +39,7 @@ def sequences(batch, stream=1):
 def test_an_idle_loop_says_nothing_and_waits_for_ever():
     loop = EngineLoop(FakeEngine())
     assert loop.turn() is None
-    assert loop.patience() is None
+    assert loop.command_wait_seconds() is None
 
 
 def test_a_report_comes_when_it_is_asked_for():
@@ -69,7 +69,7 @@ def test_a_cancel_takes_effect_before_the_next_iteration():
     (last,) = sequences(batch)
     assert (last.finish, last.index, list(last.tokens)) == (common_pb2.FINISH_REASON_CANCELLED, 1, [])
     assert [(one.finish, one.output_tokens) for one in batch.ended] == [(Finish.CANCELLED, 1)]
-    assert len(batch.freed_after) == 1
+    assert len(batch.cancel_seconds) == 1
 
 
 def test_a_cancel_of_another_epoch_does_nothing():
@@ -131,7 +131,7 @@ def test_whatever_comes_every_placement_ends_once_and_misses_no_token(commands):
         take(batch)
     assert closed == added
     assert engine.report().pages_free == 12
-    assert not engine.report().book
+    assert not engine.report().sequences
     assert engine.ledger.promised == 0
 
 

@@ -64,7 +64,7 @@ def test_the_word_that_one_is_alone_leaves_before_its_iteration_and_is_taken_bac
     while (batch := loop.turn()) is not None:
         step = runner_pb2.GenerateDown.FromString(batch.steps[1]).step
         tokens = sum(len(sequence.tokens) for sequence in step.sequences)
-        said.append((tokens, {progress.alone for progress in step.progress}, batch.urgent))
+        said.append((tokens, {progress.alone for progress in step.progress}, batch.report_now))
     assert [one for one in said if one[2]] == [(0, {True}, True), (1, {False}, True)] * 2
     assert sum(tokens for tokens, _, _ in said) == 9
 
@@ -77,10 +77,10 @@ def test_that_one_that_was_alone_has_ended_is_known_before_the_next_iteration(ho
     loop.apply([Add(one, 1)])
     told = loop.turn()
     assert told is not None
-    assert told.urgent
+    assert told.report_now
     if how == "cancelled":
         loop.apply([Cancel(one.request, 1, 0.0)])
     ended = loop.turn()
     assert ended is not None
     assert [end.finish.value for end in ended.ended] == ["length" if how == "finished" else "cancelled"]
-    assert ended.urgent
+    assert ended.report_now

@@ -20,9 +20,9 @@ from motet.ledger import Ledger
 from motet.model import BASE, PAGE_TOKENS, Digest, ParkMethod, RequestId
 from motet_runner.adapters.layout import Layout
 from motet_runner.interface import (
-    AdapterEntry,
     AdapterEvicted,
     AdapterLoaded,
+    EngineAdapterReport,
     EngineInfo,
     EngineReport,
     Event,
@@ -204,7 +204,7 @@ class FakeEngine:
             step_seconds=self.step_seconds,
             prefill_seconds_per_token=1e-5,
             swap_seconds_per_page=1e-5,
-            book=[one.entry() for one in book],
+            sequences=[one.entry() for one in book],
             adapters=self._slots.entries(),
         )
 
@@ -300,9 +300,9 @@ class _Slots:
             events.append(AdapterLoaded(digest, ADAPTER_BYTES, self._engine.step_seconds))
         return events
 
-    def entries(self) -> list[AdapterEntry]:
+    def entries(self) -> list[EngineAdapterReport]:
         return [
-            AdapterEntry(digest, ADAPTER_BYTES, self._live(digest), on_device)
+            EngineAdapterReport(digest, ADAPTER_BYTES, self._live(digest), on_device)
             for digest, on_device in self._known.items()
         ]
 

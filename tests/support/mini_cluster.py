@@ -31,7 +31,7 @@ from motet.api.v1 import (
 )
 from motet.errors import ModelNotFound, MotetError
 from motet.rpc import Session, Sessions, serving
-from motet_runner.book import Book
+from motet_runner.book import AcceptedRequests
 from motet_runner.generation import sequence_of
 
 BASE_DIGEST = "sha256:" + "b" * 64
@@ -128,7 +128,7 @@ class MiniRunner(runner_pb2_grpc.RunnerServicer):
         self.fails_after: tuple[int, common_pb2.Failure] | None = None
         self.progress: list[runner_pb2.Progress] = []
         self._running: dict[str, Running] = {}
-        self._book = Book()
+        self._book = AcceptedRequests()
         self._numbers = itertools.count(1)
         self._sessions: Sessions[int, runner_pb2.GenerateUp, runner_pb2.GenerateDown] = Sessions(
             hello=lambda up: next(self._numbers) if up.hello.gateway else None, heard=self._hear, closed=self._lose
@@ -158,7 +158,7 @@ class MiniRunner(runner_pb2_grpc.RunnerServicer):
         if self._stack is not None:
             stack, self._stack = self._stack, None
             self._running.clear()
-            self._book = Book()
+            self._book = AcceptedRequests()
             await stack.aclose()
 
     async def restart(self) -> None:

@@ -21,7 +21,7 @@ from safetensors.numpy import save_file
 
 from motet.health import Health
 from motet.settings import Addresses, ProcessSettings
-from motet_runner.host import ChildHost, EngineHost, ThreadHost
+from motet_runner.host import EngineClient, ProcessEngineClient, ThreadEngineClient
 from motet_runner.interface import Engine
 from motet_runner.service import RunnerService
 from motet_runner.settings import Settings
@@ -71,12 +71,12 @@ def write_adapter(folder: Path, *, seed: int = 0, rank: int = 4, **config: Any) 
 
 
 class FakeRunner:
-    def __init__(self, make: Callable[[], tuple[RunnerService, EngineHost]], address: str) -> None:
+    def __init__(self, make: Callable[[], tuple[RunnerService, EngineClient]], address: str) -> None:
         self._make = make
         self._task: asyncio.Task[None] | None = None
         self.address = address
         self.service: RunnerService
-        self.host: EngineHost
+        self.host: EngineClient
 
     async def start(self) -> None:
         self.service, self.host = self._make()
@@ -105,7 +105,7 @@ class FakeRunner:
 
     def crash(self) -> None:
         """End the engine without a word; the service ends by itself then."""
-        assert isinstance(self.host, ThreadHost)
+        assert isinstance(self.host, ThreadEngineClient)
         self.host.crash()
 
     async def restart(self) -> None:
@@ -139,9 +139,13 @@ async def fake_runner(
     process = ProcessSettings(data_dir=folder / "data", time_scale=time_scale)
     addresses = Addresses(scheduler_address=scheduler, supervisor_address=supervisor)
 
-    def make() -> tuple[RunnerService, EngineHost]:
-        host: EngineHost
-        host = ThreadHost(engine) if command is None else ChildHost(own.engine_config(model), process, command)
+    def make() -> tuple[RunnerService, EngineClient]:
+        host: EngineClient
+        host = (
+            ThreadEngineClient(engine)
+            if command is None
+            else ProcessEngineClient(own.engine_config(model), process, command)
+        )
         return RunnerService(own, process, addresses, host, CollectorRegistry(), health=health), host
 
     runner = FakeRunner(make, listen)

@@ -57,7 +57,7 @@ class TokenSink(Protocol):
 
     def deliver(self, tokens: Sequence[int], logprobs: Sequence[runner_pb2.TokenLogprobs]) -> None: ...
 
-    def finish(self, how: EndReason | MotetError) -> None:
+    def end(self, how: EndReason | MotetError) -> None:
         """Called once, last."""
 
 
@@ -312,7 +312,7 @@ class Dispatcher:
                     if isinstance(how, RequestKillsEngines):
                         log.error("a request kills engines", request=live.order.request, tenant=live.order.tenant)
                     self._forget(live)
-                    self._guarded(live, lambda how=how: live.sink.finish(how))  # type: ignore[misc]
+                    self._guarded(live, lambda how=how: live.sink.end(how))  # type: ignore[misc]
                 case ReportFinished(epoch, reason):
                     self._tell(finished=self._finished(live, epoch, reason))
                 case CancelAtRunner(placement, why):
@@ -343,7 +343,7 @@ class Dispatcher:
         """One request's trouble must not end the stream that carries everybody's tokens."""
         self._carry_out(live, live.generation.cancel("the gateway failed"))
         self._forget(live)
-        self._guarded(live, lambda: live.sink.finish(Internal("The gateway could not turn the tokens into text.")))
+        self._guarded(live, lambda: live.sink.end(Internal("The gateway could not turn the tokens into text.")))
 
     def _report_lost(self, live: _LiveChoice, epoch: int, instance: str, why: str) -> None:
         request = live.order.request

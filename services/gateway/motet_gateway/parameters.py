@@ -232,7 +232,7 @@ class TokenizeBody(BaseModel):
             chat = ChatBody.model_validate({"model": self.model or "-"} | (self.model_extra or {}) | said)
         except ValidationError as error:
             raise _first_complaint(error) from None
-        chat.refuse_what_is_not_there_yet()
+        chat.refuse_unsupported()
         return chat
 
 

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from motet.health import Health
 from motet.service import read, run, run_until
 from motet.settings import Addresses, ProcessSettings
-from motet_runner.host import ChildHost, EngineDied
+from motet_runner.host import EngineDied, ProcessEngineClient
 from motet_runner.service import RunnerService
 from motet_runner.settings import Settings
 from motet_runner.sources.fetching import Sources
@@ -33,7 +33,7 @@ def main() -> None:
             nonlocal service
             cache = settings.model_cache or process.cache_dir / "models"
             model = await model_folder(settings, sources, cache.absolute())
-            host = ChildHost(settings.engine_config(model), process)
+            host = ProcessEngineClient(settings.engine_config(model), process)
             service = RunnerService(
                 settings, process, addresses, host, registry, sources=sources, model=model, health=health
             )

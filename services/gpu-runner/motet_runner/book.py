@@ -15,12 +15,12 @@ from motet.terms import check_leaders_term, check_term
 from motet_runner.interface import EngineReport
 from motet_runner.loop import STATES
 
-REMEMBERED = 8192
+EPOCHS_REMEMBERED = 8192
 """Requests whose last epoch is remembered after their end, against submits that were overtaken."""
 
 
 @dataclass(slots=True)
-class Placement:
+class AcceptedRequest:
     request: RequestId
     epoch: int
     promise: common_pb2.Promise
@@ -37,23 +37,23 @@ class Placement:
     in_engine: bool = False
 
 
-class Book:
+class AcceptedRequests:
     def __init__(self) -> None:
         self.highest_term = 0
-        self._placements: dict[RequestId, Placement] = {}
+        self._placements: dict[RequestId, AcceptedRequest] = {}
         self._epochs: OrderedDict[RequestId, int] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._placements)
 
-    def __iter__(self) -> Iterator[Placement]:
+    def __iter__(self) -> Iterator[AcceptedRequest]:
         return iter(list(self._placements.values()))
 
     def holds(self, request: str, epoch: int) -> bool:
         placement = self.get(request)
         return placement is not None and placement.epoch == epoch
 
-    def get(self, request: str) -> Placement | None:
+    def get(self, request: str) -> AcceptedRequest | None:
         return self._placements.get(RequestId(request))
 
     # ------------------------------------------------------------------------------------------------ terms and epochs
@@ -69,7 +69,7 @@ class Book:
         self.highest_term = term
         return True
 
-    def is_past(self, term: int) -> bool:
+    def is_stale_term(self, term: int) -> bool:
         """Whether an order in this term is one of a scheduler that has been succeeded. 0 is nobody's term."""
         return 0 < term < self.highest_term
 
@@ -78,7 +78,7 @@ class Book:
         key = RequestId(request)
         self._epochs[key] = max(epoch, self._epochs.get(key, 0))
         self._epochs.move_to_end(key)
-        while len(self._epochs) > REMEMBERED:
+        while len(self._epochs) > EPOCHS_REMEMBERED:
             self._epochs.popitem(last=False)
 
     def check(self, submit: runner_pb2.Submit) -> None:
@@ -91,14 +91,14 @@ class Book:
 
     # ---------------------------------------------------------------------------------------------------------- entries
 
-    def open(self, placement: Placement) -> Placement | None:
+    def add(self, placement: AcceptedRequest) -> AcceptedRequest | None:
         """Write a placement; returns the one it takes the place of."""
         self.expect(placement.request, placement.epoch)
         old = self._placements.get(placement.request)
         self._placements[placement.request] = placement
         return old
 
-    def close(self, request: str, epoch: int, stream: int) -> Placement | None:
+    def remove(self, request: str, epoch: int, stream: int) -> AcceptedRequest | None:
         """Strike a placement; None when it was not (or no longer) this one, as it came over this stream."""
         placement = self._placements.get(RequestId(request))
         if placement is None or (placement.epoch, placement.stream) != (epoch, stream):
@@ -108,9 +108,9 @@ class Book:
     def users_of(self, adapter: Digest) -> int:
         return sum(placement.adapter == adapter for placement in self._placements.values())
 
-    def entries(self, report: EngineReport | None) -> list[common_pb2.RunnerRequest]:
+    def runner_requests(self, report: EngineReport | None) -> list[common_pb2.RunnerRequest]:
         """The whole book, in the words of reports. What the engine has not told of yet waits with its first promise."""
-        told = {(entry.request, entry.epoch): entry for entry in report.book} if report is not None else {}
+        told = {(entry.request, entry.epoch): entry for entry in report.sequences} if report is not None else {}
         entries = []
         for one in self._placements.values():
             line = common_pb2.RunnerRequest(
@@ -137,6 +137,6 @@ class Book:
         return entries
 
 
-def has_work(report: EngineReport, book: Book) -> bool:
+def has_work(report: EngineReport, book: AcceptedRequests) -> bool:
     """Parked and loading requests give the engine nothing to do; only what could run shows a hung engine."""
-    return report.running + report.waiting > 0 or len(book) > len(report.book)
+    return report.running + report.waiting > 0 or len(book) > len(report.sequences)

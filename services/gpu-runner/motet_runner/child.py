@@ -43,12 +43,12 @@ def drive(load: Callable[[], Engine], pipe: Pipe) -> None:
     pipe.send(Loaded(engine.info))
     loop = EngineLoop(engine)
     while True:
-        for commands in pipe.exchange(loop.patience()):
+        for commands in pipe.exchange(loop.command_wait_seconds()):
             loop.apply(commands)
         batch = loop.turn()
         if batch is not None:
             pipe.send(batch)
-            if batch.urgent:
+            if batch.report_now:
                 pipe.flush()
 
 
@@ -71,7 +71,7 @@ def load_engine(config: EngineConfig) -> Engine:
     return RealEngine(config)
 
 
-def _give_way() -> None:
+def _lower_priority() -> None:
     """An engine on the CPU takes all the time there is; what the other processes need is little, and needed at once.
 
     Without this a scheduler or gateway that starts beside two busy engines takes three times as long.
@@ -84,9 +84,9 @@ def _give_way() -> None:
             Path("/proc/self/autogroup").write_text("5")
 
 
-def _settled(engine: Engine) -> Engine:
+def _freeze_gc(engine: Engine) -> Engine:
     if engine.info.device == "cpu":
-        _give_way()
+        _lower_priority()
     # What is loaded stays: without this, each full collection would walk all of torch in the middle of an iteration.
     gc.collect()
     gc.freeze()
@@ -108,7 +108,7 @@ def main(load: Callable[[EngineConfig], Engine] = load_engine) -> None:
             start: Start = pipe.receive()
             _die_with_parent(start.parent)
             configure_logging("runner-engine", start.process)
-            drive(lambda: _settled(load(start.config)), pipe)
+            drive(lambda: _freeze_gc(load(start.config)), pipe)
         except EOFError:
             pass  # the service has gone; so do we
 

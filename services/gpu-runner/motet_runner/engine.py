@@ -22,10 +22,10 @@ from motet_runner.execute.model import load, probe_sequence
 from motet_runner.execute.rows import Assembler, Rows
 from motet_runner.execute.sampler import sample
 from motet_runner.interface import (
-    AdapterEntry,
     AdapterEvicted,
     AdapterFailed,
     AdapterLoaded,
+    EngineAdapterReport,
     EngineConfig,
     EngineInfo,
     EngineReport,
@@ -215,9 +215,9 @@ class Engine:
             step_seconds=self._step_seconds,
             prefill_seconds_per_token=self._prefill_seconds_per_token,
             swap_seconds_per_page=self._swap_seconds_per_page,
-            book=[sequence.entry() for sequence in book],
+            sequences=[sequence.entry() for sequence in book],
             adapters=[
-                AdapterEntry(digest, known.layout.size, book.live_on(digest), on_device=known.place is not None)
+                EngineAdapterReport(digest, known.layout.size, book.live_on(digest), on_device=known.place is not None)
                 for digest, known in self._slots
             ],
         )

@@ -19,32 +19,32 @@ from motet.fleet import RequestClass
 from motet.model import BASE, Digest, RequestId
 from motet.rpc import Session, Sessions
 from motet_runner.adapters.shelf import Shelf
-from motet_runner.book import Book, Placement
-from motet_runner.host import EngineHost
+from motet_runner.book import AcceptedRequest, AcceptedRequests
+from motet_runner.host import EngineClient
 from motet_runner.interface import NewSequence, Sampling
 from motet_runner.metrics import Metrics
 from motet_runner.outbox import StepOutbox
-from motet_runner.protocol import Add, Batch, Cancel
+from motet_runner.protocol import Add, Cancel, EngineOutputs
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class GatewayStream:
     """One gateway's connection. The next one of the same gateway is another: what runs here belongs to a stream."""
 
     number: int
     gateway: str
 
 
-class Generation:
+class GenerateService:
     def __init__(
         self,
         *,
         identity: common_pb2.RunnerIdentity,
-        book: Book,
+        book: AcceptedRequests,
         shelf: Shelf,
-        host: EngineHost,
+        host: EngineClient,
         metrics: Metrics,
         model: str,
         grace_seconds: float,
@@ -61,11 +61,11 @@ class Generation:
         self._grace = grace_seconds
         self._adapter_wait = adapter_wait_seconds
         self._declined = declined
-        self._streams: Sessions[Stream, runner_pb2.GenerateUp, bytes | runner_pb2.GenerateDown] = Sessions(
-            hello=lambda up: Stream(next(self._numbers), up.hello.gateway) if up.hello.gateway else None,
+        self._streams: Sessions[GatewayStream, runner_pb2.GenerateUp, bytes | runner_pb2.GenerateDown] = Sessions(
+            hello=lambda up: GatewayStream(next(self._numbers), up.hello.gateway) if up.hello.gateway else None,
             key=lambda stream: stream.number,
-            heard=self._hear,
-            closed=self._lose,
+            heard=self._on_message,
+            closed=self._on_gateway_disconnected,
             outbox=lambda: StepOutbox(outbox_bytes, metrics.merged_steps.inc),
         )
         self._numbers = itertools.count(1)
@@ -77,7 +77,7 @@ class Generation:
         """The process ends, whatever a scheduler says."""
 
     @property
-    def refusing(self) -> str:
+    def refusal_reason(self) -> str:
         """Why nothing new is taken on; empty while it is."""
         return "this runner is being drained" if self.ending or self.asked_to_drain else ""
 
@@ -91,7 +91,9 @@ class Generation:
     async def serve(self, requests: AsyncIterator[runner_pb2.GenerateUp], context: Any) -> None:
         await self._streams.serve(requests, context)
 
-    def _hear(self, session: Session[Stream, bytes | runner_pb2.GenerateDown], up: runner_pb2.GenerateUp) -> None:
+    def _on_message(
+        self, session: Session[GatewayStream, bytes | runner_pb2.GenerateDown], up: runner_pb2.GenerateUp
+    ) -> None:
         match up.WhichOneof("message"):
             case "hello":
                 self._metrics.gateway_streams.set(len(self._streams))
@@ -104,7 +106,7 @@ class Generation:
             case _:
                 pass  # of a later version
 
-    def _lose(self, session: Session[Stream, bytes | runner_pb2.GenerateDown]) -> None:
+    def _on_gateway_disconnected(self, session: Session[GatewayStream, bytes | runner_pb2.GenerateDown]) -> None:
         """The gateway has gone. Another of its streams may bring its requests again under a new epoch meanwhile."""
         stream = session.peer
         self._metrics.gateway_streams.set(len(self._streams))
@@ -120,10 +122,10 @@ class Generation:
 
     # -------------------------------------------------------------------------------------------------------- requests
 
-    def _submit(self, stream: Stream, submit: runner_pb2.Submit) -> None:
+    def _submit(self, stream: GatewayStream, submit: runner_pb2.Submit) -> None:
         try:
-            if self.refusing:
-                raise Declined(self.refusing)
+            if self.refusal_reason:
+                raise Declined(self.refusal_reason)
             self._book.check(submit)
             sequence = sequence_of(submit)
         except MotetError as error:
@@ -137,7 +139,7 @@ class Generation:
                 log.warning("submitted twice", request=submit.request, epoch=submit.epoch)
                 return
             self.cancel(old.request, old.epoch)
-        placement = Placement(
+        placement = AcceptedRequest(
             request=sequence.request,
             epoch=submit.epoch,
             promise=submit.promise,
@@ -151,7 +153,7 @@ class Generation:
             max_tokens=sequence.sampling.max_tokens,
             term=submit.term,
         )
-        self._book.open(placement)
+        self._book.add(placement)
         if sequence.adapter == BASE or self._shelf.take(sequence.adapter) is not None:
             self._start(placement, sequence)
         else:
@@ -160,12 +162,12 @@ class Generation:
             self._waiting[key] = task
             task.add_done_callback(lambda done: self._waiting.pop(key) if self._waiting.get(key) is done else None)
 
-    def _start(self, placement: Placement, sequence: NewSequence) -> None:
+    def _start(self, placement: AcceptedRequest, sequence: NewSequence) -> None:
         placement.in_engine = True
         self._metrics.vllm_prompt_tokens.labels(self._model).inc(placement.prompt_tokens)
         self._host.post(Add(sequence, placement.stream))
 
-    async def _start_with_adapter(self, placement: Placement, sequence: NewSequence) -> None:
+    async def _start_with_adapter(self, placement: AcceptedRequest, sequence: NewSequence) -> None:
         """The scheduler has asked for the adapter before it placed the request; its bytes may still be under way."""
         step = runner_pb2.Step()
         state = common_pb2.SEQUENCE_STATE_LOADING
@@ -213,15 +215,15 @@ class Generation:
         self._streams.send(stream, runner_pb2.GenerateDown(declined=declined))
         self._declined(scheduler_pb2.RunnerDeclined(request=request, epoch=epoch, failure=failure))
 
-    def _close(self, request: str, epoch: int, stream: int) -> Placement | None:
-        placement = self._book.close(request, epoch, stream)
+    def _close(self, request: str, epoch: int, stream: int) -> AcceptedRequest | None:
+        placement = self._book.remove(request, epoch, stream)
         if placement is not None and placement.adapter != BASE:
             self._shelf.settle(placement.adapter)
         return placement
 
     # ---------------------------------------------------------------------------------------------------------- engine
 
-    def on_batch(self, batch: Batch) -> None:
+    def on_batch(self, batch: EngineOutputs) -> None:
         for stream, step in batch.steps.items():
             self._streams.send(stream, step)
         for refused in batch.refused:
@@ -233,7 +235,7 @@ class Generation:
             self._close(ended.request, ended.epoch, ended.stream)
         if batch.generated:
             self._metrics.vllm_generation_tokens.labels(self._model).inc(batch.generated)
-        for seconds in batch.freed_after:
+        for seconds in batch.cancel_seconds:
             self._metrics.cancel_seconds.observe(seconds)
 
     def engine_died(self, why: str) -> None:

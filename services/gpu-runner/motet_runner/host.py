@@ -20,7 +20,7 @@ from motet.settings import ProcessSettings
 from motet_runner.child import drive
 from motet_runner.interface import Engine, EngineConfig, EngineInfo
 from motet_runner.pipe import HEADER, Pipe, pack, unpack
-from motet_runner.protocol import Batch, Command, Loaded, LoadFailed, Start
+from motet_runner.protocol import Command, EngineOutputs, Loaded, LoadFailed, Start
 
 log = structlog.get_logger(__name__)
 
@@ -39,7 +39,7 @@ class EngineDied(MotetError):
     mapping = ErrorMapping("engine_died", 500, "server_error", MotetError.mapping.grpc)
 
 
-class EngineHost(ABC):
+class EngineClient(ABC):
     """An engine behind a pipe. `start` begins loading, `loaded` waits for it, `run` hands on every batch."""
 
     def __init__(self) -> None:
@@ -68,11 +68,11 @@ class EngineHost(ABC):
             asyncio.get_running_loop().call_soon(self._flush)
         self._commands.append(command)
 
-    async def run(self, receive: Callable[[Batch], None]) -> None:
+    async def run(self, receive: Callable[[EngineOutputs], None]) -> None:
         """Hand every batch to `receive` until cancelled. Raises EngineDied when the engine ends."""
         while True:
             batch = await self._receive()
-            assert isinstance(batch, Batch)
+            assert isinstance(batch, EngineOutputs)
             receive(batch)
 
     async def stop(self) -> None:
@@ -80,7 +80,7 @@ class EngineHost(ABC):
         if self._writer is not None:
             self._writer.close()
             self._writer = None
-        await asyncio.to_thread(self._reap)
+        await asyncio.to_thread(self._wait_for_exit)
 
     @abstractmethod
     def _spawn(self, connection: socket.socket) -> None:
@@ -90,10 +90,10 @@ class EngineHost(ABC):
         """Say what the other end needs before it loads."""
 
     @abstractmethod
-    def _reap(self) -> None: ...
+    def _wait_for_exit(self) -> None: ...
 
     @abstractmethod
-    def _last_word(self) -> str:
+    def _exit_reason(self) -> str:
         """How it ended, for people."""
 
     def _send(self, message: object) -> None:
@@ -104,16 +104,16 @@ class EngineHost(ABC):
         commands, self._commands = self._commands, []
         self._send(commands)
 
-    async def _receive(self) -> Loaded | LoadFailed | Batch:
+    async def _receive(self) -> Loaded | LoadFailed | EngineOutputs:
         assert self._reader is not None, "start comes first"
         try:
             (size,) = HEADER.unpack(await self._reader.readexactly(HEADER.size))
             return unpack(await self._reader.readexactly(size))  # type: ignore[no-any-return]
         except (asyncio.IncompleteReadError, ConnectionError):
-            raise EngineDied(f"the engine has ended: {await asyncio.to_thread(self._last_word)}") from None
+            raise EngineDied(f"the engine has ended: {await asyncio.to_thread(self._exit_reason)}") from None
 
 
-class ChildHost(EngineHost):
+class ProcessEngineClient(EngineClient):
     """The engine in one spawned process: torch and its threads stay out of the service's."""
 
     def __init__(self, config: EngineConfig, process: ProcessSettings, command: Sequence[str] = ENGINE_COMMAND) -> None:
@@ -140,7 +140,7 @@ class ChildHost(EngineHost):
     def _greet(self) -> None:
         self._send(self._start)
 
-    def _reap(self) -> None:
+    def _wait_for_exit(self) -> None:
         if self._process is None:
             return
         try:
@@ -149,7 +149,7 @@ class ChildHost(EngineHost):
             self._process.kill()
             self._process.wait()
 
-    def _last_word(self) -> str:
+    def _exit_reason(self) -> str:
         assert self._process is not None
         try:
             status = self._process.wait(STOP_SECONDS)
@@ -158,7 +158,7 @@ class ChildHost(EngineHost):
         return f"killed by signal {-status}" if status < 0 else f"exit status {status}"
 
 
-class ThreadHost(EngineHost):
+class ThreadEngineClient(EngineClient):
     """The engine in a thread. `crash` ends it without a word, as a killed process would."""
 
     def __init__(self, load: Callable[[], Engine]) -> None:
@@ -185,9 +185,9 @@ class ThreadHost(EngineHost):
             except Exception:
                 log.exception("the engine failed")
 
-    def _reap(self) -> None:
+    def _wait_for_exit(self) -> None:
         if self._thread is not None:
             self._thread.join()
 
-    def _last_word(self) -> str:
+    def _exit_reason(self) -> str:
         return "its thread has ended"

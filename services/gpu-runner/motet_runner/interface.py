@@ -153,7 +153,7 @@ Event = OverflowAhead | ParkedNow | ResumedNow | AdapterLoaded | AdapterEvicted 
 
 
 @dataclass(frozen=True, slots=True)
-class BookEntry:
+class EngineSequenceReport:
     """One request in the engine's book."""
 
     request: RequestId
@@ -171,7 +171,7 @@ class BookEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterEntry:
+class EngineAdapterReport:
     digest: Digest
     bytes: int
     live: int
@@ -191,8 +191,8 @@ class EngineReport:
     step_seconds: float
     prefill_seconds_per_token: float
     swap_seconds_per_page: float
-    book: list[BookEntry]
-    adapters: list[AdapterEntry]
+    sequences: list[EngineSequenceReport]
+    adapters: list[EngineAdapterReport]
 
 
 @dataclass(slots=True)

@@ -17,19 +17,19 @@ from motet.errors import Internal, MotetError
 from motet.model import BASE, Digest, ParkMethod, RequestId
 from motet.rpc import Link
 from motet_runner.adapters.shelf import Shelf, Shelved, wanted
-from motet_runner.book import Book, has_work
+from motet_runner.book import AcceptedRequests, has_work
 from motet_runner.interface import AdapterFailed, EngineInfo, EngineReport, OverflowAhead, ParkedNow, ResumedNow
 from motet_runner.loop import FINISHES
-from motet_runner.protocol import Command, Ended, Extend, Park, Resume, SetOvercommit, SetSupervised
+from motet_runner.protocol import Command, Extend, Park, Resume, SequenceEnded, SetOvercommit, SetSupervised
 
 log = structlog.get_logger(__name__)
 
-METHODS = {
+PARK_METHOD_TO_PROTO = {
     ParkMethod.SWAP: common_pb2.PARK_METHOD_SWAP,
     ParkMethod.RECOMPUTE: common_pb2.PARK_METHOD_RECOMPUTE,
 }
 _OF_A_TERM = (supervisor_pb2.Extend, supervisor_pb2.Park, supervisor_pb2.Resume)
-METHODS_BACK = {proto: method for method, proto in METHODS.items()}
+PARK_METHOD_FROM_PROTO = {proto: method for method, proto in PARK_METHOD_TO_PROTO.items()}
 
 EXPECT_SECONDS = 2.0
 """How long an announced request keeps its adapter from being evicted, before the time scale."""
@@ -39,7 +39,7 @@ PROGRESS_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class RunnerFacts:
     """What does not change while a runner lives."""
 
     identity: common_pb2.RunnerIdentity
@@ -73,7 +73,7 @@ class Facts:
         )
 
 
-class Requests(Protocol):
+class RequestControl(Protocol):
     """What the scheduler's orders need of the part that serves gateways."""
 
     asked_to_drain: bool
@@ -86,10 +86,10 @@ class SchedulerLink:
         self,
         address: str,
         *,
-        facts: Facts,
-        book: Book,
+        facts: RunnerFacts,
+        book: AcceptedRequests,
         shelf: Shelf,
-        requests: Requests,
+        requests: RequestControl,
         last_report: Callable[[], EngineReport | None],
         welcomed: Callable[[], None],
         time_scale: float,
@@ -134,7 +134,7 @@ class SchedulerLink:
                 step_seconds=report.step_seconds,
                 steps=report.steps,
                 resident=self._shelf.resident(report.adapters),
-                live=self._book.entries(report),
+                live=self._book.runner_requests(report),
                 host_bytes_free=report.host_bytes_free,
             )
         )
@@ -153,7 +153,7 @@ class SchedulerLink:
         left = max(0.0, self._drain_ends - monotonic())
         return scheduler_pb2.AttachUp(draining=scheduler_pb2.RunnerDraining(deadline_seconds=left))
 
-    def adapter_came(self, one: Shelved) -> None:
+    def adapter_loaded(self, one: Shelved) -> None:
         """The engine has it on the device: tell everybody's name for it."""
         for ref in one.refs.values():
             self._tell_adapter(state_of(ref, one))
@@ -173,7 +173,7 @@ class SchedulerLink:
                 capacity=self._facts.capacity,
                 base=self._facts.base,
                 resident=self._shelf.resident(report.adapters if report is not None else []),
-                live=self._book.entries(report),
+                live=self._book.runner_requests(report),
                 highest_term=self._book.highest_term,
             )
         )
@@ -273,8 +273,8 @@ class SupervisorLink:
         self,
         address: str,
         *,
-        facts: Facts,
-        book: Book,
+        facts: RunnerFacts,
+        book: AcceptedRequests,
         last_report: Callable[[], EngineReport | None],
         post: Callable[[Command], None],
         answer_seconds: float,
@@ -313,13 +313,13 @@ class SupervisorLink:
             work_pending=has_work(report, self._book),
             prefill_seconds_per_token=report.prefill_seconds_per_token,
             swap_seconds_per_page=report.swap_seconds_per_page,
-            live=self._book.entries(report),
+            live=self._book.runner_requests(report),
         )
         self.link.send(supervisor_pb2.WatchUp(memory=memory))
 
     def overflow(self, event: OverflowAhead) -> None:
         report = self._last_report()
-        entry = next((x for x in self._book.entries(report) if x.request == event.request), None)
+        entry = next((x for x in self._book.runner_requests(report) if x.request == event.request), None)
         if entry is None or entry.epoch != event.epoch:
             return
         entry.promise.pages = event.promise
@@ -336,7 +336,7 @@ class SupervisorLink:
             request=event.request,
             epoch=event.epoch,
             promise=common_pb2.Promise(pages=event.wanted),
-            method=METHODS[event.method],
+            method=PARK_METHOD_TO_PROTO[event.method],
             by_itself=event.by_itself,
         )
         self.link.send(supervisor_pb2.WatchUp(parked=parked))
@@ -346,11 +346,11 @@ class SupervisorLink:
             request=event.request,
             epoch=event.epoch,
             promise=common_pb2.Promise(pages=event.promise),
-            method=METHODS[event.method],
+            method=PARK_METHOD_TO_PROTO[event.method],
         )
         self.link.send(supervisor_pb2.WatchUp(resumed=resumed))
 
-    def ended(self, ended: Ended) -> None:
+    def ended(self, ended: SequenceEnded) -> None:
         self._answered(ended.request)
         message = supervisor_pb2.Ended(
             request=ended.request,
@@ -365,7 +365,7 @@ class SupervisorLink:
             hello=supervisor_pb2.WatchHello(
                 identity=self._facts.identity,
                 capacity=self._facts.capacity,
-                live=self._book.entries(self._last_report()),
+                live=self._book.runner_requests(self._last_report()),
             )
         )
 
@@ -373,7 +373,7 @@ class SupervisorLink:
         kind = down.WhichOneof("message")
         order = getattr(down, kind) if kind is not None else None
         # Terms are learned from schedulers alone: what the supervisor repeats is only compared.
-        if isinstance(order, _OF_A_TERM) and self._book.is_past(order.term):
+        if isinstance(order, _OF_A_TERM) and self._book.is_stale_term(order.term):
             log.info("ignored an order of a past term", order=kind, term=order.term, highest=self._book.highest_term)
             self._set_supervised(False)  # it follows a past leader: what waits for it would wait in vain
             return
@@ -387,7 +387,7 @@ class SupervisorLink:
                 self._answered(extend.request)
             case "park":
                 park = down.park
-                method = METHODS_BACK.get(park.method, ParkMethod.RECOMPUTE)
+                method = PARK_METHOD_FROM_PROTO.get(park.method, ParkMethod.RECOMPUTE)
                 self._post(Park(RequestId(park.request), park.epoch, park.promise.pages, park.doubled.pages, method))
                 # It may park one so that another can go on: that is an answer to all who wait.
                 self._forget_questions()

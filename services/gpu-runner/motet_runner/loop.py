@@ -30,17 +30,17 @@ from motet_runner.interface import (
 )
 from motet_runner.protocol import (
     Add,
-    Batch,
     Cancel,
     Command,
     DropAdapter,
-    Ended,
+    EngineOutputs,
     Extend,
     LoadAdapter,
     Park,
-    Refused,
     ReportNow,
     Resume,
+    SequenceEnded,
+    SequenceRefused,
     SetOvercommit,
     SetSupervised,
 )
@@ -50,13 +50,13 @@ log = structlog.get_logger(__name__)
 UNPRODUCTIVE_WAIT = 0.002
 """Seconds to rest when an iteration could do nothing (all wait for an order or an adapter); a command ends it."""
 
-LOOK_SECONDS = 0.05
+REPORT_CHECK_SECONDS = 0.05
 """How often the fill level is looked at while working: a report each step would cost more than it says."""
 
 FREE_LEVELS = (0.5, 0.25, 0.1, 0.05)
 """Shares of free pages whose crossing is worth a report at once."""
 
-WORTH_A_REPORT = (OverflowAhead, ParkedNow, ResumedNow, AdapterLoaded, AdapterEvicted, AdapterFailed)
+REPORT_AT_ONCE = (OverflowAhead, ParkedNow, ResumedNow, AdapterLoaded, AdapterEvicted, AdapterFailed)
 
 FINISHES = {
     Finish.STOP: common_pb2.FINISH_REASON_STOP,
@@ -74,26 +74,26 @@ STATES = {
 
 
 @dataclass(slots=True)
-class _Live:
+class _LiveSequence:
     """A sequence whose tokens still have somewhere to go."""
 
     epoch: int
     choice: int
     stream: int
     next_index: int
-    told: tuple[State, int, bool] | None = None
+    reported_state: tuple[State, int, bool] | None = None
 
     @property
     def told_alone(self) -> bool:
-        return self.told is not None and self.told[2]
+        return self.reported_state is not None and self.reported_state[2]
 
 
 class EngineLoop:
     def __init__(self, engine: Engine, *, clock: Clock = monotonic) -> None:
         self._engine = engine
         self._clock = clock
-        self._live: dict[RequestId, _Live] = {}
-        self._batch = Batch()
+        self._live: dict[RequestId, _LiveSequence] = {}
+        self._batch = EngineOutputs()
         self._down: dict[int, runner_pb2.GenerateDown] = {}
         self._report_wanted = False
         self._level = 0
@@ -117,7 +117,7 @@ class EngineLoop:
         for command in commands:
             self._handlers[type(command)](command)
 
-    def turn(self) -> Batch | None:
+    def turn(self) -> EngineOutputs | None:
         """One iteration if there is work; what has happened since the last turn, or None when that is nothing."""
         worked = self._engine.has_work()
         if worked:
@@ -127,10 +127,10 @@ class EngineLoop:
             for event in output.events:
                 self._note(event)
             self._productive = bool(output.sequences or output.events)
-            self._look()
+            self._check_report_due()
         return self._take()
 
-    def patience(self) -> float | None:
+    def command_wait_seconds(self) -> float | None:
         """How long to wait for commands before the next turn: for ever when idle."""
         if not self._engine.has_work():
             return None
@@ -144,7 +144,7 @@ class EngineLoop:
         if old is not None:
             if old.epoch > new.epoch:
                 late = Declined(f"{new.request} has been placed again as epoch {old.epoch}")
-                self._batch.refused.append(Refused(new.request, new.epoch, command.stream, late))
+                self._batch.refused.append(SequenceRefused(new.request, new.epoch, command.stream, late))
                 return
             # A new placement of what still runs here: the old one makes room first (PU-17).
             self._engine.cancel(new.request, old.epoch)
@@ -152,16 +152,16 @@ class EngineLoop:
         try:
             self._engine.add(new)
         except MotetError as error:
-            self._batch.refused.append(Refused(new.request, new.epoch, command.stream, error))
+            self._batch.refused.append(SequenceRefused(new.request, new.epoch, command.stream, error))
             return
-        self._live[new.request] = _Live(new.epoch, new.choice, command.stream, len(new.delivered))
+        self._live[new.request] = _LiveSequence(new.epoch, new.choice, command.stream, len(new.delivered))
 
     def _cancel(self, command: Cancel) -> None:
         live = self._live.get(command.request)
         if live is None or live.epoch != command.epoch:
             return
         self._engine.cancel(command.request, command.epoch)
-        self._batch.freed_after.append(self._clock() - command.sent)
+        self._batch.cancel_seconds.append(self._clock() - command.sent)
         self._step_for(live.stream).sequences.add(
             request=command.request,
             choice=live.choice,
@@ -205,7 +205,7 @@ class EngineLoop:
                 self._finish(output, live, message)
         self._batch.generated += generated
 
-    def _finish(self, output: SequenceOutput, live: _Live, message: runner_pb2.SequenceStep) -> None:
+    def _finish(self, output: SequenceOutput, live: _LiveSequence, message: runner_pb2.SequenceStep) -> None:
         finish = output.finish
         if finish is None or output.error is not None:
             finish = Finish.FAILED
@@ -225,16 +225,16 @@ class EngineLoop:
                 pass  # nothing that a gateway is told
             case _:
                 assert_never(event)
-        if isinstance(event, WORTH_A_REPORT):
+        if isinstance(event, REPORT_AT_ONCE):
             self._report_wanted = True
 
     def _tell_state(self, request: RequestId, epoch: int, now: tuple[State, int, bool]) -> None:
         live = self._live.get(request)
-        if live is None or live.epoch != epoch or live.told == now:
+        if live is None or live.epoch != epoch or live.reported_state == now:
             return
         state, percent, alone = now
-        self._batch.urgent |= alone or live.told_alone
-        live.told = now
+        self._batch.report_now |= alone or live.told_alone
+        live.reported_state = now
         self._step_for(live.stream).progress.add(
             request=request, epoch=epoch, state=STATES[state], percent=percent, alone=alone
         )
@@ -245,14 +245,14 @@ class EngineLoop:
             down = self._down[stream] = runner_pb2.GenerateDown()
         return down.step
 
-    def _end(self, request: RequestId, live: _Live, finish: Finish) -> None:
+    def _end(self, request: RequestId, live: _LiveSequence, finish: Finish) -> None:
         del self._live[request]
-        self._batch.urgent |= live.told_alone
-        self._batch.ended.append(Ended(request, live.epoch, live.stream, live.next_index, finish))
+        self._batch.report_now |= live.told_alone
+        self._batch.ended.append(SequenceEnded(request, live.epoch, live.stream, live.next_index, finish))
 
-    def _look(self) -> None:
+    def _check_report_due(self) -> None:
         now = self._clock()
-        if now - self._looked < LOOK_SECONDS:
+        if now - self._looked < REPORT_CHECK_SECONDS:
             return
         self._looked = now
         report = self._engine.report()
@@ -261,7 +261,7 @@ class EngineLoop:
             self._level = level
             self._batch.report = report
 
-    def _take(self) -> Batch | None:
+    def _take(self) -> EngineOutputs | None:
         batch = self._batch
         if self._report_wanted:
             self._report_wanted = False
@@ -269,11 +269,13 @@ class EngineLoop:
         for stream, down in self._down.items():
             down.step.number = batch.number
             batch.steps[stream] = down.SerializeToString()
-        quiet = not (batch.steps or batch.refused or batch.ended or batch.events or batch.report or batch.freed_after)
+        quiet = not (
+            batch.steps or batch.refused or batch.ended or batch.events or batch.report or batch.cancel_seconds
+        )
         if quiet:
             return None
         self._down = {}
-        self._batch = Batch()
+        self._batch = EngineOutputs()
         return batch
 
 

@@ -3,19 +3,19 @@
 from motet.clock import Clock, monotonic
 
 
-class Progress:
+class HangDetector:
     def __init__(self, seconds: float, clock: Clock = monotonic) -> None:
         self._seconds = seconds
         self._clock = clock
         self._steps = -1
         self._moved_at: float | None = None
 
-    def saw(self, steps: int, *, work: bool) -> None:
+    def observe(self, steps: int, *, work: bool) -> None:
         """The number of steps so far, and whether there is anything to do."""
         if steps != self._steps or not work or self._moved_at is None:
             self._steps, self._moved_at = steps, self._clock()
 
-    def hung_because(self) -> str:
+    def hung_reason(self) -> str:
         """Empty while it gets on, and before it was heard of."""
         if self._moved_at is None:
             return ""

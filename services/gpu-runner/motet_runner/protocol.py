@@ -106,7 +106,7 @@ class LoadFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class SequenceRefused:
     """The engine did not take a sequence in."""
 
     request: RequestId
@@ -116,7 +116,7 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class SequenceEnded:
     request: RequestId
     epoch: int
     stream: int
@@ -126,22 +126,22 @@ class Ended:
 
 
 @dataclass(slots=True)
-class Batch:
+class EngineOutputs:
     """What happened up to one iteration boundary."""
 
     number: int = 0
     steps: dict[int, bytes] = field(default_factory=dict)
     """Stream -> an encoded GenerateDown{step}. Two of them laid end to end are one message with both steps' tokens."""
-    refused: list[Refused] = field(default_factory=list)
-    ended: list[Ended] = field(default_factory=list)
+    refused: list[SequenceRefused] = field(default_factory=list)
+    ended: list[SequenceEnded] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     report: EngineReport | None = None
     generated: int = 0
     """Tokens in `steps`."""
-    urgent: bool = False
+    report_now: bool = False
     """The service must have it before the next iteration begins: it says who is computed alone, or no longer."""
-    freed_after: list[float] = field(default_factory=list)
+    cancel_seconds: list[float] = field(default_factory=list)
     """Seconds from each cancel's sending until its pages were free."""
 
 
-Answer = Loaded | LoadFailed | Batch
+Answer = Loaded | LoadFailed | EngineOutputs

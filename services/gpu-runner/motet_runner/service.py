@@ -28,9 +28,9 @@ from motet_runner.adapters.certify import certify, limits_of
 from motet_runner.adapters.fetch import DiskCache
 from motet_runner.adapters.shelf import Check, Shelf
 from motet_runner.assets import stream_assets
-from motet_runner.book import Book, Placement, has_work
-from motet_runner.generation import Generation
-from motet_runner.host import EngineDied, EngineHost
+from motet_runner.book import AcceptedRequest, AcceptedRequests, has_work
+from motet_runner.generation import GenerateService
+from motet_runner.host import EngineClient, EngineDied
 from motet_runner.interface import (
     AdapterEvicted,
     AdapterFailed,
@@ -44,10 +44,10 @@ from motet_runner.interface import (
     State,
     StateChanged,
 )
-from motet_runner.links import Facts, SchedulerLink, SupervisorLink
+from motet_runner.links import RunnerFacts, SchedulerLink, SupervisorLink
 from motet_runner.metrics import Metrics
-from motet_runner.progress import Progress
-from motet_runner.protocol import Batch, ReportNow
+from motet_runner.progress import HangDetector
+from motet_runner.protocol import EngineOutputs, ReportNow
 from motet_runner.settings import Settings
 from motet_runner.sources.fetching import Sources
 from motet_runner.sources.model import doubt
@@ -73,7 +73,7 @@ class RunnerService:
         settings: Settings,
         process: ProcessSettings,
         addresses: Addresses,
-        host: EngineHost,
+        host: EngineClient,
         registry: CollectorRegistry,
         *,
         sources: Sources | None = None,
@@ -90,17 +90,17 @@ class RunnerService:
         self._sources = sources or Sources(settings, process, registry)
         self._folder = model or settings.model_folder()
         self._server: Server | None = None
-        self._progress = Progress(settings.hung_seconds)
+        self._progress = HangDetector(settings.hung_seconds)
         self._welcome = False
         health = health or Health()
-        health.add_liveness_check(self._progress.hung_because)
+        health.add_liveness_check(self._progress.hung_reason)
         health.add_readiness_check(self._unready_because)
         health.set_ready(True)
         self._last: EngineReport | None = None
         self._report_asked = False
         self._parts: _Parts | None = None
         self.metrics = Metrics(registry, names=process.metrics_names)
-        self.book = Book()
+        self.book = AcceptedRequests()
         self.identity = common_pb2.RunnerIdentity(
             pool=settings.pool,
             group=settings.served_group,
@@ -114,7 +114,7 @@ class RunnerService:
 
     @property
     def draining(self) -> bool:
-        return self._parts is not None and bool(self._parts.generation.refusing)
+        return self._parts is not None and bool(self._parts.generation.refusal_reason)
 
     async def drain(self, seconds: float) -> None:
         """Take on nothing new, hand back what waits, and let what runs come to its end, for `seconds` at the most.
@@ -133,7 +133,7 @@ class RunnerService:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while len(self.book):
-                    self._beat()
+                    self._request_report()
                     await asyncio.sleep(DRAIN_LOOK_SECONDS)
                     for one in self._waiting():
                         if (one.request, one.epoch) not in handed_back:
@@ -142,10 +142,10 @@ class RunnerService:
         left = list(self.book)
         for one in left:
             parts.generation.cancel(one.request, one.epoch)
-        await self._heard(parts.generation, LAST_WORDS_SECONDS, nothing_left=True)
+        await self._wait_flushed(parts.generation, LAST_WORDS_SECONDS, nothing_left=True)
         log.info("drained", handed_back=len(handed_back), moved=len(left))
 
-    async def _heard(self, generation: Generation, seconds: float, *, nothing_left: bool = False) -> None:
+    async def _wait_flushed(self, generation: GenerateService, seconds: float, *, nothing_left: bool = False) -> None:
         """Wait until gateways have what there was to say; with `nothing_left`, until no request is here any more."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -153,9 +153,9 @@ class RunnerService:
                     await asyncio.sleep(0.01)
                 await asyncio.sleep(0.05)  # what gRPC has taken is on its way
 
-    def _waiting(self) -> Iterator[Placement]:
+    def _waiting(self) -> Iterator[AcceptedRequest]:
         """Who makes no tokens here now."""
-        entries = self._last.book if self._last is not None else []
+        entries = self._last.sequences if self._last is not None else []
         idle = {(one.request, one.epoch) for one in entries if one.state in (State.WAITING, State.PARKED)}
         return (one for one in self.book if not one.in_engine or (one.request, one.epoch) in idle)
 
@@ -180,7 +180,7 @@ class RunnerService:
         parts = await self._assemble(info, base, assets)
         beat = self._settings.report_seconds * self._process.time_scale
         try:
-            self._beat()
+            self._request_report()
             await server.set_ready(True)
             self.ready.set()
             log.info("serving", model=str(self._folder), architecture=info.architecture, pages=info.pages)
@@ -188,11 +188,11 @@ class RunnerService:
                 self._host.run(self._on_batch),
                 parts.scheduler.run(),
                 parts.supervisor.run(),
-                every(beat, self._beat, name="report"),
+                every(beat, self._request_report, name="report"),
             )
         except EngineDied as error:
             parts.generation.engine_died(error.message)
-            await self._heard(parts.generation, ENGINE_DIED_SECONDS)
+            await self._wait_flushed(parts.generation, ENGINE_DIED_SECONDS)
             raise
         finally:
             await parts.generation.close()
@@ -220,7 +220,7 @@ class RunnerService:
         )
         await asyncio.to_thread(cache.prepare)
         check = self._check or (lambda folder: certify(folder, info))
-        facts = Facts(self.identity, settings.reachable_at, info, base, assets)
+        facts = RunnerFacts(self.identity, settings.reachable_at, info, base, assets)
         shelf = Shelf(
             cache,
             check=check,
@@ -232,7 +232,7 @@ class RunnerService:
             metrics=self.metrics,
             sources=self._sources,
         )
-        generation = Generation(
+        generation = GenerateService(
             identity=self.identity,
             book=self.book,
             shelf=shelf,
@@ -251,7 +251,7 @@ class RunnerService:
             shelf=shelf,
             requests=generation,
             last_report=lambda: self._last,
-            welcomed=self._welcomed,
+            welcomed=self._on_welcome,
             time_scale=scale,
         )
         supervisor = SupervisorLink(
@@ -265,18 +265,18 @@ class RunnerService:
         parts = self._parts = _Parts(facts, shelf, generation, scheduler, supervisor)
         return parts
 
-    def _welcomed(self) -> None:
+    def _on_welcome(self) -> None:
         self._welcome = True
 
     def _unready_because(self) -> str:
         """Requests may come once a scheduler knows us; one that goes away later leaves us ready for the next."""
         if self._parts is None:
             return "the model is being loaded"
-        return self._parts.generation.refusing or ("" if self._welcome else "no scheduler has welcomed it yet")
+        return self._parts.generation.refusal_reason or ("" if self._welcome else "no scheduler has welcomed it yet")
 
     # ---------------------------------------------------------------------------------------------------------- engine
 
-    def _on_batch(self, batch: Batch) -> None:
+    def _on_batch(self, batch: EngineOutputs) -> None:
         parts = self._loaded()
         if batch.report is not None:
             self._last = batch.report
@@ -306,7 +306,7 @@ class RunnerService:
                 parts.supervisor.resumed(event)
             case AdapterLoaded():
                 if (one := parts.shelf.on_loaded(event)) is not None:
-                    parts.scheduler.adapter_came(one)
+                    parts.scheduler.adapter_loaded(one)
             case AdapterEvicted():
                 parts.shelf.on_evicted(event)
             case AdapterFailed():
@@ -316,7 +316,7 @@ class RunnerService:
             case StateChanged():
                 pass  # the gateway has it already
 
-    def _beat(self) -> None:
+    def _request_report(self) -> None:
         """Ask for a report. An engine that has not answered the last time is busy or hung: its last one goes out again,
         so that silence always means a lost runner and steps that stand still a hung engine."""
         if self._report_asked and self._last is not None:
@@ -326,9 +326,9 @@ class RunnerService:
 
     def _publish(self, report: EngineReport) -> None:
         parts = self._loaded()
-        self._progress.saw(report.steps, work=has_work(report, self.book))
+        self._progress.observe(report.steps, work=has_work(report, self.book))
         self.metrics.on_report(report, pages=parts.facts.info.pages, model=self._folder.name)
-        running = {entry.adapter for entry in report.book if entry.adapter and entry.pages_used}
+        running = {entry.adapter for entry in report.sequences if entry.adapter and entry.pages_used}
         wanted = {one.adapter for one in self.book if one.adapter}
         names = {digest: _name_of(parts.shelf, digest) for digest in running | wanted}
         self.metrics.on_adapters(
@@ -381,7 +381,12 @@ class _Parts:
     """What exists once the engine is loaded."""
 
     def __init__(
-        self, facts: Facts, shelf: Shelf, generation: Generation, scheduler: SchedulerLink, supervisor: SupervisorLink
+        self,
+        facts: RunnerFacts,
+        shelf: Shelf,
+        generation: GenerateService,
+        scheduler: SchedulerLink,
+        supervisor: SupervisorLink,
     ) -> None:
         self.facts = facts
         self.shelf = shelf

@@ -13,7 +13,7 @@ PER_CALL_ROPE = ("dynamic", "longrope")
 ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
 
 
-def servable(folder: Path) -> dict[str, Any]:
+def read_supported_config(folder: Path) -> dict[str, Any]:
     """The model's configuration. Raises ModelFolderError for one that is not served, whatever its weights are."""
     raw = _config_of(folder)
     _refuse(raw)

@@ -119,7 +119,7 @@ class ChoiceText:
         loud = [token for token in tokens if token not in self._hidden_ids] if self._hidden_ids else tokens
         return self._detokenizer.feed(loud) if loud else ""
 
-    def finish(self, how: EndReason | MotetError) -> None:
+    def end(self, how: EndReason | MotetError) -> None:
         if isinstance(how, MotetError):
             self.error = how
         else:

@@ -19,7 +19,7 @@ from motet.model import Digest
 from motet_runner.adapters.certify import Checked
 from motet_runner.adapters.check import CHECKER
 from motet_runner.adapters.fetch import DiskCache, Fetched, Fetcher, Lease, Wanted, touch
-from motet_runner.interface import AdapterEntry, AdapterEvicted, AdapterFailed, AdapterLoaded
+from motet_runner.interface import AdapterEvicted, AdapterFailed, AdapterLoaded, EngineAdapterReport
 from motet_runner.metrics import Metrics
 from motet_runner.protocol import Command, DropAdapter, LoadAdapter
 from motet_runner.sources.failures import passing
@@ -123,7 +123,7 @@ class Shelf:
             if not waiting:
                 self._arrivals.pop(digest, None)
 
-    def resident(self, entries: list[AdapterEntry]) -> list[common_pb2.ResidentAdapter]:
+    def resident(self, entries: list[EngineAdapterReport]) -> list[common_pb2.ResidentAdapter]:
         """Every adapter of the shelf with the highest tier that it has reached."""
         in_engine = {entry.digest: entry for entry in entries}
         lines = []

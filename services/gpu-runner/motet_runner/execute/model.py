@@ -24,7 +24,7 @@ from motet_runner.execute.rows import CURRENT, Assembler, Rows
 from motet_runner.interface import NewSequence, Sampling, State
 from motet_runner.memory.paged import PagedStore
 from motet_runner.plan import Iteration, Sequence, Work
-from motet_runner.unserved import servable
+from motet_runner.unserved import read_supported_config
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.15, torch.float16: 0.05}
 """How far packing may move a logit in the probe, as a share of the largest. Rounding stays far below, a token that
@@ -60,7 +60,7 @@ class LoadedModel:
 
 def load(folder: Path, dtype: str, device: str) -> LoadedModel:
     attention.register()
-    raw = servable(folder)
+    raw = read_supported_config(folder)
     if raw.get("model_type") == "gptj":
         from motet_runner.execute import gptj
 

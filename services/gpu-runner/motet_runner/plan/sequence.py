@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from motet import promises
 from motet.model import PAGE_TOKENS, Digest, ParkMethod, RequestId
-from motet_runner.interface import BookEntry, NewSequence, State
+from motet_runner.interface import EngineSequenceReport, NewSequence, State
 
 PROVED_BY_TOKENS = 2
 """New tokens after which a suspect is one no longer: the first shows that its prompt and delivered tokens can be
@@ -87,8 +87,8 @@ class Sequence:
         """The next promise (S3-13), capped by its longest life."""
         return promises.doubled_pages(self.promise, self.most_pages)
 
-    def entry(self) -> BookEntry:
-        return BookEntry(
+    def entry(self) -> EngineSequenceReport:
+        return EngineSequenceReport(
             request=self.request,
             epoch=self.new.epoch,
             promise=self.wanted if self.state is State.PARKED else self.promise,

@@ -16,7 +16,7 @@ from motet_runner.sources.fetching import Remote, Sources, may_go_on
 from motet_runner.sources.folder import snapshot_in
 from motet_runner.sources.partial import alone, key_of
 from motet_runner.sources.uri import Folder, parse
-from motet_runner.unserved import servable
+from motet_runner.unserved import read_supported_config
 
 log = structlog.get_logger(__name__)
 
@@ -52,7 +52,7 @@ async def model_folder(settings: Settings, sources: Sources, root: Path) -> Path
 
 
 def _checked(folder: Path) -> Path:
-    servable(folder)
+    read_supported_config(folder)
     return folder
 
 
