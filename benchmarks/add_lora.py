@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.harness import Measure, Result, alternate, arguments, percentile, report
-from motet_kernels import RANKS, Segment, Weights, add_lora, group_of, lay_out
+from motet_kernels import RANKS, LoraWeights, Segment, add_lora, make_batch, rank_class_of
 
 TRAFFIC: dict[str, Callable[[int], list[int]]] = {
     "distinct": lambda rows: list(range(rows)),
@@ -40,14 +40,14 @@ def sides(traffic: str, rows: int, width: int, rank: int) -> Sides:
     x, y = torch.randn(rows, width, generator=generator), torch.zeros(rows, width)
     owners = sorted(TRAFFIC[traffic](rows))
     slots = {owner: slot for slot, owner in enumerate(dict.fromkeys(owners))}
-    group = group_of(rank)
-    weights = Weights(width, width, RANKS[group] * len(slots), torch.float32, "cpu")
+    group = rank_class_of(rank)
+    weights = LoraWeights(width, width, RANKS[group] * len(slots), torch.float32, "cpu")
     matrices = []
     for slot in slots.values():
         a, b = torch.randn(rank, width, generator=generator), torch.randn(width, rank, generator=generator)
         weights.write(group, slot, a, b)
         matrices.append((a.t().contiguous(), b.t().contiguous()))
-    batch = lay_out([Segment(group, slots[owner], row, row + 1) for row, owner in enumerate(owners)])
+    batch = make_batch([Segment(group, slots[owner], row, row + 1) for row, owner in enumerate(owners)])
     spans = [(owners.index(owner), owners.index(owner) + owners.count(owner), slot) for owner, slot in slots.items()]
 
     def loop() -> None:

@@ -9,8 +9,19 @@ The semantics of SGMV (PU-01, PU-02) for mixed ranks; rows without an adapter co
 The back end is chosen once; today it is plain torch. `reference.add_lora` is the fp64 oracle.
 """
 
-from motet_kernels.batch import Batch, Segment, lay_out
+from motet_kernels.batch import LoraBatch, Segment, make_batch
 from motet_kernels.torch_backend import add_lora
-from motet_kernels.weights import RANKS, Place, Stack, Weights, group_of, rows_of
+from motet_kernels.weights import RANKS, AdapterSlot, LoraWeights, WeightStack, rank_class_of, rows_of
 
-__all__ = ["RANKS", "Batch", "Place", "Segment", "Stack", "Weights", "add_lora", "group_of", "lay_out", "rows_of"]
+__all__ = [
+    "RANKS",
+    "AdapterSlot",
+    "LoraBatch",
+    "LoraWeights",
+    "Segment",
+    "WeightStack",
+    "add_lora",
+    "make_batch",
+    "rank_class_of",
+    "rows_of",
+]

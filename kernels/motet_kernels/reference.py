@@ -19,7 +19,7 @@ def add_lora(
     """
     result = y.double().clone()
     for segment in segments:
-        a, b, scale = matrices[segment.group, segment.slot]
+        a, b, scale = matrices[segment.rank_class, segment.slot]
         for row in range(segment.start, segment.stop):
             result[row] += scale * (b.double() @ (a.double() @ x[row].double()))
     return result

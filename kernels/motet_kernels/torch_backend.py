@@ -6,13 +6,13 @@ is a matrix product of its own.
 
 import torch
 
-from motet_kernels.batch import Batch, Short
-from motet_kernels.weights import Stack, Weights
+from motet_kernels.batch import LoraBatch, PaddedSegments
+from motet_kernels.weights import LoraWeights, WeightStack
 
 
-def add_lora(y: torch.Tensor, x: torch.Tensor, weights: Weights, batch: Batch) -> None:
+def add_lora(y: torch.Tensor, x: torch.Tensor, weights: LoraWeights, batch: LoraBatch) -> None:
     for segment in batch.long:
-        stack = weights.stacks[segment.group]
+        stack = weights.stacks[segment.rank_class]
         if segment.slot in stack.acting:
             v = x[segment.start : segment.stop] @ stack.a[segment.slot].t()
             y[segment.start : segment.stop].addmm_(v, stack.b[segment.slot])
@@ -22,19 +22,19 @@ def add_lora(y: torch.Tensor, x: torch.Tensor, weights: Weights, batch: Batch) -
             _short(y, x, stack, short)
 
 
-def _short(y: torch.Tensor, x: torch.Tensor, stack: Stack, short: Short) -> None:
+def _short(y: torch.Tensor, x: torch.Tensor, stack: WeightStack, short: PaddedSegments) -> None:
     a, b = stack.select(short.slots)
     blocks = (len(short.slots), short.width, -1)
     if short.whole is not None:  # the rows are the blocks, in place
         v = torch.bmm(x[short.whole].view(blocks), a.transpose(1, 2))
         y[short.whole].view(blocks).baddbmm_(v, b)
         return
-    v = torch.bmm(x.index_select(0, short.source).view(blocks), a.transpose(1, 2))
+    v = torch.bmm(x.index_select(0, short.row_of_place).view(blocks), a.transpose(1, 2))
     if short.mask is not None:
         v.mul_(short.mask)
     added = torch.bmm(v, b).view(-1, y.shape[1])
-    if short.take is not None:
-        added = added.index_select(0, short.take)
+    if short.places_used is not None:
+        added = added.index_select(0, short.places_used)
     if isinstance(short.rows, slice):
         y[short.rows] += added
     else:

@@ -11,11 +11,11 @@ RANKS = (8, 16, 32, 64, 128, 256)
 """The classes. Padding within one costs less than another product would. Each is twice the one before it, so that a
 slot of one covers whole slots of the others."""
 
-Place = tuple[int, int]
+AdapterSlot = tuple[int, int]
 """(rank class, slot) of an adapter: rows [slot · rank, (slot + 1) · rank) of every projection."""
 
 
-def group_of(rank: int) -> int:
+def rank_class_of(rank: int) -> int:
     """The class of a rank."""
     for group, largest in enumerate(RANKS):
         if rank <= largest:
@@ -23,12 +23,12 @@ def group_of(rank: int) -> int:
     raise ValueError(f"rank {rank} is above {RANKS[-1]}, the largest that is served")
 
 
-def rows_of(place: Place) -> range:
+def rows_of(place: AdapterSlot) -> range:
     group, slot = place
     return range(slot * RANKS[group], (slot + 1) * RANKS[group])
 
 
-class Stack:
+class WeightStack:
     """a [slots, rank, in] and b [slots, rank, out] of one class; b carries the scale (PU-08).
 
     Both with their long side last: measured on a CPU, rows of one or two go through them up to three times as fast.
@@ -64,7 +64,7 @@ class Stack:
         return self.selection[1], self.selection[2]
 
 
-class Weights:
+class LoraWeights:
     """All adapters' matrices of one projection: `rows` rows of rank, which never grow.
 
     Who may have which is decided outside: places in use must not overlap. Beside the rows there are at most as many
@@ -76,13 +76,13 @@ class Weights:
         self.outputs = outputs
         a = torch.zeros((rows, inputs), dtype=dtype, device=device)
         b = torch.zeros((rows, outputs), dtype=dtype, device=device)
-        self.stacks = [Stack(_slots_of(a, rank), _slots_of(b, rank)) for rank in RANKS]
+        self.stacks = [WeightStack(_slots_of(a, rank), _slots_of(b, rank)) for rank in RANKS]
         self._written: set[int] = set()
         """Rows that may hold more than zeros: the others need no clearing."""
 
     def write(self, group: int, slot: int, a: torch.Tensor | None, b: torch.Tensor | None, scale: float = 1.0) -> None:
         """Put an adapter's lora_A [rank, in] and lora_B [out, rank] into its place; None where it has none."""
-        self._forget_selections()
+        self._drop_cached_stacks()
         stack, rows = self.stacks[group], rows_of((group, slot))
         if a is not None and b is not None:
             self._written.update(rows)
@@ -103,9 +103,9 @@ class Weights:
         stack.b[to] = stack.b[slot]
         stack.acting.add(to)
         self._written.update(rows_of((group, to)))
-        self._forget_selections()
+        self._drop_cached_stacks()
 
-    def _forget_selections(self) -> None:
+    def _drop_cached_stacks(self) -> None:
         """Rows change hands between classes; so all copies together stay below the rows."""
         for stack in self.stacks:
             stack.selection = None

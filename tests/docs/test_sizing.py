@@ -5,7 +5,7 @@ import re
 import pytest
 
 from motet.model import PAGE_TOKENS, KVShape
-from motet_kernels import RANKS, Weights, group_of
+from motet_kernels import RANKS, LoraWeights, rank_class_of
 from motet_runner.settings import Settings
 from tests.docs.pages import DOCS, rows
 
@@ -32,7 +32,7 @@ def slots(projections: list[tuple[int, int]], rank: int) -> int:
 
     taken = 0
     for inputs, outputs in projections:
-        of_its_class = Weights(inputs, outputs, 2 * RANKS[-1], torch.bfloat16, "meta").stacks[group_of(rank)]
+        of_its_class = LoraWeights(inputs, outputs, 2 * RANKS[-1], torch.bfloat16, "meta").stacks[rank_class_of(rank)]
         taken += of_its_class.a[0].nbytes + of_its_class.b[0].nbytes
     return taken * LAYERS // MIB
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motet_kernels import RANKS, Segment, Weights, add_lora, group_of, lay_out, reference, rows_of
+from motet_kernels import RANKS, LoraWeights, Segment, add_lora, make_batch, rank_class_of, reference, rows_of
 
 TRAFFIC = {
     "nobody": lambda rows: [None] * rows,
@@ -27,11 +27,11 @@ class Bench:
         self.random = lambda *shape: torch.randn(*shape, generator=generator)
         self.matrices = {}
         self.places = []
-        self.weights = Weights(inputs, outputs, adapters * RANKS[group_of(max(RANK_OF))], dtype, "cpu")
+        self.weights = LoraWeights(inputs, outputs, adapters * RANKS[rank_class_of(max(RANK_OF))], dtype, "cpu")
         taken = 0
         for index in range(adapters):
             rank, scale = RANK_OF[index % len(RANK_OF)], 0.5 + index % 3
-            group = group_of(rank)
+            group = rank_class_of(rank)
             slot = -(-taken // RANKS[group])
             taken = rows_of((group, slot)).stop
             a, b = self.random(rank, inputs) / inputs**0.5, self.random(outputs, rank)
@@ -51,7 +51,7 @@ def test_matches_the_reference(traffic: str, rows: int, shape: tuple[int, int]) 
     segments = bench.segments(TRAFFIC[traffic](rows))
     x, y = bench.random(rows, shape[0]), bench.random(rows, shape[1])
     expected = reference.add_lora(y, x, segments, bench.matrices)
-    add_lora(y, x, bench.weights, lay_out(segments))
+    add_lora(y, x, bench.weights, make_batch(segments))
     torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-4)
 
 
@@ -66,7 +66,7 @@ def test_matches_the_reference_in_any_order_and_size(owners: list[int | None], i
     segments = bench.segments(owners)
     x, y = bench.random(len(owners), inputs), bench.random(len(owners), outputs)
     expected = reference.add_lora(y, x, segments, bench.matrices)
-    add_lora(y, x, bench.weights, lay_out(segments))
+    add_lora(y, x, bench.weights, make_batch(segments))
     torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-4)
 
 
@@ -77,7 +77,7 @@ def test_rows_without_an_adapter_are_not_touched_at_all() -> None:
     x[[0, 2, 5]] = float("nan")
     y[[0, 2, 5]] = float("nan")
     before = y.clone()
-    add_lora(y, x, bench.weights, lay_out(bench.segments(owners)))
+    add_lora(y, x, bench.weights, make_batch(bench.segments(owners)))
     assert y[[0, 2, 5]].isnan().all()
     assert not y[[1, 3, 4]].isnan().any()
     assert (y[[1, 3, 4]] != before[[1, 3, 4]]).any()
@@ -89,18 +89,20 @@ def test_a_row_that_is_not_finite_stays_alone() -> None:
     owners = [0, 0, 0, 8, 8, 1]  # 0 and 8 share a rank class, with three rows and two
     x, y = bench.random(6, 32), bench.random(6, 32)
     x[0] = float("inf")
-    add_lora(y, x, bench.weights, lay_out(bench.segments(owners)))
+    add_lora(y, x, bench.weights, make_batch(bench.segments(owners)))
     assert y[1:].isfinite().all()
 
 
 def test_many_rows_of_one_adapter_are_one_product_and_few_share_one() -> None:
-    batch = lay_out([Segment(0, 0, 0, 512), Segment(0, 1, 512, 513), Segment(0, 3, 513, 514), Segment(1, 0, 514, 516)])
+    batch = make_batch(
+        [Segment(0, 0, 0, 512), Segment(0, 1, 512, 513), Segment(0, 3, 513, 514), Segment(1, 0, 514, 516)]
+    )
     assert batch.long == [Segment(0, 0, 0, 512), Segment(1, 0, 514, 516)]  # the second is alone in its class
     assert [(short.group, short.slots, short.width) for short in batch.short] == [(0, (1, 3), 1)]
 
 
 def test_touching_segments_of_one_slot_are_joined() -> None:
-    assert lay_out([Segment(0, 0, i, i + 1) for i in range(40)]).long == [Segment(0, 0, 0, 40)]
+    assert make_batch([Segment(0, 0, i, i + 1) for i in range(40)]).long == [Segment(0, 0, 0, 40)]
 
 
 def test_an_adapter_that_leaves_a_projection_alone_adds_nothing_there() -> None:
@@ -108,14 +110,14 @@ def test_an_adapter_that_leaves_a_projection_alone_adds_nothing_there() -> None:
     y, x = bench.random(2, 16), bench.random(2, 16)
     before = y.clone()
     bench.weights.write(0, 5, None, None)
-    add_lora(y, x, bench.weights, lay_out([Segment(0, 5, 0, 1), Segment(2, 0, 1, 2)]))
+    add_lora(y, x, bench.weights, make_batch([Segment(0, 5, 0, 1), Segment(2, 0, 1, 2)]))
     assert torch.equal(y, before)
 
 
 def test_a_slot_can_be_written_again_and_cleared() -> None:
-    weights = Weights(4, 4, 8, torch.float32, "cpu")
+    weights = LoraWeights(4, 4, 8, torch.float32, "cpu")
     x = torch.ones(1, 4)
-    batch = lay_out([Segment(0, 0, 0, 1)])
+    batch = make_batch([Segment(0, 0, 0, 1)])
     for a, b in ((torch.ones(8, 4), torch.ones(4, 8)), (torch.ones(2, 4), torch.ones(4, 2)), (None, None)):
         weights.write(0, 0, a, b, 0.5)
         y = torch.zeros(1, 4)
@@ -125,14 +127,14 @@ def test_a_slot_can_be_written_again_and_cleared() -> None:
 
 @pytest.mark.parametrize("rank", [1, 8, 9, 200, 256])
 def test_a_rank_has_the_smallest_class_that_holds_it(rank: int) -> None:
-    group = group_of(rank)
+    group = rank_class_of(rank)
     assert RANKS[group] >= rank
     assert group == 0 or RANKS[group - 1] < rank
 
 
 def test_a_rank_beyond_the_largest_class_is_refused() -> None:
     with pytest.raises(ValueError, match="256"):
-        group_of(257)
+        rank_class_of(257)
 
 
 def test_rows_that_change_hands_between_classes_keep_nothing_of_their_last_owner() -> None:
@@ -145,27 +147,27 @@ def test_rows_that_change_hands_between_classes_keep_nothing_of_their_last_owner
     x, y = bench.random(3, 16), bench.random(3, 24)
     segments = [Segment(2, 0, 0, 2), Segment(2, 1, 2, 3)]
     expected = reference.add_lora(y, x, segments[:1], {(2, 0): (a, b, 1.0)})
-    add_lora(y, x, bench.weights, lay_out(segments))
+    add_lora(y, x, bench.weights, make_batch(segments))
     torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_an_adapter_that_was_moved_gives_the_same_and_one_without_an_effect_still_has_none() -> None:
-    weights = Weights(16, 16, 64, torch.float32, "cpu")
+    weights = LoraWeights(16, 16, 64, torch.float32, "cpu")
     random = torch.Generator().manual_seed(0)
     weights.write(0, 1, torch.randn(5, 16, generator=random), torch.randn(16, 5, generator=random), 0.5)
     x = torch.randn(1, 16, generator=random)
     before = torch.zeros(1, 16)
-    add_lora(before, x, weights, lay_out([Segment(0, 1, 0, 1)]))
+    add_lora(before, x, weights, make_batch([Segment(0, 1, 0, 1)]))
     weights.move(0, 1, 6)
     weights.move(0, 2, 1)
     for slot, expected in ((6, before), (1, torch.zeros(1, 16))):
         after = torch.zeros(1, 16)
-        add_lora(after, x, weights, lay_out([Segment(0, slot, 0, 1)]))
+        add_lora(after, x, weights, make_batch([Segment(0, slot, 0, 1)]))
         assert torch.equal(after, expected)
 
 
 def test_copies_of_slots_that_do_not_lie_together_never_outgrow_the_rows() -> None:
-    weights = Weights(8, 8, 64, torch.float32, "cpu")
+    weights = LoraWeights(8, 8, 64, torch.float32, "cpu")
     held = 64 * (8 + 8)
     a, b = torch.ones(8, 8), torch.ones(8, 8)
     x, y = torch.ones(3, 8), torch.zeros(3, 8)
@@ -175,7 +177,7 @@ def test_copies_of_slots_that_do_not_lie_together_never_outgrow_the_rows() -> No
             weights.write(group, slot, a, b)
         for last in range(2, slots):
             segments = [Segment(group, slot, row, row + 1) for row, slot in enumerate((0, last))]
-            add_lora(y, x, weights, lay_out(segments))
+            add_lora(y, x, weights, make_batch(segments))
             copies = [stack.selection for stack in weights.stacks if stack.selection is not None]
             assert sum(a.numel() + b.numel() for _, a, b in copies) <= held
         assert all(stack.a.untyped_storage().nbytes() == 64 * 8 * 4 for stack in weights.stacks)

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from motet.errors import AdapterFetchFailed
-from motet_runner.sources.order import Access
-from motet_runner.sources.secret import Credentials, read_credentials
+from motet_runner.sources.order import NetworkAccess
+from motet_runner.sources.secret import SourceCredentials, read_credentials
 from tests.kube.control_plane import Cluster
 
 pytestmark = pytest.mark.kube
@@ -18,14 +18,14 @@ LITERAL = "--from-literal=token=open-sesame"
 
 
 @pytest.fixture
-def access(cluster: Cluster, namespace: str, tmp_path: Path) -> Access:
+def access(cluster: Cluster, namespace: str, tmp_path: Path) -> NetworkAccess:
     """As a runner has it in its pod: the token of its own service account."""
     cluster.kubectl("create", "serviceaccount", "motet-runner", f"--namespace={namespace}")
     token = cluster.kubectl("create", "token", "motet-runner", f"--namespace={namespace}", "--duration=10m")
     (tmp_path / "token").write_text(token)
     config = yaml.safe_load(cluster.kubeconfig.read_text())["clusters"][0]["cluster"]
     (tmp_path / "ca.crt").write_bytes(base64.b64decode(config["certificate-authority-data"]))
-    return Access(api_server=config["server"], service_account=str(tmp_path))
+    return NetworkAccess(api_server=config["server"], service_account=str(tmp_path))
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def tenant(cluster: Cluster, namespace: str):
 
 
 def test_the_sentence_about_a_secret_that_was_not_granted_grants_it(
-    cluster: Cluster, access: Access, tenant: str
+    cluster: Cluster, access: NetworkAccess, tenant: str
 ) -> None:
     with pytest.raises(AdapterFetchFailed) as failed:
         read_credentials(f"{tenant}/mine", access, timeout=10)
@@ -50,7 +50,7 @@ def test_the_sentence_about_a_secret_that_was_not_granted_grants_it(
     assert len(commands) == 2
     for command in commands:
         cluster.kubectl(*command.split())
-    assert read_credentials(f"{tenant}/mine", access, timeout=10) == Credentials(token="open-sesame")
+    assert read_credentials(f"{tenant}/mine", access, timeout=10) == SourceCredentials(token="open-sesame")
     with pytest.raises(AdapterFetchFailed, match="may not read Secret"):
         read_credentials(f"{tenant}/other", access, timeout=10)
     cluster.kubectl("delete", "secret", "mine", f"--namespace={tenant}")
@@ -59,7 +59,7 @@ def test_the_sentence_about_a_secret_that_was_not_granted_grants_it(
 
 
 def test_a_grant_that_is_taken_back_is_taken_back(
-    cluster: Cluster, access: Access, tenant: str, namespace: str
+    cluster: Cluster, access: NetworkAccess, tenant: str, namespace: str
 ) -> None:
     grant = ("create", "role", "r", "--verb=get", "--resource=secrets", "--resource-name=mine")
     cluster.kubectl(*grant, f"--namespace={tenant}")

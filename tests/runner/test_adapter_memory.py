@@ -11,7 +11,7 @@ from motet.errors import Overloaded, SetupError
 from motet.model import Digest
 from motet_kernels import rows_of
 from motet_runner.adapters.certify import certify
-from motet_runner.adapters.matrices import Matrices
+from motet_runner.adapters.matrices import WeightReader
 from motet_runner.engine import MIB, Engine
 from motet_runner.execute.lora import bytes_of
 from motet_runner.interface import AdapterEvicted, AdapterFailed, Finish, State
@@ -100,15 +100,15 @@ def test_running_out_of_memory_while_loading_fails_that_adapter_only(
     engine = make_engine(llama)
     load(engine, Digest("8"), ranks[8])
     load(engine, Digest("16"), ranks[16])
-    read, reads = Matrices.read, []
+    read, reads = WeightReader.read, []
 
-    def no_memory(self: Matrices, matrix: object) -> object:
+    def no_memory(self: WeightReader, matrix: object) -> object:
         reads.append(matrix)
         if self._layout.rank == 16 and len(reads) > 5:
             raise error
         return read(self, matrix)
 
-    monkeypatch.setattr(Matrices, "read", no_memory)
+    monkeypatch.setattr(WeightReader, "read", no_memory)
     ran = run(engine, ask("poor", adapter=Digest("16")), ask("good", adapter=Digest("8")), ask("base"))
     assert ran.last["poor"].finish is Finish.FAILED
     assert isinstance(ran.last["poor"].error, Overloaded)

@@ -14,7 +14,7 @@ from motet.errors import AdapterFetchFailed
 from motet.model import Digest, ParkMethod, RequestId
 from motet_runner.adapters import layout as layout_module
 from motet_runner.adapters.certify import certify
-from motet_runner.adapters.layout import Layout
+from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.adapters.peft_config import CONFIG_NAME, WEIGHTS_NAME
 from motet_runner.engine import Engine
 from motet_runner.interface import AdapterEvicted, AdapterFailed, AdapterLoaded, Finish, State
@@ -100,7 +100,7 @@ def test_what_was_checked_against_another_model_is_not_copied(llama: Path, adapt
     layout = certify(adapters[0], engine.info).layout
     first, *others = layout.linears
     linears = [first._replace(module="model.layers.99.q_proj"), *others]
-    engine.load_adapter(A, Layout.of(layout.file, layout.stamp, layout.rank, linears))
+    engine.load_adapter(A, AdapterLayout.of(layout.file, layout.stamp, layout.rank, linears))
     assert [event.digest for event in run(engine).of(AdapterFailed)] == [A]
 
 

@@ -13,7 +13,7 @@ import pytest
 from motet.digest import adapter_digest
 from motet.errors import AdapterFetchFailed, AdapterIncompatible
 from motet_runner.adapters import fetch
-from motet_runner.adapters.fetch import DiskCache, Fetcher, Lease, Wanted
+from motet_runner.adapters.fetch import DiskCache, Fetcher, FetchRequest, FolderLock
 from tests.support.machine import lacking
 from tests.support.runners import write_adapter
 
@@ -31,7 +31,7 @@ def contents(cache):
 
 async def test_a_fetched_adapter_lies_under_its_digest(tmp_path, cache):
     source = write_adapter(tmp_path / "a")
-    fetched = await Fetcher(cache).fetch(Wanted(source=source.as_uri()))
+    fetched = await Fetcher(cache).fetch(FetchRequest(source=source.as_uri()))
     assert fetched.digest == adapter_digest(source) == adapter_digest(fetched.folder)
     assert contents(cache) == [fetched.digest.removeprefix("sha256:")]
 
@@ -39,20 +39,20 @@ async def test_a_fetched_adapter_lies_under_its_digest(tmp_path, cache):
 async def test_a_template_of_its_own_comes_along_and_makes_another_digest(tmp_path, cache):
     source = write_adapter(tmp_path / "a")
     fetcher = Fetcher(cache)
-    without = await fetcher.fetch(Wanted(source=source.as_uri()))
+    without = await fetcher.fetch(FetchRequest(source=source.as_uri()))
     (source / "chat_template.jinja").write_text("{{ messages }}")
     (source / "added_tokens.json").write_text("{}")
     (source / "README.md").write_text("hello")
-    fetched = await fetcher.fetch(Wanted(source=source.as_uri()))
+    fetched = await fetcher.fetch(FetchRequest(source=source.as_uri()))
     assert fetched.digest == adapter_digest(source) == adapter_digest(fetched.folder) != without.digest
     names = {path.name for path in fetched.folder.iterdir() if not path.name.startswith(".")}
     assert names == {path.name for path in source.iterdir()} - {"README.md"}
     assert fetched.bytes == sum((fetched.folder / name).stat().st_size for name in names)
     again = Fetcher(cache)
-    assert (await again.fetch(Wanted(source=source.as_uri(), expected=fetched.digest))).bytes == fetched.bytes
+    assert (await again.fetch(FetchRequest(source=source.as_uri(), expected=fetched.digest))).bytes == fetched.bytes
     (source / "chat_template.jinja").unlink()
     (source / "added_tokens.json").unlink()
-    assert (await fetcher.fetch(Wanted(source=source.as_uri()))).digest == without.digest
+    assert (await fetcher.fetch(FetchRequest(source=source.as_uri()))).digest == without.digest
 
 
 @pytest.mark.parametrize(("name", "limit"), [("chat_template.jinja", 16 << 20), ("tokenizer.json", 64 << 20)])
@@ -61,7 +61,7 @@ async def test_an_optional_file_beyond_its_bound_is_refused_by_name(tmp_path, ca
     (source / name).touch()
     os.truncate(source / name, limit + 1)
     with pytest.raises(AdapterFetchFailed, match=rf"{name} is {limit + 1} bytes; at most {limit}") as failed:
-        await Fetcher(cache).fetch(Wanted(source=source.as_uri()))
+        await Fetcher(cache).fetch(FetchRequest(source=source.as_uri()))
     assert failed.value.reason == "TooLarge"
     assert contents(cache) == []
 
@@ -71,13 +71,13 @@ async def test_what_only_looks_like_an_optional_file_is_refused(tmp_path, cache,
     source = write_adapter(tmp_path / "a")
     make(source / "tokenizer_config.json")
     with pytest.raises(AdapterFetchFailed, match=r"tokenizer_config\.json is not a file"):
-        await Fetcher(cache).fetch(Wanted(source=source.as_uri()))
+        await Fetcher(cache).fetch(FetchRequest(source=source.as_uri()))
 
 
 async def test_all_who_ask_at_once_share_one_copy(tmp_path, cache):
     source = write_adapter(tmp_path / "a").as_uri()
     fetcher = Fetcher(cache)
-    found = await asyncio.gather(*(fetcher.fetch(Wanted(source=source)) for _ in range(20)))
+    found = await asyncio.gather(*(fetcher.fetch(FetchRequest(source=source)) for _ in range(20)))
     assert len({one.digest for one in found}) == 1
     assert fetcher.copies == 1
 
@@ -85,10 +85,10 @@ async def test_all_who_ask_at_once_share_one_copy(tmp_path, cache):
 async def test_who_asks_after_the_bytes_changed_gets_the_new_ones(tmp_path, cache):
     source = write_adapter(tmp_path / "a", seed=1)
     fetcher = Fetcher(cache)
-    first = asyncio.create_task(fetcher.fetch(Wanted(source=source.as_uri())))
+    first = asyncio.create_task(fetcher.fetch(FetchRequest(source=source.as_uri())))
     await first
     write_adapter(source, seed=2)
-    second = await fetcher.fetch(Wanted(source=source.as_uri()))
+    second = await fetcher.fetch(FetchRequest(source=source.as_uri()))
     assert first.result().digest != second.digest
     assert second.digest == adapter_digest(source)
     assert len(contents(cache)) == 2
@@ -97,7 +97,7 @@ async def test_who_asks_after_the_bytes_changed_gets_the_new_ones(tmp_path, cach
 async def test_a_waiter_that_gives_up_does_not_stop_the_fetch(tmp_path, cache):
     source = write_adapter(tmp_path / "a").as_uri()
     fetcher = Fetcher(cache)
-    impatient, patient = (asyncio.create_task(fetcher.fetch(Wanted(source=source))) for _ in range(2))
+    impatient, patient = (asyncio.create_task(fetcher.fetch(FetchRequest(source=source))) for _ in range(2))
     await asyncio.sleep(0)
     impatient.cancel()
     assert (await patient).folder.is_dir()
@@ -106,15 +106,15 @@ async def test_a_waiter_that_gives_up_does_not_stop_the_fetch(tmp_path, cache):
 async def test_an_expected_digest_is_found_without_reading_the_source(tmp_path, cache):
     source = write_adapter(tmp_path / "a")
     fetcher = Fetcher(cache)
-    fetched = await fetcher.fetch(Wanted(source=source.as_uri()))
+    fetched = await fetcher.fetch(FetchRequest(source=source.as_uri()))
     shutil.rmtree(source)
-    assert (await fetcher.fetch(Wanted(source=source.as_uri(), expected=fetched.digest))).folder == fetched.folder
+    assert (await fetcher.fetch(FetchRequest(source=source.as_uri(), expected=fetched.digest))).folder == fetched.folder
 
 
 async def test_another_digest_than_expected_is_refused_and_leaves_nothing(tmp_path, cache):
     source = write_adapter(tmp_path / "a").as_uri()
     with pytest.raises(AdapterFetchFailed, match="has the digest"):
-        await Fetcher(cache).fetch(Wanted(source=source, expected="sha256:" + "1" * 64))
+        await Fetcher(cache).fetch(FetchRequest(source=source, expected="sha256:" + "1" * 64))
     assert contents(cache) == []
 
 
@@ -128,28 +128,28 @@ async def test_another_digest_than_expected_is_refused_and_leaves_nothing(tmp_pa
 )
 async def test_a_source_that_cannot_be_read_says_why(cache, uri, words):
     with pytest.raises(AdapterFetchFailed, match=words):
-        await Fetcher(cache).fetch(Wanted(source=uri))
+        await Fetcher(cache).fetch(FetchRequest(source=uri))
 
 
 async def test_a_pickled_adapter_is_refused_with_the_way_out(tmp_path, cache):
     source = write_adapter(tmp_path / "a")
     (source / "adapter_model.safetensors").rename(source / "adapter_model.bin")
     with pytest.raises(AdapterFetchFailed, match=r"adapter_model\.bin.*only safetensors"):
-        await Fetcher(cache).fetch(Wanted(source=source.as_uri()))
+        await Fetcher(cache).fetch(FetchRequest(source=source.as_uri()))
 
 
 async def test_a_folder_without_config_is_refused(tmp_path, cache):
     source = write_adapter(tmp_path / "a")
     (source / "adapter_config.json").unlink()
     with pytest.raises(AdapterFetchFailed, match=r"has no adapter_config\.json"):
-        await Fetcher(cache).fetch(Wanted(source=source.as_uri()))
+        await Fetcher(cache).fetch(FetchRequest(source=source.as_uri()))
 
 
 async def test_weights_beyond_the_bound_are_refused_unread(tmp_path, cache):
     source = write_adapter(tmp_path / "a")
     os.truncate(source / "adapter_model.safetensors", 2 << 20)
     with pytest.raises(AdapterFetchFailed, match="at most 1048576"):
-        await Fetcher(cache).fetch(Wanted(source=source.as_uri()))
+        await Fetcher(cache).fetch(FetchRequest(source=source.as_uri()))
 
 
 async def test_weights_that_are_cut_short_leave_nothing(tmp_path, cache):
@@ -157,7 +157,7 @@ async def test_weights_that_are_cut_short_leave_nothing(tmp_path, cache):
     weights = source / "adapter_model.safetensors"
     os.truncate(weights, weights.stat().st_size - 4)
     with pytest.raises(AdapterIncompatible):
-        await Fetcher(cache).fetch(Wanted(source=source.as_uri()))
+        await Fetcher(cache).fetch(FetchRequest(source=source.as_uri()))
     assert contents(cache) == []
 
 
@@ -178,9 +178,9 @@ async def test_a_full_disk_is_said_clearly_and_leaves_nothing(tmp_path, full_dis
     cache = DiskCache(full_disk / "cache", max_adapter_bytes=1 << 20)
     cache.prepare()
     with pytest.raises(AdapterFetchFailed, match=r"no space left in .*needs \d+ bytes"):
-        await Fetcher(cache).fetch(Wanted(source=source.as_uri()))
+        await Fetcher(cache).fetch(FetchRequest(source=source.as_uri()))
     assert contents(cache) == []
-    small = await Fetcher(cache).fetch(Wanted(source=write_adapter(tmp_path / "b").as_uri()))
+    small = await Fetcher(cache).fetch(FetchRequest(source=write_adapter(tmp_path / "b").as_uri()))
     assert contents(cache) == [small.folder.name]
 
 
@@ -190,7 +190,7 @@ async def test_a_write_that_fails_leaves_nothing(tmp_path, cache):
     resource.setrlimit(resource.RLIMIT_FSIZE, (1024, hard))
     try:
         with pytest.raises(AdapterFetchFailed, match="cannot be copied"):
-            await Fetcher(cache).fetch(Wanted(source=source.as_uri()))
+            await Fetcher(cache).fetch(FetchRequest(source=source.as_uri()))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert contents(cache) == []
@@ -208,7 +208,7 @@ def test_what_a_dead_process_left_is_cleared_and_what_a_live_one_writes_is_not(t
     left, live = cache.folder / ".fetch-1-1", cache.folder / ".fetch-2-1"
     left.mkdir()
     live.mkdir()
-    lease = Lease(live)
+    lease = FolderLock(live)
     cache.prepare()
     assert contents(cache) == [".fetch-2-1"]
     lease.release()
@@ -218,19 +218,19 @@ async def test_a_runner_that_starts_beside_a_fetch_breaks_nothing(tmp_path, cach
     """It clears what nobody holds, and may come between the making of a folder and its lease."""
     starts = [cache.prepare, lambda: None]
 
-    def lease_beside_a_start(folder: Path) -> Lease:
+    def lease_beside_a_start(folder: Path) -> FolderLock:
         starts.pop(0)()
-        return Lease(folder)
+        return FolderLock(folder)
 
     monkeypatch.setattr(fetch, "Lease", lease_beside_a_start)
-    fetched = await Fetcher(cache).fetch(Wanted(source=write_adapter(tmp_path / "a").as_uri()))
+    fetched = await Fetcher(cache).fetch(FetchRequest(source=write_adapter(tmp_path / "a").as_uri()))
     assert contents(cache) == [fetched.folder.name]
     assert not starts
 
 
 async def test_a_leased_folder_is_not_removed(tmp_path, cache):
-    fetched = await Fetcher(cache).fetch(Wanted(source=write_adapter(tmp_path / "a").as_uri()))
-    mine, theirs = Lease(fetched.folder), Lease(fetched.folder)
+    fetched = await Fetcher(cache).fetch(FetchRequest(source=write_adapter(tmp_path / "a").as_uri()))
+    mine, theirs = FolderLock(fetched.folder), FolderLock(fetched.folder)
     assert not mine.is_alone()
     assert not cache.remove(fetched.digest)
     theirs.release()
@@ -239,12 +239,12 @@ async def test_a_leased_folder_is_not_removed(tmp_path, cache):
     mine.release()
     assert cache.remove(fetched.digest)
     with pytest.raises(FileNotFoundError):
-        Lease(fetched.folder)
+        FolderLock(fetched.folder)
 
 
 async def test_two_runners_that_fetch_the_same_bytes_do_not_disturb_each_other(tmp_path, cache):
     source = write_adapter(tmp_path / "a").as_uri()
     other = DiskCache(cache.folder, max_adapter_bytes=1 << 20)
-    one, two = await asyncio.gather(*(Fetcher(own).fetch(Wanted(source=source)) for own in (cache, other)))
+    one, two = await asyncio.gather(*(Fetcher(own).fetch(FetchRequest(source=source)) for own in (cache, other)))
     assert one == two
     assert contents(cache) == [Path(one.folder).name]

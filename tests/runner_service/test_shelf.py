@@ -11,12 +11,12 @@ from motet.clock import FakeClock
 from motet.errors import AdapterFetchFailed, AdapterIncompatible
 from motet.model import Digest
 from motet_runner.adapters import fetch
-from motet_runner.adapters.certify import Checked
-from motet_runner.adapters.check import CHECKER
+from motet_runner.adapters.certify import Certification
+from motet_runner.adapters.check import CHECK_VERSION
 from motet_runner.adapters.fetch import DiskCache
-from motet_runner.adapters.layout import Layout, Stamp
+from motet_runner.adapters.layout import AdapterLayout, FileStamp
 from motet_runner.adapters.peft_config import WEIGHTS_NAME
-from motet_runner.adapters.shelf import Shelf
+from motet_runner.adapters.shelf import AdapterRegistry
 from motet_runner.interface import AdapterFailed, AdapterLoaded
 from motet_runner.metrics import Metrics
 from motet_runner.protocol import DropAdapter, LoadAdapter
@@ -26,7 +26,7 @@ BASE_DIGEST = Digest("sha256:" + "b" * 64)
 
 
 class Bench:
-    def __init__(self, folder, *, capacity=2, base=BASE_DIGEST, checker=CHECKER, refuses="refuse", engine=""):
+    def __init__(self, folder, *, capacity=2, base=BASE_DIGEST, checker=CHECK_VERSION, refuses="refuse", engine=""):
         self.folder = folder
         self.posted = []
         self.users = {}
@@ -37,7 +37,7 @@ class Bench:
         cache = DiskCache(folder / "cache", max_adapter_bytes=1 << 20)
         cache.prepare()
         self.cache = cache
-        self.shelf = Shelf(
+        self.shelf = AdapterRegistry(
             cache,
             check=self.check,
             base_digest=base,
@@ -54,8 +54,8 @@ class Bench:
         self.checks += 1
         if self.refuses in (folder / "adapter_config.json").read_text():
             raise AdapterIncompatible("it says refuse")
-        layout = Layout.of(folder / WEIGHTS_NAME, Stamp.of(folder / WEIGHTS_NAME), 4, ())
-        return Checked(scheduler_pb2.Certificate(rank=4), layout, self.engine)
+        layout = AdapterLayout.of(folder / WEIGHTS_NAME, FileStamp.of(folder / WEIGHTS_NAME), 4, ())
+        return Certification(scheduler_pb2.Certificate(rank=4), layout, self.engine)
 
     async def ensure(self, n, stage=common_pb2.ADAPTER_STAGE_CERTIFIED, **config):
         source = write_adapter(self.folder / f"a{n}", seed=n, **config)
@@ -116,7 +116,7 @@ async def test_a_certificate_is_kept_and_not_made_twice(bench, tmp_path):
     first = await bench.ensure(1)
     bench.shelf.close()
     again = Bench(tmp_path)
-    found = again.shelf.take(first.digest)
+    found = again.shelf.layout_of(first.digest)
     assert found is not None
     assert found.certificate == first.certificate
     assert again.checks == 0
@@ -127,7 +127,7 @@ async def test_a_certificate_is_kept_and_not_made_twice(bench, tmp_path):
 async def test_a_certificate_for_another_base_model_counts_for_nothing(bench, tmp_path):
     first = await bench.ensure(1)
     other = Bench(tmp_path, base=Digest("sha256:" + "c" * 64))
-    assert other.shelf.take(first.digest) is None
+    assert other.shelf.layout_of(first.digest) is None
     checked = await other.ensure(1)
     assert other.checks == 1
     assert checked.certificate.base_digest.endswith("c")
@@ -136,18 +136,18 @@ async def test_a_certificate_for_another_base_model_counts_for_nothing(bench, tm
 
 async def test_what_an_older_checker_let_pass_is_checked_again_and_may_be_refused(bench, tmp_path):
     first = await bench.ensure(1)
-    assert first.certificate.checker == CHECKER
+    assert first.certificate.checker == CHECK_VERSION
     bench.shelf.close()
-    newer = Bench(tmp_path, checker=CHECKER + 1)
-    assert newer.shelf.take(first.digest) is None
+    newer = Bench(tmp_path, checker=CHECK_VERSION + 1)
+    assert newer.shelf.layout_of(first.digest) is None
     checked = await newer.ensure(1)
-    assert (newer.checks, checked.certificate.checker) == (1, CHECKER + 1)
+    assert (newer.checks, checked.certificate.checker) == (1, CHECK_VERSION + 1)
     newer.shelf.close()
-    stricter = Bench(tmp_path, checker=CHECKER + 2, refuses="LORA")
+    stricter = Bench(tmp_path, checker=CHECK_VERSION + 2, refuses="LORA")
     assert first.digest in stricter.cached()
     with pytest.raises(AdapterIncompatible):
         await stricter.ensure_digest(1, first.digest)
-    assert stricter.shelf.take(first.digest) is None
+    assert stricter.shelf.layout_of(first.digest) is None
     assert not any(isinstance(command, LoadAdapter) for command in stricter.posted)
     stricter.shelf.close()
 
@@ -156,7 +156,7 @@ async def test_what_was_checked_for_other_numbers_or_ranks_is_checked_again(benc
     first = await bench.ensure(1)
     bench.shelf.close()
     other = Bench(tmp_path, engine="float16, rank 8", refuses="LORA")
-    assert other.shelf.take(first.digest) is None
+    assert other.shelf.layout_of(first.digest) is None
     with pytest.raises(AdapterIncompatible):
         await other.ensure_digest(1, first.digest)
     other.shelf.close()
@@ -168,7 +168,7 @@ async def test_a_certificate_from_before_checkers_had_versions_counts_for_nothin
     kept = first.folder / "certificate.json"
     kept.write_text(kept.read_text().replace('"checker"', '"mapped"'))
     again = Bench(tmp_path)
-    assert again.shelf.take(first.digest) is None
+    assert again.shelf.layout_of(first.digest) is None
     again.shelf.close()
 
 
@@ -224,7 +224,7 @@ async def test_a_certificate_of_bytes_that_changed_meanwhile_counts_for_nothing(
     bench.shelf.close()
     (one.folder / WEIGHTS_NAME).touch()
     again = Bench(tmp_path)
-    assert again.shelf.take(one.digest) is None
+    assert again.shelf.layout_of(one.digest) is None
     assert (await again.ensure(1)).digest == one.digest
     assert again.checks == 1
     again.shelf.close()
@@ -245,7 +245,7 @@ async def test_a_certificate_that_no_check_of_today_has_written_is_made_anew(ben
     bench.shelf.close()
     (first.folder / "certificate.json").write_bytes(kept)
     again = Bench(tmp_path)
-    assert again.shelf.take(first.digest) is None
+    assert again.shelf.layout_of(first.digest) is None
     assert (await again.ensure(1)).checked is not None
     assert again.checks == 1
     again.shelf.close()

@@ -18,7 +18,7 @@ from typing import Any
 from motet.errors import Declined, MotetError
 from motet.ledger import Ledger
 from motet.model import BASE, PAGE_TOKENS, Digest, ParkMethod, RequestId
-from motet_runner.adapters.layout import Layout
+from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.interface import (
     AdapterEvicted,
     AdapterLoaded,
@@ -146,7 +146,7 @@ class FakeEngine:
     def set_overcommit(self, factor: float) -> None:
         self.book.set_overcommit(factor)
 
-    def load_adapter(self, digest: Digest, layout: Layout) -> None:
+    def load_adapter(self, digest: Digest, layout: AdapterLayout) -> None:
         self._slots.know(digest)
 
     def drop_adapter(self, digest: Digest) -> None:

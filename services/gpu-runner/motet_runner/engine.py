@@ -14,9 +14,9 @@ import torch
 from motet.clock import Clock
 from motet.errors import MotetError, NotFinite, SetupError
 from motet.model import PAGE_TOKENS, Digest, ParkMethod, RequestId
-from motet_kernels import RANKS, group_of
-from motet_runner.adapters.layout import Layout
-from motet_runner.adapters.slots import Progress, SlotStore
+from motet_kernels import RANKS, rank_class_of
+from motet_runner.adapters.layout import AdapterLayout
+from motet_runner.adapters.slots import SlotChanges, SlotStore
 from motet_runner.execute.lora import LoraLinears, bytes_of
 from motet_runner.execute.model import load, probe_sequence
 from motet_runner.execute.rows import Assembler, Rows
@@ -132,7 +132,7 @@ class Engine:
     def add(self, sequence: NewSequence) -> None:
         added = self._book.add(sequence)
         if added.state is State.LOADING:
-            self._slots.want(added.adapter)
+            self._slots.request_load(added.adapter)
 
     def cancel(self, request: RequestId, epoch: int | None = None) -> bool:
         return self._book.cancel(request, epoch) is not None
@@ -154,8 +154,8 @@ class Engine:
     def set_overcommit(self, factor: float) -> None:
         self._book.set_overcommit(factor)
 
-    def load_adapter(self, digest: Digest, layout: Layout) -> None:
-        self._slots.know(digest, layout)
+    def load_adapter(self, digest: Digest, layout: AdapterLayout) -> None:
+        self._slots.register(digest, layout)
 
     def drop_adapter(self, digest: Digest) -> None:
         self._slots.drop(digest)
@@ -177,7 +177,7 @@ class Engine:
         with torch.inference_mode():
             self._carry_out()
             if iteration:
-                rows = self._assembler.assemble(iteration, self._slots.place)
+                rows = self._assembler.assemble(iteration, self._slots.slot_of)
                 logits = self._loaded.forward(rows)
                 sequences = [work.sequence for work in rows.sampled]
                 sampled = sample(logits, sequences, self._eos) if sequences else []
@@ -230,7 +230,7 @@ class Engine:
 
     def _load_adapters(self, outputs: list[SequenceOutput], events: list[Event]) -> None:
         nobody_waits = not self._book.count(State.WAITING, State.PREFILL, State.DECODE)
-        progress: Progress = self._slots.advance(hurry=nobody_waits)
+        progress: SlotChanges = self._slots.advance(hurry=nobody_waits)
         for digest, size, seconds in progress.loaded:
             events.append(AdapterLoaded(digest, size, seconds))
             self._book.adapter_arrived(digest)
@@ -242,7 +242,7 @@ class Engine:
     def _want_adapters(self) -> None:
         for sequence in self._book:
             if sequence.state is State.LOADING:
-                self._slots.want(sequence.adapter)
+                self._slots.request_load(sequence.adapter)
 
     # -- memory ------------------------------------------------------------------------------------------------------
 
@@ -334,7 +334,7 @@ class Engine:
 
 def _adapter_rows(config: EngineConfig) -> int:
     """Rows of rank for all adapters together. One of any rank that is served fits, if nobody else is there."""
-    largest = RANKS[group_of(min(config.max_lora_rank, RANKS[-1]))]
+    largest = RANKS[rank_class_of(min(config.max_lora_rank, RANKS[-1]))]
     return max(config.max_resident_adapters * RANK_RESERVED, largest)
 
 

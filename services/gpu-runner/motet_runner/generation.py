@@ -18,7 +18,7 @@ from motet.errors import Declined, InvalidRequest, MotetError, UnsupportedParame
 from motet.fleet import RequestClass
 from motet.model import BASE, Digest, RequestId
 from motet.rpc import Session, Sessions
-from motet_runner.adapters.shelf import Shelf
+from motet_runner.adapters.shelf import AdapterRegistry
 from motet_runner.book import AcceptedRequest, AcceptedRequests
 from motet_runner.host import EngineClient
 from motet_runner.interface import NewSequence, Sampling
@@ -43,7 +43,7 @@ class GenerateService:
         *,
         identity: common_pb2.RunnerIdentity,
         book: AcceptedRequests,
-        shelf: Shelf,
+        shelf: AdapterRegistry,
         host: EngineClient,
         metrics: Metrics,
         model: str,
@@ -154,7 +154,7 @@ class GenerateService:
             term=submit.term,
         )
         self._book.add(placement)
-        if sequence.adapter == BASE or self._shelf.take(sequence.adapter) is not None:
+        if sequence.adapter == BASE or self._shelf.layout_of(sequence.adapter) is not None:
             self._start(placement, sequence)
         else:
             key = (submit.request, submit.epoch)
@@ -176,8 +176,8 @@ class GenerateService:
         failure: MotetError
         try:
             async with asyncio.timeout(self._adapter_wait):
-                await self._shelf.arrival(placement.adapter)
-            if self._shelf.take(placement.adapter) is not None:
+                await self._shelf.wait_for(placement.adapter)
+            if self._shelf.layout_of(placement.adapter) is not None:
                 self._start(placement, sequence)
                 return
             failure = Declined(f"adapter {placement.adapter} left again before the request could start")
@@ -218,7 +218,7 @@ class GenerateService:
     def _close(self, request: str, epoch: int, stream: int) -> AcceptedRequest | None:
         placement = self._book.remove(request, epoch, stream)
         if placement is not None and placement.adapter != BASE:
-            self._shelf.settle(placement.adapter)
+            self._shelf.request_ended(placement.adapter)
         return placement
 
     # ---------------------------------------------------------------------------------------------------------- engine

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from motet.errors import MotetError
 from motet.model import BASE, Digest, ParkMethod, RequestId
-from motet_runner.adapters.layout import Layout
+from motet_runner.adapters.layout import AdapterLayout
 
 
 class State(StrEnum):
@@ -272,7 +272,7 @@ class Engine(Protocol):
     def set_overcommit(self, factor: float) -> None:
         """Let promises add up to `factor` × the pages. When pages run out all the same, the newest is parked."""
 
-    def load_adapter(self, digest: Digest, layout: Layout) -> None:
+    def load_adapter(self, digest: Digest, layout: AdapterLayout) -> None:
         """Say where an adapter's checked bytes lie and bring them to the device when there is room. Idempotent.
 
         `motet_runner.adapters.certify` checks a folder and makes its layout.

@@ -16,7 +16,7 @@ from motet.clock import monotonic
 from motet.errors import Internal, MotetError
 from motet.model import BASE, Digest, ParkMethod, RequestId
 from motet.rpc import Link
-from motet_runner.adapters.shelf import Shelf, Shelved, wanted
+from motet_runner.adapters.shelf import AdapterRegistry, RegisteredAdapter, wanted
 from motet_runner.book import AcceptedRequests, has_work
 from motet_runner.interface import AdapterFailed, EngineInfo, EngineReport, OverflowAhead, ParkedNow, ResumedNow
 from motet_runner.loop import FINISHES
@@ -88,7 +88,7 @@ class SchedulerLink:
         *,
         facts: RunnerFacts,
         book: AcceptedRequests,
-        shelf: Shelf,
+        shelf: AdapterRegistry,
         requests: RequestControl,
         last_report: Callable[[], EngineReport | None],
         welcomed: Callable[[], None],
@@ -153,12 +153,12 @@ class SchedulerLink:
         left = max(0.0, self._drain_ends - monotonic())
         return scheduler_pb2.AttachUp(draining=scheduler_pb2.RunnerDraining(deadline_seconds=left))
 
-    def adapter_loaded(self, one: Shelved) -> None:
+    def adapter_loaded(self, one: RegisteredAdapter) -> None:
         """The engine has it on the device: tell everybody's name for it."""
         for ref in one.refs.values():
             self._tell_adapter(state_of(ref, one))
 
-    def adapter_failed(self, one: Shelved, event: AdapterFailed) -> None:
+    def adapter_failed(self, one: RegisteredAdapter, event: AdapterFailed) -> None:
         for ref in one.refs.values():
             state = state_of(ref, one)
             state.failure.CopyFrom(event.error.to_proto())
@@ -260,7 +260,7 @@ class SchedulerLink:
         task.add_done_callback(self._tasks.discard)
 
 
-def state_of(ref: common_pb2.AdapterRef, one: Shelved) -> scheduler_pb2.AdapterState:
+def state_of(ref: common_pb2.AdapterRef, one: RegisteredAdapter) -> scheduler_pb2.AdapterState:
     return scheduler_pb2.AdapterState(
         ref=ref, digest=one.digest, stage=one.stage, progress=1.0, certificate=one.certificate, bytes=one.bytes
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from motet.errors import MotetError
 from motet.model import Digest, ParkMethod, RequestId
 from motet.settings import ProcessSettings
-from motet_runner.adapters.layout import Layout
+from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.interface import EngineConfig, EngineInfo, EngineReport, Event, Finish, NewSequence
 
 # ----------------------------------------------------------------------------------------------------------- commands
@@ -67,7 +67,7 @@ class SetOvercommit:
 @dataclass(frozen=True, slots=True)
 class LoadAdapter:
     digest: Digest
-    layout: Layout
+    layout: AdapterLayout
 
 
 @dataclass(frozen=True, slots=True)

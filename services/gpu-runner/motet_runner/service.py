@@ -26,7 +26,7 @@ from motet.settings import Addresses, ProcessSettings
 from motet.tasks import run_together
 from motet_runner.adapters.certify import certify, limits_of
 from motet_runner.adapters.fetch import DiskCache
-from motet_runner.adapters.shelf import Check, Shelf
+from motet_runner.adapters.shelf import AdapterRegistry, Check
 from motet_runner.assets import stream_assets
 from motet_runner.book import AcceptedRequest, AcceptedRequests, has_work
 from motet_runner.generation import GenerateService
@@ -50,7 +50,7 @@ from motet_runner.progress import HangDetector
 from motet_runner.protocol import EngineOutputs, ReportNow
 from motet_runner.settings import Settings
 from motet_runner.sources.fetching import Sources
-from motet_runner.sources.model import doubt
+from motet_runner.sources.model import mark_unverified
 
 log = structlog.get_logger(__name__)
 
@@ -206,7 +206,7 @@ class RunnerService:
         )
         expected = self._settings.model_digest
         if expected and base != expected:
-            doubt(self._folder)
+            mark_unverified(self._folder)
             raise ModelFolderError(
                 f"the model in {self._folder} has the digest {base}, but the pool {self._settings.pool} asks for "
                 f"{expected}: put the right files there, or correct model.digest."
@@ -221,7 +221,7 @@ class RunnerService:
         await asyncio.to_thread(cache.prepare)
         check = self._check or (lambda folder: certify(folder, info))
         facts = RunnerFacts(self.identity, settings.reachable_at, info, base, assets)
-        shelf = Shelf(
+        shelf = AdapterRegistry(
             cache,
             check=check,
             base_digest=base,
@@ -383,7 +383,7 @@ class _Parts:
     def __init__(
         self,
         facts: RunnerFacts,
-        shelf: Shelf,
+        shelf: AdapterRegistry,
         generation: GenerateService,
         scheduler: SchedulerLink,
         supervisor: SupervisorLink,
@@ -395,6 +395,6 @@ class _Parts:
         self.supervisor = supervisor
 
 
-def _name_of(shelf: Shelf, digest: Digest) -> str:
+def _name_of(shelf: AdapterRegistry, digest: Digest) -> str:
     one = shelf.get(digest)
     return one.name if one is not None else digest

@@ -7,7 +7,7 @@ import warnings
 import pytest
 
 from motet.errors import AdapterIncompatible
-from motet_runner.adapters.peft_config import HARMLESS, HONOURED, REFUSED, parse_config
+from motet_runner.adapters.peft_config import IGNORED, REFUSED, SUPPORTED, parse_config
 
 PLAIN = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM"}
 MODULE = "model.layers.1.self_attn.q_proj"
@@ -138,4 +138,4 @@ def test_every_field_that_peft_writes_is_known() -> None:
     from peft import LoraConfig
 
     fields = {field.name for field in dataclasses.fields(LoraConfig)}
-    assert fields - HARMLESS - HONOURED - REFUSED.keys() == set()
+    assert fields - IGNORED - SUPPORTED - REFUSED.keys() == set()

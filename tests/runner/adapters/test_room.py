@@ -4,52 +4,54 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from motet.model import Digest
-from motet_kernels import RANKS, Place, rows_of
-from motet_runner.adapters.room import Resident, Room, find_room
+from motet_kernels import RANKS, AdapterSlot, rows_of
+from motet_runner.adapters.room import DeviceAdapter, SlotAllocation, allocate_slot
 
 EIGHT, SIXTEEN, SIXTY_FOUR = 0, 1, 3
 
 
-def resident(name: str, place: Place, *, live: bool = False) -> Resident:
-    return Resident(Digest(name), place, live)
+def resident(name: str, place: AdapterSlot, *, live: bool = False) -> DeviceAdapter:
+    return DeviceAdapter(Digest(name), place, live)
 
 
 def test_free_rows_come_first_small_ranks_from_one_end_and_large_ones_from_the_other() -> None:
     there = [resident("old", (SIXTEEN, 0))]
-    assert find_room(SIXTEEN, 256, there, evict=True) == Room((SIXTEEN, 1))
-    assert find_room(SIXTY_FOUR, 256, there, evict=True) == Room((SIXTY_FOUR, 3))
+    assert allocate_slot(SIXTEEN, 256, there, evict=True) == SlotAllocation((SIXTEEN, 1))
+    assert allocate_slot(SIXTY_FOUR, 256, there, evict=True) == SlotAllocation((SIXTY_FOUR, 3))
 
 
 def test_of_the_idle_those_used_the_longest_ago_make_room_and_only_where_they_must() -> None:
     there = [resident(name, (SIXTEEN, slot)) for slot, name in enumerate("abcd")]
-    assert find_room(SIXTEEN, 64, there, evict=True) == Room((SIXTEEN, 0), evicted=(Digest("a"),))
-    assert find_room(SIXTEEN, 64, there, evict=False) is None
-    assert find_room(EIGHT, 64, [resident("z", there[1].place, live=True)], evict=True) == Room((EIGHT, 0))
+    assert allocate_slot(SIXTEEN, 64, there, evict=True) == SlotAllocation((SIXTEEN, 0), evicted=(Digest("a"),))
+    assert allocate_slot(SIXTEEN, 64, there, evict=False) is None
+    assert allocate_slot(EIGHT, 64, [resident("z", there[1].place, live=True)], evict=True) == SlotAllocation(
+        (EIGHT, 0)
+    )
 
 
 def test_small_ones_that_are_live_move_out_of_the_way_of_a_large_one() -> None:
     """One in each place that the large one could have: it used to be enough to keep it out for ever."""
     live = [resident(f"live{run}", (SIXTEEN, 4 * run), live=True) for run in range(4)]
-    room = find_room(SIXTY_FOUR, 256, [resident("idle", (SIXTEEN, 1)), *live], evict=True)
-    assert room == Room((SIXTY_FOUR, 0), (Digest("idle"),), ((Digest("live0"), (SIXTEEN, 0), (SIXTEEN, 5)),))
+    room = allocate_slot(SIXTY_FOUR, 256, [resident("idle", (SIXTEEN, 1)), *live], evict=True)
+    assert room == SlotAllocation((SIXTY_FOUR, 0), (Digest("idle"),), ((Digest("live0"), (SIXTEEN, 0), (SIXTEEN, 5)),))
 
 
 def test_there_is_no_room_where_the_live_leave_too_little() -> None:
     live = [resident(f"live{slot}", (SIXTY_FOUR, slot), live=True) for slot in range(3)]
     small = resident("small", (EIGHT, 31), live=True)
-    assert find_room(SIXTY_FOUR, 256, [*live, small], evict=True) is None
-    assert find_room(5, 64, [], evict=True) is None, "a rank that the memory cannot hold at all"
+    assert allocate_slot(SIXTY_FOUR, 256, [*live, small], evict=True) is None
+    assert allocate_slot(5, 64, [], evict=True) is None, "a rank that the memory cannot hold at all"
 
 
 @given(data=st.data(), rows=st.integers(1, 40).map(lambda eights: 8 * eights))
 @settings(deadline=None, max_examples=300)
 def test_whatever_comes_and_goes_nobody_overlaps_and_no_live_one_is_lost(data: st.DataObject, rows: int) -> None:
-    there: list[Resident] = []
+    there: list[DeviceAdapter] = []
     for step in range(data.draw(st.integers(1, 12))):
         group = data.draw(st.integers(0, len(RANKS) - 1))
         there = [r._replace(live=data.draw(st.booleans())) for r in data.draw(st.permutations(there))]
         evict = data.draw(st.booleans())
-        room = find_room(group, rows, there, evict=evict)
+        room = allocate_slot(group, rows, there, evict=evict)
         if room is None:
             free = rows - sum(len(rows_of(r.place)) for r in there if r.live or not evict)
             assert there or RANKS[group] > free

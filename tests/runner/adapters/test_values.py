@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from motet.errors import AdapterIncompatible
-from motet_runner.adapters.check import place, read_weights
+from motet_runner.adapters.check import map_tensors, read_weights
 from motet_runner.adapters.peft_config import WEIGHTS_NAME as WEIGHTS
 from motet_runner.adapters.values import check_values
 
@@ -70,5 +70,5 @@ def test_one_module_that_acts_is_enough(folder: Path, shapes) -> None:
     first = next(name for name in tensors if "lora_B" in name)
     zeros = {name: torch.zeros_like(tensor) for name, tensor in tensors.items() if "lora_B" in name and name != first}
     save_as(folder, torch.float32, **zeros)
-    assert len(place(read_weights(folder), shapes)) == len(tensors)
+    assert len(map_tensors(read_weights(folder), shapes)) == len(tensors)
     check_values(folder, shapes)

@@ -4,7 +4,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from motet.settings import ProcessSettings
-from motet_runner.adapters.fetch import DiskCache, Fetcher, Wanted
+from motet_runner.adapters.fetch import DiskCache, Fetcher, FetchRequest
 from motet_runner.settings import Settings
 from motet_runner.sources.fetching import Sources
 from tests.support.runners import write_adapter
@@ -41,7 +41,9 @@ class Bench:
 
     async def fetch(self, source: str, *, proven: bool = False, **how: object):
         """As for the check of a new revision, unless its digest is proven."""
-        return await self.fetcher.fetch(Wanted(source=source, namespace="tenant-a", proven=proven, **how))
+        return await self.fetcher.fetch(
+            FetchRequest(source=source, namespace="tenant-a", digest_verified=proven, **how)
+        )
 
     def cached(self) -> list[str]:
         return sorted(path.name for path in self.cache.folder.iterdir())

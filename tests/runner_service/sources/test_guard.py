@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from motet.errors import AdapterFetchFailed
-from motet_runner.sources.guard import Guard, is_public
+from motet_runner.sources.guard import NetworkGuard, is_public
 
 INSIDE = [
     "127.0.0.1", "127.255.0.1", "0.0.0.0", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1",
@@ -33,17 +33,17 @@ def test_row_33_an_address_inside_is_not_public(address):
     assert not is_public(ipaddress.ip_address(address))
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with pytest.raises(AdapterFetchFailed, match="not a public address"):
-        Guard([]).check(family, (address, 443))
+        NetworkGuard([]).check(family, (address, 443))
 
 
 @pytest.mark.parametrize("address", OUTSIDE)
 def test_an_address_of_the_internet_is_public(address):
-    Guard([]).check(socket.AF_INET6 if ":" in address else socket.AF_INET, (address, 443))
+    NetworkGuard([]).check(socket.AF_INET6 if ":" in address else socket.AF_INET, (address, 443))
 
 
 @pytest.mark.parametrize("entry", ["10.0.0.0/8", "10.1.2.3", "10.1.2.3/24"])
 def test_what_the_platform_names_is_let_through_and_nothing_else(entry):
-    guard = Guard([entry])
+    guard = NetworkGuard([entry])
     guard.check(socket.AF_INET, ("10.1.2.3", 443))
     guard.check(socket.AF_INET6, ("::ffff:10.1.2.3", 443, 0, 0))
     with pytest.raises(AdapterFetchFailed):
@@ -51,16 +51,16 @@ def test_what_the_platform_names_is_let_through_and_nothing_else(entry):
 
 
 def test_a_host_that_the_platform_names_is_let_through_wherever_it_is():
-    Guard(["localhost"]).check(socket.AF_INET, ("127.0.0.1", 443))
+    NetworkGuard(["localhost"]).check(socket.AF_INET, ("127.0.0.1", 443))
     with pytest.raises(AdapterFetchFailed):
-        Guard(["localhost"]).check(socket.AF_INET, ("127.0.0.2", 443))
+        NetworkGuard(["localhost"]).check(socket.AF_INET, ("127.0.0.2", 443))
     with pytest.raises(AdapterFetchFailed):
-        Guard(["nowhere.invalid"]).check(socket.AF_INET, ("127.0.0.1", 443))
+        NetworkGuard(["nowhere.invalid"]).check(socket.AF_INET, ("127.0.0.1", 443))
 
 
 def test_sockets_of_this_machine_are_refused():
     with pytest.raises(AdapterFetchFailed, match="socket of this machine"):
-        Guard(["0.0.0.0/0"]).check(socket.AF_UNIX, "/run/docker.sock")
+        NetworkGuard(["0.0.0.0/0"]).check(socket.AF_UNIX, "/run/docker.sock")
 
 
 def test_once_on_it_sits_before_every_connection_of_the_process():

@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 from motet.digest import base_digest
 from motet.errors import ModelFolderError, SetupError
 from motet_runner.settings import Settings
-from motet_runner.sources.model import doubt, model_folder
+from motet_runner.sources.model import mark_unverified, model_folder
 from tests.common.waiting import PATIENCE_S
 from tests.support.runners import write_model
 from tests.support.sources import Answer, Cut, Drip
@@ -206,7 +206,7 @@ async def test_a_model_of_another_digest_is_looked_at_again_in_the_next_life(web
     uri = web.put("/base/", model)
     folder = await loader.load(uri)
     asked = len(web.asked)
-    doubt(folder)
+    mark_unverified(folder)
     changed = write_model(tmp_path / "changed")
     for path in [path for path in web.files if path.startswith("/base/")]:
         del web.files[path]

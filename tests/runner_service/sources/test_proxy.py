@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from motet.digest import adapter_digest
 from motet.errors import AdapterFetchFailed
 from motet_runner.settings import Settings
-from motet_runner.sources.guard import Guard
+from motet_runner.sources.guard import NetworkGuard
 from tests.support.sources import Answer, hub_server, proxy_server, web_server
 
 
@@ -104,8 +104,8 @@ def test_a_name_of_which_one_address_is_inside_is_refused_as_a_whole(monkeypatch
 
     monkeypatch.setattr(socket, "getaddrinfo", answers)
     with pytest.raises(AdapterFetchFailed, match=r"10\.0\.0\.1"):
-        Guard([]).resolve("example.com")
-    assert Guard(["10.0.0.0/8"]).resolve("example.com") == ["1.1.1.1", "10.0.0.1"]
+        NetworkGuard([]).resolve("example.com")
+    assert NetworkGuard(["10.0.0.0/8"]).resolve("example.com") == ["1.1.1.1", "10.0.0.1"]
 
 
 def test_a_name_that_cannot_be_resolved_here_says_what_to_do(monkeypatch):
@@ -114,7 +114,7 @@ def test_a_name_that_cannot_be_resolved_here_says_what_to_do(monkeypatch):
 
     monkeypatch.setattr(socket, "getaddrinfo", fails)
     with pytest.raises(AdapterFetchFailed, match="MOTET_RUNNER_FETCH_PROXY_GUARDS"):
-        Guard([]).resolve("models.example")
+        NetworkGuard([]).resolve("models.example")
 
 
 @pytest.mark.parametrize("proxy", ["proxy:3128", "socks5://proxy:1080", "http://", "http://a b"])

@@ -9,7 +9,7 @@ import pytest
 
 from motet.digest import ADAPTER_OPTIONAL_FILES, adapter_digest
 from motet.errors import AdapterFetchFailed, AdapterIncompatible
-from motet_runner.sources.fetching import Remote
+from motet_runner.sources.fetching import RemoteFiles
 from tests.common.waiting import PATIENCE_S
 from tests.support.runners import write_adapter
 from tests.support.sources import Answer, Cut, Drip, Encoded, Endless, Short, web_server
@@ -117,7 +117,7 @@ async def test_a_tenant_whose_servers_drip_leaves_room_for_others(web, bench, ad
 
     def fetch(uri, tenant):
         into = tmp_path / hashlib.sha256(uri.encode()).hexdigest()
-        return sources.bring("adapter", Remote(uri=uri, max_bytes=1 << 20), into, lambda *_: None, whose=tenant)
+        return sources.bring("adapter", RemoteFiles(uri=uri, max_bytes=1 << 20), into, lambda *_: None, whose=tenant)
 
     slow = [asyncio.create_task(fetch(uri, "tenant-a")) for uri in dripping]
     try:

@@ -8,7 +8,7 @@ from google.protobuf import json_format
 
 from motet.api.v1 import scheduler_pb2
 from motet_runner.adapters.check import check
-from motet_runner.adapters.layout import Layout, Linear, Matrix, Stamp
+from motet_runner.adapters.layout import AdapterLayout, FileStamp, LoraLinear, Matrix
 from motet_runner.adapters.peft_config import WEIGHTS_NAME
 from motet_runner.adapters.products import check_products
 from motet_runner.adapters.values import check_values
@@ -16,11 +16,11 @@ from motet_runner.interface import EngineInfo
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class Certification:
     """What a check has found, for people and for the engine."""
 
     certificate: scheduler_pb2.Certificate
-    layout: Layout
+    layout: AdapterLayout
     engine: str = ""
     """What of an engine it was checked for, beside the base: see `limits_of`."""
 
@@ -35,23 +35,23 @@ class Checked:
         return json.dumps(kept, indent=1) + "\n"
 
     @classmethod
-    def decode(cls, text: str, folder: Path) -> "Checked":
+    def decode(cls, text: str, folder: Path) -> "Certification":
         """Raises ValueError for what no `encode` has written."""
         try:
             kept = json.loads(text)
             certificate = json_format.ParseDict(kept["certificate"], scheduler_pb2.Certificate())
             layout = kept["layout"]
             linears = [
-                Linear(module, _matrix(*a), _matrix(*b), float(scale)) for module, a, b, scale in layout["linears"]
+                LoraLinear(module, _matrix(*a), _matrix(*b), float(scale)) for module, a, b, scale in layout["linears"]
             ]
-            stamp = Stamp(*layout["stamp"])
-            found = Layout.of(folder / WEIGHTS_NAME, stamp, layout["rank"], linears)
+            stamp = FileStamp(*layout["stamp"])
+            found = AdapterLayout.of(folder / WEIGHTS_NAME, stamp, layout["rank"], linears)
             return cls(certificate, found, kept["engine"])
         except (KeyError, TypeError, ValueError, json_format.ParseError) as error:
             raise ValueError(f"no check has written this: {error}") from error
 
 
-def certify(folder: Path, info: EngineInfo) -> Checked:
+def certify(folder: Path, info: EngineInfo) -> Certification:
     """Check an adapter's files and weights against a base's linears. Raises AdapterIncompatible with what is wrong."""
     found = check(folder, info.target_modules, max_rank=info.max_lora_rank)
     check_values(folder, info.target_modules)
@@ -64,7 +64,7 @@ def certify(folder: Path, info: EngineInfo) -> Checked:
         unmapped=found.unmapped,
         method=found.method,
     )
-    return Checked(certificate, found.layout, limits_of(info))
+    return Certification(certificate, found.layout, limits_of(info))
 
 
 def limits_of(info: EngineInfo) -> str:

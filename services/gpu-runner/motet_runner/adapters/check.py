@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Literal
 
 from motet.errors import AdapterIncompatible
-from motet_runner.adapters.header import Tensor, read_header
-from motet_runner.adapters.layout import Layout, Linear, Matrix, Stamp
+from motet_runner.adapters.header import TensorHeader, read_header
+from motet_runner.adapters.layout import AdapterLayout, FileStamp, LoraLinear, Matrix
 from motet_runner.adapters.peft_config import CONFIG_NAME, WEIGHTS_NAME, LoraConfig, read_config
 
-CHECKER = 2
+CHECK_VERSION = 2
 """The version of the checks, which every certificate names; what another version has checked is checked again.
 
 Raise it when an adapter that passed could be refused now (here, in `values`, `products`, `peft_config` or `header`), or
@@ -39,7 +39,7 @@ LONGEST_NAME = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Certificate:
+class CheckResult:
     """What the check found. `unmapped` is empty in every certificate: an adapter with such tensors is refused."""
 
     bytes: int
@@ -53,33 +53,33 @@ class Certificate:
     method: str
     base_model: str | None
     """What the config claims; a hint, never trusted."""
-    layout: Layout
+    layout: AdapterLayout
 
 
 @dataclass(frozen=True, slots=True)
-class Half:
+class LoraTensor:
     """One tensor and its place: half A or B of the LoRA of one linear."""
 
     module: str
     half: Literal["A", "B"]
-    tensor: Tensor
+    tensor: TensorHeader
 
 
-def check(folder: Path, shapes: Shapes, *, max_rank: int) -> Certificate:
+def check(folder: Path, shapes: Shapes, *, max_rank: int) -> CheckResult:
     """The certificate of an adapter on a base, or AdapterIncompatible with what stands in the way."""
     config = read_config(folder)
     weights = weights_of(folder)
-    stamp = Stamp.of(weights)  # before anything is read: what changes from here on is noticed
+    stamp = FileStamp.of(weights)  # before anything is read: what changes from here on is noticed
     tensors = read_header(weights)
-    places = place(tensors, shapes)
+    places = map_tensors(tensors, shapes)
     halves = _halves(places)
     ranks = _fit(halves, config, shapes, max_rank)
     rank = max(ranks.values())
     linears = tuple(
-        Linear(module, _matrix(found["A"]), _matrix(found["B"]), config.scale_of(module))
+        LoraLinear(module, _matrix(found["A"]), _matrix(found["B"]), config.scale_of(module))
         for module, found in sorted(halves.items())
     )
-    return Certificate(
+    return CheckResult(
         bytes=sum(tensor.bytes for tensor in tensors.values()),
         tensors=len(tensors),
         mapped=len(places),
@@ -89,11 +89,11 @@ def check(folder: Path, shapes: Shapes, *, max_rank: int) -> Certificate:
         alpha=config.alpha,
         method=config.method,
         base_model=config.base_model,
-        layout=Layout.of(weights, stamp, rank, linears),
+        layout=AdapterLayout.of(weights, stamp, rank, linears),
     )
 
 
-def read_weights(folder: Path) -> dict[str, Tensor]:
+def read_weights(folder: Path) -> dict[str, TensorHeader]:
     return read_header(weights_of(folder))
 
 
@@ -111,9 +111,9 @@ def weights_of(folder: Path) -> Path:
     return path
 
 
-def place(tensors: dict[str, Tensor], shapes: Shapes) -> dict[str, Half]:
+def map_tensors(tensors: dict[str, TensorHeader], shapes: Shapes) -> dict[str, LoraTensor]:
     """Tensor name → its place. Raises AdapterIncompatible naming what has none, with the nearest module."""
-    places: dict[str, Half] = {}
+    places: dict[str, LoraTensor] = {}
     unmapped: list[str] = []
     for name, tensor in tensors.items():
         match = _NAME.fullmatch(name)
@@ -121,7 +121,7 @@ def place(tensors: dict[str, Tensor], shapes: Shapes) -> dict[str, Half]:
         if match is None or module is None:
             unmapped.append(name)
         else:
-            places[name] = Half(module, "A" if match["half"] == "A" else "B", tensor)
+            places[name] = LoraTensor(module, "A" if match["half"] == "A" else "B", tensor)
     if unmapped:
         nearest = _nearest(unmapped[0], shapes)
         some = ", ".join(name[:LONGEST_NAME] for name in unmapped[:3])
@@ -153,9 +153,9 @@ def _nearest(name: str, shapes: Shapes) -> str | None:
     return close[0] if close else None
 
 
-def _halves(places: dict[str, Half]) -> dict[str, dict[str, Tensor]]:
+def _halves(places: dict[str, LoraTensor]) -> dict[str, dict[str, TensorHeader]]:
     """Module → its halves, each there once."""
-    halves: dict[str, dict[str, Tensor]] = {}
+    halves: dict[str, dict[str, TensorHeader]] = {}
     for half in places.values():
         of_module = halves.setdefault(half.module, {})
         if half.half in of_module:
@@ -164,7 +164,9 @@ def _halves(places: dict[str, Half]) -> dict[str, dict[str, Tensor]]:
     return halves
 
 
-def _fit(halves: dict[str, dict[str, Tensor]], config: LoraConfig, shapes: Shapes, max_rank: int) -> dict[str, int]:
+def _fit(
+    halves: dict[str, dict[str, TensorHeader]], config: LoraConfig, shapes: Shapes, max_rank: int
+) -> dict[str, int]:
     """Rank of every module; both halves are there, fit the linear, and have the rank that the config says."""
     ranks = {}
     for module, found in halves.items():
@@ -193,6 +195,6 @@ def _fit(halves: dict[str, dict[str, Tensor]], config: LoraConfig, shapes: Shape
     return ranks
 
 
-def _matrix(tensor: Tensor) -> Matrix:
+def _matrix(tensor: TensorHeader) -> Matrix:
     rows, columns = tensor.shape
     return Matrix(tensor.start, (rows, columns), tensor.dtype, tensor.bytes)

@@ -27,12 +27,12 @@ from motet.digest import CHUNK_BYTES, ContentDigest, adapter_digest, adapter_fil
 from motet.errors import AdapterError, AdapterFetchFailed
 from motet.model import Digest
 from motet_runner.adapters.header import read_header
-from motet_runner.sources.failures import LATER, another_digest, no_space, passing
-from motet_runner.sources.fetching import Remote, Sources
+from motet_runner.sources.failures import RETRY_LATER_SECONDS, another_digest, no_space, temporary
+from motet_runner.sources.fetching import RemoteFiles, Sources
 from motet_runner.sources.files import WEIGHTS
-from motet_runner.sources.folder import AdapterFolder, Confines, adapter_folder
+from motet_runner.sources.folder import AdapterFolder, VolumeBounds, adapter_folder
 from motet_runner.sources.partial import clear_old, key_of
-from motet_runner.sources.uri import Folder, parse
+from motet_runner.sources.uri import FolderUri, parse
 
 log = structlog.get_logger(__name__)
 
@@ -41,7 +41,7 @@ CERTIFICATE = "certificate.json"
 ATTEMPTS = 3
 """Somebody may be writing the files just now; so often it is read again."""
 
-MOST_REMEMBERED = 10_000
+MAX_FAILURES_REMEMBERED = 10_000
 
 _counter = itertools.count()
 Fill = Callable[[Path, ContentDigest], None]
@@ -54,7 +54,7 @@ class Fetched:
     bytes: int
 
 
-class Lease:
+class FolderLock:
     """A shared lock on a cached folder: while it lasts, no process removes the folder. Ends with the process.
 
     Raises FileNotFoundError when the folder is not there (any more).
@@ -121,15 +121,15 @@ class DiskCache:
     def fetch(self, source: AdapterFolder, expected: str, *, max_bytes: int | None = None) -> Fetched:
         """Copy an adapter in. Raises AdapterFetchFailed with what is wrong and where."""
         limit = self.bound(max_bytes)
-        before = source.look(limit)
+        before = source.stat_files(limit)
         for _ in range(ATTEMPTS):
             names, size = [file.name for file in before], sum(file.size for file in before)
             fetched = self._enter(partial(_copy_files, source, names), expected, str(source.path), size)
-            after = source.look(limit)
+            after = source.stat_files(limit)
             if after == before:
                 return fetched
             before = after
-        raise passing(f"{source.path} changes while it is read; it is tried again by itself.")
+        raise temporary(f"{source.path} changes while it is read; it is tried again by itself.")
 
     def adopt(self, brought: Path, expected: str, name: str) -> Fetched:
         """Take in what a child has brought into a folder of this file system, for a source of this name."""
@@ -176,7 +176,7 @@ class DiskCache:
         except FileNotFoundError:
             pass  # another runner has seen it first
         _remove(trash)
-        raise passing(f"the cached bytes of {digest} have changed; they are removed and will be fetched again.")
+        raise temporary(f"the cached bytes of {digest} have changed; they are removed and will be fetched again.")
 
     def _enter(self, fill: Fill, expected: str, name: str, size: int) -> Fetched:
         try:
@@ -209,13 +209,13 @@ class DiskCache:
         finally:
             lock.release()
 
-    def _new_folder(self) -> tuple[Path, Lease]:
+    def _new_folder(self) -> tuple[Path, FolderLock]:
         """To be filled. A runner that starts clears what nobody holds, also what another one is about to hold."""
         while True:
             folder = self.folder / f".fetch-{os.getpid()}-{next(_counter)}"
             folder.mkdir(mode=0o755)
             try:
-                return folder, Lease(folder)
+                return folder, FolderLock(folder)
             except FileNotFoundError:
                 continue
             except OSError:
@@ -240,7 +240,7 @@ class DiskCache:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class FetchRequest:
     """An adapter as it is ordered."""
 
     source: str
@@ -259,7 +259,7 @@ class Wanted:
     """Of the volume: nothing outside of it is read; empty: all of it may be."""
 
     max_bytes: int = 0
-    proven: bool = True
+    digest_verified: bool = True
     """That the source gives the expected digest is known: what is cached under it may be used."""
 
     @property
@@ -281,50 +281,50 @@ class Fetcher:
     def __init__(self, cache: DiskCache, sources: Sources | None = None) -> None:
         self._cache = cache
         self._sources = sources
-        self._confines = sources.confines if sources is not None else Confines()
+        self._confines = sources.confines if sources is not None else VolumeBounds()
         self._scale = sources.time_scale if sources is not None else 1.0
         self._under_way: dict[object, asyncio.Task[Fetched]] = {}
         self._bytes: dict[str, int] = {}
         self._failures: dict[tuple[str, str], _Failed] = {}
         self.copies = 0
 
-    async def fetch(self, wanted: Wanted) -> Fetched:
+    async def fetch(self, wanted: FetchRequest) -> Fetched:
         """Safe to cancel: the fetch goes on for the others."""
         cached = await asyncio.to_thread(self._cached, wanted)
         if cached is not None:
             return cached
         failed = self._failures.get((wanted.origin, wanted.expected))
-        if wanted.proven and failed is not None and time.monotonic() < failed.until:
+        if wanted.digest_verified and failed is not None and time.monotonic() < failed.until:
             raise failed.error  # each request for it orders it again, and the source must not hear of all of them
         try:
             task = await self._task(wanted)
         except AdapterError as error:
-            raise self._patient(error, wanted) from None
+            raise self._retry_later(error, wanted) from None
         return await asyncio.shield(task)
 
-    def bytes_of(self, wanted: Wanted) -> int:
+    def bytes_of(self, wanted: FetchRequest) -> int:
         """How many have come of a remote adapter that is under way."""
         return self._bytes.get(wanted.origin, 0)
 
-    def _cached(self, wanted: Wanted) -> Fetched | None:
+    def _cached(self, wanted: FetchRequest) -> Fetched | None:
         """Bytes of the expected digest, if it is known that this source gives them.
 
         Else a tenant who has got hold of a digest could name it, and have another's adapter without its credentials.
         """
         found = self._cache.find(_digest(wanted.expected)) if wanted.expected else None
-        if found is None or not (wanted.proven or self._cache.is_origin(found.folder, wanted.origin)):
+        if found is None or not (wanted.digest_verified or self._cache.is_origin(found.folder, wanted.origin)):
             return None
         weights = (found.folder / WEIGHTS).stat().st_size
         return found if weights <= self._cache.bound(wanted.max_bytes) else None
 
-    async def _task(self, wanted: Wanted) -> asyncio.Task[Fetched]:
+    async def _task(self, wanted: FetchRequest) -> asyncio.Task[Fetched]:
         """The one task that fetches this."""
         source = parse(wanted.source, wanted.revision)
         work: Coroutine[Any, Any, Fetched]
         key: object = (wanted.origin, wanted.expected, wanted.max_bytes)
-        if isinstance(source, Folder):
+        if isinstance(source, FolderUri):
             folder = await asyncio.to_thread(self._folder, source.path, wanted)
-            looks = await asyncio.to_thread(folder.look, self._cache.bound(wanted.max_bytes))
+            looks = await asyncio.to_thread(folder.stat_files, self._cache.bound(wanted.max_bytes))
             key = (key, looks)
             work = self._copy(folder, wanted)
         else:
@@ -339,30 +339,30 @@ class Fetcher:
             work.close()
         return task
 
-    def _folder(self, path: Path, wanted: Wanted) -> AdapterFolder:
+    def _folder(self, path: Path, wanted: FetchRequest) -> AdapterFolder:
         volume = parse(wanted.volume) if wanted.volume else None
-        mounted = volume.path if isinstance(volume, Folder) else None
+        mounted = volume.path if isinstance(volume, FolderUri) else None
         return adapter_folder(path, self._confines.of(path, mounted, wanted.folder), wanted.revision)
 
-    async def _tried(self, work: Coroutine[Any, Any, Fetched], wanted: Wanted) -> Fetched:
+    async def _tried(self, work: Coroutine[Any, Any, Fetched], wanted: FetchRequest) -> Fetched:
         try:
             fetched = await work
         except AdapterError as error:
-            raise self._patient(error, wanted) from None
+            raise self._retry_later(error, wanted) from None
         self._failures.pop((wanted.origin, wanted.expected), None)
         return fetched
 
-    async def _copy(self, folder: AdapterFolder, wanted: Wanted) -> Fetched:
+    async def _copy(self, folder: AdapterFolder, wanted: FetchRequest) -> Fetched:
         fetched = await asyncio.to_thread(
             self._cache.fetch, folder, wanted.expected, max_bytes=wanted.max_bytes or None
         )
         await asyncio.to_thread(self._cache.remember_origin, fetched.folder, wanted.origin)
         return fetched
 
-    async def _bring(self, wanted: Wanted) -> Fetched:
+    async def _bring(self, wanted: FetchRequest) -> Fetched:
         if self._sources is None:
             raise AdapterFetchFailed(f"{wanted.source} cannot be fetched here: nothing fetches from hubs or the web.")
-        remote = Remote(
+        remote = RemoteFiles(
             uri=wanted.source,
             revision=wanted.revision,
             credentials=wanted.credentials,
@@ -372,7 +372,7 @@ class Fetcher:
             async with self._sources.place_for(remote, apart=wanted.namespace) as folder:
                 fetched = await asyncio.to_thread(self._cached, wanted)
                 if fetched is None:  # else another runner of this machine has brought it meanwhile
-                    heard = partial(self._heard, wanted)
+                    heard = partial(self._note_progress, wanted)
                     await self._sources.bring("adapter", remote, folder, heard, whose=wanted.namespace)
                     fetched = await asyncio.to_thread(self._cache.adopt, folder, wanted.expected, wanted.source)
                     await asyncio.to_thread(self._cache.remember_origin, fetched.folder, wanted.origin)
@@ -380,19 +380,19 @@ class Fetcher:
             self._bytes.pop(wanted.origin, None)
         return fetched
 
-    def _heard(self, wanted: Wanted, here: int, _: int) -> None:
+    def _note_progress(self, wanted: FetchRequest, here: int, _: int) -> None:
         self._bytes[wanted.origin] = here
 
-    def _patient(self, error: AdapterError, wanted: Wanted) -> AdapterError:
+    def _retry_later(self, error: AdapterError, wanted: FetchRequest) -> AdapterError:
         """The same error, to be tried again a little later each time, and not by all at the same moment."""
-        if len(self._failures) > MOST_REMEMBERED:
+        if len(self._failures) > MAX_FAILURES_REMEMBERED:
             self._failures.clear()
         key = (wanted.origin, wanted.expected)
         before = self._failures.get(key)
         times = before.times + 1 if before is not None else 1
-        after = min(error.retry_after * 2 ** min(times - 1, 10), max(LATER, error.retry_after))
+        after = min(error.retry_after * 2 ** min(times - 1, 10), max(RETRY_LATER_SECONDS, error.retry_after))
         error.retry_after = after * random.uniform(0.8, 1.2) * self._scale  # noqa: S311
-        until = time.monotonic() + (error.retry_after or LATER * self._scale)
+        until = time.monotonic() + (error.retry_after or RETRY_LATER_SECONDS * self._scale)
         self._failures[key] = _Failed(times, until, error)
         return error
 
@@ -430,7 +430,9 @@ def _explain(error: OSError, name: str, cache: Path, size: int) -> AdapterFetchF
             f"no space left in {cache}: the adapter at {name} needs {size} bytes, {free} are free. Free some space; it "
             "is tried again by itself."
         )
-    return passing(f"the adapter at {name} cannot be copied to {cache}: {error.strerror or error} ({error.filename}).")
+    return temporary(
+        f"the adapter at {name} cannot be copied to {cache}: {error.strerror or error} ({error.filename})."
+    )
 
 
 def _digest(text: str) -> Digest:

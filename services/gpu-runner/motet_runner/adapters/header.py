@@ -18,7 +18,7 @@ WIDTHS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2,
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class TensorHeader:
     shape: tuple[int, ...]
     dtype: str
     bytes: int
@@ -26,7 +26,7 @@ class Tensor:
     """Of its bytes in the file."""
 
 
-def read_header(path: Path) -> dict[str, Tensor]:
+def read_header(path: Path) -> dict[str, TensorHeader]:
     """Name → tensor. Raises AdapterIncompatible when the file is cut short or not safetensors at all."""
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -53,7 +53,7 @@ def read_header(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _tensor(path: Path, entry: Any, begin: int) -> Tensor:
+def _tensor(path: Path, entry: Any, begin: int) -> TensorHeader:
     try:
         shape, dtype, (start, end) = entry["shape"], entry["dtype"], entry["data_offsets"]
     except (KeyError, TypeError, ValueError):
@@ -68,7 +68,7 @@ def _tensor(path: Path, entry: Any, begin: int) -> Tensor:
     width = WIDTHS.get(dtype)
     if len(shape) > MOST_DIMENSIONS or end < start or (width is not None and math.prod(shape) * width != end - start):
         raise _broken(path)
-    return Tensor(tuple(shape), dtype, end - start, begin + start)
+    return TensorHeader(tuple(shape), dtype, end - start, begin + start)
 
 
 def _broken(path: Path) -> AdapterIncompatible:

@@ -22,7 +22,7 @@ class Matrix(NamedTuple):
     bytes: int
 
 
-class Linear(NamedTuple):
+class LoraLinear(NamedTuple):
     """The LoRA of one linear of the base."""
 
     module: str
@@ -31,7 +31,7 @@ class Linear(NamedTuple):
     scale: float
 
 
-class Stamp(NamedTuple):
+class FileStamp(NamedTuple):
     """What a file looks like from outside: other than at the check, its bytes are not those that were checked."""
 
     size: int
@@ -39,19 +39,19 @@ class Stamp(NamedTuple):
     inode: int
 
     @classmethod
-    def of(cls, file: int | Path) -> "Stamp":
+    def of(cls, file: int | Path) -> "FileStamp":
         """Raises OSError for a path that is not there."""
         status = os.stat(file)  # noqa: PTH116 - of a descriptor too
         return cls(status.st_size, status.st_mtime_ns, status.st_ino)
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class AdapterLayout:
     """Travels with every request whose adapter is not on the device yet: so its linears stay packed until they are
     copied, and their bytes are counted once."""
 
     file: Path
-    stamp: Stamp
+    stamp: FileStamp
     rank: int
     """The largest."""
     size: int
@@ -59,18 +59,18 @@ class Layout:
     packed: bytes = field(repr=False)
 
     @classmethod
-    def of(cls, file: Path, stamp: Stamp, rank: int, linears: Iterable[Linear]) -> "Layout":
+    def of(cls, file: Path, stamp: FileStamp, rank: int, linears: Iterable[LoraLinear]) -> "AdapterLayout":
         linears = tuple(linears)
         size = sum(linear.a.bytes + linear.b.bytes for linear in linears)
         return cls(file, stamp, rank, size, pickle.dumps(linears, protocol=5))
 
     @property
-    def linears(self) -> tuple[Linear, ...]:
+    def linears(self) -> tuple[LoraLinear, ...]:
         return pickle.loads(self.packed)  # type: ignore[no-any-return]  # noqa: S301 - packed above, by ourselves
 
-    def fits(self) -> bool:
+    def file_unchanged(self) -> bool:
         """Whether the file is still the one that was checked."""
         try:
-            return Stamp.of(self.file) == self.stamp
+            return FileStamp.of(self.file) == self.stamp
         except OSError:
             return False

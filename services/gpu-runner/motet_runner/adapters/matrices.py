@@ -5,34 +5,34 @@ import os
 import torch
 
 from motet.errors import AdapterFetchFailed
-from motet_runner.adapters.layout import Layout, Matrix, Stamp
+from motet_runner.adapters.layout import AdapterLayout, FileStamp, Matrix
 
 TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
-class Matrices:
+class WeightReader:
     """A context: the file is open in it. Raises AdapterFetchFailed when it is not the file that was checked.
 
     It is looked at again at the end, since iterations pass between two reads. It is read, not mapped: a file that
     shrinks under a mapping would end the process.
     """
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: AdapterLayout) -> None:
         self._layout = layout
 
-    def __enter__(self) -> "Matrices":
+    def __enter__(self) -> "WeightReader":
         try:
             self._file = os.open(self._layout.file, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             raise self._changed() from None
-        if Stamp.of(self._file) != self._layout.stamp:
+        if FileStamp.of(self._file) != self._layout.stamp:
             os.close(self._file)
             raise self._changed()
         return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         try:
-            if error is None and Stamp.of(self._file) != self._layout.stamp:
+            if error is None and FileStamp.of(self._file) != self._layout.stamp:
                 raise self._changed()
         finally:
             os.close(self._file)

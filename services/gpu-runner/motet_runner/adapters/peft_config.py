@@ -25,7 +25,7 @@ CONFIG_AT_MOST = 1 << 20
 
 MERGE = "Merge it into the base with PEFT's merge_and_unload() and serve the result as a model of its own"
 
-HARMLESS = frozenset(
+IGNORED = frozenset(
     {
         "auto_mapping",  # provenance
         "base_model_name_or_path",
@@ -50,7 +50,7 @@ HARMLESS = frozenset(
         "velora_config",  # training memory only
     }
 )
-HONOURED = frozenset(
+SUPPORTED = frozenset(
     {"peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "target_modules", "bias",
      "init_lora_weights"}
 )  # fmt: skip
@@ -126,7 +126,7 @@ def parse_config(raw: Mapping[str, Any]) -> LoraConfig:
     for name, value in raw.items():
         if name in REFUSED and value not in (None, False, [], {}):
             raise _refused(name, value, REFUSED[name])
-        if name not in HONOURED | HARMLESS | REFUSED.keys() and value is not None:
+        if name not in SUPPORTED | IGNORED | REFUSED.keys() and value is not None:
             raise _refused(name, value, "This field is not known, so its meaning cannot be kept. Remove it if unused.")
     if raw.get("bias", "none") not in ("none", None):
         raise _refused("bias", raw["bias"], f"Biases of the base are shared with other tenants. {MERGE}.")

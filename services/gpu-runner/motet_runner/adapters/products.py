@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from motet.errors import AdapterIncompatible
-from motet_runner.adapters.layout import Layout, Linear, Matrix
+from motet_runner.adapters.layout import AdapterLayout, LoraLinear, Matrix
 from motet_runner.adapters.peft_config import WEIGHTS_NAME
 
 LARGEST = {"float32": 3.4e38, "bfloat16": 3.38e38, "float16": 65504.0}
@@ -20,7 +20,7 @@ LARGEST = {"float32": 3.4e38, "bfloat16": 3.38e38, "float16": 65504.0}
 _TYPES: dict[str, type[np.generic]] = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16}
 
 
-def check_products(layout: Layout, dtype: str) -> None:
+def check_products(layout: AdapterLayout, dtype: str) -> None:
     """Raises AdapterIncompatible naming the first linear whose LoRA overflows in an engine of this `dtype`."""
     with np.errstate(over="ignore", invalid="ignore"):
         for linear in layout.linears:
@@ -34,7 +34,7 @@ def check_products(layout: Layout, dtype: str) -> None:
                 )
 
 
-def _reach(layout: Layout, linear: Linear) -> float:
+def _reach(layout: AdapterLayout, linear: LoraLinear) -> float:
     """The largest number on the way to what the LoRA adds; infinite where that cannot be squared and summed.
 
     In float32: what is added is squared next, in float32 at least, by a norm or where queries meet keys.
@@ -47,7 +47,7 @@ def _reach(layout: Layout, linear: Linear) -> float:
     return float(max(each.max() for each in (a, b, inner, added)))
 
 
-def _magnitudes(layout: Layout, matrix: Matrix) -> "npt.NDArray[np.float32]":
+def _magnitudes(layout: AdapterLayout, matrix: Matrix) -> "npt.NDArray[np.float32]":
     """Absolute values; what float32 cannot hold is infinite."""
     kind = _TYPES[matrix.dtype]
     values = np.fromfile(layout.file, kind, math.prod(matrix.shape), offset=matrix.start)

@@ -12,37 +12,37 @@ import numpy as np
 import numpy.typing as npt
 
 from motet.model import Digest
-from motet_kernels import RANKS, Place, rows_of
+from motet_kernels import RANKS, AdapterSlot, rows_of
 
 _FREE, _KEPT = -1, 1 << 60
 
 SMALL = 1
 """The largest class that is placed from the low end."""
 
-TRIED_AT_MOST = 8
+MAX_ATTEMPTS = 8
 """Places that are looked at for what could be moved out of them: those with the least in them."""
 
 _Ages = npt.NDArray[np.int64]
 
 
-class Resident(NamedTuple):
+class DeviceAdapter(NamedTuple):
     """An adapter on the device. `live`: it stays."""
 
     digest: Digest
-    place: Place
+    place: AdapterSlot
     live: bool
 
 
-class Room(NamedTuple):
+class SlotAllocation(NamedTuple):
     """A place, once those `evicted` have gone and those `moved` have been carried to theirs."""
 
-    place: Place
+    place: AdapterSlot
     evicted: tuple[Digest, ...] = ()
-    moved: tuple[tuple[Digest, Place, Place], ...] = ()
+    moved: tuple[tuple[Digest, AdapterSlot, AdapterSlot], ...] = ()
     """(who, from, to): no place on either side overlaps with another's."""
 
 
-def find_room(group: int, rows: int, residents: Sequence[Resident], *, evict: bool) -> Room | None:
+def allocate_slot(group: int, rows: int, residents: Sequence[DeviceAdapter], *, evict: bool) -> SlotAllocation | None:
     """Room for an adapter of a class among `residents`, the least recently used first.
 
     Without `evict` only free rows are taken. Prefers free ones, then those used the longest ago.
@@ -52,7 +52,7 @@ def find_room(group: int, rows: int, residents: Sequence[Resident], *, evict: bo
         ages[_span(resident.place)] = age if evict and not resident.live else _KEPT
     slot = _best(group, ages)
     if slot is not None:
-        return Room((group, slot), _idle(residents, [(group, slot)]))
+        return SlotAllocation((group, slot), _idle(residents, [(group, slot)]))
     return _by_moving(group, ages, residents) if evict else None
 
 
@@ -67,21 +67,23 @@ def _best(group: int, ages: _Ages) -> int | None:
     return len(youngest) - 1 - slot if group > SMALL else slot
 
 
-def _by_moving(group: int, ages: _Ages, residents: Sequence[Resident]) -> Room | None:
+def _by_moving(group: int, ages: _Ages, residents: Sequence[DeviceAdapter]) -> SlotAllocation | None:
     if not any(resident.live and resident.place[0] < group for resident in residents):
         return None
     kept = (_by_slot(group, ages) == _KEPT).sum(axis=1)
-    for slot in kept.argsort(kind="stable")[:TRIED_AT_MOST]:
+    for slot in kept.argsort(kind="stable")[:MAX_ATTEMPTS]:
         place = group, int(slot)
         in_the_way = [r for r in residents if r.live and _overlap(r.place, place)]
         if all(resident.place[0] < group for resident in in_the_way):
             moved = _moved(place, in_the_way, ages.copy())
             if moved is not None:
-                return Room(place, _idle(residents, [place, *(to for _, _, to in moved)]), moved)
+                return SlotAllocation(place, _idle(residents, [place, *(to for _, _, to in moved)]), moved)
     return None
 
 
-def _moved(place: Place, in_the_way: Sequence[Resident], ages: _Ages) -> tuple[tuple[Digest, Place, Place], ...] | None:
+def _moved(
+    place: AdapterSlot, in_the_way: Sequence[DeviceAdapter], ages: _Ages
+) -> tuple[tuple[Digest, AdapterSlot, AdapterSlot], ...] | None:
     """Other places for all who are in the way, the large ones first; None when one finds none."""
     ages[_span(place)] = _KEPT
     moved = []
@@ -95,7 +97,7 @@ def _moved(place: Place, in_the_way: Sequence[Resident], ages: _Ages) -> tuple[t
     return tuple(moved)
 
 
-def _idle(residents: Sequence[Resident], places: Sequence[Place]) -> tuple[Digest, ...]:
+def _idle(residents: Sequence[DeviceAdapter], places: Sequence[AdapterSlot]) -> tuple[Digest, ...]:
     return tuple(r.digest for r in residents if not r.live and any(_overlap(r.place, place) for place in places))
 
 
@@ -104,11 +106,11 @@ def _by_slot(group: int, ages: _Ages) -> _Ages:
     return ages[: slots * RANKS[group]].reshape(slots, RANKS[group])
 
 
-def _span(place: Place) -> slice:
+def _span(place: AdapterSlot) -> slice:
     rows = rows_of(place)
     return slice(rows.start, rows.stop)
 
 
-def _overlap(one: Place, other: Place) -> bool:
+def _overlap(one: AdapterSlot, other: AdapterSlot) -> bool:
     a, b = rows_of(one), rows_of(other)
     return a.start < b.stop and b.start < a.stop

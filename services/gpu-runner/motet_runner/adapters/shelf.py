@@ -16,34 +16,34 @@ from motet.api.v1 import common_pb2, scheduler_pb2
 from motet.clock import Clock, monotonic
 from motet.errors import MotetError
 from motet.model import Digest
-from motet_runner.adapters.certify import Checked
-from motet_runner.adapters.check import CHECKER
-from motet_runner.adapters.fetch import DiskCache, Fetched, Fetcher, Lease, Wanted, touch
+from motet_runner.adapters.certify import Certification
+from motet_runner.adapters.check import CHECK_VERSION
+from motet_runner.adapters.fetch import DiskCache, Fetched, Fetcher, FetchRequest, FolderLock, touch
 from motet_runner.interface import AdapterEvicted, AdapterFailed, AdapterLoaded, EngineAdapterReport
 from motet_runner.metrics import Metrics
 from motet_runner.protocol import Command, DropAdapter, LoadAdapter
-from motet_runner.sources.failures import passing
+from motet_runner.sources.failures import temporary
 from motet_runner.sources.fetching import Sources
 
 log = structlog.get_logger(__name__)
 
-Check = Callable[[Path], Checked]
+Check = Callable[[Path], Certification]
 """What checks an adapter's folder against the base model. Raises AdapterIncompatible. Called in a thread."""
 
 
 @dataclass(slots=True)
-class Shelved:
+class RegisteredAdapter:
     digest: Digest
     folder: Path
     bytes: int
-    lease: Lease
-    checked: Checked | None = None
+    lease: FolderLock
+    checked: Certification | None = None
     refs: dict[str, common_pb2.AdapterRef] = field(default_factory=dict)
     """Who asked for it, by namespace/name."""
     on_device: bool = False
     wanted_until: float = 0.0
     """A request for it has been announced."""
-    dropping: bool = False
+    drop_when_idle: bool = False
     """To be forgotten once no request uses it."""
 
     @property
@@ -61,7 +61,7 @@ class Shelved:
         return next(iter(self.refs), self.digest)
 
 
-class Shelf:
+class AdapterRegistry:
     """`users_of` tells how many requests hold an adapter; `post` reaches the engine; `engine` is what `check` has of it
     in what it finds."""
 
@@ -72,7 +72,7 @@ class Shelf:
         check: Check,
         base_digest: Digest,
         engine: str = "",
-        checker: int = CHECKER,
+        checker: int = CHECK_VERSION,
         capacity: int,
         users_of: Callable[[Digest], int],
         post: Callable[[Command], None],
@@ -91,27 +91,27 @@ class Shelf:
         self._post = post
         self._metrics = metrics
         self._clock = clock
-        self._shelved: dict[Digest, Shelved] = {}
+        self._shelved: dict[Digest, RegisteredAdapter] = {}
         self._checking: dict[Digest, asyncio.Lock] = {}
         self._arrivals: dict[Digest, set[asyncio.Future[None]]] = {}
 
     # ----------------------------------------------------------------------------------------------------- questions
 
-    def get(self, digest: str) -> Shelved | None:
+    def get(self, digest: str) -> RegisteredAdapter | None:
         return self._shelved.get(Digest(digest))
 
-    def take(self, digest: Digest) -> Shelved | None:
+    def layout_of(self, digest: Digest) -> RegisteredAdapter | None:
         """The adapter, ready for a request: checked, and the engine knows where it lies. None while it is not here."""
         one = self._shelved.get(digest) or self._adopt(digest)
         if one is None or one.checked is None:
             return None
-        one.dropping = False
+        one.drop_when_idle = False
         touch(one.folder)
         if not one.on_device:
             self._post(LoadAdapter(digest, one.checked.layout))
         return one
 
-    async def arrival(self, digest: Digest) -> None:
+    async def wait_for(self, digest: Digest) -> None:
         """Wait until `take` gives this adapter. Raises what went wrong with it."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiting = self._arrivals.setdefault(digest, set())
@@ -128,7 +128,7 @@ class Shelf:
         in_engine = {entry.digest: entry for entry in entries}
         lines = []
         for one in self._shelved.values():
-            if one.dropping or one.checked is None:
+            if one.drop_when_idle or one.checked is None:
                 continue
             entry = in_engine.get(one.digest)
             tier = common_pb2.MEMORY_TIER_DISK
@@ -146,7 +146,7 @@ class Shelf:
 
     # -------------------------------------------------------------------------------------------------------- orders
 
-    async def ensure(self, order: scheduler_pb2.EnsureAdapter) -> Shelved:
+    async def ensure(self, order: scheduler_pb2.EnsureAdapter) -> RegisteredAdapter:
         """Take an adapter to the stage asked for, as far as the service alone can; the device is the engine's."""
         started = time.monotonic()
         digest = Digest(order.expected_digest)
@@ -164,12 +164,12 @@ class Shelf:
         self._arrived(digest)
         if order.stage >= common_pb2.ADAPTER_STAGE_HOST and not one.on_device and one.checked is not None:
             self._post(LoadAdapter(digest, one.checked.layout))
-        await self._make_room(spare=digest)
+        await self._evict_from_disk(spare=digest)
         return one
 
     def expect(self, digest: Digest, seconds: float) -> None:
         """A request for this adapter is on its way: bring it up, and keep it until the hint lapses."""
-        one = self.take(digest)
+        one = self.layout_of(digest)
         if one is not None:
             one.wanted_until = self._clock() + seconds
 
@@ -177,18 +177,18 @@ class Shelf:
         """Forget an adapter, now or when its last request has gone. Its bytes stay until the cache needs the room."""
         one = self._shelved.get(digest)
         if one is not None:
-            one.dropping = True
-            self.settle(digest)
+            one.drop_when_idle = True
+            self.request_ended(digest)
 
-    def settle(self, digest: Digest) -> None:
+    def request_ended(self, digest: Digest) -> None:
         """A request has gone: see whether its adapter was only kept for it."""
         one = self._shelved.get(digest)
-        if one is not None and one.dropping and not self._users_of(digest):
+        if one is not None and one.drop_when_idle and not self._users_of(digest):
             self._forget(one)
 
     # ------------------------------------------------------------------------------------------------- engine's events
 
-    def on_loaded(self, event: AdapterLoaded) -> Shelved | None:
+    def on_loaded(self, event: AdapterLoaded) -> RegisteredAdapter | None:
         self._metrics.adapter_loads.inc()
         self._metrics.adapter_load_seconds.observe(event.seconds)
         one = self._shelved.get(event.digest)
@@ -202,12 +202,12 @@ class Shelf:
         if one is not None:
             one.on_device = False
 
-    def on_failed(self, event: AdapterFailed) -> Shelved | None:
+    def on_failed(self, event: AdapterFailed) -> RegisteredAdapter | None:
         self._metrics.adapter_failures.inc()
         one = self._shelved.get(event.digest)
         if one is not None:
             one.on_device = False
-            if one.checked is not None and not one.checked.layout.fits():
+            if one.checked is not None and not one.checked.layout.file_unchanged():
                 one.checked = None  # the next order looks at the bytes again
         return one
 
@@ -218,20 +218,22 @@ class Shelf:
 
     # --------------------------------------------------------------------------------------------------------- inside
 
-    def _put(self, fetched: Fetched, ref: common_pb2.AdapterRef | None) -> Shelved:
+    def _put(self, fetched: Fetched, ref: common_pb2.AdapterRef | None) -> RegisteredAdapter:
         one = self._shelved.get(fetched.digest)
         if one is None:
             try:
-                lease = Lease(fetched.folder)
+                lease = FolderLock(fetched.folder)
             except FileNotFoundError:
-                raise passing(f"{fetched.folder} was removed a moment ago; it will be fetched again.") from None
-            one = self._shelved[fetched.digest] = Shelved(fetched.digest, fetched.folder, fetched.bytes, lease)
-        one.dropping = False
+                raise temporary(f"{fetched.folder} was removed a moment ago; it will be fetched again.") from None
+            one = self._shelved[fetched.digest] = RegisteredAdapter(
+                fetched.digest, fetched.folder, fetched.bytes, lease
+            )
+        one.drop_when_idle = False
         if ref is not None:
             one.refs[f"{ref.namespace}/{ref.name}"] = ref
         return one
 
-    async def _certify(self, one: Shelved) -> None:
+    async def _certify(self, one: RegisteredAdapter) -> None:
         async with self._checking.setdefault(one.digest, asyncio.Lock()):
             if one.checked is not None:
                 return
@@ -241,9 +243,9 @@ class Shelf:
                 self._forget(one)
                 raise
 
-    def _check_once(self, one: Shelved) -> Checked:
+    def _check_once(self, one: RegisteredAdapter) -> Certification:
         """What an earlier check has kept, or a new one."""
-        checked = self._kept(one.digest, one.folder)
+        checked = self._earlier_check(one.digest, one.folder)
         if checked is None:
             self._cache.verify(one.digest)
             checked = self._check(one.folder)
@@ -253,11 +255,11 @@ class Shelf:
             self._cache.write_certificate(one.folder, checked.encode())
         return checked
 
-    def _kept(self, digest: Digest, folder: Path) -> Checked | None:
+    def _earlier_check(self, digest: Digest, folder: Path) -> Certification | None:
         """What an earlier check of these very bytes has left: by the same checks, for the same base and engine."""
         try:
             text = self._cache.read_certificate(folder)
-            checked = Checked.decode(text, folder) if text is not None else None
+            checked = Certification.decode(text, folder) if text is not None else None
         except ValueError:
             return None
         if checked is None:
@@ -265,13 +267,13 @@ class Shelf:
         certificate = checked.certificate
         found = (certificate.digest, certificate.base_digest, certificate.checker, checked.engine)
         same = found == (digest, self._base_digest, self._checker, self._engine)
-        return checked if same and checked.layout.fits() else None
+        return checked if same and checked.layout.file_unchanged() else None
 
-    def _adopt(self, digest: Digest) -> Shelved | None:
+    def _adopt(self, digest: Digest) -> RegisteredAdapter | None:
         """Take an adapter over that lies in the disk cache with a certificate for this base model."""
         try:
             fetched = self._cache.find(digest)
-            checked = self._kept(digest, fetched.folder) if fetched is not None else None
+            checked = self._earlier_check(digest, fetched.folder) if fetched is not None else None
             if fetched is None or checked is None:
                 return None
             one = self._put(fetched, None)
@@ -289,7 +291,7 @@ class Shelf:
             else:
                 future.set_exception(error)
 
-    async def _make_room(self, *, spare: Digest) -> None:
+    async def _evict_from_disk(self, *, spare: Digest) -> None:
         """Keep the disk cache within its bound: the longest unused goes first, what is in use never."""
         cached = await asyncio.to_thread(self._cache.by_last_use)
         excess = len(cached) - self._capacity
@@ -307,7 +309,7 @@ class Shelf:
                 log.info("adapter left the disk cache", adapter=digest)
                 excess -= 1
 
-    def _is_busy(self, one: Shelved) -> bool:
+    def _is_busy(self, one: RegisteredAdapter) -> bool:
         checking = self._checking.get(one.digest)
         return (
             self._users_of(one.digest) > 0
@@ -317,7 +319,7 @@ class Shelf:
             or one.checked is None
         )
 
-    def _forget(self, one: Shelved) -> None:
+    def _forget(self, one: RegisteredAdapter) -> None:
         if self._shelved.pop(one.digest, None) is None:
             return
         self._checking.pop(one.digest, None)
@@ -325,8 +327,8 @@ class Shelf:
         one.lease.release()
 
 
-def wanted(order: scheduler_pb2.EnsureAdapter) -> Wanted:
-    return Wanted(
+def wanted(order: scheduler_pb2.EnsureAdapter) -> FetchRequest:
+    return FetchRequest(
         source=order.source,
         revision=order.revision,
         expected=order.expected_digest,
@@ -336,5 +338,5 @@ def wanted(order: scheduler_pb2.EnsureAdapter) -> Wanted:
         volume=order.volume,
         folder=order.folder,
         # A revision is checked once; after that its digest is what the scheduler has seen its source give.
-        proven=order.stage > common_pb2.ADAPTER_STAGE_CERTIFIED,
+        digest_verified=order.stage > common_pb2.ADAPTER_STAGE_CERTIFIED,
     )

@@ -11,34 +11,34 @@ import torch
 
 from motet.errors import AdapterError, AdapterIncompatible, MotetError, Overloaded
 from motet.model import Digest
-from motet_kernels import RANKS, Place, group_of
-from motet_runner.adapters.layout import Layout
-from motet_runner.adapters.matrices import Matrices
-from motet_runner.adapters.room import Resident, Room, find_room
+from motet_kernels import RANKS, AdapterSlot, rank_class_of
+from motet_runner.adapters.layout import AdapterLayout
+from motet_runner.adapters.matrices import WeightReader
+from motet_runner.adapters.room import DeviceAdapter, SlotAllocation, allocate_slot
 from motet_runner.execute.lora import LoraLinears
 
-BYTES_A_SLICE = 4 * 1024 * 1024
+SLICE_BYTES = 4 * 1024 * 1024
 """How much of an adapter is loaded between two iterations while others run: about a millisecond of copying."""
 
 
 @dataclass(slots=True)
-class Known:
+class SlotEntry:
     """An adapter whose checked bytes lie where `layout` says."""
 
-    layout: Layout
-    place: Place | None = None
+    layout: AdapterLayout
+    place: AdapterSlot | None = None
     """Once it is on the device."""
 
     @property
     def group(self) -> int:
         """Its rank class."""
-        return group_of(self.layout.rank)
+        return rank_class_of(self.layout.rank)
 
 
 @dataclass(slots=True)
 class Loading:
     digest: Digest
-    place: Place
+    place: AdapterSlot
     slices: Iterator[int]
     started: float
     seconds: float = 0.0
@@ -46,7 +46,7 @@ class Loading:
 
 
 @dataclass(slots=True)
-class Progress:
+class SlotChanges:
     loaded: list[tuple[Digest, int, float]] = field(default_factory=list)
     evicted: list[Digest] = field(default_factory=list)
     failed: list[tuple[Digest, MotetError]] = field(default_factory=list)
@@ -67,34 +67,34 @@ class SlotStore:
         self._live = live
         self._users = users
         self._clock = clock
-        self._known: OrderedDict[Digest, Known] = OrderedDict()  # least recently used first
+        self._known: OrderedDict[Digest, SlotEntry] = OrderedDict()  # least recently used first
         self._wanted: OrderedDict[Digest, None] = OrderedDict()
         self._loading: Loading | None = None
         self._dropped: set[Digest] = set()
-        self._progress = Progress()
+        self._progress = SlotChanges()
 
-    def __iter__(self) -> Iterator[tuple[Digest, Known]]:
+    def __iter__(self) -> Iterator[tuple[Digest, SlotEntry]]:
         return iter(self._known.items())
 
     def on_device(self, digest: Digest) -> bool:
         known = self._known.get(digest)
         return known is not None and known.place is not None
 
-    def place(self, digest: Digest) -> Place:
+    def slot_of(self, digest: Digest) -> AdapterSlot:
         """Where it lies; also marks it as used now."""
         self._known.move_to_end(digest)
         place_ = self._known[digest].place
         assert place_ is not None, digest
         return place_
 
-    def know(self, digest: Digest, layout: Layout) -> None:
+    def register(self, digest: Digest, layout: AdapterLayout) -> None:
         """Its bytes are here. It is brought to the device while there is room, or when a sequence asks."""
         self._dropped.discard(digest)
-        self._known.setdefault(digest, Known(layout)).layout = layout
+        self._known.setdefault(digest, SlotEntry(layout)).layout = layout
         if self._live(digest) or self._in_use < self._slots:
-            self.want(digest)
+            self.request_load(digest)
 
-    def want(self, digest: Digest) -> None:
+    def request_load(self, digest: Digest) -> None:
         """A sequence waits for it. All who wait share one load."""
         if digest in self._known and not self.on_device(digest) and not self._is_loading(digest):
             self._wanted[digest] = None
@@ -111,11 +111,11 @@ class SlotStore:
         return (
             self._loading is not None
             or bool(self._progress.evicted)
-            or any(self._too_large(digest) or self._room_for(digest) is not None for digest in self._wanted)
+            or any(self._too_large(digest) or self._allocate(digest) is not None for digest in self._wanted)
             or any(not self._users(digest) for digest in self._dropped)
         )
 
-    def advance(self, *, hurry: bool) -> Progress:
+    def advance(self, *, hurry: bool) -> SlotChanges:
         """A slice of the load in flight; all of it when there is nobody to keep waiting (`hurry`)."""
         self._forget_dropped()
         if self._loading is None:
@@ -131,7 +131,7 @@ class SlotStore:
             except (AdapterError, OSError, MemoryError, RuntimeError) as error:
                 self._fail(loading.digest, error)
             loading.seconds += self._clock() - before
-        progress, self._progress = self._progress, Progress()
+        progress, self._progress = self._progress, SlotChanges()
         return progress
 
     # -- inside ------------------------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ class SlotStore:
     def _too_large(self, digest: Digest) -> bool:
         return RANKS[self._known[digest].group] > self._linears.rows
 
-    def _room_for(self, digest: Digest) -> Room | None:
+    def _allocate(self, digest: Digest) -> SlotAllocation | None:
         """Where it could go now. Only one that a sequence waits for makes others go."""
         waiting = self._live(digest) > 0
         full = self._in_use >= self._slots
@@ -154,11 +154,11 @@ class SlotStore:
         if full and not (waiting and idle):
             return None
         residents = [
-            Resident(one, known.place, self._live(one) > 0)
+            DeviceAdapter(one, known.place, self._live(one) > 0)
             for one, known in self._known.items()
             if known.place is not None
         ]
-        room = find_room(self._known[digest].group, self._linears.rows, residents, evict=waiting)
+        room = allocate_slot(self._known[digest].group, self._linears.rows, residents, evict=waiting)
         if room is not None and full and not room.evicted:
             return room._replace(evicted=(idle[0],))
         return room
@@ -178,7 +178,7 @@ class SlotStore:
                 )
                 continue
             kind = self._known[digest].group, self._live(digest) > 0
-            room = None if kind in no_room else self._room_for(digest)
+            room = None if kind in no_room else self._allocate(digest)
             if room is None:
                 no_room.add(kind)
                 if not self._live(digest):  # nobody waits: it was to be loaded while there is room
@@ -190,7 +190,7 @@ class SlotStore:
             self._loading = Loading(digest, room.place, self._slices(layout, room.place), self._clock())
             return
 
-    def _make(self, room: Room) -> None:
+    def _make(self, room: SlotAllocation) -> None:
         for digest in room.evicted:
             self._known[digest].place = None
             self._progress.evicted.append(digest)
@@ -199,14 +199,14 @@ class SlotStore:
                 self._linears.move(old, new)
             self._known[digest].place = new
 
-    def _slices(self, layout: Layout, place: Place) -> Iterator[int]:
+    def _slices(self, layout: AdapterLayout, place: AdapterSlot) -> Iterator[int]:
         """Writes the adapter's matrices, yielding the bytes of each slice; clears the projections it leaves alone."""
         linears = {linear.module: linear for linear in layout.linears}
         strange = next((module for module in linears if module not in self._linears.weights), None)
         if strange is not None:
             raise AdapterIncompatible(f"{strange} is no linear of this model, against which it was not checked.")
         size = 0
-        with Matrices(layout) as matrices:
+        with WeightReader(layout) as matrices:
             for module in self._linears.weights:
                 linear = linears.get(module)
                 if linear is None:
@@ -215,7 +215,7 @@ class SlotStore:
                 a, b = matrices.read(linear.a), matrices.read(linear.b)
                 self._linears.write(module, place, a, b, linear.scale)
                 size += a.nbytes + b.nbytes
-                if size >= BYTES_A_SLICE:
+                if size >= SLICE_BYTES:
                     yield size
                     size = 0
         yield size

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from motet.errors import AdapterIncompatible
-from motet_runner.adapters.check import Half, place, read_weights
+from motet_runner.adapters.check import LoraTensor, map_tensors, read_weights
 from motet_runner.adapters.peft_config import WEIGHTS_NAME
 
 # Of each float type: an integer of its width, the bits of its exponent (all set: infinite or not a number), and all
@@ -23,7 +23,7 @@ _BITS: dict[str, tuple[type[np.unsignedinteger], int, int]] = {
 def check_values(folder: Path, shapes: Mapping[str, tuple[int, int]]) -> None:
     """Raises AdapterIncompatible for weights that are not finite, and for a LoRA that is zero everywhere."""
     path = folder / WEIGHTS_NAME
-    places = place(read_weights(folder), dict(shapes))
+    places = map_tensors(read_weights(folder), dict(shapes))
     acting: set[str] = set()
     idle: set[tuple[str, str]] = set()
     for name, half in places.items():
@@ -45,7 +45,7 @@ def check_values(folder: Path, shapes: Mapping[str, tuple[int, int]]) -> None:
         )
 
 
-def _read(path: Path, half: Half) -> "npt.NDArray[np.unsignedinteger]":
+def _read(path: Path, half: LoraTensor) -> "npt.NDArray[np.unsignedinteger]":
     kind, _, _ = _BITS[half.tensor.dtype]
     values: npt.NDArray[np.unsignedinteger] = np.memmap(
         path, dtype=kind, mode="r", offset=half.tensor.start, shape=(half.tensor.bytes // kind().itemsize,)

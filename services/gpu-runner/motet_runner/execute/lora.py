@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from motet_kernels import Place, Weights, add_lora
+from motet_kernels import AdapterSlot, LoraWeights, add_lora
 from motet_runner.execute.rows import CURRENT
 
 
@@ -31,9 +31,9 @@ class LoraLinears:
 
     def __init__(self, linears: dict[str, nn.Module], rows: int, dtype: torch.dtype, device: torch.device) -> None:
         self.rows = rows
-        self.weights: dict[str, Weights] = {}
+        self.weights: dict[str, LoraWeights] = {}
         for path, module in linears.items():
-            self.weights[path] = Weights(*_shape(path, module), rows, dtype, device)
+            self.weights[path] = LoraWeights(*_shape(path, module), rows, dtype, device)
             module.forward = _followed(module.forward, self.weights[path])
 
     @property
@@ -41,11 +41,11 @@ class LoraLinears:
         return {path: (weights.inputs, weights.outputs) for path, weights in self.weights.items()}
 
     def write(
-        self, path: str, place: Place, a: torch.Tensor | None, b: torch.Tensor | None, scale: float = 1.0
+        self, path: str, place: AdapterSlot, a: torch.Tensor | None, b: torch.Tensor | None, scale: float = 1.0
     ) -> None:
         self.weights[path].write(*place, a, b, scale)
 
-    def move(self, place: Place, to: Place) -> None:
+    def move(self, place: AdapterSlot, to: AdapterSlot) -> None:
         """Carry an adapter to other rows of all linears."""
         for weights in self.weights.values():
             weights.move(place[0], place[1], to[1])
@@ -64,7 +64,7 @@ def _shape(path: str, module: nn.Module) -> tuple[int, int]:
 
 
 def _followed(
-    forward: Callable[[torch.Tensor], torch.Tensor], weights: Weights
+    forward: Callable[[torch.Tensor], torch.Tensor], weights: LoraWeights
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     def followed(x: torch.Tensor) -> torch.Tensor:
         y = forward(x)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from motet.model import BASE, PAGE_TOKENS, Digest, pages_for
-from motet_kernels import Batch, Segment, lay_out
+from motet_kernels import LoraBatch, Segment, make_batch
 from motet_runner.memory.paged import PagedStore
 from motet_runner.plan import Iteration, Work
 
@@ -98,7 +98,7 @@ class Rows:
     """Pages that get their first rows in this iteration and are not filled by it: cleared before the model runs"""
     decodes: list[Decodes]
     chunks: list[Chunk]
-    lora: Batch | None
+    lora: LoraBatch | None
     adapters: frozenset[Digest]
     tokens: int
     calls: int = 0
@@ -120,7 +120,7 @@ class Assembler:
     def __init__(self, store: PagedStore, device: torch.device) -> None:
         self._store = store
         self._device = device
-        self._laid_out: tuple[tuple[Segment, ...], Batch] | None = None
+        self._laid_out: tuple[tuple[Segment, ...], LoraBatch] | None = None
 
     def assemble(self, iteration: Iteration, slots: Slots) -> Rows:
         placed = [(_place(work, slots), work) for work in iteration.work]
@@ -160,11 +160,11 @@ class Assembler:
             tokens=len(tokens),
         )
 
-    def _layout(self, segments: tuple[Segment, ...]) -> Batch | None:
+    def _layout(self, segments: tuple[Segment, ...]) -> LoraBatch | None:
         if not segments:
             return None
         if self._laid_out is None or self._laid_out[0] != segments:
-            self._laid_out = segments, lay_out(segments, self._device)
+            self._laid_out = segments, make_batch(segments, self._device)
         return self._laid_out[1]
 
     def _groups(self, decoding: list[tuple[int, Work]]) -> Iterator[list[tuple[int, Work]]]:

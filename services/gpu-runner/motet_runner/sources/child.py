@@ -22,11 +22,11 @@ from urllib.parse import urlsplit
 import orjson
 
 from motet.errors import AdapterFetchFailed, MotetError
-from motet_runner.sources.failures import malformed, no_space, passing, too_large
+from motet_runner.sources.failures import malformed, no_space, temporary, too_large
 from motet_runner.sources.files import (
     INDEX,
     MEDIUM,
-    Wanted,
+    WantedFile,
     check_listing,
     most_of_adapter,
     not_there,
@@ -34,12 +34,12 @@ from motet_runner.sources.files import (
     of_model,
     shards,
 )
-from motet_runner.sources.guard import Guard
-from motet_runner.sources.order import Order
-from motet_runner.sources.secret import NOBODY, Credentials, read_credentials
-from motet_runner.sources.uri import Hub, Web, parse
+from motet_runner.sources.guard import NetworkGuard
+from motet_runner.sources.order import FetchOrder
+from motet_runner.sources.secret import NO_CREDENTIALS, SourceCredentials, read_credentials
+from motet_runner.sources.uri import HubUri, WebUri, parse
 
-SLOWEST = 1024
+MIN_BYTES_PER_SECOND = 1024
 """Bytes a second. A source that gives less over the whole patience is as good as dead."""
 
 WORKING_FILES = 1 << 20
@@ -49,8 +49,8 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
 
 
-class Source(Protocol):
-    def fetch(self, file: Wanted, into: Path) -> bool: ...
+class FileSource(Protocol):
+    def fetch(self, file: WantedFile, into: Path) -> bool: ...
 
 
 def say(**words: Any) -> None:
@@ -58,7 +58,7 @@ def say(**words: Any) -> None:
     os.write(1, orjson.dumps(words) + b"\n")
 
 
-def alone(parent: int) -> None:
+def exit_with_parent(parent: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     libc.prctl(_PR_SET_DUMPABLE, 0)
@@ -67,19 +67,19 @@ def alone(parent: int) -> None:
         sys.exit(1)  # it died before we could ask
 
 
-def carry_out(order: Order, secret: Credentials) -> None:
+def carry_out(order: FetchOrder, secret: SourceCredentials) -> None:
     into = Path(order.into)
     into.mkdir(parents=True, exist_ok=True)
     source = parse(order.uri, order.revision)
     allowed = _allowed(order)
-    Guard([*allowed, *_hosts(order.access.proxy)]).install()
+    NetworkGuard([*allowed, *_hosts(order.access.proxy)]).install()
     from motet_runner.sources.web import WebFolder, client
 
-    browser = client(order.access, Guard(allowed), timeout=order.stall_seconds)
-    if isinstance(source, Web):
-        Watch(order).start()
+    browser = client(order.access, NetworkGuard(allowed), timeout=order.stall_seconds)
+    if isinstance(source, WebUri):
+        TransferWatch(order).start()
         _fetch_all(order, WebFolder(source.url, browser, secret.header, pause=order.stall_seconds / 60), into, None)
-    elif isinstance(source, Hub):
+    elif isinstance(source, HubUri):
         # Read when the library is imported: no other way in than through our client, nothing of its own on this disk.
         os.environ |= {
             "HF_HUB_DISABLE_XET": "1",
@@ -91,7 +91,7 @@ def carry_out(order: Order, secret: Credentials) -> None:
         }
         from motet_runner.sources.hub import HubRepository
 
-        watch = Watch(order)
+        watch = TransferWatch(order)
         watch.start()
         repository = HubRepository(
             source, order.access.hub_endpoint, secret, browser, timeout=order.stall_seconds, checked=watch.check
@@ -102,7 +102,7 @@ def carry_out(order: Order, secret: Credentials) -> None:
         raise malformed(f"{order.uri} is a folder of this machine: it needs no fetching.")
 
 
-def _fetch_all(order: Order, source: Source, into: Path, sizes: dict[str, int | None] | None) -> None:
+def _fetch_all(order: FetchOrder, source: FileSource, into: Path, sizes: dict[str, int | None] | None) -> None:
     name = order.uri
     if order.what == "adapter":
         wanted = of_adapter(order.max_bytes)
@@ -127,16 +127,16 @@ def _fetch_all(order: Order, source: Source, into: Path, sizes: dict[str, int | 
         (into / stale).unlink()
 
 
-def _fetch_those_there(source: Source, wanted: Iterable[Wanted], into: Path) -> None:
+def _fetch_those_there(source: FileSource, wanted: Iterable[WantedFile], into: Path) -> None:
     for file in wanted:
         if not source.fetch(file, into):
             (into / file.name).unlink(missing_ok=True)  # of an earlier attempt, at another state of the source
 
 
-class Watch(threading.Thread):
+class TransferWatch(threading.Thread):
     """Tells how many bytes have come, and ends a fetch that drips, or that brings more than it may."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: FetchOrder) -> None:
         super().__init__(name="watch", daemon=True)
         self._folder = Path(order.into)
         most = order.max_bytes + MEDIUM if order.what == "model" else most_of_adapter(order.max_bytes)
@@ -163,12 +163,12 @@ class Watch(threading.Thread):
             while len(seen) > 1 and seen[1][0] <= now - self._patience:
                 seen.popleft()
             since, before = seen[0]
-            if now - since >= self._patience and done - before < SLOWEST * (now - since):
-                self._end(passing(f"{self._uri} gave {done - before} bytes in {now - since:.0f} s."))
+            if now - since >= self._patience and done - before < MIN_BYTES_PER_SECOND * (now - since):
+                self._end(temporary(f"{self._uri} gave {done - before} bytes in {now - since:.0f} s."))
             time.sleep(beat)
 
     def _end(self, failure: AdapterFetchFailed) -> None:
-        tell(failure, NOBODY)
+        tell(failure, NO_CREDENTIALS)
         os._exit(1)
 
 
@@ -183,7 +183,7 @@ def _size_of(folder: Path) -> int:
     return total
 
 
-def _allowed(order: Order) -> list[str]:
+def _allowed(order: FetchOrder) -> list[str]:
     """The platform's list, and the hub that the platform itself has named."""
     return [*order.access.allowed_hosts, *(_hosts(order.access.hub_endpoint) if order.uri.startswith("hf://") else ())]
 
@@ -193,7 +193,7 @@ def _hosts(url: str) -> list[str]:
     return [host] if host else []
 
 
-def tell(failure: MotetError, secret: Credentials) -> None:
+def tell(failure: MotetError, secret: SourceCredentials) -> None:
     say(
         failure=secret.scrub(failure.message)[:1024],
         reason=failure.reason,
@@ -202,9 +202,9 @@ def tell(failure: MotetError, secret: Credentials) -> None:
 
 
 def main() -> None:
-    order = Order.decode(sys.stdin.buffer.readline())
-    alone(order.parent)
-    secret = NOBODY
+    order = FetchOrder.decode(sys.stdin.buffer.readline())
+    exit_with_parent(order.parent)
+    secret = NO_CREDENTIALS
     try:
         secret = read_credentials(order.credentials, order.access, timeout=order.stall_seconds)
         carry_out(order, secret)
@@ -214,10 +214,10 @@ def main() -> None:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             tell(no_space(f"no space left in {order.into} for {order.uri}."), secret)
         else:
-            tell(passing(f"{order.uri} cannot be fetched: {error.strerror or type(error).__name__}."), secret)
+            tell(temporary(f"{order.uri} cannot be fetched: {error.strerror or type(error).__name__}."), secret)
     except Exception as error:
         # Its text may hold anything, a password too.
-        tell(passing(f"{order.uri} cannot be fetched: {type(error).__name__}."), secret)
+        tell(temporary(f"{order.uri} cannot be fetched: {type(error).__name__}."), secret)
     else:
         say(bytes=_size_of(Path(order.into)), done=True)
     sys.stdout.flush()

@@ -11,29 +11,29 @@ import orjson
 import structlog
 
 from motet.errors import AdapterFetchFailed
-from motet_runner.sources.failures import passing
-from motet_runner.sources.metrics import Metrics
-from motet_runner.sources.order import Order
+from motet_runner.sources.failures import temporary
+from motet_runner.sources.metrics import FetchMetrics
+from motet_runner.sources.order import FetchOrder
 
 log = structlog.get_logger(__name__)
 
 COMMAND = (sys.executable, "-P", "-m", "motet_runner.sources.child")
 
-LINE = 1 << 16
+MAX_LINE_BYTES = 1 << 16
 
-Heard = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 """Bytes here, and bytes in all where the source tells, else 0."""
 
 
-class Children:
-    def __init__(self, metrics: Metrics, *, at_once: int) -> None:
+class FetchProcessPool:
+    def __init__(self, metrics: FetchMetrics, *, at_once: int) -> None:
         self._metrics = metrics
         self._turn = asyncio.Semaphore(at_once)
         self._most_of_one = max(1, at_once - 1)
         self._own_turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         """By namespace, while it has fetches that run or wait."""
 
-    async def fetch(self, order: Order, heard: Heard, *, whose: str = "") -> None:
+    async def fetch(self, order: FetchOrder, heard: OnProgress, *, whose: str = "") -> None:
         """Bring an order's files into its folder. Raises AdapterFetchFailed. Cancelling ends the child."""
         own_turn = self._own_turns.setdefault(whose, asyncio.Semaphore(self._most_of_one))
         async with own_turn, self._turn:
@@ -46,25 +46,25 @@ class Children:
             finally:
                 self._metrics.under_way.labels(order.what).dec()
 
-    async def _run_in_time(self, order: Order, heard: Heard) -> None:
+    async def _run_in_time(self, order: FetchOrder, heard: OnProgress) -> None:
         longest = order.longest_seconds
         try:
             async with asyncio.timeout(longest):
                 await self._run(order, heard)
         except TimeoutError:
-            raise passing(
+            raise temporary(
                 f"{order.uri} did not come whole in {longest:.0f} s; what came is gone on with later. Put it where it "
                 "is served faster; how slow a source may be is the platform's MOTET_RUNNER_FETCH_KIB_PER_SECOND."
             ) from None
 
-    async def _run(self, order: Order, heard: Heard) -> None:
+    async def _run(self, order: FetchOrder, heard: OnProgress) -> None:
         process = await asyncio.create_subprocess_exec(
             *COMMAND,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,  # a library's warning may hold a signed URL
             env=_environment(),
-            limit=LINE,
+            limit=MAX_LINE_BYTES,
         )
         assert process.stdin is not None
         assert process.stdout is not None
@@ -72,17 +72,17 @@ class Children:
             process.stdin.write(replace(order, parent=os.getpid()).encoded())
             process.stdin.close()
             if not await self._listen(process.stdout, order, heard):
-                raise passing(
+                raise temporary(
                     f"{order.uri} was not fetched: the process that did it ended (status {await process.wait()})."
                 )
         except (ConnectionError, TimeoutError):
-            raise passing(f"{order.uri} was not fetched: the process that did it says nothing any more.") from None
+            raise temporary(f"{order.uri} was not fetched: the process that did it says nothing any more.") from None
         finally:
             if process.returncode is None:
                 process.kill()
             await process.wait()
 
-    async def _listen(self, lines: asyncio.StreamReader, order: Order, heard: Heard) -> bool:
+    async def _listen(self, lines: asyncio.StreamReader, order: FetchOrder, heard: OnProgress) -> bool:
         """Whether the child said that it is done."""
         here = total = 0
         first = True

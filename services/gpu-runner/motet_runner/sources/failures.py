@@ -2,23 +2,23 @@
 
 from motet.errors import AdapterFetchFailed
 
-SOON = 5.0
+RETRY_SOON_SECONDS = 5.0
 """Seconds: something passing, such as a cut connection or a full disk. Doubles each time, up to LATER."""
 
-LATER = 300.0
+RETRY_LATER_SECONDS = 300.0
 """Seconds: what somebody must put right at the other end: a missing file, a Secret, a right."""
 
 
-def passing(message: str, *, after: float = 0.0) -> AdapterFetchFailed:
-    return AdapterFetchFailed(message, retry_after=max(SOON, after))
+def temporary(message: str, *, after: float = 0.0) -> AdapterFetchFailed:
+    return AdapterFetchFailed(message, retry_after=max(RETRY_SOON_SECONDS, after))
 
 
 def missing(message: str) -> AdapterFetchFailed:
-    return AdapterFetchFailed(message, retry_after=LATER)
+    return AdapterFetchFailed(message, retry_after=RETRY_LATER_SECONDS)
 
 
 def credentials(message: str) -> AdapterFetchFailed:
-    return AdapterFetchFailed(message, reason="CredentialsInvalid", retry_after=LATER)
+    return AdapterFetchFailed(message, reason="CredentialsInvalid", retry_after=RETRY_LATER_SECONDS)
 
 
 def forbidden(message: str) -> AdapterFetchFailed:
@@ -39,4 +39,4 @@ def another_digest(message: str) -> AdapterFetchFailed:
 
 
 def no_space(message: str) -> AdapterFetchFailed:
-    return AdapterFetchFailed(message, reason="NoSpace", retry_after=SOON)
+    return AdapterFetchFailed(message, reason="NoSpace", retry_after=RETRY_SOON_SECONDS)

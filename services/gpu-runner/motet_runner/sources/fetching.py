@@ -12,16 +12,16 @@ from prometheus_client import CollectorRegistry
 from motet.errors import AdapterFetchFailed
 from motet.settings import ProcessSettings
 from motet_runner.settings import Settings
-from motet_runner.sources.children import Children, Heard
-from motet_runner.sources.failures import LATER
-from motet_runner.sources.folder import Confines
-from motet_runner.sources.metrics import Metrics
-from motet_runner.sources.order import Access, Order
+from motet_runner.sources.children import FetchProcessPool, OnProgress
+from motet_runner.sources.failures import RETRY_LATER_SECONDS
+from motet_runner.sources.folder import VolumeBounds
+from motet_runner.sources.metrics import FetchMetrics
+from motet_runner.sources.order import FetchOrder, NetworkAccess
 from motet_runner.sources.partial import key_of, locked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Remote:
+class RemoteFiles:
     """What is to be brought, and what opens its source."""
 
     uri: str
@@ -32,15 +32,15 @@ class Remote:
 
 class Sources:
     def __init__(self, settings: Settings, process: ProcessSettings, registry: CollectorRegistry) -> None:
-        self.metrics = Metrics(registry)
-        self.confines = Confines(settings.adapter_volumes)
+        self.metrics = FetchMetrics(registry)
+        self.confines = VolumeBounds(settings.adapter_volumes)
         self.time_scale = process.time_scale
         self.partial = process.cache_dir.absolute() / "partial"
-        self._children = Children(self.metrics, at_once=settings.fetches_at_once)
+        self._children = FetchProcessPool(self.metrics, at_once=settings.fetches_at_once)
         self._stall_seconds = settings.fetch_stall_seconds * process.time_scale
         self._slowest = settings.fetch_kib_per_second << 10
         self._parallel = settings.fetches_at_once
-        self._access = Access(
+        self._access = NetworkAccess(
             hub_endpoint=settings.hub_endpoint,
             allowed_hosts=tuple(settings.fetch_allowed_hosts),
             ca_file=settings.fetch_ca_file,
@@ -52,7 +52,7 @@ class Sources:
         )
 
     @asynccontextmanager
-    async def place_for(self, remote: Remote, *, apart: str = "") -> AsyncIterator[Path]:
+    async def place_for(self, remote: RemoteFiles, *, apart: str = "") -> AsyncIterator[Path]:
         """A folder for the files of an adapter, which goes when this ends.
 
         A fetch that broke off leaves it for the next one; bytes that turned out wrong are not gone on with.
@@ -69,10 +69,10 @@ class Sources:
                 shutil.rmtree(folder, ignore_errors=True)
 
     async def bring(
-        self, what: Literal["adapter", "model"], remote: Remote, into: Path, heard: Heard, *, whose: str = ""
+        self, what: Literal["adapter", "model"], remote: RemoteFiles, into: Path, heard: OnProgress, *, whose: str = ""
     ) -> None:
         """Have a child bring the files. Raises AdapterFetchFailed. No namespace's fetches take every turn there is."""
-        order = Order(
+        order = FetchOrder(
             what=what,
             uri=remote.uri,
             revision=remote.revision,
@@ -88,4 +88,4 @@ class Sources:
 
 
 def may_go_on(failure: AdapterFetchFailed) -> bool:
-    return 0 < failure.retry_after < LATER and failure.reason != "NoSpace"
+    return 0 < failure.retry_after < RETRY_LATER_SECONDS and failure.reason != "NoSpace"

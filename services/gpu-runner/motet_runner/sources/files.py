@@ -36,7 +36,7 @@ _SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,120}\.safetensors")
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedFile:
     name: str
     limit: int
     """Bytes."""
@@ -44,12 +44,13 @@ class Wanted:
     required: bool = True
 
 
-def of_adapter(max_bytes: int) -> list[Wanted]:
+def of_adapter(max_bytes: int) -> list[WantedFile]:
     """First what it must have: after that it is known that the source is open to us."""
     optional = [
-        Wanted(name, TOKENIZER if name == "tokenizer.json" else TEXT, required=False) for name in ADAPTER_OPTIONAL_FILES
+        WantedFile(name, TOKENIZER if name == "tokenizer.json" else TEXT, required=False)
+        for name in ADAPTER_OPTIONAL_FILES
     ]
-    return [Wanted(CONFIG, SMALL), Wanted(WEIGHTS, max_bytes), *optional]
+    return [WantedFile(CONFIG, SMALL), WantedFile(WEIGHTS, max_bytes), *optional]
 
 
 def most_of_adapter(max_bytes: int) -> int:
@@ -57,16 +58,16 @@ def most_of_adapter(max_bytes: int) -> int:
     return sum(file.limit for file in of_adapter(max_bytes))
 
 
-def of_model() -> list[Wanted]:
+def of_model() -> list[WantedFile]:
     """All but the weights: those depend on whether there is an index."""
-    others = [Wanted(name, MEDIUM, required=False) for name in ASSET_FILES if name != MODEL_CONFIG]
-    return [Wanted(MODEL_CONFIG, SMALL), Wanted(INDEX, INDEX_AT_MOST, required=False), *others]
+    others = [WantedFile(name, MEDIUM, required=False) for name in ASSET_FILES if name != MODEL_CONFIG]
+    return [WantedFile(MODEL_CONFIG, SMALL), WantedFile(INDEX, INDEX_AT_MOST, required=False), *others]
 
 
-def shards(index: bytes | None, max_bytes: int) -> list[Wanted]:
+def shards(index: bytes | None, max_bytes: int) -> list[WantedFile]:
     """The weight files that an index names, or the one there is without."""
     if index is None:
-        return [Wanted(ONE_SHARD, max_bytes)]
+        return [WantedFile(ONE_SHARD, max_bytes)]
     try:
         names = set(orjson.loads(index)["weight_map"].values())
     except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
@@ -74,10 +75,10 @@ def shards(index: bytes | None, max_bytes: int) -> list[Wanted]:
     strange = next((name for name in names if not isinstance(name, str) or not _SHARD.fullmatch(name)), None)
     if strange is not None or not names:
         raise malformed(f"{INDEX} names {strange!r}, which is no *.safetensors file beside it.")
-    return [Wanted(name, max_bytes) for name in sorted(names)]
+    return [WantedFile(name, max_bytes) for name in sorted(names)]
 
 
-def check_listing(sizes: Mapping[str, int | None], wanted: Iterable[Wanted], max_bytes: int, source: str) -> None:
+def check_listing(sizes: Mapping[str, int | None], wanted: Iterable[WantedFile], max_bytes: int, source: str) -> None:
     """What a listing tells before a byte is moved: all is there and nothing is too large."""
     total = 0
     for file in wanted:

@@ -15,10 +15,10 @@ from motet_runner.sources.files import CONFIG, PICKLES, not_there, of_adapter
 LOOKED_AT = 1000
 """Files of a folder that lacks one, for a hint."""
 
-Signature = tuple["Look", ...]
+Signature = tuple["FileStat", ...]
 
 
-class Look(NamedTuple):
+class FileStat(NamedTuple):
     """A file from outside."""
 
     name: str
@@ -29,12 +29,12 @@ class Look(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Confines:
+class VolumeBounds:
     """Where folders may lie: below a volume of `volumes`, each by itself. None: anywhere on this machine."""
 
     volumes: Path | None = None
 
-    def of(self, path: Path, volume: Path | None = None, folder: str = "") -> "Bounds | None":
+    def of(self, path: Path, volume: Path | None = None, folder: str = "") -> "FolderBounds | None":
         """What holds for a path: it lies on a volume, and there in this folder, if one is named."""
         if self.volumes is None and volume is None:
             return None
@@ -48,15 +48,15 @@ class Confines:
             assert self.volumes is not None
             volume = self.volumes / path.relative_to(self.volumes).parts[0]
         if not folder:
-            return Bounds(volume.resolve(), "its volume")
-        bounds = Bounds(volume.resolve() / folder, f"the folder {folder} of its volume")
+            return FolderBounds(volume.resolve(), "its volume")
+        bounds = FolderBounds(volume.resolve() / folder, f"the folder {folder} of its volume")
         if {"..", "/"} & {*Path(folder).parts} or not path.is_relative_to(volume / folder):
             raise forbidden(f"{path} lies outside of {bounds.name}.")
         return bounds
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class FolderBounds:
     """What a folder may not lead out of."""
 
     root: Path
@@ -73,7 +73,7 @@ class Bounds:
 @dataclass(frozen=True, slots=True)
 class AdapterFolder:
     path: Path
-    bounds: Bounds | None = None
+    bounds: FolderBounds | None = None
 
     def open(self, name: str) -> int:
         """A file of it, for reading, as a descriptor. What was opened is what is looked at: no link can be swapped."""
@@ -95,7 +95,7 @@ class AdapterFolder:
         if self.bounds is not None:
             self.bounds.check(what, real)
 
-    def look(self, max_bytes: int) -> Signature:
+    def stat_files(self, max_bytes: int) -> Signature:
         """What its files look like from outside; raises AdapterFetchFailed if they cannot be an adapter."""
         self._check(self.path, self.path.resolve())  # whether there is anything or not
         if not self.path.is_dir():
@@ -117,7 +117,7 @@ class AdapterFolder:
                 os.close(file)
             if status.st_size > wanted.limit:
                 raise too_large(f"{path} is {status.st_size} bytes; at most {wanted.limit} are read.")
-            entries.append(Look(wanted.name, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino))
+            entries.append(FileStat(wanted.name, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino))
         return tuple(entries)
 
     def _lacks(self, name: str) -> AdapterFetchFailed:
@@ -134,7 +134,7 @@ class AdapterFolder:
         return missing(f"{path} cannot be read: {error.strerror}.")
 
 
-def adapter_folder(path: Path, bounds: Bounds | None, revision: str = "") -> AdapterFolder:
+def adapter_folder(path: Path, bounds: FolderBounds | None, revision: str = "") -> AdapterFolder:
     """The folder with the files: the one named, or the snapshot inside a hub's own layout (models--org--name)."""
     if bounds is not None:
         bounds.check(path, path.resolve())
@@ -143,7 +143,7 @@ def adapter_folder(path: Path, bounds: Bounds | None, revision: str = "") -> Ada
     return AdapterFolder(snapshot_in(path, revision, bounds) or path, bounds)
 
 
-def snapshot_in(path: Path, revision: str, bounds: Bounds | None = None) -> Path | None:
+def snapshot_in(path: Path, revision: str, bounds: FolderBounds | None = None) -> Path | None:
     """Where a hub's own layout has a revision; None for a folder of another kind."""
     snapshots = path / "snapshots"
     if not snapshots.is_dir():

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from motet.errors import AdapterFetchFailed
-from motet_runner.sources.failures import forbidden, passing
+from motet_runner.sources.failures import forbidden, temporary
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -34,7 +34,7 @@ _NOT_PUBLIC = tuple(
 )
 
 
-class Guard:
+class NetworkGuard:
     """`allowed` are networks (10.1.0.0/16, 10.1.2.3) and names of hosts, which platform people trust."""
 
     def __init__(self, allowed: Sequence[str]) -> None:
@@ -65,7 +65,7 @@ class Guard:
         try:
             found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError):
-            raise passing(
+            raise temporary(
                 f"{host} cannot be resolved by this runner, which looks at an address before it asks the proxy for it. "
                 "If the proxy itself refuses addresses inside, the platform sets MOTET_RUNNER_FETCH_PROXY_GUARDS."
             ) from None

@@ -9,10 +9,10 @@ import httpx2
 
 from motet.digest import CHUNK_BYTES
 from motet.errors import AdapterFetchFailed
-from motet_runner.sources.failures import credentials, forbidden, missing, passing, too_large
-from motet_runner.sources.files import Wanted
-from motet_runner.sources.secret import Credentials
-from motet_runner.sources.uri import Hub
+from motet_runner.sources.failures import credentials, forbidden, missing, temporary, too_large
+from motet_runner.sources.files import WantedFile
+from motet_runner.sources.secret import SourceCredentials
+from motet_runner.sources.uri import HubUri
 from motet_runner.sources.web import explain, refused
 
 ANSWER_AT_MOST = 16 << 20
@@ -24,9 +24,9 @@ class HubRepository:
 
     def __init__(
         self,
-        source: Hub,
+        source: HubUri,
         endpoint: str,
-        secret: Credentials,
+        secret: SourceCredentials,
         client: httpx2.Client,
         *,
         timeout: float,
@@ -54,7 +54,7 @@ class HubRepository:
         self.sizes: dict[str, int | None] = {file.rfilename: file.size for file in siblings}
         self._sums = {file.rfilename: file.lfs.sha256 for file in siblings if file.lfs is not None}
 
-    def fetch(self, file: Wanted, into: Path) -> bool:
+    def fetch(self, file: WantedFile, into: Path) -> bool:
         if file.name not in self.sizes:
             return False
         from huggingface_hub import hf_hub_download
@@ -75,7 +75,7 @@ class HubRepository:
         expected = self._sums.get(file.name)
         if expected and self._sha256(path) != expected:
             path.unlink()
-            raise passing(f"{file.name} of {self.name} has arrived damaged.")
+            raise temporary(f"{file.name} of {self.name} has arrived damaged.")
         return True
 
     def _ask(self, call: Any) -> Any:
@@ -101,7 +101,7 @@ class HubRepository:
             why = (
                 explain(error.__cause__) if isinstance(error.__cause__, httpx2.HTTPError) else "the hub does not answer"
             )
-            raise passing(f"{name} cannot be fetched from {self._endpoint}: {why}.") from None
+            raise temporary(f"{name} cannot be fetched from {self._endpoint}: {why}.") from None
         except errors.EntryNotFoundError:
             raise missing(f"{name} lacks a file that it lists.") from None
         except errors.HfHubHTTPError as error:
@@ -109,16 +109,16 @@ class HubRepository:
             if status in (401, 403):
                 raise refused(name, status, given=bool(self._token)) from None
             if status == 429 or status >= 500:
-                raise passing(f"{name} cannot be fetched: the hub answers {status}.") from None
+                raise temporary(f"{name} cannot be fetched: the hub answers {status}.") from None
             raise missing(f"{name} cannot be fetched: the hub answers {status}.") from None
         except httpx2.HTTPError as error:
-            raise passing(f"{name} cannot be fetched from {self._endpoint}: {explain(error)}.") from None
+            raise temporary(f"{name} cannot be fetched from {self._endpoint}: {explain(error)}.") from None
         except AdapterFetchFailed:
             raise
         except (OSError, ValueError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise  # this machine's disk, not the hub
-            raise passing(f"{name} cannot be fetched: {type(error).__name__}.") from None
+            raise temporary(f"{name} cannot be fetched: {type(error).__name__}.") from None
 
     def _sha256(self, path: Path) -> str:
         found = hashlib.sha256()

@@ -3,7 +3,7 @@
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 
-class Metrics:
+class FetchMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.bytes = Counter("motet_fetch_bytes", "Bytes fetched from hubs and the web.", ["what"], registry=registry)
         self.failures = Counter("motet_fetch_failures", "Fetches that failed.", ["what", "reason"], registry=registry)

@@ -11,11 +11,11 @@ import structlog
 
 from motet.errors import AdapterFetchFailed, ModelFolderError, SetupError
 from motet_runner.settings import Settings
-from motet_runner.sources.failures import LATER
-from motet_runner.sources.fetching import Remote, Sources, may_go_on
+from motet_runner.sources.failures import RETRY_LATER_SECONDS
+from motet_runner.sources.fetching import RemoteFiles, Sources, may_go_on
 from motet_runner.sources.folder import snapshot_in
-from motet_runner.sources.partial import alone, key_of
-from motet_runner.sources.uri import Folder, parse
+from motet_runner.sources.partial import key_of, locked_across_machines
+from motet_runner.sources.uri import FolderUri, parse
 from motet_runner.unserved import read_supported_config
 
 log = structlog.get_logger(__name__)
@@ -38,11 +38,11 @@ async def model_folder(settings: Settings, sources: Sources, root: Path) -> Path
         )
     try:
         source = parse(settings.model_uri, settings.model_revision)
-        if isinstance(source, Folder):
+        if isinstance(source, FolderUri):
             inside = snapshot_in(source.path, settings.model_revision)
             return _checked(settings.model_folder() if inside is None else settings.check_model(inside))
         folder = root / key_of(settings.model_uri, settings.model_revision)
-        async with alone(folder):
+        async with locked_across_machines(folder):
             if not _is_complete(folder):
                 await _fetch(settings, sources, folder)
         return _checked(settings.check_model(folder))
@@ -57,13 +57,13 @@ def _checked(folder: Path) -> Path:
 
 
 async def _fetch(settings: Settings, sources: Sources, folder: Path) -> None:
-    remote = Remote(
+    remote = RemoteFiles(
         uri=settings.model_uri,
         revision=settings.model_revision,
         credentials=settings.model_credentials,
         max_bytes=settings.max_model_gib << 30,
     )
-    progress = _Progress(sources, LOG_SECONDS * sources.time_scale)
+    progress = _FetchLog(sources, LOG_SECONDS * sources.time_scale)
     log.info("fetching the model", source=settings.model_uri, revision=settings.model_revision or "main")
     failures = 0
     while True:
@@ -74,7 +74,7 @@ async def _fetch(settings: Settings, sources: Sources, folder: Path) -> None:
             failures = 1 if progress.here > before else failures + 1
             if not may_go_on(failure) or failures >= ATTEMPTS:
                 raise
-            pause = min(failure.retry_after * 2 ** (failures - 1), LATER) * random.uniform(0.8, 1.2)  # noqa: S311
+            pause = min(failure.retry_after * 2 ** (failures - 1), RETRY_LATER_SECONDS) * random.uniform(0.8, 1.2)  # noqa: S311
             log.warning("the model's fetch broke off", reason=failure.message, seconds=round(pause, 1))
             await asyncio.sleep(pause * sources.time_scale)
         else:
@@ -83,7 +83,7 @@ async def _fetch(settings: Settings, sources: Sources, folder: Path) -> None:
             return
 
 
-class _Progress:
+class _FetchLog:
     def __init__(self, sources: Sources, log_seconds: float) -> None:
         self._metrics = sources.metrics
         self._log_seconds = log_seconds
@@ -99,7 +99,7 @@ class _Progress:
             log.info("fetching the model", bytes=here, total=total or None)
 
 
-def doubt(folder: Path) -> None:
+def mark_unverified(folder: Path) -> None:
     """It was not what the pool asks for: its next fetch looks whether the source has something else by now."""
     with suppress(OSError):  # a folder of somebody else's has none
         (folder / COMPLETE).unlink()

@@ -7,7 +7,7 @@ import orjson
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Access:
+class NetworkAccess:
     """How a child may reach the world."""
 
     hub_endpoint: str = "https://huggingface.co"
@@ -25,7 +25,7 @@ class Access:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class FetchOrder:
     what: Literal["adapter", "model"]
     uri: str
     into: str
@@ -42,7 +42,7 @@ class Order:
 
     parallel: int = 1
     parent: int = 0
-    access: Access = Access()
+    access: NetworkAccess = NetworkAccess()
 
     @property
     def longest_seconds(self) -> float:
@@ -52,7 +52,7 @@ class Order:
         return orjson.dumps(asdict(self)) + b"\n"
 
     @classmethod
-    def decode(cls, line: bytes) -> "Order":
+    def decode(cls, line: bytes) -> "FetchOrder":
         said: dict[str, Any] = orjson.loads(line)
         access = said.pop("access")
-        return cls(access=Access(**access | {"allowed_hosts": tuple(access["allowed_hosts"])}), **said)
+        return cls(access=NetworkAccess(**access | {"allowed_hosts": tuple(access["allowed_hosts"])}), **said)

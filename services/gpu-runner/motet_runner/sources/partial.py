@@ -36,7 +36,7 @@ async def locked(folder: Path) -> AsyncIterator[Path]:
 
 
 @asynccontextmanager
-async def alone(folder: Path) -> AsyncIterator[None]:
+async def locked_across_machines(folder: Path) -> AsyncIterator[None]:
     """The folder, made if need be, for one fetch alone, also where several machines share it: a file beside it is
     locked, since network file systems lock only what is open for writing, and no folder is. It stays."""
     folder.mkdir(parents=True, exist_ok=True)

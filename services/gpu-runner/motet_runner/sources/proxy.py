@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 import httpcore2
 
-from motet_runner.sources.guard import Guard
+from motet_runner.sources.guard import NetworkGuard
 
 ADDRESSES_TRIED = 4
 ANSWER_AT_MOST = 16 << 10
@@ -22,7 +22,7 @@ ANSWER_AT_MOST = 16 << 10
 class Tunnel(httpcore2.NetworkBackend):
     """Connects as a proxy's client does. Without a guard the proxy is given names, and is trusted with them."""
 
-    def __init__(self, proxy: str, guard: Guard | None, trust: ssl.SSLContext) -> None:
+    def __init__(self, proxy: str, guard: NetworkGuard | None, trust: ssl.SSLContext) -> None:
         parts = urlsplit(proxy)
         self._secure = parts.scheme == "https"
         self._host = parts.hostname or ""

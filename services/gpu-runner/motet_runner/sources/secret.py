@@ -12,14 +12,14 @@ from urllib.parse import quote
 import httpx2
 import orjson
 
-from motet_runner.sources.failures import credentials, passing
-from motet_runner.sources.order import Access
+from motet_runner.sources.failures import credentials, temporary
+from motet_runner.sources.order import NetworkAccess
 
 LARGEST = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Credentials:
+class SourceCredentials:
     token: str = field(default="", repr=False)
     username: str = field(default="", repr=False)
     password: str = field(default="", repr=False)
@@ -41,13 +41,13 @@ class Credentials:
         return text
 
 
-NOBODY = Credentials()
+NO_CREDENTIALS = SourceCredentials()
 
 
-def read_credentials(reference: str, access: Access, *, timeout: float) -> Credentials:
+def read_credentials(reference: str, access: NetworkAccess, *, timeout: float) -> SourceCredentials:
     """Raises AdapterFetchFailed with the reason CredentialsInvalid and what to do."""
     if not reference:
-        return NOBODY
+        return NO_CREDENTIALS
     namespace, _, name = reference.partition("/")
     if access.manifests:
         data = _from_manifests(namespace, name, Path(access.manifests))
@@ -58,7 +58,7 @@ def read_credentials(reference: str, access: Access, *, timeout: float) -> Crede
     return _credentials(reference, data)
 
 
-def _credentials(reference: str, data: Mapping[str, bytes]) -> Credentials:
+def _credentials(reference: str, data: Mapping[str, bytes]) -> SourceCredentials:
     try:
         values = {key: data[key].decode("ascii").strip() for key in ("token", "username", "password") if key in data}
     except UnicodeDecodeError:
@@ -66,9 +66,9 @@ def _credentials(reference: str, data: Mapping[str, bytes]) -> Credentials:
     if any(not value.isprintable() for value in values.values()):
         raise credentials(f"Secret {reference} holds characters that no HTTP header may carry.")
     if values.get("token"):
-        return Credentials(token=values["token"])
+        return SourceCredentials(token=values["token"])
     if values.get("username") and "password" in values:
-        return Credentials(username=values["username"], password=values["password"])
+        return SourceCredentials(username=values["username"], password=values["password"])
     raise credentials(f"Secret {reference} has neither the key token nor the keys username and password.")
 
 
@@ -85,7 +85,7 @@ def _from_manifests(namespace: str, name: str, folder: Path) -> dict[str, bytes]
     raise credentials(f"there is no Secret {namespace}/{name} in {folder}: add one with the key token.")
 
 
-def _from_api_server(namespace: str, name: str, access: Access, timeout: float) -> dict[str, bytes]:
+def _from_api_server(namespace: str, name: str, access: NetworkAccess, timeout: float) -> dict[str, bytes]:
     account = Path(access.service_account)
     try:
         token = (account / "token").read_text().strip()
@@ -110,21 +110,21 @@ def _from_api_server(namespace: str, name: str, access: Access, timeout: float) 
             for chunk in response.iter_bytes():
                 body += chunk
                 if len(body) > LARGEST:
-                    raise passing("the API server's answer has no end.")
+                    raise temporary("the API server's answer has no end.")
     except httpx2.HTTPError as error:
-        raise passing(f"the API server does not answer ({type(error).__name__}).") from None
+        raise temporary(f"the API server does not answer ({type(error).__name__}).") from None
     match status:
         case 200:
             try:
                 return _decode(f"{namespace}/{name}", orjson.loads(body).get("data") or {})
             except (orjson.JSONDecodeError, AttributeError):
-                raise passing("the API server's answer is no Secret.") from None
+                raise temporary("the API server's answer is no Secret.") from None
         case 403:
             raise credentials(_how_to_grant(namespace, name, token))
         case 404:
             raise credentials(f"there is no Secret {namespace}/{name}: create one with the key token.")
         case _:
-            raise passing(f"the API server answers {status} when asked for Secret {namespace}/{name}.")
+            raise temporary(f"the API server answers {status} when asked for Secret {namespace}/{name}.")
 
 
 def _how_to_grant(namespace: str, name: str, token: str) -> str:

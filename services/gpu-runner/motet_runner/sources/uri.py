@@ -14,25 +14,25 @@ _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 
 
 @dataclass(frozen=True, slots=True)
-class Folder:
+class FolderUri:
     """On this machine, or on a volume of it."""
 
     path: Path
 
 
 @dataclass(frozen=True, slots=True)
-class Hub:
+class HubUri:
     repository: str
     revision: str
 
 
 @dataclass(frozen=True, slots=True)
-class Web:
+class WebUri:
     url: str
     """Of a folder: it ends with a slash."""
 
 
-def parse(uri: str, revision: str = "") -> Folder | Hub | Web:
+def parse(uri: str, revision: str = "") -> FolderUri | HubUri | WebUri:
     """Raises AdapterFetchFailed with what is wrong; never repeats what may be a password."""
     try:
         parts = urlsplit(uri)
@@ -44,14 +44,14 @@ def parse(uri: str, revision: str = "") -> Folder | Hub | Web:
         case "file":
             if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
                 raise AdapterFetchFailed(f"{uri} names no folder of this machine: write file:///absolute/path.")
-            return Folder(Path(unquote(parts.path)))
+            return FolderUri(Path(unquote(parts.path)))
         case "hf":
             repository = uri.removeprefix("hf://").rstrip("/")
             if not _REPOSITORY.fullmatch(repository) or ".." in repository:
                 raise AdapterFetchFailed(f"{uri} names no repository: write hf://org/name.")
             if revision and (not _REVISION.fullmatch(revision) or ".." in revision):
                 raise AdapterFetchFailed(f"source.revision {revision!r} is no branch, tag or commit of a repository.")
-            return Hub(repository, revision or "main")
+            return HubUri(repository, revision or "main")
         case "https":
             if parts.username is not None or parts.password is not None:
                 raise AdapterFetchFailed(
@@ -64,6 +64,6 @@ def parse(uri: str, revision: str = "") -> Folder | Hub | Web:
                     f"https://{host or ''}… must be the URL of a folder: it ends with a slash, without ? and #, and "
                     "the files lie right below it."
                 )
-            return Web(uri)
+            return WebUri(uri)
         case scheme:
             raise AdapterFetchFailed(f"not yet: {scheme or uri}:// as a source; use {SOURCES}.")

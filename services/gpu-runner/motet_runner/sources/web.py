@@ -14,10 +14,10 @@ import httpcore2
 import httpx2
 
 from motet.errors import AdapterFetchFailed
-from motet_runner.sources.failures import credentials, forbidden, missing, passing, too_large
-from motet_runner.sources.files import Wanted, not_there
-from motet_runner.sources.guard import Guard
-from motet_runner.sources.order import Access
+from motet_runner.sources.failures import credentials, forbidden, missing, temporary, too_large
+from motet_runner.sources.files import WantedFile, not_there
+from motet_runner.sources.guard import NetworkGuard
+from motet_runner.sources.order import NetworkAccess
 from motet_runner.sources.proxy import Tunnel
 
 ATTEMPTS = 5
@@ -29,7 +29,7 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 _PASSING = (408, 425, 429, 500, 502, 503, 504)
 
 
-def client(access: Access, guard: Guard, *, timeout: float) -> httpx2.Client:
+def client(access: NetworkAccess, guard: NetworkGuard, *, timeout: float) -> httpx2.Client:
     """Nothing comes from the environment: no proxy, no netrc. Who asks follows redirects, or tells it to.
 
     `guard` is asked where connections may lead that a proxy makes.
@@ -58,7 +58,7 @@ class WebFolder:
     pause: float = 0.5
     """Before the second attempt; doubles."""
 
-    def fetch(self, file: Wanted, into: Path) -> bool:
+    def fetch(self, file: WantedFile, into: Path) -> bool:
         """Bring one file; False when it is not there and need not be."""
         path, part, tag = into / file.name, into / f"{file.name}.part", into / f"{file.name}.etag"
         if path.exists():
@@ -77,7 +77,7 @@ class WebFolder:
             except _Broken as broken:
                 failures = 1 if _size(part) > before else failures + 1
                 if failures >= ATTEMPTS:
-                    raise passing(
+                    raise temporary(
                         f"{self.url}{file.name} cannot be fetched: {broken.why}.", after=broken.after
                     ) from None
                 time.sleep(max(broken.after, self.pause * 2 ** (failures - 1)) * random.uniform(0.5, 1.0))  # noqa: S311
@@ -85,7 +85,7 @@ class WebFolder:
             part.replace(path)
             return True
 
-    def _once(self, file: Wanted, part: Path, tag: Path) -> None:
+    def _once(self, file: WantedFile, part: Path, tag: Path) -> None:
         have = _size(part)
         etag = tag.read_text() if tag.exists() else ""
         headers = {"range": f"bytes={have}-", "if-range": etag} if have and etag else {}
@@ -109,7 +109,7 @@ class WebFolder:
             if total is not None and _size(part) != total:
                 raise _Broken(f"it ended after {_size(part)} of {total} bytes")
 
-    def _write(self, response: httpx2.Response, file: Wanted, part: Path, start: int) -> None:
+    def _write(self, response: httpx2.Response, file: WantedFile, part: Path, start: int) -> None:
         written = start
         with part.open("ab") as out:
             for chunk in response.iter_raw():  # as they come: a collected one would be lost with the connection
@@ -122,7 +122,7 @@ class WebFolder:
             os.fsync(out.fileno())
 
     @contextmanager
-    def _open(self, file: Wanted, headers: Mapping[str, str]) -> Iterator[httpx2.Response]:
+    def _open(self, file: WantedFile, headers: Mapping[str, str]) -> Iterator[httpx2.Response]:
         try:
             response = self._follow(self.url + quote(file.name), headers)
         except httpx2.HTTPError as error:
@@ -151,7 +151,7 @@ class WebFolder:
                 raise forbidden(f"{self.url} redirects to {urlsplit(url).scheme}://, which is not followed.")
         raise forbidden(f"{self.url} redirects more than {MAX_REDIRECTS} times.")
 
-    def _judge(self, response: httpx2.Response, file: Wanted) -> None:
+    def _judge(self, response: httpx2.Response, file: WantedFile) -> None:
         status = response.status_code
         match status:
             case 200 | 206 | 416:
