@@ -9,32 +9,32 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from motet.model import ObjectName
-from motet_operator.reconcile import AdapterKnowledge, Residence
+from motet_operator.reconcile import AdapterReplica, AdapterReport
 
 
-class Knowledge:
+class AdapterReports:
     def __init__(self) -> None:
-        self.known: dict[ObjectName, AdapterKnowledge] = {}
-        self._reported: dict[ObjectName, AdapterKnowledge] = {}
+        self.known: dict[ObjectName, AdapterReport] = {}
+        self._reported: dict[ObjectName, AdapterReport] = {}
         """As it was said on this stream."""
 
-        self._before: dict[str, dict[ObjectName, tuple[Residence, ...]]] = {}
+        self._before: dict[str, dict[ObjectName, tuple[AdapterReplica, ...]]] = {}
         """Places by runner, as they were said before it, of runners of which it has said nothing yet."""
 
-    def begin(self, runners: Collection[str]) -> None:
+    def stream_opened(self, runners: Collection[str]) -> None:
         """A stream has come up; these runners exist."""
-        before: defaultdict[str, dict[ObjectName, tuple[Residence, ...]]] = defaultdict(dict)
+        before: defaultdict[str, dict[ObjectName, tuple[AdapterReplica, ...]]] = defaultdict(dict)
         for name, one in self.known.items():
-            for place in one.places:
+            for place in one.replicas:
                 if place.runner in runners:
                     before[place.runner][name] = (*before[place.runner].get(name, ()), place)
         self._before, self._reported = dict(before), {}
 
-    def report(self, name: ObjectName, reported: AdapterKnowledge) -> None:
+    def report(self, name: ObjectName, reported: AdapterReport) -> None:
         self._reported[name] = reported
         self._settle(name)
 
-    def heard_of(self, runner: str) -> None:
+    def runner_reported(self, runner: str) -> None:
         """From here on what is said of adapters is the whole truth about this runner."""
         for name in self._before.pop(runner, ()):
             if name in self._reported:
@@ -46,7 +46,7 @@ class Knowledge:
 
     def _settle(self, name: ObjectName) -> None:
         said = self._reported[name]
-        of = {place.runner for place in said.places}
+        of = {place.runner for place in said.replicas}
         more = [place for runner, held in self._before.items() if runner not in of for place in held.get(name, ())]
-        places = sorted((*said.places, *more), key=lambda place: (place.runner, place.tier))
+        places = sorted((*said.replicas, *more), key=lambda place: (place.runner, place.tier))
         self.known[name] = replace(said, places=tuple(places)) if more else said

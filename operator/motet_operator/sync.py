@@ -13,8 +13,8 @@ from motet.model import ObjectName
 from motet.resources.status import MAX_MODULES, Artifact
 from motet.rpc import Link
 from motet.terms import check_term
-from motet_operator.knowledge import Knowledge
-from motet_operator.reconcile import AdapterKnowledge, Advice, Catalog, Drain, Residence
+from motet_operator.knowledge import AdapterReports
+from motet_operator.reconcile import AdapterReplica, AdapterReport, CatalogSnapshot, RunnerDrain, ScalingAdvice
 
 log = structlog.get_logger(__name__)
 
@@ -35,12 +35,12 @@ _TIERS = {
 }
 
 
-Said = dict[str, tuple[str, datetime]]
+SentDrains = dict[str, tuple[str, datetime]]
 """Drains as they were said: incarnation, empty where it is not known, and deadline, by instance."""
 
 
 @dataclass(frozen=True, slots=True)
-class Condemned:
+class UnhealthyRunner:
     """A runner that the scheduler takes for dead."""
 
     incarnation: str
@@ -55,25 +55,25 @@ class SchedulerSync:
         self, address: str, changed: Callable[[], None], *, office: Callable[[], Leadership | None] = lambda: None
     ) -> None:
         """`office`: by which we lead, where operators elect a leader."""
-        self._knowledge = Knowledge()
-        self.advice: dict[ObjectName, Advice] = {}
+        self._knowledge = AdapterReports()
+        self.advice: dict[ObjectName, ScalingAdvice] = {}
         self.drained: set[str] = set()
         self.attached: set[str] = set()
         """Runners that the scheduler hears, as far as it has said."""
 
-        self.condemned: dict[str, Condemned] = {}
+        self.condemned: dict[str, UnhealthyRunner] = {}
         self.slots: dict[str, int] = {}
         """Places for adapters in device memory, by instance."""
 
         self._identities: dict[str, common_pb2.RunnerIdentity] = {}
         self._instances: frozenset[str] = frozenset()
-        self._drains: dict[str, Drain] = {}
-        self._said: Said | None = None
+        self._drains: dict[str, RunnerDrain] = {}
+        self._said: SentDrains | None = None
         """None: no round has decided yet who is to drain."""
         self._drains_revision = 0
         self._since: dict[str, int] = {}
         """Of the first set in which an instance has been without a break."""
-        self._catalog: Catalog | None = None
+        self._catalog: CatalogSnapshot | None = None
         self._revision = 0
         self._changed = changed
         self._office = office
@@ -95,10 +95,12 @@ class SchedulerSync:
         return self._link.connected
 
     @property
-    def known(self) -> Mapping[ObjectName, AdapterKnowledge]:
+    def adapter_reports(self) -> Mapping[ObjectName, AdapterReport]:
         return self._knowledge.known
 
-    def tell(self, catalog: Catalog, drains: Iterable[Drain], instances: Iterable[str] = ()) -> None:
+    def send_state(
+        self, catalog: CatalogSnapshot, drains: Iterable[RunnerDrain], instances: Iterable[str] = ()
+    ) -> None:
         """Say what should be. Says nothing when it is what was said last. `instances` are the runners that exist."""
         self._drains = {drain.instance: drain for drain in drains}
         self.drained &= self._drains.keys()
@@ -128,7 +130,7 @@ class SchedulerSync:
             yield self._snapshot()
 
     def _say_drains(self) -> None:
-        wanted: Said = {
+        wanted: SentDrains = {
             instance: (self._identity(drain).incarnation, drain.deadline) for instance, drain in self._drains.items()
         }
         if wanted != self._said:
@@ -196,7 +198,7 @@ class SchedulerSync:
             term=self._term, drains=scheduler_pb2.Drains(runners=runners, revision=self._drains_revision)
         )
 
-    def _identity(self, drain: Drain) -> common_pb2.RunnerIdentity:
+    def _identity(self, drain: RunnerDrain) -> common_pb2.RunnerIdentity:
         return self._identities.get(drain.instance) or common_pb2.RunnerIdentity(
             pool=str(drain.pool), revision=drain.revision, instance=drain.instance
         )
@@ -208,11 +210,11 @@ class SchedulerSync:
                 self._knowledge.report(ObjectName(report.ref.namespace, report.ref.name), _knowledge(report))
             case "desired":
                 it = message.desired
-                self.advice[ObjectName.parse(it.pool)] = Advice(
+                self.advice[ObjectName.parse(it.pool)] = ScalingAdvice(
                     replicas=it.replicas, code=it.reason_code, reason=it.reason, stale=it.stale
                 )
             case "outranked":
-                self._assert(message.outranked.term)
+                self._raise_term_above(message.outranked.term)
                 return
             case "drained":
                 if not self._hear_drained(message.drained):
@@ -229,19 +231,19 @@ class SchedulerSync:
         office = self._office()
         return office.term if office is not None else 0
 
-    def _assert(self, term: int) -> None:
+    def _raise_term_above(self, term: int) -> None:
         """Somebody has led in a later term: a successor of ours, or somebody of an earlier Lease that is gone."""
         office = self._office()
         if office is not None and term >= office.term:
             check_term(term, office.term, "the scheduler")
-            office.raise_term_above(term, self._say_all)
+            office.raise_term_above(term, self._send_all)
 
-    def _say_all(self) -> None:
+    def _send_all(self) -> None:
         for message in self._greet():
             self._link.send(message)
 
     def _opened(self) -> None:
-        self._knowledge.begin(self._instances)
+        self._knowledge.stream_opened(self._instances)
         self._changed()
 
     def _lost(self) -> None:
@@ -265,7 +267,7 @@ class SchedulerSync:
     def _hear_runner(self, report: scheduler_pb2.RunnerReport) -> bool:
         """Whether something is to be done about a runner, or told of it."""
         identity = report.runner
-        self._knowledge.heard_of(identity.instance)
+        self._knowledge.runner_reported(identity.instance)
         if not report.attached and identity.instance not in self._instances:
             self._forget(identity.instance)  # the last word on one that is gone
             return False
@@ -286,13 +288,13 @@ class SchedulerSync:
         # One whose streams were down first has died, as far as can be seen, and its successor may be loading.
         if report.condemned and report.attached:
             now = datetime.now(UTC)
-            self.condemned[identity.instance] = Condemned(identity.incarnation, report.condemned, now)
+            self.condemned[identity.instance] = UnhealthyRunner(identity.incarnation, report.condemned, now)
             return True
         return before is not None or resized or came_or_went
 
 
-def _knowledge(report: scheduler_pb2.AdapterReport) -> AdapterKnowledge:
-    return AdapterKnowledge(
+def _knowledge(report: scheduler_pb2.AdapterReport) -> AdapterReport:
+    return AdapterReport(
         generation=report.ref.generation,
         serving_digest=report.serving_digest,
         artifact=_artifact(report.certificate) if report.HasField("certificate") else None,
@@ -300,8 +302,8 @@ def _knowledge(report: scheduler_pb2.AdapterReport) -> AdapterKnowledge:
         failure_reason=report.failure.reason,
         failure_message=report.failure.message,
         failure_passes=report.failure.retry_after_seconds > 0,
-        places=tuple(
-            Residence(runner=place.instance, tier=_TIERS.get(place.tier, "unknown"), digest=place.digest)
+        replicas=tuple(
+            AdapterReplica(runner=place.instance, tier=_TIERS.get(place.tier, "unknown"), digest=place.digest)
             for place in sorted(report.places, key=lambda place: (place.instance, place.tier))
         ),
     )

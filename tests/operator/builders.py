@@ -6,7 +6,7 @@ from typing import Any
 from motet.model import ObjectName
 from motet.resources import LoRAAdapter, ServingPool
 from motet.resources.status import Condition
-from motet_operator.reconcile import AdapterObject, Instance, Plan, PoolObject, RunnerSet, View
+from motet_operator.reconcile import AdapterObject, Plan, PoolObject, RunnerInstance, RunnerSet, View
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 DIGEST = "sha256:" + "0" * 64
@@ -54,8 +54,8 @@ def adapter(text: str = "legal", *, age: int = 0, **spec: Any) -> AdapterObject:
     )
 
 
-def instance(text: str, revision: str, *, ordinal: int = 1, pool: str = "demo", **more: Any) -> Instance:
-    return Instance(
+def instance(text: str, revision: str, *, ordinal: int = 1, pool: str = "demo", **more: Any) -> RunnerInstance:
+    return RunnerInstance(
         **({"name": text, "pool": name(pool), "revision": revision, "ordinal": ordinal, "ready": True} | more)
     )
 

@@ -77,11 +77,11 @@ class SmallClusterOperator:
             word = SchedulersWord(
                 drained=frozenset(self.sync.drained),
                 attached=frozenset(self.sync.attached),
-                known=dict(self.sync.known),
+                known=dict(self.sync.adapter_reports),
             )
             now = datetime.now(UTC).replace(microsecond=0)
             decision = self._decider.decide(snapshot, word, objects.PLATFORM, now, self.cordoned)
-            self.sync.tell(decision.plan.catalog, decision.drains, (name for _, name in snapshot[PODS]))
+            self.sync.send_state(decision.plan.catalog, decision.drains, (name for _, name in snapshot[PODS]))
             self._writer.want(decision.writes)
             await asyncio.sleep(0.005)
             await self.wake.wait()

@@ -1,28 +1,28 @@
 """What is known of adapters when the scheduler changes: nothing is taken back that still holds."""
 
 from motet.model import ObjectName
-from motet_operator.knowledge import Knowledge
-from motet_operator.reconcile import AdapterKnowledge, Residence
+from motet_operator.knowledge import AdapterReports
+from motet_operator.reconcile import AdapterReplica, AdapterReport
 from tests.operator.builders import DIGEST, name
 
 LEGAL, POET = name("legal"), name("poet")
 
 
-def held_by(*runners: str) -> AdapterKnowledge:
-    places = tuple(Residence(runner=runner, tier="device", digest=DIGEST) for runner in runners)
-    return AdapterKnowledge(serving_digest=DIGEST, places=places)
+def held_by(*runners: str) -> AdapterReport:
+    places = tuple(AdapterReplica(runner=runner, tier="device", digest=DIGEST) for runner in runners)
+    return AdapterReport(serving_digest=DIGEST, replicas=places)
 
 
-def holders(knowledge: Knowledge, adapter: ObjectName = LEGAL) -> list[str]:
-    return [place.runner for place in knowledge.known[adapter].places]
+def holders(knowledge: AdapterReports, adapter: ObjectName = LEGAL) -> list[str]:
+    return [place.runner for place in knowledge.known[adapter].replicas]
 
 
-def successor_of(*runners: str, exist: str = "abc") -> Knowledge:
+def successor_of(*runners: str, exist: str = "abc") -> AdapterReports:
     """Of a scheduler that has said that these runners hold both adapters."""
-    knowledge = Knowledge()
+    knowledge = AdapterReports()
     for adapter in (LEGAL, POET):
         knowledge.report(adapter, held_by(*runners))
-    knowledge.begin(list(exist))
+    knowledge.stream_opened(list(exist))
     return knowledge
 
 
@@ -30,16 +30,16 @@ def test_runners_that_come_back_one_by_one_hold_what_they_held() -> None:
     knowledge = successor_of("a", "b", "c")
     for runners in ("b", "bc", "abc"):
         knowledge.report(LEGAL, held_by(*runners))
-        knowledge.heard_of(runners[-1])
+        knowledge.runner_reported(runners[-1])
         assert holders(knowledge) == ["a", "b", "c"]
 
 
 def test_one_that_comes_back_with_less_counts_for_no_more() -> None:
     knowledge = successor_of("a", "b")
     knowledge.report(LEGAL, held_by("a"))
-    knowledge.heard_of("a")
+    knowledge.runner_reported("a")
     assert holders(knowledge) == ["a", "b"]
-    knowledge.heard_of("b")
+    knowledge.runner_reported("b")
     assert holders(knowledge) == ["a"]
     knowledge.report(LEGAL, held_by())
     assert holders(knowledge) == []
@@ -48,7 +48,7 @@ def test_one_that_comes_back_with_less_counts_for_no_more() -> None:
 def test_an_adapter_of_which_nothing_has_been_said_again_is_as_it_was() -> None:
     """A scheduler says nothing of one that no runner has checked yet, and says who is there before."""
     knowledge = successor_of("a")
-    knowledge.heard_of("a")
+    knowledge.runner_reported("a")
     assert holders(knowledge) == ["a"]
     knowledge.report(LEGAL, held_by())
     assert (holders(knowledge), holders(knowledge, POET)) == ([], ["a"])
@@ -63,5 +63,5 @@ def test_runners_that_have_gone_meanwhile_hold_nothing() -> None:
 def test_what_is_deleted_is_forgotten() -> None:
     knowledge = successor_of("a")
     knowledge.keep_only({POET})
-    knowledge.heard_of("a")
+    knowledge.runner_reported("a")
     assert knowledge.known.keys() == {POET}

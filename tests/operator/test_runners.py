@@ -11,7 +11,7 @@ from motet_operator.local.runners import Runners
 from motet_operator.local.services import Services
 from motet_operator.reconcile import Plan, PoolObject, reconcile
 from motet_operator.settings import Settings
-from motet_operator.sync import Condemned
+from motet_operator.sync import UnhealthyRunner
 from tests.operator.builders import later, name, pool, view
 
 
@@ -109,22 +109,22 @@ def test_old_news_of_a_killed_runner_does_not_kill_its_successor(tmp_path: Path)
     table = runners(tmp_path)
     carry_out(table, pool())
     (runner,) = table
-    news = {runner.name: Condemned("first", "its engine hangs", later(0))}
+    news = {runner.name: UnhealthyRunner("first", "its engine hangs", later(0))}
     (hung,) = table.instances({}, (), news, timedelta(seconds=5))
-    assert (hung.condemned, hung.replace_at) == ("its engine hangs", later(5))
+    assert (hung.unhealthy, hung.replace_at) == ("its engine hangs", later(5))
     table.replaced(runner.name, "first")
     (fresh,) = runners(tmp_path).instances({}, (), news, timedelta(seconds=5))
-    assert (fresh.condemned, fresh.replace_at) == ("", None)
-    again = {runner.name: Condemned("second", "it hangs again", later(9))}
+    assert (fresh.unhealthy, fresh.replace_at) == ("", None)
+    again = {runner.name: UnhealthyRunner("second", "it hangs again", later(9))}
     (hung,) = table.instances({}, (), again)
-    assert hung.condemned == "it hangs again"
+    assert hung.unhealthy == "it hangs again"
 
 
 def test_old_news_of_one_that_ended_by_itself_does_not_either(tmp_path: Path) -> None:
     table = runners(tmp_path)
     carry_out(table, pool())
     (runner,) = table
-    news = {runner.name: Condemned("first", "its engine hangs", later(0))}
+    news = {runner.name: UnhealthyRunner("first", "its engine hangs", later(0))}
 
     def judged(pid: int) -> str:
         now = ProcessStatus(
@@ -139,7 +139,7 @@ def test_old_news_of_one_that_ended_by_itself_does_not_either(tmp_path: Path) ->
             log=tmp_path / "log",
         )
         (one,) = table.instances({runner.name: now}, (), news)
-        return one.condemned
+        return one.unhealthy
 
     assert judged(7) == "its engine hangs"
     assert judged(8) == "", "the keeper was faster"

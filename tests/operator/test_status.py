@@ -1,13 +1,13 @@
 """The status document: what an operator leaves for the one that follows."""
 
 from motet_operator.local.status import status_document, wanted_from
-from motet_operator.reconcile import Advice, reconcile
+from motet_operator.reconcile import ScalingAdvice, reconcile
 from tests.operator.builders import name, pool, view
 
 
 def test_a_following_operator_holds_what_was_wanted_last() -> None:
     scaling = {"mode": "Builtin", "minReplicas": 0, "maxReplicas": 5}
-    plan = reconcile(view(pools=[pool(autoscaling=scaling)], advice={name("demo"): Advice(replicas=4)}))
+    plan = reconcile(view(pools=[pool(autoscaling=scaling)], advice={name("demo"): ScalingAdvice(replicas=4)}))
     document = status_document(plan, [], [], url="http://127.0.0.1:1", operator_pid=1)
     assert wanted_from(document) == {("default", "demo"): 4}
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from motet.api.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 from motet.rpc import Outbox, run_stream, serving
-from motet_operator.reconcile import Advice, Catalog, Drain, reconcile
+from motet_operator.reconcile import CatalogSnapshot, RunnerDrain, ScalingAdvice, reconcile
 from motet_operator.sync import SchedulerSync
 from tests.common.waiting import PATIENCE_S
 from tests.operator.builders import DIGEST, adapter, later, name, pool, view
@@ -74,7 +74,7 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.01)
 
 
-def catalog(*names: str) -> Catalog:
+def catalog(*names: str) -> CatalogSnapshot:
     return reconcile(view(pools=[pool()], adapters=[adapter(each) for each in names])).catalog
 
 
@@ -84,17 +84,17 @@ async def test_the_catalog_goes_up_whole_whenever_it_changes_and_after_each_reco
         async with small_scheduler(address) as scheduler:
             await until(lambda: sync.connected)
             assert scheduler.snapshots() == [], "before the folder has been read there is nothing to say"
-            sync.tell(catalog("a"), [])
-            sync.tell(catalog("a"), [])
+            sync.send_state(catalog("a"), [])
+            sync.send_state(catalog("a"), [])
             await until(lambda: len(scheduler.snapshots()) == 1)
-            sync.tell(catalog("a", "b"), [])
+            sync.send_state(catalog("a", "b"), [])
             await until(lambda: len(scheduler.snapshots()) == 2)
             assert scheduler.snapshots() == [["a"], ["a", "b"]]
             entry = scheduler.heard[-1].snapshot.adapters[0]
             assert (entry.group, entry.source, entry.content_stamp) == ("default/demo", "file:///adapters/a", "stamp")
             assert entry.max_class == common_pb2.REQUEST_CLASS_STANDARD
         await until(lambda: not sync.connected)
-        sync.tell(catalog("b"), [])
+        sync.send_state(catalog("b"), [])
         async with small_scheduler(address) as scheduler:
             await until(lambda: scheduler.snapshots() == [["b"]])
 
@@ -103,7 +103,7 @@ async def test_who_may_use_what_goes_up_with_it(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/s.sock"
     place = view(pools=[pool(allowedNamespaces={"from": "All"})], adapters=[adapter("a", share=["acme"]), adapter("b")])
     async with small_scheduler(address) as scheduler, syncing(address) as sync:
-        sync.tell(reconcile(place).catalog, [])
+        sync.send_state(reconcile(place).catalog, [])
         await until(lambda: len(scheduler.snapshots()) == 1)
         snapshot = scheduler.heard[-1].snapshot
         assert [list(one.share) for one in snapshot.adapters] == [["acme"], []]
@@ -114,7 +114,7 @@ async def test_a_certificate_that_no_status_could_hold_is_none_and_the_report_co
     address = f"unix:{tmp_path}/s.sock"
     async with small_scheduler(address) as scheduler, syncing(address) as sync:
         await until(lambda: sync.connected)
-        sync.tell(catalog("a"), [])
+        sync.send_state(catalog("a"), [])
         scheduler.outbox.put(
             scheduler_pb2.SyncDown(
                 adapter=scheduler_pb2.AdapterReport(
@@ -124,15 +124,18 @@ async def test_a_certificate_that_no_status_could_hold_is_none_and_the_report_co
                 )
             )
         )
-        await until(lambda: name("a") in sync.known)
-        assert (sync.known[name("a")].serving_digest, sync.known[name("a")].artifact) == (DIGEST, None)
+        await until(lambda: name("a") in sync.adapter_reports)
+        assert (sync.adapter_reports[name("a")].serving_digest, sync.adapter_reports[name("a")].artifact) == (
+            DIGEST,
+            None,
+        )
 
 
 async def test_reports_become_knowledge_until_the_adapter_goes(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/s.sock"
     async with small_scheduler(address) as scheduler, syncing(address) as sync:
         await until(lambda: sync.connected)
-        sync.tell(catalog("a"), [])
+        sync.send_state(catalog("a"), [])
         await until(scheduler.snapshots)  # before that its stream may not be open
         scheduler.outbox.put(
             scheduler_pb2.SyncDown(
@@ -148,15 +151,15 @@ async def test_reports_become_knowledge_until_the_adapter_goes(tmp_path: Path) -
                 )
             )
         )
-        await until(lambda: name("a") in sync.known)
-        known = sync.known[name("a")]
+        await until(lambda: name("a") in sync.adapter_reports)
+        known = sync.adapter_reports[name("a")]
         assert (known.serving_digest, known.generation, known.failure_reason) == (DIGEST, 3, "RankTooLarge")
         assert not known.failure_passes
         assert known.artifact is not None
         assert (known.artifact.rank, known.artifact.target_modules) == (8, ("q_proj",))
-        assert [(place.runner, place.tier) for place in known.places] == [("r0", "device"), ("r1", "host")]
-        sync.tell(catalog(), [])
-        assert sync.known == {}
+        assert [(place.runner, place.tier) for place in known.replicas] == [("r0", "device"), ("r1", "host")]
+        sync.send_state(catalog(), [])
+        assert sync.adapter_reports == {}
 
 
 def drains_of(scheduler: SmallScheduler) -> list[list[tuple[str, str]]]:
@@ -170,14 +173,14 @@ def drains_of(scheduler: SmallScheduler) -> list[list[tuple[str, str]]]:
 
 async def test_the_set_of_drains_is_said_first_when_it_changes_and_to_a_new_scheduler(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/s.sock"
-    drain = Drain(instance="r0", pool=name("demo"), revision="abc", deadline=later(10**9))
+    drain = RunnerDrain(instance="r0", pool=name("demo"), revision="abc", deadline=later(10**9))
     async with syncing(address) as sync:
         async with small_scheduler(address) as scheduler:
             await until(lambda: sync.connected)
-            sync.tell(catalog(), [drain])
-            sync.tell(catalog(), [drain])
+            sync.send_state(catalog(), [drain])
+            sync.send_state(catalog(), [drain])
             await until(scheduler.snapshots)
-            sync.tell(catalog("a"), [drain])
+            sync.send_state(catalog("a"), [drain])
             await until(lambda: len(scheduler.snapshots()) == 2)
             assert drains_of(scheduler) == [[("r0", "")]]
             assert scheduler.heard[0].HasField("drains"), "who drains is known before anything is placed"
@@ -194,7 +197,7 @@ async def test_the_set_of_drains_is_said_first_when_it_changes_and_to_a_new_sche
             await until(lambda: len(scheduler.heard) == 2)
             assert scheduler.heard[0].HasField("drains")
             assert drains_of(scheduler) == [[("r0", "")]]
-            sync.tell(catalog("a"), [])
+            sync.send_state(catalog("a"), [])
             assert sync.drained == set()
             await until(lambda: drains_of(scheduler) == [[("r0", "")], []])
 
@@ -204,13 +207,13 @@ async def test_an_operator_that_wants_nobody_drained_says_so_too(tmp_path: Path)
     async with small_scheduler(address) as scheduler, syncing(address) as sync:
         await until(lambda: sync.connected)
         assert not scheduler.heard, "before the first round nobody knows who drains"
-        sync.tell(catalog(), [])
+        sync.send_state(catalog(), [])
         await until(lambda: drains_of(scheduler) == [[]])
 
 
 async def test_a_drained_word_counts_for_the_process_that_drains_now(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/s.sock"
-    drain = Drain(instance="r0", pool=name("demo"), revision="abc", deadline=later(10**9))
+    drain = RunnerDrain(instance="r0", pool=name("demo"), revision="abc", deadline=later(10**9))
 
     def identity(incarnation: str) -> common_pb2.RunnerIdentity:
         return common_pb2.RunnerIdentity(instance="r0", incarnation=incarnation)
@@ -224,7 +227,7 @@ async def test_a_drained_word_counts_for_the_process_that_drains_now(tmp_path: P
 
     async with small_scheduler(address) as scheduler, syncing(address) as sync:
         await until(lambda: sync.connected)
-        sync.tell(catalog(), [drain], ["r0"])
+        sync.send_state(catalog(), [drain], ["r0"])
         await until(lambda: scheduler.heard)
         scheduler.outbox.put(here("1"))
         scheduler.outbox.put(drained("1"))
@@ -235,11 +238,11 @@ async def test_a_drained_word_counts_for_the_process_that_drains_now(tmp_path: P
         scheduler.outbox.put(drained("1"))
         scheduler.outbox.put(drained("2"))
         await until(lambda: sync.drained)
-        sync.tell(catalog(), [], ["r0"])
+        sync.send_state(catalog(), [], ["r0"])
         scheduler.outbox.put(drained("2"))  # on its way while the drain was taken back
         scheduler.outbox.put(here("3"))
         await asyncio.sleep(0.05)
-        sync.tell(catalog(), [drain], ["r0"])
+        sync.send_state(catalog(), [drain], ["r0"])
         assert sync.drained == set()
 
 
@@ -289,9 +292,9 @@ async def test_what_is_known_of_a_runner_goes_with_it(tmp_path: Path) -> None:
         for instance in ("goes", "stays", "not seen yet"):
             say(instance)
         await until(lambda: len(sync.slots) == 3)
-        sync.tell(catalog(), [], instances=["goes", "stays"])
+        sync.send_state(catalog(), [], instances=["goes", "stays"])
         assert len(sync.slots) == len(sync.condemned) == 3, "a watch may be behind the scheduler"
-        sync.tell(catalog(), [], instances=["stays"])
+        sync.send_state(catalog(), [], instances=["stays"])
         assert set(sync.slots) == set(sync.condemned) == {"stays", "not seen yet"}
         say("goes", attached=False)
         say("stays", attached=False)
@@ -306,7 +309,7 @@ async def test_advice_is_remembered_with_its_reason_and_goes_stale_with_the_stre
     async with syncing(address) as sync:
         async with small_scheduler(address) as scheduler:
             await until(lambda: sync.connected)
-            sync.tell(
+            sync.send_state(
                 reconcile(
                     view(pools=[pool(autoscaling={"mode": "Builtin", "minReplicas": 0, "maxReplicas": 3})])
                 ).catalog,
@@ -319,19 +322,19 @@ async def test_advice_is_remembered_with_its_reason_and_goes_stale_with_the_stre
             desired = scheduler_pb2.DesiredCapacity(pool="default/demo", replicas=2, reason="much", reason_code="Much")
             scheduler.outbox.put(scheduler_pb2.SyncDown(desired=desired))
             await until(lambda: demo in sync.advice)
-            assert sync.advice[demo] == Advice(replicas=2, code="Much", reason="much")
+            assert sync.advice[demo] == ScalingAdvice(replicas=2, code="Much", reason="much")
         await until(lambda: not sync.connected)
-        assert sync.advice[demo] == Advice(replicas=2, code="Much", reason="the scheduler is away", stale=True)
-    sync.tell(Catalog(), [])
+        assert sync.advice[demo] == ScalingAdvice(replicas=2, code="Much", reason="the scheduler is away", stale=True)
+    sync.send_state(CatalogSnapshot(), [])
     assert not sync.advice
 
 
 async def test_what_is_not_heard_for_its_term_is_said_again_in_a_later_one(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/s.sock"
-    drain = Drain(instance="r0", pool=name("demo"), revision="abc", deadline=later(10**9))
+    drain = RunnerDrain(instance="r0", pool=name("demo"), revision="abc", deadline=later(10**9))
     async with small_scheduler(address) as scheduler, syncing(address, Office(3)) as sync:
         await until(lambda: sync.connected)
-        sync.tell(catalog("a"), [drain])
+        sync.send_state(catalog("a"), [drain])
         await until(lambda: len(scheduler.heard) == 2)
         assert {message.term for message in scheduler.heard} == {3}
         scheduler.outbox.put(scheduler_pb2.SyncDown(outranked=scheduler_pb2.Outranked(term=41)))
@@ -346,7 +349,7 @@ async def test_an_operator_does_not_follow_a_term_that_would_be_the_last(tmp_pat
     address, office = f"unix:{tmp_path}/s.sock", Office(3)
     async with small_scheduler(address) as scheduler, syncing(address, office) as sync:
         await until(lambda: sync.connected)
-        sync.tell(catalog("a"), [])
+        sync.send_state(catalog("a"), [])
         await until(scheduler.snapshots)
         scheduler.outbox.put(scheduler_pb2.SyncDown(outranked=scheduler_pb2.Outranked(term=2**64 - 1)))
         await until(lambda: len(scheduler.snapshots()) == 2)  # over a new connection
@@ -356,7 +359,7 @@ async def test_an_operator_does_not_follow_a_term_that_would_be_the_last(tmp_pat
 
 async def test_a_drained_word_of_a_drain_that_was_taken_back_does_not_count_for_the_next_one(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/s.sock"
-    drain = Drain(instance="r0", pool=name("demo"), revision="abc", deadline=later(10**9))
+    drain = RunnerDrain(instance="r0", pool=name("demo"), revision="abc", deadline=later(10**9))
     async with small_scheduler(address) as scheduler, syncing(address) as sync:
         await until(lambda: sync.connected)
 
@@ -364,11 +367,11 @@ async def test_a_drained_word_of_a_drain_that_was_taken_back_does_not_count_for_
             word = scheduler_pb2.Drained(runner=common_pb2.RunnerIdentity(instance="r0"), drains_revision=revision)
             scheduler.outbox.put(scheduler_pb2.SyncDown(drained=word))
 
-        sync.tell(catalog(), [drain])
+        sync.send_state(catalog(), [drain])
         await until(lambda: scheduler.heard)
         first = scheduler.drains_revision
         for drains in ([], [drain]):  # before the word about the first one has come
-            sync.tell(catalog(), drains)
+            sync.send_state(catalog(), drains)
         say(first)
         await until(lambda: scheduler.drains_revision > first + 1)
         await asyncio.sleep(0.05)
@@ -381,7 +384,7 @@ async def test_who_is_heard_by_the_scheduler_is_known_until_it_goes(tmp_path: Pa
     address = f"unix:{tmp_path}/s.sock"
     async with syncing(address) as sync, small_scheduler(address) as scheduler:
         await until(lambda: sync.connected)
-        sync.tell(catalog(), [], ["r0", "r1"])
+        sync.send_state(catalog(), [], ["r0", "r1"])
 
         def say(instance: str, *, attached: bool) -> None:
             identity = common_pb2.RunnerIdentity(instance=instance, incarnation="1")
@@ -393,5 +396,5 @@ async def test_who_is_heard_by_the_scheduler_is_known_until_it_goes(tmp_path: Pa
         await until(lambda: sync.attached == {"r0", "r1"})
         say("r0", attached=False)
         await until(lambda: sync.attached == {"r1"})
-        sync.tell(catalog(), [], ["r0"])
+        sync.send_state(catalog(), [], ["r0"])
         assert sync.attached == set()

@@ -64,21 +64,21 @@ from motet_operator.cluster.writes import (
     scaled_by_us,
 )
 from motet_operator.reconcile import (
-    AdapterKnowledge,
     AdapterObject,
+    AdapterReport,
     AdapterStatus,
-    Advice,
-    Drain,
     Event,
-    Memory,
-    Pace,
     Plan,
     PoolObject,
+    ResultCache,
+    RolloutLimiter,
+    RunnerDrain,
     RunnerSet,
+    ScalingAdvice,
     View,
     reconcile,
 )
-from motet_operator.sync import Condemned
+from motet_operator.sync import UnhealthyRunner
 
 NO_FILES = {"file": "name a claim of the pool's adapterVolumes under persistentVolumeClaim, or use hf:// or https://"}
 """A path means nothing where runners may be on any node."""
@@ -96,11 +96,11 @@ GHOST = "ghost"
 class SchedulersWord:
     """What the scheduler last said."""
 
-    known: Mapping[ObjectName, AdapterKnowledge] = field(default_factory=dict)
+    known: Mapping[ObjectName, AdapterReport] = field(default_factory=dict)
     drained: Collection[str] = ()
     attached: Collection[str] = ()
-    condemned: Mapping[str, Condemned] = field(default_factory=dict)
-    advice: Mapping[ObjectName, Advice] = field(default_factory=dict)
+    condemned: Mapping[str, UnhealthyRunner] = field(default_factory=dict)
+    advice: Mapping[ObjectName, ScalingAdvice] = field(default_factory=dict)
     slots: Mapping[str, int] = field(default_factory=dict)
     awaited: bool = False
     """It has not yet told all it knows: an adapter that it has not named may be served all the same."""
@@ -109,7 +109,7 @@ class SchedulersWord:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     plan: Plan
-    drains: Collection[Drain]
+    drains: Collection[RunnerDrain]
     """Who takes no work: what drains and has it written on it, and what is being deleted."""
 
     writes: Mapping[WriteKey, Write]
@@ -132,8 +132,8 @@ class Decider:
         self._labels = Reader(NAMESPACES, read_labels)
         self._instances = Reader(PODS, read_instance)
         self._sets = Reader(DEPLOYMENTS, read_runner_set)
-        self._memory = Memory()
-        self._pace = Pace(rollout_pause)
+        self._memory = ResultCache()
+        self._pace = RolloutLimiter(rollout_pause)
         self._documents: dict[ObjectName, tuple[AdapterStatus, Object]] = {}
         self._digested: dict[ObjectName, tuple[PoolObject, PlatformTemplate, PoolObject]] = {}
         self._patience = condemned_patience
@@ -170,8 +170,8 @@ class Decider:
                 )
                 for one in readable(self._instances(pods))
             ),
-            known=word.known,
-            advice=word.advice,
+            adapter_reports=word.known,
+            scaling_advice=word.advice,
             slots=word.slots,
             rolling_pools=self._rolling_pools,
             refused_schemes=NO_FILES,
@@ -399,6 +399,6 @@ def _marks(plan: Plan, pods: Iterable[Object]) -> Iterable[Write]:
             yield MarkWrite(key_of(pod), uid_of(pod), marks)
 
 
-def _drains(plan: Plan, snapshot: Snapshot) -> Iterable[Drain]:
+def _drains(plan: Plan, snapshot: Snapshot) -> Iterable[RunnerDrain]:
     yield from (drain for drain in plan.drains if drain.begun)
     yield from (drain for pod in snapshot[PODS].values() if (drain := drain_of_one_that_ends(pod)) is not None)

@@ -18,8 +18,8 @@ from motet_operator.cluster.deployments import deployment_name
 from motet_operator.cluster.kinds import ADAPTERS, CHILDREN, POOLS, Kind, Object
 from motet_operator.cluster.view import Unreadable, pool_of
 from motet_operator.cluster.writes import InTheWay, WriteKey
-from motet_operator.reconcile import AdapterObject, Drain, Event, Plan, PoolObject, PoolStatus, View
-from motet_operator.reconcile.conditions import no, progress, settle
+from motet_operator.reconcile import AdapterObject, Event, Plan, PoolObject, PoolStatus, RunnerDrain, View
+from motet_operator.reconcile.conditions import no, progress, with_transition_times
 
 ReadPools = Mapping[Key, PoolObject | Unreadable[PoolObject]]
 ReadAdapters = Mapping[Key, AdapterObject | Unreadable[AdapterObject]]
@@ -165,7 +165,9 @@ class Doubts:
             return plan
         pools = {one.name: one.pool for one in view.instances}
         begun = (
-            Drain(instance=one.name, pool=one.pool, revision=one.revision, deadline=one.draining_until, begun=True)
+            RunnerDrain(
+                instance=one.name, pool=one.pool, revision=one.revision, deadline=one.draining_until, begun=True
+            )
             for one in view.instances
             if one.draining_until is not None and self.leaves_alone(one.pool)
         )
@@ -191,7 +193,7 @@ def _hindered(plan: Plan, view: View, snapshot: Snapshot, obstacles: Obstacles) 
     """One for each pool that has any: where we may not look before what we may not write, and both before what only
     keeps its pods from being made."""
     found: dict[ObjectName, Obstacle] = {}
-    revisions = {status.name: status.aim for status in plan.pools}
+    revisions = {status.name: status.target_revision for status in plan.pools}
     for each in view.runner_sets:
         if each.trouble and revisions.get(each.pool) == each.revision:
             found[each.pool] = Obstacle("RunnersRefused", each.trouble)
@@ -239,7 +241,9 @@ def _overruled(status: PoolStatus, why: Obstacle, before: Iterable[Condition], n
         if one.type not in ("Progressing", "Reconciling", "Stalled")
     ]
     found = (*others, problem, *progress(stalled=problem))
-    return replace(status, conditions=settle(found, before, now=now, generation=status.observed_generation))
+    return replace(
+        status, conditions=with_transition_times(found, before, now=now, generation=status.observed_generation)
+    )
 
 
 def _only(admitted: Collection[str], known: Collection[str]) -> tuple[str, ...]:

@@ -251,7 +251,7 @@ class ClusterOperator:
         self._count(decision)
         if self._holds():
             pods = (name for _, name in snapshot[PODS])
-            self._sync.tell(decision.plan.catalog, decision.drains, pods)
+            self._sync.send_state(decision.plan.catalog, decision.drains, pods)
         self._writer.want(decision.writes)
         silence = self._silent_until - monotonic() if word.awaited else None
         due = [each for each in (decision.due, silence, self._continuity.due()) if each]
@@ -260,7 +260,7 @@ class ClusterOperator:
     def _scheduler_said(self) -> SchedulersWord:
         sync = self._sync
         return SchedulersWord(
-            known=dict(sync.known),
+            known=dict(sync.adapter_reports),
             drained=frozenset(sync.drained),
             attached=frozenset(sync.attached),
             condemned=dict(sync.condemned),

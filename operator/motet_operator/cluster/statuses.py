@@ -6,8 +6,8 @@ from motet.resources.status import LoRAAdapterStatus, ServingPoolStatus, StatusM
 from motet_operator.cluster.doubts import Obstacle
 from motet_operator.cluster.kinds import Object
 from motet_operator.cluster.view import POOL_LABEL, conditions_of
-from motet_operator.reconcile import AdapterStatus, Finding, PoolStatus
-from motet_operator.reconcile.conditions import no, progress, settle
+from motet_operator.reconcile import AdapterStatus, ConditionResult, PoolStatus
+from motet_operator.reconcile.conditions import no, progress, with_transition_times
 
 
 def adapter_status(found: AdapterStatus) -> Object:
@@ -62,12 +62,12 @@ def unseen_status(why: Obstacle, it: Object, now: datetime) -> Object:
     return _restated(it, it.get("status") or {}, now, progressing, ready, *progress(stalled=ready))
 
 
-def _restated(it: Object, status: Object, now: datetime, *conditions: Finding) -> Object:
+def _restated(it: Object, status: Object, now: datetime, *conditions: ConditionResult) -> Object:
     """What else `status` says stays: what an applied one leaves out is removed, a pool's memory of its scale, too."""
     generation = it["metadata"].get("generation", 1)
     types = {one.type for one in conditions} | {"Reconciling", "Stalled"}
     others = [one for one in conditions_of({"status": status}) if one.type not in types]
-    found = settle((*others, *conditions), conditions_of(it), now=now, generation=generation)
+    found = with_transition_times((*others, *conditions), conditions_of(it), now=now, generation=generation)
     said = _document(LoRAAdapterStatus(observed_generation=generation, conditions=found))
     return {**status, **said}
 

@@ -17,8 +17,8 @@ from motet.resources import API_VERSION, GROUP, LoRAAdapter, ServingPool
 from motet.resources.status import Condition
 from motet_operator.cluster.cache import Key
 from motet_operator.cluster.kinds import Kind, Object, uid_of
-from motet_operator.reconcile import AdapterObject, Drain, Instance, PoolObject, RunnerSet, RunnerTemplate
-from motet_operator.sync import Condemned
+from motet_operator.reconcile import AdapterObject, PoolObject, RunnerDrain, RunnerInstance, RunnerSet, RunnerTemplate
+from motet_operator.sync import UnhealthyRunner
 
 POOL_LABEL = f"{GROUP}/pool"
 GROUP_LABEL = f"{GROUP}/group"
@@ -146,7 +146,7 @@ def read_pool(it: Object, *, prepared: Callable[[str], bool]) -> PoolObject:
         model_uri=model_uri(resource),
         generation=it["metadata"].get("generation", 1),
         age=_age(it),
-        prepared=prepared(resource.metadata.namespace),
+        namespace_prepared=prepared(resource.metadata.namespace),
     )
     return renewed_pool(pool, it)
 
@@ -294,7 +294,7 @@ def marks_of(pod: Object) -> dict[str, str]:
     }
 
 
-def drain_of_one_that_ends(pod: Object) -> Drain | None:
+def drain_of_one_that_ends(pod: Object) -> RunnerDrain | None:
     """A pod that has been told to go, by whomever: its process may not know it yet, and takes no work from now on."""
     metadata = pod["metadata"]
     if "deletionTimestamp" not in metadata or is_over(pod):
@@ -302,7 +302,7 @@ def drain_of_one_that_ends(pod: Object) -> Drain | None:
     ends = [at for at in (_time(metadata["deletionTimestamp"]), _time(marks_of(pod).get(DRAINING))) if at is not None]
     if not ends:
         return None
-    return Drain(
+    return RunnerDrain(
         instance=metadata["name"], pool=pool_of(pod), revision=revision_of(pod), deadline=min(ends), begun=True
     )
 
@@ -311,13 +311,13 @@ def is_over(pod: Object) -> bool:
     return (pod.get("status") or {}).get("phase") in ("Failed", "Succeeded")
 
 
-def read_instance(pod: Object) -> Instance:
+def read_instance(pod: Object) -> RunnerInstance:
     """What the pod says. What the scheduler says of it is added by `with_advice`."""
     status = pod.get("status") or {}
     told: Object = next((one for one in status.get("conditions") or () if one["type"] == "Ready"), {})
     ready, since = told.get("status") == "True", _time(told.get("lastTransitionTime"))
     containers = status.get("containerStatuses") or ()
-    return Instance(
+    return RunnerInstance(
         name=pod["metadata"]["name"],
         pool=pool_of(pod),
         revision=revision_of(pod),
@@ -381,12 +381,12 @@ def _trouble(status: Object, containers: Iterable[Object], unready_since: dateti
 
 
 def with_advice(
-    instance: Instance,
+    instance: RunnerInstance,
     drained: Collection[str],
     attached: Collection[str],
-    condemned: Condemned | None,
+    condemned: UnhealthyRunner | None,
     patience: timedelta,
-) -> Instance:
+) -> RunnerInstance:
     """`patience` is how long a condemned one may try to come back by itself."""
     if condemned is not None and instance.started_at is not None and instance.started_at > condemned.since:
         condemned = None  # the kubelet was faster: this is its successor
@@ -401,7 +401,7 @@ def with_advice(
     )
 
 
-def on_its_way(instance: Instance, cordoned: Collection[str]) -> Instance:
+def on_its_way(instance: RunnerInstance, cordoned: Collection[str]) -> RunnerInstance:
     """Told to leave where its node is one of these."""
     return replace(instance, moving=True) if instance.node in cordoned else instance
 

@@ -135,11 +135,11 @@ class LocalOperator:
         # The runners first: they take longest to be ready.
         self._keeper.apply([*self._runners.specs(), *self._services.control(store_ready=self._store_ready)])
         drains = self._runners.drains(plan, [status.name for status in self._keeper.statuses()])
-        self._sync.tell(plan.catalog, drains, (instance.name for instance in view.instances))
+        self._sync.send_state(plan.catalog, drains, (instance.name for instance in view.instances))
         self._count(plan, monotonic() - began)
         due = [(plan.due - view.now).total_seconds()] if plan.due is not None else []
         silence = self._silent_until - monotonic()
-        if silence > 0 and any(adapter.name not in self._sync.known for adapter in plan.catalog.adapters):
+        if silence > 0 and any(adapter.name not in self._sync.adapter_reports for adapter in plan.catalog.adapters):
             due.append(silence)
         else:
             self._publish(plan)
@@ -193,9 +193,9 @@ class LocalOperator:
                 self._condemned_patience,
                 attached=self._sync.attached,
             ),
-            known=self._sync.known,
+            adapter_reports=self._sync.adapter_reports,
             slots=self._sync.slots,
-            advice=self._sync.advice,
+            scaling_advice=self._sync.advice,
             runners_override=self._settings.runners,
         )
 

@@ -17,8 +17,8 @@ from motet.processes import ProcessSpec, ProcessStatus
 from motet.processes.records import write_atomically
 from motet.resources import EngineSpec
 from motet_operator.local.services import Services
-from motet_operator.reconcile import Drain, Instance, Plan, RunnerSet, RunnerTemplate
-from motet_operator.sync import Condemned
+from motet_operator.reconcile import Plan, RunnerDrain, RunnerInstance, RunnerSet, RunnerTemplate
+from motet_operator.sync import UnhealthyRunner
 
 log = structlog.get_logger(__name__)
 
@@ -44,7 +44,7 @@ class Runners:
         self._services = services
         self._table = _read(path)
         self._condemned_pids: dict[str, int | None] = {}
-        self._drains: dict[str, Drain] = {}
+        self._drains: dict[str, RunnerDrain] = {}
 
     def __iter__(self) -> Iterator[Runner]:
         return iter(self._table.values())
@@ -77,11 +77,11 @@ class Runners:
         self,
         statuses: Mapping[str, ProcessStatus],
         drained: Collection[str],
-        condemned: Mapping[str, Condemned] | None = None,
+        condemned: Mapping[str, UnhealthyRunner] | None = None,
         patience: timedelta = timedelta(0),
         *,
         attached: Collection[str] = (),
-    ) -> tuple[Instance, ...]:
+    ) -> tuple[RunnerInstance, ...]:
         """`patience` is how long a condemned one may try to come back by itself."""
         dead = {
             name: one
@@ -91,7 +91,7 @@ class Runners:
             and self._still_runs(one.incarnation, statuses.get(name))
         }
         return tuple(
-            Instance(
+            RunnerInstance(
                 name=runner.name,
                 pool=runner.pool,
                 revision=runner.revision,
@@ -100,7 +100,7 @@ class Runners:
                 attached=runner.name in attached,
                 draining_until=runner.draining_until,
                 drained=runner.name in drained,
-                condemned=dead[runner.name].why if runner.name in dead else "",
+                unhealthy=dead[runner.name].why if runner.name in dead else "",
                 replace_at=dead[runner.name].since + patience if runner.name in dead else None,
                 failures=statuses[runner.name].failures if runner.name in statuses else 0,
                 reason=statuses[runner.name].reason if runner.name in statuses else "",
@@ -130,7 +130,7 @@ class Runners:
         if self._table != before:
             self._write()
 
-    def drains(self, plan: Plan, processes: Collection[str]) -> Collection[Drain]:
+    def drains(self, plan: Plan, processes: Collection[str]) -> Collection[RunnerDrain]:
         """Who takes no work. One that has left the table does not either while its process ends."""
         ending = {name: drain for name, drain in self._drains.items() if name in processes and name not in self._table}
         self._drains = ending | {drain.instance: drain for drain in plan.drains}

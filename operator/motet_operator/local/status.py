@@ -78,7 +78,7 @@ def _adapter(adapter: AdapterStatus) -> dict[str, Any]:
         "ready": adapter.ready,
         "conditions": [_document(condition) for condition in adapter.conditions],
         "certificate": _document(adapter.artifact) if adapter.artifact is not None else None,
-        "resident": [{"runner": place.runner, "tier": place.tier} for place in adapter.resident],
+        "resident": [{"runner": place.runner, "tier": place.tier} for place in adapter.replicas],
     }
 
 

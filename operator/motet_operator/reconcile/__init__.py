@@ -10,71 +10,71 @@ from datetime import datetime
 
 from motet.model import ObjectName
 from motet.resources.status import AdapterCounts
-from motet_operator.reconcile.adapters import Memory, count_adapters, look_around
-from motet_operator.reconcile.conditions import Finding, named
+from motet_operator.reconcile.adapters import ResultCache, adapter_context, count_adapters
+from motet_operator.reconcile.conditions import ConditionResult, condition_of
 from motet_operator.reconcile.plan import (
     AdapterStatus,
-    Catalog,
-    Drain,
+    CatalogSnapshot,
     Event,
     Plan,
     PoolStatus,
-    Replacement,
+    RunnerDrain,
+    RunnerReplacement,
 )
 from motet_operator.reconcile.pools import (
     catalog_pools,
     pool_status,
     refusals,
+    remove_pool,
     replacements,
-    retire,
     roll_out,
     scaling_of,
     with_drains_taken_back,
 )
-from motet_operator.reconcile.scaling import Advice, Scaling
-from motet_operator.reconcile.turns import Pace, aims
+from motet_operator.reconcile.scaling import Scaling, ScalingAdvice
+from motet_operator.reconcile.turns import RolloutLimiter, rollout_targets
 from motet_operator.reconcile.view import (
-    AdapterKnowledge,
     AdapterObject,
-    Instance,
+    AdapterReplica,
+    AdapterReport,
     PoolObject,
-    Residence,
+    RunnerInstance,
     RunnerSet,
     RunnerTemplate,
     View,
 )
 
 __all__ = [
-    "AdapterKnowledge",
     "AdapterObject",
+    "AdapterReplica",
+    "AdapterReport",
     "AdapterStatus",
-    "Advice",
-    "Catalog",
-    "Drain",
+    "CatalogSnapshot",
+    "ConditionResult",
     "Event",
-    "Finding",
-    "Instance",
-    "Memory",
-    "Pace",
     "Plan",
     "PoolObject",
     "PoolStatus",
-    "Replacement",
-    "Residence",
+    "ResultCache",
+    "RolloutLimiter",
+    "RunnerDrain",
+    "RunnerInstance",
+    "RunnerReplacement",
     "RunnerSet",
     "RunnerTemplate",
     "Scaling",
+    "ScalingAdvice",
     "View",
     "reconcile",
 ]
 
 
-def reconcile(view: View, memory: Memory | None = None, pace: Pace | None = None) -> Plan:
+def reconcile(view: View, memory: ResultCache | None = None, pace: RolloutLimiter | None = None) -> Plan:
     """`memory` of the round before spares thinking again about adapters of which nothing has changed. `pace` of the
     rounds before bounds how often a pool begins to roll."""
-    pace = pace if pace is not None else Pace()
+    pace = pace if pace is not None else RolloutLimiter()
     refused = refusals(view.pools)
-    aimed = aims(view, refused, pace)
+    aimed = rollout_targets(view, refused, pace)
     scalings = {
         name: scaling_of(view, pool, aimed[name]) for pool in view.pools for name in (pool.resource.object_name,)
     }
@@ -85,13 +85,13 @@ def reconcile(view: View, memory: Memory | None = None, pace: Pace | None = None
         for pool in view.pools
         if (name := pool.resource.object_name) in declared
     ]
-    rollouts += [retire(view, name) for name in sorted(existing - declared)]
+    rollouts += [remove_pool(view, name) for name in sorted(existing - declared)]
 
     drains = tuple(drain for rollout in rollouts for drain in rollout.drains)
     view = with_drains_taken_back(view, drains)
 
-    around = look_around(view, refused)
-    judged = (memory if memory is not None else Memory()).judge(view, around)
+    around = adapter_context(view, refused)
+    judged = (memory if memory is not None else ResultCache()).judge(view, around)
     adapters = tuple(one.status for one in judged)
     counts = count_adapters(view, adapters)
     pools = tuple(
@@ -116,7 +116,7 @@ def reconcile(view: View, memory: Memory | None = None, pace: Pace | None = None
             *_events("ServingPool", view.pools, pools),
             *_events("LoRAAdapter", view.adapters, adapters),
         ),
-        catalog=Catalog(
+        catalog=CatalogSnapshot(
             pools=catalog_pools(view, refused, scalings, around.groups),
             adapters=tuple(one.entry for one in judged if one.entry is not None),
         ),
@@ -124,7 +124,7 @@ def reconcile(view: View, memory: Memory | None = None, pace: Pace | None = None
     )
 
 
-def _due(view: View, drains: Iterable[Drain], others: Iterable[datetime]) -> datetime | None:
+def _due(view: View, drains: Iterable[RunnerDrain], others: Iterable[datetime]) -> datetime | None:
     moments = [*others, *(drain.deadline for drain in drains)]
     moments += [one.replace_at for one in view.instances if one.replace_at is not None]
     return min((at for at in moments if at > view.now), default=None)
@@ -137,8 +137,8 @@ def _events(
 ) -> Iterable[Event]:
     """One event for each change of Ready, and for each new reason why it is not."""
     for item, status in zip(objects, statuses, strict=True):
-        before = named(item.conditions, "Ready")
-        now = named(status.conditions, "Ready")
+        before = condition_of(item.conditions, "Ready")
+        now = condition_of(status.conditions, "Ready")
         if now is None or (before is not None and (before.status, before.reason) == (now.status, now.reason)):
             continue
         yield Event(

@@ -12,9 +12,17 @@ from pathlib import PurePosixPath
 from motet.model import ObjectName
 from motet.resources import AdapterVolume, LoRAAdapter, ServingPool
 from motet.resources.status import AdapterCounts
-from motet_operator.reconcile.conditions import Finding, named, no, progress, settle, unknown, yes
-from motet_operator.reconcile.plan import AdapterStatus, CatalogAdapter
-from motet_operator.reconcile.view import AdapterKnowledge, AdapterObject, PoolObject, View
+from motet_operator.reconcile.conditions import (
+    ConditionResult,
+    condition_of,
+    no,
+    progress,
+    unknown,
+    with_transition_times,
+    yes,
+)
+from motet_operator.reconcile.plan import AdapterEntry, AdapterStatus
+from motet_operator.reconcile.view import AdapterObject, AdapterReport, PoolObject, View
 
 _FAILURE_REASONS = {
     "adapter_fetch_failed": "FetchFailed",
@@ -30,7 +38,7 @@ _ELSEWHERE = frozenset(("FetchFailed", "NoSpace"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class AdapterContext:
     """What the conditions of every adapter depend on, worked out once."""
 
     groups: Mapping[ObjectName, PoolObject]
@@ -45,11 +53,11 @@ class Surroundings:
     runners: frozenset[str] = frozenset()
     """Those that exist. The scheduler waits for one that has gone, since it may only be out of reach."""
 
-    over: frozenset[ObjectName] = frozenset()
+    over_quota: frozenset[ObjectName] = frozenset()
     """Adapters beyond the number that their pool takes."""
 
 
-def look_around(view: View, refused: Collection[ObjectName]) -> Surroundings:
+def adapter_context(view: View, refused: Collection[ObjectName]) -> AdapterContext:
     groups: dict[ObjectName, PoolObject] = {}
     for pool in sorted(view.pools, key=lambda one: one.age):
         if pool.resource.object_name not in refused:
@@ -66,11 +74,11 @@ def look_around(view: View, refused: Collection[ObjectName]) -> Surroundings:
         resource = adapter.resource
         names.setdefault((resource.metadata.namespace, resource.group, resource.model_name), resource.object_name)
     runners = frozenset(instance.name for instance in view.instances)
-    around = Surroundings(groups=groups, serving=serving, names=names, runners=runners)
+    around = AdapterContext(groups=groups, serving=serving, names=names, runners=runners)
     return replace(around, over=_over_quota(view, by_age, around))
 
 
-def _over_quota(view: View, by_age: Sequence[AdapterObject], around: Surroundings) -> frozenset[ObjectName]:
+def _over_quota(view: View, by_age: Sequence[AdapterObject], around: AdapterContext) -> frozenset[ObjectName]:
     room = {
         group: bound
         for group, pool in around.groups.items()
@@ -87,24 +95,24 @@ def _over_quota(view: View, by_age: Sequence[AdapterObject], around: Surrounding
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class AdapterResult:
     """What one adapter is found to be."""
 
     status: AdapterStatus
-    entry: CatalogAdapter | None
+    entry: AdapterEntry | None
     """Its line in the catalog, if it is to be served."""
 
 
 @dataclass(slots=True)
-class Memory:
+class ResultCache:
     """Judgements of the round before, each with what it was made from. A cluster may have ten thousand adapters, and in
     most rounds one of them has changed."""
 
-    _judged: dict[ObjectName, tuple[tuple[object, ...], Judgement]] = field(default_factory=dict)
+    _judged: dict[ObjectName, tuple[tuple[object, ...], AdapterResult]] = field(default_factory=dict)
     _pools: tuple[ServingPool, ...] = ()
     """All that adapters may be for."""
 
-    def judge(self, view: View, around: Surroundings) -> tuple[Judgement, ...]:
+    def judge(self, view: View, around: AdapterContext) -> tuple[AdapterResult, ...]:
         before, self._judged = self._judged, {}
         pools = tuple(pool.resource for pool in around.groups.values())
         if not _same(pools, self._pools):
@@ -112,31 +120,31 @@ class Memory:
         found = []
         for adapter in view.adapters:
             name = adapter.resource.object_name
-            basis = _basis(view, adapter, around, self._pools)
+            basis = _inputs(view, adapter, around, self._pools)
             remembered = before.get(name)
             if remembered is None or not _same(remembered[0], basis):
-                remembered = (basis, judge(view, adapter, around))
+                remembered = (basis, evaluate_adapter(view, adapter, around))
             self._judged[name] = remembered
             found.append(remembered[1])
         return tuple(found)
 
 
-def _basis(
-    view: View, adapter: AdapterObject, around: Surroundings, pools: tuple[ServingPool, ...]
+def _inputs(
+    view: View, adapter: AdapterObject, around: AdapterContext, pools: tuple[ServingPool, ...]
 ) -> tuple[object, ...]:
     resource = adapter.resource
     pool = around.groups.get(resource.group)
-    known = view.known.get(resource.object_name)
+    known = view.adapter_reports.get(resource.object_name)
     return (
         adapter,
         known,
-        sum(place.runner in around.runners for place in known.places) if known is not None else 0,
+        sum(place.runner in around.runners for place in known.replicas) if known is not None else 0,
         # Without a pool the hint may name any other.
         pools if pool is None else pool.resource,
         # More of them than it asks for change nothing.
         min(around.serving.get(resource.group, 0), max(1, resource.spec.placement.min_replicas)),
         around.names[resource.metadata.namespace, resource.group, resource.model_name],
-        resource.object_name in around.over,
+        resource.object_name in around.over_quota,
         view.namespaces.get(resource.metadata.namespace),
         view.refused_schemes,
     )
@@ -150,16 +158,16 @@ def _same(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
     )
 
 
-def judge(view: View, adapter: AdapterObject, around: Surroundings) -> Judgement:
+def evaluate_adapter(view: View, adapter: AdapterObject, around: AdapterContext) -> AdapterResult:
     status = adapter_status(view, adapter, around)
-    accepted = named(status.conditions, "Accepted")
+    accepted = condition_of(status.conditions, "Accepted")
     serve = accepted is not None and accepted.holds and not adapter.resource.spec.suspend
-    return Judgement(status, catalog_adapter(adapter, around) if serve else None)
+    return AdapterResult(status, catalog_adapter(adapter, around) if serve else None)
 
 
-def adapter_status(view: View, adapter: AdapterObject, around: Surroundings) -> AdapterStatus:
+def adapter_status(view: View, adapter: AdapterObject, around: AdapterContext) -> AdapterStatus:
     resource = adapter.resource
-    known = _of_runners_that_exist(view.known.get(resource.object_name, AdapterKnowledge()), around)
+    known = _of_runners_that_exist(view.adapter_reports.get(resource.object_name, AdapterReport()), around)
     ready_runners = around.serving.get(resource.group, 0)
     has_runner = ready_runners > 0
     pool = around.groups.get(resource.group)
@@ -168,11 +176,11 @@ def adapter_status(view: View, adapter: AdapterObject, around: Surroundings) -> 
     certified = _certified(known, artifact)
     loaded = _loaded(adapter, known, accepted=accepted, ready_runners=ready_runners)
     ready = _ready(adapter, known, accepted, artifact, certified, has_runner=has_runner)
-    holders = _holders(known)
+    holders = _runners_holding(known)
     return AdapterStatus(
         name=resource.object_name,
         model=f"{resource.metadata.namespace}/{resource.model_name}",
-        conditions=settle(
+        conditions=with_transition_times(
             (
                 *(accepted, artifact, certified, loaded, ready),
                 *_progress(adapter, known, accepted, (artifact, certified), loaded),
@@ -182,7 +190,7 @@ def adapter_status(view: View, adapter: AdapterObject, around: Surroundings) -> 
             generation=adapter.generation,
         ),
         artifact=known.artifact,
-        resident=known.places,
+        replicas=known.replicas,
         observed_generation=adapter.generation,
         base_model=pool.resource.served_name if pool is not None and accepted.holds else "",
         desired=0 if resource.spec.suspend else resource.spec.placement.min_replicas,
@@ -191,25 +199,25 @@ def adapter_status(view: View, adapter: AdapterObject, around: Surroundings) -> 
     )
 
 
-def _of_runners_that_exist(known: AdapterKnowledge, around: Surroundings) -> AdapterKnowledge:
-    if all(place.runner in around.runners for place in known.places):
+def _of_runners_that_exist(known: AdapterReport, around: AdapterContext) -> AdapterReport:
+    if all(place.runner in around.runners for place in known.replicas):
         return known
-    return replace(known, places=tuple(place for place in known.places if place.runner in around.runners))
+    return replace(known, places=tuple(place for place in known.replicas if place.runner in around.runners))
 
 
-def _holders(known: AdapterKnowledge) -> int:
-    return sum(place.tier == "device" and place.digest in ("", known.serving_digest) for place in known.places)
+def _runners_holding(known: AdapterReport) -> int:
+    return sum(place.tier == "device" and place.digest in ("", known.serving_digest) for place in known.replicas)
 
 
 def count_adapters(view: View, statuses: Iterable[AdapterStatus]) -> dict[ObjectName, AdapterCounts]:
     """By group: accepted adapters, those that a runner holds, and those that cannot be served."""
     counts: dict[ObjectName, list[int]] = {}
     for adapter, status in zip(view.adapters, statuses, strict=True):
-        accepted = named(status.conditions, "Accepted")
+        accepted = condition_of(status.conditions, "Accepted")
         if accepted is None or not accepted.holds:
             continue
         count = counts.setdefault(adapter.resource.group, [0, 0, 0])
-        ready = named(status.conditions, "Ready")
+        ready = condition_of(status.conditions, "Ready")
         count[0] += 1
         count[1] += status.loaded > 0
         count[2] += ready is not None and ready.status == "False" and ready.reason != "Suspended"
@@ -219,13 +227,13 @@ def count_adapters(view: View, statuses: Iterable[AdapterStatus]) -> dict[Object
     }
 
 
-def catalog_adapter(adapter: AdapterObject, around: Surroundings) -> CatalogAdapter:
+def catalog_adapter(adapter: AdapterObject, around: AdapterContext) -> AdapterEntry:
     resource = adapter.resource
     source = resource.spec.source
     secret = source.credentials_secret_ref
     pool = around.groups[resource.group]
     volume = _volume_of(resource, pool.resource)
-    return CatalogAdapter(
+    return AdapterEntry(
         name=resource.object_name,
         generation=adapter.generation,
         group=resource.group,
@@ -251,7 +259,7 @@ def _volume_of(adapter: LoRAAdapter, pool: ServingPool) -> AdapterVolume | None:
     return next((one for one in pool.spec.adapter_volumes if claim and one.claim_name == claim.claim_name), None)
 
 
-def _accepted(view: View, adapter: AdapterObject, around: Surroundings) -> Finding:
+def _accepted(view: View, adapter: AdapterObject, around: AdapterContext) -> ConditionResult:
     resource = adapter.resource
     pool = around.groups.get(resource.group)
     namespace = resource.metadata.namespace
@@ -290,7 +298,7 @@ def _accepted(view: View, adapter: AdapterObject, around: Surroundings) -> Findi
             "NameConflict",
             f"{holder} already has the model name {resource.model_name}; set another spec.modelName",
         )
-    if resource.object_name in around.over:
+    if resource.object_name in around.over_quota:
         bound = pool.resource.spec.admission.max_adapters
         return no(
             "Accepted",
@@ -332,7 +340,7 @@ def _against_policy(view: View, adapter: AdapterObject, pool: PoolObject, labels
     )
 
 
-def _artifact(known: AdapterKnowledge, *, accepted: Finding, has_runner: bool) -> Finding:
+def _artifact(known: AdapterReport, *, accepted: ConditionResult, has_runner: bool) -> ConditionResult:
     reason = _failure(known)
     if reason and reason not in _CERTIFYING:
         return no("ArtifactReady", reason, _failure_message(known))
@@ -347,7 +355,7 @@ def _artifact(known: AdapterKnowledge, *, accepted: Finding, has_runner: bool) -
     return unknown("ArtifactReady", "Checking", "a runner fetches and checks the adapter")
 
 
-def _certified(known: AdapterKnowledge, artifact: Finding) -> Finding:
+def _certified(known: AdapterReport, artifact: ConditionResult) -> ConditionResult:
     reason = _failure(known)
     if reason in _CERTIFYING:
         return no("Certified", reason, _failure_message(known))
@@ -358,20 +366,22 @@ def _certified(known: AdapterKnowledge, artifact: Finding) -> Finding:
     return unknown("Certified", artifact.reason, artifact.message)
 
 
-def _failure(known: AdapterKnowledge) -> str:
+def _failure(known: AdapterReport) -> str:
     """The reason of the newest revision's failure; empty: there is none."""
     if not known.failure_code:
         return ""
     return known.failure_reason or _FAILURE_REASONS.get(known.failure_code, "FetchFailed")
 
 
-def _failure_message(known: AdapterKnowledge) -> str:
+def _failure_message(known: AdapterReport) -> str:
     if known.serving_digest:
         return f"{known.failure_message.rstrip('.')}. The version before it keeps serving."
     return known.failure_message
 
 
-def _loaded(adapter: AdapterObject, known: AdapterKnowledge, *, accepted: Finding, ready_runners: int) -> Finding:
+def _loaded(
+    adapter: AdapterObject, known: AdapterReport, *, accepted: ConditionResult, ready_runners: int
+) -> ConditionResult:
     spec = adapter.resource.spec
     if spec.suspend:
         return no("Loaded", "Suspended", "spec.suspend is true")
@@ -379,7 +389,7 @@ def _loaded(adapter: AdapterObject, known: AdapterKnowledge, *, accepted: Findin
         return no("Loaded", accepted.reason, "not loaded, because the adapter is not accepted")
     if not ready_runners:
         return unknown("Loaded", "WaitingForRunner", "no runner is ready")
-    on_device, wanted = _holders(known), spec.placement.min_replicas
+    on_device, wanted = _runners_holding(known), spec.placement.min_replicas
     if on_device < wanted and ready_runners < wanted:
         return no(
             "Loaded",
@@ -397,13 +407,13 @@ def _loaded(adapter: AdapterObject, known: AdapterKnowledge, *, accepted: Findin
 
 def _ready(
     adapter: AdapterObject,
-    known: AdapterKnowledge,
-    accepted: Finding,
-    artifact: Finding,
-    certified: Finding,
+    known: AdapterReport,
+    accepted: ConditionResult,
+    artifact: ConditionResult,
+    certified: ConditionResult,
     *,
     has_runner: bool,
-) -> Finding:
+) -> ConditionResult:
     """Would a request be served now? Where not, the first reason why not."""
     if adapter.resource.spec.suspend:
         return no("Ready", "Suspended", "spec.suspend is true; set it to false to serve")
@@ -421,11 +431,11 @@ def _ready(
 
 def _progress(
     adapter: AdapterObject,
-    known: AdapterKnowledge,
-    accepted: Finding,
-    checks: Sequence[Finding],
-    loaded: Finding,
-) -> Iterable[Finding]:
+    known: AdapterReport,
+    accepted: ConditionResult,
+    checks: Sequence[ConditionResult],
+    loaded: ConditionResult,
+) -> Iterable[ConditionResult]:
     if adapter.resource.spec.suspend:
         return progress()
     if not accepted.holds:

@@ -11,7 +11,7 @@ Truth = Literal["True", "False", "Unknown"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class ConditionResult:
     """The answer of this round. `settle` makes a condition of it, which knows since when."""
 
     type: str
@@ -24,27 +24,27 @@ class Finding:
         return self.status == "True"
 
 
-def yes(type_: str, reason: str, message: str = "") -> Finding:
-    return Finding(type=type_, status="True", reason=reason, message=message)
+def yes(type_: str, reason: str, message: str = "") -> ConditionResult:
+    return ConditionResult(type=type_, status="True", reason=reason, message=message)
 
 
-def no(type_: str, reason: str, message: str) -> Finding:
-    return Finding(type=type_, status="False", reason=reason, message=message)
+def no(type_: str, reason: str, message: str) -> ConditionResult:
+    return ConditionResult(type=type_, status="False", reason=reason, message=message)
 
 
-def unknown(type_: str, reason: str, message: str) -> Finding:
-    return Finding(type=type_, status="Unknown", reason=reason, message=message)
+def unknown(type_: str, reason: str, message: str) -> ConditionResult:
+    return ConditionResult(type=type_, status="Unknown", reason=reason, message=message)
 
 
-Answer = TypeVar("Answer", Finding, Condition)
+Answer = TypeVar("Answer", ConditionResult, Condition)
 
 
-def named(conditions: Iterable[Answer], type_: str) -> Answer | None:
+def condition_of(conditions: Iterable[Answer], type_: str) -> Answer | None:
     return next((condition for condition in conditions if condition.type == type_), None)
 
 
-def settle(
-    found: Iterable[Finding | Condition], before: Iterable[Condition], *, now: datetime, generation: int
+def with_transition_times(
+    found: Iterable[ConditionResult | Condition], before: Iterable[Condition], *, now: datetime, generation: int
 ) -> tuple[Condition, ...]:
     """Date what was found: the time of before where the status is the same, now where it has changed."""
     earlier = {condition.type: condition for condition in before}
@@ -64,7 +64,9 @@ def settle(
     return tuple(settled)
 
 
-def progress(*, working: Finding | None = None, stalled: Finding | None = None) -> tuple[Finding, ...]:
+def progress(
+    *, working: ConditionResult | None = None, stalled: ConditionResult | None = None
+) -> tuple[ConditionResult, ...]:
     """The two that tools read to tell "wait" from "look at this". Both are absent when there is nothing to say."""
     if stalled is not None:
         return (yes("Stalled", stalled.reason, stalled.message),)

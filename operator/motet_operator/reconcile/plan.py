@@ -7,11 +7,11 @@ from typing import Literal
 
 from motet.model import ObjectName
 from motet.resources.status import AdapterCounts, Artifact, Condition, Slots
-from motet_operator.reconcile.view import Residence, RunnerSet
+from motet_operator.reconcile.view import AdapterReplica, RunnerSet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drain:
+class RunnerDrain:
     """Give this runner nothing new, and move what is left on it at the deadline."""
 
     instance: str
@@ -24,7 +24,7 @@ class Drain:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replacement:
+class RunnerReplacement:
     """This runner hangs or is silent and will not come back by itself: end its process, and start it again."""
 
     instance: str
@@ -48,7 +48,7 @@ class PoolStatus:
     revision: str
     """The newest."""
 
-    aim: str
+    target_revision: str
     """The one that its runners are brought to now: another than the newest while the pool waits for its turn."""
 
     current_revision: str
@@ -68,7 +68,7 @@ class AdapterStatus:
 
     conditions: tuple[Condition, ...]
     artifact: Artifact | None
-    resident: tuple[Residence, ...]
+    replicas: tuple[AdapterReplica, ...]
     observed_generation: int
     base_model: str = ""
     desired: int = 0
@@ -92,7 +92,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CatalogPool:
+class PoolEntry:
     pool: ObjectName
     group: ObjectName
     served_name: str
@@ -110,7 +110,7 @@ class CatalogPool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CatalogAdapter:
+class AdapterEntry:
     name: ObjectName
     generation: int
     group: ObjectName
@@ -138,20 +138,20 @@ class CatalogAdapter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Catalog:
-    pools: tuple[CatalogPool, ...] = ()
-    adapters: tuple[CatalogAdapter, ...] = ()
+class CatalogSnapshot:
+    pools: tuple[PoolEntry, ...] = ()
+    adapters: tuple[AdapterEntry, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     runner_sets: tuple[RunnerSet, ...] = ()
-    drains: tuple[Drain, ...] = ()
-    replacements: tuple[Replacement, ...] = ()
+    drains: tuple[RunnerDrain, ...] = ()
+    replacements: tuple[RunnerReplacement, ...] = ()
     pools: tuple[PoolStatus, ...] = ()
     adapters: tuple[AdapterStatus, ...] = ()
     events: tuple[Event, ...] = ()
-    catalog: Catalog = Catalog()
+    catalog: CatalogSnapshot = CatalogSnapshot()
     due: datetime | None = None
     """When something happens by itself: a deadline passes, or a condemned runner has had its chance."""
 

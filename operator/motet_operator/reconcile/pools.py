@@ -15,11 +15,19 @@ from datetime import timedelta
 
 from motet.model import ObjectName
 from motet.resources.status import AdapterCounts, Slots
-from motet_operator.reconcile.conditions import Finding, named, no, progress, settle, unknown, yes
-from motet_operator.reconcile.plan import CatalogPool, Drain, PoolStatus, Replacement
-from motet_operator.reconcile.scaling import Scaling, scale
-from motet_operator.reconcile.turns import Aim
-from motet_operator.reconcile.view import Instance, PoolObject, RunnerSet, RunnerTemplate, View
+from motet_operator.reconcile.conditions import (
+    ConditionResult,
+    condition_of,
+    no,
+    progress,
+    unknown,
+    with_transition_times,
+    yes,
+)
+from motet_operator.reconcile.plan import PoolEntry, PoolStatus, RunnerDrain, RunnerReplacement
+from motet_operator.reconcile.scaling import Scaling, decide_replicas
+from motet_operator.reconcile.turns import RolloutTarget
+from motet_operator.reconcile.view import PoolObject, RunnerInstance, RunnerSet, RunnerTemplate, View
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,26 +35,26 @@ class Rollout:
     """What happens to one pool's runners."""
 
     runner_sets: tuple[RunnerSet, ...]
-    drains: tuple[Drain, ...]
+    drains: tuple[RunnerDrain, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
+class PoolRefusal:
     """Why a pool gets no runners."""
 
     reason: str
     message: str
 
 
-def refusals(pools: Sequence[PoolObject]) -> dict[ObjectName, Refusal]:
+def refusals(pools: Sequence[PoolObject]) -> dict[ObjectName, PoolRefusal]:
     """Pools that get no runners: nobody may start them there, or they contradict the oldest of their group, since one
     group has one base model under one name."""
     first: dict[ObjectName, PoolObject] = {}
-    found: dict[ObjectName, Refusal] = {}
+    found: dict[ObjectName, PoolRefusal] = {}
     for pool in sorted(pools, key=lambda one: one.age):
         name = pool.resource.object_name
-        if not pool.prepared:
-            found[name] = Refusal(
+        if not pool.namespace_prepared:
+            found[name] = PoolRefusal(
                 reason="NamespaceNotPrepared",
                 message=f"the operator may not run anything in namespace {name.namespace}; "
                 "add it to the chart's value pools.namespaces",
@@ -54,7 +62,7 @@ def refusals(pools: Sequence[PoolObject]) -> dict[ObjectName, Refusal]:
             continue
         leader = first.setdefault(pool.resource.group, pool)
         if _model_of(pool) != _model_of(leader):
-            found[name] = Refusal(
+            found[name] = PoolRefusal(
                 reason="ModelMismatch",
                 message=f"pools of one group share one base model; {leader.resource.object_name} already serves "
                 f"{leader.resource.served_name} in group {pool.resource.group}. Use the same model or another group.",
@@ -67,21 +75,21 @@ def _model_of(pool: PoolObject) -> tuple[str, str, str | None, str | None]:
     return pool.model_uri, pool.resource.served_name, model.digest, model.revision
 
 
-def scaling_of(view: View, pool: PoolObject, aim: Aim) -> Scaling:
+def scaling_of(view: View, pool: PoolObject, aim: RolloutTarget) -> Scaling:
     name = pool.resource.object_name
     if view.runners_override is not None:
         return Scaling(
             replicas=view.runners_override,
             condition=no("ScalingActive", "ScalingDisabled", f"--runners {view.runners_override} decides"),
         )
-    found = scale(
+    found = decide_replicas(
         pool.resource,
         current=pool.wanted,
-        advice=view.advice.get(name),
+        advice=view.scaling_advice.get(name),
         rolling_out=any(one.pool == name and one.revision != aim.revision for one in view.instances),
         writers=pool.scale_writers,
     )
-    before = named(pool.conditions, "ScalingActive")
+    before = condition_of(pool.conditions, "ScalingActive")
     now = found.condition
     if before is None or (before.status, before.reason, pool.wanted) != (now.status, now.reason, found.replicas):
         return found
@@ -89,7 +97,7 @@ def scaling_of(view: View, pool: PoolObject, aim: Aim) -> Scaling:
     return Scaling(replicas=found.replicas, condition=replace(now, message=before.message))
 
 
-def roll_out(view: View, pool: PoolObject, aim: Aim, wanted: int) -> Rollout:
+def roll_out(view: View, pool: PoolObject, aim: RolloutTarget, wanted: int) -> Rollout:
     name = pool.resource.object_name
     revision = aim.revision
     strategy = pool.resource.spec.update_strategy
@@ -98,17 +106,17 @@ def roll_out(view: View, pool: PoolObject, aim: Aim, wanted: int) -> Rollout:
     new = [instance for instance in members if instance.revision == revision]
     old = [instance for instance in members if instance.revision != revision]
 
-    settled = [instance for instance in new if not instance.moving]
+    settled = [instance for instance in new if not instance.node_is_leaving]
     others = [instance for instance in members if instance not in settled]
-    surplus = _beyond(wanted, settled)
+    surplus = _surplus(wanted, settled)
     # The others make room for ready ones. A rollout may let some be missing besides; a cordoned node is no reason to
     # have fewer: maybe nothing fits elsewhere. Whoever empties it evicts as many as the pool's budget allows.
     kept = [instance for instance in settled if instance not in surplus]
     keep = wanted - sum(instance.ready for instance in kept)
-    going = _beyond(keep - strategy.max_unavailable if old else keep, others)
+    going = _surplus(keep - strategy.max_unavailable if old else keep, others)
     if old and all(_may_leave(view, instance, going) for instance in old):
         # They go now, and the rollout is over: nobody else drains for it, only to be taken back at the next look.
-        going = [*old, *_beyond(keep, [instance for instance in others if instance not in old])]
+        going = [*old, *_surplus(keep, [instance for instance in others if instance not in old])]
     surplus += going
 
     there = [instance for instance in members if not _may_leave(view, instance, surplus)]
@@ -126,7 +134,7 @@ def roll_out(view: View, pool: PoolObject, aim: Aim, wanted: int) -> Rollout:
     return Rollout(runner_sets=tuple(sets), drains=tuple(_drains(view, members, surplus, drain_seconds)))
 
 
-def retire(view: View, name: ObjectName) -> Rollout:
+def remove_pool(view: View, name: ObjectName) -> Rollout:
     """A pool that is no more: everything drains, then goes."""
     members = [instance for instance in view.instances if instance.pool == name]
     drain_seconds = max((each.drain_seconds for each in view.runner_sets if each.pool == name), default=0.0)
@@ -134,20 +142,20 @@ def retire(view: View, name: ObjectName) -> Rollout:
     return Rollout(runner_sets=tuple(sets), drains=tuple(_drains(view, members, members, drain_seconds)))
 
 
-def _beyond(keep: int, instances: Sequence[Instance]) -> list[Instance]:
+def _surplus(keep: int, instances: Sequence[RunnerInstance]) -> list[RunnerInstance]:
     """Those of them that go when so many stay."""
-    return _as_they_may_go(instances)[: max(0, len(instances) - max(0, keep))]
+    return _removal_order(instances)[: max(0, len(instances) - max(0, keep))]
 
 
-def _as_they_may_go(instances: Iterable[Instance]) -> list[Instance]:
+def _removal_order(instances: Iterable[RunnerInstance]) -> list[RunnerInstance]:
     """What cannot serve first, then what drains, then what has to leave its node, then the newest."""
     return sorted(
         instances,
-        key=lambda one: (one.ready or one.attached, one.draining_until is None, not one.moving, -one.ordinal),
+        key=lambda one: (one.ready or one.attached, one.draining_until is None, not one.node_is_leaving, -one.ordinal),
     )
 
 
-def _may_leave(view: View, instance: Instance, surplus: Sequence[Instance]) -> bool:
+def _may_leave(view: View, instance: RunnerInstance, surplus: Sequence[RunnerInstance]) -> bool:
     if instance not in surplus:
         return False
     if instance.draining_until is None:
@@ -162,8 +170,8 @@ def _others(
     revision: str,
     drain_seconds: float,
     *,
-    members: Sequence[Instance],
-    surplus: Sequence[Instance],
+    members: Sequence[RunnerInstance],
+    surplus: Sequence[RunnerInstance],
 ) -> list[RunnerSet]:
     """The sets of all revisions but one. Nothing is added to them, so a template that nobody remembers does no harm."""
     templates = {each.revision: each.template for each in view.runner_sets if each.pool == name}
@@ -189,8 +197,8 @@ def _runner_set(
     template: RunnerTemplate,
     drain_seconds: float,
     *,
-    members: Sequence[Instance],
-    surplus: Sequence[Instance],
+    members: Sequence[RunnerInstance],
+    surplus: Sequence[RunnerInstance],
     add: int,
 ) -> RunnerSet:
     leaving = [instance.name for instance in members if _may_leave(view, instance, surplus)]
@@ -205,12 +213,12 @@ def _runner_set(
 
 
 def _drains(
-    view: View, members: Sequence[Instance], surplus: Sequence[Instance], drain_seconds: float
-) -> Iterable[Drain]:
+    view: View, members: Sequence[RunnerInstance], surplus: Sequence[RunnerInstance], drain_seconds: float
+) -> Iterable[RunnerDrain]:
     for instance in members:
         if instance not in surplus:
             continue
-        yield Drain(
+        yield RunnerDrain(
             instance=instance.name,
             pool=instance.pool,
             revision=instance.revision,
@@ -219,7 +227,7 @@ def _drains(
         )
 
 
-def with_drains_taken_back(view: View, drains: Collection[Drain]) -> View:
+def with_drains_taken_back(view: View, drains: Collection[RunnerDrain]) -> View:
     """As if nothing were written any more on those that drained and are to work again."""
     draining = {drain.instance for drain in drains}
     return replace(
@@ -233,19 +241,24 @@ def with_drains_taken_back(view: View, drains: Collection[Drain]) -> View:
     )
 
 
-def replacements(view: View, *, leaving: Collection[str]) -> Iterable[Replacement]:
+def replacements(view: View, *, leaving: Collection[str]) -> Iterable[RunnerReplacement]:
     """Condemned runners that had their chance. One that drains goes at its deadline anyway."""
     for instance in view.instances:
-        due = instance.condemned and instance.replace_at is not None and view.now >= instance.replace_at
+        due = instance.unhealthy and instance.replace_at is not None and view.now >= instance.replace_at
         if due and instance.name not in leaving:
-            yield Replacement(instance=instance.name, why=instance.condemned)
+            yield RunnerReplacement(instance=instance.name, why=instance.unhealthy)
 
 
 # ------------------------------------------------------------------------------------------------------------ status
 
 
 def pool_status(  # noqa: PLR0917
-    view: View, pool: PoolObject, aim: Aim, refusal: Refusal | None, scaling: Scaling, adapters: AdapterCounts
+    view: View,
+    pool: PoolObject,
+    aim: RolloutTarget,
+    refusal: PoolRefusal | None,
+    scaling: Scaling,
+    adapters: AdapterCounts,
 ) -> PoolStatus:
     name = pool.resource.object_name
     revision = aim.newest
@@ -273,20 +286,22 @@ def pool_status(  # noqa: PLR0917
         updated=len(updated),
         draining=draining,
         revision=revision,
-        aim=aim.revision,
+        target_revision=aim.revision,
         current_revision=revision if complete or not pool.current_revision else pool.current_revision,
-        conditions=settle((*steps, *_progress(steps)), pool.conditions, now=view.now, generation=pool.generation),
+        conditions=with_transition_times(
+            (*steps, *_progress(steps)), pool.conditions, now=view.now, generation=pool.generation
+        ),
         observed_generation=pool.generation,
         adapters=adapters,
         slots=_slots(view, ready),
     )
 
 
-def _accepted(refusal: Refusal | None) -> Finding:
+def _accepted(refusal: PoolRefusal | None) -> ConditionResult:
     return no("Accepted", refusal.reason, refusal.message) if refusal else yes("Accepted", "Valid")
 
 
-def _available(wanted: int, ready: Sequence[Instance], members: Sequence[Instance]) -> Finding:
+def _available(wanted: int, ready: Sequence[RunnerInstance], members: Sequence[RunnerInstance]) -> ConditionResult:
     if ready:
         return yes("Available", "RunnersReady", f"{len(ready)} of {wanted} runners serve")
     if not members:
@@ -294,14 +309,16 @@ def _available(wanted: int, ready: Sequence[Instance], members: Sequence[Instanc
     return no("Available", "RunnersNotReady", _why(members))
 
 
-def _progressing(wanted: int, updated: Sequence[Instance], members: Sequence[Instance], aim: Aim) -> Finding:
+def _progressing(
+    wanted: int, updated: Sequence[RunnerInstance], members: Sequence[RunnerInstance], aim: RolloutTarget
+) -> ConditionResult:
     if any(instance.failures > 1 for instance in members):
         return no("Progressing", "RunnerFailing", _why(members))
     if aim.waits:
         return yes("Progressing", "WaitingForTurn", aim.waits_because)
     if any(instance.revision != aim.newest for instance in members):
         return yes("Progressing", "RollingOut", _so_far(wanted, updated, members, aim))
-    moving = sum(instance.moving for instance in members)
+    moving = sum(instance.node_is_leaving for instance in members)
     if moving and wanted:
         return yes(
             "Progressing",
@@ -316,7 +333,7 @@ def _progressing(wanted: int, updated: Sequence[Instance], members: Sequence[Ins
     return no("Progressing", "Complete", "nothing is left to do")
 
 
-def _adapters_healthy(adapters: AdapterCounts) -> Finding:
+def _adapters_healthy(adapters: AdapterCounts) -> ConditionResult:
     if not adapters.failed:
         return yes("AdaptersHealthy", "NoneFailed")
     return no(
@@ -328,12 +345,12 @@ def _adapters_healthy(adapters: AdapterCounts) -> Finding:
 
 def _ready(  # noqa: PLR0917
     wanted: int,
-    ready: Sequence[Instance],
-    updated: Sequence[Instance],
-    members: Sequence[Instance],
-    refusal: Refusal | None,
-    aim: Aim,
-) -> Finding:
+    ready: Sequence[RunnerInstance],
+    updated: Sequence[RunnerInstance],
+    members: Sequence[RunnerInstance],
+    refusal: PoolRefusal | None,
+    aim: RolloutTarget,
+) -> ConditionResult:
     if refusal:
         return no("Ready", refusal.reason, refusal.message)
     if wanted == 0:
@@ -347,44 +364,46 @@ def _ready(  # noqa: PLR0917
     return no("Ready", "RunnersStarting", _so_far(wanted, updated, members, aim))
 
 
-def _progress(steps: Sequence[Finding]) -> Iterable[Finding]:
+def _progress(steps: Sequence[ConditionResult]) -> Iterable[ConditionResult]:
     accepted, _, progressing, *_ = steps
     if not accepted.holds:
         return progress(stalled=accepted)
     return progress(working=progressing) if progressing.holds or progressing.reason == "RunnerFailing" else progress()
 
 
-def _so_far(wanted: int, updated: Sequence[Instance], members: Sequence[Instance], aim: Aim) -> str:
+def _so_far(
+    wanted: int, updated: Sequence[RunnerInstance], members: Sequence[RunnerInstance], aim: RolloutTarget
+) -> str:
     """How far the pool has come, and what the next runner waits for."""
     old = sum(instance.revision != aim.newest for instance in members)
     come = f"have the new revision, {old} the old" if old else "are ready"
     return f"{len(updated)} of {wanted} runners {come}{_waiting(members)}"
 
 
-def _waiting(members: Sequence[Instance]) -> str:
+def _waiting(members: Sequence[RunnerInstance]) -> str:
     troubled = _most_troubled(members)
     return f"; {troubled.name}: {troubled.reason}" if troubled is not None else ""
 
 
-def _why(members: Sequence[Instance]) -> str:
+def _why(members: Sequence[RunnerInstance]) -> str:
     troubled = _most_troubled(members)
     if troubled is None:
         return f"waiting for {len(members)} runners to be ready"
     return f"{troubled.name}: {troubled.reason}"
 
 
-def _most_troubled(members: Sequence[Instance]) -> Instance | None:
+def _most_troubled(members: Sequence[RunnerInstance]) -> RunnerInstance | None:
     """Of those that are to serve. One that drains is not ready, and that is as it should be."""
     troubled = [one for one in members if one.reason and not one.ready and one.draining_until is None]
     return max(troubled, key=lambda one: one.failures, default=None)
 
 
-def _slots(view: View, ready: Sequence[Instance]) -> Slots:
+def _slots(view: View, ready: Sequence[RunnerInstance]) -> Slots:
     names = {instance.name for instance in ready}
     held = {
         (place.runner, place.digest)
-        for known in view.known.values()
-        for place in known.places
+        for known in view.adapter_reports.values()
+        for place in known.replicas
         if place.tier == "device" and place.runner in names
     }
     return Slots(total=sum(view.slots.get(name, 0) for name in names), used=len(held))
@@ -392,10 +411,10 @@ def _slots(view: View, ready: Sequence[Instance]) -> Slots:
 
 def catalog_pools(
     view: View,
-    refused: Mapping[ObjectName, Refusal],
+    refused: Mapping[ObjectName, PoolRefusal],
     scalings: Mapping[ObjectName, Scaling],
     groups: Mapping[ObjectName, PoolObject],
-) -> tuple[CatalogPool, ...]:
+) -> tuple[PoolEntry, ...]:
     """`groups`: the pool of each that decides who its adapters may belong to. It decides who may use the base, too."""
     # A tenant may have adapters and no Namespace that says so: nobody needs one where `motet up` runs.
     known: dict[str, Mapping[str, str]] = {adapter.resource.metadata.namespace: {} for adapter in view.adapters}
@@ -405,7 +424,7 @@ def catalog_pools(
         for group, pool in groups.items()
     }
     return tuple(
-        CatalogPool(
+        PoolEntry(
             pool=pool.resource.object_name,
             group=pool.resource.group,
             served_name=pool.resource.served_name,

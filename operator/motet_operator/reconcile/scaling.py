@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from motet.resources import ServingPool
-from motet_operator.reconcile.conditions import Finding, no, unknown, yes
+from motet_operator.reconcile.conditions import ConditionResult, no, unknown, yes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Advice:
+class ScalingAdvice:
     """What the scheduler last said about a pool."""
 
     replicas: int
@@ -36,15 +36,15 @@ class Advice:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaling:
     replicas: int
-    condition: Finding
+    condition: ConditionResult
     """ScalingActive."""
 
 
-def scale(
+def decide_replicas(
     pool: ServingPool,
     *,
     current: int | None,
-    advice: Advice | None = None,
+    advice: ScalingAdvice | None = None,
     rolling_out: bool = False,
     writers: Sequence[str] = (),
 ) -> Scaling:
@@ -72,7 +72,7 @@ def _external(pool: ServingPool, wanted: int) -> Scaling:
     return Scaling(replicas=replicas, condition=yes("ScalingActive", word, why))
 
 
-def _builtin(pool: ServingPool, held: int, advice: Advice | None, *, rolling_out: bool) -> Scaling:
+def _builtin(pool: ServingPool, held: int, advice: ScalingAdvice | None, *, rolling_out: bool) -> Scaling:
     if advice is None:
         why = f"the scheduler has not said how many runners are needed; {held} stay"
         return Scaling(replicas=held, condition=unknown("ScalingActive", "HoldingStaleAdvice", why))
@@ -87,10 +87,10 @@ def _builtin(pool: ServingPool, held: int, advice: Advice | None, *, rolling_out
     if rolling_out and asked < held:
         why = f"{asked} runners would do; {held} stay until the rollout is complete"
         return Scaling(replicas=held, condition=yes("ScalingActive", "HoldingForRollout", why))
-    return Scaling(replicas=asked, condition=yes("ScalingActive", _word(asked, advice), advice.reason))
+    return Scaling(replicas=asked, condition=yes("ScalingActive", _advice_message(asked, advice), advice.reason))
 
 
-def _word(asked: int, advice: Advice) -> str:
+def _advice_message(asked: int, advice: ScalingAdvice) -> str:
     if advice.code == "AtMinimum" or asked > advice.replicas:
         return "AtMinimum"
     if advice.code == "AtMaximum" or asked < advice.replicas:
@@ -114,5 +114,5 @@ def _conflict(writers: Sequence[str], held: int) -> str:
     )
 
 
-def _no(reason: str, message: str) -> Finding:
+def _no(reason: str, message: str) -> ConditionResult:
     return no("ScalingActive", reason, message)

@@ -14,17 +14,19 @@ from datetime import UTC, datetime, timedelta
 from motet.model import ObjectName
 from motet.pace import StartLimiter
 from motet_operator.reconcile.revisions import revision_of, template_of
-from motet_operator.reconcile.view import Instance, PoolObject, RunnerSet, RunnerTemplate, View
+from motet_operator.reconcile.view import PoolObject, RunnerInstance, RunnerSet, RunnerTemplate, View
 
 EPOCH = datetime.fromtimestamp(0, UTC)
 MICROSECOND = timedelta(microseconds=1)
 
-TURN = "the runners of the revision before go on until fewer pools roll at once"
-OFTEN = "the runners of the revision before stay for now: after three changes in a row the next is rolled out later"
+WAITING_FOR_OTHER_POOLS = "the runners of the revision before go on until fewer pools roll at once"
+CHANGED_TOO_OFTEN = (
+    "the runners of the revision before stay for now: after three changes in a row the next is rolled out later"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Aim:
+class RolloutTarget:
     newest: str
     """The revision of what the pool says now."""
 
@@ -42,14 +44,14 @@ class Aim:
         return self.revision != self.newest
 
 
-class Pace:
+class RolloutLimiter:
     """How often pools have begun to roll of late. Whoever begins anew without it lets a few more rollouts begin."""
 
     def __init__(self, pause: timedelta = timedelta(0)) -> None:
         self._aimed: dict[ObjectName, str] = {}
         self._rollouts = StartLimiter[ObjectName](pause / MICROSECOND)
 
-    def held(self, name: ObjectName, newest: str, members: Sequence[Instance], now: datetime) -> str | None:
+    def held(self, name: ObjectName, newest: str, members: Sequence[RunnerInstance], now: datetime) -> str | None:
         """The revision at which a pool stays for now."""
         before = self._aimed.get(name)
         if before is None or not _starts_runners(before, newest, members):
@@ -59,7 +61,10 @@ class Pace:
         return before
 
     def note(
-        self, aimed: Mapping[ObjectName, Aim], members: Mapping[ObjectName, list[Instance]], now: datetime
+        self,
+        aimed: Mapping[ObjectName, RolloutTarget],
+        members: Mapping[ObjectName, list[RunnerInstance]],
+        now: datetime,
     ) -> None:
         """What all pools are brought to from now on."""
         for name, aim in aimed.items():
@@ -71,9 +76,9 @@ class Pace:
         self._aimed = {name: aim.revision for name, aim in aimed.items()}
         self._rollouts.expire(_microseconds(now))
 
-    def due(self, aimed: Mapping[ObjectName, Aim]) -> list[datetime]:
+    def due(self, aimed: Mapping[ObjectName, RolloutTarget]) -> list[datetime]:
         """When those that are held may begin."""
-        held = [name for name, aim in aimed.items() if aim.waits_because == OFTEN]
+        held = [name for name, aim in aimed.items() if aim.waits_because == CHANGED_TOO_OFTEN]
         return [EPOCH + self._rollouts.next_at(name) * MICROSECOND for name in held]
 
 
@@ -82,7 +87,7 @@ def _microseconds(at: datetime) -> int:
     return (at - EPOCH) // MICROSECOND
 
 
-def _starts_runners(before: str, after: str, members: Sequence[Instance]) -> bool:
+def _starts_runners(before: str, after: str, members: Sequence[RunnerInstance]) -> bool:
     """Whether the change takes more than going back to what most of those that serve are."""
     if before == after:
         return False
@@ -90,17 +95,19 @@ def _starts_runners(before: str, after: str, members: Sequence[Instance]) -> boo
     return ready[after] <= ready[before]
 
 
-def aims(view: View, refused: Collection[ObjectName], pace: Pace) -> Mapping[ObjectName, Aim]:
+def rollout_targets(
+    view: View, refused: Collection[ObjectName], pace: RolloutLimiter
+) -> Mapping[ObjectName, RolloutTarget]:
     """Of all pools."""
     found = {pool.resource.object_name: _newest(pool) for pool in view.pools}
-    members: dict[ObjectName, list[Instance]] = {}
+    members: dict[ObjectName, list[RunnerInstance]] = {}
     for one in view.instances:
         members.setdefault(one.pool, []).append(one)
     sets = {(each.pool, each.revision): each for each in view.runner_sets}
     for name, aim in found.items():
         held = pace.held(name, aim.newest, members.get(name, ()), view.now)
         if held is not None and (name, held) in sets:
-            found[name] = _stays(aim, sets[name, held], OFTEN)
+            found[name] = _stays(aim, sets[name, held], CHANGED_TOO_OFTEN)
     if view.rolling_pools is not None:
         _take_turns(view.rolling_pools, found, refused, members, sets)
     pace.note(found, members, view.now)
@@ -109,9 +116,9 @@ def aims(view: View, refused: Collection[ObjectName], pace: Pace) -> Mapping[Obj
 
 def _take_turns(
     limit: int,
-    found: dict[ObjectName, Aim],
+    found: dict[ObjectName, RolloutTarget],
     refused: Collection[ObjectName],
-    members: Mapping[ObjectName, Sequence[Instance]],
+    members: Mapping[ObjectName, Sequence[RunnerInstance]],
     sets: Mapping[tuple[ObjectName, str], RunnerSet],
 ) -> None:
     rolling = 0
@@ -127,19 +134,19 @@ def _take_turns(
         if (name, has) in sets and _serves(members[name]):
             waiting.append((name, has))
     for name, revision in sorted(waiting)[max(0, limit - rolling) :]:
-        found[name] = _stays(found[name], sets[name, revision], TURN)
+        found[name] = _stays(found[name], sets[name, revision], WAITING_FOR_OTHER_POOLS)
 
 
-def _stays(aim: Aim, at: RunnerSet, why: str) -> Aim:
-    return Aim(newest=aim.newest, revision=at.revision, template=at.template, waits_because=why)
+def _stays(aim: RolloutTarget, at: RunnerSet, why: str) -> RolloutTarget:
+    return RolloutTarget(newest=aim.newest, revision=at.revision, template=at.template, waits_because=why)
 
 
-def _newest(pool: PoolObject) -> Aim:
+def _newest(pool: PoolObject) -> RolloutTarget:
     template = template_of(pool)
     revision = revision_of(pool.resource.object_name, template)
-    return Aim(newest=revision, revision=revision, template=template)
+    return RolloutTarget(newest=revision, revision=revision, template=template)
 
 
-def _serves(members: Sequence[Instance]) -> bool:
+def _serves(members: Sequence[RunnerInstance]) -> bool:
     """One of which no runner serves has nothing to lose, and the change is perhaps what mends it."""
     return any(one.ready or one.attached for one in members)

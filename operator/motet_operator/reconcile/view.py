@@ -7,7 +7,7 @@ from datetime import datetime
 from motet.model import ObjectName
 from motet.resources import AdapterVolume, EngineSpec, LoRAAdapter, PodTemplate, ServingPool
 from motet.resources.status import Artifact, Condition
-from motet_operator.reconcile.scaling import Advice
+from motet_operator.reconcile.scaling import ScalingAdvice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class PoolObject:
     current_revision: str = ""
     """The revision that was in full service last."""
 
-    prepared: bool = True
+    namespace_prepared: bool = True
     """The operator may keep runners in the pool's namespace."""
 
     pod_digest: str = ""
@@ -96,7 +96,7 @@ class RunnerSet:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Instance:
+class RunnerInstance:
     """One runner that exists."""
 
     name: str
@@ -112,14 +112,14 @@ class Instance:
     node: str = ""
     """Where it runs; empty: nowhere yet, or where there are no nodes."""
 
-    moving: bool = False
+    node_is_leaving: bool = False
     """Its node is about to be emptied: another is to serve elsewhere before it goes."""
 
     draining_until: datetime | None = None
     drained: bool = False
     """The scheduler has nothing left on it."""
 
-    condemned: str = ""
+    unhealthy: str = ""
     """Why the scheduler takes it for dead although its process lives; empty: it does not."""
 
     replace_at: datetime | None = None
@@ -136,7 +136,7 @@ class Instance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Residence:
+class AdapterReplica:
     runner: str
     tier: str
     """disk, host or device."""
@@ -145,7 +145,7 @@ class Residence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdapterKnowledge:
+class AdapterReport:
     """What the scheduler reports about one adapter."""
 
     generation: int = 0
@@ -159,7 +159,7 @@ class AdapterKnowledge:
     failure_passes: bool = False
     """It is tried again by itself."""
 
-    places: tuple[Residence, ...] = ()
+    replicas: tuple[AdapterReplica, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,9 +171,9 @@ class View:
     """Labels by namespace; one that nobody declared has none."""
 
     runner_sets: tuple[RunnerSet, ...] = ()
-    instances: tuple[Instance, ...] = ()
-    known: Mapping[ObjectName, AdapterKnowledge] = field(default_factory=dict)
-    advice: Mapping[ObjectName, Advice] = field(default_factory=dict)
+    instances: tuple[RunnerInstance, ...] = ()
+    adapter_reports: Mapping[ObjectName, AdapterReport] = field(default_factory=dict)
+    scaling_advice: Mapping[ObjectName, ScalingAdvice] = field(default_factory=dict)
     slots: Mapping[str, int] = field(default_factory=dict)
     """Places for adapters in device memory, by instance."""
 

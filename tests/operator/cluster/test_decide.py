@@ -17,8 +17,8 @@ from motet_operator.cluster.writes import (
     ScaleWrite,
     StatusWrite,
 )
-from motet_operator.reconcile import Advice
-from motet_operator.sync import Condemned
+from motet_operator.reconcile import ScalingAdvice
+from motet_operator.sync import UnhealthyRunner
 from tests.operator.cluster.objects import PLATFORM, adapter, deployment, namespace, pod, pool, snapshot
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -356,7 +356,7 @@ def test_a_number_that_others_could_take_is_claimed() -> None:
 
 def test_a_condemned_runner_is_deleted_by_its_uid_once_its_patience_is_over() -> None:
     name = revision()
-    hung = Condemned("incarnation", "hangs", NOW - timedelta(seconds=4))
+    hung = UnhealthyRunner("incarnation", "hangs", NOW - timedelta(seconds=4))
     found = (pool(), deployment(name, 1), pod("one", name))
     early = decided(*found, word=SchedulersWord(condemned={"one": hung}))
     assert not of(early, DeletePod)
@@ -367,7 +367,7 @@ def test_a_condemned_runner_is_deleted_by_its_uid_once_its_patience_is_over() ->
 
 def test_the_successor_of_a_condemned_runner_is_left_alone() -> None:
     name = revision()
-    hung = Condemned("incarnation", "hangs", NOW - timedelta(seconds=9))
+    hung = UnhealthyRunner("incarnation", "hangs", NOW - timedelta(seconds=9))
     again = pod("one", name)
     began = (NOW - timedelta(seconds=1)).isoformat()
     again["status"]["containerStatuses"] = [{"state": {"running": {"startedAt": began}}, "restartCount": 1}]
@@ -432,7 +432,7 @@ def test_a_new_leader_leaves_a_pool_alone_of_whose_runners_the_scheduler_has_not
     name = revision()
     told = ready_since_then(pool(), "AllRunnersReady")
     runners = [deployment(name, 1), pod("one", name)]
-    advice = {ObjectName("pools", "demo"): Advice(replicas=1)}
+    advice = {ObjectName("pools", "demo"): ScalingAdvice(replicas=1)}
 
     def written(it: Object, word: SchedulersWord) -> bool:
         return POOLS in [write.kind for write in of(decided(it, *runners, word=word), StatusWrite)]

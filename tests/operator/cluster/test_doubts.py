@@ -10,8 +10,8 @@ from motet_operator.cluster.decide import Decider, Decision, SchedulersWord
 from motet_operator.cluster.doubts import Obstacle, Obstacles
 from motet_operator.cluster.kinds import Object
 from motet_operator.cluster.writes import MarkWrite, ScaleWrite, StatusWrite, Write
-from motet_operator.reconcile import Advice
-from motet_operator.sync import Condemned
+from motet_operator.reconcile import ScalingAdvice
+from motet_operator.sync import UnhealthyRunner
 from tests.operator.cluster.objects import PLATFORM, adapter, deployment, namespace, pod, pool, snapshot
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -100,7 +100,7 @@ def test_nothing_is_done_about_runners_that_cannot_be_seen_and_their_adapters_ar
 def test_what_was_seen_before_is_neither_drained_nor_replaced_nor_retired() -> None:
     name = revision(pool())
     one, two, other = pod("one", name), pod("two", name), pod("three", "r1", pool="deleted")
-    hung = SchedulersWord(condemned={"one": Condemned("incarnation", "hangs", NOW - timedelta(hours=1))})
+    hung = SchedulersWord(condemned={"one": UnhealthyRunner("incarnation", "hangs", NOW - timedelta(hours=1))})
     objects = (pool(replicas=0), deployment(name, 2), one, two, deployment("r1", 1, pool="deleted"), other)
     assert {write.key.what for write in children(Bench().decide(*objects, word=hung))} > {"mark"}
     decision = Bench().decide(*objects, word=hung, obstacles=IN_THE_DARK)
@@ -200,12 +200,14 @@ def test_scale_goes_on_from_where_it_is_and_not_from_where_it_was_when_the_pool_
     (first,) = [write for write in bench.decide(odd).writes.values() if isinstance(write, StatusWrite)]
     assert [event.reason for event in first.events] == ["Unreadable"]
     odd = bench.now(odd, status=first.status)
-    five = SchedulersWord(advice={DEMO: Advice(replicas=5, code="", reason="", stale=False)})
+    five = SchedulersWord(advice={DEMO: ScalingAdvice(replicas=5, code="", reason="", stale=False)})
     (second,) = [write for write in bench.decide(odd, word=five).writes.values() if isinstance(write, StatusWrite)]
     assert second.events == ()  # it has been told
     more = scaled(five, odd)
     assert more["status"]["desiredReplicas"] == 5
-    lost = bench.decide(more, word=SchedulersWord(advice={DEMO: Advice(replicas=1, code="", reason="", stale=True)}))
+    lost = bench.decide(
+        more, word=SchedulersWord(advice={DEMO: ScalingAdvice(replicas=1, code="", reason="", stale=True)})
+    )
     assert [pool.replicas for pool in lost.plan.catalog.pools] == [5]
 
 
@@ -217,7 +219,7 @@ def test_after_a_restart_what_can_be_read_of_it_serves_whom_it_served_and_its_ru
     it, legal, *rest = bench.settled(*objects)
     assert legal["status"]["baseModel"]
     odd = from_the_future(bench, it)
-    hung = SchedulersWord(condemned={"one": Condemned("incarnation", "hangs", NOW - timedelta(hours=1))})
+    hung = SchedulersWord(condemned={"one": UnhealthyRunner("incarnation", "hangs", NOW - timedelta(hours=1))})
     again = Bench()
     decision = again.decide(odd, legal, adapter("new"), *rest, word=hung)
     assert served(decision) == ["legal"]  # the other one may be what the unknown field forbids

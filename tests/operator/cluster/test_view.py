@@ -99,9 +99,9 @@ def test_a_pool_says_what_was_decided_last_and_who_scaled_it() -> None:
         {"manager": "somebody", "subresource": "status", "fieldsV1": {"f:status": {}}},
     ]
     read = read_pool(it, prepared=lambda name: name == "pools")
-    assert (read.wanted, read.current_revision, read.prepared) == (3, "abc", True)
+    assert (read.wanted, read.current_revision, read.namespace_prepared) == (3, "abc", True)
     assert scale_writers(it) == read.scale_writers == ("kubectl",)
-    assert not read_pool(it, prepared=lambda _: False).prepared
+    assert not read_pool(it, prepared=lambda _: False).namespace_prepared
 
 
 def test_an_adapter_says_how_many_held_it_and_since_when() -> None:

@@ -7,12 +7,12 @@ import pytest
 
 from motet.resources.status import MAX_MESSAGE, Condition
 from motet_operator.reconcile import (
-    AdapterKnowledge,
     AdapterObject,
+    AdapterReplica,
+    AdapterReport,
     AdapterStatus,
-    Memory,
     Plan,
-    Residence,
+    ResultCache,
     View,
     reconcile,
 )
@@ -20,7 +20,7 @@ from motet_operator.reconcile.revisions import revision_of, template_of
 from tests.operator.builders import DIGEST, NOW, adapter, condition, instance, later, name, pool, view
 
 
-def world(*adapters: AdapterObject, known: dict[str, AdapterKnowledge] | None = None, runners: int = 1) -> View:
+def world(*adapters: AdapterObject, known: dict[str, AdapterReport] | None = None, runners: int = 1) -> View:
     one = pool("demo", model={"servedName": "base"}, allowedNamespaces={"from": "Same"})
     revision = revision_of(one.resource.object_name, template_of(one))
     return view(
@@ -47,7 +47,7 @@ def says(status: AdapterStatus, type_: str) -> tuple[str, str]:
     return found.status, found.reason
 
 
-SERVING = AdapterKnowledge(serving_digest=DIGEST)
+SERVING = AdapterReport(serving_digest=DIGEST)
 FETCH_FAILED = "adapter_fetch_failed"
 
 
@@ -136,7 +136,7 @@ def test_one_that_is_being_checked_is_on_its_way() -> None:
     ],
 )
 def test_a_failed_check_is_the_owners_to_read(code: str, given: str, reason: str) -> None:
-    failed = AdapterKnowledge(failure_code=code, failure_reason=given, failure_message="rank 64 is above 16")
+    failed = AdapterReport(failure_code=code, failure_reason=given, failure_message="rank 64 is above 16")
     plan = reconcile(world(adapter(), known={"legal": failed}))
     for each in ("Certified" if reason == "ShapeMismatch" else "ArtifactReady", "Ready"):
         found = condition(only(plan).conditions, each)
@@ -146,7 +146,7 @@ def test_a_failed_check_is_the_owners_to_read(code: str, given: str, reason: str
 
 
 def test_a_failed_new_revision_leaves_the_old_one_serving() -> None:
-    both = AdapterKnowledge(serving_digest=DIGEST, failure_code=FETCH_FAILED, failure_message="no such folder")
+    both = AdapterReport(serving_digest=DIGEST, failure_code=FETCH_FAILED, failure_message="no such folder")
     status = only(reconcile(world(adapter(), known={"legal": both})))
     assert status.ready
     found = condition(status.conditions, "ArtifactReady")
@@ -155,15 +155,15 @@ def test_a_failed_new_revision_leaves_the_old_one_serving() -> None:
 
 def test_loaded_counts_the_runners_that_hold_it() -> None:
     wanted = adapter(placement={"minReplicas": 2})
-    held = AdapterKnowledge(serving_digest=DIGEST, places=(Residence(runner="r", tier="device", digest=DIGEST),))
+    held = AdapterReport(serving_digest=DIGEST, replicas=(AdapterReplica(runner="r", tier="device", digest=DIGEST),))
     assert says(only(reconcile(world(wanted, known={"legal": held}, runners=2))), "Loaded") == ("False", "Loading")
     assert says(only(reconcile(world(adapter(), known={"legal": held}))), "Loaded") == ("True", "Resident")
 
 
 def test_more_runners_than_there_are_cannot_hold_it_and_a_request_is_served_all_the_same() -> None:
     wanted = adapter(placement={"minReplicas": 3})
-    held = {"legal": AdapterKnowledge(serving_digest=DIGEST, places=(Residence(runner="r", tier="device"),))}
-    memory = Memory()
+    held = {"legal": AdapterReport(serving_digest=DIGEST, replicas=(AdapterReplica(runner="r", tier="device"),))}
+    memory = ResultCache()
     status = only(reconcile(world(wanted, known=held, runners=2), memory))
     assert status.ready
     found = condition(status.conditions, "Loaded")
@@ -177,8 +177,8 @@ def test_more_runners_than_there_are_cannot_hold_it_and_a_request_is_served_all_
 
 def test_one_that_is_held_by_enough_does_not_mind_who_is_ready() -> None:
     wanted = adapter(placement={"minReplicas": 2})
-    places = tuple(Residence(runner=letter, tier="device") for letter in "rs")
-    known = {"legal": AdapterKnowledge(serving_digest=DIGEST, places=places)}
+    places = tuple(AdapterReplica(runner=letter, tier="device") for letter in "rs")
+    known = {"legal": AdapterReport(serving_digest=DIGEST, replicas=places)}
     for ready in (2, 1):
         place = made_ready(world(wanted, known=known, runners=2), ready)
         assert says(only(reconcile(place)), "Loaded") == ("True", "Resident")
@@ -186,16 +186,16 @@ def test_one_that_is_held_by_enough_does_not_mind_who_is_ready() -> None:
 
 def test_a_runner_that_is_gone_holds_nothing_whatever_the_scheduler_still_says() -> None:
     """The scheduler waits for it to come back: it may only be out of reach."""
-    places = tuple(Residence(runner=letter, tier="device") for letter in "rs")
-    place = world(adapter(), known={"legal": AdapterKnowledge(serving_digest=DIGEST, places=places)}, runners=2)
-    memory = Memory()
+    places = tuple(AdapterReplica(runner=letter, tier="device") for letter in "rs")
+    place = world(adapter(), known={"legal": AdapterReport(serving_digest=DIGEST, replicas=places)}, runners=2)
+    memory = ResultCache()
     both, first = (only(reconcile(replace(place, instances=place.instances[:count]), memory)) for count in (2, 1))
-    assert (both.loaded, len(both.resident)) == (2, 2)
-    assert (first.loaded, [each.runner for each in first.resident]) == (1, ["r"])
+    assert (both.loaded, len(both.replicas)) == (2, 2)
+    assert (first.loaded, [each.runner for each in first.replicas]) == (1, ["r"])
 
 
 def test_how_many_runners_there_are_matters_only_to_those_who_want_more() -> None:
-    memory, known = Memory(), {"a": SERVING, "b": SERVING}
+    memory, known = ResultCache(), {"a": SERVING, "b": SERVING}
     place = world(adapter("a"), adapter("b", placement={"minReplicas": 3}), known=known)
     first = reconcile(place, memory).adapters
     more = reconcile(replace(place, instances=world(runners=2).instances), memory).adapters
@@ -401,17 +401,17 @@ def test_with_whom_it_is_shared_is_in_the_catalog() -> None:
         (world(adapter(baseModel="other")), None, "BaseModelMismatch"),
         (world(adapter(suspend=True)), None, None),
         (
-            world(adapter(), known={"legal": AdapterKnowledge(failure_code=FETCH_FAILED, failure_passes=True)}),
+            world(adapter(), known={"legal": AdapterReport(failure_code=FETCH_FAILED, failure_passes=True)}),
             "FetchFailed",
             None,
         ),
         # A forbidden address, say: asking again changes nothing.
-        (world(adapter(), known={"legal": AdapterKnowledge(failure_code=FETCH_FAILED)}), None, "FetchFailed"),
+        (world(adapter(), known={"legal": AdapterReport(failure_code=FETCH_FAILED)}), None, "FetchFailed"),
         (
             world(
                 adapter(),
                 known={
-                    "legal": AdapterKnowledge(
+                    "legal": AdapterReport(
                         failure_code=FETCH_FAILED, failure_reason="CredentialsInvalid", failure_passes=True
                     )
                 },
@@ -420,7 +420,7 @@ def test_with_whom_it_is_shared_is_in_the_catalog() -> None:
             "CredentialsInvalid",
         ),
         (
-            world(adapter(), known={"legal": AdapterKnowledge(failure_code="adapter_incompatible")}),
+            world(adapter(), known={"legal": AdapterReport(failure_code="adapter_incompatible")}),
             None,
             "FormatRejected",
         ),
@@ -432,7 +432,7 @@ def test_tools_can_tell_waiting_from_a_dead_end(place: View, working: str | None
 
 
 def test_the_load_is_dated_when_a_runner_holds_it() -> None:
-    held = AdapterKnowledge(serving_digest=DIGEST, places=(Residence(runner="r", tier="device", digest=DIGEST),))
+    held = AdapterReport(serving_digest=DIGEST, replicas=(AdapterReplica(runner="r", tier="device", digest=DIGEST),))
     first = only(reconcile(world(adapter(), known={"legal": held})))
     assert (first.loaded, first.last_load) == (1, NOW)
     one = replace(adapter(conditions=first.conditions), last_load=first.last_load, loaded=first.loaded)
@@ -445,29 +445,29 @@ def test_the_load_is_dated_when_a_runner_holds_it() -> None:
     ids=["held by fewer than it should", "suspended", "no runner is ready"],
 )
 def test_the_load_is_dated_once_whatever_else_is_said(spec: dict[str, Any], runners: int) -> None:
-    held = AdapterKnowledge(serving_digest=DIGEST, places=(Residence(runner="r", tier="device", digest=DIGEST),))
+    held = AdapterReport(serving_digest=DIGEST, replicas=(AdapterReplica(runner="r", tier="device", digest=DIGEST),))
     place = made_ready(world(adapter(**spec), known={"legal": held}, runners=2), runners)
     first = only(reconcile(place))
     assert first.last_load == NOW
     one = replace(place.adapters[0], conditions=first.conditions, last_load=first.last_load, loaded=first.loaded)
     looked_again = replace(place, adapters=(one,), now=later(60))
     assert only(reconcile(looked_again)) == first
-    on_another = replace(held, places=(*held.places, Residence(runner="s", tier="device", digest=DIGEST)))
+    on_another = replace(held, places=(*held.replicas, AdapterReplica(runner="s", tier="device", digest=DIGEST)))
     assert only(reconcile(replace(looked_again, known={name("legal"): on_another}))).last_load == later(60)
 
 
 def test_what_has_not_changed_is_not_judged_again() -> None:
-    memory, place = Memory(), world(adapter("a"), adapter("b"), known={"a": SERVING})
+    memory, place = ResultCache(), world(adapter("a"), adapter("b"), known={"a": SERVING})
     first = reconcile(place, memory)
     assert all(one is two for one, two in zip(first.adapters, reconcile(place, memory).adapters, strict=True))
-    changed = replace(place, known={**place.known, name("b"): SERVING})
+    changed = replace(place, known={**place.adapter_reports, name("b"): SERVING})
     again = reconcile(changed, memory)
     assert again.adapters[0] is first.adapters[0]
     assert again.adapters[1].ready
 
 
 def test_what_a_pool_says_of_itself_is_no_reason_to_judge_its_adapters_again() -> None:
-    memory, place = Memory(), world(adapter("a"), known={"a": SERVING})
+    memory, place = ResultCache(), world(adapter("a"), known={"a": SERVING})
     first = only(reconcile(place, memory))
     (one,) = place.pools
     written = replace(place, pools=(replace(one, wanted=1, conditions=first.conditions),))
@@ -477,7 +477,7 @@ def test_what_a_pool_says_of_itself_is_no_reason_to_judge_its_adapters_again() -
 
 
 def test_one_without_a_pool_is_judged_again_when_another_pool_may_be_meant() -> None:
-    memory, place = Memory(), world(adapter("a", poolRef={"name": "demu"}))
+    memory, place = ResultCache(), world(adapter("a", poolRef={"name": "demu"}))
     first = only(reconcile(place, memory))
     assert "did you mean default/demo?" in condition(first.conditions, "Accepted").message
     (one,) = place.pools
@@ -488,6 +488,6 @@ def test_one_without_a_pool_is_judged_again_when_another_pool_may_be_meant() -> 
 
 
 def test_a_message_has_an_end() -> None:
-    failed = AdapterKnowledge(failure_code=FETCH_FAILED, failure_message="x" * 5000)
+    failed = AdapterReport(failure_code=FETCH_FAILED, failure_message="x" * 5000)
     conditions: tuple[Condition, ...] = only(reconcile(world(adapter(), known={"legal": failed}))).conditions
     assert all(len(each.message) <= MAX_MESSAGE for each in conditions)

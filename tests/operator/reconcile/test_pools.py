@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from motet.resources.status import AdapterCounts, Slots
 from motet_operator.reconcile import (
-    AdapterKnowledge,
     AdapterObject,
-    Advice,
-    Instance,
+    AdapterReplica,
+    AdapterReport,
     Plan,
     PoolObject,
     PoolStatus,
-    Residence,
+    RunnerInstance,
     RunnerSet,
+    ScalingAdvice,
     View,
     reconcile,
 )
@@ -81,7 +81,7 @@ def test_fewer_replicas_drain_the_newest_and_keep_it_until_it_is_empty() -> None
         assert (plan.runner_sets[0].replicas, plan.runner_sets[0].leaving) == (1, ("new",))
 
 
-def draining(one: Instance, **more: Any) -> Instance:
+def draining(one: RunnerInstance, **more: Any) -> RunnerInstance:
     """As a pod is then: it is not ready because it takes no work."""
     return replace(one, **({"draining_until": later(30), "ready": False, "attached": True} | more))
 
@@ -230,7 +230,7 @@ def test_an_old_runner_makes_room_for_its_successor_once_its_drain_is_over() -> 
     stays, new = instance("stays", revision(before)), instance("new", revision(after), ordinal=3)
     drains = instance("drains", revision(before), ordinal=2, draining_until=later(30))
 
-    def replicas(old: Instance) -> tuple[int, int]:
+    def replicas(old: RunnerInstance) -> tuple[int, int]:
         plan = reconcile(view(pools=[after], instances=[stays, old, new], runner_sets=[runner_set(before, 2)]))
         return sets(plan)[revision(before)].replicas, sets(plan)[revision(after)].replicas
 
@@ -298,7 +298,7 @@ def test_who_leaves_and_who_stands_in_for_another_does_not_count_as_there() -> N
     one, after = pool(replicas=2), pool(replicas=2, engine={"maxLoraRank": 8})
     a, b, c = (instance(each, revision(one), ordinal=index) for index, each in enumerate("abc"))
 
-    def staying(wanted: PoolObject, *members: Instance) -> tuple[int, int]:
+    def staying(wanted: PoolObject, *members: RunnerInstance) -> tuple[int, int]:
         (status,) = reconcile(view(pools=[wanted], instances=list(members))).pools
         return status.staying, status.existing
 
@@ -338,7 +338,7 @@ def test_pools_of_one_group_share_their_adapters() -> None:
 def test_a_pool_tells_its_life_in_conditions() -> None:
     one = pool(replicas=1)
 
-    def ready(*members: Instance) -> tuple[str, str]:
+    def ready(*members: RunnerInstance) -> tuple[str, str]:
         (status,) = reconcile(view(pools=[one], instances=list(members))).pools
         found = condition(status.conditions, "Ready")
         return found.status, found.reason
@@ -354,7 +354,7 @@ def test_a_pool_tells_its_life_in_conditions() -> None:
 # ---------------------------------------------------------------------------------------------------- cordoned nodes
 
 
-def moved(of: PoolObject, *members: Instance) -> tuple[int, list[str]]:
+def moved(of: PoolObject, *members: RunnerInstance) -> tuple[int, list[str]]:
     """Of a pool with one revision: how many runners there are to be, and which drain."""
     plan = reconcile(view(pools=[of], instances=list(members)))
     (only,) = plan.runner_sets
@@ -467,7 +467,7 @@ class World:
 
     pool: PoolObject | None
     now: datetime = NOW
-    members: dict[str, Instance] = field(default_factory=dict)
+    members: dict[str, RunnerInstance] = field(default_factory=dict)
     known: dict[str, RunnerSet] = field(default_factory=dict)
     made: int = 0
 
@@ -627,16 +627,16 @@ def arrives(world: World) -> None:
         world.settle()
         world.now += timedelta(seconds=1)
         if world.pool.resource.spec.update_strategy.max_surge == 0:  # then it takes an eviction
-            world.members = {key: one for key, one in world.members.items() if not one.moving}
+            world.members = {key: one for key, one in world.members.items() if not one.node_is_leaving}
         changed = world.carry_out(reconcile(world.view()))
         if not changed and all(one.ready for one in world.members.values()):
             break
     assert {one.revision for one in world.members.values()} <= {revision(world.pool)}
-    assert not any(one.moving for one in world.members.values())
+    assert not any(one.node_is_leaving for one in world.members.values())
     assert len(world.members) == serving(world) == world.pool.resource.spec.replicas
 
 
-def condemned(**more: object) -> Instance:
+def condemned(**more: object) -> RunnerInstance:
     return instance("demo-0", revision(pool()), condemned="its engine hangs", replace_at=later(5), **more)
 
 
@@ -713,8 +713,10 @@ def test_what_the_platform_changes_is_rolled_out_too() -> None:
 
 def test_adapters_and_slots_are_counted() -> None:
     one = pool()
-    loaded = AdapterKnowledge(serving_digest=DIGEST, places=(Residence(runner="demo-0", tier="device", digest=DIGEST),))
-    broken = AdapterKnowledge(failure_code="adapter_incompatible", failure_reason="ShapeMismatch", failure_message="no")
+    loaded = AdapterReport(
+        serving_digest=DIGEST, replicas=(AdapterReplica(runner="demo-0", tier="device", digest=DIGEST),)
+    )
+    broken = AdapterReport(failure_code="adapter_incompatible", failure_reason="ShapeMismatch", failure_message="no")
     plan = reconcile(
         view(
             pools=[one],
@@ -744,7 +746,7 @@ def test_why_so_many_is_said_when_it_is_decided() -> None:
     busy = pool(autoscaling={"mode": "Builtin", "minReplicas": 1, "maxReplicas": 3})
 
     def decided(before: PoolObject, replicas: int, reason: str) -> PoolStatus:
-        advice = {name("demo"): Advice(replicas=replicas, reason=reason)}
+        advice = {name("demo"): ScalingAdvice(replicas=replicas, reason=reason)}
         (status,) = reconcile(view(pools=[before], advice=advice)).pools
         return status
 

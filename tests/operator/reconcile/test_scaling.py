@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet_operator.reconcile.scaling import Advice, Scaling, scale
+from motet_operator.reconcile.scaling import Scaling, ScalingAdvice, decide_replicas
 from tests.operator.builders import pool
 
 
 def scaled(mode="Builtin", *, replicas=1, low=0, high=10, **how) -> Scaling:
     bounds = {} if mode == "Disabled" else {"minReplicas": low, "maxReplicas": high}
     resource = pool(replicas=replicas, autoscaling={"mode": mode, **bounds}).resource
-    return scale(resource, **({"current": 3} | how))
+    return decide_replicas(resource, **({"current": 3} | how))
 
 
 def verdict(scaling: Scaling) -> tuple[int, str, str]:
@@ -19,7 +19,7 @@ def verdict(scaling: Scaling) -> tuple[int, str, str]:
 
 
 def test_disabled_is_what_a_person_wrote_last_whoever_else_advises():
-    found = scaled("Disabled", replicas=4, advice=Advice(replicas=9), writers=["kubectl"])
+    found = scaled("Disabled", replicas=4, advice=ScalingAdvice(replicas=9), writers=["kubectl"])
     assert verdict(found) == (4, "False", "ScalingDisabled")
 
 
@@ -28,21 +28,23 @@ def test_disabled_is_what_a_person_wrote_last_whoever_else_advises():
     [(4, (4, "True", "External")), (0, (1, "True", "AtMinimum")), (12, (10, "True", "AtMaximum"))],
 )
 def test_external_is_what_the_autoscaler_wrote_within_the_bounds(written, expected):
-    found = scaled("External", replicas=written, low=1, writers=["kube-controller-manager"], advice=Advice(replicas=9))
+    found = scaled(
+        "External", replicas=written, low=1, writers=["kube-controller-manager"], advice=ScalingAdvice(replicas=9)
+    )
     assert verdict(found) == expected
 
 
 @pytest.mark.parametrize(
     ("advice", "expected"),
     [
-        (Advice(replicas=5, reason="5 requests"), (5, "True", "FollowingDemand")),
-        (Advice(replicas=1), (2, "True", "AtMinimum")),
-        (Advice(replicas=2, code="AtMinimum"), (2, "True", "AtMinimum")),
-        (Advice(replicas=11), (6, "True", "AtMaximum")),
-        (Advice(replicas=6, code="AtMaximum"), (6, "True", "AtMaximum")),
+        (ScalingAdvice(replicas=5, reason="5 requests"), (5, "True", "FollowingDemand")),
+        (ScalingAdvice(replicas=1), (2, "True", "AtMinimum")),
+        (ScalingAdvice(replicas=2, code="AtMinimum"), (2, "True", "AtMinimum")),
+        (ScalingAdvice(replicas=11), (6, "True", "AtMaximum")),
+        (ScalingAdvice(replicas=6, code="AtMaximum"), (6, "True", "AtMaximum")),
         (None, (3, "Unknown", "HoldingStaleAdvice")),
-        (Advice(replicas=2, stale=True), (3, "Unknown", "HoldingStaleAdvice")),
-        (Advice(replicas=5, stale=True), (5, "Unknown", "HoldingStaleAdvice")),
+        (ScalingAdvice(replicas=2, stale=True), (3, "Unknown", "HoldingStaleAdvice")),
+        (ScalingAdvice(replicas=5, stale=True), (5, "Unknown", "HoldingStaleAdvice")),
     ],
 )
 def test_builtin_follows_advice_and_holds_without_it(advice, expected):
@@ -50,17 +52,17 @@ def test_builtin_follows_advice_and_holds_without_it(advice, expected):
 
 
 def test_the_schedulers_sentence_is_what_people_read():
-    found = scaled(advice=Advice(replicas=5, reason="9 requests; a runner takes 2"))
+    found = scaled(advice=ScalingAdvice(replicas=5, reason="9 requests; a runner takes 2"))
     assert found.condition.message == "9 requests; a runner takes 2"
 
 
 def test_a_rollout_keeps_runners_and_may_still_add_some():
-    assert verdict(scaled(advice=Advice(replicas=1), rolling_out=True)) == (3, "True", "HoldingForRollout")
-    assert verdict(scaled(advice=Advice(replicas=5), rolling_out=True)) == (5, "True", "FollowingDemand")
+    assert verdict(scaled(advice=ScalingAdvice(replicas=1), rolling_out=True)) == (3, "True", "HoldingForRollout")
+    assert verdict(scaled(advice=ScalingAdvice(replicas=5), rolling_out=True)) == (5, "True", "FollowingDemand")
 
 
 def test_a_second_writer_stops_builtin_scaling_and_is_named():
-    found = scaled(advice=Advice(replicas=9), writers=["kube-controller-manager"])
+    found = scaled(advice=ScalingAdvice(replicas=9), writers=["kube-controller-manager"])
     assert verdict(found) == (3, "False", "ConflictingManager")
     assert found.condition.message.startswith("kube-controller-manager writes spec.replicas")
 
@@ -70,7 +72,7 @@ def test_a_new_pool_begins_with_its_replicas_within_the_bounds():
     assert scaled(replicas=1, low=0, current=None).replicas == 1
 
 
-ADVICE = st.none() | st.builds(Advice, replicas=st.integers(0, 20), stale=st.booleans())
+ADVICE = st.none() | st.builds(ScalingAdvice, replicas=st.integers(0, 20), stale=st.booleans())
 
 
 @given(

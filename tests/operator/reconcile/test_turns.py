@@ -7,9 +7,18 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from motet_operator.reconcile import Instance, Pace, Plan, PoolObject, PoolStatus, RunnerSet, RunnerTemplate, reconcile
+from motet_operator.reconcile import (
+    Plan,
+    PoolObject,
+    PoolStatus,
+    RolloutLimiter,
+    RunnerInstance,
+    RunnerSet,
+    RunnerTemplate,
+    reconcile,
+)
 from motet_operator.reconcile.revisions import revision_of, template_of
-from motet_operator.reconcile.turns import OFTEN, Aim
+from motet_operator.reconcile.turns import CHANGED_TOO_OFTEN, RolloutTarget
 from tests.operator.builders import NOW, condition, instance, later, name, pool, view
 
 NAMES = ("a", "b", "c", "d", "e")
@@ -30,12 +39,12 @@ class Cluster:
 
     rolling_pools: int | None
     pools: list[PoolObject]
-    runners: dict[str, Instance] = field(default_factory=dict)
+    runners: dict[str, RunnerInstance] = field(default_factory=dict)
     sets: dict[tuple[str, str], RunnerSet] = field(default_factory=dict)
     made: int = 0
     starts: bool = True
     """New runners get ready."""
-    pace: Pace = field(default_factory=Pace)
+    pace: RolloutLimiter = field(default_factory=RolloutLimiter)
     now: float = 0.0
 
     def look(self) -> Plan:
@@ -67,7 +76,7 @@ class Cluster:
         self.sets = wanted
         return plan
 
-    def of(self, of: str, revision: str) -> list[Instance]:
+    def of(self, of: str, revision: str) -> list[RunnerInstance]:
         return [one for one in self.runners.values() if (one.pool.name, one.revision) == (of, revision)]
 
     def runs_already(self, of: str) -> bool:
@@ -167,7 +176,7 @@ def test_without_a_number_all_roll_at_once() -> None:
 
 
 def paced(pools: list[PoolObject], **how: object) -> Cluster:
-    return Cluster(None, pools, pace=Pace(timedelta(seconds=30)), **how)  # type: ignore[arg-type]
+    return Cluster(None, pools, pace=RolloutLimiter(timedelta(seconds=30)), **how)  # type: ignore[arg-type]
 
 
 def one(number: int) -> list[PoolObject]:
@@ -210,9 +219,9 @@ def test_row_15_a_pool_that_flips_a_hundred_times_begins_to_roll_three_times_and
             cluster.runners = {name: replace(each, ready=True) for name, each in cluster.runners.items()}
         before = [each.revision for each in cluster.runners.values() if each.ready]
         (status,) = cluster.look().pools
-        if status.aim != aim and before.count(status.aim) <= before.count(aim):
+        if status.target_revision != aim and before.count(status.target_revision) <= before.count(aim):
             began.append(cluster.now)
-        aim = status.aim
+        aim = status.target_revision
         cluster.now += seconds
         assert sum(each.ready and each.draining_until is None for each in cluster.runners.values()) >= 2
     for number, since in enumerate(began):
@@ -229,16 +238,16 @@ def test_a_pool_that_goes_back_to_what_its_runners_are_does_so_at_once_and_says_
         for number in (2, 1):
             cluster.pools = one(number)
             status = told(cluster.look(), "a")
-            assert status.aim == revision(one(number)[0])
+            assert status.target_revision == revision(one(number)[0])
     cluster.pools = one(2)
     plan = cluster.look()
     status = told(plan, "a")
     progressing = condition(status.conditions, "Progressing")
-    assert (status.aim, progressing.reason) == (revision(one(1)[0]), "WaitingForTurn")
+    assert (status.target_revision, progressing.reason) == (revision(one(1)[0]), "WaitingForTurn")
     assert "three changes in a row" in progressing.message
     assert plan.due == later(30)
     cluster.now = 30
-    assert told(cluster.look(), "a").aim == revision(one(2)[0])
+    assert told(cluster.look(), "a").target_revision == revision(one(2)[0])
 
 
 def test_a_clock_that_is_set_back_holds_a_pool_no_longer_than_a_pause() -> None:
@@ -251,7 +260,7 @@ def test_a_clock_that_is_set_back_holds_a_pool_no_longer_than_a_pause() -> None:
     cluster.now = -3600
     assert cluster.look().due == later(-3600 + 30)
     cluster.now += 30
-    assert told(cluster.look(), "a").aim == revision(one(2)[0])
+    assert told(cluster.look(), "a").target_revision == revision(one(2)[0])
 
 
 @given(
@@ -259,11 +268,13 @@ def test_a_clock_that_is_set_back_holds_a_pool_no_longer_than_a_pause() -> None:
     pause=st.timedeltas(timedelta(microseconds=1), timedelta(hours=1)),
 )
 def test_a_pool_that_is_held_may_begin_at_exactly_the_time_that_is_told(since: timedelta, pause: timedelta) -> None:
-    def aim(revision: str, newest: str) -> Aim:
+    def aim(revision: str, newest: str) -> RolloutTarget:
         template = RunnerTemplate(group=name("a"), model_uri="")
-        return Aim(newest=newest, revision=revision, template=template, waits_because=OFTEN * (revision != newest))
+        return RolloutTarget(
+            newest=newest, revision=revision, template=template, waits_because=CHANGED_TOO_OFTEN * (revision != newest)
+        )
 
-    pace, now = Pace(pause), NOW + since
+    pace, now = RolloutLimiter(pause), NOW + since
     for revision in ("first", "second", "third", "fourth"):
         assert pace.held(name("a"), revision, (), now) is None
         pace.note({name("a"): aim(revision, revision)}, {}, now)
