@@ -32,7 +32,7 @@ from prometheus_client import CollectorRegistry
 
 from benchmarks.harness import Pairs, Result, alternate, arguments, cpu_seconds, report, skip, watching
 from motet.kube import KubeCredentials
-from motet_operator.cluster.api import Api, Limiter
+from motet_operator.cluster.api import Api, RequestLimiter
 from motet_operator.cluster.kinds import ADAPTERS, NAMESPACES, POOLS
 from motet_operator.metrics import ClusterMetrics
 from tests.kube.cluster import Cluster
@@ -87,7 +87,9 @@ asyncio.run(kopf.operator(clusterwide=True, standalone=True))
 @asynccontextmanager
 async def door(cluster: Cluster) -> AsyncIterator[Api]:
     """To the API server as its administrator, as fast as it can."""
-    api = Api(KubeCredentials(cluster.kubeconfig, "KUBECONFIG"), Limiter(1e6, 1e6), ClusterMetrics(CollectorRegistry()))
+    api = Api(
+        KubeCredentials(cluster.kubeconfig, "KUBECONFIG"), RequestLimiter(1e6, 1e6), ClusterMetrics(CollectorRegistry())
+    )
     try:
         yield api
     finally:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from benchmarks.operator import REAL_TIME, door, last_status, load_of, peak_mib, populate, told
-from motet_operator.cluster.events import MOST_WAITING
+from motet_operator.cluster.events import MAX_PENDING
 from motet_operator.cluster.kinds import POOLS
 from motet_operator.settings import ClusterSettings
 from tests.kube.cluster import Cluster
@@ -120,7 +120,7 @@ async def test_ten_thousand_adapters_have_their_status_in_time(
                     f"all runners of {name}",
                     within_s=120,
                 )
-            await asyncio.sleep(MOST_WAITING / EVENTS_PER_SECOND + 5)  # Events are rationed, and the last come late
+            await asyncio.sleep(MAX_PENDING / EVENTS_PER_SECOND + 5)  # Events are rationed, and the last come late
             before = len(cluster.audit(home.user))
             await asyncio.sleep(IDLE_S)
             idle, peak = load_of(home, since=before), peak_mib(operator.program.pid)

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from motet_operator.cluster.cache import Cache
-from motet_operator.cluster.decide import Decider, SchedulersWord
+from motet_operator.cluster.decide import Decider, SchedulerReports
 from motet_operator.cluster.kinds import DEPLOYMENTS, NAMESPACES, PODS, POOLS, Object
 from tests.operator.cluster import objects
 from tests.support.control_plane import until
@@ -101,10 +101,10 @@ class SmallCluster:
         while True:
             self.wake.clear()
             attached = frozenset(name for name in self.api.pods() if not self._kubelet[name]())
-            word = SchedulersWord(drained=drained, attached=attached)
+            word = SchedulerReports(drained=drained, attached=attached)
             now = datetime.now(UTC).replace(microsecond=0)
             decision = self._decider.decide(self.cache.snapshot(), word, objects.PLATFORM, now)
-            self._writer.want(decision.writes)
+            self._writer.set_writes(decision.writes)
             self.rounds += 1
             if self._drains and (heard := frozenset(drain.instance for drain in decision.drains)) != drained:
                 drained = heard

@@ -15,9 +15,9 @@ import pytest
 
 from motet.health import Health
 from motet_operator.cluster.cache import Cache
-from motet_operator.cluster.decide import Decider, SchedulersWord
+from motet_operator.cluster.decide import Decider, SchedulerReports
 from motet_operator.cluster.kinds import DEPLOYMENTS, NAMESPACES, PODS, POOLS, Object
-from motet_operator.cluster.view import marks_of
+from motet_operator.cluster.view import annotations_of
 from motet_operator.sync import SchedulerSync
 from tests.operator.cluster import objects
 from tests.support.control_plane import ControlPlane, control_plane, until
@@ -74,7 +74,7 @@ class SmallClusterOperator:
         while True:
             self.wake.clear()
             snapshot = self.cache.snapshot()
-            word = SchedulersWord(
+            word = SchedulerReports(
                 drained=frozenset(self.sync.drained),
                 attached=frozenset(self.sync.attached),
                 known=dict(self.sync.adapter_reports),
@@ -82,7 +82,7 @@ class SmallClusterOperator:
             now = datetime.now(UTC).replace(microsecond=0)
             decision = self._decider.decide(snapshot, word, objects.PLATFORM, now, self.cordoned)
             self.sync.send_state(decision.plan.catalog, decision.drains, (name for _, name in snapshot[PODS]))
-            self._writer.want(decision.writes)
+            self._writer.set_writes(decision.writes)
             await asyncio.sleep(0.005)
             await self.wake.wait()
 
@@ -97,7 +97,7 @@ class Site:
         """What is not as it should be when nothing is to drain."""
         found = {name: why for name, health in self.health.items() if (why := health.unready_reason())}
         for name, pod in self.operator.api.pods().items():
-            if marks := marks_of(pod):
+            if marks := annotations_of(pod):
                 found[f"pod {name}"] = str(marks)
             if name not in RUNNERS:
                 found[f"pod {name}"] = "not gone"
@@ -138,7 +138,7 @@ async def site(folder: Any, chance: random.Random, *, failing: float, lost: floa
             Decider(["default"], timedelta(0))
             .decide(
                 objects.snapshot(home(objects.pool(replicas=3, **POOL))),
-                SchedulersWord(),
+                SchedulerReports(),
                 objects.PLATFORM,
                 datetime.now(UTC),
             )

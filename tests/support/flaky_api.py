@@ -15,11 +15,11 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from motet.kube import Unreachable
-from motet_operator.cluster.api import Refused
-from motet_operator.cluster.cache import Cache, Key
-from motet_operator.cluster.doubts import Denials
+from motet_operator.cluster.api import ApiRefused
+from motet_operator.cluster.cache import Cache, ObjectKey
+from motet_operator.cluster.doubts import ObstacleLog
 from motet_operator.cluster.kinds import DEPLOYMENTS, PODS, Kind, Object, key_of
-from motet_operator.cluster.writer import Writer
+from motet_operator.cluster.writer import WriteExecutor
 from motet_operator.metrics import ClusterMetrics
 
 COST = "controller.kubernetes.io/pod-deletion-cost"
@@ -29,7 +29,7 @@ class FlakyApi:
     def __init__(self, cache: Cache, chance: random.Random, *, failing: float, lost: float, lag: float = 0.02) -> None:
         """`failing` of the writes of pods fail, and `lost` of those are carried out all the same. A watch tells of a
         write after `lag` seconds at most."""
-        self.objects: dict[Kind, dict[Key, Object]] = {}
+        self.objects: dict[Kind, dict[ObjectKey, Object]] = {}
         self.failed = self.done = 0
         """Writes of pods."""
         self.deleted: list[str] = []
@@ -41,7 +41,7 @@ class FlakyApi:
         self._cache, self._chance = cache, chance
         self._failing, self._lost, self._lag = failing, lost, lag
         self._version = 100
-        self._owned: dict[tuple[Key, str], set[str]] = {}
+        self._owned: dict[tuple[ObjectKey, str], set[str]] = {}
         """Annotations of pods, by who applied them."""
 
     # ------------------------------------------------------------------------------------------ what the operator asks
@@ -56,7 +56,7 @@ class FlakyApi:
                 answer_is_lost = self._chance.random() < self._lost
                 if not answer_is_lost:
                     status = self._chance.choice((409, 422, 500, 503))
-                    raise Refused("patch", PODS, document["metadata"]["namespace"], status=status, message="not now")
+                    raise ApiRefused("patch", PODS, document["metadata"]["namespace"], status=status, message="not now")
             else:
                 self.done += 1
         applied = self._apply(kind, document, manager, subresource)
@@ -147,7 +147,7 @@ class FlakyApi:
             spec |= document.get("spec") or {}
         return self.put(kind, found | {"metadata": metadata, "spec": spec})
 
-    def _remove(self, kind: Kind, key: Key) -> None:
+    def _remove(self, kind: Kind, key: ObjectKey) -> None:
         it = self.objects.get(kind, {}).pop(key, None)
         if it is not None:
             self._version += 1
@@ -163,12 +163,12 @@ def _goes_first(pod: Object) -> tuple[bool, int, str]:
     return ready, cost, "" if pod["metadata"]["name"].startswith("new") else pod["metadata"]["name"]
 
 
-def writer_to(api: FlakyApi, cache: Cache) -> Writer:
+def writer_to(api: FlakyApi, cache: Cache) -> WriteExecutor:
     """Of an operator that leads all the time, and is fast."""
-    return Writer(
+    return WriteExecutor(
         api,  # type: ignore[arg-type]
         cache,
-        Denials(),
+        ObstacleLog(),
         ClusterMetrics(CollectorRegistry()),
         leading=lambda: True,
         written=lambda _: None,

@@ -31,7 +31,7 @@ class NotLeading(kube.ApiError):
     """It was not sent: somebody else may be writing by now."""
 
 
-class Refused(kube.StatusError):
+class ApiRefused(kube.StatusError):
     """The server's no, and to what."""
 
     def __init__(
@@ -54,7 +54,7 @@ class Refused(kube.StatusError):
         return self.status in (CONFLICT, INVALID)
 
 
-class Limiter:
+class RequestLimiter:
     """How fast the operator may ask: a bucket of tokens, and a pause when the server asks for one.
 
     `burst` requests at once, `rate` a second after that. Who comes first goes first.
@@ -89,7 +89,7 @@ class Api:
     def __init__(
         self,
         credentials: KubeCredentials,
-        limiter: Limiter,
+        limiter: RequestLimiter,
         metrics: ClusterMetrics,
         *,
         request_seconds: float = 30.0,
@@ -140,7 +140,7 @@ class Api:
     async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
         try:
             return await self._ask("get", kind, "GET", kind.path(namespace, name), {}, namespace=namespace)
-        except Refused as error:
+        except ApiRefused as error:
             if error.gone:
                 return None
             raise
@@ -150,7 +150,7 @@ class Api:
         path = kind.path().rpartition("/")[0]
         try:
             answer = await self._ask("discover", kind, "GET", path, {})
-        except Refused as error:
+        except ApiRefused as error:
             if error.gone:
                 return frozenset()
             raise
@@ -174,7 +174,7 @@ class Api:
         path = kind.path(namespace, name)
         try:
             await self._ask("delete", kind, "DELETE", path, {}, body, namespace=namespace)
-        except Refused as error:
+        except ApiRefused as error:
             if not error.gone:
                 raise
 
@@ -211,7 +211,7 @@ class Api:
         if answer.status == THROTTLED:
             self._limiter.pause(_pause(answer))
         subresource = path.endswith("/status")
-        raise Refused(verb, kind, namespace, status=answer.status, message=answer.message, subresource=subresource)
+        raise ApiRefused(verb, kind, namespace, status=answer.status, message=answer.message, subresource=subresource)
 
 
 def _pause(answer: ApiResponse) -> float:

@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from motet.clock import Clock, monotonic
 from motet_operator.cluster.kinds import ADAPTERS, NAMESPACES, PODS, WATCHED, Kind, Object, key_of, uid_of, version_of
 
-Key = tuple[str, str]
+ObjectKey = tuple[str, str]
 """Namespace and name."""
 
-Snapshot = Mapping[Kind, Mapping[Key, Object]]
+Snapshot = Mapping[Kind, Mapping[ObjectKey, Object]]
 
 TOMBSTONE_SECONDS = 900.0
 """Longer than any list may be under way."""
 
 
 @dataclass(frozen=True, slots=True)
-class Repairs:
+class CacheRepairs:
     """What a list knew and the watch had not said."""
 
     added: int = 0
@@ -33,14 +33,14 @@ class Repairs:
 
 
 @dataclass(frozen=True, slots=True)
-class _Grave:
+class _Tombstone:
     version: int
     """What is not newer was before the deletion."""
 
     dug: float
 
 
-class Settled:
+class NormalizedWrites:
     """What the server made of what we wrote, where that is not the same: a field that it prunes, fills in or spells
     otherwise. Writing it again would make nothing better."""
 
@@ -66,13 +66,13 @@ class Settled:
 
 class Cache:
     def __init__(self, changed: Callable[[Kind], None] = lambda _: None, clock: Clock = monotonic) -> None:
-        self._objects: dict[Kind, dict[Key, Object]] = {kind: {} for kind in WATCHED}
-        self._buried: dict[Kind, dict[str, _Grave]] = {kind: {} for kind in WATCHED}
+        self._objects: dict[Kind, dict[ObjectKey, Object]] = {kind: {} for kind in WATCHED}
+        self._buried: dict[Kind, dict[str, _Tombstone]] = {kind: {} for kind in WATCHED}
         self._changed = changed
         self._clock = clock
-        self.settled = Settled()
+        self.settled = NormalizedWrites()
 
-    def get(self, kind: Kind, key: Key) -> Object | None:
+    def get(self, kind: Kind, key: ObjectKey) -> Object | None:
         return self._objects[kind].get(key)
 
     def count(self, kind: Kind, namespace: str = "") -> int:
@@ -92,8 +92,8 @@ class Cache:
         if before is not None and version_of(before) >= version_of(it):
             return False
         if before is not None and uid_of(before) != uid:
-            self._bury(kind, before, version_of(it))
-        self._objects[kind][key] = _lean(kind, it)
+            self._add_tombstone(kind, before, version_of(it))
+        self._objects[kind][key] = _without_unread_fields(kind, it)
         self._changed(kind)
         return True
 
@@ -104,14 +104,14 @@ class Cache:
         before = self._objects[kind].get(key)
         if before is not None and uid_of(before) == uid_of(it) and version_of(before) > version:
             return False
-        self._bury(kind, it, version)
+        self._add_tombstone(kind, it, version)
         if before is None or uid_of(before) != uid_of(it):
             return False
         del self._objects[kind][key]
         self._changed(kind)
         return True
 
-    def replace(self, kind: Kind, items: Collection[Object], version: int, namespace: str = "") -> Repairs:
+    def replace(self, kind: Kind, items: Collection[Object], version: int, namespace: str = "") -> CacheRepairs:
         """Set right what differs from a list of everything in `namespace`, or everywhere, as of `version`."""
         added = changed = removed = 0
         for it in items:
@@ -121,8 +121,8 @@ class Cache:
                 changed += known
         for it in self.unlisted(kind, items, version, namespace):
             removed += self.remove(kind, it, version)
-        self._forget_old_graves(kind)
-        return Repairs(added, changed, removed)
+        self._expire_tombstones(kind)
+        return CacheRepairs(added, changed, removed)
 
     def unlisted(self, kind: Kind, items: Collection[Object], version: int, namespace: str = "") -> list[Object]:
         """What such a list would remove. What is newer than the list came after it."""
@@ -146,24 +146,24 @@ class Cache:
         for key, it in list(self._within(kind, namespace)):
             self.settled.forget(uid_of(it))
             del self._objects[kind][key]
-        self._objects[kind] |= {key_of(it): _lean(kind, it) for it in items}
+        self._objects[kind] |= {key_of(it): _without_unread_fields(kind, it) for it in items}
         self._changed(kind)
 
-    def _within(self, kind: Kind, namespace: str) -> Iterable[tuple[Key, Object]]:
+    def _within(self, kind: Kind, namespace: str) -> Iterable[tuple[ObjectKey, Object]]:
         return ((key, it) for key, it in self._objects[kind].items() if not namespace or key[0] == namespace)
 
-    def _bury(self, kind: Kind, it: Object, version: int) -> None:
+    def _add_tombstone(self, kind: Kind, it: Object, version: int) -> None:
         uid, graves = uid_of(it), self._buried[kind]
         if (grave := graves.get(uid)) is None or grave.version < version:
-            graves[uid] = _Grave(version, self._clock())
+            graves[uid] = _Tombstone(version, self._clock())
         self.settled.forget(uid)
 
-    def _forget_old_graves(self, kind: Kind) -> None:
+    def _expire_tombstones(self, kind: Kind) -> None:
         old = self._clock() - TOMBSTONE_SECONDS
         self._buried[kind] = {uid: grave for uid, grave in self._buried[kind].items() if grave.dug > old}
 
 
-def _lean(kind: Kind, it: Object) -> Object:
+def _without_unread_fields(kind: Kind, it: Object) -> Object:
     """Without what nobody here reads: a cluster has many pods, and each remembers all who ever wrote it."""
     metadata = it["metadata"]
     if kind in (ADAPTERS, NAMESPACES, PODS) and "managedFields" in metadata:

@@ -12,8 +12,8 @@ import structlog
 from motet.clock import Clock, monotonic
 from motet.kube import ApiError
 from motet_operator.cluster.api import Api
-from motet_operator.cluster.cache import Key, Snapshot
-from motet_operator.cluster.decide import GHOST
+from motet_operator.cluster.cache import ObjectKey, Snapshot
+from motet_operator.cluster.decide import VANISHED
 from motet_operator.cluster.kinds import ADAPTERS, POOLS, Kind, Object
 
 log = structlog.get_logger(__name__)
@@ -25,20 +25,20 @@ ASK_AGAIN_SECONDS = 1.0
 
 
 @dataclass(slots=True)
-class Ghost:
+class VanishedObject:
     object: Object
     until: float
     certain: bool = False
     """Its kind is known to have gone. Before that it may have been deleted as anything else is."""
 
 
-class Continuity:
+class VanishedObjects:
     """Asks the API server, whenever objects have gone, whether their kind is still served."""
 
     def __init__(self, api: Api, grace_seconds: float, clock: Clock = monotonic) -> None:
         self._api, self._grace, self._clock = api, grace_seconds, clock
-        self._seen: dict[Kind, Mapping[Key, Object]] = {ADAPTERS: {}, POOLS: {}}
-        self._ghosts: dict[Kind, dict[Key, Ghost]] = {ADAPTERS: {}, POOLS: {}}
+        self._seen: dict[Kind, Mapping[ObjectKey, Object]] = {ADAPTERS: {}, POOLS: {}}
+        self._ghosts: dict[Kind, dict[ObjectKey, VanishedObject]] = {ADAPTERS: {}, POOLS: {}}
 
     async def complete(self, snapshot: Snapshot) -> Snapshot:
         """With the ghosts of what nobody has asked to go, and of what perhaps nobody has."""
@@ -46,7 +46,7 @@ class Continuity:
         for kind, ghosts in self._ghosts.items():
             here = snapshot[kind]
             for key in self._seen[kind].keys() - here.keys():
-                ghosts[key] = Ghost(self._seen[kind][key] | {GHOST: True}, now + self._grace)
+                ghosts[key] = VanishedObject(self._seen[kind][key] | {VANISHED: True}, now + self._grace)
             self._seen[kind] = here
             for key in [key for key, ghost in ghosts.items() if key in here or now >= ghost.until]:
                 del ghosts[key]
@@ -66,7 +66,7 @@ class Continuity:
         ]
         return max(0.05, min(ends) - now) if ends else None
 
-    async def _settle(self, kind: Kind, ghosts: dict[Key, Ghost], doubtful: list[Key]) -> None:
+    async def _settle(self, kind: Kind, ghosts: dict[ObjectKey, VanishedObject], doubtful: list[ObjectKey]) -> None:
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 # A definition that is being deleted still lets its objects be read.

@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection
 import structlog
 
 from motet.kube import ApiError
-from motet_operator.cluster.api import Api, Refused
-from motet_operator.cluster.doubts import Denials
+from motet_operator.cluster.api import Api, ApiRefused
+from motet_operator.cluster.doubts import ObstacleLog
 from motet_operator.cluster.kinds import NODES, Object
 
 log = structlog.get_logger(__name__)
@@ -21,11 +21,11 @@ log = structlog.get_logger(__name__)
 CORDONED = "spec.unschedulable=true"
 
 
-class Cordons:
+class LeavingNodes:
     def __init__(
         self,
         api: Api,
-        denials: Denials,
+        denials: ObstacleLog,
         *,
         seconds: float,
         taints: Collection[str],
@@ -73,7 +73,7 @@ class Cordons:
             self._changed()
 
     def _complain(self, error: ApiError) -> None:
-        if isinstance(error, Refused) and error.forbidden:
+        if isinstance(error, ApiRefused) and error.forbidden:
             self._denials.note(error)
         if self._problem != str(error):
             self._problem = str(error)

@@ -9,9 +9,9 @@ from typing import Any
 
 from motet.model import ObjectName
 from motet.resources.status import Condition
-from motet_operator.cluster.cache import Key, Snapshot
+from motet_operator.cluster.cache import ObjectKey, Snapshot
 from motet_operator.cluster.deployments import PlatformTemplate, budget, deployment, pod_digest
-from motet_operator.cluster.doubts import Doubts, Obstacles
+from motet_operator.cluster.doubts import Obstacles, PartialKnowledge
 from motet_operator.cluster.kinds import (
     ADAPTERS,
     BUDGETS,
@@ -30,14 +30,13 @@ from motet_operator.cluster.view import (
     DELETION_COST,
     DRAINING,
     LEAVING_COST,
-    Reader,
+    ObjectParser,
     Unreadable,
+    annotations_of,
     conditions_of,
-    drain_of_one_that_ends,
+    drain_of_terminating_pod,
+    is_live,
     is_runner,
-    lives,
-    marks_of,
-    on_its_way,
     pool_of,
     read_adapter,
     read_instance,
@@ -48,13 +47,14 @@ from motet_operator.cluster.view import (
     renewed_adapter,
     renewed_pool,
     revision_of,
-    with_advice,
+    with_leaving_node,
+    with_scheduler_state,
 )
 from motet_operator.cluster.writes import (
-    ChildWrite,
-    DeleteDeployment,
-    DeletePod,
-    MarkWrite,
+    DeploymentDeletion,
+    OwnedObjectWrite,
+    PodAnnotationWrite,
+    PodDeletion,
     ScaleWrite,
     StatusWrite,
     Write,
@@ -88,12 +88,12 @@ NO_OBSTACLES = Obstacles()
 Documents = dict[tuple[Kind, ObjectName], Object]
 """Statuses by whose they are."""
 
-GHOST = "ghost"
+VANISHED = "ghost"
 """Set on an object that is gone because its kind is: it is still to be served, and nothing can be written about it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulersWord:
+class SchedulerReports:
     """What the scheduler last said."""
 
     known: Mapping[ObjectName, AdapterReport] = field(default_factory=dict)
@@ -125,13 +125,13 @@ class Decider:
         rolling_pools: int | None = None,
         rollout_pause: timedelta = timedelta(0),
     ) -> None:
-        self._pools = Reader(
+        self._pools = ObjectParser(
             POOLS, lambda it: read_pool(it, prepared=lambda name: name in pool_namespaces), renewed_pool
         )
-        self._adapters = Reader(ADAPTERS, read_adapter, renewed_adapter)
-        self._labels = Reader(NAMESPACES, read_labels)
-        self._instances = Reader(PODS, read_instance)
-        self._sets = Reader(DEPLOYMENTS, read_runner_set)
+        self._adapters = ObjectParser(ADAPTERS, read_adapter, renewed_adapter)
+        self._labels = ObjectParser(NAMESPACES, read_labels)
+        self._instances = ObjectParser(PODS, read_instance)
+        self._sets = ObjectParser(DEPLOYMENTS, read_runner_set)
         self._memory = ResultCache()
         self._pace = RolloutLimiter(rollout_pause)
         self._documents: dict[ObjectName, tuple[AdapterStatus, Object]] = {}
@@ -142,7 +142,7 @@ class Decider:
     def decide(
         self,
         snapshot: Snapshot,
-        word: SchedulersWord,
+        word: SchedulerReports,
         platform: PlatformTemplate,
         now: datetime,
         cordoned: Collection[str] = (),
@@ -153,7 +153,7 @@ class Decider:
         pools = self._pools(_declared(snapshot[POOLS]))
         adapters = self._adapters(_declared(snapshot[ADAPTERS]))
         snapshot = {**snapshot, **_of_ours(snapshot)}
-        pods = {key: pod for key, pod in snapshot[PODS].items() if lives(pod)}
+        pods = {key: pod for key, pod in snapshot[PODS].items() if is_live(pod)}
         view = View(
             now=now,
             pools=tuple(self._with_digests(readable(pools), platform)),
@@ -161,8 +161,8 @@ class Decider:
             namespaces=dict(self._namespaces(snapshot)),
             runner_sets=tuple(readable(self._sets(snapshot[DEPLOYMENTS]))),
             instances=tuple(
-                with_advice(
-                    on_its_way(one, cordoned),
+                with_scheduler_state(
+                    with_leaving_node(one, cordoned),
                     word.drained,
                     word.attached,
                     word.condemned.get(one.name),
@@ -176,7 +176,7 @@ class Decider:
             rolling_pools=self._rolling_pools,
             refused_schemes=NO_FILES,
         )
-        doubts = Doubts.about(obstacles, view, pools, adapters, snapshot)
+        doubts = PartialKnowledge.about(obstacles, view, pools, adapters, snapshot)
         plan = doubts.applied_to(reconcile(view, self._memory, self._pace), view, snapshot)
         documents = {
             **_pool_documents(plan, view, snapshot, doubts, word),
@@ -211,7 +211,7 @@ class Decider:
                 yield name, labels
 
     def _adapter_documents(
-        self, plan: Plan, view: View, snapshot: Snapshot, doubts: Doubts, word: SchedulersWord
+        self, plan: Plan, view: View, snapshot: Snapshot, doubts: PartialKnowledge, word: SchedulerReports
     ) -> Documents:
         """Of those of which enough is known."""
         before, self._documents = self._documents, {}
@@ -221,10 +221,12 @@ class Decider:
             if known is None or known[0] is not status:
                 known = (status, adapter_status(status))
             self._documents[status.name] = known
-            if status.name in doubts.unsure:
+            if status.name in doubts.unconfirmed_adapters:
                 continue
             awaited = word.awaited and status.name not in word.known
-            hidden = adapter.resource.group in doubts.hidden and _says(status.conditions, "Ready", "WaitingForRunner")
+            hidden = adapter.resource.group in doubts.unseen_groups and _has_reason(
+                status.conditions, "Ready", "WaitingForRunner"
+            )
             if (awaited or hidden) and conditions_of(snapshot[ADAPTERS][status.name.namespace, status.name.name]):
                 continue
             found[ADAPTERS, status.name] = known[1]
@@ -240,19 +242,21 @@ def _of_ours(snapshot: Snapshot) -> Snapshot:
     }
 
 
-def _declared(objects: Mapping[Key, Object]) -> Mapping[Key, Object]:
+def _declared(objects: Mapping[ObjectKey, Object]) -> Mapping[ObjectKey, Object]:
     """Without those that are on their way out."""
     return {key: it for key, it in objects.items() if "deletionTimestamp" not in it["metadata"]}
 
 
-def _says(conditions: Iterable[Condition], type_: str, reason: str) -> bool:
+def _has_reason(conditions: Iterable[Condition], type_: str, reason: str) -> bool:
     return any(one.type == type_ and one.reason == reason for one in conditions)
 
 
-def _pool_documents(plan: Plan, view: View, snapshot: Snapshot, doubts: Doubts, word: SchedulersWord) -> Documents:
+def _pool_documents(
+    plan: Plan, view: View, snapshot: Snapshot, doubts: PartialKnowledge, word: SchedulerReports
+) -> Documents:
     """Of those of which enough is known."""
     found: Documents = {}
-    unheard = set(_unheard_of(view, word)) if word.awaited else set()
+    unheard = set(_awaiting_scheduler(view, word)) if word.awaited else set()
     for pool in plan.pools:
         name, it = pool.name, snapshot[POOLS][pool.name.namespace, pool.name.name]
         if name in unheard and conditions_of(it):
@@ -264,7 +268,7 @@ def _pool_documents(plan: Plan, view: View, snapshot: Snapshot, doubts: Doubts, 
     return found
 
 
-def _unheard_of(view: View, word: SchedulersWord) -> Iterable[ObjectName]:
+def _awaiting_scheduler(view: View, word: SchedulerReports) -> Iterable[ObjectName]:
     """Pools of whose demand, or of one of whose runners, the scheduler has not said anything yet. Of adapters it speaks
     before it does."""
     yield from (one.pool for one in view.instances if one.ready and one.name not in word.slots)
@@ -272,7 +276,7 @@ def _unheard_of(view: View, word: SchedulersWord) -> Iterable[ObjectName]:
 
 
 def _unreadable(
-    kind: Kind, found: Mapping[Key, PoolObject | AdapterObject | Unreadable[Any]]
+    kind: Kind, found: Mapping[ObjectKey, PoolObject | AdapterObject | Unreadable[Any]]
 ) -> Iterable[tuple[Kind, ObjectName, str]]:
     return ((kind, ObjectName(*key), one.message) for key, one in found.items() if isinstance(one, Unreadable))
 
@@ -291,13 +295,13 @@ def _statuses(
     for kind, name, message in unreadable:
         it = snapshot[kind][name.namespace, name.name]
         documents[kind, name] = unreadable_status(message, it, documents.get((kind, name), it.get("status") or {}), now)
-        news = not _says(conditions_of(it), "Ready", "Unreadable")
+        news = not _has_reason(conditions_of(it), "Ready", "Unreadable")
         event = Event(kind=kind.name, name=name, type="Warning", reason="Unreadable", message=message)
         events[kind.name, name] = [event] if news else []
     for (kind, name), document in documents.items():
         it = snapshot[kind][name.namespace, name.name]
         before = it.get("status") or {}
-        if GHOST in it or before == document:
+        if VANISHED in it or before == document:
             continue
         # That a new object is new is no news.
         told = (one for one in events[kind.name, name] if before.get("conditions") or one.type == "Warning")
@@ -311,8 +315,8 @@ def _children(  # noqa: PLR0917
     plan: Plan,
     view: View,
     snapshot: Snapshot,
-    doubts: Doubts,
-    pods: Mapping[Key, Object],
+    doubts: PartialKnowledge,
+    pods: Mapping[ObjectKey, Object],
     platform: PlatformTemplate,
 ) -> Iterable[Write]:
     members: dict[tuple[ObjectName, str], dict[str, Object]] = defaultdict(dict)
@@ -328,9 +332,9 @@ def _children(  # noqa: PLR0917
     pools = {pool.resource.object_name: pool.resource for pool in view.pools}
     by_name = {pod["metadata"]["name"]: pod for pod in pods.values()}
 
-    ghosts = {ObjectName(*key) for key, it in snapshot[POOLS].items() if GHOST in it}
+    ghosts = {ObjectName(*key) for key, it in snapshot[POOLS].items() if VANISHED in it}
 
-    yield from _marks(plan, pods.values())
+    yield from _pod_annotations(plan, pods.values())
     wanted = set()
     for each in plan.runner_sets:
         wanted.add((each.pool, each.revision))
@@ -342,16 +346,16 @@ def _children(  # noqa: PLR0917
             document = deployment(each, pools[each.pool], uid, platform)
             if found is None or not covers(found, document):
                 # Without a number there would be one pod until the scaler has spoken.
-                yield ChildWrite(DEPLOYMENTS, document, {"replicas": each.replicas})
+                yield OwnedObjectWrite(DEPLOYMENTS, document, {"replicas": each.replicas})
         if found is not None:
             yield from _resize(each, found, members[each.pool, each.revision])
     for (pool, revision), old in existing.items():
         # Without pods nothing of an old revision is left. A pool that is gone takes its Deployments with it.
         if (pool, revision) not in wanted and not members[pool, revision] and pool in newest:
-            yield DeleteDeployment(key_of(old), uid_of(old), pool.name, revision)
+            yield DeploymentDeletion(key_of(old), uid_of(old), pool.name, revision)
     for replacement in plan.replacements:
         if (condemned := by_name.get(replacement.instance)) is not None:
-            yield DeletePod(key_of(condemned), uid_of(condemned), version_of(condemned), replacement.why)
+            yield PodDeletion(key_of(condemned), uid_of(condemned), version_of(condemned), replacement.why)
 
 
 def _budgets(plan: Plan, view: View, snapshot: Snapshot) -> Iterable[Write]:
@@ -362,19 +366,19 @@ def _budgets(plan: Plan, view: View, snapshot: Snapshot) -> Iterable[Write]:
         name = pool.resource.object_name
         key = (name.namespace, name.name)
         owner = snapshot[POOLS][key]
-        if name not in run or GHOST in owner:
+        if name not in run or VANISHED in owner:
             continue
         document = budget(pool.resource, uid_of(owner), wanted[name])
         found = snapshot[BUDGETS].get(key)
         if found is None or not covers(found, document):
-            yield ChildWrite(BUDGETS, document)
+            yield OwnedObjectWrite(BUDGETS, document)
 
 
 def _resize(each: RunnerSet, found: Object, members: Mapping[str, Object]) -> Iterable[Write]:
     """Up at once. Down once those who leave are marked, and nobody else is, so that they are the ones."""
     spec, key, uid = found["spec"], key_of(found), uid_of(found)
     leaving = [members[name] for name in each.leaving if name in members]
-    sure = all((DELETION_COST in marks_of(pod)) == (name in each.leaving) for name, pod in members.items())
+    sure = all((DELETION_COST in annotations_of(pod)) == (name in each.leaving) for name, pod in members.items())
     now = spec.get("replicas", 1)
     if each.replicas > now or (each.replicas < now and sure) or (now == each.replicas and not scaled_by_us(found)):
         yield ScaleWrite(key, uid, each.replicas)
@@ -384,10 +388,10 @@ def _resize(each: RunnerSet, found: Object, members: Mapping[str, Object]) -> It
     if now == each.replicas and settled and status.get("replicas", 0) == now:
         # The number is right and they are still there: another pod went in their place, or one is to take it.
         for pod in leaving:
-            yield DeletePod(key_of(pod), uid_of(pod), version_of(pod), "its time is over")
+            yield PodDeletion(key_of(pod), uid_of(pod), version_of(pod), "its time is over")
 
 
-def _marks(plan: Plan, pods: Iterable[Object]) -> Iterable[Write]:
+def _pod_annotations(plan: Plan, pods: Iterable[Object]) -> Iterable[Write]:
     """On each pod what is so now, in every round: a write that failed comes again, and so does one that takes back."""
     leaving, until = plan.leaving, plan.deadlines
     for pod in pods:
@@ -395,10 +399,10 @@ def _marks(plan: Plan, pods: Iterable[Object]) -> Iterable[Write]:
         marks = {DRAINING: until[name].isoformat()} if name in until else {}
         if name in leaving:
             marks[DELETION_COST] = LEAVING_COST
-        if marks != marks_of(pod):
-            yield MarkWrite(key_of(pod), uid_of(pod), marks)
+        if marks != annotations_of(pod):
+            yield PodAnnotationWrite(key_of(pod), uid_of(pod), marks)
 
 
 def _drains(plan: Plan, snapshot: Snapshot) -> Iterable[RunnerDrain]:
     yield from (drain for drain in plan.drains if drain.begun)
-    yield from (drain for pod in snapshot[PODS].values() if (drain := drain_of_one_that_ends(pod)) is not None)
+    yield from (drain for pod in snapshot[PODS].values() if (drain := drain_of_terminating_pod(pod)) is not None)

@@ -12,17 +12,17 @@ from typing import Self
 from motet.model import ObjectName
 from motet.resources.shapes import ALL_NAMESPACES
 from motet.resources.status import Condition
-from motet_operator.cluster.api import Refused
-from motet_operator.cluster.cache import Key, Snapshot
+from motet_operator.cluster.api import ApiRefused
+from motet_operator.cluster.cache import ObjectKey, Snapshot
 from motet_operator.cluster.deployments import deployment_name
-from motet_operator.cluster.kinds import ADAPTERS, CHILDREN, POOLS, Kind, Object
+from motet_operator.cluster.kinds import ADAPTERS, OWNED_KINDS, POOLS, Kind, Object
 from motet_operator.cluster.view import Unreadable, pool_of
-from motet_operator.cluster.writes import InTheWay, WriteKey
+from motet_operator.cluster.writes import NameTaken, WriteKey
 from motet_operator.reconcile import AdapterObject, Event, Plan, PoolObject, PoolStatus, RunnerDrain, View
 from motet_operator.reconcile.conditions import no, progress, with_transition_times
 
-ReadPools = Mapping[Key, PoolObject | Unreadable[PoolObject]]
-ReadAdapters = Mapping[Key, AdapterObject | Unreadable[AdapterObject]]
+ReadPools = Mapping[ObjectKey, PoolObject | Unreadable[PoolObject]]
+ReadAdapters = Mapping[ObjectKey, AdapterObject | Unreadable[AdapterObject]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +37,16 @@ class Obstacle:
 class Obstacles:
     """All that are known of now."""
 
-    unseen: frozenset[str] = frozenset()
+    unseen_namespaces: frozenset[str] = frozenset()
     """Namespaces of pools in which we cannot see what runs: nothing may be concluded from what is not seen there."""
 
-    places: Mapping[str, Obstacle] = field(default_factory=dict)
+    forbidden_namespaces: Mapping[str, Obstacle] = field(default_factory=dict)
     """Namespaces in which we may not look at everything."""
 
     writes: Mapping[WriteKey, Obstacle] = field(default_factory=dict)
 
 
-def permission(refused: Refused) -> Obstacle:
+def permission(refused: ApiRefused) -> Obstacle:
     resource = f"{refused.kind.resource}/status" if refused.subresource else refused.kind.resource
     where = f"in namespace {refused.namespace}" if refused.namespace else "in all namespaces"
     return Obstacle(
@@ -55,12 +55,12 @@ def permission(refused: Refused) -> Obstacle:
     )
 
 
-def refusal(refused: Refused) -> Obstacle:
+def refusal(refused: ApiRefused) -> Obstacle:
     """In the server's words: they are those of a quota, of a policy, of a schema, and name what to change."""
     return Obstacle("RunnersRefused", f"the API server refuses to {refused.verb} {refused.kind.resource}: {refused}")
 
 
-def foreign(found: InTheWay) -> Obstacle:
+def name_taken(found: NameTaken) -> Obstacle:
     return Obstacle(
         "NameTaken",
         f"{found} of this namespace is not the operator's, and has the name that the pool's own should have; delete "
@@ -68,19 +68,19 @@ def foreign(found: InTheWay) -> Obstacle:
     )
 
 
-class Denials:
+class ObstacleLog:
     def __init__(self) -> None:
         self._lists: dict[tuple[Kind, str], Obstacle] = {}
         self._writes: dict[WriteKey, Obstacle] = {}
 
-    def note(self, refused: Refused) -> None:
+    def note(self, refused: ApiRefused) -> None:
         """A list that is forbidden, until `clear`."""
         self._lists[refused.kind, refused.namespace] = permission(refused)
 
     def clear(self, kind: Kind, namespace: str) -> None:
         self._lists.pop((kind, namespace), None)
 
-    def hinder(self, key: WriteKey, obstacle: Obstacle) -> bool:
+    def block_write(self, key: WriteKey, obstacle: Obstacle) -> bool:
         """A write that is not done, until `forget`. Whether that is news: one right may be missing for many."""
         news = obstacle not in self._writes.values()
         self._writes[key] = obstacle
@@ -90,26 +90,26 @@ class Denials:
         self._writes.pop(key, None)
 
     def standing(self, unseen: frozenset[str] = frozenset()) -> Obstacles:
-        places = {namespace: why for (kind, namespace), why in self._lists.items() if kind in CHILDREN}
-        return Obstacles(unseen=unseen, places=places, writes=dict(self._writes))
+        places = {namespace: why for (kind, namespace), why in self._lists.items() if kind in OWNED_KINDS}
+        return Obstacles(unseen_namespaces=unseen, forbidden_namespaces=places, writes=dict(self._writes))
 
     def __len__(self) -> int:
         return len(self._lists) + len(self._writes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Doubts:
+class PartialKnowledge:
     """Of one round."""
 
     obstacles: Obstacles
 
-    hidden: frozenset[ObjectName]
+    unseen_groups: frozenset[ObjectName]
     """Groups with pools there: that no runner of theirs is seen does not mean that there is none."""
 
-    dim: frozenset[ObjectName]
+    unreadable_pools: frozenset[ObjectName]
     """Pools that cannot be read, or in part only."""
 
-    unsure: frozenset[ObjectName]
+    unconfirmed_adapters: frozenset[ObjectName]
     """Adapters that we would accept, and perhaps only because of what we cannot read. What was accepted before we came
     stays so."""
 
@@ -141,27 +141,29 @@ class Doubts:
         places = ((pool.resource.metadata.namespace, pool.resource.group) for pool in view.pools)
         return cls(
             obstacles=obstacles,
-            hidden=frozenset(group for namespace, group in places if namespace in obstacles.unseen),
+            hidden=frozenset(group for namespace, group in places if namespace in obstacles.unseen_namespaces),
             dim=frozenset(dim),
             unsure=frozenset(unsure),
             tenants={group: frozenset(names) for group, names in tenants.items()},
         )
 
     def leaves_alone(self, pool: ObjectName) -> bool:
-        return pool.namespace in self.obstacles.unseen or pool in self.dim
+        return pool.namespace in self.obstacles.unseen_namespaces or pool in self.unreadable_pools
 
     def unseen_because(self, pool: ObjectName) -> Obstacle | None:
         """For a pool that can be read, and of which nobody can see what it has."""
-        return self.obstacles.places.get(pool.namespace) if pool not in self.dim else None
+        return self.obstacles.forbidden_namespaces.get(pool.namespace) if pool not in self.unreadable_pools else None
 
     def applied_to(self, plan: Plan, view: View, snapshot: Snapshot) -> Plan:
         """The plan in which pools say what hinders them, and without what would change runners to be left alone."""
-        return self._restrained(_told(plan, view, _hindered(plan, view, snapshot, self.obstacles)), view)
+        return self._without_unsafe_changes(
+            _with_obstacles(plan, view, _obstacle_of_each_pool(plan, view, snapshot, self.obstacles)), view
+        )
 
-    def _restrained(self, plan: Plan, view: View) -> Plan:
+    def _without_unsafe_changes(self, plan: Plan, view: View) -> Plan:
         """One that drains already goes on draining, even
         where it seems to be wanted again."""
-        if not (self.obstacles.unseen or self.dim or self.unsure):
+        if not (self.obstacles.unseen_namespaces or self.unreadable_pools or self.unconfirmed_adapters):
             return plan
         pools = {one.name: one.pool for one in view.instances}
         begun = (
@@ -184,12 +186,14 @@ class Doubts:
                     else each
                     for each in plan.catalog.pools
                 ),
-                adapters=tuple(each for each in plan.catalog.adapters if each.name not in self.unsure),
+                adapters=tuple(each for each in plan.catalog.adapters if each.name not in self.unconfirmed_adapters),
             ),
         )
 
 
-def _hindered(plan: Plan, view: View, snapshot: Snapshot, obstacles: Obstacles) -> dict[ObjectName, Obstacle]:
+def _obstacle_of_each_pool(
+    plan: Plan, view: View, snapshot: Snapshot, obstacles: Obstacles
+) -> dict[ObjectName, Obstacle]:
     """One for each pool that has any: where we may not look before what we may not write, and both before what only
     keeps its pods from being made."""
     found: dict[ObjectName, Obstacle] = {}
@@ -198,41 +202,43 @@ def _hindered(plan: Plan, view: View, snapshot: Snapshot, obstacles: Obstacles) 
         if each.trouble and revisions.get(each.pool) == each.revision:
             found[each.pool] = Obstacle("RunnersRefused", each.trouble)
     # What is not there yet has its name, and no label.
-    named: dict[Key, ObjectName] = {(pool.namespace, pool.name): pool for pool in revisions}
+    named: dict[ObjectKey, ObjectName] = {(pool.namespace, pool.name): pool for pool in revisions}
     named |= {(each.pool.namespace, deployment_name(each)): each.pool for each in plan.runner_sets}
     for key, obstacle in sorted(obstacles.writes.items(), key=lambda one: str(one[0]), reverse=True):
-        if key.kind in CHILDREN:
+        if key.kind in OWNED_KINDS:
             it = snapshot[key.kind].get(key.object)
             owner = pool_of(it) if it is not None else named.get(key.object)
             if owner is not None:
                 found[owner] = obstacle
-    found |= {pool: place for pool in revisions if (place := obstacles.places.get(pool.namespace)) is not None}
+    found |= {
+        pool: place for pool in revisions if (place := obstacles.forbidden_namespaces.get(pool.namespace)) is not None
+    }
     return found
 
 
-def _told(plan: Plan, view: View, found: Mapping[ObjectName, Obstacle]) -> Plan:
+def _with_obstacles(plan: Plan, view: View, found: Mapping[ObjectName, Obstacle]) -> Plan:
     """The plan, in which pools say what stands in their way, each once by an event."""
     if not found:
         return plan
     before = {pool.resource.object_name: pool.conditions for pool in view.pools}
     pools = tuple(
-        _overruled(status, found[status.name], before[status.name], view.now) if status.name in found else status
+        _with_obstacle(status, found[status.name], before[status.name], view.now) if status.name in found else status
         for status in plan.pools
     )
     events = [event for event in plan.events if event.kind != POOLS.name or event.name not in found]
     events += [
         Event(kind=POOLS.name, name=name, type="Warning", reason=obstacle.reason, message=obstacle.message)
         for name, obstacle in found.items()
-        if name in before and not _said(before[name], obstacle.reason)
+        if name in before and not _already_reported(before[name], obstacle.reason)
     ]
     return replace(plan, pools=pools, events=tuple(events))
 
 
-def _said(conditions: Iterable[Condition], reason: str) -> bool:
+def _already_reported(conditions: Iterable[Condition], reason: str) -> bool:
     return any(one.type == "Stalled" and one.reason == reason for one in conditions)
 
 
-def _overruled(status: PoolStatus, why: Obstacle, before: Iterable[Condition], now: datetime) -> PoolStatus:
+def _with_obstacle(status: PoolStatus, why: Obstacle, before: Iterable[Condition], now: datetime) -> PoolStatus:
     """What holds all the same, as that runners serve, stays as it is."""
     problem = no("Progressing", why.reason, why.message)
     others = [

@@ -14,7 +14,7 @@ import structlog
 
 from motet.clock import Clock, monotonic
 from motet.kube import ApiError
-from motet_operator.cluster.api import Api, Limiter
+from motet_operator.cluster.api import Api, RequestLimiter
 from motet_operator.cluster.kinds import EVENTS, Kind, Object, key_of, uid_of
 from motet_operator.cluster.writes import CHILDREN_MANAGER
 from motet_operator.metrics import ClusterMetrics
@@ -25,11 +25,11 @@ REPEAT_SECONDS = 300.0
 """One object says one thing once in so long; meanwhile it is only counted."""
 
 MOST_REMEMBERED = 4096
-MOST_WAITING = 256
+MAX_PENDING = 256
 
 
 @dataclass(slots=True)
-class _Told:
+class _PostedEvent:
     name: str
     first: datetime
     told_at: float
@@ -49,17 +49,19 @@ class EventWriter:
         time_scale: float = 1.0,
     ) -> None:
         self._api, self._metrics, self._reporter = api, metrics, reporter
-        self._limiter = Limiter(per_second, per_second * 5, clock)
+        self._limiter = RequestLimiter(per_second, per_second * 5, clock)
         self._clock = clock
         self._repeat = REPEAT_SECONDS * time_scale
-        self._told: OrderedDict[tuple[str, str], _Told] = OrderedDict()
-        self._waiting: asyncio.Queue[Object] = asyncio.Queue(MOST_WAITING)
+        self._told: OrderedDict[tuple[str, str], _PostedEvent] = OrderedDict()
+        self._waiting: asyncio.Queue[Object] = asyncio.Queue(MAX_PENDING)
 
-    def say(self, kind: Kind, it: Object, type_: Literal["Normal", "Warning"], reason: str, message: str) -> None:
+    def post(self, kind: Kind, it: Object, type_: Literal["Normal", "Warning"], reason: str, message: str) -> None:
         now, key = self._clock(), (uid_of(it), reason)
         told = self._told.get(key)
         if told is None:
-            told = self._told[key] = _Told(f"{it['metadata']['name']}.{uuid.uuid4().hex[:16]}", datetime.now(UTC), now)
+            told = self._told[key] = _PostedEvent(
+                f"{it['metadata']['name']}.{uuid.uuid4().hex[:16]}", datetime.now(UTC), now
+            )
             while len(self._told) > MOST_REMEMBERED:
                 self._told.popitem(last=False)
         elif now - told.told_at < self._repeat:
@@ -87,7 +89,7 @@ class EventWriter:
 
 
 def _event(  # noqa: PLR0917
-    kind: Kind, it: Object, type_: str, reason: str, message: str, told: _Told, reporter: str
+    kind: Kind, it: Object, type_: str, reason: str, message: str, told: _PostedEvent, reporter: str
 ) -> Object:
     namespace, name = key_of(it)
     now = datetime.now(UTC)

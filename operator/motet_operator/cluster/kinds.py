@@ -44,13 +44,13 @@ BUDGETS = Kind("PodDisruptionBudget", "policy", "v1", "poddisruptionbudgets")
 EVENTS = Kind("Event", "", "v1", "events")
 NODES = Kind("Node", "", "v1", "nodes", namespaced=False)
 
-OURS = (ADAPTERS, POOLS, NAMESPACES)
+DECLARED_KINDS = (ADAPTERS, POOLS, NAMESPACES)
 """Watched everywhere."""
 
-CHILDREN = (DEPLOYMENTS, PODS, BUDGETS)
+OWNED_KINDS = (DEPLOYMENTS, PODS, BUDGETS)
 """Watched where pools live, and only those with our label."""
 
-WATCHED = (*OURS, *CHILDREN)
+WATCHED = (*DECLARED_KINDS, *OWNED_KINDS)
 
 
 def uid_of(it: Object) -> str:

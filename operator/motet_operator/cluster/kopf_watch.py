@@ -24,7 +24,7 @@ import structlog
 from motet.kube import FORBIDDEN, NOT_FOUND, KubeCredentials, authorization, ssl_context
 from motet.resources import GROUP
 from motet.tasks import run_together
-from motet_operator.cluster.kinds import CHILDREN, OURS, Kind, Object
+from motet_operator.cluster.kinds import DECLARED_KINDS, OWNED_KINDS, Kind, Object
 from motet_operator.cluster.watch import Listener
 
 log = structlog.get_logger(__name__)
@@ -62,9 +62,9 @@ class KopfWatch:
         *,
         time_scale: float = 1.0,
     ) -> None:
-        self._heard = heard = Heard()
+        self._heard = heard = LastHeard()
         self._engines = [
-            Engine(
+            KopfEngine(
                 name,
                 kinds,
                 namespaces,
@@ -73,13 +73,13 @@ class KopfWatch:
                 listener=listener,
                 time_scale=time_scale,
             )
-            for name, kinds, namespaces in (("declared", OURS, ()), ("runners", CHILDREN, pool_namespaces))
+            for name, kinds, namespaces in (("declared", DECLARED_KINDS, ()), ("runners", OWNED_KINDS, pool_namespaces))
         ]
 
     async def run(self) -> None:
         await run_together(*(engine.run() for engine in self._engines))
 
-    def begin_again(self, kind: Kind) -> None:
+    def restart(self, kind: Kind) -> None:
         for engine in self._engines:
             engine.begin_again_if_it_watches(kind)
 
@@ -90,7 +90,7 @@ class KopfWatch:
         self._heard.forget(path)
 
 
-class Waits:
+class EndlessBackoff:
     """Jittered waits without an end: kopf gives up when they are used up."""
 
     def __init__(self, scale: float) -> None:
@@ -103,7 +103,7 @@ class Waits:
             wait = min(LAST_RESTART_SECONDS, wait * 2)
 
 
-class Heard:
+class LastHeard:
     """When each watch last said anything. Written by the engines' threads, read by ours.
 
     A watch that the server refuses, or whose kind is gone, cannot say anything: it is no watch that has died.
@@ -124,7 +124,7 @@ class Heard:
         return {path: now - at for path, at in self._at.copy().items()}
 
 
-class Engine:
+class KopfEngine:
     """One kopf engine: some kinds, everywhere or in some namespaces."""
 
     def __init__(
@@ -134,7 +134,7 @@ class Engine:
         namespaces: Sequence[str],
         *,
         credentials: KubeCredentials,
-        heard: Heard,
+        heard: LastHeard,
         listener: Listener,
         time_scale: float = 1.0,
     ) -> None:
@@ -160,7 +160,7 @@ class Engine:
 
         def live() -> None:
             try:
-                self._live(stopping)
+                self._run_until_stopped(stopping)
             finally:
                 self._tell(done.set)
 
@@ -176,22 +176,22 @@ class Engine:
 
     # ---------------------------------------------------------------------------------------- in the engine's thread
 
-    def _live(self, stopping: threading.Event) -> None:
-        waits = iter(Waits(self._scale))
+    def _run_until_stopped(self, stopping: threading.Event) -> None:
+        waits = iter(EndlessBackoff(self._scale))
         while not stopping.is_set():
             began = time.monotonic()
             try:
-                self._one_life(stopping)
+                self._run_once(stopping)
             except BaseException as error:  # whatever ended it, it starts again
                 log.warning("the watch layer ended and starts again", engine=self._name, error=f"{error!r:.500}")
             if stopping.is_set():
                 return
             if time.monotonic() - began > 60 * self._scale:
-                waits = iter(Waits(self._scale))
+                waits = iter(EndlessBackoff(self._scale))
             self._tell(lambda: self._listener.restarted(self._name))
             stopping.wait(next(waits))
 
-    def _one_life(self, stopping: threading.Event) -> None:
+    def _run_once(self, stopping: threading.Event) -> None:
         loop = asyncio.new_event_loop()  # `asyncio.run` would wait for every task, however long it takes
         loop.set_exception_handler(lambda *_: None)  # kopf has logged it, and one of all that failed is raised here
         try:
@@ -275,7 +275,7 @@ class Engine:
     def _settings(self) -> kopf.OperatorSettings:
         settings = kopf.OperatorSettings()
         scale = self._scale
-        settings.networking.error_backoffs = Waits(scale)
+        settings.networking.error_backoffs = EndlessBackoff(scale)
         settings.networking.connect_timeout = 5
         settings.networking.request_timeout = 15
         settings.watching.server_timeout = max(1, int(SERVER_SECONDS * scale))
@@ -283,7 +283,7 @@ class Engine:
         settings.watching.inactivity_timeout = INACTIVE_SECONDS * scale
         settings.watching.reconnect_backoff = scale
         settings.watching.chunk_size = 500
-        for kind in CHILDREN:
+        for kind in OWNED_KINDS:
             settings.watching.label_selectors[kind.group, kind.version, kind.plural] = f"{GROUP}/pool"
         settings.scanning.disabled = True
         settings.posting.enabled = False
@@ -318,7 +318,7 @@ class Engine:
         self._ours.call_soon(self._hand_over)
 
 
-def _listening(heard: Heard, opened: Callable[[str, int], None]) -> type[aiohttp.ClientResponse]:
+def _listening(heard: LastHeard, opened: Callable[[str, int], None]) -> type[aiohttp.ClientResponse]:
     """Responses that note when a watch begins and says something, bookmarks included, or that it may not: kopf keeps
     that to itself."""
 

@@ -18,19 +18,19 @@ from motet.lease import Election
 from motet.service import run_until
 from motet.settings import Addresses, LeaseSettings, ProcessSettings
 from motet.tasks import run_together
-from motet_operator.cluster.api import Api, Limiter
+from motet_operator.cluster.api import Api, RequestLimiter
 from motet_operator.cluster.cache import Cache
-from motet_operator.cluster.catalog import Continuity
-from motet_operator.cluster.cordons import Cordons
-from motet_operator.cluster.decide import Decider, Decision, SchedulersWord
+from motet_operator.cluster.catalog import VanishedObjects
+from motet_operator.cluster.cordons import LeavingNodes
+from motet_operator.cluster.decide import Decider, Decision, SchedulerReports
 from motet_operator.cluster.deployments import read_template
-from motet_operator.cluster.doubts import Denials, Obstacle
+from motet_operator.cluster.doubts import Obstacle, ObstacleLog
 from motet_operator.cluster.events import EventWriter
-from motet_operator.cluster.kinds import CHILDREN, PODS, Kind
+from motet_operator.cluster.kinds import OWNED_KINDS, PODS, Kind
 from motet_operator.cluster.kopf_watch import KopfWatch
 from motet_operator.cluster.resync import Resync
 from motet_operator.cluster.watch import Listener, Watch
-from motet_operator.cluster.writer import Writer
+from motet_operator.cluster.writer import WriteExecutor
 from motet_operator.cluster.writes import StatusWrite, Write
 from motet_operator.metrics import ClusterMetrics
 from motet_operator.reconcile import AdapterStatus, PoolStatus
@@ -55,7 +55,7 @@ ANSWERED_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pulse:
+class OperatorLiveness:
     """Whether the operator still does its work: by how many seconds ago each part of it last did something."""
 
     round: float
@@ -87,7 +87,7 @@ class ClusterOperator:
         self._ticked = monotonic()
         self._leading = False
         self._election: Election | None = None
-        self._denials = Denials()
+        self._denials = ObstacleLog()
         self._decider = Decider(
             settings.pool_namespaces,
             timedelta(seconds=settings.condemned_seconds * self._scale),
@@ -104,8 +104,10 @@ class ClusterOperator:
         health.add_liveness_check(self._dead_because)
         credentials = KubeCredentials(settings.kubeconfig, "MOTET_CLUSTER_KUBECONFIG")
         await credentials.configuration()
-        limiter = Limiter(settings.writes_per_second, settings.write_burst)
-        self._api = Api(credentials, limiter, metrics, request_seconds=settings.request_seconds, may_write=self._holds)
+        limiter = RequestLimiter(settings.writes_per_second, settings.write_burst)
+        self._api = Api(
+            credentials, limiter, metrics, request_seconds=settings.request_seconds, may_write=self._may_write
+        )
         self._cache = Cache(lambda _: self._wake.set())
         self._resync = Resync(
             self._api,
@@ -119,7 +121,7 @@ class ClusterOperator:
             unwatchable=self._cannot_watch,
             time_scale=self._scale,
         )
-        self._cordons = Cordons(
+        self._cordons = LeavingNodes(
             self._api,
             self._denials,
             seconds=settings.cordon_seconds * self._scale,
@@ -134,18 +136,18 @@ class ClusterOperator:
             per_second=settings.events_per_second,
             time_scale=self._scale,
         )
-        self._writer = Writer(
+        self._writer = WriteExecutor(
             self._api,
             self._cache,
             self._denials,
             metrics,
-            leading=self._holds,
+            leading=self._may_write,
             written=self._written,
             denied=self._denied,
             time_scale=self._scale,
         )
         self._sync = SchedulerSync(Addresses().scheduler_address, self._wake.set, office=lambda: self._election)
-        self._continuity = Continuity(self._api, settings.vanished_seconds * self._scale)
+        self._continuity = VanishedObjects(self._api, settings.vanished_seconds * self._scale)
         self._watch: Watch = KopfWatch(
             credentials,
             settings.pool_namespaces,
@@ -160,7 +162,7 @@ class ClusterOperator:
         health.add_readiness_check(self._unready_because)
         health.set_ready(True)
         try:
-            await run_until(stop, self._resync.run(), self._follow(), self._lead(), self._look_after())
+            await run_until(stop, self._resync.run(), self._follow(), self._lead(), self._publish_metrics())
         finally:
             await self._api.close()
 
@@ -173,7 +175,7 @@ class ClusterOperator:
 
     def _watch_restarted(self, name: str) -> None:
         self._metrics.watch_restarts.labels(name).inc()
-        self._resync.hurry()
+        self._resync.request_now()
 
     def _hosts(self) -> set[str]:
         """Nodes with runners."""
@@ -213,7 +215,7 @@ class ClusterOperator:
                 self._cordons.run(),
             )
 
-    def _holds(self) -> bool:
+    def _may_write(self) -> bool:
         return self._leading and (self._election is None or self._election.is_leader_for_sure)
 
     async def _reconcile_for_ever(self) -> None:
@@ -249,17 +251,17 @@ class ClusterOperator:
             self._decider.decide, snapshot, word, self._platform, now, self._cordons.nodes, obstacles=obstacles
         )
         self._count(decision)
-        if self._holds():
+        if self._may_write():
             pods = (name for _, name in snapshot[PODS])
             self._sync.send_state(decision.plan.catalog, decision.drains, pods)
-        self._writer.want(decision.writes)
+        self._writer.set_writes(decision.writes)
         silence = self._silent_until - monotonic() if word.awaited else None
         due = [each for each in (decision.due, silence, self._continuity.due()) if each]
         return max(0.05, min(due)) if due else None
 
-    def _scheduler_said(self) -> SchedulersWord:
+    def _scheduler_said(self) -> SchedulerReports:
         sync = self._sync
-        return SchedulersWord(
+        return SchedulerReports(
             known=dict(sync.adapter_reports),
             drained=frozenset(sync.drained),
             attached=frozenset(sync.attached),
@@ -273,16 +275,16 @@ class ClusterOperator:
         if isinstance(write, StatusWrite):
             for event in write.events:
                 if (it := self._cache.get(write.kind, write.object)) is not None:
-                    self._events.say(write.kind, it, event.type, event.reason, event.message)
+                    self._events.post(write.kind, it, event.type, event.reason, event.message)
 
     def _denied(self, write: Write, obstacle: Obstacle) -> None:
         """Said where its owner looks: on the pool whose runners it is about, else on the object itself."""
         self._wake.set()
         kind, key = write.key.kind, write.key.object
-        if kind in CHILDREN or obstacle.reason != "PermissionDenied":
+        if kind in OWNED_KINDS or obstacle.reason != "PermissionDenied":
             return  # the pool's own conditions tell, and their event
         if (it := self._cache.get(kind, key)) is not None:
-            self._events.say(kind, it, "Warning", obstacle.reason, obstacle.message)
+            self._events.post(kind, it, "Warning", obstacle.reason, obstacle.message)
 
     def _count(self, decision: Decision) -> None:
         kinds: tuple[tuple[str, tuple[PoolStatus, ...] | tuple[AdapterStatus, ...]], ...] = (
@@ -296,7 +298,7 @@ class ClusterOperator:
 
     # --------------------------------------------------------------------------------------------------------- health
 
-    async def _look_after(self) -> None:
+    async def _publish_metrics(self) -> None:
         """Tells how it goes."""
         while True:
             if not self._leading or not self._resync.listed.is_set():
@@ -313,6 +315,8 @@ class ClusterOperator:
     def _dead_because(self) -> str:
         return self._pulse().dead_because()
 
-    def _pulse(self) -> Pulse:
+    def _pulse(self) -> OperatorLiveness:
         now = monotonic()
-        return Pulse(round=now - self._ticked, answer=now - self._api.answered_at, watches=self._watch.ages())
+        return OperatorLiveness(
+            round=now - self._ticked, answer=now - self._api.answered_at, watches=self._watch.ages()
+        )

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
 
-Turns = OrderedDict[str, deque[Key]]
+RoundRobin = OrderedDict[str, deque[Key]]
 """Groups in the order of their turns."""
 
 FIRST_WAIT_SECONDS = 0.25
@@ -22,9 +22,9 @@ LAST_WAIT_SECONDS = 30.0
 class WorkQueue(Generic[Key]):
     def __init__(self, *, first_wait: float = FIRST_WAIT_SECONDS, last_wait: float = LAST_WAIT_SECONDS) -> None:
         self._first, self._last = first_wait, last_wait
-        self._urgent: Turns[Key] = OrderedDict()
-        self._rest: Turns[Key] = OrderedDict()
-        self._place_of: dict[Key, tuple[Turns[Key], str]] = {}
+        self._urgent: RoundRobin[Key] = OrderedDict()
+        self._rest: RoundRobin[Key] = OrderedDict()
+        self._place_of: dict[Key, tuple[RoundRobin[Key], str]] = {}
         self._ready: set[Key] = set()
         self._busy: set[Key] = set()
         self._again: set[Key] = set()

@@ -18,10 +18,10 @@ import structlog
 from motet.clock import monotonic
 from motet.kube import ApiError
 from motet.tasks import run_together
-from motet_operator.cluster.api import Api, Refused
+from motet_operator.cluster.api import Api, ApiRefused
 from motet_operator.cluster.cache import Cache
-from motet_operator.cluster.doubts import Denials
-from motet_operator.cluster.kinds import CHILDREN, DEPLOYMENTS, OURS, PODS, Kind, Object
+from motet_operator.cluster.doubts import ObstacleLog
+from motet_operator.cluster.kinds import DECLARED_KINDS, DEPLOYMENTS, OWNED_KINDS, PODS, Kind, Object
 from motet_operator.cluster.view import POOL_LABEL
 from motet_operator.metrics import ClusterMetrics
 
@@ -41,7 +41,7 @@ class Resync:
         self,
         api: Api,
         cache: Cache,
-        denials: Denials,
+        denials: ObstacleLog,
         metrics: ClusterMetrics,
         pool_namespaces: Sequence[str],
         *,
@@ -56,8 +56,8 @@ class Resync:
         self._api, self._cache, self._denials, self._metrics = api, cache, denials, metrics
         # Pools come after what they own. Once a pool has gone the API server takes its Deployments away: listed in the
         # other order, a pool would be known and its Deployment missed, and made again.
-        self._places = [(kind, namespace) for kind in CHILDREN for namespace in pool_namespaces]
-        self._places += [(kind, "") for kind in OURS]
+        self._places = [(kind, namespace) for kind in OWNED_KINDS for namespace in pool_namespaces]
+        self._places += [(kind, "") for kind in DECLARED_KINDS]
         self._seconds = seconds * time_scale
         self._scale = time_scale
         self._changed, self._watch_anew, self._unwatchable = changed, watch_anew, unwatchable
@@ -76,7 +76,7 @@ class Resync:
         """Kinds of ours that the API server does not know now."""
         self.listed = asyncio.Event()
 
-    def hurry(self) -> None:
+    def request_now(self) -> None:
         """Something odd happened: look now."""
         self._hurry.set()
 
@@ -122,7 +122,7 @@ class Resync:
             except ApiError:
                 known = False  # nobody can tell: lists are asked for until they come
             if not known:
-                self.hurry()
+                self.request_now()
 
     async def _look_for_ever(self) -> None:
         """What could not be listed is asked for again soon, and alone."""
@@ -155,7 +155,7 @@ class Resync:
         rewound, self._rewound = self._rewound, set()
         for kind in rewound:
             self._watch_anew(kind)
-        if not self.listed.is_set() and all((kind, "") in self._seen for kind in OURS):
+        if not self.listed.is_set() and all((kind, "") in self._seen for kind in DECLARED_KINDS):
             self.listed.set()
             self._metrics.listed.set(1)
             self._changed()
@@ -166,7 +166,7 @@ class Resync:
         seen = self._seen_of(place)
         try:
             items, version = await self._ask(kind, namespace, fresh=place not in self._seen)
-            if doubt := self._doubt(place, items, version, seen):
+            if doubt := self._distrust_reason(place, items, version, seen):
                 log.warning(f"a list {doubt}; asking what is stored", kind=kind.name, listed=len(items))
                 items, version = await self._ask(kind, namespace, fresh=True)
         except ApiError as error:
@@ -188,7 +188,7 @@ class Resync:
             self._rewound.add(kind)
             if place not in self._from_before:  # the first of all to tell
                 self._from_before = set(self._places) - self._refused
-                self.hurry()
+                self.request_now()
             self._cache.rewind(kind, items, namespace)
             self._settle(place)
             return True
@@ -210,13 +210,13 @@ class Resync:
                 self._changed()
 
     async def _ask(self, kind: Kind, namespace: str, *, fresh: bool) -> tuple[list[Object], int]:
-        return await self._api.list(kind, namespace, selector=POOL_LABEL if kind in CHILDREN else "", fresh=fresh)
+        return await self._api.list(kind, namespace, selector=POOL_LABEL if kind in OWNED_KINDS else "", fresh=fresh)
 
     def _seen_of(self, place: tuple[Kind, str]) -> int:
         """The store is at least at this version."""
         return max(self._marks.get(place, 0), self._cache.newest(*place))
 
-    def _doubt(self, place: tuple[Kind, str], items: Collection[Object], version: int, seen: int) -> str:
+    def _distrust_reason(self, place: tuple[Kind, str], items: Collection[Object], version: int, seen: int) -> str:
         """Why a list is not believed at once; empty: it is."""
         kind, namespace = place
         lost = len(self._cache.unlisted(kind, items, version, namespace))
@@ -228,14 +228,14 @@ class Resync:
 
     def _complain(self, place: tuple[Kind, str], error: ApiError) -> None:
         kind, namespace = place
-        if isinstance(error, Refused) and error.gone and kind in OURS:
+        if isinstance(error, ApiRefused) and error.gone and kind in DECLARED_KINDS:
             self.missing.add(kind)
-        if isinstance(error, Refused) and error.forbidden:
+        if isinstance(error, ApiRefused) and error.forbidden:
             self._denials.note(error)
             self._changed()
-        if isinstance(error, Refused) and (error.forbidden or error.gone):
+        if isinstance(error, ApiRefused) and (error.forbidden or error.gone):
             self._unwatchable(kind.path(namespace))
-            if kind in CHILDREN:  # what was seen there is getting old
+            if kind in OWNED_KINDS:  # what was seen there is getting old
                 self._seen.discard(place)
                 self._refused.add(place)
             self._settle(place)

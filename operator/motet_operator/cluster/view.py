@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from motet.model import ObjectName
 from motet.resources import API_VERSION, GROUP, LoRAAdapter, ServingPool
 from motet.resources.status import Condition
-from motet_operator.cluster.cache import Key
+from motet_operator.cluster.cache import ObjectKey
 from motet_operator.cluster.kinds import Kind, Object, uid_of
 from motet_operator.reconcile import AdapterObject, PoolObject, RunnerDrain, RunnerInstance, RunnerSet, RunnerTemplate
 from motet_operator.sync import UnhealthyRunner
@@ -48,7 +48,7 @@ class Unreadable(Generic[Parsed]):
     in_part: bool = False
 
 
-class Reader(Generic[Parsed]):
+class ObjectParser(Generic[Parsed]):
     """Reads each version of each object once. What says the same as the version before is the same object.
 
     A version is known by the object that the cache holds, and not by its number: a store that was brought back to an
@@ -63,9 +63,9 @@ class Reader(Generic[Parsed]):
     ) -> None:
         """`renewed` is what was read before with what its status says now."""
         self._kind, self._read, self._renewed = kind, read, renewed
-        self._known: dict[Key, tuple[Object, Parsed | Unreadable[Parsed]]] = {}
+        self._known: dict[ObjectKey, tuple[Object, Parsed | Unreadable[Parsed]]] = {}
 
-    def __call__(self, objects: Mapping[Key, Object]) -> dict[Key, Parsed | Unreadable[Parsed]]:
+    def __call__(self, objects: Mapping[ObjectKey, Object]) -> dict[ObjectKey, Parsed | Unreadable[Parsed]]:
         before, self._known = self._known, {}
         for key, it in objects.items():
             known = before.get(key)
@@ -130,7 +130,7 @@ def _sharing(before: Parsed | Unreadable[Parsed], now: Parsed | Unreadable[Parse
     return now
 
 
-def readable(found: Mapping[Key, Parsed | Unreadable[Parsed]]) -> Iterable[Parsed]:
+def readable(found: Mapping[ObjectKey, Parsed | Unreadable[Parsed]]) -> Iterable[Parsed]:
     """With what goes on of those that are not."""
     for one in found.values():
         if not isinstance(one, Unreadable):
@@ -279,12 +279,12 @@ def is_runner(pod: Object) -> bool:
     )
 
 
-def lives(pod: Object) -> bool:
+def is_live(pod: Object) -> bool:
     """Neither on its way out nor over: what its Deployment counts."""
-    return not is_over(pod) and "deletionTimestamp" not in pod["metadata"]
+    return not has_finished(pod) and "deletionTimestamp" not in pod["metadata"]
 
 
-def marks_of(pod: Object) -> dict[str, str]:
+def annotations_of(pod: Object) -> dict[str, str]:
     """What we have written on it. A cost of another's choice is none of ours."""
     annotations = pod["metadata"].get("annotations") or {}
     return {
@@ -294,12 +294,14 @@ def marks_of(pod: Object) -> dict[str, str]:
     }
 
 
-def drain_of_one_that_ends(pod: Object) -> RunnerDrain | None:
+def drain_of_terminating_pod(pod: Object) -> RunnerDrain | None:
     """A pod that has been told to go, by whomever: its process may not know it yet, and takes no work from now on."""
     metadata = pod["metadata"]
-    if "deletionTimestamp" not in metadata or is_over(pod):
+    if "deletionTimestamp" not in metadata or has_finished(pod):
         return None
-    ends = [at for at in (_time(metadata["deletionTimestamp"]), _time(marks_of(pod).get(DRAINING))) if at is not None]
+    ends = [
+        at for at in (_time(metadata["deletionTimestamp"]), _time(annotations_of(pod).get(DRAINING))) if at is not None
+    ]
     if not ends:
         return None
     return RunnerDrain(
@@ -307,7 +309,7 @@ def drain_of_one_that_ends(pod: Object) -> RunnerDrain | None:
     )
 
 
-def is_over(pod: Object) -> bool:
+def has_finished(pod: Object) -> bool:
     return (pod.get("status") or {}).get("phase") in ("Failed", "Succeeded")
 
 
@@ -380,7 +382,7 @@ def _trouble(status: Object, containers: Iterable[Object], unready_since: dateti
     return ""
 
 
-def with_advice(
+def with_scheduler_state(
     instance: RunnerInstance,
     drained: Collection[str],
     attached: Collection[str],
@@ -401,7 +403,7 @@ def with_advice(
     )
 
 
-def on_its_way(instance: RunnerInstance, cordoned: Collection[str]) -> RunnerInstance:
+def with_leaving_node(instance: RunnerInstance, cordoned: Collection[str]) -> RunnerInstance:
     """Told to leave where its node is one of these."""
     return replace(instance, moving=True) if instance.node in cordoned else instance
 

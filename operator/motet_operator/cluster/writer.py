@@ -7,31 +7,31 @@ import structlog
 
 from motet.clock import monotonic
 from motet.kube import Unreachable
-from motet_operator.cluster.api import Api, NotLeading, Refused
+from motet_operator.cluster.api import Api, ApiRefused, NotLeading
 from motet_operator.cluster.cache import Cache
-from motet_operator.cluster.doubts import Denials, Obstacle, foreign, permission, refusal
+from motet_operator.cluster.doubts import Obstacle, ObstacleLog, name_taken, permission, refusal
 from motet_operator.cluster.queue import FIRST_WAIT_SECONDS, LAST_WAIT_SECONDS, WorkQueue
-from motet_operator.cluster.writes import InTheWay, Write, WriteKey
+from motet_operator.cluster.writes import NameTaken, Write, WriteKey
 from motet_operator.metrics import ClusterMetrics
 
 log = structlog.get_logger(__name__)
 
-UNSURE_SECONDS = 0.2
+RETRY_UNKNOWN_SECONDS = 0.2
 """How often a leader that is not sure of it looks whether it is again. It is no failure, and leaves no wait behind."""
 
-PATIENCE = 3
+MAX_IMMEDIATE_RETRIES = 3
 """A write that has failed more often in a row is told of: a conflict that passes by itself is no news to anybody."""
 
 AUTHORIZERS = '" cannot '
 """What everybody who decides about rights says after the user's name. Admission answers 403, too, in other words."""
 
 
-class Writer:
+class WriteExecutor:
     def __init__(
         self,
         api: Api,
         cache: Cache,
-        denials: Denials,
+        denials: ObstacleLog,
         metrics: ClusterMetrics,
         *,
         leading: Callable[[], bool],
@@ -51,7 +51,7 @@ class Writer:
     def depth(self) -> int:
         return len(self._queue) + self._queue.busy
 
-    def want(self, writes: Mapping[WriteKey, Write]) -> None:
+    def set_writes(self, writes: Mapping[WriteKey, Write]) -> None:
         """This is all that is wanted; what was wanted before and is not any more is dropped."""
         for key in [key for key in self._wanted if key not in writes]:
             del self._wanted[key]
@@ -74,7 +74,7 @@ class Writer:
             key = await self._next()
             # The door would not let it pass. What decides is a clock, and no clock sets an event.
             while not self._leading():  # noqa: ASYNC110
-                await asyncio.sleep(UNSURE_SECONDS)
+                await asyncio.sleep(RETRY_UNKNOWN_SECONDS)
             write = self._wanted.get(key)
             if write is None or not write.needed(self._cache):
                 self._finish(key, write)
@@ -97,19 +97,19 @@ class Writer:
         outcome = "done"
         try:
             await write.carry_out(self._api, self._cache)
-        except Refused as error:
+        except ApiRefused as error:
             outcome = _outcome(error)
             if outcome == "forbidden":
-                self._hinder(key, write, permission(error))
+                self._block(key, write, permission(error))
             elif outcome != "gone":
                 log.info("a write was refused", write=str(key), status=error.status, error=error.message[:300])
-            if outcome in ("conflict", "refused") and self._queue.failures(key) >= PATIENCE:
-                self._hinder(key, write, refusal(error))
+            if outcome in ("conflict", "refused") and self._queue.failures(key) >= MAX_IMMEDIATE_RETRIES:
+                self._block(key, write, refusal(error))
         except NotLeading:
             outcome = "unsure"
-        except InTheWay as error:
+        except NameTaken as error:
             outcome = "foreign"
-            self._hinder(key, write, foreign(error))
+            self._block(key, write, name_taken(error))
         except Unreachable as error:
             outcome = "unreachable"
             log.debug("the API server did not answer", write=str(key), error=str(error))
@@ -131,8 +131,8 @@ class Writer:
             self._more.set()  # somebody who sleeps may have to wake earlier
         self._metrics.queue_depth.set(self.depth)
 
-    def _hinder(self, key: WriteKey, write: Write, obstacle: Obstacle) -> None:
-        if self._wanted.get(key) is not None and self._denials.hinder(key, obstacle):
+    def _block(self, key: WriteKey, write: Write, obstacle: Obstacle) -> None:
+        if self._wanted.get(key) is not None and self._denials.block_write(key, obstacle):
             log.warning("something stands in the way of a write", write=str(key), reason=obstacle.reason)
             self._denied(write, obstacle)
 
@@ -149,7 +149,7 @@ class Writer:
         self._more.set()
 
 
-def _outcome(error: Refused) -> str:
+def _outcome(error: ApiRefused) -> str:
     if error.gone:
         return "gone"
     if error.forbidden:

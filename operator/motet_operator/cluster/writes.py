@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from motet_operator.cluster.api import Api
-from motet_operator.cluster.cache import Cache, Key
+from motet_operator.cluster.cache import Cache, ObjectKey
 from motet_operator.cluster.kinds import DEPLOYMENTS, PODS, Kind, Object, key_of, uid_of, version_of
-from motet_operator.cluster.view import POOL_LABEL, REVISION_LABEL, marks_of
+from motet_operator.cluster.view import POOL_LABEL, REVISION_LABEL, annotations_of
 from motet_operator.reconcile import Event
 
 CHILDREN_MANAGER = "motet-operator"
@@ -16,7 +16,7 @@ SCALE_MANAGER = "motet-scaler"
 DRAIN_MANAGER = "motet-drainer"
 
 
-class InTheWay(Exception):
+class NameTaken(Exception):
     """What somebody else has made has the name that ours should have."""
 
 
@@ -24,7 +24,7 @@ class InTheWay(Exception):
 class WriteKey:
     what: str
     kind: Kind
-    object: Key
+    object: ObjectKey
 
     @property
     def urgent(self) -> bool:
@@ -49,7 +49,7 @@ class Write(Protocol):
 @dataclass(frozen=True, slots=True)
 class StatusWrite:
     kind: Kind
-    object: Key
+    object: ObjectKey
     uid: str
     status: Object
     events: tuple[Event, ...] = ()
@@ -80,12 +80,12 @@ class StatusWrite:
 
 
 @dataclass(frozen=True, slots=True)
-class ChildWrite:
+class OwnedObjectWrite:
     """Make what a pool owns, or bring it back to what it should be."""
 
     kind: Kind
     document: Object
-    at_first: Object = field(default_factory=dict)
+    initial_fields: Object = field(default_factory=dict)
     """What its `spec` says besides while it is new: afterwards that is written by somebody else."""
 
     @property
@@ -108,9 +108,9 @@ class ChildWrite:
             stored, _ = await api.list(self.kind, key[0], fields=f"metadata.name={key[1]}", fresh=True)
             found = next(iter(stored), None)
         if found is None:
-            document = document | {"spec": document["spec"] | self.at_first}
+            document = document | {"spec": document["spec"] | self.initial_fields}
         elif not made_by_us(found):
-            raise InTheWay(f"{self.kind.name} {key[1]}")
+            raise NameTaken(f"{self.kind.name} {key[1]}")
         # By force only what is ours: one that somebody makes at this very moment is not.
         answer = await api.apply(self.kind, document, manager=CHILDREN_MANAGER, force=found is not None)
         cache.settled.note(uid_of(answer), self.document, wherever_wanted(answer, self.document))
@@ -121,7 +121,7 @@ class ChildWrite:
 class ScaleWrite:
     """How many pods, under a manager of its own: nothing else that is applied ever touches the number."""
 
-    object: Key
+    object: ObjectKey
     uid: str
     replicas: int
 
@@ -147,11 +147,11 @@ class ScaleWrite:
 
 
 @dataclass(frozen=True, slots=True)
-class MarkWrite:
+class PodAnnotationWrite:
     """Say on a pod how far it is on its way out: until when it drains, and that it goes now. Nothing of it stays on a
     pod that stays."""
 
-    object: Key
+    object: ObjectKey
     uid: str
     annotations: Mapping[str, str] = field(hash=False)
 
@@ -163,7 +163,7 @@ class MarkWrite:
         it = cache.get(PODS, self.object)
         if it is None or uid_of(it) != self.uid:
             return False
-        found = marks_of(it)
+        found = annotations_of(it)
         return found != self.annotations and (self.uid, self.annotations, found) not in cache.settled
 
     async def carry_out(self, api: Api, cache: Cache) -> None:
@@ -174,15 +174,15 @@ class MarkWrite:
             "metadata": {"name": name, "namespace": namespace, "uid": self.uid, "annotations": dict(self.annotations)},
         }
         answer = await api.apply(PODS, document, manager=DRAIN_MANAGER)
-        cache.settled.note(self.uid, self.annotations, marks_of(answer))
+        cache.settled.note(self.uid, self.annotations, annotations_of(answer))
         cache.put(PODS, answer)
 
 
 @dataclass(frozen=True, slots=True)
-class DeletePod:
+class PodDeletion:
     """End this very pod as it was when that was decided; its Deployment makes another where one is wanted."""
 
-    object: Key
+    object: ObjectKey
     uid: str
     version: int
     why: str
@@ -205,10 +205,10 @@ class DeletePod:
 
 
 @dataclass(frozen=True, slots=True)
-class DeleteDeployment:
+class DeploymentDeletion:
     """Remove an old revision that has no pods. The API server is asked whether that is so: a cache may be behind."""
 
-    object: Key
+    object: ObjectKey
     uid: str
     pool: str
     revision: str

@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motet.clock import FakeClock
-from motet_operator.cluster.cache import TOMBSTONE_SECONDS, Cache, Repairs
+from motet_operator.cluster.cache import TOMBSTONE_SECONDS, Cache, CacheRepairs
 from motet_operator.cluster.kinds import ADAPTERS, PODS, Object
 from tests.operator.cluster.objects import adapter, made, pod
 
@@ -61,7 +61,7 @@ def test_a_list_makes_up_for_each_kind_of_lost_event() -> None:
     cache.put(ADAPTERS, adapter("gone", version=2))
     cache.put(ADAPTERS, adapter("newer", version=9))
     listed = [adapter("changed", version=5), adapter("added", version=4)]
-    assert cache.replace(ADAPTERS, listed, version=6) == Repairs(added=1, changed=1, removed=1)
+    assert cache.replace(ADAPTERS, listed, version=6) == CacheRepairs(added=1, changed=1, removed=1)
     assert sorted(name for _, name in cache.snapshot()[ADAPTERS]) == ["added", "changed", "newer"]
     assert not cache.replace(ADAPTERS, listed, version=6).any
 

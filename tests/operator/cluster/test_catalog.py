@@ -8,8 +8,8 @@ import pytest
 import motet_operator.cluster.catalog as under_test
 from motet.clock import FakeClock
 from motet.kube import ApiError, Unreachable
-from motet_operator.cluster.api import Refused
-from motet_operator.cluster.catalog import Continuity
+from motet_operator.cluster.api import ApiRefused
+from motet_operator.cluster.catalog import VanishedObjects
 from motet_operator.cluster.kinds import ADAPTERS, Kind, Object
 from tests.operator.cluster.objects import adapter, pool, snapshot
 
@@ -32,13 +32,13 @@ class Bench:
     def __init__(self) -> None:
         self.api, self.clock = Discovery(), FakeClock()
         api: Any = self.api
-        self.continuity = Continuity(api, 600, self.clock)
+        self.continuity = VanishedObjects(api, 600, self.clock)
 
     async def serves(self, *objects: Object) -> list[str]:
         return sorted(name for _, name in (await self.continuity.complete(snapshot(*objects)))[ADAPTERS])
 
 
-FAILURES = [Unreachable("away"), Refused("discover", ADAPTERS, "", status=503, message="later"), None]
+FAILURES = [Unreachable("away"), ApiRefused("discover", ADAPTERS, "", status=503, message="later"), None]
 
 
 @pytest.mark.parametrize("failure", FAILURES, ids=["unreachable", "unavailable", "silent"])

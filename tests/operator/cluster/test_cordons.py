@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Collection
 
 from motet.kube import ApiError, Unreachable
-from motet_operator.cluster.api import Refused
-from motet_operator.cluster.cordons import Cordons
-from motet_operator.cluster.doubts import Denials
+from motet_operator.cluster.api import ApiRefused
+from motet_operator.cluster.cordons import LeavingNodes
+from motet_operator.cluster.doubts import ObstacleLog
 from motet_operator.cluster.kinds import NODES, Kind, Object
 from tests.common.waiting import until
 from tests.operator.cluster.objects import made
@@ -32,9 +32,9 @@ class ScriptedApi:
 
 class Bench:
     def __init__(self, seconds: float = 10.0, taints: Collection[str] = ()) -> None:
-        self.api, self.denials = ScriptedApi(), Denials()
+        self.api, self.denials = ScriptedApi(), ObstacleLog()
         self.hosts, self.changes = {"node-1", "node-2"}, 0
-        self.cordons = Cordons(
+        self.cordons = LeavingNodes(
             self.api,  # type: ignore[arg-type]
             self.denials,
             seconds=seconds,
@@ -79,11 +79,11 @@ async def test_the_last_answer_stays_while_there_is_no_other() -> None:
 
 async def test_a_missing_right_is_noted_until_it_is_there_and_does_no_harm_to_pools() -> None:
     bench = Bench()
-    bench.api.cordoned = Refused("list", NODES, "", status=403, message="no")
+    bench.api.cordoned = ApiRefused("list", NODES, "", status=403, message="no")
     for _ in range(2):
         await bench.cordons.look()
     assert len(bench.denials) == 1
-    assert bench.denials.standing().places == {}
+    assert bench.denials.standing().forbidden_namespaces == {}
     bench.api.cordoned = []
     await bench.cordons.look()
     assert len(bench.denials) == 0

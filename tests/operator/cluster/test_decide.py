@@ -6,14 +6,14 @@ import pytest
 
 from motet.model import ObjectName
 from motet_operator.cluster.cache import Cache
-from motet_operator.cluster.decide import GHOST, NO_OBSTACLES, Decider, Decision, SchedulersWord
+from motet_operator.cluster.decide import NO_OBSTACLES, VANISHED, Decider, Decision, SchedulerReports
 from motet_operator.cluster.doubts import Obstacle, Obstacles
 from motet_operator.cluster.kinds import ADAPTERS, BUDGETS, DEPLOYMENTS, POOLS, Kind, Object
 from motet_operator.cluster.writes import (
-    ChildWrite,
-    DeleteDeployment,
-    DeletePod,
-    MarkWrite,
+    DeploymentDeletion,
+    OwnedObjectWrite,
+    PodAnnotationWrite,
+    PodDeletion,
     ScaleWrite,
     StatusWrite,
 )
@@ -22,14 +22,14 @@ from motet_operator.sync import UnhealthyRunner
 from tests.operator.cluster.objects import PLATFORM, adapter, deployment, namespace, pod, pool, snapshot
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
-NOTHING_SAID = SchedulersWord()
+NOTHING_SAID = SchedulerReports()
 DRAINING = "motet.dev/draining-until"
 LEAVES = {"controller.kubernetes.io/pod-deletion-cost": "-1000"}
 
 
 def decided(
     *objects: Object,
-    word: SchedulersWord = NOTHING_SAID,
+    word: SchedulerReports = NOTHING_SAID,
     decider: Decider | None = None,
     obstacles: Obstacles = NO_OBSTACLES,
     now: datetime = NOW,
@@ -43,8 +43,8 @@ def of(decision: Decision, kind: Any) -> list:
     return [write for write in decision.writes.values() if isinstance(write, kind)]
 
 
-def children(decision: Decision, kind: Kind) -> list[ChildWrite]:
-    return [write for write in of(decision, ChildWrite) if write.kind is kind]
+def children(decision: Decision, kind: Kind) -> list[OwnedObjectWrite]:
+    return [write for write in of(decision, OwnedObjectWrite) if write.kind is kind]
 
 
 def revision() -> str:
@@ -65,13 +65,13 @@ def reason_of(decision: Decision, kind: object, name: str, type_: str = "Ready")
 def test_a_new_pool_gets_a_deployment_and_both_kinds_their_status() -> None:
     decision = decided(pool(replicas=2), adapter(), namespace("tenant"))
     (write,) = children(decision, DEPLOYMENTS)
-    assert write.at_first == {"replicas": 2}
+    assert write.initial_fields == {"replicas": 2}
     assert reason_of(decision, POOLS, "demo") == "RunnersStarting"
     assert reason_of(decision, ADAPTERS, "legal") == "WaitingForRunner"
     assert decision.plan.catalog.adapters[0].name == ObjectName("tenant", "legal")
 
 
-def stored(write: ChildWrite) -> Object:
+def stored(write: OwnedObjectWrite) -> Object:
     """As the API server has it then."""
     metadata = write.document["metadata"] | {"uid": "b", "resourceVersion": "2", "generation": 1}
     return write.document | {"metadata": metadata, "status": {"currentHealthy": 1, "conditions": []}}
@@ -134,7 +134,7 @@ def test_a_deployment_of_somebody_else_is_none_of_ours_whatever_its_labels_say()
     for it in (theirs, alike):
         it["metadata"]["managedFields"] = [{"manager": "kubectl", "operation": "Apply"}]
     decision = decided(pool(), theirs, deployment(name, 1), alike, pod("one", name))
-    assert not of(decision, ScaleWrite | DeleteDeployment)
+    assert not of(decision, ScaleWrite | DeploymentDeletion)
     assert [each.document["metadata"]["name"] for each in children(decision, DEPLOYMENTS)] == [f"demo-{name}"]
 
 
@@ -144,7 +144,7 @@ def test_a_pod_of_somebody_else_is_no_runner_whatever_its_labels_say() -> None:
     of_another = pod("another", name, ownerReferences=[{"kind": "ReplicaSet", "name": "web-6c5", "controller": True}])
     old = pod("old", "r0", ownerReferences=[], deletionTimestamp="2026-01-01T12:00:30Z")
     decision = decided(pool(), deployment(name, 1), pod("one", name), bare, of_another, old)
-    assert not of(decision, MarkWrite | DeletePod | ScaleWrite)
+    assert not of(decision, PodAnnotationWrite | PodDeletion | ScaleWrite)
     assert decision.drains == ()
     assert status_of(decision, POOLS, "demo")["replicas"] == 1
 
@@ -160,7 +160,7 @@ def test_a_pool_that_waits_for_its_turn_keeps_the_deployment_that_it_has_and_sca
     (scale,) = of(decision, ScaleWrite)
     assert (scale.object, scale.replicas) == (("pools", "second-old"), 2)
     assert reason_of(decision, POOLS, "second", "Progressing") == "WaitingForTurn"
-    assert not of(decision, DeleteDeployment | MarkWrite | DeletePod)
+    assert not of(decision, DeploymentDeletion | PodAnnotationWrite | PodDeletion)
 
     # What keeps its own from being made is what it says first.
     failure = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": "exceeded quota"}
@@ -175,7 +175,7 @@ def test_one_that_shrinks_drains_first_then_marks_then_lowers_the_number() -> No
     pods[1]["metadata"]["creationTimestamp"] = "2026-01-01T00:10:00Z"
     first = decided(pool(replicas=1), deployment(name, 2), *pods)
     assert not of(first, ScaleWrite)
-    (mark,) = of(first, MarkWrite)
+    (mark,) = of(first, PodAnnotationWrite)
     assert mark.object == ("pools", "two")
     assert mark.annotations == {DRAINING: (NOW + timedelta(seconds=30)).isoformat()}
     assert first.drains == (), "nobody is told before it is written"
@@ -183,24 +183,24 @@ def test_one_that_shrinks_drains_first_then_marks_then_lowers_the_number() -> No
     pods[1]["metadata"]["annotations"] = dict(mark.annotations)
     second = decided(pool(replicas=1), deployment(name, 2), *pods)
     assert [drain.instance for drain in second.drains] == ["two"]
-    assert not of(second, ScaleWrite | MarkWrite)  # it still has requests
-    drained = SchedulersWord(drained={"two"})
+    assert not of(second, ScaleWrite | PodAnnotationWrite)  # it still has requests
+    drained = SchedulerReports(drained={"two"})
     third = decided(pool(replicas=1), deployment(name, 2), *pods, word=drained)
-    (mark,) = of(third, MarkWrite)
+    (mark,) = of(third, PodAnnotationWrite)
     assert mark.annotations == pods[1]["metadata"]["annotations"] | LEAVES
     assert not of(third, ScaleWrite), "the Deployment would not know which"
     pods[1]["metadata"]["annotations"] = dict(mark.annotations)
     last = decided(pool(replicas=1), deployment(name, 2), *pods, word=drained)
     (scale,) = of(last, ScaleWrite)
     assert scale.replicas == 1
-    assert not of(last, MarkWrite)
+    assert not of(last, PodAnnotationWrite)
 
 
 def test_one_that_serves_nobody_is_marked_and_goes_without_a_drain() -> None:
     name = revision()
     idle = pod("two", name, ready=False)
     first = decided(pool(replicas=1), deployment(name, 2), pod("one", name), idle)
-    (mark,) = of(first, MarkWrite)
+    (mark,) = of(first, PodAnnotationWrite)
     assert (mark.object, mark.annotations) == (("pools", "two"), LEAVES)
     idle["metadata"]["annotations"] = dict(LEAVES)
     assert of(decided(pool(replicas=1), deployment(name, 2), pod("one", name), idle), ScaleWrite)
@@ -211,7 +211,7 @@ def test_a_pod_that_stays_keeps_no_mark() -> None:
     for marks in ({DRAINING: "2026-01-01T12:00:30+00:00"}, LEAVES, LEAVES | {DRAINING: "2025-01-01T12:00:30+00:00"}):
         back = pod("two", name, ready=False, annotations=marks | {"example.com/theirs": "stays"})
         decision = decided(pool(replicas=2), deployment(name, 2), pod("one", name), back)
-        (mark,) = of(decision, MarkWrite)
+        (mark,) = of(decision, PodAnnotationWrite)
         assert (mark.object, mark.annotations) == (("pools", "two"), {})
         assert decision.drains == ()
         assert not of(decision, ScaleWrite)
@@ -220,7 +220,7 @@ def test_a_pod_that_stays_keeps_no_mark() -> None:
 def test_a_cost_of_anothers_choice_is_left_alone() -> None:
     name = revision()
     theirs = pod("two", name, annotations={"controller.kubernetes.io/pod-deletion-cost": "7"})
-    assert not of(decided(pool(replicas=2), deployment(name, 2), pod("one", name), theirs), MarkWrite)
+    assert not of(decided(pool(replicas=2), deployment(name, 2), pod("one", name), theirs), PodAnnotationWrite)
 
 
 def test_nothing_shrinks_while_a_pod_that_stays_is_marked() -> None:
@@ -230,7 +230,7 @@ def test_nothing_shrinks_while_a_pod_that_stays_is_marked() -> None:
     found = (pool(replicas=2), deployment(name, 3), pod("two", name), leaving)
     decision = decided(*found, stays)
     assert not of(decision, ScaleWrite)
-    assert [(mark.object[1], mark.annotations) for mark in of(decision, MarkWrite)] == [("one", {})]
+    assert [(mark.object[1], mark.annotations) for mark in of(decision, PodAnnotationWrite)] == [("one", {})]
     assert of(decided(*found, pod("one", name)), ScaleWrite)
 
 
@@ -252,9 +252,9 @@ def test_one_that_should_have_gone_and_is_still_there_is_deleted_itself() -> Non
     strategy = {"maxSurge": 1, "maxUnavailable": 1}
     found = (pool(replicas=2, updateStrategy=strategy), leaving, pod("one", name), pod("three", "old"))
     old = deployment("old", 1)
-    assert not of(decided(*found, old, deployment(name, 2, settled=False), cordoned={"node-2"}), DeletePod)
+    assert not of(decided(*found, old, deployment(name, 2, settled=False), cordoned={"node-2"}), PodDeletion)
     # The number is right: another is to take its place.
-    (gone,) = of(decided(*found, old, deployment(name, 2), cordoned={"node-2"}), DeletePod)
+    (gone,) = of(decided(*found, old, deployment(name, 2), cordoned={"node-2"}), PodDeletion)
     assert (gone.uid, gone.version) == (leaving["metadata"]["uid"], 1)
 
 
@@ -262,8 +262,8 @@ def test_one_that_was_to_go_stays_when_another_has_gone_in_its_place() -> None:
     name = revision()
     leaving = pod("two", name, annotations=LEAVES | {DRAINING: NOW.isoformat()})
     decision = decided(pool(replicas=1), leaving, deployment(name, 1))
-    assert not of(decision, DeletePod | ScaleWrite)
-    assert [mark.annotations for mark in of(decision, MarkWrite)] == [{}]
+    assert not of(decision, PodDeletion | ScaleWrite)
+    assert [mark.annotations for mark in of(decision, PodAnnotationWrite)] == [{}]
 
 
 def test_a_runner_on_a_cordoned_node_gets_a_successor_beside_it_and_is_then_the_one_that_goes() -> None:
@@ -277,10 +277,10 @@ def test_a_runner_on_a_cordoned_node_gets_a_successor_beside_it_and_is_then_the_
     found = (pool(), deployment(name, 2), here, pod("there", name))
     moving = decided(*found, cordoned={"node-2"})
     assert not of(moving, ScaleWrite)
-    (mark,) = of(moving, MarkWrite)
+    (mark,) = of(moving, PodAnnotationWrite)
     assert mark.object == ("pools", "here")
     here["metadata"]["annotations"] = dict(mark.annotations) | LEAVES
-    (shrink,) = of(decided(*found, word=SchedulersWord(drained={"here"}), cordoned={"node-2"}), ScaleWrite)
+    (shrink,) = of(decided(*found, word=SchedulerReports(drained={"here"}), cordoned={"node-2"}), ScaleWrite)
     assert shrink.replicas == 1
 
 
@@ -293,7 +293,7 @@ def test_one_that_is_evicted_while_another_takes_its_place_leaves_no_extra_runne
 
 def budget_of(*objects: Object) -> dict[str, object]:
     (write,) = children(decided(*objects), BUDGETS)
-    assert write.at_first == {}
+    assert write.initial_fields == {}
     return write.document["spec"]
 
 
@@ -345,7 +345,7 @@ def test_a_pool_that_is_refused_holds_up_no_drain() -> None:
 
 def test_an_old_revision_without_pods_goes_and_the_newest_stays_even_at_zero() -> None:
     decision = decided(pool(replicas=0), deployment(revision(), 0), deployment("old", 0))
-    assert [write.revision for write in of(decision, DeleteDeployment)] == ["old"]
+    assert [write.revision for write in of(decision, DeploymentDeletion)] == ["old"]
 
 
 def test_a_number_that_others_could_take_is_claimed() -> None:
@@ -358,11 +358,11 @@ def test_a_condemned_runner_is_deleted_by_its_uid_once_its_patience_is_over() ->
     name = revision()
     hung = UnhealthyRunner("incarnation", "hangs", NOW - timedelta(seconds=4))
     found = (pool(), deployment(name, 1), pod("one", name))
-    early = decided(*found, word=SchedulersWord(condemned={"one": hung}))
-    assert not of(early, DeletePod)
+    early = decided(*found, word=SchedulerReports(condemned={"one": hung}))
+    assert not of(early, PodDeletion)
     assert early.due == 1.0
-    late = decided(*found, word=SchedulersWord(condemned={"one": hung}), now=NOW + timedelta(seconds=2))
-    assert [write.object for write in of(late, DeletePod)] == [("pools", "one")]
+    late = decided(*found, word=SchedulerReports(condemned={"one": hung}), now=NOW + timedelta(seconds=2))
+    assert [write.object for write in of(late, PodDeletion)] == [("pools", "one")]
 
 
 def test_the_successor_of_a_condemned_runner_is_left_alone() -> None:
@@ -371,13 +371,13 @@ def test_the_successor_of_a_condemned_runner_is_left_alone() -> None:
     again = pod("one", name)
     began = (NOW - timedelta(seconds=1)).isoformat()
     again["status"]["containerStatuses"] = [{"state": {"running": {"startedAt": began}}, "restartCount": 1}]
-    found = decided(pool(), deployment(name, 1), again, word=SchedulersWord(condemned={"one": hung}))
-    assert not of(found, DeletePod)
+    found = decided(pool(), deployment(name, 1), again, word=SchedulerReports(condemned={"one": hung}))
+    assert not of(found, PodDeletion)
 
 
 def test_a_right_that_is_missing_is_named_by_the_pool_once() -> None:
     why = "the operator may not list pods in namespace pools"
-    denied = Obstacles(places={"pools": Obstacle("PermissionDenied", why)})
+    denied = Obstacles(forbidden_namespaces={"pools": Obstacle("PermissionDenied", why)})
     decision = decided(pool(), obstacles=denied)
     assert reason_of(decision, POOLS, "demo") == "PermissionDenied"
     (write,) = [one for one in of(decision, StatusWrite) if one.kind is POOLS]
@@ -421,7 +421,7 @@ def ready_since_then(it: Object, reason: str) -> Object:
 
 def test_a_new_leader_leaves_alone_what_the_scheduler_has_not_told_it_yet() -> None:
     told = ready_since_then(adapter(), "Serving")
-    word = SchedulersWord(awaited=True)
+    word = SchedulerReports(awaited=True)
     assert ADAPTERS not in [write.kind for write in of(decided(pool(), told, word=word), StatusWrite)]
     assert ADAPTERS in [write.kind for write in of(decided(pool(), told), StatusWrite)]
     assert ADAPTERS in [write.kind for write in of(decided(pool(), adapter(), word=word), StatusWrite)]
@@ -434,15 +434,15 @@ def test_a_new_leader_leaves_a_pool_alone_of_whose_runners_the_scheduler_has_not
     runners = [deployment(name, 1), pod("one", name)]
     advice = {ObjectName("pools", "demo"): ScalingAdvice(replicas=1)}
 
-    def written(it: Object, word: SchedulersWord) -> bool:
+    def written(it: Object, word: SchedulerReports) -> bool:
         return POOLS in [write.kind for write in of(decided(it, *runners, word=word), StatusWrite)]
 
-    assert not written(told, SchedulersWord(awaited=True))
-    assert not written(told, SchedulersWord(awaited=True, advice=advice))
-    assert not written(told, SchedulersWord(awaited=True, slots={"one": 16}))
-    assert written(told, SchedulersWord(awaited=True, advice=advice, slots={"one": 16}))
-    assert written(told, SchedulersWord())
-    assert written(pool(), SchedulersWord(awaited=True))
+    assert not written(told, SchedulerReports(awaited=True))
+    assert not written(told, SchedulerReports(awaited=True, advice=advice))
+    assert not written(told, SchedulerReports(awaited=True, slots={"one": 16}))
+    assert written(told, SchedulerReports(awaited=True, advice=advice, slots={"one": 16}))
+    assert written(told, SchedulerReports())
+    assert written(pool(), SchedulerReports(awaited=True))
 
 
 def test_that_a_new_object_is_new_is_no_event_and_that_it_fails_is() -> None:
@@ -463,7 +463,7 @@ def test_what_is_being_deleted_is_no_longer_declared() -> None:
 def test_a_pool_elsewhere_says_how_its_namespace_is_prepared() -> None:
     decision = decided(pool(namespace="elsewhere"))
     assert reason_of(decision, POOLS, "demo") == "NamespaceNotPrepared"
-    assert not of(decision, ChildWrite)
+    assert not of(decision, OwnedObjectWrite)
 
 
 def test_a_round_in_which_nothing_changed_judges_nothing_again() -> None:
@@ -475,6 +475,6 @@ def test_a_round_in_which_nothing_changed_judges_nothing_again() -> None:
 
 
 def test_what_is_gone_with_its_kind_is_served_and_nothing_is_written_about_it() -> None:
-    decision = decided(pool() | {GHOST: True}, adapter() | {GHOST: True}, deployment("old", 0))
+    decision = decided(pool() | {VANISHED: True}, adapter() | {VANISHED: True}, deployment("old", 0))
     assert [each.name.name for each in decision.plan.catalog.adapters] == ["legal"]
-    assert [write for write in decision.writes.values() if not isinstance(write, DeleteDeployment)] == []
+    assert [write for write in decision.writes.values() if not isinstance(write, DeploymentDeletion)] == []

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from motet.model import ObjectName
-from motet_operator.cluster.decide import Decider, Decision, SchedulersWord
+from motet_operator.cluster.decide import Decider, Decision, SchedulerReports
 from motet_operator.cluster.doubts import Obstacle, Obstacles
 from motet_operator.cluster.kinds import Object
-from motet_operator.cluster.writes import MarkWrite, ScaleWrite, StatusWrite, Write
+from motet_operator.cluster.writes import PodAnnotationWrite, ScaleWrite, StatusWrite, Write
 from motet_operator.reconcile import ScalingAdvice
 from motet_operator.sync import UnhealthyRunner
 from tests.operator.cluster.objects import PLATFORM, adapter, deployment, namespace, pod, pool, snapshot
@@ -17,7 +17,7 @@ from tests.operator.cluster.objects import PLATFORM, adapter, deployment, namesp
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 DEMO = ObjectName("pools", "demo")
 NO_RIGHT = Obstacle("PermissionDenied", "the operator may not list pods in namespace pools")
-IN_THE_DARK = Obstacles(unseen=frozenset({"pools"}), places={"pools": NO_RIGHT})
+IN_THE_DARK = Obstacles(unseen_namespaces=frozenset({"pools"}), forbidden_namespaces={"pools": NO_RIGHT})
 
 
 class Bench:
@@ -28,10 +28,10 @@ class Bench:
         self.version = 100
 
     def decide(
-        self, *objects: Object, obstacles: Obstacles | None = None, word: SchedulersWord | None = None
+        self, *objects: Object, obstacles: Obstacles | None = None, word: SchedulerReports | None = None
     ) -> Decision:
         found = snapshot(*objects)
-        return self.decider.decide(found, word or SchedulersWord(), PLATFORM, NOW, obstacles=obstacles or Obstacles())
+        return self.decider.decide(found, word or SchedulerReports(), PLATFORM, NOW, obstacles=obstacles or Obstacles())
 
     def settled(self, *objects: Object) -> list[Object]:
         """The objects with the statuses that they get."""
@@ -100,7 +100,7 @@ def test_nothing_is_done_about_runners_that_cannot_be_seen_and_their_adapters_ar
 def test_what_was_seen_before_is_neither_drained_nor_replaced_nor_retired() -> None:
     name = revision(pool())
     one, two, other = pod("one", name), pod("two", name), pod("three", "r1", pool="deleted")
-    hung = SchedulersWord(condemned={"one": UnhealthyRunner("incarnation", "hangs", NOW - timedelta(hours=1))})
+    hung = SchedulerReports(condemned={"one": UnhealthyRunner("incarnation", "hangs", NOW - timedelta(hours=1))})
     objects = (pool(replicas=0), deployment(name, 2), one, two, deployment("r1", 1, pool="deleted"), other)
     assert {write.key.what for write in children(Bench().decide(*objects, word=hung))} > {"mark"}
     decision = Bench().decide(*objects, word=hung, obstacles=IN_THE_DARK)
@@ -144,7 +144,7 @@ def test_a_pool_that_cannot_be_seen_says_why_once_and_keeps_the_rest_of_its_stat
 
 
 def test_a_namespace_that_nobody_has_looked_at_yet_has_nothing_to_say() -> None:
-    unasked = Obstacles(unseen=frozenset({"pools"}))
+    unasked = Obstacles(unseen_namespaces=frozenset({"pools"}))
     decision = Bench().decide(pool(), pool("elsewhere", "others"), obstacles=unasked)
     assert statuses(decision).keys() == {("ServingPool", "elsewhere")}
     assert {write.key.object[0] for write in children(decision)} == {"others"}
@@ -174,7 +174,7 @@ def test_a_pool_that_cannot_be_read_any_more_goes_on_as_it_was_and_says_so() -> 
     odd = from_the_future(bench, it)
     decision = bench.decide(odd, legal, *rest)
     assert served(decision) == ["legal"]
-    assert [write for write in children(decision) if isinstance(write, ScaleWrite | MarkWrite)] == []
+    assert [write for write in children(decision) if isinstance(write, ScaleWrite | PodAnnotationWrite)] == []
     told = statuses(decision)
     assert told.keys() == {("ServingPool", "demo")}
     status = told["ServingPool", "demo"]
@@ -194,19 +194,19 @@ def test_scale_goes_on_from_where_it_is_and_not_from_where_it_was_when_the_pool_
     (it,) = bench.settled(it)
     odd = from_the_future(bench, it)
 
-    def scaled(word: SchedulersWord, it: Object) -> Object:
+    def scaled(word: SchedulerReports, it: Object) -> Object:
         return bench.now(it, status=statuses(bench.decide(it, word=word))["ServingPool", "demo"])
 
     (first,) = [write for write in bench.decide(odd).writes.values() if isinstance(write, StatusWrite)]
     assert [event.reason for event in first.events] == ["Unreadable"]
     odd = bench.now(odd, status=first.status)
-    five = SchedulersWord(advice={DEMO: ScalingAdvice(replicas=5, code="", reason="", stale=False)})
+    five = SchedulerReports(advice={DEMO: ScalingAdvice(replicas=5, code="", reason="", stale=False)})
     (second,) = [write for write in bench.decide(odd, word=five).writes.values() if isinstance(write, StatusWrite)]
     assert second.events == ()  # it has been told
     more = scaled(five, odd)
     assert more["status"]["desiredReplicas"] == 5
     lost = bench.decide(
-        more, word=SchedulersWord(advice={DEMO: ScalingAdvice(replicas=1, code="", reason="", stale=True)})
+        more, word=SchedulerReports(advice={DEMO: ScalingAdvice(replicas=1, code="", reason="", stale=True)})
     )
     assert [pool.replicas for pool in lost.plan.catalog.pools] == [5]
 
@@ -219,7 +219,7 @@ def test_after_a_restart_what_can_be_read_of_it_serves_whom_it_served_and_its_ru
     it, legal, *rest = bench.settled(*objects)
     assert legal["status"]["baseModel"]
     odd = from_the_future(bench, it)
-    hung = SchedulersWord(condemned={"one": UnhealthyRunner("incarnation", "hangs", NOW - timedelta(hours=1))})
+    hung = SchedulerReports(condemned={"one": UnhealthyRunner("incarnation", "hangs", NOW - timedelta(hours=1))})
     again = Bench()
     decision = again.decide(odd, legal, adapter("new"), *rest, word=hung)
     assert served(decision) == ["legal"]  # the other one may be what the unknown field forbids

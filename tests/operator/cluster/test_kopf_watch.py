@@ -11,8 +11,8 @@ import pytest
 from aiohttp import web
 
 from motet.kube import KubeCredentials
-from motet_operator.cluster.kinds import ADAPTERS, OURS, Kind, Object
-from motet_operator.cluster.kopf_watch import Engine, Heard, _listening
+from motet_operator.cluster.kinds import ADAPTERS, DECLARED_KINDS, Kind, Object
+from motet_operator.cluster.kopf_watch import KopfEngine, LastHeard, _listening
 from motet_operator.cluster.watch import Listener
 from tests.common.waiting import until
 from tests.operator.cluster.objects import adapter
@@ -51,7 +51,7 @@ async def ask(session: aiohttp.ClientSession, server: Server, path: str, *, watc
 
 @pytest.mark.parametrize("status", [403, 404])
 async def test_a_watch_that_is_refused_or_whose_kind_is_gone_has_no_age_until_it_is_back(status: int) -> None:
-    heard, server = Heard(), Server()
+    heard, server = LastHeard(), Server()
     async with server.running(), aiohttp.ClientSession(response_class=_listening(heard, lambda *_: None)) as session:
         await ask(session, server, "/apis/pools", watch=True)
         await ask(session, server, "/apis/pods", watch=True)
@@ -68,7 +68,7 @@ async def test_a_watch_that_is_refused_or_whose_kind_is_gone_has_no_age_until_it
 
 @pytest.mark.parametrize("status", [429, 500, 504])
 async def test_any_other_error_leaves_a_watch_its_age(status: int) -> None:
-    heard, server = Heard(), Server()
+    heard, server = LastHeard(), Server()
     async with server.running(), aiohttp.ClientSession(response_class=_listening(heard, lambda *_: None)) as session:
         await ask(session, server, "/apis/pools", watch=True)
         server.status = status
@@ -77,14 +77,14 @@ async def test_any_other_error_leaves_a_watch_its_age(status: int) -> None:
 
 
 @asynccontextmanager
-async def watching(api: SmallApi, folder: Path, seen: list[tuple[Kind, str]]) -> AsyncIterator[Engine]:
+async def watching(api: SmallApi, folder: Path, seen: list[tuple[Kind, str]]) -> AsyncIterator[KopfEngine]:
     """Our own kinds, with timers at a twentieth."""
-    engine = Engine(
+    engine = KopfEngine(
         "declared",
-        OURS,
+        DECLARED_KINDS,
         (),
         credentials=KubeCredentials(api.kubeconfig(folder / "kubeconfig"), "SETTING"),
-        heard=Heard(),
+        heard=LastHeard(),
         listener=Listener(
             seen=lambda kind, it: seen.append((kind, it["metadata"]["name"])),
             deleted=lambda *_: None,
@@ -102,7 +102,7 @@ async def watching(api: SmallApi, folder: Path, seen: list[tuple[Kind, str]]) ->
             await task
 
 
-EVERYTHING = {kind.path() for kind in OURS}
+EVERYTHING = {kind.path() for kind in DECLARED_KINDS}
 
 
 def error(code: int) -> Object:

@@ -3,18 +3,18 @@ import asyncio
 import pytest
 
 from motet.clock import FakeClock
-from motet_operator.cluster.api import Limiter
+from motet_operator.cluster.api import RequestLimiter
 
 
 def test_a_burst_goes_at_once_and_the_rest_at_the_rate() -> None:
-    limiter = Limiter(rate=10, burst=5, clock=FakeClock())
+    limiter = RequestLimiter(rate=10, burst=5, clock=FakeClock())
     assert [limiter.reserve() for _ in range(5)] == [0.0] * 5
     assert [limiter.reserve() for _ in range(3)] == pytest.approx([0.1, 0.2, 0.3])
 
 
 def test_a_quiet_time_fills_the_bucket_and_no_more() -> None:
     clock = FakeClock()
-    limiter = Limiter(rate=10, burst=5, clock=clock)
+    limiter = RequestLimiter(rate=10, burst=5, clock=clock)
     for _ in range(5):
         limiter.reserve()
     clock.advance(0.2)
@@ -25,7 +25,7 @@ def test_a_quiet_time_fills_the_bucket_and_no_more() -> None:
 
 def test_everybody_waits_as_long_as_the_server_asks() -> None:
     clock = FakeClock()
-    limiter = Limiter(rate=10, burst=5, clock=clock)
+    limiter = RequestLimiter(rate=10, burst=5, clock=clock)
     limiter.pause(7)
     limiter.pause(3)
     assert limiter.reserve() == 7
@@ -34,7 +34,7 @@ def test_everybody_waits_as_long_as_the_server_asks() -> None:
 
 
 async def test_who_has_waited_asks_again_whether_a_pause_has_come() -> None:
-    limiter = Limiter(rate=1000, burst=1)
+    limiter = RequestLimiter(rate=1000, burst=1)
     limiter.reserve()
     waiting = asyncio.create_task(limiter.take())
     await asyncio.sleep(0)

@@ -2,14 +2,14 @@
 
 import pytest
 
-from motet_operator.cluster.operator import ANSWERED_SECONDS, SILENT_SECONDS, STALLED_SECONDS, Pulse
+from motet_operator.cluster.operator import ANSWERED_SECONDS, SILENT_SECONDS, STALLED_SECONDS, OperatorLiveness
 
 WATCH = "/apis/motet.dev/v1alpha1/loraadapters"
 PODS = "/api/v1/namespaces/pools/pods"
 
 
-def pulse(*, round: float = 1, answer: float = 1, watches: dict[str, float] | None = None) -> Pulse:  # noqa: A002
-    return Pulse(round=round, answer=answer, watches={WATCH: 1} if watches is None else watches)
+def pulse(*, round: float = 1, answer: float = 1, watches: dict[str, float] | None = None) -> OperatorLiveness:  # noqa: A002
+    return OperatorLiveness(round=round, answer=answer, watches={WATCH: 1} if watches is None else watches)
 
 
 def test_one_that_works_is_alive_and_ready() -> None:

@@ -9,15 +9,15 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from motet.kube import Unreachable
-from motet_operator.cluster.api import Refused
+from motet_operator.cluster.api import ApiRefused
 from motet_operator.cluster.cache import Cache
-from motet_operator.cluster.doubts import Denials
+from motet_operator.cluster.doubts import ObstacleLog
 from motet_operator.cluster.kinds import (
     ADAPTERS,
     BUDGETS,
-    CHILDREN,
+    DECLARED_KINDS,
     DEPLOYMENTS,
-    OURS,
+    OWNED_KINDS,
     PODS,
     POOLS,
     Kind,
@@ -46,7 +46,7 @@ class TwoFacedServer:
     async def list(self, kind: Kind, namespace: str = "", *, fresh: bool = False, **_: Any) -> tuple[list[Object], int]:
         self.asked.append((kind, fresh))
         if status := self.refuses.get((kind, namespace)):
-            raise Refused("list", kind, namespace, status=status, message="no")
+            raise ApiRefused("list", kind, namespace, status=status, message="no")
         if fresh and self.away:
             raise Unreachable("no quorum")
         found = (self.stored if fresh else self.cached).get(kind, [])
@@ -66,7 +66,7 @@ class Place:
         self.cache = Cache()
         self.registry = CollectorRegistry()
         self.metrics = ClusterMetrics(self.registry)
-        self.denials = Denials()
+        self.denials = ObstacleLog()
         self.unwatchable: list[str] = []
         self.watched_anew: list[Kind] = []
         self.resync = Resync(
@@ -166,13 +166,13 @@ async def test_a_namespace_that_cannot_be_seen_stops_itself_and_nobody_else(kind
     assert not await place.resync.once()
     assert place.resync.listed.is_set()
     assert place.resync.unseen == {"others"}
-    assert ("others" in place.denials.standing().places) == (status == 403)
+    assert ("others" in place.denials.standing().forbidden_namespaces) == (status == 403)
     # It is answered, and will be for long. Whoever is only away for a moment is waited for.
     assert bool(place.resync.waiting_for()) == (status == 503)
     server.refuses.clear()
     assert await place.resync.once()
     assert place.resync.unseen == frozenset()
-    assert place.denials.standing().places == {}
+    assert place.denials.standing().forbidden_namespaces == {}
 
 
 async def test_a_namespace_that_may_not_be_seen_any_more_is_not_known_any_more() -> None:
@@ -193,7 +193,7 @@ async def test_budgets_that_may_not_be_seen_are_told_and_stop_nothing() -> None:
     await place.resync.once()
     assert place.resync.listed.is_set()
     assert place.resync.unseen == frozenset()
-    assert place.denials.standing().places.keys() == {"pools"}
+    assert place.denials.standing().forbidden_namespaces.keys() == {"pools"}
 
 
 OLD, NEW = adapter("one", version=50), adapter("one", version=90)
@@ -266,7 +266,7 @@ async def test_what_is_half_from_before_and_half_from_after_is_no_state_to_decid
 async def test_a_watch_that_is_opened_anew_asks_whether_the_store_is_the_one_that_it_was() -> None:
     server = TwoFacedServer()
     place = await knows(server, ADAPTERS, [NEW], seconds=30_000)
-    everything = len(OURS) + 2 * len(CHILDREN)
+    everything = len(DECLARED_KINDS) + 2 * len(OWNED_KINDS)
     async with running(place):
         await until(lambda: len(server.asked) == everything)
         server.cached[ADAPTERS] = server.stored[ADAPTERS] = [OLD]
@@ -282,7 +282,7 @@ async def test_a_watch_that_is_opened_anew_asks_whether_the_store_is_the_one_tha
 async def test_a_question_about_the_store_that_has_no_answer_is_asked_until_it_has() -> None:
     server = TwoFacedServer()
     place = await knows(server, ADAPTERS, [NEW], seconds=30_000)
-    everything = len(OURS) + 2 * len(CHILDREN)
+    everything = len(DECLARED_KINDS) + 2 * len(OWNED_KINDS)
     async with running(place):
         await until(lambda: len(server.asked) == everything)
         server.refuses[PODS, "pools"] = 500
@@ -323,7 +323,7 @@ async def test_what_cannot_be_listed_is_asked_for_again_and_the_rest_is_not() ->
     task = asyncio.create_task(place.resync.run())
     await until(lambda: len(server.asked) > 20)
     assert sum(kind is ADAPTERS for kind, _ in server.asked) == 1
-    place.resync.hurry()
+    place.resync.request_now()
     await until(lambda: sum(kind is ADAPTERS for kind, _ in server.asked) == 2)
     del server.refuses[PODS, "others"]
     await until(lambda: not place.resync.unseen)

@@ -5,10 +5,10 @@ import pytest
 from motet.resources import LoRAAdapter
 from motet_operator.cluster.kinds import ADAPTERS, PODS, Object
 from motet_operator.cluster.view import (
-    Reader,
+    ObjectParser,
     Unreadable,
     conditions_of,
-    lives,
+    is_live,
     model_claim,
     model_uri,
     read_adapter,
@@ -27,7 +27,7 @@ def test_each_version_is_read_once() -> None:
         reads.append(it)
         return object()
 
-    reader = Reader(ADAPTERS, read)
+    reader = ObjectParser(ADAPTERS, read)
     it = adapter(version=1)
     first = reader({("tenant", "legal"): it})
     assert reader({("tenant", "legal"): it}) == first
@@ -36,7 +36,7 @@ def test_each_version_is_read_once() -> None:
 
 
 def test_a_version_that_a_store_gives_again_after_it_has_gone_back_is_another() -> None:
-    reader = Reader(ADAPTERS, read_adapter)
+    reader = ObjectParser(ADAPTERS, read_adapter)
     for suspend in (False, True):
         found = reader({("tenant", "legal"): adapter(version=7, suspend=suspend)})["tenant", "legal"]
         assert isinstance(found, AdapterObject)
@@ -45,7 +45,7 @@ def test_a_version_that_a_store_gives_again_after_it_has_gone_back_is_another() 
 
 def test_what_was_read_stays_the_same_object_until_it_says_something_else() -> None:
     key = ("tenant", "legal")
-    reader = Reader(ADAPTERS, read_adapter)
+    reader = ObjectParser(ADAPTERS, read_adapter)
 
     def read(it: Object) -> AdapterObject:
         found = reader({key: it})[key]
@@ -63,7 +63,7 @@ def test_what_was_read_stays_the_same_object_until_it_says_something_else() -> N
 
 
 def test_what_cannot_be_read_says_why_and_harms_nobody_else() -> None:
-    reader = Reader(ADAPTERS, read_adapter)
+    reader = ObjectParser(ADAPTERS, read_adapter)
     found = reader(
         {("tenant", "odd"): adapter("odd", fromTheFuture=True), ("tenant", "legal"): adapter(), ("t", "x"): {}}
         | {("t", "x"): made(ADAPTERS, "x", "t")}
@@ -127,9 +127,9 @@ def test_conditions_are_read_back_as_they_were_written_and_nonsense_is_left_out(
 
 
 def test_a_pod_that_leaves_or_is_over_is_no_runner() -> None:
-    assert lives(pod("one", "1"))
-    assert not lives(pod("one", "1", deletionTimestamp="2026-01-01T00:00:00Z"))
-    assert not lives(pod("one", "1") | {"status": {"phase": "Failed"}})
+    assert is_live(pod("one", "1"))
+    assert not is_live(pod("one", "1", deletionTimestamp="2026-01-01T00:00:00Z"))
+    assert not is_live(pod("one", "1") | {"status": {"phase": "Failed"}})
 
 
 @pytest.mark.parametrize(
@@ -175,6 +175,6 @@ def test_whatever_reading_one_object_raises_is_its_own_affair() -> None:
             raise RecursionError("too deep")
         return "read"
 
-    found = Reader(PODS, read)({("pools", "odd"): pod("odd", "1"), ("pools", "one"): pod("one", "1")})
+    found = ObjectParser(PODS, read)({("pools", "odd"): pod("odd", "1"), ("pools", "one"): pod("one", "1")})
     assert isinstance(found["pools", "odd"], Unreadable)
     assert found["pools", "one"] == "read"

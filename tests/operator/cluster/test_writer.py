@@ -11,14 +11,14 @@ from prometheus_client import CollectorRegistry
 
 from motet.clock import FakeClock
 from motet.kube import ApiError, KubeCredentials, Unreachable
-from motet_operator.cluster.api import Api, Limiter, Refused
+from motet_operator.cluster.api import Api, ApiRefused, RequestLimiter
 from motet_operator.cluster.cache import Cache
-from motet_operator.cluster.catalog import Continuity
-from motet_operator.cluster.doubts import Denials, Obstacle
+from motet_operator.cluster.catalog import VanishedObjects
+from motet_operator.cluster.doubts import Obstacle, ObstacleLog
 from motet_operator.cluster.events import EventWriter
 from motet_operator.cluster.kinds import ADAPTERS, BUDGETS, DEPLOYMENTS, Kind, Object
-from motet_operator.cluster.writer import Writer
-from motet_operator.cluster.writes import ChildWrite, StatusWrite, Write
+from motet_operator.cluster.writer import WriteExecutor
+from motet_operator.cluster.writes import OwnedObjectWrite, StatusWrite, Write
 from motet_operator.metrics import ClusterMetrics
 from tests.common.waiting import until
 from tests.operator.cluster.objects import adapter, pool, snapshot
@@ -52,8 +52,8 @@ class ScriptedApi:
 NO_RIGHT = 'pools "x" is forbidden: User "operator" cannot patch resource "pools"'
 
 
-def refused(status: int, message: str = "no") -> Refused:
-    return Refused("patch", ADAPTERS, "tenant", status=status, message=message, subresource=True)
+def refused(status: int, message: str = "no") -> ApiRefused:
+    return ApiRefused("patch", ADAPTERS, "tenant", status=status, message=message, subresource=True)
 
 
 def wanted(status: str = "new", name: str = "legal") -> StatusWrite:
@@ -64,11 +64,11 @@ class Bench:
     def __init__(self, api: ScriptedApi | Api, *, leading: bool = True, time_scale: float = 0.01) -> None:
         self.cache = Cache()
         self.cache.put(ADAPTERS, adapter())
-        self.denials = Denials()
+        self.denials = ObstacleLog()
         self.denied: list[Obstacle] = []
         self.written: list[Write] = []
         self.leading = leading
-        self.writer = Writer(
+        self.writer = WriteExecutor(
             api,  # type: ignore[arg-type]
             self.cache,
             self.denials,
@@ -80,7 +80,7 @@ class Bench:
         )
 
     def want(self, *writes: Write) -> None:
-        self.writer.want({write.key: write for write in writes})
+        self.writer.set_writes({write.key: write for write in writes})
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -93,7 +93,7 @@ class Bench:
                 await task
 
 
-class Turns(Limiter):
+class Turns(RequestLimiter):
     """The first goes at once, and who comes then when it is told."""
 
     def __init__(self) -> None:
@@ -203,7 +203,7 @@ async def test_a_name_that_is_taken_is_told_at_once_and_tried_again_until_it_is_
     free = False
     bench = Bench(Taken())
     async with bench.running():
-        bench.want(ChildWrite(BUDGETS, budget))
+        bench.want(OwnedObjectWrite(BUDGETS, budget))
         await until(lambda: len(bench.denials))
         assert [obstacle.reason for obstacle in bench.denied] == ["NameTaken"]
         assert bench.denied[0].message.startswith("PodDisruptionBudget demo of this namespace")
@@ -232,7 +232,7 @@ async def test_a_denial_ends_with_the_write_that_met_it() -> None:
 
 async def test_a_denial_of_what_a_write_asks_besides_ends_when_the_write_is_done() -> None:
     """To delete a pod is also to get it."""
-    get = Refused("get", ADAPTERS, "tenant", status=403, message=NO_RIGHT)
+    get = ApiRefused("get", ADAPTERS, "tenant", status=403, message=NO_RIGHT)
     bench = Bench(ScriptedApi(get))
     async with bench.running():
         bench.want(wanted())
@@ -314,12 +314,12 @@ async def test_what_the_server_makes_of_it_is_not_fought() -> None:
 
 
 def test_a_missing_right_is_said_in_words_an_administrator_can_use() -> None:
-    denials = Denials()
-    denials.note(Refused("list", DEPLOYMENTS, "pools", status=403, message="no"))
+    denials = ObstacleLog()
+    denials.note(ApiRefused("list", DEPLOYMENTS, "pools", status=403, message="no"))
     why = "the operator may not list deployments.apps in namespace pools; grant its ServiceAccount that verb"
-    assert denials.standing().places == {"pools": Obstacle("PermissionDenied", why)}
+    assert denials.standing().forbidden_namespaces == {"pools": Obstacle("PermissionDenied", why)}
     denials.clear(DEPLOYMENTS, "pools")
-    assert denials.standing().places == {}
+    assert denials.standing().forbidden_namespaces == {}
 
 
 # -------------------------------------------------------------------------------------------------------------- events
@@ -330,11 +330,11 @@ async def test_an_event_that_repeats_is_counted_and_told_again_after_a_while() -
     events = EventWriter(api, ClusterMetrics(CollectorRegistry()), "me", clock=clock)  # type: ignore[arg-type]
     task = asyncio.create_task(events.run())
     for _ in range(5):
-        events.say(ADAPTERS, adapter(), "Warning", "FetchFailed", "cannot be fetched")
-    events.say(ADAPTERS, adapter(), "Normal", "Serving", "")
+        events.post(ADAPTERS, adapter(), "Warning", "FetchFailed", "cannot be fetched")
+    events.post(ADAPTERS, adapter(), "Normal", "Serving", "")
     await until(lambda: len(api.applied) == 2)
     clock.advance(301)
-    events.say(ADAPTERS, adapter(), "Warning", "FetchFailed", "cannot be fetched")
+    events.post(ADAPTERS, adapter(), "Warning", "FetchFailed", "cannot be fetched")
     await until(lambda: len(api.applied) == 3)
     task.cancel()
     first, _, last = api.applied
@@ -347,7 +347,7 @@ async def test_an_event_that_is_refused_is_dropped_and_the_next_one_is_posted() 
     events = EventWriter(api, ClusterMetrics(CollectorRegistry()), "me")  # type: ignore[arg-type]
     task = asyncio.create_task(events.run())
     for number in range(3):
-        events.say(ADAPTERS, adapter(f"a-{number}"), "Warning", "FetchFailed", "")
+        events.post(ADAPTERS, adapter(f"a-{number}"), "Warning", "FetchFailed", "")
     await until(lambda: api.applied or task.done())
     assert [one["involvedObject"]["name"] for one in api.applied] == ["a-2"]
     task.cancel()
@@ -357,20 +357,20 @@ async def test_a_flood_of_events_is_dropped_and_holds_up_nothing() -> None:
     metrics = ClusterMetrics(CollectorRegistry())
     events = EventWriter(ScriptedApi(), metrics, "me")  # type: ignore[arg-type]
     for number in range(1000):
-        events.say(ADAPTERS, adapter(f"a-{number}"), "Warning", "FetchFailed", "")
+        events.post(ADAPTERS, adapter(f"a-{number}"), "Warning", "FetchFailed", "")
     assert metrics.events.labels("dropped")._value.get() == 1000 - 256
 
 
 # ---------------------------------------------------------------------------------------------------------- continuity
 
 
-async def names(continuity: Continuity, *objects: Object) -> list[str]:
+async def names(continuity: VanishedObjects, *objects: Object) -> list[str]:
     return sorted(name for _, name in (await continuity.complete(snapshot(*objects)))[ADAPTERS])
 
 
 async def test_objects_that_vanish_with_their_kind_are_kept_for_a_while() -> None:
     api, clock = ScriptedApi(), FakeClock()
-    continuity = Continuity(api, 600, clock)  # type: ignore[arg-type]
+    continuity = VanishedObjects(api, 600, clock)  # type: ignore[arg-type]
     assert await names(continuity, pool(), adapter(), adapter("other")) == ["legal", "other"]
     api.served = frozenset({"get", "list", "watch", "delete"})  # a definition that is being deleted
     assert await names(continuity, pool(), adapter()) == ["legal", "other"]
@@ -385,6 +385,6 @@ async def test_objects_that_vanish_with_their_kind_are_kept_for_a_while() -> Non
 
 
 async def test_objects_that_are_deleted_one_by_one_are_gone_at_once() -> None:
-    continuity = Continuity(ScriptedApi(), 600)  # type: ignore[arg-type]
+    continuity = VanishedObjects(ScriptedApi(), 600)  # type: ignore[arg-type]
     assert await names(continuity, pool(), adapter()) == ["legal"]
     assert await names(continuity, pool()) == []

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from motet_operator.cluster.api import Refused
+from motet_operator.cluster.api import ApiRefused
 from motet_operator.cluster.cache import Cache
 from motet_operator.cluster.kinds import DEPLOYMENTS, PODS, Kind, Object
-from motet_operator.cluster.writes import ChildWrite, DeletePod, InTheWay, MarkWrite
+from motet_operator.cluster.writes import NameTaken, OwnedObjectWrite, PodAnnotationWrite, PodDeletion
 from tests.operator.cluster.objects import deployment, pod
 
 WANTED: Object = {
@@ -55,7 +55,7 @@ class Server:
 
 async def applied(server: Server, cache: Cache) -> bool:
     """Whether a round finds something to write, and writes it."""
-    write = ChildWrite(DEPLOYMENTS, WANTED, {"replicas": 1})
+    write = OwnedObjectWrite(DEPLOYMENTS, WANTED, {"replicas": 1})
     if needed := write.needed(cache):
         await write.carry_out(server, cache)  # type: ignore[arg-type]
     return needed
@@ -96,7 +96,7 @@ async def test_what_somebody_else_has_made_is_left_alone(seen: bool) -> None:
     server, cache = Server(managers=THEIRS), Cache()
     if seen:
         cache.put(DEPLOYMENTS, server.change(labels={"motet.dev/pool": "another"}))
-    with pytest.raises(InTheWay, match="Deployment demo-1"):
+    with pytest.raises(NameTaken, match="Deployment demo-1"):
         await applied(server, cache)
     assert server.applied == 0
 
@@ -110,17 +110,17 @@ async def test_what_is_made_at_this_very_moment_is_not_taken_by_force() -> None:
 
         async def apply(self, kind: Kind, document: Object, *, manager: str, force: bool) -> Object:
             asked.append((force, document["spec"]["replicas"]))
-            raise Refused("patch", kind, "pools", status=409, message='conflict with "kubectl"')
+            raise ApiRefused("patch", kind, "pools", status=409, message='conflict with "kubectl"')
 
-    with pytest.raises(Refused):
-        await ChildWrite(DEPLOYMENTS, WANTED, {"replicas": 3}).carry_out(Empty(), Cache())  # type: ignore[arg-type]
+    with pytest.raises(ApiRefused):
+        await OwnedObjectWrite(DEPLOYMENTS, WANTED, {"replicas": 3}).carry_out(Empty(), Cache())  # type: ignore[arg-type]
     assert asked == [(False, 3)]
 
 
 def test_one_that_is_on_its_way_out_is_left_alone() -> None:
     cache = Cache()
     cache.put(DEPLOYMENTS, deployment("1", 1) | {"metadata": WANTED["metadata"] | {"deletionTimestamp": "2026-01-01"}})
-    assert not ChildWrite(DEPLOYMENTS, WANTED, {"replicas": 1}).needed(cache)
+    assert not OwnedObjectWrite(DEPLOYMENTS, WANTED, {"replicas": 1}).needed(cache)
 
 
 class Deleting:
@@ -139,7 +139,7 @@ class Deleting:
 async def test_a_pod_is_deleted_only_as_it_was_when_that_was_decided() -> None:
     server, cache = Deleting(), Cache()
     cache.put(PODS, pod("one", "1"))
-    write = DeletePod(("pools", "one"), "pools/one", 1, "it hangs")
+    write = PodDeletion(("pools", "one"), "pools/one", 1, "it hangs")
     assert write.needed(cache)
     await write.carry_out(server, cache)  # type: ignore[arg-type]
     assert server.asked == [("pools/one", 1)]
@@ -149,7 +149,7 @@ async def test_a_pod_is_deleted_only_as_it_was_when_that_was_decided() -> None:
     newer["metadata"] |= {"resourceVersion": "2", "uid": "another"}
     cache.put(PODS, newer)
     assert not write.needed(cache)
-    assert not DeletePod(("pools", "one"), "another", 1, "it hangs").needed(cache), "it is well again, perhaps"
+    assert not PodDeletion(("pools", "one"), "another", 1, "it hangs").needed(cache), "it is well again, perhaps"
 
 
 def marked(**annotations: str) -> Object:
@@ -161,12 +161,12 @@ def test_a_mark_is_needed_until_the_pod_says_exactly_that() -> None:
     cache.put(PODS, marked(**{"motet.dev/draining-until": "then", "theirs": "x"}))
 
     def needed(annotations: dict[str, str]) -> bool:
-        return MarkWrite(("pools", "one"), "pools/one", annotations).needed(cache)
+        return PodAnnotationWrite(("pools", "one"), "pools/one", annotations).needed(cache)
 
     assert needed({})
     assert needed({"motet.dev/draining-until": "later"})
     assert not needed({"motet.dev/draining-until": "then"})
-    assert not MarkWrite(("pools", "one"), "another", {}).needed(cache)
+    assert not PodAnnotationWrite(("pools", "one"), "another", {}).needed(cache)
 
 
 async def test_a_mark_that_the_server_does_not_take_off_is_not_fought() -> None:
@@ -177,6 +177,6 @@ async def test_a_mark_that_the_server_does_not_take_off_is_not_fought() -> None:
         async def apply(self, kind: Kind, document: Object, *, manager: str) -> Object:
             return stuck | {"metadata": stuck["metadata"] | {"resourceVersion": "2"}}
 
-    write = MarkWrite(("pools", "one"), "pools/one", {})
+    write = PodAnnotationWrite(("pools", "one"), "pools/one", {})
     await write.carry_out(Stubborn(), cache)  # type: ignore[arg-type]
     assert not write.needed(cache)
