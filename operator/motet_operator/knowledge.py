@@ -49,4 +49,4 @@ class AdapterReports:
         of = {place.runner for place in said.replicas}
         more = [place for runner, held in self._before.items() if runner not in of for place in held.get(name, ())]
         places = sorted((*said.replicas, *more), key=lambda place: (place.runner, place.tier))
-        self.known[name] = replace(said, places=tuple(places)) if more else said
+        self.known[name] = replace(said, replicas=tuple(places)) if more else said

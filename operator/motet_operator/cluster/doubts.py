@@ -141,9 +141,9 @@ class PartialKnowledge:
         places = ((pool.resource.metadata.namespace, pool.resource.group) for pool in view.pools)
         return cls(
             obstacles=obstacles,
-            hidden=frozenset(group for namespace, group in places if namespace in obstacles.unseen_namespaces),
-            dim=frozenset(dim),
-            unsure=frozenset(unsure),
+            unseen_groups=frozenset(group for namespace, group in places if namespace in obstacles.unseen_namespaces),
+            unreadable_pools=frozenset(dim),
+            unconfirmed_adapters=frozenset(unsure),
             tenants={group: frozenset(names) for group, names in tenants.items()},
         )
 

@@ -186,7 +186,7 @@ class ClusterOperator:
         self._watch.forget(path)
 
     def _watch_anew(self, kind: Kind) -> None:
-        self._watch.begin_again(kind)
+        self._watch.restart(kind)
         self._wake.set()
 
     # -------------------------------------------------------------------------------------------------------- leading

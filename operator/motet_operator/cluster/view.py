@@ -398,14 +398,14 @@ def with_scheduler_state(
         instance,
         drained=instance.name in drained,
         attached=instance.name in attached,
-        condemned=condemned.why if condemned is not None else "",
+        unhealthy=condemned.why if condemned is not None else "",
         replace_at=condemned.since + patience if condemned is not None else None,
     )
 
 
 def with_leaving_node(instance: RunnerInstance, cordoned: Collection[str]) -> RunnerInstance:
     """Told to leave where its node is one of these."""
-    return replace(instance, moving=True) if instance.node in cordoned else instance
+    return replace(instance, node_is_leaving=True) if instance.node in cordoned else instance
 
 
 def read_runner_set(deployment: Object) -> RunnerSet:

@@ -29,7 +29,7 @@ class Watch(Protocol):
     async def run(self) -> None:
         """Until cancelled."""
 
-    def begin_again(self, kind: Kind) -> None:
+    def restart(self, kind: Kind) -> None:
         """With a list: the kind has come since, or its versions mean something else than before."""
 
     def ages(self) -> Mapping[str, float]:

@@ -75,7 +75,7 @@ def adapter_context(view: View, refused: Collection[ObjectName]) -> AdapterConte
         names.setdefault((resource.metadata.namespace, resource.group, resource.model_name), resource.object_name)
     runners = frozenset(instance.name for instance in view.instances)
     around = AdapterContext(groups=groups, serving=serving, names=names, runners=runners)
-    return replace(around, over=_over_quota(view, by_age, around))
+    return replace(around, over_quota=_over_quota(view, by_age, around))
 
 
 def _over_quota(view: View, by_age: Sequence[AdapterObject], around: AdapterContext) -> frozenset[ObjectName]:
@@ -202,7 +202,7 @@ def adapter_status(view: View, adapter: AdapterObject, around: AdapterContext) -
 def _of_runners_that_exist(known: AdapterReport, around: AdapterContext) -> AdapterReport:
     if all(place.runner in around.runners for place in known.replicas):
         return known
-    return replace(known, places=tuple(place for place in known.replicas if place.runner in around.runners))
+    return replace(known, replicas=tuple(place for place in known.replicas if place.runner in around.runners))
 
 
 def _runners_holding(known: AdapterReport) -> int:
