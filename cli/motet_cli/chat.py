@@ -15,7 +15,7 @@ from motet.errors import SetupError
 from motet.service import read
 from motet_cli.readiness import read_status
 from motet_cli.settings import Settings
-from motet_operator.local.layout import Layout
+from motet_operator.local.layout import StateDirectory
 
 HELP = """/model NAME  talk to another model      /models  what there is
 /clear       forget the conversation    /quit    end (or ctrl-D)"""
@@ -68,7 +68,7 @@ def _credential() -> dict[str, str]:
 
 
 def _url_of(data_dir: Path) -> str:
-    layout = Layout.of(data_dir)
+    layout = StateDirectory.of(data_dir)
     url = read_status(layout).get("url")
     if not isinstance(url, str) or not url:
         raise SetupError(f"nothing runs with {layout.data}: start it with `motet up`, or give --url.")

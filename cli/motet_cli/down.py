@@ -6,12 +6,12 @@ from pathlib import Path
 import typer
 
 from motet_cli.logs import log_to
-from motet_operator.local.layout import Layout
+from motet_operator.local.layout import StateDirectory
 from motet_operator.local.teardown import take_down
 
 
 def down(data_dir: Path) -> int:
-    layout = Layout.of(data_dir)
+    layout = StateDirectory.of(data_dir)
     log_to(layout.log("up"))
     stopped = asyncio.run(take_down(layout))
     if stopped:

@@ -30,7 +30,7 @@ from motet.store import keys as kept
 from motet.store.engine import parse
 from motet_cli.durations import duration
 from motet_cli.logs import log_to
-from motet_operator.local.layout import Layout
+from motet_operator.local.layout import StateDirectory
 
 _ID = re.compile(rf"[0-9a-f]{{{2 * keys.ID_BYTES}}}")
 
@@ -198,7 +198,7 @@ def _remember(data_dir: Path, url: str) -> None:
     """That a key was made, for gateways of this state directory, which may not have run yet."""
     if parse(url).get_backend_name() != "sqlite":
         return
-    memory = Layout.of(data_dir).data / keys.KEYS_MADE_FILE
+    memory = StateDirectory.of(data_dir).data / keys.KEYS_MADE_FILE
     try:
         memory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         memory.touch()
@@ -208,7 +208,7 @@ def _remember(data_dir: Path, url: str) -> None:
 
 def _database(data_dir: Path) -> str:
     """Its URL. What this process makes from here on is this user's alone."""
-    layout = Layout.of(data_dir)
+    layout = StateDirectory.of(data_dir)
     log_to(layout.log("up"))
     os.umask(0o077)
     return read(Database).url(read(ProcessSettings).model_copy(update={"data_dir": layout.data}))

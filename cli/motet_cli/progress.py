@@ -14,7 +14,7 @@ from rich.console import Console
 
 from motet.keys import KEYS_MADE_FILE
 from motet_cli.readiness import Failed, Ready, Watch, ready_of
-from motet_operator.local.layout import Layout
+from motet_operator.local.layout import StateDirectory
 
 NEEDS_KEY = (
     "Each of these needs an API key: chat sends the one in MOTET_API_KEY, curl the one in a file that says\n"
@@ -25,7 +25,7 @@ NEEDS_KEY = (
 class Progress:
     """Lines for a file, a spinner above them for a terminal."""
 
-    def __init__(self, layout: Layout, url: str, question: str) -> None:
+    def __init__(self, layout: StateDirectory, url: str, question: str) -> None:
         self._layout = layout
         self._url = url
         self._question = question
@@ -98,7 +98,7 @@ class Progress:
         return time.monotonic() - self._began
 
 
-def needs_key(layout: Layout, environment: Mapping[str, str]) -> bool:
+def needs_key(layout: StateDirectory, environment: Mapping[str, str]) -> bool:
     """Whether the gateway asks for one, as far as can be said from here: its own settings are its own."""
     match environment.get("MOTET_GATEWAY_AUTH"):
         case "none":
@@ -108,12 +108,12 @@ def needs_key(layout: Layout, environment: Mapping[str, str]) -> bool:
     return bool(environment.get("MOTET_GATEWAY_KEYS_FILE")) or (layout.data / KEYS_MADE_FILE).exists()
 
 
-def things_to_try(url: str, layout: Layout, status: dict[str, Any], question: str) -> list[str]:
+def things_to_try(url: str, layout: StateDirectory, status: dict[str, Any], question: str) -> list[str]:
     """A request, the same to another voice, and the chat."""
     ready = [adapter for adapter in status["adapters"] if adapter["ready"]]
     models = [adapter["model"] for adapter in ready] + [pool["model"] for pool in status["pools"]]
     commands = [_curl(url, model, question) for model in models[:2]]
-    return [*commands, f"{program()} chat {models[0]} --data-dir {layout.typed}"] if models else commands
+    return [*commands, f"{program()} chat {models[0]} --data-dir {layout.shell_path}"] if models else commands
 
 
 def program() -> str:

@@ -10,7 +10,7 @@ import orjson
 from motet.clock import Clock, monotonic
 from motet.processes import ProcessRecord, ProcessRecords
 from motet.processes.lifecycle import SETUP_FAILED
-from motet_operator.local.layout import Layout
+from motet_operator.local.layout import StateDirectory
 
 SERVICES = ("scheduler", "predictor", "supervisor", "gateway")
 PATIENCE_WITH_CRASHES = 3
@@ -37,7 +37,7 @@ class Failed:
 class Watch:
     """Looks again and again; keeps what it saw for whoever shows progress."""
 
-    layout: Layout
+    layout: StateDirectory
     fingerprint: str = ""
     """Of the operator that counts; another one is on its way out. Empty: whichever runs."""
 
@@ -96,7 +96,7 @@ def _failure(record: ProcessRecord) -> Failed:
     return Failed(who=record.name, reason=record.reason, log=Path(record.log), exit_status=status)
 
 
-def read_status(layout: Layout) -> dict[str, Any]:
+def read_status(layout: StateDirectory) -> dict[str, Any]:
     with suppress(OSError, ValueError):
         content = orjson.loads(layout.status.read_bytes())
         if isinstance(content, dict):

@@ -10,14 +10,14 @@ from rich.table import Table
 
 from motet.processes import ProcessRecord, ProcessRecords
 from motet_cli.readiness import read_status, ready_of
-from motet_operator.local.layout import Layout
+from motet_operator.local.layout import StateDirectory
 from motet_operator.local.lock import is_held
 
 NOTHING_RUNS = 1
 
 
 def status(data_dir: Path, *, as_json: bool) -> int:
-    layout = Layout.of(data_dir)
+    layout = StateDirectory.of(data_dir)
     operator, records = _records(layout)
     running = any(record.alive for record in records)
     document = document_of(layout)
@@ -31,7 +31,7 @@ def status(data_dir: Path, *, as_json: bool) -> int:
     return 0 if running else NOTHING_RUNS
 
 
-def document_of(layout: Layout) -> dict[str, Any]:
+def document_of(layout: StateDirectory) -> dict[str, Any]:
     """What `--json` prints."""
     _, records = _records(layout)
     written = read_status(layout) if any(record.alive for record in records) else {}
@@ -44,7 +44,7 @@ def document_of(layout: Layout) -> dict[str, Any]:
     }
 
 
-def _records(layout: Layout) -> tuple[ProcessRecord | None, list[ProcessRecord]]:
+def _records(layout: StateDirectory) -> tuple[ProcessRecord | None, list[ProcessRecord]]:
     operator = ProcessRecords(layout.operator_records).read().get("operator")
     services = ProcessRecords(layout.service_records).read()
     return operator, [*([operator] if operator is not None else []), *services.values()]
@@ -61,14 +61,14 @@ def _service(record: ProcessRecord) -> dict[str, Any]:
     }
 
 
-def _notes(layout: Layout, operator: ProcessRecord | None, *, running: bool) -> list[str]:
+def _notes(layout: StateDirectory, operator: ProcessRecord | None, *, running: bool) -> list[str]:
     if not running:
-        return [f"nothing runs with {layout.data}; `motet up --data-dir {layout.typed}` starts it"]
+        return [f"nothing runs with {layout.data}; `motet up --data-dir {layout.shell_path}` starts it"]
     notes = []
     if not is_held(layout.lock):
         notes.append(
-            f"`motet up` has died; the rest runs on. `motet up --data-dir {layout.typed}` takes it over, "
-            f"`motet down --data-dir {layout.typed}` stops it"
+            f"`motet up` has died; the rest runs on. `motet up --data-dir {layout.shell_path}` takes it over, "
+            f"`motet down --data-dir {layout.shell_path}` stops it"
         )
     if operator is None or not operator.alive:
         notes.append("the operator does not run: pools and adapters below are as it last saw them")

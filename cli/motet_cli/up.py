@@ -24,7 +24,7 @@ from motet_cli.logs import log_to
 from motet_cli.progress import Progress, program
 from motet_cli.readiness import Failed, Ready, Watch, read_status
 from motet_cli.settings import Settings
-from motet_operator.local.layout import Layout
+from motet_operator.local.layout import StateDirectory
 from motet_operator.local.lock import StackLock, is_held
 from motet_operator.local.parent import Parent, operator_spec, own_environment
 from motet_operator.local.teardown import take_down, what_runs
@@ -51,7 +51,7 @@ class Options:
 def up(options: Options) -> int:
     """The command's exit status. Raises SetupError for what a person has to put right."""
     process, host = read(ProcessSettings), read(Settings).host
-    layout = Layout.of(options.data_dir)
+    layout = StateDirectory.of(options.data_dir)
     with StackLock(layout.lock):
         # Held for the checks only; whoever runs the stack takes it again.
         if not what_runs(layout):
@@ -88,7 +88,7 @@ def up(options: Options) -> int:
         progress.close()
 
 
-def _manifests(options: Options, layout: Layout) -> tuple[Path, str]:
+def _manifests(options: Options, layout: StateDirectory) -> tuple[Path, str]:
     """The folder to watch, and a question that its model can answer. Raises ManifestError."""
     if options.manifests is None:
         bundled_manifests.copy_to(layout.manifests)
@@ -110,7 +110,7 @@ def _manifests(options: Options, layout: Layout) -> tuple[Path, str]:
     return folder, next((question for question in questions if question), QUESTION)
 
 
-def _port(layout: Layout, host: str, port: int) -> int:
+def _port(layout: StateDirectory, host: str, port: int) -> int:
     """Raises SetupError when somebody else listens there. A gateway of our own that is still running may."""
     gateway = ProcessRecords(layout.service_records).read().get("gateway")
     if gateway is not None and gateway.alive and str(read_status(layout).get("url", "")).endswith(f":{port}"):
@@ -142,7 +142,9 @@ def _reachable(host: str) -> str:
 # ---------------------------------------------------------------------------------------------------- in front of us
 
 
-async def _in_front(layout: Layout, url: str, progress: Progress, wait_seconds: float, time_scale: float) -> int:
+async def _in_front(
+    layout: StateDirectory, url: str, progress: Progress, wait_seconds: float, time_scale: float
+) -> int:
     with StackLock(layout.lock, url=url):
         silent_seconds = read(OperatorSettings).silent_seconds
         parent = Parent(layout, own_environment(), silent_seconds=silent_seconds, time_scale=time_scale)
@@ -170,7 +172,7 @@ async def _in_front(layout: Layout, url: str, progress: Progress, wait_seconds: 
         return status
 
 
-async def _watch(layout: Layout, progress: Progress, wait_seconds: float) -> Ready | Failed:
+async def _watch(layout: StateDirectory, progress: Progress, wait_seconds: float) -> Ready | Failed:
     watch = Watch(layout, fingerprint=operator_spec(layout, own_environment()).fingerprint)
     deadline = time.monotonic() + wait_seconds
     while True:
@@ -186,7 +188,7 @@ async def _watch(layout: Layout, progress: Progress, wait_seconds: float) -> Rea
 # ------------------------------------------------------------------------------------------------------- on its own
 
 
-def _detached(layout: Layout, progress: Progress, wait_seconds: float) -> int:
+def _detached(layout: StateDirectory, progress: Progress, wait_seconds: float) -> int:
     log = layout.log("up")
     with log.open("ab") as output:
         offset = output.tell()
@@ -210,13 +212,13 @@ def _detached(layout: Layout, progress: Progress, wait_seconds: float) -> int:
         asyncio.run(take_down(layout))
         parent.wait()
         return outcome.exit_status
-    progress.ready(outcome, hint=f"{program()} down --data-dir {layout.typed}   stops everything.")
+    progress.ready(outcome, hint=f"{program()} down --data-dir {layout.shell_path}   stops everything.")
     parent.returncode = 0  # it lives on and is not ours to wait for
     return 0
 
 
 async def _watch_detached(
-    layout: Layout, progress: Progress, wait_seconds: float, parent: "subprocess.Popen[bytes]"
+    layout: StateDirectory, progress: Progress, wait_seconds: float, parent: "subprocess.Popen[bytes]"
 ) -> Ready | Failed | None:
     """None: the parent ended."""
     watching = asyncio.create_task(_watch(layout, progress, wait_seconds), name="watch")

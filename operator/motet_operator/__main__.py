@@ -2,14 +2,14 @@
 
 from motet.service import read, run
 from motet.settings import ProcessSettings
-from motet_operator.local.layout import Layout
+from motet_operator.local.layout import StateDirectory
 from motet_operator.local.operator import LocalOperator
 from motet_operator.settings import Settings
 
 
 def main() -> None:
     process = read(ProcessSettings)
-    operator = LocalOperator(Layout.of(process.data_dir), process, read(Settings))
+    operator = LocalOperator(StateDirectory.of(process.data_dir), process, read(Settings))
     run("motet-operator", process, operator.run)
 
 

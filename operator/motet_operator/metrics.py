@@ -3,7 +3,7 @@
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 
-class _Rounds:
+class _ReconcileMetrics:
     """What both operators count."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -18,7 +18,7 @@ class _Rounds:
         self.ready_objects = Gauge("motet_ready_objects", "Those whose Ready is True.", ["kind"], registry=registry)
 
 
-class Metrics(_Rounds):
+class LocalMetrics(_ReconcileMetrics):
     """Of the local operator."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -31,7 +31,7 @@ class Metrics(_Rounds):
         )
 
 
-class ClusterMetrics(_Rounds):
+class ClusterMetrics(_ReconcileMetrics):
     """Of the operator on a cluster."""
 
     def __init__(self, registry: CollectorRegistry) -> None:

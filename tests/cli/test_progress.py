@@ -8,7 +8,7 @@ import pytest
 from motet.keys import KEYS_MADE_FILE
 from motet_cli.progress import NEEDS_KEY, Progress, needs_key
 from motet_cli.readiness import Ready
-from motet_operator.local.layout import Layout
+from motet_operator.local.layout import StateDirectory
 
 
 def item(name: str, *, ready: str, reason: str, message: str = "") -> dict[str, Any]:
@@ -24,7 +24,7 @@ def test_what_does_not_serve_is_named_with_its_reason(tmp_path: Path, capsys: py
             item("bad", ready="False", reason="FetchFailed", message="there is no folder /x."),
         ],
     }
-    Progress(Layout.of(tmp_path), "http://127.0.0.1:8000", "Who?").ready(Ready(status=status), hint="")
+    Progress(StateDirectory.of(tmp_path), "http://127.0.0.1:8000", "Who?").ready(Ready(status=status), hint="")
     said = capsys.readouterr().out
     assert "! pool default/demo is not ready: ScaledToZero: replicas is 0; raise it to serve" in said
     assert "! adapter default/bad is not ready: FetchFailed: there is no folder /x." in said
@@ -33,7 +33,7 @@ def test_what_does_not_serve_is_named_with_its_reason(tmp_path: Path, capsys: py
 
 def test_what_it_says_to_type_can_be_typed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status = {"pools": [item("demo", ready="True", reason="AllRunnersReady")], "adapters": []}
-    layout = Layout.of(tmp_path / "a b")
+    layout = StateDirectory.of(tmp_path / "a b")
     Progress(layout, "http://127.0.0.1:8000", "What's this?").ready(Ready(status=status), hint="")
     said = capsys.readouterr().out
     assert f"chat demo --data-dir '{tmp_path}/a b'" in said
@@ -54,7 +54,7 @@ def test_what_it_says_to_type_can_be_typed(tmp_path: Path, capsys: pytest.Captur
 def test_whether_a_key_is_needed(tmp_path: Path, environment: dict[str, str], made: bool, needed: bool) -> None:
     if made:
         (tmp_path / KEYS_MADE_FILE).touch()
-    assert needs_key(Layout.of(tmp_path), environment) is needed
+    assert needs_key(StateDirectory.of(tmp_path), environment) is needed
 
 
 def test_once_keys_are_asked_for_it_says_how_to_send_one(
@@ -63,7 +63,7 @@ def test_once_keys_are_asked_for_it_says_how_to_send_one(
     for name in ("MOTET_GATEWAY_AUTH", "MOTET_GATEWAY_KEYS_FILE"):
         monkeypatch.delenv(name, raising=False)
     status = {"pools": [item("demo", ready="True", reason="AllRunnersReady")], "adapters": []}
-    progress = Progress(Layout.of(tmp_path), "http://127.0.0.1:8000", "Who?")
+    progress = Progress(StateDirectory.of(tmp_path), "http://127.0.0.1:8000", "Who?")
     for makes in (False, True):
         if makes:
             (tmp_path / KEYS_MADE_FILE).touch()

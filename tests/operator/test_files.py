@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from motet_operator.local.files import MISSING, ManifestFolder, Settled, absolute_uri, folder_of, stamp_of
-from motet_operator.local.memory import ObjectMemory
+from motet_operator.local.files import MISSING, Debouncer, ManifestFolder, absolute_uri, folder_of, stamp_of
+from motet_operator.local.memory import MetadataFile
 
 ADAPTER = """\
 apiVersion: motet.dev/v1alpha1
@@ -115,7 +115,7 @@ def test_a_stamp_changes_with_any_file(tmp_path: Path) -> None:
 
 
 def test_a_value_passes_once_it_is_quiet() -> None:
-    settled = Settled(0.3)
+    settled = Debouncer(0.3)
     assert settled("a", "1", 0.0) == "1"
     assert settled("a", "2", 1.0) == "1"
     assert settled.waiting
@@ -135,13 +135,13 @@ def test_generations_count_changes_and_survive_a_restart(tmp_path: Path) -> None
     write(tmp_path, "a")
     path = write(tmp_path, "b")
     memory = tmp_path / "memory"
-    first = ObjectMemory(memory).remember(list(folder.read().adapters))
+    first = MetadataFile(memory).remember(list(folder.read().adapters))
     assert [(one.generation, one.age) for one in first.values()] == [(1, 1), (1, 2)]
     path.write_text(path.read_text() + "  suspend: true\n")
-    second = ObjectMemory(memory).remember(list(folder.read().adapters))
+    second = MetadataFile(memory).remember(list(folder.read().adapters))
     assert [(one.generation, one.age) for one in second.values()] == [(1, 1), (2, 2)]
     path.unlink()
-    ObjectMemory(memory).remember(list(folder.read().adapters))
+    MetadataFile(memory).remember(list(folder.read().adapters))
     write(tmp_path, "b")
-    third = ObjectMemory(memory).remember(list(folder.read().adapters))
+    third = MetadataFile(memory).remember(list(folder.read().adapters))
     assert [(one.generation, one.age) for one in third.values()] == [(1, 1), (1, 3)], "a new object is the youngest"

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from motet.errors import StateDirectoryError
-from motet_operator.local.layout import MAX_INSTANCE_NAME, MAX_SOCKET_PATH, Layout
+from motet_operator.local.layout import MAX_INSTANCE_NAME, MAX_SOCKET_PATH, StateDirectory
 from motet_operator.local.lock import StackLock, is_held, read_holder
 
 LONGEST = "x" * MAX_INSTANCE_NAME
 
 
 def test_sockets_lie_in_the_state_directory_where_the_path_allows(tmp_path: Path) -> None:
-    layout = Layout(Path("/tmp/short"))
+    layout = StateDirectory(Path("/tmp/short"))
     assert layout.sockets == Path("/tmp/short/run")
     assert len(layout.metrics_address(LONGEST)) < MAX_SOCKET_PATH
 
@@ -24,7 +24,7 @@ def test_a_deep_state_directory_has_its_sockets_elsewhere_and_remembers_where(
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", "")
     deep = tmp_path / ("d" * 60)
-    layout = Layout.of(deep)
+    layout = StateDirectory.of(deep)
     layout.prepare()
     elsewhere = layout.sockets
     try:
@@ -32,7 +32,7 @@ def test_a_deep_state_directory_has_its_sockets_elsewhere_and_remembers_where(
         assert stat.S_IMODE(elsewhere.stat().st_mode) == 0o700
         assert len(layout.metrics_address(LONGEST)) < MAX_SOCKET_PATH
         monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/1")
-        assert Layout.of(deep).sockets == elsewhere, "another shell must look where they are"
+        assert StateDirectory.of(deep).sockets == elsewhere, "another shell must look where they are"
     finally:
         layout.clear_run()
     assert not elsewhere.exists()
@@ -41,7 +41,7 @@ def test_a_deep_state_directory_has_its_sockets_elsewhere_and_remembers_where(
 
 def test_a_socket_folder_that_others_could_write_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", "")
-    layout = Layout.of(tmp_path / ("e" * 60))
+    layout = StateDirectory.of(tmp_path / ("e" * 60))
     layout.sockets.mkdir(mode=0o777)
     layout.sockets.chmod(0o777)
     try:
@@ -52,7 +52,7 @@ def test_a_socket_folder_that_others_could_write_is_refused(tmp_path: Path, monk
 
 
 def test_the_run_folder_is_private(tmp_path: Path) -> None:
-    layout = Layout.of(tmp_path / "d")
+    layout = StateDirectory.of(tmp_path / "d")
     layout.prepare()
     assert stat.S_IMODE(layout.run.stat().st_mode) == 0o700
     assert list(layout.data.glob(".trial*")) == []

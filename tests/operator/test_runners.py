@@ -6,22 +6,22 @@ from pathlib import Path
 
 from motet.processes import Phase, ProcessStatus
 from motet.settings import ProcessSettings
-from motet_operator.local.layout import MAX_INSTANCE_NAME, Layout
-from motet_operator.local.runners import Runners
-from motet_operator.local.services import Services
+from motet_operator.local.layout import MAX_INSTANCE_NAME, StateDirectory
+from motet_operator.local.runners import RunnerTable
+from motet_operator.local.services import ServiceSpecs
 from motet_operator.reconcile import Plan, PoolObject, reconcile
 from motet_operator.settings import Settings
 from motet_operator.sync import UnhealthyRunner
 from tests.operator.builders import later, name, pool, view
 
 
-def runners(folder: Path) -> Runners:
-    services = Services(Layout(folder), ProcessSettings(data_dir=folder), Settings(manifests=folder))
-    return Runners(folder / "runners.json", services)
+def runners(folder: Path) -> RunnerTable:
+    services = ServiceSpecs(StateDirectory(folder), ProcessSettings(data_dir=folder), Settings(manifests=folder))
+    return RunnerTable(folder / "runners.json", services)
 
 
 def carry_out(
-    table: Runners, *pools: PoolObject, ready: bool = True, attached: Collection[str] = (), seconds: float = 0
+    table: RunnerTable, *pools: PoolObject, ready: bool = True, attached: Collection[str] = (), seconds: float = 0
 ) -> Plan:
     statuses = {
         runner.name: ProcessStatus(

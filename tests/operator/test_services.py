@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from motet.settings import ProcessSettings
-from motet_operator.local.layout import Layout
+from motet_operator.local.layout import StateDirectory
 from motet_operator.local.parent import operator_spec, own_environment
-from motet_operator.local.services import Services, listens_http
+from motet_operator.local.services import ServiceSpecs, listens_http
 from motet_operator.reconcile import RunnerTemplate
 from motet_operator.settings import Settings
 from tests.operator.builders import name
@@ -18,8 +18,8 @@ def test_no_process_is_told_the_key_of_who_started_the_stack(tmp_path: Path, mon
     """It is for `motet chat`; and another key is no reason to start anything again."""
     monkeypatch.setenv("MOTET_API_KEY", "motet_0123456789abcdef_of-a-person")
     monkeypatch.setenv("MOTET_STEP_TRACE", "/tmp/trace")
-    layout = Layout(tmp_path)
-    services = Services(layout, ProcessSettings(data_dir=tmp_path), Settings(manifests=tmp_path))
+    layout = StateDirectory(tmp_path)
+    services = ServiceSpecs(layout, ProcessSettings(data_dir=tmp_path), Settings(manifests=tmp_path))
     specs = [
         *services.control(store_ready=True),
         services.runner("runner", "motet/demo", "1", RunnerTemplate(group=name("demo"), model_uri="")),

@@ -23,13 +23,13 @@ from motet.resources import (
 )
 from motet.resources.validation import read_file
 
-Key = tuple[str, str]
+ObjectKey = tuple[str, str]
 
 MISSING = "missing"
 
 
 @dataclass(frozen=True, slots=True)
-class Objects:
+class DeclaredObjects:
     """Everything that is declared now."""
 
     pools: tuple[Manifest, ...] = ()
@@ -44,9 +44,9 @@ class ManifestFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._good: dict[Path, tuple[Manifest, ...]] = {}
-        self._accepted: dict[Key, Manifest] = {}
+        self._accepted: dict[ObjectKey, Manifest] = {}
 
-    def read(self) -> Objects:
+    def read(self) -> DeclaredObjects:
         problems: list[Problem] = []
         try:
             files = files_of(self.path)
@@ -61,10 +61,10 @@ class ManifestFolder:
                 if not reading.problems:
                     self._good[path] = reading.manifests
         self._accepted = self._merge(files, problems)
-        return _sorted_out(self._accepted.values(), problems)
+        return _without_conflicts(self._accepted.values(), problems)
 
-    def _merge(self, files: Iterable[Path], problems: list[Problem]) -> dict[Key, Manifest]:
-        accepted: dict[Key, Manifest] = {}
+    def _merge(self, files: Iterable[Path], problems: list[Problem]) -> dict[ObjectKey, Manifest]:
+        accepted: dict[ObjectKey, Manifest] = {}
         for path in files:
             for manifest in self._good.get(path, ()):
                 kind, name = manifest.key
@@ -90,7 +90,7 @@ class ManifestFolder:
         return accepted
 
 
-def _sorted_out(manifests: Iterable[Manifest], problems: Iterable[Problem]) -> Objects:
+def _without_conflicts(manifests: Iterable[Manifest], problems: Iterable[Problem]) -> DeclaredObjects:
     pools, adapters = [], []
     namespaces: dict[str, Mapping[str, str]] = {}
     for manifest in manifests:
@@ -103,7 +103,7 @@ def _sorted_out(manifests: Iterable[Manifest], problems: Iterable[Problem]) -> O
                 namespaces[metadata.name] = metadata.labels
             case _:
                 pass  # a Secret: only the child that fetches reads it
-    return Objects(tuple(pools), tuple(adapters), namespaces, tuple(problems))
+    return DeclaredObjects(tuple(pools), tuple(adapters), namespaces, tuple(problems))
 
 
 def absolute_uri(uri: str, *, manifest: str) -> str:
@@ -155,7 +155,7 @@ def _describe(entry: "os.DirEntry[str]") -> str:
     return f"{entry.name} {found.st_size} {found.st_mtime_ns} {found.st_ino}"
 
 
-class Settled:
+class Debouncer:
     """Lets a changing value through once it has stayed the same for a while. The first value passes at once."""
 
     def __init__(self, quiet_seconds: float) -> None:

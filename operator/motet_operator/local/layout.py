@@ -24,7 +24,7 @@ from motet.errors import StateDirectoryError
 MAX_SOCKET_PATH = 100
 """Bytes. The kernel's limit is 107; gRPC and the shells of people need some room."""
 
-ROOM_TO_START = 2 * 1024 * 1024
+MIN_FREE_BYTES = 2 * 1024 * 1024
 """Bytes for store, records and first log lines: with less a start would only wait for what cannot be written."""
 
 MAX_INSTANCE_NAME = 31
@@ -38,15 +38,15 @@ def default_data_dir() -> Path:
 
 
 @dataclass(frozen=True)
-class Layout:
+class StateDirectory:
     data: Path
 
     @classmethod
-    def of(cls, data: Path) -> "Layout":
+    def of(cls, data: Path) -> "StateDirectory":
         return cls(data.expanduser().absolute())
 
     @property
-    def typed(self) -> str:
+    def shell_path(self) -> str:
         """The state directory as a person types it into a shell."""
         return shlex.quote(str(self.data))
 
@@ -112,7 +112,7 @@ class Layout:
             self._prepare_sockets()
             trial = self.data / f".trial.{os.getpid()}"
             try:
-                trial.write_bytes(bytes(ROOM_TO_START))
+                trial.write_bytes(bytes(MIN_FREE_BYTES))
             finally:
                 trial.unlink(missing_ok=True)
         except OSError as error:

@@ -17,7 +17,7 @@ from motet.processes import ProcessIdentity, identity_of, is_alive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
+class LockHolder:
     """What `motet up` writes into its lock file for others to read."""
 
     pid: int = 0
@@ -58,7 +58,7 @@ class StackLock:
             )
         me = identity_of(os.getpid())
         assert me is not None
-        self._say(Holder(pid=me.pid, start_ticks=me.start_ticks, url=self._url))
+        self._say(LockHolder(pid=me.pid, start_ticks=me.start_ticks, url=self._url))
         return self
 
     def __exit__(
@@ -70,7 +70,7 @@ class StackLock:
             os.close(self._file)
             self._file = None
 
-    def _say(self, holder: Holder) -> None:
+    def _say(self, holder: LockHolder) -> None:
         assert self._file is not None
         try:
             os.ftruncate(self._file, 0)
@@ -110,7 +110,7 @@ def is_held(path: Path) -> bool:
     return False
 
 
-def read_holder(path: Path) -> Holder:
+def read_holder(path: Path) -> LockHolder:
     with suppress(OSError, ValueError, TypeError):
-        return Holder(**orjson.loads(path.read_bytes()))
-    return Holder()
+        return LockHolder(**orjson.loads(path.read_bytes()))
+    return LockHolder()

@@ -15,12 +15,12 @@ from motet.resources import Manifest
 
 
 @dataclass(frozen=True, slots=True)
-class Remembered:
+class ObjectMetadata:
     generation: int
     age: int
 
 
-class ObjectMemory:
+class MetadataFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._known: dict[str, list[object]] = {}
@@ -30,11 +30,11 @@ class ObjectMemory:
             self._known = content["objects"]
             self._next_age = content["next"]
 
-    def remember(self, manifests: list[Manifest]) -> dict[tuple[str, str], Remembered]:
+    def remember(self, manifests: list[Manifest]) -> dict[tuple[str, str], ObjectMetadata]:
         """Number the objects: a changed spec is the next generation, and a new object is younger than all others."""
         before = self._known
         self._known = {}
-        found: dict[tuple[str, str], Remembered] = {}
+        found: dict[tuple[str, str], ObjectMetadata] = {}
         for manifest in manifests:
             key = " ".join(manifest.key)
             # Where it lies counts as well: a relative URI means something else in another folder.
@@ -42,9 +42,9 @@ class ObjectMemory:
             spec = hashlib.sha256(content.encode()).hexdigest()[:16]
             match before.get(key):
                 case [int(generation), str(old), int(age)]:
-                    entry = Remembered(generation + (old != spec), age)
+                    entry = ObjectMetadata(generation + (old != spec), age)
                 case _:
-                    entry = Remembered(1, self._next_age)
+                    entry = ObjectMetadata(1, self._next_age)
                     self._next_age += 1
             self._known[key] = [entry.generation, spec, entry.age]
             found[manifest.key] = entry

@@ -19,13 +19,21 @@ from motet.processes import LifecycleConfig, ProcessManager, ProcessRecords
 from motet.resources import LoRAAdapter, Manifest, ServingPool
 from motet.service import run_until
 from motet.settings import Database, ProcessSettings
-from motet_operator.local.files import ManifestFolder, Objects, Settled, absolute_uri, folder_of, source_of, stamp_of
-from motet_operator.local.layout import Layout
-from motet_operator.local.memory import ObjectMemory
-from motet_operator.local.runners import Runners
-from motet_operator.local.services import Services
+from motet_operator.local.files import (
+    Debouncer,
+    DeclaredObjects,
+    ManifestFolder,
+    absolute_uri,
+    folder_of,
+    source_of,
+    stamp_of,
+)
+from motet_operator.local.layout import StateDirectory
+from motet_operator.local.memory import MetadataFile
+from motet_operator.local.runners import RunnerTable
+from motet_operator.local.services import ServiceSpecs
 from motet_operator.local.status import StatusFile, conditions_from, status_document, wanted_from
-from motet_operator.metrics import Metrics
+from motet_operator.metrics import LocalMetrics
 from motet_operator.reconcile import AdapterObject, Plan, PoolObject, View, reconcile
 from motet_operator.settings import Settings
 from motet_operator.sync import SchedulerSync
@@ -43,25 +51,25 @@ every adapter would seem to come and go with each operator."""
 
 
 class LocalOperator:
-    def __init__(self, layout: Layout, process: ProcessSettings, settings: Settings) -> None:
+    def __init__(self, layout: StateDirectory, process: ProcessSettings, settings: Settings) -> None:
         self._layout = layout
         self._process = process
         self._settings = settings
         self._wake = asyncio.Event()
         self._folder = ManifestFolder(settings.manifests)
-        self._settled = Settled(settings.quiet_seconds)
-        self._objects = Objects()
+        self._settled = Debouncer(settings.quiet_seconds)
+        self._objects = DeclaredObjects()
         self._stamps: dict[str, str] = {}
-        self._memory = ObjectMemory(layout.run / "objects.json")
-        self._services = Services(layout, process, settings)
-        self._runners = Runners(layout.run / "runners.json", self._services)
+        self._memory = MetadataFile(layout.run / "objects.json")
+        self._services = ServiceSpecs(layout, process, settings)
+        self._runners = RunnerTable(layout.run / "runners.json", self._services)
         self._sync = SchedulerSync(layout.address("scheduler"), self._wake.set)
         self._status = StatusFile(layout.status)
         policy = LifecycleConfig(stop_grace=settings.stop_grace_seconds, liveness_seconds=settings.silent_seconds)
         policy = policy.scaled(process.time_scale)
         self._keeper = ProcessManager(ProcessRecords(layout.service_records), policy=policy, changed=self._wake.set)
         predictor = self._keeper.recorded("predictor")
-        self._metrics = Metrics(CollectorRegistry())  # until `run` brings the one that is served
+        self._metrics = LocalMetrics(CollectorRegistry())  # until `run` brings the one that is served
         self._store_ready = predictor is not None and predictor.alive  # then somebody has migrated it before us
         earlier = self._status.read()
         self._condemned_patience = timedelta(seconds=settings.condemned_seconds * process.time_scale)
@@ -72,7 +80,7 @@ class LocalOperator:
 
     async def run(self, stop: asyncio.Event, registry: CollectorRegistry, health: Health) -> None:
         """Raises SetupError for what a person has to put right before anything can start."""
-        self._metrics = Metrics(registry)
+        self._metrics = LocalMetrics(registry)
         self._objects = self._folder.read()
         self._refuse_what_cannot_start()
         self._look_at_adapters()
@@ -243,7 +251,7 @@ class LocalOperator:
     async def _watch(self) -> None:
         """Look at the files whenever something says that they changed, and now and then without being told."""
         looked = self._signature()
-        async for _ in self._ticks():
+        async for _ in self._timer():
             signature = self._settled("manifests", self._signature(), monotonic())
             if signature != looked:
                 looked = signature
@@ -254,7 +262,7 @@ class LocalOperator:
             if self._look_at_adapters():
                 self._wake.set()
 
-    async def _ticks(self) -> AsyncIterator[None]:
+    async def _timer(self) -> AsyncIterator[None]:
         told = asyncio.Event()
         listener = asyncio.create_task(self._listen(told), name="file notifications")
         try:

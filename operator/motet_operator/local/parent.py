@@ -17,7 +17,7 @@ from motet.processes.linux import become_subreaper, reap_orphans, send
 from motet.service import SETUP_FAILED, read
 from motet.settings import ProcessSettings
 from motet.telemetry import configure_logging, is_alive
-from motet_operator.local.layout import Layout
+from motet_operator.local.layout import StateDirectory
 from motet_operator.local.lock import StackLock
 from motet_operator.local.status import StatusFile
 from motet_operator.local.teardown import STOP_SECONDS, finish
@@ -26,7 +26,7 @@ from motet_operator.settings import Settings
 REAP_SECONDS = 1.0
 
 
-def operator_spec(layout: Layout, env: Mapping[str, str]) -> ProcessSpec:
+def operator_spec(layout: StateDirectory, env: Mapping[str, str]) -> ProcessSpec:
     metrics = layout.metrics_address("operator")
 
     async def has_spoken() -> bool:
@@ -56,7 +56,7 @@ class Parent:
     """Runs until `stop` is set; a second `hurry` ends the patience."""
 
     def __init__(
-        self, layout: Layout, env: Mapping[str, str], *, silent_seconds: float, time_scale: float = 1.0
+        self, layout: StateDirectory, env: Mapping[str, str], *, silent_seconds: float, time_scale: float = 1.0
     ) -> None:
         self.stop = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -83,7 +83,7 @@ class Parent:
             self._replace_operator()
             self._keeper.apply([self._spec])
             await self.stop.wait()
-            await self._end()
+            await self._stop_everything()
         finally:
             reaping.cancel()
             await asyncio.gather(reaping, return_exceptions=True)
@@ -95,7 +95,7 @@ class Parent:
         if found is not None and found.alive and found.fingerprint != self._spec.fingerprint:
             send(found.identity, signal.SIGKILL)
 
-    async def _end(self) -> None:
+    async def _stop_everything(self) -> None:
         stopping = asyncio.create_task(self._keeper.stop_all(), name="stop the operator")
         hurrying = asyncio.create_task(self._hurry.wait(), name="hurry")
         await asyncio.wait({stopping, hurrying}, return_when=asyncio.FIRST_COMPLETED)
@@ -120,7 +120,7 @@ def main() -> None:
     try:
         process, settings = read(ProcessSettings), read(Settings)
         configure_logging("motet-up", process)
-        layout = Layout.of(process.data_dir)
+        layout = StateDirectory.of(process.data_dir)
         with StackLock(layout.lock, url=f"http://{settings.host}:{settings.port}"):
             asyncio.run(_run(layout, settings.silent_seconds, process.time_scale))
     except SetupError as error:
@@ -128,7 +128,7 @@ def main() -> None:
         sys.exit(SETUP_FAILED)
 
 
-async def _run(layout: Layout, silent_seconds: float, time_scale: float) -> None:
+async def _run(layout: StateDirectory, silent_seconds: float, time_scale: float) -> None:
     await Parent(layout, own_environment(), silent_seconds=silent_seconds, time_scale=time_scale).run()
 
 

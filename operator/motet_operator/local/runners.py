@@ -16,7 +16,7 @@ from motet.model import ObjectName
 from motet.processes import ProcessSpec, ProcessStatus
 from motet.processes.records import write_atomically
 from motet.resources import EngineSpec
-from motet_operator.local.services import Services
+from motet_operator.local.services import ServiceSpecs
 from motet_operator.reconcile import Plan, RunnerDrain, RunnerInstance, RunnerSet, RunnerTemplate
 from motet_operator.sync import UnhealthyRunner
 
@@ -24,7 +24,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Runner:
+class LocalRunner:
     """One instance as we decided it."""
 
     name: str
@@ -38,18 +38,18 @@ class Runner:
     """The incarnation that was killed because it hung or was silent: old news about it must not kill its successor."""
 
 
-class Runners:
-    def __init__(self, path: Path, services: Services) -> None:
+class RunnerTable:
+    def __init__(self, path: Path, services: ServiceSpecs) -> None:
         self._path = path
         self._services = services
         self._table = _read(path)
         self._condemned_pids: dict[str, int | None] = {}
         self._drains: dict[str, RunnerDrain] = {}
 
-    def __iter__(self) -> Iterator[Runner]:
+    def __iter__(self) -> Iterator[LocalRunner]:
         return iter(self._table.values())
 
-    def get(self, instance: str) -> Runner | None:
+    def get(self, instance: str) -> LocalRunner | None:
         return self._table.get(instance)
 
     def specs(self) -> list[ProcessSpec]:
@@ -59,7 +59,7 @@ class Runners:
         ]
 
     def sets(self) -> tuple[RunnerSet, ...]:
-        members: dict[tuple[ObjectName, str], list[Runner]] = {}
+        members: dict[tuple[ObjectName, str], list[LocalRunner]] = {}
         for runner in self._table.values():
             members.setdefault((runner.pool, runner.revision), []).append(runner)
         return tuple(
@@ -145,7 +145,7 @@ class Runners:
         stem = f"{each.pool.name[:20].rstrip('-')}-{each.revision[:6]}"
         index = next(index for index in range(10_000) if f"{stem}-{index}" not in self._table)
         name = f"{stem}-{index}"
-        self._table[name] = Runner(
+        self._table[name] = LocalRunner(
             name=name,
             pool=each.pool,
             revision=each.revision,
@@ -159,7 +159,7 @@ class Runners:
             write_atomically(self._path, orjson.dumps([_to_json(runner) for runner in self._table.values()]))
 
 
-def _to_json(runner: Runner) -> dict[str, object]:
+def _to_json(runner: LocalRunner) -> dict[str, object]:
     return {
         "name": runner.name,
         "pool": str(runner.pool),
@@ -177,10 +177,10 @@ def _to_json(runner: Runner) -> dict[str, object]:
     }
 
 
-def _read(path: Path) -> dict[str, Runner]:
+def _read(path: Path) -> dict[str, LocalRunner]:
     with suppress(OSError, ValueError, KeyError, TypeError):
         return {
-            each["name"]: Runner(
+            each["name"]: LocalRunner(
                 name=each["name"],
                 pool=ObjectName.parse(each["pool"]),
                 revision=each["revision"],

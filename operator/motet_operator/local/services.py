@@ -13,7 +13,7 @@ from motet.rpc import is_healthy
 from motet.settings import Database, ProcessSettings
 from motet.telemetry import is_alive
 from motet_operator.environment import runner_environment
-from motet_operator.local.layout import Layout
+from motet_operator.local.layout import StateDirectory
 from motet_operator.reconcile import RunnerTemplate
 from motet_operator.settings import Settings
 
@@ -29,10 +29,10 @@ _PACKAGES = {
 }
 
 
-class Services:
+class ServiceSpecs:
     """Makes the specifications. Pure but for the probes inside them."""
 
-    def __init__(self, layout: Layout, process: ProcessSettings, settings: Settings) -> None:
+    def __init__(self, layout: StateDirectory, process: ProcessSettings, settings: Settings) -> None:
         self._layout = layout
         self._process = process
         self._settings = settings
@@ -80,7 +80,7 @@ class Services:
             env=self._common("gateway") | env,
             cwd=self._layout.data,
             probe=answers,
-            alive=self._lives("gateway"),
+            alive=self._liveness_probe("gateway"),
             stop_order=STOP_ORDER["gateway"],
             version=self._version,
         )
@@ -97,12 +97,12 @@ class Services:
             env={**self._common(name), **env},
             cwd=self._layout.data,
             probe=healthy,
-            alive=self._lives(name),
+            alive=self._liveness_probe(name),
             stop_order=STOP_ORDER[kind],
             version=self._version,
         )
 
-    def _lives(self, name: str) -> Probe:
+    def _liveness_probe(self, name: str) -> Probe:
         address = self._layout.metrics_address(name)
         return lambda: is_alive(address)
 

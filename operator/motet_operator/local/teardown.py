@@ -8,14 +8,14 @@ from motet.clock import monotonic
 from motet.processes import LifecycleConfig, ProcessManager, ProcessRecords, is_alive
 from motet.processes.keeper import kill_unrecorded
 from motet.processes.linux import kill_session, send
-from motet_operator.local.layout import Layout
+from motet_operator.local.layout import StateDirectory
 from motet_operator.local.lock import StackLock, is_held, read_holder
 
 STOP_SECONDS = 60.0
 """How long an orderly stop of everything may take before it is done the hard way."""
 
 
-def what_runs(layout: Layout) -> list[str]:
+def what_runs(layout: StateDirectory) -> list[str]:
     """Names of the living processes of this state directory, the operator among them."""
     records = [
         *ProcessRecords(layout.operator_records).read().values(),
@@ -24,7 +24,7 @@ def what_runs(layout: Layout) -> list[str]:
     return [record.name for record in records if record.alive]
 
 
-async def take_down(layout: Layout, *, seconds: float = STOP_SECONDS) -> list[str]:
+async def take_down(layout: StateDirectory, *, seconds: float = STOP_SECONDS) -> list[str]:
     """Stop the stack of a state directory and return when nothing of it is left. Names what was running.
 
     Idempotent: of a stack that has ended it removes what it left behind.
@@ -50,7 +50,7 @@ async def take_down(layout: Layout, *, seconds: float = STOP_SECONDS) -> list[st
     return running
 
 
-async def finish(layout: Layout, *, seconds: float = STOP_SECONDS, grace: float | None = None) -> None:
+async def finish(layout: StateDirectory, *, seconds: float = STOP_SECONDS, grace: float | None = None) -> None:
     """Stop what a dead or dying `motet up` left. The caller holds the lock."""
     # The operator stops its services in their order; one that does not end is killed, and they are stopped below.
     await _stop_recorded(ProcessRecords(layout.operator_records), grace=seconds if grace is None else grace)
