@@ -21,15 +21,15 @@ HELP = """/model NAME  talk to another model      /models  what there is
 /clear       forget the conversation    /quit    end (or ctrl-D)"""
 
 CONNECT_SECONDS = 5.0
-SILENCE_SECONDS = 120.0
+READ_TIMEOUT_SECONDS = 120.0
 
 
-class Refused(Exception):
+class GatewayRefused(Exception):
     """The gateway said no; the message is the gateway's."""
 
 
 @dataclass
-class Talk:
+class Conversation:
     model: str
     max_tokens: int | None = None
     temperature: float | None = None
@@ -41,9 +41,9 @@ class Talk:
         return {"model": self.model, "messages": self.messages, "stream": True, **given}
 
 
-def chat(data_dir: Path, *, url: str | None, message: str | None, talk: Talk) -> int:
+def chat(data_dir: Path, *, url: str | None, message: str | None, talk: Conversation) -> int:
     base = (url or _url_of(data_dir)).rstrip("/").removesuffix("/v1")
-    timeout = httpx.Timeout(SILENCE_SECONDS, connect=CONNECT_SECONDS)
+    timeout = httpx.Timeout(READ_TIMEOUT_SECONDS, connect=CONNECT_SECONDS)
     with httpx.Client(base_url=base, timeout=timeout, trust_env=False, headers=_credential()) as client:
         try:
             talk.model = talk.model or _first_model(client)
@@ -51,7 +51,7 @@ def chat(data_dir: Path, *, url: str | None, message: str | None, talk: Talk) ->
                 _say(client, talk, message)
                 return 0
             return _converse(client, talk)
-        except Refused as refusal:
+        except GatewayRefused as refusal:
             typer.secho(str(refusal), fg="red", err=True)
             return 1
         except httpx.TransportError as error:
@@ -75,7 +75,7 @@ def _url_of(data_dir: Path) -> str:
     return url
 
 
-def _converse(client: httpx.Client, talk: Talk) -> int:
+def _converse(client: httpx.Client, talk: Conversation) -> int:
     asked_by_a_person = sys.stdin.isatty()
     if asked_by_a_person:
         typer.secho(f"Talking to {talk.model}. /help says what else there is.", dim=True)
@@ -99,13 +99,13 @@ def _converse(client: httpx.Client, talk: Talk) -> int:
             continue
         try:
             _say(client, talk, line)
-        except Refused as refusal:
+        except GatewayRefused as refusal:
             typer.secho(str(refusal), fg="red", err=True)
         except KeyboardInterrupt:
             typer.echo(" …")  # hanging up ends the answer at the gateway, too
 
 
-def _command(client: httpx.Client, talk: Talk, line: str) -> bool:
+def _command(client: httpx.Client, talk: Conversation, line: str) -> bool:
     """Whether the conversation is over."""
     word, _, rest = line.partition(" ")
     match word:
@@ -123,7 +123,7 @@ def _command(client: httpx.Client, talk: Talk, line: str) -> bool:
     return False
 
 
-def _say(client: httpx.Client, talk: Talk, text: str) -> None:
+def _say(client: httpx.Client, talk: Conversation, text: str) -> None:
     talk.messages.append({"role": "user", "content": text})
     answer = ""
     try:
@@ -131,7 +131,7 @@ def _say(client: httpx.Client, talk: Talk, text: str) -> None:
             answer += piece
             typer.echo(piece, nl=False)
         typer.echo()
-    except (httpx.HTTPError, Refused):
+    except (httpx.HTTPError, GatewayRefused):
         if answer:
             typer.echo()  # what is said about it begins a line
         raise
@@ -146,7 +146,7 @@ def _answer(client: httpx.Client, body: dict[str, Any]) -> Iterator[str]:
     with client.stream("POST", "/v1/chat/completions", json=body) as response:
         if response.status_code != httpx.codes.OK:
             response.read()
-            raise Refused(_message_of(response))
+            raise GatewayRefused(_message_of(response))
         for line in response.iter_lines():
             if not line.startswith("data:"):
                 continue  # comments keep the line alive
@@ -155,7 +155,7 @@ def _answer(client: httpx.Client, body: dict[str, Any]) -> Iterator[str]:
                 return
             event = json.loads(data)
             if "error" in event:
-                raise Refused(event["error"].get("message", "the stream ended with an error"))
+                raise GatewayRefused(event["error"].get("message", "the stream ended with an error"))
             for choice in event.get("choices", []):
                 yield choice.get("delta", {}).get("content") or ""
 
@@ -163,7 +163,7 @@ def _answer(client: httpx.Client, body: dict[str, Any]) -> Iterator[str]:
 def _models(client: httpx.Client) -> list[dict[str, Any]]:
     response = client.get("/v1/models")
     if response.status_code != httpx.codes.OK:
-        raise Refused(_message_of(response))
+        raise GatewayRefused(_message_of(response))
     models: list[dict[str, Any]] = response.json()["data"]
     return models
 
@@ -171,7 +171,7 @@ def _models(client: httpx.Client) -> list[dict[str, Any]]:
 def _first_model(client: httpx.Client) -> str:
     models = _models(client)
     if not models:
-        raise Refused("the gateway lists no models yet: see `motet status`")
+        raise GatewayRefused("the gateway lists no models yet: see `motet status`")
     answering = [model for model in models if model.get("state") != "failed"] or models
     return str(answering[0]["id"])
 

@@ -34,19 +34,19 @@ from motet_operator.local.layout import StateDirectory
 
 _ID = re.compile(rf"[0-9a-f]{{{2 * keys.ID_BYTES}}}")
 
-A_NEW_ONE = """python3 -c 'import secrets as s; print("motet_" + s.token_hex(8) + "_" + s.token_urlsafe(32))'"""
+KEY_ONE_LINER = """python3 -c 'import secrets as s; print("motet_" + s.token_hex(8) + "_" + s.token_urlsafe(32))'"""
 """A shell's words for a key that no database knows. A test reads what they print."""
 
 HOW_TO_HASH = f"""Without a database a key is made, kept in a file of yours, and hashed, like this:
 
-  (umask 077; {A_NEW_ONE} > key)
+  (umask 077; {KEY_ONE_LINER} > key)
   motet key hash --tenant acme < key"""
 
 
 def create(data_dir: Path, *, tenant: str, scopes: str, expires: str | None) -> int:
     made = keys.new_key()
     key = _key(made, tenant=tenant, scopes=scopes, expires=expires, now=_now())
-    _see_that_they_are_read(HOW_TO_HASH)
+    _check_gateways_read_them(HOW_TO_HASH)
     url = _database(data_dir)
 
     async def run() -> bool:
@@ -57,7 +57,7 @@ def create(data_dir: Path, *, tenant: str, scopes: str, expires: str | None) -> 
             return first
 
     first = asyncio.run(run())
-    _remember(data_dir, url)
+    _note_keys_made(data_dir, url)
     _show(made)
     _say(f"{_about(key)} It is shown only now: keep it.")
     if first:
@@ -69,7 +69,7 @@ def ls(data_dir: Path, *, as_json: bool) -> int:
     url = _database(data_dir)
 
     async def run() -> list[tuple[ApiKey, datetime | None]]:
-        async with _as_it_is(url) as store:
+        async with _existing_database(url) as store:
             return await kept.all_keys(store) if store is not None else []
 
     found, now = asyncio.run(run()), _now()
@@ -85,11 +85,11 @@ def ls(data_dir: Path, *, as_json: bool) -> int:
 
 def revoke(data_dir: Path, id_: str) -> int:
     id_ = _id(id_, command="revoke")
-    _see_that_they_are_read("To end a key, take its line away there.")
+    _check_gateways_read_them("To end a key, take its line away there.")
     url, now = _database(data_dir), _now()
 
     async def run() -> ApiKey:
-        async with _holding(url, id_) as (store, key):
+        async with _database_with_key(url, id_) as (store, key):
             await kept.revoke(store, id_, tenant=key.tenant, at=now)
             return key
 
@@ -103,11 +103,11 @@ def revoke(data_dir: Path, id_: str) -> int:
 
 def rotate(data_dir: Path, id_: str, *, overlap: str) -> int:
     id_, stays = _id(id_, command="rotate"), _duration("--overlap", overlap)
-    _see_that_they_are_read(HOW_TO_HASH)
+    _check_gateways_read_them(HOW_TO_HASH)
     made, url, now = keys.successor_key(id_), _database(data_dir), _now()
 
     async def run() -> tuple[ApiKey, ApiKey]:
-        async with _holding(url, id_) as (store, old):
+        async with _database_with_key(url, id_) as (store, old):
             new = successor(old, made, now=now)
             await kept.rotate(store, old, new, at=now + stays)
             return old, new
@@ -184,7 +184,7 @@ def _print(found: Sequence[tuple[ApiKey, datetime | None]], now: datetime) -> No
     console.print(table)
 
 
-def _see_that_they_are_read(instead: str) -> None:
+def _check_gateways_read_them(instead: str) -> None:
     """Raises SetupError where gateways look for keys elsewhere than in the database, as in their pods."""
     if file := os.environ.get("MOTET_GATEWAY_KEYS_FILE"):
         raise SetupError(
@@ -194,7 +194,7 @@ def _see_that_they_are_read(instead: str) -> None:
         )
 
 
-def _remember(data_dir: Path, url: str) -> None:
+def _note_keys_made(data_dir: Path, url: str) -> None:
     """That a key was made, for gateways of this state directory, which may not have run yet."""
     if parse(url).get_backend_name() != "sqlite":
         return
@@ -215,7 +215,7 @@ def _database(data_dir: Path) -> str:
 
 
 @asynccontextmanager
-async def _as_it_is(url: str) -> AsyncIterator[Store | None]:
+async def _existing_database(url: str) -> AsyncIterator[Store | None]:
     """None: it is not there, or of a version that knew no keys. Only who makes a key makes or changes a database: one
     of the version that its other users have may be older. Raises StateDirectoryError when it cannot be read."""
     parsed = parse(url)
@@ -231,9 +231,9 @@ async def _as_it_is(url: str) -> AsyncIterator[Store | None]:
 
 
 @asynccontextmanager
-async def _holding(url: str, id_: str) -> AsyncIterator[tuple[Store, ApiKey]]:
+async def _database_with_key(url: str, id_: str) -> AsyncIterator[tuple[Store, ApiKey]]:
     """The database and the key of that id. Raises NotFound."""
-    async with _as_it_is(url) as store:
+    async with _existing_database(url) as store:
         key = await kept.find(store, id_) if store is not None else None
         if store is not None and key is not None:
             yield store, key

@@ -80,11 +80,16 @@ def chat(  # noqa: PLR0917
     temperature: Annotated[float | None, typer.Option(min=0, max=2, help="0 always takes the likeliest token.")] = None,
 ) -> None:
     """Talk to a model."""
-    from motet_cli.chat import Talk
+    from motet_cli.chat import Conversation
     from motet_cli.chat import chat as run
 
     raise typer.Exit(
-        run(data_dir, url=url, message=message, talk=Talk(model or "", max_tokens=max_tokens, temperature=temperature))
+        run(
+            data_dir,
+            url=url,
+            message=message,
+            talk=Conversation(model or "", max_tokens=max_tokens, temperature=temperature),
+        )
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from motet.keys import KEYS_MADE_FILE
-from motet_cli.readiness import Failed, Ready, Watch, ready_of
+from motet_cli.readiness import StartupFailed, StartupReady, StartupWatch, ready_of
 from motet_operator.local.layout import StateDirectory
 
 NEEDS_KEY = (
@@ -22,7 +22,7 @@ NEEDS_KEY = (
 )
 
 
-class Progress:
+class UpOutput:
     """Lines for a file, a spinner above them for a terminal."""
 
     def __init__(self, layout: StateDirectory, url: str, question: str) -> None:
@@ -44,7 +44,7 @@ class Progress:
     def say(self, text: str) -> None:
         self._console.print(text, markup=False)
 
-    def show(self, watch: Watch) -> None:
+    def show(self, watch: StartupWatch) -> None:
         for name, record in watch.records.items():
             if record.ready and name not in self._shown:
                 self._shown.add(name)
@@ -53,13 +53,13 @@ class Progress:
         if self._spinner is not None:
             self._spinner.update(f"waiting for {', '.join(waiting)}" if waiting else "waiting for the adapters")
 
-    def failed(self, failure: Failed) -> None:
+    def failed(self, failure: StartupFailed) -> None:
         self.close()
         self._errors.print(f"[red bold]motet:[/] {failure.who} could not start", end=": ")
         self._errors.print(failure.reason.removeprefix(f"{failure.who}: "), markup=False)
         self._errors.print(f"Its log: {failure.log}", markup=False)
 
-    def ready(self, outcome: Ready, *, hint: str) -> None:
+    def ready(self, outcome: StartupReady, *, hint: str) -> None:
         self.close()
         console = self._console
         for kind in ("pool", "adapter"):
@@ -77,7 +77,7 @@ class Progress:
 
     async def follow(self) -> None:
         """Say what dies and what comes back, and what becomes wrong in the manifests."""
-        watch = Watch(self._layout)
+        watch = StartupWatch(self._layout)
         watch.look()
         restarts = {name: record.restarts for name, record in watch.records.items()}
         problems: set[str] = set()

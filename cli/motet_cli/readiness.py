@@ -13,7 +13,7 @@ from motet.processes.lifecycle import SETUP_FAILED
 from motet_operator.local.layout import StateDirectory
 
 SERVICES = ("scheduler", "predictor", "supervisor", "gateway")
-PATIENCE_WITH_CRASHES = 3
+MAX_CRASHES = 3
 """Deaths in a row after which a start has failed. Fewer may be a race with a service that is not there yet."""
 
 ADAPTER_SECONDS = 5.0
@@ -21,12 +21,12 @@ ADAPTER_SECONDS = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ready:
+class StartupReady:
     status: dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Failed:
+class StartupFailed:
     who: str
     reason: str
     log: Path
@@ -34,7 +34,7 @@ class Failed:
 
 
 @dataclass
-class Watch:
+class StartupWatch:
     """Looks again and again; keeps what it saw for whoever shows progress."""
 
     layout: StateDirectory
@@ -46,7 +46,7 @@ class Watch:
     status: dict[str, Any] = field(default_factory=dict)
     _pools_since: float | None = None
 
-    def look(self) -> Ready | Failed | None:
+    def look(self) -> StartupReady | StartupFailed | None:
         operator = ProcessRecords(self.layout.operator_records).read()
         self.records = operator | ProcessRecords(self.layout.service_records).read()
         self.status = read_status(self.layout)
@@ -55,16 +55,16 @@ class Watch:
         for record in self.records.values():
             if record.failures and not record.ready and not record.alive:
                 hopeless = record.exit_status == SETUP_FAILED
-                if hopeless or record.failures >= PATIENCE_WITH_CRASHES:
+                if hopeless or record.failures >= MAX_CRASHES:
                     return _failure(record)
-        return Ready(status=self.status) if self._is_ready() else None
+        return StartupReady(status=self.status) if self._is_ready() else None
 
     def _counts(self, operator: ProcessRecord | None) -> bool:
         if operator is None or not operator.alive or (self.fingerprint and operator.fingerprint != self.fingerprint):
             return False
         return self.status.get("operator") == operator.pid
 
-    def too_late(self, seconds: float) -> Failed:
+    def too_late(self, seconds: float) -> StartupFailed:
         waiting = [name for name, record in self.records.items() if not record.ready]
         waiting += [
             f"pool {pool['namespace']}/{pool['name']}"
@@ -73,7 +73,7 @@ class Watch:
         ]
         who = ", ".join(waiting) or "motet up"
         log = Path(self.records[waiting[0]].log) if waiting and waiting[0] in self.records else self.layout.logs
-        return Failed(who=who, reason=f"not ready after {seconds:g} s", log=log)
+        return StartupFailed(who=who, reason=f"not ready after {seconds:g} s", log=log)
 
     def _is_ready(self) -> bool:
         services = {service["name"]: service for service in self.status.get("services", [])}
@@ -91,9 +91,9 @@ class Watch:
         return not undecided or self.clock() - self._pools_since > ADAPTER_SECONDS
 
 
-def _failure(record: ProcessRecord) -> Failed:
+def _failure(record: ProcessRecord) -> StartupFailed:
     status = SETUP_FAILED if record.exit_status == SETUP_FAILED else 1
-    return Failed(who=record.name, reason=record.reason, log=Path(record.log), exit_status=status)
+    return StartupFailed(who=record.name, reason=record.reason, log=Path(record.log), exit_status=status)
 
 
 def read_status(layout: StateDirectory) -> dict[str, Any]:

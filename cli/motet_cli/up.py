@@ -21,8 +21,8 @@ from motet.service import read
 from motet.settings import ProcessSettings
 from motet_cli import bundled_manifests
 from motet_cli.logs import log_to
-from motet_cli.progress import Progress, program
-from motet_cli.readiness import Failed, Ready, Watch, read_status
+from motet_cli.progress import UpOutput, program
+from motet_cli.readiness import StartupFailed, StartupReady, StartupWatch, read_status
 from motet_cli.settings import Settings
 from motet_operator.local.layout import StateDirectory
 from motet_operator.local.lock import StackLock, is_held
@@ -79,11 +79,11 @@ def up(options: Options) -> int:
     if trace := os.environ.get("MOTET_STEP_TRACE"):
         os.environ["MOTET_STEP_TRACE"] = str(Path(trace).absolute())
     log_to(layout.log("up"))
-    progress = Progress(layout, url, question)
+    progress = UpOutput(layout, url, question)
     try:
         if options.detach:
             return _detached(layout, progress, options.wait_seconds)
-        return asyncio.run(_in_front(layout, url, progress, options.wait_seconds, process.time_scale))
+        return asyncio.run(_run_in_foreground(layout, url, progress, options.wait_seconds, process.time_scale))
     finally:
         progress.close()
 
@@ -142,8 +142,8 @@ def _reachable(host: str) -> str:
 # ---------------------------------------------------------------------------------------------------- in front of us
 
 
-async def _in_front(
-    layout: StateDirectory, url: str, progress: Progress, wait_seconds: float, time_scale: float
+async def _run_in_foreground(
+    layout: StateDirectory, url: str, progress: UpOutput, wait_seconds: float, time_scale: float
 ) -> int:
     with StackLock(layout.lock, url=url):
         silent_seconds = read(OperatorSettings).silent_seconds
@@ -156,7 +156,7 @@ async def _in_front(
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
             status = INTERRUPTED
-        elif isinstance(outcome := watching.result(), Failed):
+        elif isinstance(outcome := watching.result(), StartupFailed):
             progress.failed(outcome)
             status = outcome.exit_status
             parent.ask_to_stop()
@@ -172,8 +172,8 @@ async def _in_front(
         return status
 
 
-async def _watch(layout: StateDirectory, progress: Progress, wait_seconds: float) -> Ready | Failed:
-    watch = Watch(layout, fingerprint=operator_spec(layout, own_environment()).fingerprint)
+async def _watch(layout: StateDirectory, progress: UpOutput, wait_seconds: float) -> StartupReady | StartupFailed:
+    watch = StartupWatch(layout, fingerprint=operator_spec(layout, own_environment()).fingerprint)
     deadline = time.monotonic() + wait_seconds
     while True:
         outcome = watch.look()
@@ -188,7 +188,7 @@ async def _watch(layout: StateDirectory, progress: Progress, wait_seconds: float
 # ------------------------------------------------------------------------------------------------------- on its own
 
 
-def _detached(layout: StateDirectory, progress: Progress, wait_seconds: float) -> int:
+def _detached(layout: StateDirectory, progress: UpOutput, wait_seconds: float) -> int:
     log = layout.log("up")
     with log.open("ab") as output:
         offset = output.tell()
@@ -207,7 +207,7 @@ def _detached(layout: StateDirectory, progress: Progress, wait_seconds: float) -
         return INTERRUPTED
     if outcome is None:
         raise SetupError(last_log_line(log, since=offset).removeprefix("motet up: ") or f"it ended at once: see {log}")
-    if isinstance(outcome, Failed):
+    if isinstance(outcome, StartupFailed):
         progress.failed(outcome)
         asyncio.run(take_down(layout))
         parent.wait()
@@ -218,8 +218,8 @@ def _detached(layout: StateDirectory, progress: Progress, wait_seconds: float) -
 
 
 async def _watch_detached(
-    layout: StateDirectory, progress: Progress, wait_seconds: float, parent: "subprocess.Popen[bytes]"
-) -> Ready | Failed | None:
+    layout: StateDirectory, progress: UpOutput, wait_seconds: float, parent: "subprocess.Popen[bytes]"
+) -> StartupReady | StartupFailed | None:
     """None: the parent ended."""
     watching = asyncio.create_task(_watch(layout, progress, wait_seconds), name="watch")
     try:

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from motet_cli.keys import A_NEW_ONE
+from motet_cli.keys import KEY_ONE_LINER
 from tests.charts.helm import MOTET, NAMESPACE, HelmFailed, Object, helm, named, of_kind, pod_templates, render, title
 from tests.charts.test_network import DATABASE, passes, pods
 from tests.charts.test_notes import notes
@@ -146,7 +146,7 @@ def test_the_notes_say_how_to_make_the_first_key_in_a_secret(options: tuple[str,
     said = notes(*options)
     kubectl = f"kubectl --namespace={NAMESPACE}"
     hashed = "exec --stdin deployment/motet-gateway -- motet key hash --tenant=default < key > key.json"
-    assert f"(umask 077; {A_NEW_ONE} > key)\n{kubectl} {hashed}\n" in said
+    assert f"(umask 077; {KEY_ONE_LINER} > key)\n{kubectl} {hashed}\n" in said
     assert f"{kubectl} create secret generic {secret} --from-file=first=key.json\n" in said
     assert 'curl --header "authorization: Bearer $(cat key)" http://localhost:8000/v1/models' in said
 

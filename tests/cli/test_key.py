@@ -24,7 +24,7 @@ from motet.keys import ApiKey, KeyScope
 from motet.store import keys as kept
 from motet.store import migrate, open_store
 from motet_cli import main as command
-from motet_cli.keys import A_NEW_ONE, HOW_TO_HASH, successor
+from motet_cli.keys import HOW_TO_HASH, KEY_ONE_LINER, successor
 from motet_gateway.identity.access import KeyAccess
 from motet_gateway.identity.caller import Caller
 from motet_gateway.identity.keyring import Keyring
@@ -583,7 +583,7 @@ def test_hash_on_a_terminal_says_what_to_pipe() -> None:
 
 
 def test_the_words_that_make_a_key_without_a_database_make_one() -> None:
-    said = subprocess.run(["sh", "-c", A_NEW_ONE], capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(["sh", "-c", KEY_ONE_LINER], capture_output=True, text=True, check=True).stdout
     assert keys.parse_key(said.strip()) is not None
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from motet.keys import KEYS_MADE_FILE
-from motet_cli.progress import NEEDS_KEY, Progress, needs_key
-from motet_cli.readiness import Ready
+from motet_cli.progress import NEEDS_KEY, UpOutput, needs_key
+from motet_cli.readiness import StartupReady
 from motet_operator.local.layout import StateDirectory
 
 
@@ -24,7 +24,7 @@ def test_what_does_not_serve_is_named_with_its_reason(tmp_path: Path, capsys: py
             item("bad", ready="False", reason="FetchFailed", message="there is no folder /x."),
         ],
     }
-    Progress(StateDirectory.of(tmp_path), "http://127.0.0.1:8000", "Who?").ready(Ready(status=status), hint="")
+    UpOutput(StateDirectory.of(tmp_path), "http://127.0.0.1:8000", "Who?").ready(StartupReady(status=status), hint="")
     said = capsys.readouterr().out
     assert "! pool default/demo is not ready: ScaledToZero: replicas is 0; raise it to serve" in said
     assert "! adapter default/bad is not ready: FetchFailed: there is no folder /x." in said
@@ -34,7 +34,7 @@ def test_what_does_not_serve_is_named_with_its_reason(tmp_path: Path, capsys: py
 def test_what_it_says_to_type_can_be_typed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status = {"pools": [item("demo", ready="True", reason="AllRunnersReady")], "adapters": []}
     layout = StateDirectory.of(tmp_path / "a b")
-    Progress(layout, "http://127.0.0.1:8000", "What's this?").ready(Ready(status=status), hint="")
+    UpOutput(layout, "http://127.0.0.1:8000", "What's this?").ready(StartupReady(status=status), hint="")
     said = capsys.readouterr().out
     assert f"chat demo --data-dir '{tmp_path}/a b'" in said
     assert "What'\\''s this?" in said
@@ -63,10 +63,10 @@ def test_once_keys_are_asked_for_it_says_how_to_send_one(
     for name in ("MOTET_GATEWAY_AUTH", "MOTET_GATEWAY_KEYS_FILE"):
         monkeypatch.delenv(name, raising=False)
     status = {"pools": [item("demo", ready="True", reason="AllRunnersReady")], "adapters": []}
-    progress = Progress(StateDirectory.of(tmp_path), "http://127.0.0.1:8000", "Who?")
+    progress = UpOutput(StateDirectory.of(tmp_path), "http://127.0.0.1:8000", "Who?")
     for makes in (False, True):
         if makes:
             (tmp_path / KEYS_MADE_FILE).touch()
-        progress.ready(Ready(status=status), hint="")
+        progress.ready(StartupReady(status=status), hint="")
         said = capsys.readouterr().out
         assert (NEEDS_KEY in said) is makes

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from motet import keys
-from motet_cli.keys import A_NEW_ONE
+from motet_cli.keys import KEY_ONE_LINER
 from tests.docs.blocks import Shell, blocks
 from tests.docs.pages import DOCS, rows
 
@@ -40,7 +40,7 @@ def test_the_page_does_what_it_says(tmp_path: Path, folder: Path) -> None:
 
 
 def test_it_makes_a_key_as_the_command_says() -> None:
-    assert A_NEW_ONE in PAGE.read_text()
+    assert KEY_ONE_LINER in PAGE.read_text()
 
 
 def test_every_scope_is_explained() -> None:
