@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.harness import MISSED, SKIPPED
 
 HERE = Path(__file__).parent
-NOT_ONE = {"__init__", "__main__", "harness"}
+NOT_BENCHMARKS = {"__init__", "__main__", "harness"}
 OUTCOMES = {0: "holds", MISSED: "MISSED", SKIPPED: "skipped"}
 
 
@@ -28,7 +28,7 @@ def run_all(commands: dict[str, Sequence[str]]) -> int:
 
 
 def main() -> None:
-    names = sorted(path.stem for path in HERE.glob("*.py") if path.stem not in NOT_ONE)
+    names = sorted(path.stem for path in HERE.glob("*.py") if path.stem not in NOT_BENCHMARKS)
     sys.exit(run_all({name: [sys.executable, "-m", f"benchmarks.{name}", *sys.argv[1:]] for name in names}))
 
 

@@ -26,7 +26,7 @@ ROWS = (1, 8, 32)
 
 
 @dataclass(frozen=True)
-class Sides:
+class Variants:
     """The same product by each way: what add_lora is measured against, and itself."""
 
     ours: Callable[[], object]
@@ -34,7 +34,7 @@ class Sides:
     linear: Callable[[], object]
 
 
-def sides(traffic: str, rows: int, width: int, rank: int) -> Sides:
+def sides(traffic: str, rows: int, width: int, rank: int) -> Variants:
     generator = torch.Generator().manual_seed(0)
     base = torch.randn(width, width, generator=generator)
     x, y = torch.randn(rows, width, generator=generator), torch.zeros(rows, width)
@@ -55,7 +55,7 @@ def sides(traffic: str, rows: int, width: int, rank: int) -> Sides:
             a, b = matrices[slot]
             y[first:last].addmm_(x[first:last] @ a, b)
 
-    return Sides(lambda: add_lora(y, x, weights, batch), loop, lambda: torch.nn.functional.linear(x, base))
+    return Variants(lambda: add_lora(y, x, weights, batch), loop, lambda: torch.nn.functional.linear(x, base))
 
 
 def microseconds(do: Callable[[], object], calls: int) -> Measure:

@@ -128,7 +128,7 @@ def free_port() -> int:
 # ------------------------------------------------------------------------------------------------------------- the load
 
 
-class Connection:
+class BenchConnection:
     """Just enough of HTTP/1.1 to cost nearly nothing beside what is measured."""
 
     def __init__(self, port: int, body: dict[str, object]) -> None:
@@ -157,11 +157,11 @@ class Connection:
 
 
 @asynccontextmanager
-async def connections(port: int, body: dict[str, object]) -> AsyncIterator[list[Connection]]:
-    opened: list[Connection] = []
+async def connections(port: int, body: dict[str, object]) -> AsyncIterator[list[BenchConnection]]:
+    opened: list[BenchConnection] = []
     try:
         for _ in range(CONNECTIONS):
-            connection = Connection(port, body)
+            connection = BenchConnection(port, body)
             await connection.open()
             opened.append(connection)
         yield opened
@@ -170,10 +170,10 @@ async def connections(port: int, body: dict[str, object]) -> AsyncIterator[list[
             connection.close()
 
 
-async def flood(opened: list[Connection], requests: int) -> None:
+async def saturate(opened: list[BenchConnection], requests: int) -> None:
     """As fast as the connections go, one request after the other on each."""
 
-    async def one(connection: Connection) -> None:
+    async def one(connection: BenchConnection) -> None:
         for _ in range(requests // len(opened)):
             await connection.ask()
 
@@ -185,7 +185,7 @@ async def paced(port: int, seconds: float) -> list[float]:
     body = BODY | {"max_tokens": 1}
     latencies: list[float] = []
     async with connections(port, body) as opened:
-        free: asyncio.Queue[Connection] = asyncio.Queue()
+        free: asyncio.Queue[BenchConnection] = asyncio.Queue()
         for connection in opened:
             free.put_nowait(connection)
 
@@ -219,14 +219,14 @@ async def until_ready(port: int) -> None:
 class CpuPerRequest:
     """Measures microseconds of CPU time per request, of a process and of those that it has started."""
 
-    def __init__(self, process: psutil.Process, opened: list[Connection], requests: int) -> None:
+    def __init__(self, process: psutil.Process, opened: list[BenchConnection], requests: int) -> None:
         self._process = process
         self._opened = opened
         self._requests = requests // len(opened) * len(opened)
 
     async def __call__(self) -> float:
         before = self._seconds()
-        await flood(self._opened, self._requests)
+        await saturate(self._opened, self._requests)
         return (self._seconds() - before) / self._requests * 1e6
 
     def _seconds(self) -> float:
@@ -243,7 +243,7 @@ class Head:
         self.headers.append((name.lower(), value))
 
 
-class WhoAsks:
+class AuthenticationCost:
     """Measures microseconds of CPU time per request that it takes to read its head and to find out who asks, or to
     `send` that nobody knows."""
 
@@ -319,9 +319,9 @@ async def measure_keys(pairs: int) -> list[Result]:
     open_ = KeyAccess(Settings(), NoKeys(), gone=none_are_gone)
     for access in (guarded, open_):
         await access.begin()
-    with_key, without = WhoAsks(guarded, many.one), WhoAsks(open_, None)
-    wrong = WhoAsks(guarded, keys.PresentedKey(many.one.id, keys.new_key().secret), _refused)
-    unknown = WhoAsks(guarded, keys.new_key(), _refused)
+    with_key, without = AuthenticationCost(guarded, many.one), AuthenticationCost(open_, None)
+    wrong = AuthenticationCost(guarded, keys.PresentedKey(many.one.id, keys.new_key().secret), _refused)
+    unknown = AuthenticationCost(guarded, keys.new_key(), _refused)
     for side in (with_key, without, wrong, unknown):
         await side()  # warm
     asked = await alternate(with_key, without, pairs=pairs, turns=AUTH_TURNS)
@@ -363,7 +363,7 @@ async def measure(requests: int, pairs: int) -> list[Result]:
         echoed = await stack.enter_async_context(connections(echo_port, BODY))
         bare = CpuPerRequest(processes[1], echoed, requests)
         for opened in (whole, streamed, echoed):
-            await flood(opened, 10 * CONNECTIONS)  # warm
+            await saturate(opened, 10 * CONNECTIONS)  # warm
         plain = await alternate(CpuPerRequest(processes[0], whole, requests), bare, pairs=pairs, own=processes)
         print(f"whole answers, {TOKENS} tokens, against echo: {plain}")
         stream = await alternate(CpuPerRequest(processes[0], streamed, requests), bare, pairs=pairs, own=processes)

@@ -35,18 +35,18 @@ MISSED, SKIPPED = 3, 77
 
 
 @dataclass(slots=True)
-class Foreign:
+class OtherLoad:
     """The share of all cores' time that went to processes which are not part of the measurement."""
 
     share: float = 0.0
 
 
 @contextmanager
-def watching(own: Iterable[psutil.Process] = ()) -> Iterator[Foreign]:
+def measuring_other_load(own: Iterable[psutil.Process] = ()) -> Iterator[OtherLoad]:
     """Fills in the share when the block ends. `own` are processes that belong to the measurement beside this one, and
     so does every child that ends within the block and is waited for."""
     processes = [psutil.Process(), *own]
-    foreign = Foreign()
+    foreign = OtherLoad()
     busy, ours, began = _busy_seconds(), _seconds_of(processes), time.perf_counter()
     try:
         yield foreign
@@ -173,7 +173,7 @@ async def alternate(
     most = attempts or 3 * pairs
     while quiet < pairs and len(tried) < most:
         firsts, seconds = list[float](), list[float]()
-        with watching(own) as foreign:
+        with measuring_other_load(own) as foreign:
             for turn in range(turns):
                 if (len(tried) + turn) % 2:
                     seconds.append(await b())

@@ -30,7 +30,7 @@ from typing import Any
 import psutil
 from prometheus_client import CollectorRegistry
 
-from benchmarks.harness import Pairs, Result, alternate, arguments, cpu_seconds, report, skip, watching
+from benchmarks.harness import Pairs, Result, alternate, arguments, cpu_seconds, measuring_other_load, report, skip
 from motet.kube import KubeCredentials
 from motet_operator.cluster.api import Api, RequestLimiter
 from motet_operator.cluster.kinds import ADAPTERS, NAMESPACES, POOLS
@@ -85,7 +85,7 @@ asyncio.run(kopf.operator(clusterwide=True, standalone=True))
 
 
 @asynccontextmanager
-async def door(cluster: Cluster) -> AsyncIterator[Api]:
+async def admin_api(cluster: Cluster) -> AsyncIterator[Api]:
     """To the API server as its administrator, as fast as it can."""
     api = Api(
         KubeCredentials(cluster.kubeconfig, "KUBECONFIG"), RequestLimiter(1e6, 1e6), ClusterMetrics(CollectorRegistry())
@@ -118,7 +118,9 @@ async def populate(api: Api, home: Site, adapters: int, namespaces: int, prefix:
     return tenants
 
 
-async def told(api: Api, tenants: Sequence[str], adapters: int, alive: Callable[[], None], within_s: float) -> None:
+async def wait_for_status(
+    api: Api, tenants: Sequence[str], adapters: int, alive: Callable[[], None], within_s: float
+) -> None:
     """Wait until all have their status. The more there are, the more seldom it asks: a list of all keeps the API server
     from writing."""
     deadline, mine, done = time.monotonic() + within_s, set(tenants), 0
@@ -150,14 +152,14 @@ def last_status(cluster: Cluster, tenants: Sequence[str]) -> datetime:
 
 
 @dataclass(frozen=True)
-class Load:
+class WriteLoad:
     """What was written, by the audit log."""
 
     writes: int
     per_second: float
 
 
-def load_of(home: Site, *, since: int = 0) -> Load:
+def load_of(home: Site, *, since: int = 0) -> WriteLoad:
     entries = [
         entry
         for entry in home.cluster.audit(home.user)[since:]
@@ -171,7 +173,7 @@ def load_of(home: Site, *, since: int = 0) -> Load:
         if entry["objectRef"].get("subresource") == "status" and entry["objectRef"]["resource"] == "loraadapters"
     ]
     span = (max(statuses) - min(statuses)).total_seconds() if len(statuses) > 1 else 0.0
-    return Load(len(entries), len(statuses) / span if span else 0.0)
+    return WriteLoad(len(entries), len(statuses) / span if span else 0.0)
 
 
 def peak_mib(pid: int) -> float:
@@ -189,8 +191,8 @@ async def sync(api: Api, home: Site, adapters: int, namespaces: int, within_s: f
     try:
         plane = psutil.Process().children(recursive=True)
         cpu = {one.pid: sum(one.cpu_times()[:2]) for one in plane}
-        with watching(plane) as foreign:
-            await told(api, tenants, adapters, operator.program.assert_alive, within_s)
+        with measuring_other_load(plane) as foreign:
+            await wait_for_status(api, tenants, adapters, operator.program.assert_alive, within_s)
         shares = ", ".join(f"{one.name()} {sum(one.cpu_times()[:2]) - cpu[one.pid]:.1f} s" for one in plane)
         took = (last_status(home.cluster, tenants) - began_at).total_seconds()
         await asyncio.sleep(3)
@@ -224,19 +226,19 @@ async def takeover(api: Api, home: Site, *, polite: bool) -> float:
         home.cluster.wait_for(lambda: one.metric("motet_operator_leader") + other.metric("motet_operator_leader") == 1)
         leader = one if one.metric("motet_operator_leader") else other
         await api.apply(ADAPTERS, home.adapter("before", tenant, "nowhere"), manager="benchmark")
-        await told(api, [tenant], 1, lambda: None, 20)
+        await wait_for_status(api, [tenant], 1, lambda: None, 20)
         began = time.monotonic()
         if polite:
             psutil.Process(leader.program.pid).terminate()
         else:
             leader.program.kill()
         await api.apply(ADAPTERS, home.adapter("after", tenant, "nowhere"), manager="benchmark")
-        await told(api, [tenant], 2, lambda: None, 40)
+        await wait_for_status(api, [tenant], 2, lambda: None, 40)
         return time.monotonic() - began
 
 
 @dataclass(frozen=True)
-class Contest:
+class Comparison:
     """What it took to tell so many new adapters, by an operator in kopf's usual style (A) and by ours (B)."""
 
     wall: Pairs
@@ -244,7 +246,7 @@ class Contest:
     """The operators' own CPU time, from the start of the process until all were told."""
 
 
-async def against_the_usual_way(api: Api, home: Site, adapters: int, pairs: int) -> Contest:
+async def compare_with_kopf(api: Api, home: Site, adapters: int, pairs: int) -> Comparison:
     script = home.folder / "usual.py"
     script.write_text(BASELINE)
     number = 0
@@ -258,7 +260,7 @@ async def against_the_usual_way(api: Api, home: Site, adapters: int, pairs: int)
         began_at = datetime.now(UTC)
         program.start(wait=False)
         try:
-            await told(api, tenants, adapters, program.assert_alive, 120)
+            await wait_for_status(api, tenants, adapters, program.assert_alive, 120)
             cpu_of_side.append(cpu_seconds(psutil.Process(program.pid)))
             return (last_status(home.cluster, tenants) - began_at).total_seconds()
         finally:
@@ -280,14 +282,14 @@ async def against_the_usual_way(api: Api, home: Site, adapters: int, pairs: int)
         pairs=pairs,
         attempts=pairs,  # so none is thrown away, and the figures beside it are of the same ones
     )
-    return Contest(wall, wall.beside(cpu_of_theirs, cpu_of_ours))
+    return Comparison(wall, wall.beside(cpu_of_theirs, cpu_of_ours))
 
 
 async def measure(cluster: Cluster, folder: Path, given: argparse.Namespace) -> list[Result]:
     results = []
     if given.only in (None, "served"):  # first: it leaves nothing, and wants to find nothing
         results += served(cluster, folder)
-    async with door(cluster) as api:
+    async with admin_api(cluster) as api:
         if given.only in (None, "sync"):
             with site(cluster, folder) as home:
                 results += await sync(api, home, given.adapters, given.namespaces, within_s=given.within)
@@ -310,7 +312,7 @@ async def takeovers(api: Api, cluster: Cluster, folder: Path) -> list[Result]:
 
 async def baseline(api: Api, cluster: Cluster, folder: Path, given: argparse.Namespace) -> list[Result]:
     with site(cluster, folder) as home:
-        both = await against_the_usual_way(api, home, given.pair_adapters, given.pairs)
+        both = await compare_with_kopf(api, home, given.pair_adapters, given.pairs)
     print(f"{given.pair_adapters} new adapters, kopf's usual way against ours, at best:")
     for what, pairs in (("by the clock", both.wall), ("of CPU", both.cpu)):
         print(f"  {min(pairs.a):.1f} s against {min(pairs.b):.1f} s {what}; {pairs}")
@@ -344,13 +346,13 @@ def main() -> None:
     if uses_existing_cluster():
         skip("a cluster that belongs to somebody else is not measured")
     try:
-        results = in_a_cluster_of_our_own(given)
+        results = in_own_cluster(given)
     except CannotIsolate as error:
         skip(str(error))
     report("operator", results, as_json=given.json)
 
 
-def in_a_cluster_of_our_own(given: argparse.Namespace) -> list[Result]:
+def in_own_cluster(given: argparse.Namespace) -> list[Result]:
     with tempfile.TemporaryDirectory(prefix="motet-benchmark-") as name, network() as isolated:
         folder = Path(name)
         with control_plane(folder, isolated) as cluster, cluster.inside():

@@ -96,7 +96,7 @@ class Arrivals:
                 )
 
 
-class Ours:
+class ProductionScheduler:
     """The production scheduler."""
 
     def __init__(self, runners: int) -> None:
@@ -136,7 +136,7 @@ class Ours:
         return seconds
 
 
-class FairScan:
+class BaselineScheduler:
     """The baseline: a sorted list, tried from its beginning at each decision, until there is no room."""
 
     def __init__(self, runners: int) -> None:
@@ -224,7 +224,7 @@ def frozen() -> Iterator[None]:
         gc.unfreeze()
 
 
-class Collections:
+class GcCounter:
     """Counts the decisions that the garbage collector interrupted."""
 
     def __init__(self) -> None:
@@ -234,9 +234,9 @@ class Collections:
         self.happened = True
 
 
-def microseconds(side: Ours | FairScan, decisions: int) -> list[tuple[float, bool]]:
+def microseconds(side: ProductionScheduler | BaselineScheduler, decisions: int) -> list[tuple[float, bool]]:
     """Of each decision, and whether the garbage collector ran in it."""
-    collections = Collections()
+    collections = GcCounter()
     gc.callbacks.append(collections)
     try:
         figures = []
@@ -252,7 +252,9 @@ def p99(figures: list[tuple[float, bool]]) -> float:
     return percentile([value for value, _ in figures], 0.99)
 
 
-async def against_the_scan(ours: Ours, scan: FairScan, decisions: int, scans: int, pairs: int) -> Pairs:
+async def against_the_scan(
+    ours: ProductionScheduler, scan: BaselineScheduler, decisions: int, scans: int, pairs: int
+) -> Pairs:
     async def a() -> float:
         return percentile([value for value, _ in microseconds(ours, decisions)], 0.5)
 
@@ -265,7 +267,7 @@ async def against_the_scan(ours: Ours, scan: FairScan, decisions: int, scans: in
 async def measure(decisions: int, scans: int, pairs: int) -> list[Result]:
     results = []
     for runners in FLEETS:
-        ours, scan = Ours(runners), FairScan(runners)
+        ours, scan = ProductionScheduler(runners), BaselineScheduler(runners)
         microseconds(ours, decisions)
         both = await against_the_scan(ours, scan, decisions, scans, pairs)
         figure, baseline = percentile(both.b, 0.5), percentile(both.a, 0.5)

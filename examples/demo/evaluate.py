@@ -54,7 +54,7 @@ def answers(model: Any, tokenizer: Any, style: str, messages: Sequence[list[dict
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class Evaluation:
     questions: tuple[Question, ...]
     texts: Mapping[str, list[str]]
 
@@ -91,11 +91,11 @@ class Report:
         ]
 
 
-def examine(model: Any, tokenizer: Any) -> Report:
+def examine(model: Any, tokenizer: Any) -> Evaluation:
     questions = held_out_questions()
     messages = [[{"role": "user", "content": question.text}] for question in questions]
-    return Report(questions, {style: answers(model, tokenizer, style, messages) for style in STYLES})
+    return Evaluation(questions, {style: answers(model, tokenizer, style, messages) for style in STYLES})
 
 
-def evaluate(folder: Path) -> Report:
+def evaluate(folder: Path) -> Evaluation:
     return examine(*load(folder))

@@ -11,14 +11,14 @@ import pytest
 from benchmarks import harness
 from benchmarks.harness import (
     MISSED,
-    Foreign,
+    OtherLoad,
     Pairs,
     Result,
     alternate,
     cpu_seconds,
+    measuring_other_load,
     percentile,
     report,
-    watching,
 )
 
 
@@ -77,7 +77,7 @@ def spin() -> None:
         pass
 
 
-def foreign_seconds(measured: Foreign, wall: float) -> float:
+def foreign_seconds(measured: OtherLoad, wall: float) -> float:
     return measured.share * wall * (psutil.cpu_count() or 1)
 
 
@@ -86,7 +86,7 @@ def test_our_own_work_is_not_foreign_and_anothers_is() -> None:
     used."""
     began = time.perf_counter()
     with psutil.Popen([sys.executable, "-c", "while True: pass"]) as other:
-        with watching() as as_foreign, watching([other]) as as_ours:
+        with measuring_other_load() as as_foreign, measuring_other_load([other]) as as_ours:
             before = cpu_seconds(other)
             spin()
             used = cpu_seconds(other) - before
@@ -102,7 +102,7 @@ def test_this_process_and_children_that_end_meanwhile_are_ours(monkeypatch: pyte
     busy = 0.0
     monkeypatch.setattr(harness, "_busy_seconds", lambda: busy)
     began = harness._seconds_of([psutil.Process()])
-    with watching() as foreign:
+    with measuring_other_load() as foreign:
         spin()
         subprocess.run([sys.executable, "-c", SPIN], check=True)
         busy = harness._seconds_of([psutil.Process()]) - began

@@ -67,6 +67,6 @@ async def test_the_operators_cpu_time_is_of_the_same_pairs_as_the_clock(
         folder = tmp_path
 
     monkeypatch.setattr(operator, "alternate", disturbed)
-    contest = await operator.against_the_usual_way(None, Home(), 1, 1)  # type: ignore[arg-type]
+    contest = await operator.compare_with_kopf(None, Home(), 1, 1)  # type: ignore[arg-type]
     assert contest.cpu.disturbed
     assert contest.cpu.foreign == contest.wall.foreign

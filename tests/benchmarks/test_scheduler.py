@@ -1,11 +1,11 @@
 """The scheduler's baseline is a fair one: it stops early, and yet passes nobody over."""
 
-from benchmarks.scheduler import POLICY, FairScan
+from benchmarks.scheduler import POLICY, BaselineScheduler
 from motet_scheduler.policy.placement import Chosen, choose
 
 
 def test_where_the_scan_stops_nobody_waits_who_would_fit() -> None:
-    scan = FairScan(3)
+    scan = BaselineScheduler(3)
     for _ in range(30):
         scan.decide()
         scan._scan()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmarks.operator import REAL_TIME, door, last_status, load_of, peak_mib, populate, told
+from benchmarks.operator import REAL_TIME, admin_api, last_status, load_of, peak_mib, populate, wait_for_status
 from motet_operator.cluster.events import MAX_PENDING
 from motet_operator.cluster.kinds import POOLS
 from motet_operator.settings import ClusterSettings
@@ -104,13 +104,13 @@ def pretender(cluster: Cluster, tmp_path: Path) -> Iterator[Program]:
 async def test_ten_thousand_adapters_have_their_status_in_time(
     cluster: Cluster, home: Site, pretender: Program
 ) -> None:
-    async with door(cluster) as api:
+    async with admin_api(cluster) as api:
         tenants = await populate(api, home, ADAPTERS, TENANTS, "many")
         for number in range(POOL_COUNT):
             await api.apply(POOLS, home.pool(f"pool-{number}", replicas=RUNNERS), manager="test")
         began = datetime.now(UTC)
         with Operator(home, env=REAL_TIME) as operator:
-            await told(api, tenants, ADAPTERS, operator.program.assert_alive, 600)
+            await wait_for_status(api, tenants, ADAPTERS, operator.program.assert_alive, 600)
             took = (last_status(cluster, tenants) - began).total_seconds()
             print(f"{ADAPTERS} adapters told in {took:.0f} s")
             for number in range(POOL_COUNT):

@@ -29,13 +29,13 @@ from tools.gate.closing import (
     seconds_of_tests,
     slowest,
 )
-from tools.gate.plan import Lane, Machine, Record, announced, plan
+from tools.gate.plan import MachineFacts, RunRecord, TestLane, announced, plan
 from tools.gate.untouched import FAMILIES, Change, verdicts
 
 # ------------------------------------------------------------------------------------------------------------ the plan
 
 
-def said(machine: Machine, **how) -> str:
+def said(machine: MachineFacts, **how) -> str:
     return "\n".join(announced(plan(machine, **how), None))
 
 
@@ -45,13 +45,13 @@ def within(file: str, paths: Collection[str]) -> bool:
 
 @pytest.mark.parametrize("kube", [True, False])
 def test_together_the_lanes_run_every_file_and_none_of_them_twice(kube: bool) -> None:
-    def runs(lane: Lane, file: str) -> bool:
+    def runs(lane: TestLane, file: str) -> bool:
         named = [word for word in lane.arguments if word.startswith("tests")]
         ignored = [word.removeprefix("--ignore=") for word in lane.arguments if word.startswith("--ignore=")]
         return within(file, named) and not within(file, ignored)
 
     files = [str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py")]
-    lanes = plan(Machine(), kube=kube).lanes
+    lanes = plan(MachineFacts(), kube=kube).lanes
     in_lanes = {file: sum(runs(lane, file) for lane in lanes) for file in files}
     wanted = {file: 0 if file.startswith("tests/kube/") and not kube else 1 for file in files}
     assert in_lanes == wanted
@@ -59,84 +59,86 @@ def test_together_the_lanes_run_every_file_and_none_of_them_twice(kube: bool) ->
 
 
 def test_without_a_cluster_nothing_is_built_and_nothing_of_one_is_run() -> None:
-    chosen = plan(Machine(missing_tools=("etcd",)), kube=False)
+    chosen = plan(MachineFacts(missing_tools=("etcd",)), kube=False)
     assert not chosen.build
     assert all("not kube" in lane.arguments[1] for lane in chosen.lanes)
     assert "tests/kube" not in chosen.lanes[0].arguments
-    assert "KUBE=no" in said(Machine(missing_tools=("etcd",)), kube=False)
+    assert "KUBE=no" in said(MachineFacts(missing_tools=("etcd",)), kube=False)
 
 
 def test_on_a_machine_that_never_built_the_tools_it_says_so_before_it_builds() -> None:
-    machine = Machine(missing_tools=("etcd", "kubectl"))
+    machine = MachineFacts(missing_tools=("etcd", "kubectl"))
     assert plan(machine).build
     assert "First: build etcd, kubectl from source, which this machine never did: about 8 minutes" in said(machine)
-    assert not plan(Machine()).build
-    assert "First" not in said(Machine())
+    assert not plan(MachineFacts()).build
+    assert "First" not in said(MachineFacts())
 
 
 @pytest.mark.parametrize(("strict", "comes"), [(False, "left out"), (True, "they fail, because CI is set")])
 def test_what_lacks_something_is_named_with_what_it_lacks(strict: bool, comes: str) -> None:
-    without_go = Machine(missing_tools=("etcd",), go=False, strict=strict)
+    without_go = MachineFacts(missing_tools=("etcd",), go=False, strict=strict)
     assert not plan(without_go).build
     assert f"The tests that need etcd: {comes}. There is no Go" in said(without_go)
     assert f"The tests of a cluster: {comes}. They run in a network namespace" in said(
-        Machine(root=False, strict=strict)
+        MachineFacts(root=False, strict=strict)
     )
-    assert "root" not in said(Machine(root=False, own_cluster=False))
+    assert "root" not in said(MachineFacts(root=False, own_cluster=False))
 
 
 def test_what_is_asked_for_narrows_all_lanes_and_a_path_is_one_lane() -> None:
-    assert all(lane.arguments[2:4] == ("-k", "name") for lane in plan(Machine(), asked=("-k", "name")).lanes)
-    (lane,) = plan(Machine(), asked=("tests/gateway",), paths=True).lanes
+    assert all(lane.arguments[2:4] == ("-k", "name") for lane in plan(MachineFacts(), asked=("-k", "name")).lanes)
+    (lane,) = plan(MachineFacts(), asked=("tests/gateway",), paths=True).lanes
     assert lane.arguments == ("-m", "not soak", "tests/gateway")
 
 
 NOTHING_CHANGED = verdicts({family.name: Change((), "since 1a2b") for family in FAMILIES})
 
 
-def ignored(machine: Machine, **how) -> dict[str, set[str]]:
+def ignored(machine: MachineFacts, **how) -> dict[str, set[str]]:
     lanes = plan(machine, **how).lanes
     words = {lane.name: [word for word in lane.arguments if "--ignore=" in word] for lane in lanes}
     return {name: {word.removeprefix("--ignore=") for word in ignoring} for name, ignoring in words.items()}
 
 
 def test_what_the_change_cannot_touch_is_left_out_where_it_would_run_and_said() -> None:
-    left_out = ignored(Machine(), untouched=NOTHING_CHANGED)
+    left_out = ignored(MachineFacts(), untouched=NOTHING_CHANGED)
     assert left_out.keys() == {"rest", "cluster", "images"}, "a lane of which all is left out does not begin"
     tests = {path.rstrip("/") for family in FAMILIES for path in family.tests}
     for name, folder in (("rest", "tests"), ("cluster", "tests/kube"), ("images", "tests/images")):
         left_here = {path for path in tests if path.startswith(f"{folder}/")}
         assert all(within(path, left_out[name]) for path in left_here), name
-    assert said(Machine(), untouched=NOTHING_CHANGED).count("Left out: ") == 1 + len(FAMILIES)
-    without_cluster = ignored(Machine(), kube=False, untouched=NOTHING_CHANGED)
+    assert said(MachineFacts(), untouched=NOTHING_CHANGED).count("Left out: ") == 1 + len(FAMILIES)
+    without_cluster = ignored(MachineFacts(), kube=False, untouched=NOTHING_CHANGED)
     assert without_cluster["images"] == {"tests/images/test_installation.py"}
-    assert "test cluster's own" not in said(Machine(), kube=False, untouched=NOTHING_CHANGED), "KUBE=no says it all"
+    assert "test cluster's own" not in said(MachineFacts(), kube=False, untouched=NOTHING_CHANGED), (
+        "KUBE=no says it all"
+    )
     unknown = verdicts({family.name: Change(None, "nobody knows") for family in FAMILIES})
-    assert ignored(Machine(), untouched=unknown) == ignored(Machine())
-    assert said(Machine(), untouched=unknown).count("(nobody knows)") == len(FAMILIES)
+    assert ignored(MachineFacts(), untouched=unknown) == ignored(MachineFacts())
+    assert said(MachineFacts(), untouched=unknown).count("(nobody knows)") == len(FAMILIES)
 
 
 def test_who_asks_for_something_gets_all_of_it() -> None:
     how = {"asked": ("-k", "pod"), "untouched": NOTHING_CHANGED}
-    assert ignored(Machine(), **how) == ignored(Machine())
-    assert said(Machine(), **how).count("Left out: ") == 1
+    assert ignored(MachineFacts(), **how) == ignored(MachineFacts())
+    assert said(MachineFacts(), **how).count("Left out: ") == 1
 
 
 def test_a_run_that_left_something_out_is_not_compared_with_one_that_did_not() -> None:
-    kinds = {plan(Machine(), untouched=NOTHING_CHANGED[:count]).kind for count in range(len(FAMILIES) + 1)}
+    kinds = {plan(MachineFacts(), untouched=NOTHING_CHANGED[:count]).kind for count in range(len(FAMILIES) + 1)}
     assert len(kinds) == 1 + len(FAMILIES)
 
 
 @pytest.mark.parametrize(("kube", "in_file_order"), [(True, {"releases", "cluster", "charts"}), (False, set())])
 def test_only_what_shares_an_installation_runs_in_the_order_of_its_files(kube: bool, in_file_order: set[str]) -> None:
-    lanes = plan(Machine(), kube=kube).lanes
+    lanes = plan(MachineFacts(), kube=kube).lanes
     assert {lane.name for lane in lanes if "-p no:randomly" in " ".join(lane.arguments)} == in_file_order
 
 
 def test_it_says_how_long_it_took_last_time() -> None:
-    chosen = plan(Machine())
-    assert "is not known" in said(Machine())
-    last = Record(seconds=1210.4, lanes={"releases": 1200.0, "rest": 59.6})
+    chosen = plan(MachineFacts())
+    assert "is not known" in said(MachineFacts())
+    last = RunRecord(seconds=1210.4, lanes={"releases": 1200.0, "rest": 59.6})
     releases, rest, cluster, *others, at_last = announced(chosen, last)[: len(chosen.lanes) + 1]
     assert releases.endswith("(20 min 0 s last time)")
     assert rest.endswith("(1 min 0 s last time)")
@@ -552,11 +554,11 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_each_family_keeps_the_commit_at_which_it_was_green_beside_what_runs_took(kept: Path) -> None:
     assert records.green("mine") == {}
-    records.write("rest", Record(1.0))
+    records.write("rest", RunRecord(1.0))
     records.write_green("mine", ["bench", "images"], "1a")
     records.write_green("mine", ["images"], "2b")
     assert records.green("mine") == {"bench": "1a", "images": "2b"}
-    assert records.read("rest") == Record(1.0)
+    assert records.read("rest") == RunRecord(1.0)
     kept.write_text("{broken")
     assert records.green("mine") == {}
 

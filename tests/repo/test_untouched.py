@@ -7,7 +7,7 @@ import pytest
 from tests.images.dockerfile import FOLDERS
 from tests.repo.reach import Reached, names, reach
 from tests.repo.tree import ROOT, tracked
-from tools.gate.untouched import FAMILIES, Change, Family, green, verdicts
+from tools.gate.untouched import FAMILIES, Change, TestFamily, green, verdicts
 
 BY_NAME = {family.name: family for family in FAMILIES}
 STARTED = {"images": ("motet_scheduler.__main__", "motet_operator.cluster.__main__", "motet.store.__main__")}
@@ -34,11 +34,11 @@ def all_files() -> list[str]:
     return [path.relative_to(ROOT).as_posix() for path in tracked()]
 
 
-def files_of_tests(family: Family) -> list[str]:
+def files_of_tests(family: TestFamily) -> list[str]:
     return [path for path in all_files() if family.is_touched_by(path) and Path(path).match("test_*.py")]
 
 
-def reached_by(family: Family) -> Reached:
+def reached_by(family: TestFamily) -> Reached:
     return reach(files_of_tests(family), started=STARTED.get(family.name, ()), told=TOLD)
 
 
@@ -51,7 +51,7 @@ def left_out(*paths: str) -> set[str]:
 
 
 @every_family
-def test_it_runs_when_anything_changes_that_it_imports_starts_or_reads(family: Family) -> None:
+def test_it_runs_when_anything_changes_that_it_imports_starts_or_reads(family: TestFamily) -> None:
     reached = reached_by(family)
     data = {f"{path}/any" if (ROOT / path).is_dir() else path: by for path, by in reached.data.items()}
     forgotten = {path: by for path, by in {**reached.sources, **data}.items() if family.name in left_out(path)}
@@ -59,7 +59,7 @@ def test_it_runs_when_anything_changes_that_it_imports_starts_or_reads(family: F
 
 
 @every_family
-def test_its_tests_are_there_and_not_only_long_ones(family: Family) -> None:
+def test_its_tests_are_there_and_not_only_long_ones(family: TestFamily) -> None:
     files = files_of_tests(family)
     for tests in family.tests:
         assert [file for file in files if file.startswith(tests)], f"{tests} names no tests"
@@ -69,7 +69,7 @@ def test_its_tests_are_there_and_not_only_long_ones(family: Family) -> None:
 
 
 @every_family
-def test_who_types_pages_runs_when_one_changes(family: Family) -> None:
+def test_who_types_pages_runs_when_one_changes(family: TestFamily) -> None:
     """It reads the charts and the examples, too, which TOLD does not say."""
     if {"docs/", "charts/", "examples/"} <= set(family.touched_by):
         return
@@ -155,7 +155,7 @@ def test_a_verdict_names_what_has_changed_since_when() -> None:
 
 
 def test_green_is_what_has_run_as_a_whole_and_passed() -> None:
-    one, two = Family("one", "", ("tests/a/", "tests/b.py"), ()), Family("two", "", ("tests/c.py",), ())
+    one, two = TestFamily("one", "", ("tests/a/", "tests/b.py"), ()), TestFamily("two", "", ("tests/c.py",), ())
     assert green([one, two], ["tests/a/test_x.py", "tests/b.py", "tests/c.py"], []) == [one, two]
     assert green([one, two], ["tests/a/test_x.py", "tests/c.py"], []) == [two], "a part has not run"
     assert green([one, two], ["tests/a/x.py", "tests/b.py", "tests/c.py"], ["tests/a/x.py"]) == [two]

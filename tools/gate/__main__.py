@@ -17,9 +17,9 @@ from pathlib import Path
 
 from tools.gate import change, records
 from tools.gate.closing import closing_line, exit_status, may_run_again, passed_again, seconds_of_files, slowest
-from tools.gate.lanes import Lanes, Ran
-from tools.gate.plan import Machine, Plan, Record, alone, announced, plan, spelled
-from tools.gate.untouched import FAMILIES, Change, Verdict, green, verdicts
+from tools.gate.lanes import LaneResult, Lanes
+from tools.gate.plan import MachineFacts, RunPlan, RunRecord, alone, announced, plan, spelled
+from tools.gate.untouched import FAMILIES, Change, SelectionResult, green, verdicts
 from tools.kube.locate import MODULES, NOT_NEEDED_BESIDE_A_CLUSTER, find, uses_existing_cluster
 
 BASE = "MOTET_CI_BASE"
@@ -30,11 +30,11 @@ def say(text: str = "") -> None:
     print(text, flush=True)  # noqa: T201
 
 
-def look() -> Machine:
+def look() -> MachineFacts:
     existing = uses_existing_cluster()
     tools = [tool for module in MODULES for tool, _ in module.packages]
     wanted = [tool for tool in tools if not (existing and tool in NOT_NEEDED_BESIDE_A_CLUSTER)]
-    return Machine(
+    return MachineFacts(
         missing_tools=tuple(tool for tool in wanted if find(tool) is None),
         go=shutil.which("go") is not None,
         root=os.geteuid() == 0,
@@ -47,7 +47,7 @@ def names_paths(arguments: list[str]) -> bool:
     return any(not word.startswith("-") and Path(word.partition("::")[0]).exists() for word in arguments)
 
 
-def untouched(machine: str) -> list[Verdict]:
+def untouched(machine: str) -> list[SelectionResult]:
     """By the commit that the caller says was green, or else by those that were green on this machine."""
     base = os.environ.get(BASE)
     if base:
@@ -59,19 +59,19 @@ def untouched(machine: str) -> list[Verdict]:
     )
 
 
-def keep(chosen: Plan, ran: list[Ran], seconds: float, machine: str, commit: str | None) -> None:
+def keep(chosen: RunPlan, ran: list[LaneResult], seconds: float, machine: str, commit: str | None) -> None:
     if not chosen.whole or not all(one.came_to_its_end for one in ran):
         return
     lanes = {one.lane.name: round(one.seconds, 1) for one in ran}
     files = seconds_of_files({name: took for one in ran for name, took in one.tests.items()})
-    records.write(chosen.kind, Record(round(seconds, 1), lanes, files))
+    records.write(chosen.kind, RunRecord(round(seconds, 1), lanes, files))
     if commit is not None and commit == change.committed():
         again = [family for family in FAMILIES if family not in [one.family for one in chosen.left_out]]
         passed = green(again, files, set[str]().union(*(one.not_passed for one in ran)))
         records.write_green(machine, [family.name for family in passed], commit)
 
 
-def again(ran: list[Ran], most: int) -> Ran | None:
+def again(ran: list[LaneResult], most: int) -> LaneResult | None:
     """Run once more what failed, with nothing beside it, if it lies in few files."""
     failed = [test for one in ran for test in one.failed]
     counts = sum((one.counts for one in ran), Counter[str]())
@@ -84,7 +84,7 @@ def again(ran: list[Ran], most: int) -> Ran | None:
     return once_more
 
 
-def close(chosen: Plan, ran: list[Ran], once_more: Ran | None, seconds: float, count: int) -> int:
+def close(chosen: RunPlan, ran: list[LaneResult], once_more: LaneResult | None, seconds: float, count: int) -> int:
     """Say what came of it. Returns the exit status."""
     if count:
         say(f"The {count} slowest tests:")

@@ -13,7 +13,7 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 from tools.gate.closing import counts_of, failed_tests, files_not_passed, seconds_of_tests
-from tools.gate.plan import SIDE_BY_SIDE, Lane
+from tools.gate.plan import SIDE_BY_SIDE, TestLane
 
 LONGEST_LINE = 1 << 24
 CAME_TO_ITS_END = (0, 1)
@@ -21,8 +21,8 @@ CAME_TO_ITS_END = (0, 1)
 
 
 @dataclass
-class Ran:
-    lane: Lane
+class LaneResult:
+    lane: TestLane
     status: int
     seconds: float
     counts: Counter[str]
@@ -41,7 +41,7 @@ class Ran:
 
 
 class Lanes:
-    def __init__(self, lanes: tuple[Lane, ...], say: Callable[[str], None]) -> None:
+    def __init__(self, lanes: tuple[TestLane, ...], say: Callable[[str], None]) -> None:
         self._lanes = lanes
         self._say = say
         self._cores = os.cpu_count() or 1
@@ -50,7 +50,7 @@ class Lanes:
         self._processes: list[asyncio.subprocess.Process] = []
         self._stopped = False
 
-    async def run(self) -> list[Ran]:
+    async def run(self) -> list[LaneResult]:
         """All of them, some side by side: who waits follows whoever ends first. On one core one after the other."""
         for one in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(one, self._stop)
@@ -63,14 +63,14 @@ class Lanes:
             if process.returncode is None:
                 process.send_signal(signal.SIGINT)
 
-    async def _run(self, lane: Lane) -> Ran:
+    async def _run(self, lane: TestLane) -> LaneResult:
         async with self._places:
             return await self._run_now(lane)
 
-    async def _run_now(self, lane: Lane) -> Ran:
+    async def _run_now(self, lane: TestLane) -> LaneResult:
         began = time.monotonic()
         if self._stopped:
-            return Ran(lane, int(signal.SIGINT), 0.0, Counter(), [], {})
+            return LaneResult(lane, int(signal.SIGINT), 0.0, Counter(), [], {})
         with tempfile.TemporaryDirectory(prefix="motet-gate-") as folder:
             report = Path(folder) / "report.xml"
             process = await self._start(lane, report)
@@ -83,9 +83,9 @@ class Lanes:
             counts, status = Counter({"error": 1}), status or 1
         seconds = time.monotonic() - began
         tests = seconds_of_tests(said)
-        return Ran(lane, status, seconds, counts, bad, tests, files_not_passed(said), failed_tests(said))
+        return LaneResult(lane, status, seconds, counts, bad, tests, files_not_passed(said), failed_tests(said))
 
-    async def _start(self, lane: Lane, report: Path) -> asyncio.subprocess.Process:
+    async def _start(self, lane: TestLane, report: Path) -> asyncio.subprocess.Process:
         threads = max(1, self._cores // self._side_by_side)
         # Two runs would write over each other's cache, in which each keeps what failed.
         own = ("-o", f"cache_dir=.pytest_cache/{lane.name}", "-o", "junit_family=xunit1", f"--junitxml={report}")
@@ -101,7 +101,7 @@ class Lanes:
         self._processes.append(process)
         return process
 
-    async def _read(self, lane: Lane, process: asyncio.subprocess.Process) -> tuple[Counter[str], list[str]]:
+    async def _read(self, lane: TestLane, process: asyncio.subprocess.Process) -> tuple[Counter[str], list[str]]:
         assert process.stdout is not None
         counts, bad = Counter[str](), []
         async for raw in process.stdout:

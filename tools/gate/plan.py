@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tools.gate.untouched import Verdict
+from tools.gate.untouched import SelectionResult
 
 LANES = {
     "releases": ("tests/kube/releases/installed", "tests/kube/releases/test_pages.py"),
@@ -25,7 +25,7 @@ BUILD_MINUTES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine:
+class MachineFacts:
     """What is known of it before anything runs."""
 
     missing_tools: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Lane:
+class TestLane:
     """One run of pytest."""
 
     name: str
@@ -47,15 +47,15 @@ class Lane:
 
 
 @dataclass(frozen=True)
-class Plan:
-    lanes: tuple[Lane, ...]
+class RunPlan:
+    lanes: tuple[TestLane, ...]
     build: bool = False
     """Whether Kubernetes tools are built first."""
     notes: tuple[str, ...] = ()
     """What is left out and why, and what takes long before the first test."""
     whole: bool = True
     """Nobody asked for a part of it."""
-    left_out: tuple[Verdict, ...] = ()
+    left_out: tuple[SelectionResult, ...] = ()
     """What the change cannot touch."""
 
     @property
@@ -65,13 +65,13 @@ class Plan:
 
 
 def plan(
-    machine: Machine,
+    machine: MachineFacts,
     *,
     kube: bool = True,
     asked: Sequence[str] = (),
     paths: bool = False,
-    untouched: Sequence[Verdict] = (),
-) -> Plan:
+    untouched: Sequence[SelectionResult] = (),
+) -> RunPlan:
     """`asked` is passed to pytest. `paths`: it names what to run itself, which is one lane then. `untouched` says what
     may be left out of all tests."""
     marks = "not soak" if kube else "not soak and not kube"
@@ -83,7 +83,7 @@ def plan(
     if kube:
         notes += _about_the_cluster(machine)
     if paths:
-        return Plan((Lane("asked", (*common, *asked)),), build, tuple(notes), whole=False)
+        return RunPlan((TestLane("asked", (*common, *asked)),), build, tuple(notes), whole=False)
     not_asked_for = () if kube else (OF_A_CLUSTER,)
     in_question = [one for one in untouched if not asked and _elsewhere(one.family.tests, not_asked_for)]
     left_out = tuple(one for one in in_question if one.left_out)
@@ -93,13 +93,13 @@ def plan(
         if own := [path for path in _elsewhere(named, without) if path not in without]:
             order = IN_FILE_ORDER if own[0].startswith(OF_A_CLUSTER) else ()
             others = [path for paths in LANES.values() for path in paths if path not in own]
-            lanes.append(Lane(name, (*common, *asked, *order, *own, *_all_but([*others, *without], own))))
-    return Plan(tuple(lanes), build, (*notes, *map(str, in_question)), not asked, left_out)
+            lanes.append(TestLane(name, (*common, *asked, *order, *own, *_all_but([*others, *without], own))))
+    return RunPlan(tuple(lanes), build, (*notes, *map(str, in_question)), not asked, left_out)
 
 
-def alone(tests: Sequence[str]) -> Lane:
+def alone(tests: Sequence[str]) -> TestLane:
     """Once more, with nothing beside it: what passes then failed in the crowd that lanes are."""
-    return Lane("again", tuple(tests))
+    return TestLane("again", tuple(tests))
 
 
 def _all_but(paths: Sequence[str], folders: Sequence[str]) -> list[str]:
@@ -115,7 +115,7 @@ def _elsewhere(paths: Sequence[str], folders: Sequence[str]) -> list[str]:
     return [path for path in paths if path not in _below(paths, folders)]
 
 
-def _about_the_cluster(machine: Machine) -> Iterable[str]:
+def _about_the_cluster(machine: MachineFacts) -> Iterable[str]:
     end = "they fail, because CI is set" if machine.strict else "left out"
     if machine.missing_tools and machine.go:
         yield (
@@ -130,7 +130,7 @@ def _about_the_cluster(machine: Machine) -> Iterable[str]:
 
 
 @dataclass(frozen=True)
-class Record:
+class RunRecord:
     """What a run left for the next one to say."""
 
     seconds: float
@@ -139,7 +139,7 @@ class Record:
     """Of each file of tests."""
 
 
-def announced(chosen: Plan, last: Record | None) -> list[str]:
+def announced(chosen: RunPlan, last: RunRecord | None) -> list[str]:
     """What a person reads before the first test."""
     lanes = [
         f"Lane {lane.name}: pytest {' '.join(map(_quoted, lane.arguments))}{_took(lane.name, last)}"
@@ -152,7 +152,7 @@ def announced(chosen: Plan, last: Record | None) -> list[str]:
     return [*lanes, *chosen.notes]
 
 
-def _took(lane: str, last: Record | None) -> str:
+def _took(lane: str, last: RunRecord | None) -> str:
     return f"  ({spelled(last.lanes[lane])} last time)" if last is not None and lane in last.lanes else ""
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from tools.gate.plan import Record
+from tools.gate.plan import RunRecord
 from tools.kube.locate import cache
 
 FILE = cache().parent / "tests.json"
@@ -14,14 +14,14 @@ GREEN = "green"
 """Beside the kinds of runs."""
 
 
-def read(kind: str) -> Record | None:
+def read(kind: str) -> RunRecord | None:
     try:
-        return Record(**json.loads(FILE.read_text())[kind])
+        return RunRecord(**json.loads(FILE.read_text())[kind])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def write(kind: str, record: Record) -> None:
+def write(kind: str, record: RunRecord) -> None:
     _write(kind, asdict(record))
 
 

@@ -36,7 +36,7 @@ PACKAGES = tuple(f"{folder}/{name}" for folder in ("*/*", "services/*/*") for na
 
 
 @dataclass(frozen=True)
-class Family:
+class TestFamily:
     """Tests that one change touches together."""
 
     name: str
@@ -55,7 +55,7 @@ class Family:
 
 
 FAMILIES = (
-    Family(
+    TestFamily(
         "bench",
         "the test cluster's own tests",
         (
@@ -66,19 +66,19 @@ FAMILIES = (
         ),
         (*A_CLUSTER, "services/gateway/motet_gateway/__init__.py"),
     ),
-    Family(
+    TestFamily(
         "operator",
         "the operator on a real API server",
         tuple(f"tests/kube/test_operator_{name}.py" for name in ("basics", "faults", "obstacles", "restore")),
         AN_OPERATOR,
     ),
-    Family(
+    TestFamily(
         "replay",
         "the operator beside a scheduler, killed after each of its writes, and of two versions",
         ("tests/kube/test_operator_lives.py", "tests/kube/test_operator_scheduler.py", "tests/kube/test_versions.py"),
         (*AN_OPERATOR, "services/scheduler/"),
     ),
-    Family(
+    TestFamily(
         "images",
         "installations of images",
         ("tests/images/test_installation.py",),
@@ -89,7 +89,7 @@ FAMILIES = (
             *(*PACKAGES, "README.md", "LICENSE", "services/common/", "services/scheduler/", "operator/"),
         ),
     ),
-    Family(
+    TestFamily(
         "runner",
         "the runner and its engine",
         ("tests/runner/", "tests/runner_service/", "tests/contract/test_engines.py", "tests/contract/test_runners.py"),
@@ -102,25 +102,25 @@ FAMILIES = (
             "kernels/",
         ),
     ),
-    Family(
+    TestFamily(
         "gateway",
         "the gateway",
         ("tests/gateway/",),
         (*HELPERS, "services/", "kernels/", "cli/motet_cli/bundled/"),
     ),
-    Family(
+    TestFamily(
         "stack",
         "all processes together",
         ("tests/stack/", "tests/contract/test_http.py"),
         (*HELPERS, *THE_PRODUCT, "docs/guides/client.md"),
     ),
-    Family(
+    TestFamily(
         "releases",
         "installations of the charts, and the pages",
         ("tests/kube/releases/",),
         (*HELPERS, *THE_PRODUCT, "charts/", "crds/", "docs/", "README.md", "LICENSE"),
     ),
-    Family(
+    TestFamily(
         "benchmarks",
         "a short run of each benchmark",
         ("tests/benchmarks/test_runs.py",),
@@ -140,8 +140,8 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    family: Family
+class SelectionResult:
+    family: TestFamily
     left_out: bool
     why: str
 
@@ -149,22 +149,22 @@ class Verdict:
         return f"{'Left out' if self.left_out else 'Not left out'}: {self.family.what} ({self.why})."
 
 
-def verdicts(changes: Mapping[str, Change], families: Sequence[Family] = FAMILIES) -> list[Verdict]:
+def verdicts(changes: Mapping[str, Change], families: Sequence[TestFamily] = FAMILIES) -> list[SelectionResult]:
     """`changes` by the name of the family."""
     return [_verdict(family, changes[family.name]) for family in families]
 
 
-def _verdict(family: Family, change: Change) -> Verdict:
+def _verdict(family: TestFamily, change: Change) -> SelectionResult:
     if change.paths is None:
-        return Verdict(family, False, change.said)
+        return SelectionResult(family, False, change.said)
     if unknown := [path for path in change.paths if not any(_matches(known, path) for known in KNOWN)]:
-        return Verdict(family, False, f"{change.said} {_named(unknown)} changed, which may touch anything")
+        return SelectionResult(family, False, f"{change.said} {_named(unknown)} changed, which may touch anything")
     if touching := [path for path in change.paths if family.is_touched_by(path)]:
-        return Verdict(family, False, f"{change.said} {_named(touching)} changed")
-    return Verdict(family, True, f"{change.said} nothing changed that they use")
+        return SelectionResult(family, False, f"{change.said} {_named(touching)} changed")
+    return SelectionResult(family, True, f"{change.said} nothing changed that they use")
 
 
-def green(not_left_out: Sequence[Family], ran: Collection[str], not_passed: Collection[str]) -> list[Family]:
+def green(not_left_out: Sequence[TestFamily], ran: Collection[str], not_passed: Collection[str]) -> list[TestFamily]:
     """Those of which all has run, and passed. `ran` and `not_passed` are files of tests."""
     return [
         family
