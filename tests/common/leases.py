@@ -6,7 +6,7 @@ import copy
 from motet.kube import CONFLICT, NOT_FOUND, KubeObject, StatusError, Unreachable
 
 
-class Leases:
+class FakeLeaseApi:
     def __init__(self) -> None:
         self.lease: KubeObject | None = None
         self.away = False
@@ -66,10 +66,10 @@ class Leases:
         return copy.deepcopy(body) | {"metadata": {**body["metadata"], "resourceVersion": str(self.version)}}
 
 
-class Line:
+class CuttableLeaseClient:
     """One candidate's own way to the Lease, which can be cut."""
 
-    def __init__(self, leases: Leases) -> None:
+    def __init__(self, leases: FakeLeaseApi) -> None:
         self._leases = leases
         self.cut = False
 

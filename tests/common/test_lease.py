@@ -19,7 +19,7 @@ from motet.errors import SetupError
 from motet.kube import FORBIDDEN, StatusError
 from motet.lease import Election, LeaseRecord
 from motet.settings import LeaseSettings
-from tests.common.leases import Leases, Line
+from tests.common.leases import CuttableLeaseClient, FakeLeaseApi
 from tests.common.virtual_time import in_virtual_time
 from tests.common.waiting import until
 
@@ -30,14 +30,14 @@ PATIENCE_S = 60.0
 
 
 @pytest.fixture
-def leases() -> Leases:
-    return Leases()
+def leases() -> FakeLeaseApi:
+    return FakeLeaseApi()
 
 
 class Candidate(Election):
-    def __init__(self, leases: Leases, address: str = "", *, clock: Clock | None = None) -> None:
+    def __init__(self, leases: FakeLeaseApi, address: str = "", *, clock: Clock | None = None) -> None:
         self.losses: list[str] = []
-        self.line = Line(leases)
+        self.line = CuttableLeaseClient(leases)
         now = clock or asyncio.get_running_loop().time
         super().__init__(self.line, SETTINGS, address=address, clock=now, lost=self.losses.append)
 
@@ -47,13 +47,13 @@ def now() -> float:
 
 
 @asynccontextmanager
-async def candidates(leases: Leases, count: int) -> AsyncIterator[list[Candidate]]:
+async def candidates(leases: FakeLeaseApi, count: int) -> AsyncIterator[list[Candidate]]:
     async with AsyncExitStack() as stack:
         yield [await stack.enter_async_context(Candidate(leases, f"10.0.0.{number}:1")) for number in range(count)]
 
 
 @in_virtual_time
-async def test_one_of_several_wins_and_the_others_know_where_it_is(leases: Leases) -> None:
+async def test_one_of_several_wins_and_the_others_know_where_it_is(leases: FakeLeaseApi) -> None:
     async with candidates(leases, 4) as all_of_them:
         (leader,) = [one for one in all_of_them if one.leads]
         await asyncio.sleep(2 * LEASE)
@@ -64,7 +64,7 @@ async def test_one_of_several_wins_and_the_others_know_where_it_is(leases: Lease
 
 
 @in_virtual_time
-async def test_a_leader_that_leaves_is_followed_at_once_in_a_higher_term(leases: Leases) -> None:
+async def test_a_leader_that_leaves_is_followed_at_once_in_a_higher_term(leases: FakeLeaseApi) -> None:
     async with Candidate(leases) as first:
         assert first.term == 1
     terms = [1]
@@ -83,7 +83,7 @@ async def test_a_leader_that_leaves_is_followed_at_once_in_a_higher_term(leases:
 
 
 @in_virtual_time
-async def test_between_two_leaders_there_is_no_address_to_go_to(leases: Leases) -> None:
+async def test_between_two_leaders_there_is_no_address_to_go_to(leases: FakeLeaseApi) -> None:
     async with Candidate(leases, "a:1"):
         pass
     assert leases.holder == ""
@@ -93,7 +93,7 @@ async def test_between_two_leaders_there_is_no_address_to_go_to(leases: Leases) 
 
 
 @in_virtual_time
-async def test_a_leader_that_vanishes_is_followed_when_its_lease_ends_and_not_before(leases: Leases) -> None:
+async def test_a_leader_that_vanishes_is_followed_when_its_lease_ends_and_not_before(leases: FakeLeaseApi) -> None:
     async with Candidate(leases) as first:
         assert first._campaign is not None
         first._campaign.cancel()  # as if its process had been killed
@@ -105,7 +105,7 @@ async def test_a_leader_that_vanishes_is_followed_when_its_lease_ends_and_not_be
 
 
 @in_virtual_time
-async def test_while_the_api_server_is_away_the_leader_leads_on_and_is_not_sure(leases: Leases) -> None:
+async def test_while_the_api_server_is_away_the_leader_leads_on_and_is_not_sure(leases: FakeLeaseApi) -> None:
     async with candidates(leases, 3) as (leader, *others):
         term = leader.term
         leases.away = True
@@ -120,7 +120,9 @@ async def test_while_the_api_server_is_away_the_leader_leads_on_and_is_not_sure(
 
 
 @in_virtual_time
-async def test_who_alone_is_cut_off_is_not_sure_before_another_may_win_and_ends_when_it_hears(leases: Leases) -> None:
+async def test_who_alone_is_cut_off_is_not_sure_before_another_may_win_and_ends_when_it_hears(
+    leases: FakeLeaseApi,
+) -> None:
     async with candidates(leases, 2) as (leader, other):
         cut = now()
         leader.line.cut = True
@@ -139,14 +141,14 @@ async def test_who_alone_is_cut_off_is_not_sure_before_another_may_win_and_ends_
 
 
 @in_virtual_time
-async def test_who_is_sure_does_not_yield_to_hearsay(leases: Leases) -> None:
+async def test_who_is_sure_does_not_yield_to_hearsay(leases: FakeLeaseApi) -> None:
     async with Candidate(leases) as leader:
         leader.step_down_for(leader.term + 7)
         assert (leader.leads, leader.losses) == (True, [])
 
 
 @in_virtual_time
-async def test_a_right_that_is_taken_away_for_a_while_costs_a_leader_nothing(leases: Leases) -> None:
+async def test_a_right_that_is_taken_away_for_a_while_costs_a_leader_nothing(leases: FakeLeaseApi) -> None:
     async with candidates(leases, 2) as (leader, other):
         leases.refusing = StatusError(FORBIDDEN, "forbidden")
         await asyncio.sleep(2 * LEASE)
@@ -157,7 +159,7 @@ async def test_a_right_that_is_taken_away_for_a_while_costs_a_leader_nothing(lea
 
 
 @in_virtual_time
-async def test_a_loop_that_hangs_is_given_up_all_the_same(leases: Leases) -> None:
+async def test_a_loop_that_hangs_is_given_up_all_the_same(leases: FakeLeaseApi) -> None:
     async with Candidate(leases, clock=monotonic) as leader:
         deadline = monotonic() + PATIENCE_S
         while not leader.losses:
@@ -168,7 +170,7 @@ async def test_a_loop_that_hangs_is_given_up_all_the_same(leases: Leases) -> Non
 
 
 @in_virtual_time
-async def test_a_hiccup_of_the_api_server_costs_nothing(leases: Leases) -> None:
+async def test_a_hiccup_of_the_api_server_costs_nothing(leases: FakeLeaseApi) -> None:
     async with candidates(leases, 2) as (leader, other):
         for _ in range(3):
             leases.away = True
@@ -179,7 +181,7 @@ async def test_a_hiccup_of_the_api_server_costs_nothing(leases: Leases) -> None:
 
 
 @in_virtual_time
-async def test_a_leader_whose_lease_another_holds_ends_at_once(leases: Leases) -> None:
+async def test_a_leader_whose_lease_another_holds_ends_at_once(leases: FakeLeaseApi) -> None:
     async with Candidate(leases) as leader:
         assert leases.lease is not None
         leases.write(leases.lease | {"spec": {**leases.lease["spec"], "holderIdentity": "somebody"}})
@@ -188,7 +190,7 @@ async def test_a_leader_whose_lease_another_holds_ends_at_once(leases: Leases) -
 
 
 @in_virtual_time
-async def test_a_lease_that_somebody_annotates_or_deletes_stays_the_leaders(leases: Leases) -> None:
+async def test_a_lease_that_somebody_annotates_or_deletes_stays_the_leaders(leases: FakeLeaseApi) -> None:
     async with candidates(leases, 2) as (leader, other):
         assert leases.lease is not None
         leases.lease["metadata"]["labels"] = {"seen": "yes"}
@@ -203,7 +205,7 @@ async def test_a_lease_that_somebody_annotates_or_deletes_stays_the_leaders(leas
 
 
 @in_virtual_time
-async def test_a_victory_whose_news_was_lost_is_found_out(leases: Leases) -> None:
+async def test_a_victory_whose_news_was_lost_is_found_out(leases: FakeLeaseApi) -> None:
     leases.deaf = True
     async with Candidate(leases) as candidate:
         assert not candidate.leads
@@ -213,7 +215,7 @@ async def test_a_victory_whose_news_was_lost_is_found_out(leases: Leases) -> Non
 
 
 @in_virtual_time
-async def test_a_later_term_that_a_peer_has_seen_is_exceeded_and_kept(leases: Leases) -> None:
+async def test_a_later_term_that_a_peer_has_seen_is_exceeded_and_kept(leases: FakeLeaseApi) -> None:
     told: list[int] = []
     async with Candidate(leases) as leader:
         leader.raise_term_above(41, lambda: told.append(leader.term))
@@ -228,7 +230,7 @@ async def test_a_later_term_that_a_peer_has_seen_is_exceeded_and_kept(leases: Le
 
 
 @in_virtual_time
-async def test_a_higher_term_is_in_the_lease_before_anyone_hears_of_it(leases: Leases) -> None:
+async def test_a_higher_term_is_in_the_lease_before_anyone_hears_of_it(leases: FakeLeaseApi) -> None:
     async with candidates(leases, 2) as (leader, other):
         told: list[int] = []
         leases.away = True
@@ -247,7 +249,7 @@ async def test_a_higher_term_is_in_the_lease_before_anyone_hears_of_it(leases: L
 
 
 @in_virtual_time
-async def test_who_asked_for_a_higher_term_and_lost_never_led_in_it(leases: Leases) -> None:
+async def test_who_asked_for_a_higher_term_and_lost_never_led_in_it(leases: FakeLeaseApi) -> None:
     async with candidates(leases, 2) as (leader, other):
         leader.line.cut = True
         leader.raise_term_above(41, lambda: None)
@@ -259,7 +261,7 @@ async def test_who_asked_for_a_higher_term_and_lost_never_led_in_it(leases: Leas
 
 @pytest.mark.parametrize("noted", ["many", str(2**64 - 1), "9" * 5000])
 @in_virtual_time
-async def test_a_damaged_term_is_succeeded_by_one_above_any_counter(leases: Leases, noted: str) -> None:
+async def test_a_damaged_term_is_succeeded_by_one_above_any_counter(leases: FakeLeaseApi, noted: str) -> None:
     async with Candidate(leases):
         pass
     assert leases.lease is not None
@@ -269,7 +271,7 @@ async def test_a_damaged_term_is_succeeded_by_one_above_any_counter(leases: Leas
 
 
 @in_virtual_time
-async def test_a_lease_of_other_hands_counts_by_its_transitions(leases: Leases) -> None:
+async def test_a_lease_of_other_hands_counts_by_its_transitions(leases: FakeLeaseApi) -> None:
     leases.write({"metadata": {"name": "it", "namespace": "here"}, "spec": {"leaseTransitions": 8}})
     async with Candidate(leases) as leader:
         assert leader.term == 9
@@ -282,7 +284,7 @@ def test_an_empty_lease_is_free() -> None:
 
 
 @in_virtual_time
-async def test_what_the_server_forbids_is_said_with_what_to_grant(leases: Leases) -> None:
+async def test_what_the_server_forbids_is_said_with_what_to_grant(leases: FakeLeaseApi) -> None:
     leases.refusing = StatusError(FORBIDDEN, 'leases "it" is forbidden')
     with pytest.raises(SetupError, match=r"forbidden\. Grant .* get, create and update on leases"):
         async with Candidate(leases):
@@ -290,7 +292,7 @@ async def test_what_the_server_forbids_is_said_with_what_to_grant(leases: Leases
 
 
 @in_virtual_time
-async def test_a_server_that_is_away_at_the_start_is_waited_for(leases: Leases) -> None:
+async def test_a_server_that_is_away_at_the_start_is_waited_for(leases: FakeLeaseApi) -> None:
     leases.away = True
     async with Candidate(leases) as candidate:
         await asyncio.sleep(3 * RETRY)
@@ -300,7 +302,7 @@ async def test_a_server_that_is_away_at_the_start_is_waited_for(leases: Leases) 
 
 
 @in_virtual_time
-async def test_every_start_is_a_candidate_of_its_own(leases: Leases) -> None:
+async def test_every_start_is_a_candidate_of_its_own(leases: FakeLeaseApi) -> None:
     assert Candidate(leases).identity != Candidate(leases).identity
 
 

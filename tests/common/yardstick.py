@@ -3,7 +3,7 @@
 import time
 
 
-def yardstick() -> float:
+def cpu_unit_seconds() -> float:
     """CPU seconds of a fixed piece of work in Python: the best of three, some 0.05 s on a common machine."""
     return min(_once() for _ in range(3))
 

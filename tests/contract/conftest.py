@@ -7,7 +7,7 @@ import pytest
 from motet_runner.adapters.certify import certify
 from motet_runner.adapters.layout import AdapterLayout
 from tests.contract.engines import Size, fake, real
-from tests.runner.random_models import AdapterSpec, save_adapter, save_base
+from tests.runner.random_models import RandomAdapter, save_adapter, save_base
 
 
 @pytest.fixture(scope="session")
@@ -18,7 +18,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def layout(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> AdapterLayout:
     """Of an adapter that the real engine can load; what the fake one loads has no bytes."""
-    folder = save_adapter(tiny, "llama", AdapterSpec(4, 8), tmp_path_factory.mktemp("adapter") / "a", seed=1)
+    folder = save_adapter(tiny, "llama", RandomAdapter(4, 8), tmp_path_factory.mktemp("adapter") / "a", seed=1)
     return certify(folder, real(tiny, Size()).info).layout
 
 

@@ -19,7 +19,7 @@ from motet_runner.interface import (
     StateChanged,
 )
 from tests.contract.engines import Size, fake, real
-from tests.runner.engines import Ran, ask, run
+from tests.runner.engines import EngineRun, ask, run
 
 A, B, C = map(Digest, "ABC")
 R = RequestId
@@ -472,7 +472,7 @@ class Driven:
     def step(self, at_most: int) -> None:
         while at_most and self.engine.has_work():
             at_most -= 1
-            ran = Ran()
+            ran = EngineRun()
             ran.take(self.engine)
             outputs = sorted((one.request, one.epoch, one.index, len(one.tokens), one.finish) for one in ran.outputs)
             self.said.append((outputs, sorted(ran.events, key=lambda event: event.request)))

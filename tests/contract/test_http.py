@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.common.waiting import PATIENCE_S
 from tests.gateway.conftest import serve
-from tests.stack.harness import REPORTS_AT_ONCE, Stack, copy_of_bundled, running_stack
+from tests.stack.harness import REPORTS_AT_ONCE, LocalStack, copy_of_bundled, running_stack
 from tests.support.mini_cluster import mini_cluster
 
 CHAT = "/v1/chat/completions"
@@ -150,13 +150,13 @@ async def small(_: pytest.FixtureRequest) -> AsyncIterator[Server]:
 
 @asynccontextmanager
 async def whole(request: pytest.FixtureRequest) -> AsyncIterator[Server]:
-    stack: Stack = request.getfixturevalue("stack")
+    stack: LocalStack = request.getfixturevalue("stack")
     async with httpx2.AsyncClient(base_url=stack.url, timeout=PATIENCE_S, verify=False, trust_env=False) as http:
         yield Server(http, "motet-demo", "shouting")
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
     folder = tmp_path_factory.mktemp("stack")
     manifests = copy_of_bundled(folder / "manifests", adapters=["shouting"])
     with running_stack(folder, manifests=manifests, env=REPORTS_AT_ONCE) as running:

@@ -3,17 +3,17 @@
 import pytest
 
 from motet.kube import KubeObject
-from tests.common.leases import Leases
-from tests.contract.leases import LeaseContract, Line
+from tests.common.leases import FakeLeaseApi
+from tests.contract.leases import LeaseClient, LeaseContract
 
 
 class TestTheDouble(LeaseContract):
     @pytest.fixture
-    def line(self) -> Line:
-        return Line(Leases(), "here", "it")
+    def line(self) -> LeaseClient:
+        return LeaseClient(FakeLeaseApi(), "here", "it")
 
-    async def remove(self, line: Line) -> None:
+    async def remove(self, line: LeaseClient) -> None:
         line.api.lease = None
 
-    async def write(self, line: Line, body: KubeObject) -> None:
+    async def write(self, line: LeaseClient, body: KubeObject) -> None:
         line.api.write(body)

@@ -11,10 +11,10 @@ import pytest
 from motet.api.v1 import common_pb2, runner_pb2, runner_pb2_grpc
 from motet.digest import asset_digest
 from motet.rpc import open_channel
-from tests.runner_service.peers import Gateway, gateway_to, until
+from tests.runner_service.peers import CheckingGateway, gateway_to, until
 from tests.support.fake_engine import FakeEngine
-from tests.support.mini_cluster import ASSET_DIGEST, MiniRunner, tiny_assets
-from tests.support.runners import fake_runner, short_folder
+from tests.support.mini_cluster import ASSET_DIGEST, FakeRunner, tiny_assets
+from tests.support.runners import in_process_runner, short_folder
 
 STEP_SECONDS = 0.005
 NEEDED = {"config.json", "tokenizer.json", "tokenizer_config.json"}
@@ -22,7 +22,7 @@ NEEDED = {"config.json", "tokenizer.json", "tokenizer_config.json"}
 
 @asynccontextmanager
 async def small(folder: Path) -> AsyncIterator[tuple[str, str]]:
-    runner = MiniRunner(folder, "r0", tiny_assets())
+    runner = FakeRunner(folder, "r0", tiny_assets())
     runner.step_seconds = STEP_SECONDS
     await runner.start()
     try:
@@ -33,7 +33,7 @@ async def small(folder: Path) -> AsyncIterator[tuple[str, str]]:
 
 @asynccontextmanager
 async def real(folder: Path) -> AsyncIterator[tuple[str, str]]:
-    async with fake_runner(folder, engine=partial(FakeEngine, step_seconds=STEP_SECONDS)) as runner:
+    async with in_process_runner(folder, engine=partial(FakeEngine, step_seconds=STEP_SECONDS)) as runner:
         yield runner.address, asset_digest(folder / "model")
 
 
@@ -45,7 +45,7 @@ async def runner(request: pytest.FixtureRequest) -> AsyncIterator[tuple[str, str
 
 
 @pytest.fixture
-async def gateway(runner: tuple[str, str]) -> AsyncIterator[Gateway]:
+async def gateway(runner: tuple[str, str]) -> AsyncIterator[CheckingGateway]:
     async with gateway_to(runner[0]) as one:
         yield one
 

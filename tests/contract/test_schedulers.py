@@ -15,11 +15,11 @@ from motet.rpc import open_channel
 from tests.common.waiting import PATIENCE_S
 from tests.support.control_plane import until
 from tests.support.fake_engine import SlowEngines
-from tests.support.house import open_house
+from tests.support.house import in_process_system
 from tests.support.mini_cluster import GROUP as SMALL_GROUP
 from tests.support.mini_cluster import mini_cluster
 from tests.support.runners import short_folder
-from tests.support.small_gateway import GROUP, SmallGateway, small_gateway
+from tests.support.small_gateway import GROUP, FakeGateway, small_gateway
 
 SLOW = 0.1
 """Seconds of a step that make an answer of 200 tokens outlast whatever a test does meanwhile."""
@@ -29,7 +29,7 @@ INSTANCES = {"runner-0", "runner-1"}
 
 @dataclass
 class Fleet:
-    gateway: SmallGateway
+    gateway: FakeGateway
     group: str
     address: str
     restart: Callable[[], Awaitable[object]]
@@ -65,7 +65,7 @@ async def small(_: Path) -> AsyncIterator[Fleet]:
 @asynccontextmanager
 async def real(folder: Path) -> AsyncIterator[Fleet]:
     async with AsyncExitStack() as stack:
-        house = await stack.enter_async_context(open_house(folder))
+        house = await stack.enter_async_context(in_process_system(folder))
         engines = SlowEngines(0.0)
         for name in sorted(INSTANCES):
             await house.runner(name, engines)

@@ -20,7 +20,7 @@ from motet_gateway.metrics import Metrics
 from motet_gateway.server import HttpServer, listening
 from motet_gateway.settings import Settings
 from tests.common.waiting import PATIENCE_S
-from tests.support.mini_cluster import MiniCluster, mini_cluster
+from tests.support.mini_cluster import FakeServices, mini_cluster
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Served:
 
     url: str
     gateway: Gateway
-    cluster: MiniCluster
+    cluster: FakeServices
     http: httpx2.AsyncClient
     registry: CollectorRegistry
     server: HttpServer
@@ -47,7 +47,7 @@ async def eventually(holds: Callable[[], object], *, seconds: float = PATIENCE_S
 
 @asynccontextmanager
 async def serve(
-    cluster: MiniCluster, *, ready: bool = True, names: int = 0, keys: KeySource | None = None, **settings: Any
+    cluster: FakeServices, *, ready: bool = True, names: int = 0, keys: KeySource | None = None, **settings: Any
 ) -> AsyncIterator[Served]:
     own = Settings(port=0, **{"drain_seconds": 0.5, "predict_budget_seconds": PATIENCE_S, **settings})
     process = ProcessSettings(data_dir=cluster.folder, time_scale=0.1)
@@ -88,7 +88,7 @@ def _ready(gateway: Gateway) -> bool:
 
 
 @pytest.fixture
-async def cluster() -> AsyncIterator[MiniCluster]:
+async def cluster() -> AsyncIterator[FakeServices]:
     async with mini_cluster() as running:
         running.add_adapter("legal")
         running.add_adapter("sql", tenant="acme")
@@ -96,6 +96,6 @@ async def cluster() -> AsyncIterator[MiniCluster]:
 
 
 @pytest.fixture
-async def served(cluster: MiniCluster) -> AsyncIterator[Served]:
+async def served(cluster: FakeServices) -> AsyncIterator[Served]:
     async with serve(cluster) as running:
         yield running

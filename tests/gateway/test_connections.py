@@ -14,7 +14,7 @@ from motet_gateway import connection
 from motet_gateway.bodies import MAX_STRINGS, MOST_CONTAINERS, MOST_ELEMENTS, check_shape
 from tests.common.waiting import PATIENCE_S
 from tests.gateway.conftest import Served, eventually, serve
-from tests.support.mini_cluster import MiniCluster
+from tests.support.mini_cluster import FakeServices
 
 BODY = orjson.dumps({"model": "tiny", "prompt": "x", "max_tokens": 4})
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
@@ -103,7 +103,7 @@ async def test_usual_headers_and_large_bodies_in_pieces_pass(served: Served) -> 
             await asyncio.wait_for(client.reader.readuntil(b"}}"), PATIENCE_S)
 
 
-async def test_a_head_that_does_not_come_to_an_end_is_given_up(cluster: MiniCluster) -> None:
+async def test_a_head_that_does_not_come_to_an_end_is_given_up(cluster: FakeServices) -> None:
     async with serve(cluster, header_seconds=1) as served:
         async with raw(served) as silent, raw(served) as slow:
             await slow.say(b"GET / HTTP/1.1\r\nhost: loc")
@@ -117,7 +117,7 @@ async def test_a_head_that_does_not_come_to_an_end_is_given_up(cluster: MiniClus
             assert (await client.rest()).startswith(b"HTTP/1.1 408 ")
 
 
-async def test_what_stands_behind_a_body_breaks_into_no_answer(cluster: MiniCluster) -> None:
+async def test_what_stands_behind_a_body_breaks_into_no_answer(cluster: FakeServices) -> None:
     cluster.runners[0].step_seconds = 0.1
     body = BODY.replace(b'"max_tokens":4', b'"max_tokens":30,"ignore_eos":true,"stream":true')
 
@@ -135,7 +135,7 @@ async def test_what_stands_behind_a_body_breaks_into_no_answer(cluster: MiniClus
 # ------------------------------------------------------------------------------------------------------------- bodies
 
 
-async def test_a_body_that_does_not_come_is_given_up(cluster: MiniCluster) -> None:
+async def test_a_body_that_does_not_come_is_given_up(cluster: FakeServices) -> None:
     async with serve(cluster, body_seconds=0.2) as served:
         for path in (b"/v1/completions", b"/tokenize"):
             async with raw(served) as client:
@@ -144,7 +144,7 @@ async def test_a_body_that_does_not_come_is_given_up(cluster: MiniCluster) -> No
         assert served.gateway.bodies.held == 0
 
 
-async def test_bodies_together_stay_within_their_budget(cluster: MiniCluster) -> None:
+async def test_bodies_together_stay_within_their_budget(cluster: FakeServices) -> None:
     async with serve(cluster, max_bodies_bytes=10_000) as served:
         async with raw(served) as client:
             await client.say(HEAD + b"content-length: 9000\r\n\r\n" + b" " * 8000)
@@ -161,7 +161,7 @@ async def test_bodies_together_stay_within_their_budget(cluster: MiniCluster) ->
 JSON = {"content-type": "application/json"}
 
 
-async def test_a_full_gateway_refuses_before_it_reads_a_body(cluster: MiniCluster) -> None:
+async def test_a_full_gateway_refuses_before_it_reads_a_body(cluster: FakeServices) -> None:
     async with serve(cluster, max_live_requests=1) as served:
         cluster.runners[0].step_seconds = 3600
         body = BODY.replace(b'"max_tokens":4', b'"max_tokens":40')
@@ -189,7 +189,7 @@ async def test_an_upload_that_breaks_off_is_no_crash(
     assert "Traceback" not in said.out + said.err
 
 
-async def test_a_client_that_does_not_read_is_cut_off_and_its_request_cancelled(cluster: MiniCluster) -> None:
+async def test_a_client_that_does_not_read_is_cut_off_and_its_request_cancelled(cluster: FakeServices) -> None:
     async with serve(cluster, unread_seconds=0.2, max_live_requests=1000) as served:
         async with raw(served) as client:
             # Answers to requests that follow one another fill every buffer there is.
@@ -208,7 +208,7 @@ async def test_a_client_that_does_not_read_is_cut_off_and_its_request_cancelled(
         assert served.gateway.bodies.held == 0
 
 
-async def test_a_client_that_reads_slowly_gets_all_of_its_answer(cluster: MiniCluster) -> None:
+async def test_a_client_that_reads_slowly_gets_all_of_its_answer(cluster: FakeServices) -> None:
     body = orjson.dumps({"model": "tiny", "prompt": "word " * 150_000, "return_token_strs": True})
     async with serve(cluster, unread_seconds=1) as served, raw(served) as client:
         client.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * 1024)
@@ -265,7 +265,7 @@ async def test_of_a_refused_body_no_more_is_read_than_a_bound(served: Served, le
 
 
 async def test_who_sends_the_rest_of_a_refused_body_goes_on_and_is_then_idle_like_others(
-    cluster: MiniCluster, left_seconds: float, monkeypatch: pytest.MonkeyPatch
+    cluster: FakeServices, left_seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     idle = 3 * left_seconds
     monkeypatch.setattr("motet_gateway.server.KEEP_ALIVE_SECONDS", idle)

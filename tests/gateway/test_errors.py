@@ -7,7 +7,7 @@ import openai
 import pytest
 
 from tests.gateway.conftest import Served, eventually, serve
-from tests.support.mini_cluster import MiniCluster, mini_cluster, tiny_assets
+from tests.support.mini_cluster import FakeServices, mini_cluster, tiny_assets
 
 CHAT = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -123,7 +123,7 @@ async def test_json_has_to_be_declared(served: Served) -> None:
     assert "application/json" in error_of(answer)["message"]
 
 
-async def test_a_body_beyond_the_limit_is_refused(cluster: MiniCluster) -> None:
+async def test_a_body_beyond_the_limit_is_refused(cluster: FakeServices) -> None:
     async def chunks():
         for _ in range(20):
             yield b"x" * 100
@@ -154,12 +154,12 @@ async def test_only_this_machines_names_are_answered_on_loopback(served: Served)
     assert "localhost" in error_of(rebound)["message"]
 
 
-async def test_another_host_name_can_be_allowed(cluster: MiniCluster) -> None:
+async def test_another_host_name_can_be_allowed(cluster: FakeServices) -> None:
     async with serve(cluster, allowed_hosts=("motet.test",)) as served:
         assert (await served.http.get("/version", headers={"host": "motet.test:80"})).status_code == 200
 
 
-async def test_too_many_live_requests_are_refused_with_a_hint(cluster: MiniCluster) -> None:
+async def test_too_many_live_requests_are_refused_with_a_hint(cluster: FakeServices) -> None:
     async with serve(cluster, max_live_requests=2) as served:
         answer = await served.http.post("/v1/completions", json={"model": "tiny", "prompt": "x", "n": 3})
         assert answer.status_code == 503

@@ -6,7 +6,7 @@ from typing import Any
 
 from motet_gateway.estimator import LocalLengths
 from tests.gateway.conftest import Served, eventually, serve
-from tests.support.mini_cluster import MiniCluster
+from tests.support.mini_cluster import FakeServices
 
 
 async def length_header(served: Served, model: str = "legal", **more) -> str:
@@ -27,7 +27,7 @@ async def test_the_source_follows_the_predictor_away_and_back(served: Served) ->
     assert await length_header(served) == "model:v1"
 
 
-async def test_a_slow_predictor_costs_its_budget_once(cluster: MiniCluster) -> None:
+async def test_a_slow_predictor_costs_its_budget_once(cluster: FakeServices) -> None:
     async with serve(cluster, predict_budget_seconds=0.2) as served:
         cluster.predictor.slow_seconds = 3600
         await asyncio.gather(*(length_header(served) for _ in range(10)))
@@ -40,7 +40,7 @@ async def test_a_slow_predictor_costs_its_budget_once(cluster: MiniCluster) -> N
         await eventually(lambda: served.gateway.estimator.up)
 
 
-async def test_who_waits_behind_a_call_that_fails_is_answered_without_another(cluster: MiniCluster) -> None:
+async def test_who_waits_behind_a_call_that_fails_is_answered_without_another(cluster: FakeServices) -> None:
     crashed: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: crashed.append(context))
     async with serve(cluster, predict_budget_seconds=0.3) as served:

@@ -22,9 +22,9 @@ from motet.store import migrate, open_store
 from motet_gateway.identity.sources import DatabaseKeys
 from tests.common.waiting import PATIENCE_S
 from tests.gateway.conftest import Served, eventually, serve
-from tests.gateway.identity.kept import Kept, bearer, id_of
+from tests.gateway.identity.kept import MemoryKeySource, bearer, id_of
 from tests.gateway.test_errors import error_of
-from tests.support.mini_cluster import MiniCluster
+from tests.support.mini_cluster import FakeServices
 from tests.support.postgresql import PostgreSQL
 
 COMPLETIONS = "/v1/completions"
@@ -47,11 +47,11 @@ EVERY_PATH = [
 
 
 @pytest.fixture
-def kept() -> Kept:
-    return Kept()
+def kept() -> MemoryKeySource:
+    return MemoryKeySource()
 
 
-def with_keys(cluster: MiniCluster, kept: Kept, **settings: Any) -> Any:
+def with_keys(cluster: FakeServices, kept: MemoryKeySource, **settings: Any) -> Any:
     return serve(cluster, keys=kept, **{"auth": "keys", "keys_read_seconds": READ_SECONDS, **settings})
 
 
@@ -67,7 +67,7 @@ def is_shut(served: Served, key: str) -> bool:
     return bool(served.gateway.access.keyring.refused_because(id_of(key), datetime.now(UTC)))
 
 
-async def read_again(kept: Kept) -> None:
+async def read_again(kept: MemoryKeySource) -> None:
     """What is kept now is known to the gateway."""
     seen = kept.reads
     await eventually(lambda: kept.reads >= seen + 2)
@@ -77,7 +77,9 @@ async def read_again(kept: Kept) -> None:
 
 
 @pytest.mark.parametrize(("method", "path"), EVERY_PATH)
-async def test_nothing_is_answered_without_a_key(cluster: MiniCluster, kept: Kept, method: str, path: str) -> None:
+async def test_nothing_is_answered_without_a_key(
+    cluster: FakeServices, kept: MemoryKeySource, method: str, path: str
+) -> None:
     async with with_keys(cluster, kept) as served:
         answer = await served.http.request(method, path, json=BODY if method == "POST" else None)
         error = error_of(answer)
@@ -87,14 +89,14 @@ async def test_nothing_is_answered_without_a_key(cluster: MiniCluster, kept: Kep
         assert answer.headers["x-should-retry"] == "false"
 
 
-async def test_whoever_looks_after_machines_needs_no_key(cluster: MiniCluster, kept: Kept) -> None:
+async def test_whoever_looks_after_machines_needs_no_key(cluster: FakeServices, kept: MemoryKeySource) -> None:
     async with with_keys(cluster, kept) as served:
         for path in ("/health", "/ping"):
             assert (await served.http.get(path)).status_code == 200
 
 
 async def test_a_key_is_refused_before_anything_of_the_body_is_read(
-    cluster: MiniCluster, kept: Kept, monkeypatch: pytest.MonkeyPatch
+    cluster: FakeServices, kept: MemoryKeySource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("motet_gateway.connection.LEFT_SECONDS", 0.1)
     async with with_keys(cluster, kept) as served:
@@ -108,7 +110,7 @@ async def test_a_key_is_refused_before_anything_of_the_body_is_read(
         writer.close()
 
 
-async def test_each_tenant_has_its_own_names_on_every_gateway(cluster: MiniCluster, kept: Kept) -> None:
+async def test_each_tenant_has_its_own_names_on_every_gateway(cluster: FakeServices, kept: MemoryKeySource) -> None:
     ours, theirs = kept.make("default"), kept.make("acme")
     tenants = ((ours, "legal", "acme/sql"), (theirs, "sql", "default/legal"))
     async with with_keys(cluster, kept) as one, with_keys(cluster, kept) as two:
@@ -125,7 +127,7 @@ async def test_each_tenant_has_its_own_names_on_every_gateway(cluster: MiniClust
                 await client.models.list()
 
 
-async def test_tenant_and_class_go_with_the_request_to_everybody(cluster: MiniCluster, kept: Kept) -> None:
+async def test_tenant_and_class_go_with_the_request_to_everybody(cluster: FakeServices, kept: MemoryKeySource) -> None:
     async with with_keys(cluster, kept, names=8) as served:
         key = kept.make("acme")
         await read_again(kept)
@@ -140,7 +142,7 @@ async def test_tenant_and_class_go_with_the_request_to_everybody(cluster: MiniCl
         await eventually(lambda: count("motet_requests_total", labels) == 1)
 
 
-async def test_the_next_scheduler_hears_whose_requests_run(cluster: MiniCluster, kept: Kept) -> None:
+async def test_the_next_scheduler_hears_whose_requests_run(cluster: FakeServices, kept: MemoryKeySource) -> None:
     cluster.runners[0].step_seconds = 0.01
     key = kept.make("acme")
     async with with_keys(cluster, kept) as served:
@@ -174,7 +176,7 @@ async def test_the_next_scheduler_hears_whose_requests_run(cluster: MiniCluster,
     ],
 )
 async def test_a_key_elsewhere_or_twice_is_refused_with_the_way_to_send_it(
-    cluster: MiniCluster, kept: Kept, headers: list[tuple[str, str]], says: str
+    cluster: FakeServices, kept: MemoryKeySource, headers: list[tuple[str, str]], says: str
 ) -> None:
     key = kept.make("acme")
     async with with_keys(cluster, kept) as served:
@@ -186,13 +188,15 @@ async def test_a_key_elsewhere_or_twice_is_refused_with_the_way_to_send_it(
 
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
-async def test_the_scheme_is_read_in_any_case(cluster: MiniCluster, kept: Kept, scheme: str) -> None:
+async def test_the_scheme_is_read_in_any_case(cluster: FakeServices, kept: MemoryKeySource, scheme: str) -> None:
     key = kept.make("acme")
     async with with_keys(cluster, kept) as served:
         assert (await served.http.get("/version", headers={"authorization": f"{scheme}  {key}"})).status_code == 200
 
 
-async def test_a_key_of_a_megabyte_is_refused_and_the_next_request_is_served(cluster: MiniCluster, kept: Kept) -> None:
+async def test_a_key_of_a_megabyte_is_refused_and_the_next_request_is_served(
+    cluster: FakeServices, kept: MemoryKeySource
+) -> None:
     key = kept.make("acme")
     async with with_keys(cluster, kept) as served:
         assert (await ask(served, "motet_" + "a" * 1_000_000)).status_code == 431
@@ -200,7 +204,9 @@ async def test_a_key_of_a_megabyte_is_refused_and_the_next_request_is_served(clu
         assert (await ask(served, key)).status_code == 200
 
 
-async def test_wrong_keys_are_all_answered_alike_and_the_rest_goes_on(cluster: MiniCluster, kept: Kept) -> None:
+async def test_wrong_keys_are_all_answered_alike_and_the_rest_goes_on(
+    cluster: FakeServices, kept: MemoryKeySource
+) -> None:
     key = kept.make("acme")
     known = keys.parse_key(key)
     assert known is not None
@@ -218,7 +224,7 @@ async def test_wrong_keys_are_all_answered_alike_and_the_rest_goes_on(cluster: M
         assert count == len(wrong)
 
 
-async def test_as_many_wrong_keys_as_come_keep_nobody_else_out(cluster: MiniCluster, kept: Kept) -> None:
+async def test_as_many_wrong_keys_as_come_keep_nobody_else_out(cluster: FakeServices, kept: MemoryKeySource) -> None:
     """On connections of their own, one behind the other without waiting for an answer."""
     key, made = kept.make("acme"), keys.new_key()
     known = keys.PresentedKey(id_of(key), made.secret)
@@ -250,7 +256,7 @@ async def test_as_many_wrong_keys_as_come_keep_nobody_else_out(cluster: MiniClus
         assert count == refused
 
 
-async def test_an_expired_key_says_so_to_its_owner(cluster: MiniCluster, kept: Kept) -> None:
+async def test_an_expired_key_says_so_to_its_owner(cluster: FakeServices, kept: MemoryKeySource) -> None:
     key = kept.make("acme", expires_in=-1)
     async with with_keys(cluster, kept) as served:
         answer = await ask(served, key)
@@ -268,7 +274,7 @@ async def test_an_expired_key_says_so_to_its_owner(cluster: MiniCluster, kept: K
     ],
 )
 async def test_a_key_does_what_its_scopes_allow(
-    cluster: MiniCluster, kept: Kept, scopes: tuple[KeyScope, ...], allowed: set[str]
+    cluster: FakeServices, kept: MemoryKeySource, scopes: tuple[KeyScope, ...], allowed: set[str]
 ) -> None:
     key = kept.make("acme", *scopes)
     async with with_keys(cluster, kept) as served:
@@ -304,7 +310,7 @@ async def stream_until(served: Served, key: str, then: Any, **body: Any) -> list
     return [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
 
 
-async def test_a_stream_whose_key_is_revoked_ends_and_says_so(cluster: MiniCluster, kept: Kept) -> None:
+async def test_a_stream_whose_key_is_revoked_ends_and_says_so(cluster: FakeServices, kept: MemoryKeySource) -> None:
     cluster.runners[0].step_seconds = 0.01
     revoked, stays = kept.make("acme"), kept.make("acme")
     async with with_keys(cluster, kept) as served:
@@ -318,7 +324,9 @@ async def test_a_stream_whose_key_is_revoked_ends_and_says_so(cluster: MiniClust
         assert (await ask(served, revoked)).status_code == 401
 
 
-async def test_a_stream_whose_key_means_another_tenant_ends_and_says_so(cluster: MiniCluster, kept: Kept) -> None:
+async def test_a_stream_whose_key_means_another_tenant_ends_and_says_so(
+    cluster: FakeServices, kept: MemoryKeySource
+) -> None:
     cluster.runners[0].step_seconds = 0.01
     key = kept.make("acme")
     async with with_keys(cluster, kept) as served:
@@ -331,7 +339,7 @@ async def test_a_stream_whose_key_means_another_tenant_ends_and_says_so(cluster:
         assert done == "[DONE]"
 
 
-async def test_a_stream_whose_key_expires_ends_and_says_so(cluster: MiniCluster, kept: Kept) -> None:
+async def test_a_stream_whose_key_expires_ends_and_says_so(cluster: FakeServices, kept: MemoryKeySource) -> None:
     cluster.runners[0].step_seconds = 0.01
     key = kept.make("acme", expires_in=3600)
     async with with_keys(cluster, kept) as served:
@@ -340,7 +348,9 @@ async def test_a_stream_whose_key_expires_ends_and_says_so(cluster: MiniCluster,
         assert done == "[DONE]"
 
 
-async def test_a_key_that_expires_while_the_store_is_away_ends_its_stream_too(cluster: MiniCluster, kept: Kept) -> None:
+async def test_a_key_that_expires_while_the_store_is_away_ends_its_stream_too(
+    cluster: FakeServices, kept: MemoryKeySource
+) -> None:
     cluster.runners[0].step_seconds = 0.01
     key = kept.make("acme", expires_in=3600)
     async with with_keys(cluster, kept) as served:
@@ -353,7 +363,7 @@ async def test_a_key_that_expires_while_the_store_is_away_ends_its_stream_too(cl
         assert "has expired" in json.loads(error)["error"]["message"]
 
 
-async def test_a_whole_answer_whose_key_is_revoked_is_a_401(cluster: MiniCluster, kept: Kept) -> None:
+async def test_a_whole_answer_whose_key_is_revoked_is_a_401(cluster: FakeServices, kept: MemoryKeySource) -> None:
     cluster.runners[0].step_seconds = 0.01
     key = kept.make("acme")
     async with with_keys(cluster, kept) as served:
@@ -381,7 +391,7 @@ def of_another_secret(key: ApiKey) -> ApiKey:
 @pytest.mark.parametrize("path", [COMPLETIONS, "/tokenize", "/detokenize"])
 @pytest.mark.parametrize("change", [revoked, of_another_tenant, of_another_secret])
 async def test_a_key_that_opens_no_more_once_its_body_is_here_gets_no_answer(
-    cluster: MiniCluster, kept: Kept, path: str, change: Callable[[ApiKey], ApiKey]
+    cluster: FakeServices, kept: MemoryKeySource, path: str, change: Callable[[ApiKey], ApiKey]
 ) -> None:
     key = kept.make("acme")
     async with with_keys(cluster, kept) as served:
@@ -404,7 +414,7 @@ async def test_a_key_that_opens_no_more_once_its_body_is_here_gets_no_answer(
 
 
 async def test_while_the_store_is_away_known_keys_go_on_and_nobody_else_comes_in(
-    cluster: MiniCluster, kept: Kept
+    cluster: FakeServices, kept: MemoryKeySource
 ) -> None:
     known = kept.make("acme")
     async with with_keys(cluster, kept) as served:
@@ -422,7 +432,7 @@ async def test_while_the_store_is_away_known_keys_go_on_and_nobody_else_comes_in
         assert (await ask(served, made_meanwhile)).status_code == 200
 
 
-async def test_known_keys_are_trusted_for_a_bounded_time(cluster: MiniCluster, kept: Kept) -> None:
+async def test_known_keys_are_trusted_for_a_bounded_time(cluster: FakeServices, kept: MemoryKeySource) -> None:
     known = kept.make("acme")
     async with with_keys(cluster, kept, keys_trusted_seconds=0.2) as served:
         kept.away = True
@@ -433,7 +443,9 @@ async def test_known_keys_are_trusted_for_a_bounded_time(cluster: MiniCluster, k
 # ------------------------------------------------------------------------------------------- before and after the first
 
 
-async def test_on_loopback_everybody_comes_in_until_the_first_key_was_made(cluster: MiniCluster, kept: Kept) -> None:
+async def test_on_loopback_everybody_comes_in_until_the_first_key_was_made(
+    cluster: FakeServices, kept: MemoryKeySource
+) -> None:
     async with with_keys(cluster, kept, auth=None) as served:
         assert (await served.http.post(COMPLETIONS, json=BODY)).status_code == 200
         key = kept.make("acme")
@@ -446,7 +458,7 @@ async def test_on_loopback_everybody_comes_in_until_the_first_key_was_made(clust
 
 
 async def test_on_loopback_nobody_comes_in_while_it_cannot_be_said_whether_a_key_was_made(
-    cluster: MiniCluster, kept: Kept
+    cluster: FakeServices, kept: MemoryKeySource
 ) -> None:
     async with with_keys(cluster, kept, auth=None) as served:
         assert (await served.http.get("/v1/models")).status_code == 200
@@ -462,7 +474,9 @@ async def test_on_loopback_nobody_comes_in_while_it_cannot_be_said_whether_a_key
         assert (await served.http.get("/v1/models")).status_code == 200
 
 
-async def test_with_auth_none_everybody_is_tenant_default_whatever_they_send(cluster: MiniCluster, kept: Kept) -> None:
+async def test_with_auth_none_everybody_is_tenant_default_whatever_they_send(
+    cluster: FakeServices, kept: MemoryKeySource
+) -> None:
     kept.make("acme")
     async with with_keys(cluster, kept, auth="none") as served:
         for headers in ({}, bearer("sk-anything")):
@@ -470,13 +484,13 @@ async def test_with_auth_none_everybody_is_tenant_default_whatever_they_send(clu
         assert {enqueue.tenant for enqueue in cluster.scheduler.enqueued} == {"default"}
 
 
-async def test_with_no_key_yet_a_gateway_that_needs_one_is_up(cluster: MiniCluster, kept: Kept) -> None:
+async def test_with_no_key_yet_a_gateway_that_needs_one_is_up(cluster: FakeServices, kept: MemoryKeySource) -> None:
     async with with_keys(cluster, kept) as served:
         assert (await served.http.get("/health")).status_code == 200
         assert (await served.http.post(COMPLETIONS, json=BODY)).status_code == 401
 
 
-async def test_keys_count_on_two_gateways_alike(cluster: MiniCluster, kept: Kept) -> None:
+async def test_keys_count_on_two_gateways_alike(cluster: FakeServices, kept: MemoryKeySource) -> None:
     key = kept.make("acme")
     async with with_keys(cluster, kept) as one, with_keys(cluster, kept) as other:
         for served in (one, other):
@@ -488,7 +502,7 @@ async def test_keys_count_on_two_gateways_alike(cluster: MiniCluster, kept: Kept
 
 
 async def test_a_key_in_postgresql_counts_on_two_gateways_within_5_s_of_being_made_and_of_being_revoked(
-    cluster: MiniCluster, postgresql: PostgreSQL
+    cluster: FakeServices, postgresql: PostgreSQL
 ) -> None:
     """As often as gateways read keys unless told otherwise. Its streams end on both, the other tenant's goes on."""
     runner = cluster.runners[0]

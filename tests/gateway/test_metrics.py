@@ -11,7 +11,7 @@ from motet.telemetry import KEEP_NAME_SECONDS, serving_metrics
 from motet_gateway.exposition import exposition, scrape_all
 from motet_gateway.metrics import Metrics
 from tests.gateway.conftest import Served, serve
-from tests.support.mini_cluster import MiniCluster
+from tests.support.mini_cluster import FakeServices
 
 
 def families(text: str) -> dict[str, dict[tuple, float]]:
@@ -54,7 +54,7 @@ async def test_two_types_under_one_name_do_not_break_the_text() -> None:
     assert families(exposition(registry(1), {"odd": other}).decode())
 
 
-async def test_the_gateway_shows_everybodys_figures(cluster: MiniCluster) -> None:
+async def test_the_gateway_shows_everybodys_figures(cluster: FakeServices) -> None:
     async with (
         serve(cluster, metrics_dir=cluster.folder, names=9) as served,
         serving_metrics(f"unix:{cluster.folder}/scheduler.metrics.sock", registry(2)),

@@ -23,7 +23,7 @@ from tests.common.waiting import PATIENCE_S
 from tests.support.control_plane import until
 from tests.support.deadly_engine import DEADLY, DEADLY_ENGINE
 from tests.support.fake_engine import FakeEngine, SlowEngines, tokens_of
-from tests.support.house import House, open_house
+from tests.support.house import InProcessSystem, in_process_system
 from tests.support.runners import short_folder
 
 SEED = 7
@@ -53,7 +53,7 @@ class Client:
 
 
 @asynccontextmanager
-async def dispatcher_of(house: House) -> AsyncIterator[Dispatcher]:
+async def dispatcher_of(house: InProcessSystem) -> AsyncIterator[Dispatcher]:
     dispatcher = Dispatcher(
         "g-real",
         house.control.scheduler_address,
@@ -95,7 +95,7 @@ def ask(dispatcher: Dispatcher, name: str, prompt: tuple[int, ...], max_tokens: 
     return client
 
 
-async def poison_among_neighbours(house: House, dispatcher: Dispatcher) -> None:
+async def poison_among_neighbours(house: InProcessSystem, dispatcher: Dispatcher) -> None:
     neighbours = [ask(dispatcher, f"n{n}", (n + 1, 2, 3)) for n in range(3)]
     await until(lambda: all(client.tokens for client in neighbours))
     poison = ask(dispatcher, "poison", (1, DEADLY))
@@ -114,14 +114,14 @@ async def test_a_prompt_that_kills_engines_is_ended_after_the_second_and_its_nei
     how: dict[str, Any] = {"command": DEADLY_ENGINE} if process else {}
     engine = partial(FakeEngine, step_seconds=0.005, deadly=DEADLY)
     with short_folder() as folder:
-        async with open_house(folder) as house, dispatcher_of(house) as dispatcher:
+        async with in_process_system(folder) as house, dispatcher_of(house) as dispatcher:
             for name in ("r0", "r1", "r2"):
                 await house.runner(name, engine, **how)
             await poison_among_neighbours(house, dispatcher)
 
 
 async def test_a_runner_that_goes_without_a_word_makes_nobody_a_suspect(folder: Path) -> None:
-    async with open_house(folder) as house, dispatcher_of(house) as dispatcher:
+    async with in_process_system(folder) as house, dispatcher_of(house) as dispatcher:
         await house.runner("r0", SlowEngines())
         client = ask(dispatcher, "a", (1, 2, 3))
         await until(lambda: client.tokens)

@@ -19,7 +19,7 @@ from motet.keys import ApiKey, KeyScope
 from motet.store import keys as stored
 from motet.store import migrate, open_store
 from tests.common.waiting import PATIENCE_S
-from tests.support.mini_cluster import MiniCluster
+from tests.support.mini_cluster import FakeServices
 
 
 def free_port() -> int:
@@ -29,7 +29,7 @@ def free_port() -> int:
 
 
 @asynccontextmanager
-async def process(folder: Path, port: int, cluster: MiniCluster | None = None, **environment: str):
+async def process(folder: Path, port: int, cluster: FakeServices | None = None, **environment: str):
     addresses = {}
     if cluster is not None:
         addresses = {
@@ -70,7 +70,7 @@ async def end(started: Process) -> tuple[int, str]:
     return started.returncode, said.decode()
 
 
-async def test_it_serves_a_stream_to_its_end_after_sigterm(tmp_path: Path, cluster: MiniCluster) -> None:
+async def test_it_serves_a_stream_to_its_end_after_sigterm(tmp_path: Path, cluster: FakeServices) -> None:
     port = free_port()
     cluster.runners[0].step_seconds = 0.02
     async with process(tmp_path, port, cluster) as started:
@@ -113,7 +113,7 @@ async def test_a_wrong_setting_is_named(tmp_path: Path, name: str, value: str) -
     assert "Traceback" not in said
 
 
-async def test_prompts_and_answers_never_reach_the_log(tmp_path: Path, cluster: MiniCluster) -> None:
+async def test_prompts_and_answers_never_reach_the_log(tmp_path: Path, cluster: FakeServices) -> None:
     port = free_port()
     secret = "xylophone"
     async with process(tmp_path, port, cluster, MOTET_LOG_LEVEL="debug") as started:
@@ -128,7 +128,7 @@ async def test_prompts_and_answers_never_reach_the_log(tmp_path: Path, cluster: 
     assert secret not in said
 
 
-async def test_a_chat_is_rendered_and_leaves_no_process_behind(tmp_path: Path, cluster: MiniCluster) -> None:
+async def test_a_chat_is_rendered_and_leaves_no_process_behind(tmp_path: Path, cluster: FakeServices) -> None:
     port = free_port()
     async with process(tmp_path, port, cluster) as started:
         async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S) as http:
@@ -152,7 +152,7 @@ async def test_it_does_not_listen_for_everybody_without_keys(tmp_path: Path) -> 
     assert "Traceback" not in said
 
 
-async def test_keys_of_a_database_open_and_close_a_gateway_that_runs(tmp_path: Path, cluster: MiniCluster) -> None:
+async def test_keys_of_a_database_open_and_close_a_gateway_that_runs(tmp_path: Path, cluster: FakeServices) -> None:
     port, url = free_port(), f"sqlite+aiosqlite:///{tmp_path}/motet.db"
     await migrate(url)
     body = {"model": "tiny", "prompt": "Hi", "max_tokens": 4}
@@ -181,7 +181,7 @@ async def test_keys_of_a_database_open_and_close_a_gateway_that_runs(tmp_path: P
     assert '"tenant": "acme"' in said
 
 
-async def test_it_is_ready_only_once_it_has_read_the_keys_that_it_needs(tmp_path: Path, cluster: MiniCluster) -> None:
+async def test_it_is_ready_only_once_it_has_read_the_keys_that_it_needs(tmp_path: Path, cluster: FakeServices) -> None:
     file, metrics = tmp_path / "keys", free_port()
     environment = {"MOTET_GATEWAY_KEYS_FILE": str(file), "MOTET_GATEWAY_KEYS_READ_SECONDS": "0.1"}
     async with (

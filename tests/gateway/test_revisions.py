@@ -8,20 +8,20 @@ import pytest
 
 from motet.errors import ModelNotFound
 from tests.gateway.conftest import Served, eventually, serve
-from tests.support.mini_cluster import MiniCluster
+from tests.support.mini_cluster import FakeServices
 
 NEW = "sha256:" + "e" * 64
 
 
 @pytest.fixture
-async def patient(cluster: MiniCluster) -> AsyncIterator[Served]:
+async def patient(cluster: FakeServices) -> AsyncIterator[Served]:
     """Its estimator takes its time: so long is a request between the name and the queue."""
     async with serve(cluster, predict_budget_seconds=5) as served:
         cluster.predictor.slow_seconds = 0.2
         yield served
 
 
-def switch(cluster: MiniCluster, digest: str) -> None:
+def switch(cluster: FakeServices, digest: str) -> None:
     adapter = cluster.scheduler.adapters[0]
     cluster.scheduler.retired.add(adapter.digest)
     adapter.digest = digest

@@ -11,8 +11,8 @@ import pytest
 from motet.api.v1 import scheduler_pb2
 from motet.errors import AdapterFetchFailed
 from tests.gateway.conftest import Served, eventually, serve
-from tests.gateway.identity.kept import Kept, bearer
-from tests.support.mini_cluster import GROUP, MiniCluster, mini_cluster
+from tests.gateway.identity.kept import MemoryKeySource, bearer
+from tests.support.mini_cluster import GROUP, FakeServices, mini_cluster
 
 CHAT = {"messages": [{"role": "user", "content": "Hello"}]}
 PROMPT = {"prompt": "Hello"}
@@ -25,7 +25,7 @@ class Tenants:
     """acme has adapters, and zeta asks."""
 
     served: Served
-    cluster: MiniCluster
+    cluster: FakeServices
     acme: str
     zeta: str
     sql: scheduler_pb2.CatalogAdapter
@@ -53,7 +53,7 @@ class Tenants:
 
 @pytest.fixture
 async def tenants() -> AsyncIterator[Tenants]:
-    kept = Kept()
+    kept = MemoryKeySource()
     acme, zeta = kept.make("acme"), kept.make("zeta")
     async with mini_cluster(runners=2) as cluster:
         sql = cluster.add_adapter("sql", tenant="acme")

@@ -14,7 +14,7 @@ from motet.api.v1 import common_pb2, runner_pb2, scheduler_pb2
 from motet.errors import AdapterFetchFailed, NoRunner, NotFinite, PoolSaturated
 from tests.common.waiting import PATIENCE_S
 from tests.gateway.conftest import Served, eventually, serve
-from tests.support.mini_cluster import MiniCluster, mini_cluster
+from tests.support.mini_cluster import FakeServices, mini_cluster
 
 PROMPT = "The quick brown fox"
 
@@ -23,7 +23,7 @@ def long_request(tokens: int = 60, **more: Any) -> dict[str, Any]:
     return {"model": "tiny", "prompt": PROMPT, "max_tokens": tokens, "stream": True, "ignore_eos": True} | more
 
 
-def expected(cluster: MiniCluster, tokens: int) -> str:
+def expected(cluster: FakeServices, tokens: int) -> str:
     prompt = cluster.tokenizer.encode(PROMPT).ids
     return cluster.tokenizer.decode((prompt * tokens)[:tokens])
 
@@ -268,7 +268,7 @@ async def test_a_failure_before_the_first_token_has_a_real_status(served: Served
     assert caught.value.response.headers["x-should-retry"] == "true"
 
 
-async def test_a_waiting_stream_starts_after_a_while_and_says_what_it_waits_for(cluster: MiniCluster) -> None:
+async def test_a_waiting_stream_starts_after_a_while_and_says_what_it_waits_for(cluster: FakeServices) -> None:
     cluster.scheduler.holds = True
     async with serve(cluster, hold_seconds=0.1, keep_alive_seconds=0.1) as served:
         result = Read()
@@ -279,7 +279,7 @@ async def test_a_waiting_stream_starts_after_a_while_and_says_what_it_waits_for(
         assert result.finishes == ["length"]
 
 
-async def test_a_waiting_stream_says_that_the_scheduler_is_away(cluster: MiniCluster) -> None:
+async def test_a_waiting_stream_says_that_the_scheduler_is_away(cluster: FakeServices) -> None:
     cluster.scheduler.holds = True
     async with serve(cluster, hold_seconds=0.05, keep_alive_seconds=0.05) as served:
         result = Read()
@@ -293,7 +293,7 @@ async def test_a_waiting_stream_says_that_the_scheduler_is_away(cluster: MiniClu
         assert result.finishes == ["length"]
 
 
-async def test_a_stream_says_that_its_adapter_is_loading(cluster: MiniCluster) -> None:
+async def test_a_stream_says_that_its_adapter_is_loading(cluster: FakeServices) -> None:
     runner = cluster.runners[0]
     runner.step_seconds = 0.05
     async with serve(cluster, hold_seconds=0.02, keep_alive_seconds=0.1) as served:
@@ -313,7 +313,7 @@ async def test_a_stream_says_that_its_adapter_is_loading(cluster: MiniCluster) -
         assert result.finishes == ["length"]
 
 
-async def test_a_silent_runner_ends_in_a_clear_error(cluster: MiniCluster) -> None:
+async def test_a_silent_runner_ends_in_a_clear_error(cluster: FakeServices) -> None:
     cluster.runners[0].silent = True
     async with serve(cluster, deadline_seconds=0.3, hold_seconds=0.1) as served:
         stream = await read(served, long_request())
@@ -441,7 +441,7 @@ async def test_an_unreachable_runner_is_given_up_soon(pair: Served) -> None:
     assert (await task).finishes == ["length"]
 
 
-async def test_a_stopping_gateway_ends_its_streams_with_an_error(cluster: MiniCluster) -> None:
+async def test_a_stopping_gateway_ends_its_streams_with_an_error(cluster: FakeServices) -> None:
     cluster.runners[0].step_seconds = 0.02
     result = Read()
     async with serve(cluster, drain_seconds=0.2) as served:
@@ -454,7 +454,7 @@ async def test_a_stopping_gateway_ends_its_streams_with_an_error(cluster: MiniCl
     assert result.done
 
 
-async def test_assets_are_fetched_once_and_kept_on_disk(cluster: MiniCluster) -> None:
+async def test_assets_are_fetched_once_and_kept_on_disk(cluster: FakeServices) -> None:
     for _ in range(2):
         async with serve(cluster) as served:
             assert (await read(served, long_request())).finishes == ["length"]

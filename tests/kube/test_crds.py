@@ -14,7 +14,7 @@ from motet.resources.crd import ADAPTER, CUSTOM_RESOURCES, POOL
 from motet.resources.status import Artifact, Condition, LoRAAdapterStatus, ServingPoolStatus
 from tests.kube.control_plane import Cluster, Refused
 from tests.repo.tree import ROOT
-from tests.resources.broken import BROKEN, GOOD, REMOVED, Broken, with_value
+from tests.resources.broken import BROKEN, GOOD, REMOVED, InvalidObject, with_value
 
 pytestmark = pytest.mark.kube
 
@@ -41,7 +41,7 @@ def complaints(refused: Refused) -> list[str]:
 
 
 @pytest.mark.parametrize("broken", BROKEN, ids=str)
-def test_a_broken_rule_is_refused_in_its_words(cluster: Cluster, tenant: str, broken: Broken) -> None:
+def test_a_broken_rule_is_refused_in_its_words(cluster: Cluster, tenant: str, broken: InvalidObject) -> None:
     good = named(GOOD[broken.kind], tenant)
     if broken.change:
         cluster.apply(good)

@@ -19,9 +19,9 @@ from motet.rpc import is_healthy
 from motet.settings import LeaseSettings
 from tests.common.waiting import PATIENCE_S
 from tests.kube.cluster import Cluster
-from tests.support.control_plane import SmallOperator, until
+from tests.support.control_plane import FakeOperator, until
 from tests.support.fake_engine import FakeEngine, tokens_of
-from tests.support.runners import fake_runner, short_folder
+from tests.support.runners import in_process_runner, short_folder
 from tests.support.small_gateway import small_gateway
 
 LEASE = "motet-scheduler"
@@ -199,12 +199,12 @@ async def test_when_the_leader_goes_the_other_acts_and_streams_resume(
     began = time.monotonic()
     async with replicas(folder, namespace, account, lease) as (leader, standby), AsyncExitStack() as clients:
         starting = time.monotonic() - began
-        operator = SmallOperator(standby.address)
+        operator = FakeOperator(standby.address)
         operator.state()
         operating = asyncio.create_task(operator.link.run())
         clients.callback(operating.cancel)
         # They know the standby alone, which sends them to the leader.
-        runner = fake_runner(
+        runner = in_process_runner(
             folder,
             instance="r0",
             scheduler=standby.address,

@@ -5,21 +5,21 @@ from collections.abc import AsyncIterator
 import pytest
 
 from motet.kube import KubeApi, KubeObject
-from tests.contract.leases import LeaseContract, Line
+from tests.contract.leases import LeaseClient, LeaseContract
 from tests.kube.cluster import Cluster
 
 
 class TestAnApiServer(LeaseContract):
     @pytest.fixture
-    async def line(self, cluster: Cluster, namespace: str) -> AsyncIterator[Line]:
+    async def line(self, cluster: Cluster, namespace: str) -> AsyncIterator[LeaseClient]:
         self.cluster = cluster
         async with KubeApi(cluster.kubeconfig, "the test") as api:
-            yield Line(api, namespace, "it")
+            yield LeaseClient(api, namespace, "it")
 
-    async def remove(self, line: Line) -> None:
+    async def remove(self, line: LeaseClient) -> None:
         self.cluster.kubectl("delete", "lease", line.name, f"--namespace={line.namespace}")
 
-    async def write(self, line: Line, body: KubeObject) -> None:
+    async def write(self, line: LeaseClient, body: KubeObject) -> None:
         holder = body["spec"]["holderIdentity"]
         self.cluster.kubectl(
             "patch", "lease", line.name, f"--namespace={line.namespace}", "--type=merge",

@@ -16,7 +16,7 @@ from motet_operator.cluster.decide import Decider, SchedulerReports
 from motet_operator.cluster.kinds import DEPLOYMENTS, NAMESPACES, PODS, POOLS, Object
 from tests.operator.cluster import objects
 from tests.support.control_plane import until
-from tests.support.flaky_api import FlakyApi, writer_to
+from tests.support.flaky_api import FakeFlakyApi, writer_to
 
 FLIPS = 100
 PAUSE = 2.0
@@ -50,7 +50,7 @@ class SmallCluster:
         """`drains`: runners have nothing to do, and are drained at once."""
         self.wake = asyncio.Event()
         self.cache = Cache(lambda _: self.wake.set())
-        self.api = FlakyApi(self.cache, random.Random(1), failing=0.0, lost=0.0, lag=0.004)
+        self.api = FakeFlakyApi(self.cache, random.Random(1), failing=0.0, lost=0.0, lag=0.004)
         self.rounds = 0
         self._drains = drains
         self._kubelet = Kubelet(0.15)

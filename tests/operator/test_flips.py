@@ -20,10 +20,10 @@ from motet_operator.cluster.kinds import DEPLOYMENTS, NAMESPACES, PODS, POOLS, O
 from motet_operator.cluster.view import annotations_of
 from motet_operator.sync import SchedulerSync
 from tests.operator.cluster import objects
-from tests.support.control_plane import ControlPlane, control_plane, until
+from tests.support.control_plane import InProcessServices, control_plane, until
 from tests.support.fake_engine import FakeEngine
-from tests.support.flaky_api import FlakyApi, writer_to
-from tests.support.runners import FakeRunner, fake_runner, short_folder
+from tests.support.flaky_api import FakeFlakyApi, writer_to
+from tests.support.runners import InProcessRunner, in_process_runner, short_folder
 from tests.support.small_gateway import small_gateway
 
 FLIPS = 100
@@ -53,7 +53,7 @@ class SmallClusterOperator:
     def __init__(self, scheduler: str, chance: random.Random, *, failing: float, lost: float) -> None:
         self.wake = asyncio.Event()
         self.cache = Cache(lambda _: self.wake.set())
-        self.api = FlakyApi(self.cache, chance, failing=failing, lost=lost)
+        self.api = FakeFlakyApi(self.cache, chance, failing=failing, lost=lost)
         self.cordoned: frozenset[str] = frozenset()
         self.sync = SchedulerSync(scheduler, self.wake.set)
         self._decider = Decider(["default"], timedelta(seconds=60))
@@ -88,9 +88,9 @@ class SmallClusterOperator:
 
 
 class Site:
-    def __init__(self, control: ControlPlane, operator: SmallClusterOperator) -> None:
+    def __init__(self, control: InProcessServices, operator: SmallClusterOperator) -> None:
         self.control, self.operator = control, operator
-        self.runners: dict[str, FakeRunner] = {}
+        self.runners: dict[str, InProcessRunner] = {}
         self.health = {name: Health() for name in RUNNERS}
 
     def unsettled(self) -> dict[str, str]:
@@ -122,7 +122,7 @@ async def site(folder: Any, chance: random.Random, *, failing: float, lost: floa
         one = Site(control, operator)
         for name in RUNNERS:
             one.runners[name] = await stack.enter_async_context(
-                fake_runner(
+                in_process_runner(
                     folder,
                     instance=name,
                     scheduler=control.scheduler_address,

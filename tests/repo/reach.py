@@ -33,7 +33,7 @@ def modules() -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Reached:
+class Dependencies:
     """From the root of the repository; to each who reaches it first."""
 
     sources: dict[str, str] = field(default_factory=dict)
@@ -43,9 +43,9 @@ class Reached:
 
 def reach(
     starts: Iterable[str], *, started: Iterable[str] = (), told: Mapping[tuple[str, str], Iterable[str]] | None = None
-) -> Reached:
+) -> Dependencies:
     """`started`: modules that run in processes, however they are named. `told`: what a file reads of a folder."""
-    reached, told = Reached(), told or {}
+    reached, told = Dependencies(), told or {}
     waiting = [(start, "itself") for start in starts] + [(modules()[name], "itself") for name in started]
     while waiting:
         source, by = waiting.pop()

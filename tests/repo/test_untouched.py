@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.images.dockerfile import FOLDERS
-from tests.repo.reach import Reached, names, reach
+from tests.repo.reach import Dependencies, names, reach
 from tests.repo.tree import ROOT, tracked
 from tools.gate.untouched import FAMILIES, Change, TestFamily, green, verdicts
 
@@ -38,7 +38,7 @@ def files_of_tests(family: TestFamily) -> list[str]:
     return [path for path in all_files() if family.is_touched_by(path) and Path(path).match("test_*.py")]
 
 
-def reached_by(family: TestFamily) -> Reached:
+def reached_by(family: TestFamily) -> Dependencies:
     return reach(files_of_tests(family), started=STARTED.get(family.name, ()), told=TOLD)
 
 

@@ -67,7 +67,7 @@ REMOVED = object()
 
 
 @dataclass(frozen=True)
-class Broken:
+class InvalidObject:
     kind: str
     field: str
     """Where the complaint is."""
@@ -103,15 +103,15 @@ def with_value(good: dict[str, Any], dotted: str, value: Any) -> dict[str, Any]:
     return {key: inner for key, inner in good.items() if key != name} | ({} if value is REMOVED else {name: value})
 
 
-def of_a_uri(kind: str, field: str) -> list[Broken]:
+def of_a_uri(kind: str, field: str) -> list[InvalidObject]:
     return [
-        Broken(kind, field, "file:///a b", A_URI),
-        Broken(kind, field, "file:///a/../b", UNSAFE),
-        Broken(kind, field, "file:///a?token=x", UNSAFE),
-        *(Broken(kind, field, f"{scheme}://host/a", message + USE[kind]) for scheme, message in NOT_YET.items()),
-        Broken(kind, field, "ftp://host/a", SCHEME + USE[kind]),
-        Broken(kind, field, "hf://organisation", A_REPOSITORY),
-        Broken(kind, field, "file://adapters/legal", ABSOLUTE, only_in_a_cluster=True),
+        InvalidObject(kind, field, "file:///a b", A_URI),
+        InvalidObject(kind, field, "file:///a/../b", UNSAFE),
+        InvalidObject(kind, field, "file:///a?token=x", UNSAFE),
+        *(InvalidObject(kind, field, f"{scheme}://host/a", message + USE[kind]) for scheme, message in NOT_YET.items()),
+        InvalidObject(kind, field, "ftp://host/a", SCHEME + USE[kind]),
+        InvalidObject(kind, field, "hf://organisation", A_REPOSITORY),
+        InvalidObject(kind, field, "file://adapters/legal", ABSOLUTE, only_in_a_cluster=True),
     ]
 
 
@@ -124,21 +124,23 @@ _EXPRESSION = "spec.allowedNamespaces.selector.matchExpressions[0]"
 _LABELS = "spec.allowedNamespaces.selector.matchLabels"
 
 BROKEN = [
-    Broken("LoRAAdapter", "metadata.name", "x" * 64, NAME_LENGTH),
-    Broken("LoRAAdapter", "metadata.name", "a.b", A_LABEL),
-    Broken("LoRAAdapter", "spec.poolRef", {"name": "other"}, "poolRef is immutable", change=True),
-    Broken("LoRAAdapter", "spec.poolRef.name", "a/b", A_LABEL),
-    Broken("LoRAAdapter", "spec.poolRef.namespace", "A", A_LABEL),
-    Broken("LoRAAdapter", "spec.modelName", "a/b", A_MODEL_NAME),
-    Broken("LoRAAdapter", "spec.modelName", "other", "modelName may be set once", change=True),
-    Broken("LoRAAdapter", "spec.modelName", REMOVED, "modelName may be set once", change=True),
-    Broken("LoRAAdapter", "spec.baseModel", "a/b/c", A_SERVED_NAME),
-    Broken("LoRAAdapter", "spec.baseModel", "other", "baseModel is immutable; create a new LoRAAdapter", change=True),
+    InvalidObject("LoRAAdapter", "metadata.name", "x" * 64, NAME_LENGTH),
+    InvalidObject("LoRAAdapter", "metadata.name", "a.b", A_LABEL),
+    InvalidObject("LoRAAdapter", "spec.poolRef", {"name": "other"}, "poolRef is immutable", change=True),
+    InvalidObject("LoRAAdapter", "spec.poolRef.name", "a/b", A_LABEL),
+    InvalidObject("LoRAAdapter", "spec.poolRef.namespace", "A", A_LABEL),
+    InvalidObject("LoRAAdapter", "spec.modelName", "a/b", A_MODEL_NAME),
+    InvalidObject("LoRAAdapter", "spec.modelName", "other", "modelName may be set once", change=True),
+    InvalidObject("LoRAAdapter", "spec.modelName", REMOVED, "modelName may be set once", change=True),
+    InvalidObject("LoRAAdapter", "spec.baseModel", "a/b/c", A_SERVED_NAME),
+    InvalidObject(
+        "LoRAAdapter", "spec.baseModel", "other", "baseModel is immutable; create a new LoRAAdapter", change=True
+    ),
     *of_a_uri("LoRAAdapter", "spec.source.uri"),
-    Broken("LoRAAdapter", "spec.source", {"uri": "file:///a", "persistentVolumeClaim": CLAIM}, ONE_SOURCE),
-    Broken("LoRAAdapter", "spec.source", {}, ONE_SOURCE),
+    InvalidObject("LoRAAdapter", "spec.source", {"uri": "file:///a", "persistentVolumeClaim": CLAIM}, ONE_SOURCE),
+    InvalidObject("LoRAAdapter", "spec.source", {}, ONE_SOURCE),
     *(
-        Broken(
+        InvalidObject(
             "LoRAAdapter",
             f"spec.source.persistentVolumeClaim.{name}",
             {"persistentVolumeClaim": CLAIM | {name: value}},
@@ -152,72 +154,74 @@ BROKEN = [
             ("path", "a/", A_PATH),
         )
     ),
-    Broken(
+    InvalidObject(
         "LoRAAdapter",
         "spec.source.revision",
         {"uri": "https://host/a/", "revision": "main"},
         HUB_ONLY,
         at="spec.source",
     ),
-    Broken("LoRAAdapter", "spec.source.revision", {"uri": "hf://a/b", "revision": "a b"}, A_REVISION, at="spec.source"),
-    Broken(
+    InvalidObject(
+        "LoRAAdapter", "spec.source.revision", {"uri": "hf://a/b", "revision": "a b"}, A_REVISION, at="spec.source"
+    ),
+    InvalidObject(
         "LoRAAdapter",
         "spec.source.credentialsSecretRef",
         {"uri": "file:///a", "credentialsSecretRef": {"name": "hub"}},
         NETWORK_ONLY,
         at="spec.source",
     ),
-    Broken(
+    InvalidObject(
         "LoRAAdapter",
         "spec.source.credentialsSecretRef.name",
         {"uri": "hf://a/b", "credentialsSecretRef": {"name": "A B"}},
         AN_OBJECT,
         at="spec.source",
     ),
-    Broken("LoRAAdapter", "spec.source.digest", "md5", A_DIGEST),
-    Broken("LoRAAdapter", "spec.source.digest", REMOVED, "digest may be changed but not removed", change=True),
-    Broken(
+    InvalidObject("LoRAAdapter", "spec.source.digest", "md5", A_DIGEST),
+    InvalidObject("LoRAAdapter", "spec.source.digest", REMOVED, "digest may be changed but not removed", change=True),
+    InvalidObject(
         "LoRAAdapter",
         "spec.placement.minReplicas",
         {"minReplicas": 3, "maxReplicas": 2},
         "minReplicas must be less than or equal to maxReplicas",
         at="spec.placement",
     ),
-    Broken("LoRAAdapter", "spec.share[0]", ["Acme"], A_TENANT, at="spec.share"),
-    Broken("LoRAAdapter", "spec.share[1]", ["acme", "zeta-*"], A_TENANT, at="spec.share"),
-    Broken("LoRAAdapter", "spec.share", ["*", "acme"], ALONE),
-    Broken("LoRAAdapter", "spec.share", ["acme", "*"], ALONE),
-    Broken("ServingPool", "metadata.name", "x" * 64, NAME_LENGTH),
-    Broken("ServingPool", "metadata.name", "a.b", A_LABEL),
+    InvalidObject("LoRAAdapter", "spec.share[0]", ["Acme"], A_TENANT, at="spec.share"),
+    InvalidObject("LoRAAdapter", "spec.share[1]", ["acme", "zeta-*"], A_TENANT, at="spec.share"),
+    InvalidObject("LoRAAdapter", "spec.share", ["*", "acme"], ALONE),
+    InvalidObject("LoRAAdapter", "spec.share", ["acme", "*"], ALONE),
+    InvalidObject("ServingPool", "metadata.name", "x" * 64, NAME_LENGTH),
+    InvalidObject("ServingPool", "metadata.name", "a.b", A_LABEL),
     *of_a_uri("ServingPool", "spec.model.uri"),
-    Broken(
+    InvalidObject(
         "ServingPool",
         "spec.model.uri",
         "file:///models/other",
         "create a new ServingPool to change the base model",
         change=True,
     ),
-    Broken("ServingPool", "spec.model.uri", "pvc://claim", A_CLAIM),
-    Broken("ServingPool", "spec.model.revision", "main", HUB_ONLY),
-    Broken("ServingPool", "spec.model.revision", "a b", A_REVISION),
-    Broken("ServingPool", "spec.model.credentialsSecretRef", {"name": "hub"}, NETWORK_ONLY),
-    Broken(
+    InvalidObject("ServingPool", "spec.model.uri", "pvc://claim", A_CLAIM),
+    InvalidObject("ServingPool", "spec.model.revision", "main", HUB_ONLY),
+    InvalidObject("ServingPool", "spec.model.revision", "a b", A_REVISION),
+    InvalidObject("ServingPool", "spec.model.credentialsSecretRef", {"name": "hub"}, NETWORK_ONLY),
+    InvalidObject(
         "ServingPool",
         "spec.autoscaling",
         {"mode": "Builtin", "minReplicas": 1},
         "minReplicas and maxReplicas must be set unless mode is Disabled",
     ),
-    Broken(
+    InvalidObject(
         "ServingPool",
         "spec.autoscaling.minReplicas",
         {"minReplicas": 3, "maxReplicas": 2},
         "minReplicas must be less than or equal to maxReplicas",
         at="spec.autoscaling",
     ),
-    Broken(
+    InvalidObject(
         "ServingPool", "spec.adapterVolumes[0].claimName", [{"claimName": "A"}], AN_OBJECT, at="spec.adapterVolumes"
     ),
-    Broken(
+    InvalidObject(
         "ServingPool",
         "spec.adapterVolumes[0].subPath",
         [{"claimName": "a", "subPath": "../b"}],
@@ -225,7 +229,7 @@ BROKEN = [
         at="spec.adapterVolumes",
     ),
     *(
-        Broken(
+        InvalidObject(
             "ServingPool",
             "spec.adapterVolumes[0].pathPrefix",
             [{"claimName": "a", "pathPrefix": prefix}],
@@ -234,42 +238,42 @@ BROKEN = [
         )
         for prefix in ("../b", "/b", "b/", "{name}", "{namespace", "a//b", "a/.b", ".", "{namespace}/..")
     ),
-    Broken(
+    InvalidObject(
         "ServingPool",
         "spec.updateStrategy.maxUnavailable",
         {"maxSurge": 0},
         "maxUnavailable must be greater than 0 when maxSurge is 0",
         at="spec.updateStrategy",
     ),
-    Broken(
+    InvalidObject(
         "ServingPool",
         "spec.template.env[0].name",
         {"env": [{"name": "MOTET_LOG_LEVEL", "value": "debug"}]},
         "must not begin with MOTET_: those are set from the pool's other fields and by the chart",
         at="spec.template",
     ),
-    Broken(
+    InvalidObject(
         "ServingPool",
         "spec.template.env[0].name",
         {"env": [{"name": "LD_PRELOAD", "value": "/var/lib/motet/model/own.so"}]},
         "must be one that tunes libraries and loads no code: " + ", ".join(TUNING),
         at="spec.template",
     ),
-    Broken(
+    InvalidObject(
         "ServingPool",
         "spec.template.env[0].name",
         {"env": [{"name": "1A"}]},
         "must be a variable's name: letters, digits and '_', not beginning with a digit",
         at="spec.template",
     ),
-    Broken(
+    InvalidObject(
         "ServingPool",
         "spec.template.labels",
         {"labels": {"app.kubernetes.io/component": "gateway"}},
         "must not begin with motet.dev/ or app.kubernetes.io/ or pod-template-hash: by those others know the pod",
         at="spec.template",
     ),
-    Broken(
+    InvalidObject(
         "ServingPool",
         "spec.template.annotations",
         {"annotations": {"container.apparmor.security.beta.kubernetes.io/runner": "unconfined"}},
@@ -277,7 +281,7 @@ BROKEN = [
         "container.apparmor.security.beta.kubernetes.io/: by those others know the pod",
         at="spec.template",
     ),
-    Broken(
+    InvalidObject(
         "ServingPool",
         "spec.template.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution"
         ".nodeSelectorTerms[0].matchExpressions[0].values",
@@ -293,82 +297,82 @@ BROKEN = [
         "values must be set unless operator is Exists or DoesNotExist",
         at="spec.template",
     ),
-    Broken(
+    InvalidObject(
         "ServingPool",
         "spec.model.cache",
         {"uri": "file:///models/base", "cache": {"claimName": "models"}},
         "cache may only be set for a source that is reached over the network",
         at="spec.model",
     ),
-    Broken(
+    InvalidObject(
         "ServingPool",
         "spec.template.resources.limits.cpu",
         {"resources": {"limits": {"cpu": "many"}}},
         "must be a quantity such as 2, 500m or 16Gi",
         at="spec.template",
     ),
-    Broken("ServingPool", "spec.model.servedName", "a/b/c", A_SERVED_NAME),
-    Broken("ServingPool", "spec.model.digest", "md5", A_DIGEST),
-    Broken("ServingPool", "spec.group", "a/b", A_LABEL),
-    Broken("ServingPool", "spec.group", "other", "group is immutable", change=True),
-    Broken("ServingPool", "spec.group", REMOVED, "group is immutable", change=True),
-    Broken(
+    InvalidObject("ServingPool", "spec.model.servedName", "a/b/c", A_SERVED_NAME),
+    InvalidObject("ServingPool", "spec.model.digest", "md5", A_DIGEST),
+    InvalidObject("ServingPool", "spec.group", "a/b", A_LABEL),
+    InvalidObject("ServingPool", "spec.group", "other", "group is immutable", change=True),
+    InvalidObject("ServingPool", "spec.group", REMOVED, "group is immutable", change=True),
+    InvalidObject(
         "ServingPool",
         "spec.engine.maxResidentAdapters",
         {"maxResidentAdapters": 9, "maxCachedAdapters": 8},
         "maxResidentAdapters must be less than or equal to maxCachedAdapters",
         at="spec.engine",
     ),
-    Broken(
+    InvalidObject(
         "ServingPool",
         "spec.allowedNamespaces.selector",
         {"from": "Selector"},
         "selector must be set when from is Selector",
         at="spec.allowedNamespaces",
     ),
-    Broken(
+    InvalidObject(
         "ServingPool",
         "spec.allowedNamespaces.selector",
         {"from": "All", "selector": {}},
         "selector must not be set unless from is Selector",
         at="spec.allowedNamespaces",
     ),
-    Broken(
+    InvalidObject(
         "ServingPool",
         f"{_EXPRESSION}.values",
         selecting(operator="In"),
         "values must be set when operator is In or NotIn",
         at="spec.allowedNamespaces",
     ),
-    Broken(
+    InvalidObject(
         "ServingPool",
         f"{_EXPRESSION}.values",
         selecting(operator="Exists", values=["a"]),
         "values must not be set when operator is Exists or DoesNotExist",
         at="spec.allowedNamespaces",
     ),
-    Broken(
+    InvalidObject(
         "ServingPool",
         f"{_EXPRESSION}.key",
         selecting(key="a b", values=["a"]),
         A_LABEL_KEY,
         at="spec.allowedNamespaces",
     ),
-    Broken(
+    InvalidObject(
         "ServingPool",
         f"{_EXPRESSION}.values[0]",
         selecting(values=["a b"]),
         A_LABEL_VALUE,
         at="spec.allowedNamespaces",
     ),
-    Broken(
+    InvalidObject(
         "ServingPool",
         f"{_LABELS}.team",
         {"from": "Selector", "selector": {"matchLabels": {"team": "a b"}}},
         A_LABEL_VALUE,
         at="spec.allowedNamespaces",
     ),
-    Broken(
+    InvalidObject(
         "ServingPool",
         _LABELS,
         {"from": "Selector", "selector": {"matchLabels": {"x" * 318: "a"}}},

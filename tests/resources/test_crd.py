@@ -33,7 +33,7 @@ from motet.resources.status import (
     ServingPoolStatus,
 )
 from tests.repo.tree import ROOT, tracked
-from tests.resources.broken import BROKEN, GOOD, Broken
+from tests.resources.broken import BROKEN, GOOD, InvalidObject
 
 Schema = dict[str, Any]
 
@@ -269,7 +269,7 @@ def test_a_pool_can_be_scaled() -> None:
 # ---------------------------------------------------------------------------------------------------------- the rules
 
 
-def said_offline(broken: Broken) -> list[tuple[str, str]]:
+def said_offline(broken: InvalidObject) -> list[tuple[str, str]]:
     """(field, sentence) of each complaint."""
     reading = read_text(yaml.safe_dump(broken.object))
     if not broken.change:
@@ -288,14 +288,14 @@ def test_what_is_not_broken_is_accepted(good: Schema) -> None:
 
 
 @pytest.mark.parametrize("broken", [each for each in BROKEN if not each.only_in_a_cluster], ids=str)
-def test_offline_validation_says_the_sentence_of_the_cluster(broken: Broken) -> None:
+def test_offline_validation_says_the_sentence_of_the_cluster(broken: InvalidObject) -> None:
     ((field, sentence),) = said_offline(broken)
     # Offline quotes the value as well; the API server does so in front of the sentence.
     assert (field, sentence.split("; not '")[0]) == (broken.field, broken.message)
 
 
 @pytest.mark.parametrize("broken", BROKEN, ids=str)
-def test_the_sentence_is_that_of_a_rule_at_this_field(broken: Broken) -> None:
+def test_the_sentence_is_that_of_a_rule_at_this_field(broken: InvalidObject) -> None:
     found = set()
     for path, schema in walk(object_schema(next(kind for kind in CUSTOM_RESOURCES if kind.name == broken.kind))):
         for rule in schema.get(VALIDATIONS, []):
@@ -339,7 +339,7 @@ def test_our_own_manifests_fit_the_schema(data: Schema) -> None:
 
 
 @pytest.mark.parametrize("broken", [each for each in BROKEN if each.message in PATTERN_SENTENCES.values()], ids=str)
-def test_tools_that_know_no_cel_see_the_patterns(broken: Broken) -> None:
+def test_tools_that_know_no_cel_see_the_patterns(broken: InvalidObject) -> None:
     if broken.field != "metadata.name":  # Kubernetes' own, of which a schema may say little
         assert not strict(kind_of(broken.object)).is_valid(broken.object)
 

@@ -47,7 +47,7 @@ def ask(
 
 
 @dataclass
-class Ran:
+class EngineRun:
     tokens: dict[str, list[int]] = field(default_factory=dict)
     last: dict[str, SequenceOutput] = field(default_factory=dict)
     outputs: list[SequenceOutput] = field(default_factory=list)
@@ -66,9 +66,9 @@ class Ran:
         return [event for event in self.events if isinstance(event, kind)]
 
 
-def run(engine: Engine, *sequences: NewSequence, steps: int | None = None, ran: Ran | None = None) -> Ran:
+def run(engine: Engine, *sequences: NewSequence, steps: int | None = None, ran: EngineRun | None = None) -> EngineRun:
     """Everything to its end, or `steps` iterations of it."""
-    ran = ran or Ran()
+    ran = ran or EngineRun()
     for sequence in sequences:
         engine.add(sequence)
     while engine.has_work() and steps != 0:

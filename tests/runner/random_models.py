@@ -67,7 +67,7 @@ def save_base(family: str, folder: Path, *, seed: int = 0, config: PreTrainedCon
 
 
 @dataclass(frozen=True)
-class AdapterSpec:
+class RandomAdapter:
     rank: int
     alpha: float
     rslora: bool = False
@@ -76,20 +76,20 @@ class AdapterSpec:
 
 
 EIGHT = (
-    AdapterSpec(4, 8),
-    AdapterSpec(8, 16),
-    AdapterSpec(8, 8, rslora=True),
-    AdapterSpec(16, 16),
-    AdapterSpec(12, 24, rslora=True),
-    AdapterSpec(32, 16),
-    AdapterSpec(3, 7),
-    AdapterSpec(8, 16),
-    AdapterSpec(16, 4, rslora=True),
+    RandomAdapter(4, 8),
+    RandomAdapter(8, 16),
+    RandomAdapter(8, 8, rslora=True),
+    RandomAdapter(16, 16),
+    RandomAdapter(12, 24, rslora=True),
+    RandomAdapter(32, 16),
+    RandomAdapter(3, 7),
+    RandomAdapter(8, 16),
+    RandomAdapter(16, 4, rslora=True),
 )
 """Nine of them, in fact: eight may be in one iteration while another comes and goes."""
 
 
-def save_adapter(base: Path, family: str, spec: AdapterSpec, folder: Path, *, seed: int) -> Path:
+def save_adapter(base: Path, family: str, spec: RandomAdapter, folder: Path, *, seed: int) -> Path:
     """What PEFT saves, with a B that is not zero."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -16,7 +16,7 @@ from motet_runner.engine import MIB, Engine
 from motet_runner.execute.lora import bytes_of
 from motet_runner.interface import AdapterEvicted, AdapterFailed, Finish, State
 from tests.runner.engines import ask, load, make_engine, run
-from tests.runner.random_models import AdapterSpec, save_adapter
+from tests.runner.random_models import RandomAdapter, save_adapter
 
 RANKS = (4, 64, 16, 32, 8, 60)
 
@@ -24,7 +24,7 @@ RANKS = (4, 64, 16, 32, 8, 60)
 @pytest.fixture(scope="module")
 def ranks(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     folder = tmp_path_factory.mktemp("ranks")
-    return {rank: save_adapter(llama, "llama", AdapterSpec(rank, 8), folder / str(rank), seed=rank) for rank in RANKS}
+    return {rank: save_adapter(llama, "llama", RandomAdapter(rank, 8), folder / str(rank), seed=rank) for rank in RANKS}
 
 
 def held(engine: Engine) -> int:

@@ -209,9 +209,9 @@ def test_a_dropped_adapter_stays_until_its_last_sequence_has_finished(llama: Pat
 
 def test_a_slot_keeps_nothing_of_its_last_owner(llama: Path, adapters: list[Path], tmp_path: Path) -> None:
     """An adapter of fewer modules and a smaller rank moves into a slot that was full."""
-    from tests.runner.random_models import AdapterSpec, save_adapter
+    from tests.runner.random_models import RandomAdapter, save_adapter
 
-    small = save_adapter(llama, "llama", AdapterSpec(2, 4, targets=("q_proj",)), tmp_path / "small", seed=9)
+    small = save_adapter(llama, "llama", RandomAdapter(2, 4, targets=("q_proj",)), tmp_path / "small", seed=9)
     fresh = make_engine(llama)
     load(fresh, B, small)
     expected = run(fresh, ask("q", adapter=B)).tokens

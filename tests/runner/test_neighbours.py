@@ -11,8 +11,8 @@ from motet.model import Digest, ParkMethod, RequestId
 from motet_runner.adapters.check import check
 from motet_runner.engine import Engine
 from motet_runner.interface import Finish, State
-from tests.runner.engines import Ran, ask, load, make_engine, run
-from tests.runner.random_models import AdapterSpec, save_adapter, save_base
+from tests.runner.engines import EngineRun, ask, load, make_engine, run
+from tests.runner.random_models import RandomAdapter, save_adapter, save_base
 from tests.runner.test_models import FAMILIES
 
 BAD = RequestId("bad")
@@ -94,13 +94,13 @@ def test_neither_free_pages_nor_a_row_beside_it_change_an_answer(family: str, tm
 @pytest.fixture(scope="module")
 def hostile(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every weight is a finite number, and their products are not."""
-    folder = save_adapter(llama, "llama", AdapterSpec(8, 16), tmp_path_factory.mktemp("hostile"), seed=1)
+    folder = save_adapter(llama, "llama", RandomAdapter(8, 16), tmp_path_factory.mktemp("hostile"), seed=1)
     weights = folder / "adapter_model.safetensors"
     save_file({name: tensor.sign() * 1e30 for name, tensor in load_file(weights).items()}, weights)
     return folder
 
 
-def beside(engine: Engine, how: str) -> Ran:
+def beside(engine: Engine, how: str) -> EngineRun:
     """Innocents of the same rank class and of the base, with the hostile one in their rows, then in their pages."""
     prompts = [ask("q", prompt=17 + 6 * i).prompt for i in range(3)]
     innocents = [

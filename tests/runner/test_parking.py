@@ -9,7 +9,7 @@ import pytest
 
 from motet.model import Digest, ParkMethod, RequestId
 from motet_runner.interface import OverflowAhead, ParkedNow, ResumedNow, StateChanged
-from tests.runner.engines import Ran, ask, load, make_engine, run
+from tests.runner.engines import EngineRun, ask, load, make_engine, run
 
 MANY = [f"r{i}" for i in range(6)]
 
@@ -109,7 +109,7 @@ def test_a_cancelled_sequence_is_gone_within_the_iteration(llama: Path) -> None:
     run(engine, ask("a"), ask("b"), steps=3)
     assert engine.cancel(RequestId("a"), 1)
     assert not engine.cancel(RequestId("a"), 1)
-    ran = Ran()
+    ran = EngineRun()
     ran.take(engine)
     assert set(ran.tokens) == {"b"}
     run(engine)

@@ -54,7 +54,7 @@ class Peer:
         await run_stream(context, requests, outbox, self.received.append)
 
 
-class StubScheduler(Peer, scheduler_pb2_grpc.SchedulerServicer):
+class RecordingScheduler(Peer, scheduler_pb2_grpc.SchedulerServicer):
     term = 1
 
     async def Attach(self, requests, context):
@@ -79,26 +79,26 @@ class StubScheduler(Peer, scheduler_pb2_grpc.SchedulerServicer):
         return await until(found)
 
 
-class StubSupervisor(Peer, supervisor_pb2_grpc.SupervisorServicer):
+class RecordingSupervisor(Peer, supervisor_pb2_grpc.SupervisorServicer):
     async def Watch(self, requests, context):
         await self._converse(requests, context, supervisor_pb2.WatchDown(welcome={"supervisor": "s"}))
 
 
 @asynccontextmanager
-async def scheduler_at(address: str) -> AsyncIterator[StubScheduler]:
-    peer = StubScheduler()
+async def scheduler_at(address: str) -> AsyncIterator[RecordingScheduler]:
+    peer = RecordingScheduler()
     async with serving(address, lambda s: scheduler_pb2_grpc.add_SchedulerServicer_to_server(peer, s), grace=0):
         yield peer
 
 
 @asynccontextmanager
-async def supervisor_at(address: str) -> AsyncIterator[StubSupervisor]:
-    peer = StubSupervisor()
+async def supervisor_at(address: str) -> AsyncIterator[RecordingSupervisor]:
+    peer = RecordingSupervisor()
     async with serving(address, lambda s: supervisor_pb2_grpc.add_SupervisorServicer_to_server(peer, s), grace=0):
         yield peer
 
 
-class Gateway:
+class CheckingGateway:
     """A Generate stream that puts tokens in order by (request, epoch) and fails on a gap or a repetition."""
 
     def __init__(self, call: Any) -> None:
@@ -196,11 +196,11 @@ SMALL_WINDOW = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 <<
 @asynccontextmanager
 async def gateway_to(
     address: str, name: str = "g0", *, hello: bool = True, deaf: bool = False
-) -> AsyncIterator[Gateway]:
+) -> AsyncIterator[CheckingGateway]:
     """A gateway's stream; a deaf one does not read by itself."""
     async with grpc.aio.insecure_channel(address, SMALL_WINDOW) if deaf else open_channel(address) as channel:
         call = runner_pb2_grpc.RunnerStub(channel).Generate()
-        gateway = Gateway(call)
+        gateway = CheckingGateway(call)
         reader = asyncio.create_task(asyncio.sleep(3600) if deaf else gateway.read())
         try:
             if hello:

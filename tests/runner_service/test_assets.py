@@ -20,7 +20,7 @@ from motet.digest import (
 from motet.rpc import is_healthy, open_channel
 from motet_runner.assets import CHUNK_BYTES
 from tests.common.waiting import PATIENCE_S
-from tests.support.runners import fake_runner, write_adapter, write_model
+from tests.support.runners import in_process_runner, write_adapter, write_model
 
 
 async def fetched(address, digest):
@@ -42,7 +42,7 @@ async def test_assets_come_whole_in_pieces(folder):
     model = write_model(folder / "model")
     (model / "tokenizer.json").write_bytes(b"x" * (2 * CHUNK_BYTES + 7))
     (model / "special_tokens_map.json").write_bytes(b"")
-    async with fake_runner(folder) as runner:
+    async with in_process_runner(folder) as runner:
         files = await fetched(runner.address, asset_digest(model))
         assert set(files) == {
             "chat_template.jinja",
@@ -56,7 +56,7 @@ async def test_assets_come_whole_in_pieces(folder):
 
 
 async def test_an_unknown_digest_is_not_found(folder):
-    async with fake_runner(folder) as runner:
+    async with in_process_runner(folder) as runner:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await fetched(runner.address, "sha256:" + "0" * 64)
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
@@ -64,7 +64,7 @@ async def test_an_unknown_digest_is_not_found(folder):
 
 
 async def test_a_runner_is_healthy_once_it_is_loaded(folder):
-    async with fake_runner(folder) as runner:
+    async with in_process_runner(folder) as runner:
         assert await is_healthy(runner.address)
     assert not await is_healthy(runner.address)
     assert not (folder / "r0.sock").exists()

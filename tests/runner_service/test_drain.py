@@ -11,12 +11,12 @@ from tests.common.waiting import PATIENCE_S
 from tests.runner_service.peers import gateway_to, scheduler_at
 from tests.support.control_plane import until
 from tests.support.fake_engine import SlowEngines, tokens_of
-from tests.support.house import open_house
-from tests.support.runners import fake_runner
+from tests.support.house import in_process_system
+from tests.support.runners import in_process_runner
 
 
 async def test_what_runs_ends_what_waits_goes_on_elsewhere_and_nothing_new_comes(folder):
-    async with open_house(folder) as house:
+    async with in_process_system(folder) as house:
         leaving = await house.runner("r0", engines := SlowEngines(max_sequences=2))
         running = [house.gateway.start(f"{n}", prompt=(n,), max_tokens=100) for n in range(2)]
         await until(lambda: all(one.tokens for one in house.gateway.live()))
@@ -36,7 +36,7 @@ async def test_what_runs_ends_what_waits_goes_on_elsewhere_and_nothing_new_comes
 
 
 async def test_what_still_runs_at_the_end_moves_with_the_tokens_that_it_has(folder):
-    async with open_house(folder) as house:
+    async with in_process_system(folder) as house:
         leaving = await house.runner("r0", SlowEngines())
         answers = [house.gateway.start(f"{n}", prompt=(n,), max_tokens=150) for n in range(4)]
         await until(lambda: all(one.tokens for one in house.gateway.live()))
@@ -52,7 +52,7 @@ async def test_what_still_runs_at_the_end_moves_with_the_tokens_that_it_has(fold
 async def test_what_waits_is_handed_back_at_once(folder):
     patient = {"time_scale": 1.0, "adapter_wait_seconds": 60}
     engines = SlowEngines()
-    async with fake_runner(folder, engine=engines, **patient) as runner, gateway_to(runner.address) as gateway:
+    async with in_process_runner(folder, engine=engines, **patient) as runner, gateway_to(runner.address) as gateway:
         await gateway.submit("first", max_tokens=300)
         await until(lambda: gateway.tokens)
         await gateway.submit("second", max_tokens=8, adapter="sha256:" + 64 * "0")
@@ -72,7 +72,10 @@ async def test_what_waits_is_handed_back_at_once(folder):
 async def test_a_scheduler_that_comes_while_it_drains_hears_of_it(folder):
     address = f"unix:{folder}/s.sock"
     slow = SlowEngines()
-    async with fake_runner(folder, scheduler=address, engine=slow) as runner, gateway_to(runner.address) as gateway:
+    async with (
+        in_process_runner(folder, scheduler=address, engine=slow) as runner,
+        gateway_to(runner.address) as gateway,
+    ):
         await gateway.submit("first", max_tokens=200)
         await until(lambda: gateway.tokens)
         draining = asyncio.create_task(runner.service.drain(3600))
@@ -87,7 +90,7 @@ async def test_a_scheduler_that_comes_while_it_drains_hears_of_it(folder):
 
 async def test_ready_means_known_to_a_scheduler_and_not_draining(folder):
     address, health = f"unix:{folder}/s.sock", Health()
-    async with fake_runner(folder, scheduler=address, health=health) as runner:
+    async with in_process_runner(folder, scheduler=address, health=health) as runner:
         assert health.unready_reason() == "no scheduler has welcomed it yet"
         async with scheduler_at(address):
             await until(lambda: not health.unready_reason())
@@ -110,7 +113,7 @@ async def test_a_runner_whose_drain_is_taken_back_takes_work_again_and_is_ready(
     address, health = f"unix:{folder}/s.sock", Health()
     async with (
         scheduler_at(address) as scheduler,
-        fake_runner(folder, scheduler=address, health=health) as runner,
+        in_process_runner(folder, scheduler=address, health=health) as runner,
         gateway_to(runner.address) as gateway,
     ):
         await until(lambda: not health.unready_reason())
@@ -128,7 +131,7 @@ async def test_a_runner_that_ends_takes_no_work_whatever_a_scheduler_says(folder
     address, health = f"unix:{folder}/s.sock", Health()
     async with (
         scheduler_at(address) as scheduler,
-        fake_runner(folder, scheduler=address, health=health) as runner,
+        in_process_runner(folder, scheduler=address, health=health) as runner,
         gateway_to(runner.address) as gateway,
     ):
         await until(lambda: scheduler.of("hello"))
@@ -144,7 +147,7 @@ async def test_a_runner_that_ends_takes_no_work_whatever_a_scheduler_says(folder
 
 async def test_the_last_word_holds_while_no_scheduler_is_heard(folder):
     address = f"unix:{folder}/s.sock"
-    async with fake_runner(folder, scheduler=address) as runner:
+    async with in_process_runner(folder, scheduler=address) as runner:
         async with scheduler_at(address) as scheduler:
             await until(lambda: scheduler.of("hello"))
             scheduler.send(drain())
@@ -157,7 +160,7 @@ async def test_the_last_word_holds_while_no_scheduler_is_heard(folder):
 
 async def test_a_word_of_a_past_term_does_not_take_a_drain_back(folder):
     address = f"unix:{folder}/s.sock"
-    async with scheduler_at(address) as scheduler, fake_runner(folder, scheduler=address) as runner:
+    async with scheduler_at(address) as scheduler, in_process_runner(folder, scheduler=address) as runner:
         await until(lambda: scheduler.of("hello"))
         scheduler.send(scheduler_pb2.AttachDown(welcome={"term": 9}))
         scheduler.send(drain(9))

@@ -16,7 +16,7 @@ from motet_runner.protocol import EngineOutputs, SequenceRefused
 from tests.common.waiting import PATIENCE_S
 from tests.runner_service.peers import gateway_to, scheduler_at, until
 from tests.support.fake_engine import FakeEngine, SlowEngines, tokens_of
-from tests.support.runners import fake_runner
+from tests.support.runners import in_process_runner
 
 STREAM_IS_OVER = (grpc.aio.AioRpcError, asyncio.InvalidStateError)
 """What a gateway's write meets once the runner has ended its stream: while the write is on its way, and after."""
@@ -26,7 +26,7 @@ SLOW = functools.partial(FakeEngine, step_seconds=0.02)
 
 
 async def test_a_gateway_gets_every_token_once_and_one_finish(folder):
-    async with fake_runner(folder) as runner, gateway_to(runner.address) as gateway:
+    async with in_process_runner(folder) as runner, gateway_to(runner.address) as gateway:
         await gateway.submit("a", max_tokens=40)
         last = await gateway.finished("a")
         assert gateway.tokens["a", 1] == tokens_of((1, 2, 3), 7, 40)
@@ -37,7 +37,7 @@ async def test_a_gateway_gets_every_token_once_and_one_finish(folder):
 
 async def test_a_step_is_one_message_with_all_sequences_of_a_gateway(folder):
     engines = SlowEngines()
-    async with fake_runner(folder, engine=engines) as runner, gateway_to(runner.address) as gateway:
+    async with in_process_runner(folder, engine=engines) as runner, gateway_to(runner.address) as gateway:
         for n in range(8):
             await gateway.submit(f"r{n}", max_tokens=30, seed=n)
         await until(lambda: len(gateway.tokens) == 8)
@@ -51,7 +51,7 @@ async def test_a_step_is_one_message_with_all_sequences_of_a_gateway(folder):
 
 async def test_two_gateways_get_only_their_own(folder):
     async with (
-        fake_runner(folder) as runner,
+        in_process_runner(folder) as runner,
         gateway_to(runner.address, "g0") as one,
         gateway_to(runner.address, "g1") as two,
     ):
@@ -65,7 +65,7 @@ async def test_two_gateways_get_only_their_own(folder):
 
 async def test_a_moved_request_goes_on_after_the_delivered_tokens(folder):
     whole = tokens_of((1, 2, 3), 7, 20)
-    async with fake_runner(folder) as runner, gateway_to(runner.address) as gateway:
+    async with in_process_runner(folder) as runner, gateway_to(runner.address) as gateway:
         await gateway.submit("a", epoch=2, max_tokens=20, delivered=tuple(whole[:12]))
         await gateway.finished("a", 2)
         assert gateway.first_index["a", 2] == 12
@@ -73,7 +73,7 @@ async def test_a_moved_request_goes_on_after_the_delivered_tokens(folder):
 
 
 async def test_cancel_frees_pages_and_ends_the_sequence(folder):
-    async with fake_runner(folder, engine=SLOW) as runner, gateway_to(runner.address) as gateway:
+    async with in_process_runner(folder, engine=SLOW) as runner, gateway_to(runner.address) as gateway:
         await gateway.submit("a", max_tokens=2000)
         await until(lambda: gateway.tokens.get(("a", 1)))
         await gateway.cancel("a")
@@ -84,7 +84,7 @@ async def test_cancel_frees_pages_and_ends_the_sequence(folder):
 
 
 async def test_a_submit_has_exactly_one_choice(folder):
-    async with fake_runner(folder) as runner, gateway_to(runner.address) as gateway:
+    async with in_process_runner(folder) as runner, gateway_to(runner.address) as gateway:
         await gateway.submit("a", choices=2)
         declined = await gateway.refusal("a")
         assert declined.failure.code == "invalid_value"
@@ -95,7 +95,7 @@ async def test_what_the_engine_declines_reaches_gateway_and_scheduler(folder):
     address = f"unix:{folder}/s.sock"
     async with (
         scheduler_at(address) as scheduler,
-        fake_runner(folder, scheduler=address, engine=SlowEngines(pages=8)) as runner,
+        in_process_runner(folder, scheduler=address, engine=SlowEngines(pages=8)) as runner,
         gateway_to(runner.address) as gateway,
     ):
         await until(lambda: scheduler.of("hello"))
@@ -109,7 +109,7 @@ async def test_what_the_engine_declines_reaches_gateway_and_scheduler(folder):
 
 
 async def test_a_lower_term_is_declined(folder):
-    async with fake_runner(folder) as runner, gateway_to(runner.address) as gateway:
+    async with in_process_runner(folder) as runner, gateway_to(runner.address) as gateway:
         await gateway.submit("a", term=5)
         await gateway.finished("a")
         await gateway.submit("b", term=4)
@@ -117,7 +117,7 @@ async def test_a_lower_term_is_declined(folder):
 
 
 async def test_a_lower_epoch_is_declined_even_after_the_end(folder):
-    async with fake_runner(folder) as runner, gateway_to(runner.address) as gateway:
+    async with in_process_runner(folder) as runner, gateway_to(runner.address) as gateway:
         await gateway.submit("a", epoch=3)
         await gateway.finished("a", 3)
         await gateway.submit("a", epoch=2)
@@ -125,7 +125,7 @@ async def test_a_lower_epoch_is_declined_even_after_the_end(folder):
 
 
 async def test_a_higher_epoch_takes_the_place_of_the_older_one(folder):
-    async with fake_runner(folder, engine=SLOW) as runner, gateway_to(runner.address) as gateway:
+    async with in_process_runner(folder, engine=SLOW) as runner, gateway_to(runner.address) as gateway:
         await gateway.submit("a", max_tokens=2000)
         have = await until(lambda: gateway.tokens.get(("a", 1)))
         await gateway.submit("a", epoch=2, max_tokens=10, delivered=tuple(have[:1]))
@@ -136,7 +136,7 @@ async def test_a_higher_epoch_takes_the_place_of_the_older_one(folder):
 
 
 async def test_sequences_of_a_lost_gateway_end_after_the_grace(folder):
-    async with fake_runner(folder, engine=SLOW) as runner:
+    async with in_process_runner(folder, engine=SLOW) as runner:
         async with gateway_to(runner.address) as gateway:
             await gateway.submit("a", max_tokens=2000)
             await until(lambda: gateway.tokens.get(("a", 1)))
@@ -145,7 +145,7 @@ async def test_sequences_of_a_lost_gateway_end_after_the_grace(folder):
 
 async def test_a_resubmitted_request_survives_the_loss_of_its_first_stream(folder):
     engines = SlowEngines()
-    async with fake_runner(folder, engine=engines, gateway_grace_seconds=1000) as runner:
+    async with in_process_runner(folder, engine=engines, gateway_grace_seconds=1000) as runner:
         async with gateway_to(runner.address) as first:
             await first.submit("a", max_tokens=60)
             have = await until(lambda: first.tokens.get(("a", 1)))
@@ -158,7 +158,7 @@ async def test_a_resubmitted_request_survives_the_loss_of_its_first_stream(folde
 
 
 async def test_the_first_message_must_be_a_hello(folder):
-    async with fake_runner(folder) as runner, gateway_to(runner.address, hello=False) as gateway:
+    async with in_process_runner(folder) as runner, gateway_to(runner.address, hello=False) as gateway:
         await gateway.submit("a")
         await until(lambda: gateway.error)
         assert gateway.error.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -170,7 +170,7 @@ async def test_a_draining_runner_takes_nothing_new_and_finishes_what_it_has(fold
     engines = SlowEngines()
     async with (
         scheduler_at(address) as scheduler,
-        fake_runner(folder, scheduler=address, engine=engines) as runner,
+        in_process_runner(folder, scheduler=address, engine=engines) as runner,
         gateway_to(runner.address) as gateway,
     ):
         await gateway.submit("a", max_tokens=60)
@@ -188,7 +188,7 @@ async def test_the_scheduler_can_cancel(folder):
     address = f"unix:{folder}/s.sock"
     async with (
         scheduler_at(address) as scheduler,
-        fake_runner(folder, scheduler=address, engine=SLOW) as runner,
+        in_process_runner(folder, scheduler=address, engine=SLOW) as runner,
         gateway_to(runner.address) as gateway,
     ):
         await gateway.submit("a", max_tokens=2000)
@@ -202,7 +202,7 @@ async def test_the_scheduler_can_cancel(folder):
 async def test_a_gateway_that_does_not_read_is_dropped_and_stops_nobody(folder):
     engine = functools.partial(FakeEngine, pages=1 << 20, max_model_length=1 << 20)
     async with (
-        fake_runner(folder, engine=engine, outbox_kib=16) as runner,
+        in_process_runner(folder, engine=engine, outbox_kib=16) as runner,
         gateway_to(runner.address, "good") as good,
         gateway_to(runner.address, "deaf", deaf=True) as deaf,
     ):
@@ -222,7 +222,7 @@ async def test_a_gateway_that_does_not_read_is_dropped_and_stops_nobody(folder):
 
 
 async def test_the_engines_death_ends_the_service(folder):
-    async with fake_runner(folder) as runner:
+    async with in_process_runner(folder) as runner:
         runner.crash()
         async with asyncio.timeout(PATIENCE_S):
             error = await runner.ended()
@@ -237,7 +237,7 @@ async def test_a_runner_that_still_loads_serves_nothing(folder):
         return FakeEngine()
 
     async def live():
-        async with fake_runner(folder, engine=load):
+        async with in_process_runner(folder, engine=load):
             loaded.set()
             await may_end.wait()
 
@@ -264,7 +264,7 @@ async def test_a_runner_that_still_loads_serves_nothing(folder):
 
 
 async def test_a_restarted_runner_is_another_incarnation(folder):
-    async with fake_runner(folder, engine=lambda: FakeEngine(decline_rate=1.0)) as runner:
+    async with in_process_runner(folder, engine=lambda: FakeEngine(decline_rate=1.0)) as runner:
         first = runner.service.identity.incarnation
         await runner.restart()
         assert runner.service.identity.incarnation != first
@@ -275,7 +275,7 @@ async def test_a_restarted_runner_is_another_incarnation(folder):
 
 async def test_a_placement_that_comes_again_on_another_stream_is_not_closed_by_the_end_of_the_first(folder):
     engines = SlowEngines()
-    async with fake_runner(folder, engine=engines, gateway_grace_seconds=1000) as runner:
+    async with in_process_runner(folder, engine=engines, gateway_grace_seconds=1000) as runner:
         async with gateway_to(runner.address) as first:
             await first.submit("a", max_tokens=60)
             have = await until(lambda: first.tokens.get(("a", 1)))
@@ -290,7 +290,7 @@ async def test_a_placement_that_comes_again_on_another_stream_is_not_closed_by_t
 
 
 async def test_a_placement_that_comes_again_before_its_adapter_can_be_cancelled(folder):
-    async with fake_runner(folder, gateway_grace_seconds=PATIENCE_S, adapter_wait_seconds=1000) as runner:
+    async with in_process_runner(folder, gateway_grace_seconds=PATIENCE_S, adapter_wait_seconds=1000) as runner:
         async with gateway_to(runner.address) as first:
             await first.submit("a", adapter="sha256:none")
             await until(lambda: first.progress("a"))
@@ -307,7 +307,7 @@ async def test_a_placement_that_comes_again_before_the_end_of_its_stream_was_hea
     """The gateway knows that its stream is broken; to the runner it stands."""
     engines = SlowEngines()
     async with (
-        fake_runner(folder, engine=engines, gateway_grace_seconds=0.0) as runner,
+        in_process_runner(folder, engine=engines, gateway_grace_seconds=0.0) as runner,
         gateway_to(runner.address) as second,
     ):
         async with gateway_to(runner.address) as first:
@@ -323,7 +323,7 @@ async def test_a_placement_that_comes_again_before_the_end_of_its_stream_was_hea
 
 async def test_what_is_submitted_twice_or_by_two_gateways_runs_once(folder):
     async with (
-        fake_runner(folder, engine=SLOW) as runner,
+        in_process_runner(folder, engine=SLOW) as runner,
         gateway_to(runner.address) as gateway,
         gateway_to(runner.address, "another") as another,
     ):
@@ -345,7 +345,7 @@ async def test_a_refusal_of_the_first_life_of_a_placement_does_not_end_the_secon
     address = f"unix:{folder}/s.sock"
     async with (
         scheduler_at(address) as scheduler,
-        fake_runner(folder, scheduler=address, engine=SLOW) as runner,
+        in_process_runner(folder, scheduler=address, engine=SLOW) as runner,
         gateway_to(runner.address) as gateway,
     ):
         await until(lambda: scheduler.of("hello"))

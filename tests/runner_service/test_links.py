@@ -8,7 +8,7 @@ from motet.digest import adapter_digest
 from motet_runner.adapters.fetch import CERTIFICATE
 from tests.runner_service.peers import gateway_to, scheduler_at, supervisor_at, until
 from tests.support.fake_engine import FakeEngine, SlowEngines, tokens_of
-from tests.support.runners import fake_runner, write_adapter
+from tests.support.runners import in_process_runner, write_adapter
 
 SLOW = functools.partial(FakeEngine, step_seconds=0.02)
 """An answer of 2000 tokens is never over before it is ended."""
@@ -22,7 +22,7 @@ def places(folder):
 
 async def test_the_hello_says_who_what_and_where(folder):
     address, _ = places(folder)
-    async with scheduler_at(address) as scheduler, fake_runner(folder, scheduler=address) as runner:
+    async with scheduler_at(address) as scheduler, in_process_runner(folder, scheduler=address) as runner:
         (hello,) = await until(lambda: scheduler.of("hello"))
         assert hello.identity.instance == "r0"
         assert hello.identity.group == "default/demo"
@@ -36,7 +36,10 @@ async def test_the_hello_says_who_what_and_where(folder):
 
 async def test_a_new_scheduler_hears_of_live_requests_and_the_highest_term(folder):
     address, _ = places(folder)
-    async with fake_runner(folder, scheduler=address, engine=SLOW) as runner, gateway_to(runner.address) as gateway:
+    async with (
+        in_process_runner(folder, scheduler=address, engine=SLOW) as runner,
+        gateway_to(runner.address) as gateway,
+    ):
         await gateway.submit("a", max_tokens=2000, term=7)
         await until(lambda: gateway.tokens.get(("a", 1)))
         for _ in range(2):
@@ -53,7 +56,7 @@ async def test_reports_hold_the_whole_book(folder):
     address, _ = places(folder)
     async with (
         scheduler_at(address) as scheduler,
-        fake_runner(folder, scheduler=address, engine=SLOW) as runner,
+        in_process_runner(folder, scheduler=address, engine=SLOW) as runner,
         gateway_to(runner.address) as gateway,
     ):
         for n in range(3):
@@ -87,7 +90,7 @@ async def test_an_engine_that_hangs_is_reported_as_standing_still(folder):
 
     async with (
         supervisor_at(address) as supervisor,
-        fake_runner(folder, supervisor=address, engine=Hanging) as runner,
+        in_process_runner(folder, supervisor=address, engine=Hanging) as runner,
         gateway_to(runner.address) as gateway,
     ):
         try:
@@ -106,7 +109,7 @@ async def test_an_adapter_is_certified_then_served(folder):
     source = write_adapter(folder / "a0").as_uri()
     async with (
         scheduler_at(address) as scheduler,
-        fake_runner(folder, scheduler=address) as runner,
+        in_process_runner(folder, scheduler=address) as runner,
         gateway_to(runner.address) as gateway,
     ):
         await until(lambda: scheduler.of("hello"))
@@ -134,7 +137,7 @@ async def test_an_adapter_is_certified_then_served(folder):
 async def test_ensure_to_the_device_answers_when_it_is_there(folder):
     address, _ = places(folder)
     source = write_adapter(folder / "a0").as_uri()
-    async with scheduler_at(address) as scheduler, fake_runner(folder, scheduler=address):
+    async with scheduler_at(address) as scheduler, in_process_runner(folder, scheduler=address):
         await until(lambda: scheduler.of("hello"))
         scheduler.ensure("a0", source, DEVICE)
         await scheduler.adapter("a0", stage=DEVICE)
@@ -146,7 +149,7 @@ async def test_ensure_to_the_device_answers_when_it_is_there(folder):
 async def test_a_broken_adapter_is_refused_with_its_reason(folder):
     address, _ = places(folder)
     broken = write_adapter(folder / "bad", use_dora=True).as_uri()
-    async with scheduler_at(address) as scheduler, fake_runner(folder, scheduler=address):
+    async with scheduler_at(address) as scheduler, in_process_runner(folder, scheduler=address):
         await until(lambda: scheduler.of("hello"))
         scheduler.ensure("bad", broken)
         state = await scheduler.adapter("bad", failed=True)
@@ -163,7 +166,7 @@ async def test_a_request_waits_for_its_adapter(folder):
     source = write_adapter(folder / "a0")
     async with (
         scheduler_at(address) as scheduler,
-        fake_runner(folder, scheduler=address, adapter_wait_seconds=1000) as runner,
+        in_process_runner(folder, scheduler=address, adapter_wait_seconds=1000) as runner,
         gateway_to(runner.address) as gateway,
     ):
         await until(lambda: scheduler.of("hello"))
@@ -179,7 +182,7 @@ async def test_a_request_waits_for_its_adapter(folder):
 
 
 async def test_a_request_whose_adapter_does_not_come_is_declined(folder):
-    async with fake_runner(folder, adapter_wait_seconds=1) as runner, gateway_to(runner.address) as gateway:
+    async with in_process_runner(folder, adapter_wait_seconds=1) as runner, gateway_to(runner.address) as gateway:
         await gateway.submit("lost", adapter="sha256:" + "0" * 64)
         declined = await gateway.refusal("lost")
         assert declined.failure.code == "declined"
@@ -188,7 +191,7 @@ async def test_a_request_whose_adapter_does_not_come_is_declined(folder):
 
 
 async def test_a_request_that_waits_for_its_adapter_can_be_cancelled(folder):
-    async with fake_runner(folder, adapter_wait_seconds=1000) as runner, gateway_to(runner.address) as gateway:
+    async with in_process_runner(folder, adapter_wait_seconds=1000) as runner, gateway_to(runner.address) as gateway:
         await gateway.submit("a", adapter="sha256:" + "0" * 64)
         await gateway.cancel("a")
         assert (await gateway.finished("a")).finish == common_pb2.FINISH_REASON_CANCELLED
@@ -198,7 +201,7 @@ async def test_a_request_that_waits_for_its_adapter_can_be_cancelled(folder):
 async def test_expect_brings_a_known_adapter_to_the_device(folder):
     address, _ = places(folder)
     source = write_adapter(folder / "a0").as_uri()
-    async with scheduler_at(address) as scheduler, fake_runner(folder, scheduler=address) as runner:
+    async with scheduler_at(address) as scheduler, in_process_runner(folder, scheduler=address) as runner:
         await until(lambda: scheduler.of("hello"))
         scheduler.ensure("a0", source)
         state = await scheduler.adapter("a0")
@@ -215,7 +218,7 @@ async def test_a_dropped_adapter_is_forgotten_after_its_last_request(folder):
     source = write_adapter(folder / "a0").as_uri()
     async with (
         scheduler_at(address) as scheduler,
-        fake_runner(folder, scheduler=address, engine=(engines := SlowEngines())) as runner,
+        in_process_runner(folder, scheduler=address, engine=(engines := SlowEngines())) as runner,
         gateway_to(runner.address) as gateway,
     ):
         await until(lambda: scheduler.of("hello"))
@@ -235,7 +238,7 @@ async def test_a_dropped_adapter_is_forgotten_after_its_last_request(folder):
 async def test_orders_of_a_past_term_are_ignored(folder):
     address, _ = places(folder)
     source = write_adapter(folder / "a0").as_uri()
-    async with scheduler_at(address) as scheduler, fake_runner(folder, scheduler=address) as runner:
+    async with scheduler_at(address) as scheduler, in_process_runner(folder, scheduler=address) as runner:
         scheduler.term = 1
         await until(lambda: scheduler.of("hello"))
         scheduler.send(scheduler_pb2.AttachDown(welcome=common_pb2.Welcome(term=9)))
@@ -251,7 +254,7 @@ async def test_an_overflow_is_extended_by_the_supervisors_order(folder):
     _, address = places(folder)
     async with (
         supervisor_at(address) as supervisor,
-        fake_runner(folder, supervisor=address, supervisor_answer_seconds=1000) as runner,
+        in_process_runner(folder, supervisor=address, supervisor_answer_seconds=1000) as runner,
         gateway_to(runner.address) as gateway,
     ):
         await until(lambda: supervisor.of("memory"))
@@ -278,7 +281,7 @@ async def test_park_and_resume_by_order_lose_no_token(folder):
     _, address = places(folder)
     async with (
         supervisor_at(address) as supervisor,
-        fake_runner(folder, supervisor=address, engine=(engines := SlowEngines())) as runner,
+        in_process_runner(folder, supervisor=address, engine=(engines := SlowEngines())) as runner,
         gateway_to(runner.address) as gateway,
     ):
         await until(lambda: supervisor.of("memory"))
@@ -305,7 +308,7 @@ async def test_the_supervisors_orders_of_a_past_term_are_ignored(folder):
     _, address = places(folder)
     async with (
         supervisor_at(address) as supervisor,
-        fake_runner(folder, supervisor=address, engine=SLOW) as runner,
+        in_process_runner(folder, supervisor=address, engine=SLOW) as runner,
         gateway_to(runner.address) as gateway,
     ):
         await until(lambda: supervisor.of("memory"))
@@ -330,7 +333,7 @@ async def test_the_supervisors_orders_of_a_past_term_are_ignored(folder):
 async def test_without_a_supervisor_the_runner_protects_itself(folder):
     tight = SlowEngines(pages=8)
     async with (
-        fake_runner(folder, engine=tight) as runner,
+        in_process_runner(folder, engine=tight) as runner,
         gateway_to(runner.address) as gateway,
     ):
         for n in range(4):
@@ -348,7 +351,7 @@ async def test_a_muted_supervisor_makes_the_runner_protect_itself(folder):
     tight = SlowEngines(pages=8)
     async with (
         supervisor_at(address) as supervisor,
-        fake_runner(folder, supervisor=address, engine=tight) as runner,
+        in_process_runner(folder, supervisor=address, engine=tight) as runner,
         gateway_to(runner.address) as gateway,
     ):
         await until(lambda: supervisor.of("memory"))
@@ -365,7 +368,7 @@ async def test_a_muted_supervisor_makes_the_runner_protect_itself(folder):
 async def test_a_supervisor_that_comes_back_is_told_all(folder):
     _, address = places(folder)
     async with (
-        fake_runner(folder, supervisor=address, engine=SLOW) as runner,
+        in_process_runner(folder, supervisor=address, engine=SLOW) as runner,
         gateway_to(runner.address) as gateway,
     ):
         await gateway.submit("a", max_tokens=2000)

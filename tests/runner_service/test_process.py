@@ -16,9 +16,9 @@ from motet.errors import ModelFolderError
 from motet.rpc import is_healthy
 from motet_runner.settings import Settings
 from motet_runner.sources.model import model_folder
-from tests.runner.random_models import AdapterSpec, save_adapter, save_base
+from tests.runner.random_models import RandomAdapter, save_adapter, save_base
 from tests.runner_service.peers import gateway_to, scheduler_at, until
-from tests.support.runners import fake_runner, write_model
+from tests.support.runners import in_process_runner, write_model
 
 PROMPT = tuple(range(10, 40))
 START_SECONDS = 150
@@ -30,7 +30,7 @@ def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     base = save_base("llama", folder / "base")
     for n in range(2):
-        save_adapter(base, "llama", AdapterSpec(4 + 4 * n, 16), folder / f"a{n}", seed=n)
+        save_adapter(base, "llama", RandomAdapter(4 + 4 * n, 16), folder / f"a{n}", seed=n)
     return folder
 
 
@@ -194,7 +194,7 @@ def test_a_model_that_cannot_be_served_ends_with_a_sentence(folder, make, words)
 async def test_a_model_of_another_digest_ends_the_runner_before_there_is_an_engine(folder):
     never = ["sleep", "60"]
     with pytest.raises(ModelFolderError, match=f"asks for {UNKNOWN}"):
-        async with fake_runner(folder, command=never, model_digest=UNKNOWN):
+        async with in_process_runner(folder, command=never, model_digest=UNKNOWN):
             pass
 
 

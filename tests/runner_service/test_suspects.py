@@ -11,7 +11,7 @@ from motet_runner.protocol import Add, Cancel
 from tests.runner_service.peers import gateway_to, until
 from tests.support.deadly_engine import DEADLY, DEADLY_ENGINE
 from tests.support.fake_engine import FakeEngine, SlowEngines, tokens_of
-from tests.support.runners import fake_runner
+from tests.support.runners import in_process_runner
 
 SLOW = partial(FakeEngine, step_seconds=0.005, deadly=DEADLY)
 
@@ -22,7 +22,7 @@ def marks(gateway, request):
 
 @pytest.mark.parametrize("how", [{"engine": SLOW}, {"command": DEADLY_ENGINE}], ids=["thread", "process"])
 async def test_the_death_of_an_engine_is_told_and_who_was_alone_in_it(folder, how):
-    async with fake_runner(folder, **how) as runner, gateway_to(runner.address) as gateway:
+    async with in_process_runner(folder, **how) as runner, gateway_to(runner.address) as gateway:
         await gateway.submit("neighbour", max_tokens=2000)
         await until(lambda: gateway.tokens.get(("neighbour", 1)))
         await gateway.submit("suspect", prompt=(1, DEADLY), engines_lost=1)
@@ -34,7 +34,7 @@ async def test_the_death_of_an_engine_is_told_and_who_was_alone_in_it(folder, ho
 
 async def test_a_suspect_that_can_be_computed_goes_on_in_company(folder):
     engines = SlowEngines()
-    async with fake_runner(folder, engine=engines) as runner, gateway_to(runner.address) as gateway:
+    async with in_process_runner(folder, engine=engines) as runner, gateway_to(runner.address) as gateway:
         await gateway.submit("neighbour", max_tokens=100)
         await gateway.submit("suspect", max_tokens=40, engines_lost=1, seed=8)
         await until(lambda: gateway.tokens.keys() == {("neighbour", 1), ("suspect", 1)})
@@ -48,7 +48,7 @@ async def test_a_suspect_that_can_be_computed_goes_on_in_company(folder):
 
 
 async def test_a_stopped_runner_does_not_say_that_its_engine_died(folder):
-    async with fake_runner(folder, engine=SLOW) as runner, gateway_to(runner.address) as gateway:
+    async with in_process_runner(folder, engine=SLOW) as runner, gateway_to(runner.address) as gateway:
         await gateway.submit("a", max_tokens=2000)
         await until(lambda: gateway.tokens.get(("a", 1)))
         await runner.stop()

@@ -49,7 +49,7 @@ def resident(digest: Digest, tier: Tier = Tier.DEVICE) -> ResidentAdapter:
     return ResidentAdapter(digest=digest, tier=tier)
 
 
-class Told:
+class SchedulerDriver:
     """A scheduler on a fake clock. Each method says one thing and gives the effects."""
 
     def __init__(self, *, remembered: SavedCatalog | None = None, now: float = 1000.0, **policy: Any) -> None:
@@ -193,9 +193,9 @@ class Told:
         return self.tell(on.Tick())
 
 
-def ready(**policy: Any) -> Told:
+def ready(**policy: Any) -> SchedulerDriver:
     """A scheduler with one gateway and a catalog, and no runner yet."""
-    told = Told(**policy)
+    told = SchedulerDriver(**policy)
     told.gateway()
     told.state()
     return told

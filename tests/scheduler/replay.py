@@ -10,7 +10,7 @@ from motet.model import BASE, Digest, InstanceName, RequestId
 from motet_scheduler.policy import effects as do
 from motet_scheduler.policy import events as on
 from motet_scheduler.policy.values import Promise
-from tests.scheduler.builders import Told, adapter, entry, pool, resident
+from tests.scheduler.builders import SchedulerDriver, adapter, entry, pool, resident
 from tests.supervisor import builders as supervised
 
 ROUNDS = 300
@@ -23,7 +23,7 @@ def digest_of(name: str) -> Digest:
 
 
 def scheduler_story(chance: Random) -> None:
-    told = Told(max_passed_over=4, timelines=20)
+    told = SchedulerDriver(max_passed_over=4, timelines=20)
     say = lambda effects: print(*effects, sep="\n")  # noqa: E731
     told.gateway()
     told.tell(on.SupervisorConnected())
@@ -64,7 +64,7 @@ def scheduler_story(chance: Random) -> None:
 
 
 def supervisor_story(chance: Random) -> None:
-    told = supervised.Told()
+    told = supervised.SupervisorDriver()
     pages = dict.fromkeys((f"s{n}" for n in range(10)), 4)
     told.connect(pages=40)
     for _ in range(ROUNDS):

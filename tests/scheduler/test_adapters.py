@@ -11,7 +11,7 @@ from motet_scheduler import translate
 from motet_scheduler.policy import effects as do
 from motet_scheduler.policy import events as on
 from motet_scheduler.policy.values import AdapterReadiness, AdapterStage, RevisionKey
-from tests.scheduler.builders import GROUP, PIRATE, POET, Told, adapter, ready, resident
+from tests.scheduler.builders import GROUP, PIRATE, POET, SchedulerDriver, adapter, ready, resident
 
 REF = common_pb2.AdapterRef(namespace="default", name="pirate", generation=1)
 SUSPENDED = ""
@@ -215,7 +215,7 @@ def test_what_lies_in_memory_and_nobody_asks_for_is_dropped():
 
 
 def test_before_the_operator_has_spoken_nothing_is_dropped():
-    told = Told()
+    told = SchedulerDriver()
     told.attach(resident=(resident(PIRATE),))
     assert not told.of(do.DropAdapter)
 

@@ -8,14 +8,14 @@ import pytest
 from motet_scheduler.settings import Settings
 from tests.support.control_plane import until
 from tests.support.fake_engine import FakeEngine, tokens_of
-from tests.support.house import open_house
+from tests.support.house import in_process_system
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 async def test_after_every_quiet_moment_the_ledger_equals_the_runners_books(folder, seed):
     chance = random.Random(seed)
     # A quarter of a second until what never arrived is taken back.
-    async with open_house(folder, scheduler=Settings(unsubmitted_seconds=5)) as house:
+    async with in_process_system(folder, scheduler=Settings(unsubmitted_seconds=5)) as house:
         await house.runner(
             "declines", lambda: FakeEngine(pages=24, step_seconds=0.002, decline_rate=0.3, seed=seed), report_seconds=1
         )
@@ -38,23 +38,23 @@ async def test_after_every_quiet_moment_the_ledger_equals_the_runners_books(fold
                     house.gateway.cancel(name)
             if round_ % 2:
                 await restarts.restart()
-            await house.books_agree()
+            await house.ledgers_agree()
         for prompt, length, answer in answers.values():
             if not answer.cancelled():
                 assert await answer == tokens_of(prompt, 7, length)
         await until(lambda: not house.control.scheduler.requests)
-        await house.books_agree()
+        await house.ledgers_agree()
         house.control.scheduler.check()
         assert all(not runner.entries and not runner.parked for runner in house.control.scheduler.runners.values())
 
 
 async def test_a_runner_that_nobody_supervises_parks_by_itself_and_the_books_still_agree(folder):
-    async with open_house(folder) as house:
+    async with in_process_system(folder) as house:
         await house.runner("alone", lambda: FakeEngine(pages=20, step_seconds=0.001), supervised=False)
         answers = [house.gateway.start(f"{n}", prompt=(n,), max_tokens=150, q80=8) for n in range(6)]
-        await house.books_agree()
+        await house.ledgers_agree()
         for n, answer in enumerate(answers):
             assert await answer == tokens_of((n,), 7, 150)
-        await house.books_agree()
+        await house.ledgers_agree()
         metrics = house.runners["alone"].service.metrics
         assert metrics.self_parks._value.get() > 0

@@ -5,14 +5,14 @@ from motet.model import InstanceName, RequestId
 from motet_scheduler.policy import effects as do
 from motet_scheduler.policy import events as on
 from motet_scheduler.policy.values import GroupName, ScalingMode
-from tests.scheduler.builders import GROUP, PIRATE, POET, Told, adapter, entry, pool, ready
+from tests.scheduler.builders import GROUP, PIRATE, POET, SchedulerDriver, adapter, entry, pool, ready
 
 HOUR = 3600.0
 
 
-def scaled(*adapters, pools=None, gateway=True, **how) -> Told:
+def scaled(*adapters, pools=None, gateway=True, **how) -> SchedulerDriver:
     """A scheduler with one pool between 0 and 10 runners, which looks at it every second."""
-    told = Told(forget_runner=HOUR)
+    told = SchedulerDriver(forget_runner=HOUR)
     if gateway:
         told.gateway()
     told.state(*adapters, pools=pools or (builtin(**how),))
@@ -23,17 +23,17 @@ def builtin(**how):
     return pool(**({"scaling": ScalingMode.BUILTIN, "replicas": 1, "max_replicas": 10, "stabilization": 60.0} | how))
 
 
-def look(told: Told, seconds: float = 1.0) -> list[tuple[int, str]]:
+def look(told: SchedulerDriver, seconds: float = 1.0) -> list[tuple[int, str]]:
     """The advice said by the next look."""
     told.wait(seconds)
     return [(one.replicas, one.code) for one in told.of(do.ReportDesiredReplicas)]
 
 
-def desired(told: Told, name: str = "default/demo") -> int:
+def desired(told: SchedulerDriver, name: str = "default/demo") -> int:
     return told.scheduler.capacity.figures[name].desired
 
 
-def calm(told: Told, *instances: str, seconds: int = 61) -> None:
+def calm(told: SchedulerDriver, *instances: str, seconds: int = 61) -> None:
     """So much time passes while these runners report every second that they have what we think."""
     for _ in range(seconds):
         for instance in instances:
@@ -180,7 +180,7 @@ def test_nothing_leaves_during_a_rollout():
 def test_a_successor_begins_with_what_is_wanted_and_says_nothing_before_it_has_settled():
     first = scaled(replicas=3)
     first.attach("r0")
-    told = Told(remembered=first.scheduler.remembered(), now=2000.0, settle=0.5)
+    told = SchedulerDriver(remembered=first.scheduler.remembered(), now=2000.0, settle=0.5)
     told.gateway()
     assert look(told, 0.2) == []
     assert look(told, 0.5) == [(3, "JustStarted")]

@@ -9,10 +9,10 @@ from motet.model import InstanceName, RequestId
 from motet_scheduler.policy import effects as do
 from motet_scheduler.policy import events as on
 from motet_scheduler.policy.memory import SavedCatalog
-from tests.scheduler.builders import Told, entry, ready
+from tests.scheduler.builders import SchedulerDriver, entry, ready
 
 
-def declare(told: Told, *instances: str, incarnation: str = "1", deadline: float = 10.0) -> list[do.Effect]:
+def declare(told: SchedulerDriver, *instances: str, incarnation: str = "1", deadline: float = 10.0) -> list[do.Effect]:
     return told.tell(
         on.DrainsDeclared(
             tuple(
@@ -23,7 +23,7 @@ def declare(told: Told, *instances: str, incarnation: str = "1", deadline: float
     )
 
 
-def words(told: Told) -> list[tuple[str, str]]:
+def words(told: SchedulerDriver) -> list[tuple[str, str]]:
     """What runners are told about their work."""
     return [
         (str(effect.instance), "drain" if isinstance(effect, do.DrainRunner) else "work")
@@ -63,7 +63,7 @@ def test_saying_the_same_set_again_tells_runners_nothing():
 
 
 def test_a_drain_declared_before_its_runner_attaches_again_is_not_over():
-    told = Told(remembered=SavedCatalog(runners=(InstanceName("r0"),)))
+    told = SchedulerDriver(remembered=SavedCatalog(runners=(InstanceName("r0"),)))
     told.gateway()
     declare(told, "r0")
     assert told.of(do.ReportDrained) == [], "the runner is on its way back, perhaps with requests"
@@ -208,7 +208,7 @@ class Flips(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.told = Told()
+        self.told = SchedulerDriver()
         self.wanted: set[tuple[str, str]] = set()
         self.declared = False
         self.incarnations = dict.fromkeys(self.NAMES, 0)
@@ -272,7 +272,7 @@ class Flips(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         remembered, now = self.told.scheduler.remembered(), self.told.clock()
-        self.told = Told(remembered=remembered, now=now + 1)
+        self.told = SchedulerDriver(remembered=remembered, now=now + 1)
         self.words = {}
         self.declared = False
 

@@ -29,7 +29,7 @@ from tests.common.waiting import PATIENCE_S
 from tests.scheduler.builders import adapter, pool
 from tests.support.control_plane import until
 from tests.support.fake_engine import SlowEngines, tokens_of
-from tests.support.house import open_house
+from tests.support.house import in_process_system
 
 
 def lost(request):
@@ -116,7 +116,7 @@ def failing_on(monkeypatch):
 
 async def test_after_a_failure_running_streams_go_on_and_what_fails_again_is_refused(folder, failing_on):
     failing_on.add("poison")
-    async with open_house(folder) as house:
+    async with in_process_system(folder) as house:
         await house.runner("r0", engines := SlowEngines())
         answers = [house.gateway.start(f"{n}", prompt=(n,), max_tokens=150) for n in range(4)]
         await until(lambda: all(one.tokens for one in house.gateway.live()))
@@ -133,7 +133,7 @@ async def test_after_a_failure_running_streams_go_on_and_what_fails_again_is_ref
             assert await answer == tokens_of((n,), 7, 150)
             assert house.gateway.asked[f"{n}"].placements == [(1, "r0")], "a running request was not touched"
         await until(lambda: not house.control.scheduler.requests)
-        await house.books_agree()
+        await house.ledgers_agree()
 
 
 async def test_a_failure_that_beginning_anew_does_not_mend_ends_the_process(folder, monkeypatch):

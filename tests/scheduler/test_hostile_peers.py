@@ -8,7 +8,7 @@ import pytest
 from motet.api.v1 import scheduler_pb2, scheduler_pb2_grpc, supervisor_pb2, supervisor_pb2_grpc
 from motet.rpc import open_channel
 from tests.common.waiting import PATIENCE_S
-from tests.support.house import open_house
+from tests.support.house import in_process_system
 from tests.support.small_gateway import small_gateway
 
 LARGEST = 2**64 - 1
@@ -16,7 +16,7 @@ LARGEST = 2**64 - 1
 
 @pytest.fixture
 async def house(folder):
-    async with open_house(folder) as one:
+    async with in_process_system(folder) as one:
         await one.runner("r0")
         yield one
 

@@ -8,7 +8,7 @@ from motet_scheduler import translate
 from motet_scheduler.policy import effects as do
 from motet_scheduler.policy import events as on
 from motet_scheduler.policy.values import Promise
-from tests.scheduler.builders import PIRATE, Told, adapter, entry, ready
+from tests.scheduler.builders import PIRATE, SchedulerDriver, adapter, entry, ready
 
 
 def decline(told, request, *, epoch=1, code="declined", instance="r0"):
@@ -360,7 +360,7 @@ def test_a_new_gateway_is_told_the_catalog_at_once():
 
 def test_who_has_just_taken_over_tells_gateways_nothing_before_an_operator_has_spoken():
     """They would believe that there are no models any more."""
-    told = Told()
+    told = SchedulerDriver()
     told.gateway("g0")
     told.attach()
     assert not told.of(do.PublishCatalog)

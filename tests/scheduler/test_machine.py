@@ -14,7 +14,7 @@ from motet.model import BASE, InstanceName, RequestId
 from motet_scheduler.policy import effects as do
 from motet_scheduler.policy import events as on
 from motet_scheduler.policy.values import AdapterStage, Promise
-from tests.scheduler.builders import PIRATE, POET, Told, adapter, pool
+from tests.scheduler.builders import PIRATE, POET, SchedulerDriver, adapter, pool
 
 INSTANCES = ("r0", "r1", "r2")
 PAGES = {"r0": 8, "r1": 16, "r2": 24}
@@ -39,7 +39,7 @@ class World(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.told = Told(max_passed_over=MAX_PASSED_OVER, avoid=0.2)
+        self.told = SchedulerDriver(max_passed_over=MAX_PASSED_OVER, avoid=0.2)
         self.count = 0
         self.incarnations = dict.fromkeys(INSTANCES, 0)
         self.attached = set()

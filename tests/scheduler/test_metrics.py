@@ -4,11 +4,11 @@ from prometheus_client import CollectorRegistry
 
 from motet.fleet import RequestClass
 from motet_scheduler.metrics import Metrics
-from tests.scheduler.builders import Told
+from tests.scheduler.builders import SchedulerDriver
 
 
 def test_requests_that_wait_are_counted_by_their_class() -> None:
-    told, registry = Told(), CollectorRegistry()
+    told, registry = SchedulerDriver(), CollectorRegistry()
     told.enqueue("chat", request_class=RequestClass.INTERACTIVE)
     for number in range(3):
         told.enqueue(f"nightly{number}", request_class=RequestClass.BATCH)

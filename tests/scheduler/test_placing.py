@@ -6,7 +6,7 @@ from motet.fleet import RequestClass, Tier
 from motet.model import Digest, InstanceName
 from motet_scheduler.policy import effects as do
 from motet_scheduler.policy import events as on
-from tests.scheduler.builders import PIRATE, POET, Told, adapter, entry, pool, ready, resident
+from tests.scheduler.builders import PIRATE, POET, SchedulerDriver, adapter, entry, pool, ready, resident
 
 
 def test_the_fullest_runner_that_fits_takes_it():
@@ -239,7 +239,7 @@ def test_an_adapter_that_is_no_longer_served_is_refused():
 
 
 def test_a_scheduler_that_took_over_trusts_the_gateway_until_its_runners_have_said_which_digests_serve():
-    told = Told()
+    told = SchedulerDriver()
     told.gateway()
     told.state(adapter())
     told.attach(resident=(resident(PIRATE),))

@@ -10,15 +10,15 @@ import pytest
 
 from motet.rpc import LAST_RETRY_SECONDS, is_healthy
 from motet_scheduler.settings import Settings
-from tests.support.control_plane import SmallOperator, adapter_entry, until
+from tests.support.control_plane import FakeOperator, adapter_entry, until
 from tests.support.fake_engine import SlowEngines, tokens_of
-from tests.support.house import open_house
-from tests.support.runners import fake_runner, write_adapter
+from tests.support.house import in_process_system
+from tests.support.runners import in_process_runner, write_adapter
 from tests.support.small_gateway import small_gateway
 
 
 async def test_a_restarted_scheduler_adopts_what_runs_and_places_what_is_new(folder):
-    async with open_house(folder) as house:
+    async with in_process_system(folder) as house:
         engines = SlowEngines()
         await house.runner("r0", engines)
         await house.runner("r1", engines)
@@ -32,17 +32,17 @@ async def test_a_restarted_scheduler_adopts_what_runs_and_places_what_is_new(fol
         assert house.control.scheduler.queued() == 0
         new = await house.gateway.ask("new", prompt=(99,), max_tokens=4)
         assert new == tokens_of((99,), 7, 4)
-        await house.books_agree()
+        await house.ledgers_agree()
         engines.hurry()
         for n, answer in enumerate(answers):
             assert await answer == tokens_of((n,), 7, 150)
             assert house.gateway.asked[f"{n}"].placements == before[f"{n}"], "a running request was not touched"
         await until(lambda: not house.control.scheduler.requests)
-        await house.books_agree()
+        await house.ledgers_agree()
 
 
 async def test_requests_that_waited_are_placed_after_the_restart(folder):
-    async with open_house(folder) as house:
+    async with in_process_system(folder) as house:
         await house.runner("r0", engines := SlowEngines(max_sequences=1))
         first = house.gateway.start("first", max_tokens=150)
         await until(lambda: house.gateway.asked["first"].tokens)
@@ -56,7 +56,7 @@ async def test_requests_that_waited_are_placed_after_the_restart(folder):
 
 
 async def test_a_runner_that_saw_a_later_term_makes_the_scheduler_lead_in_a_new_one(folder):
-    async with open_house(folder) as house:
+    async with in_process_system(folder) as house:
         runner = await house.runner("r0")
         await house.control.scheduler_part.stop()
         runner.service.book.accepts_term(40)
@@ -67,7 +67,7 @@ async def test_a_runner_that_saw_a_later_term_makes_the_scheduler_lead_in_a_new_
 
 async def test_nothing_is_placed_until_the_runners_that_were_there_have_spoken(folder):
     # Long enough to see it, and it ends as soon as both runners are back.
-    async with open_house(folder, scheduler=Settings(settle_seconds=40)) as house:
+    async with in_process_system(folder, scheduler=Settings(settle_seconds=40)) as house:
         await house.runner("r0")
         other = await house.runner("r1")
         await until(lambda: (folder / "catalog.json").exists() and not house.control.scheduler_service._file_stale)
@@ -125,15 +125,15 @@ async def scheduler_process(folder):
 async def test_a_killed_scheduler_that_is_back_places_a_new_request_at_once_without_the_operator(
     folder, scheduler_process, record_property
 ):
-    operator = SmallOperator(scheduler_process.address)
+    operator = FakeOperator(scheduler_process.address)
     source = write_adapter(folder / "pirate")
     operator.state(adapter_entry("pirate", source))
     operating = asyncio.create_task(operator.link.run())
     engines = SlowEngines()
     how = {"scheduler": scheduler_process.address, "engine": engines, "time_scale": 1.0}
     async with (
-        fake_runner(folder, instance="r0", **how),
-        fake_runner(folder, instance="r1", **how),
+        in_process_runner(folder, instance="r0", **how),
+        in_process_runner(folder, instance="r1", **how),
         small_gateway("g0", scheduler=scheduler_process.address) as gateway,
     ):
         digest = (

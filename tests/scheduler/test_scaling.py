@@ -6,7 +6,7 @@ from motet.api.v1 import scheduler_pb2
 from motet_scheduler.settings import Settings
 from tests.support.control_plane import until
 from tests.support.fake_engine import SlowEngines
-from tests.support.house import open_house
+from tests.support.house import in_process_system
 
 BUILTIN = {
     "scaling": scheduler_pb2.SCALING_MODE_BUILTIN,
@@ -17,7 +17,7 @@ BUILTIN = {
 
 @pytest.fixture
 async def house(folder):
-    async with open_house(folder, scheduler=Settings(growth_seconds=1.0)) as one:
+    async with in_process_system(folder, scheduler=Settings(growth_seconds=1.0)) as one:
         yield one
 
 

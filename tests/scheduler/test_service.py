@@ -12,9 +12,9 @@ from motet.errors import ContextLengthExceeded, ModelNotFound, NoRunner
 from motet.fleet import RequestClass
 from motet.rpc import open_channel
 from tests.common.waiting import PATIENCE_S
-from tests.support.control_plane import adapter_entry, small_operator, until
+from tests.support.control_plane import adapter_entry, fake_operator, until
 from tests.support.fake_engine import FakeEngine, SlowEngines, tokens_of
-from tests.support.house import open_house
+from tests.support.house import in_process_system
 from tests.support.runners import write_adapter
 from tests.support.small_gateway import small_gateway
 
@@ -23,7 +23,7 @@ PROMPT = (1, 2, 3)
 
 @pytest.fixture
 async def house(folder):
-    async with open_house(folder) as one:
+    async with in_process_system(folder) as one:
         yield one
 
 
@@ -207,7 +207,7 @@ async def test_a_drain_that_takes_too_long_moves_what_is_left(house):
 
 async def test_an_operator_of_a_past_term_is_told_so_and_not_heard(house):
     known = lambda: {str(name) for name in house.control.scheduler.adapters.by_name}  # noqa: E731
-    async with small_operator(house.control.scheduler_address) as successor:
+    async with fake_operator(house.control.scheduler_address) as successor:
         successor.term = 7
         successor.state(adapter_entry("new", write_adapter(house.folder / "new")))
         await until(lambda: known() == {"default/new"})

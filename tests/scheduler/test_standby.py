@@ -18,7 +18,7 @@ from motet_scheduler.service import SchedulerService
 from motet_scheduler.settings import Settings
 from tests.common.waiting import PATIENCE_S
 from tests.support.control_plane import until
-from tests.support.runners import fake_runner
+from tests.support.runners import in_process_runner
 from tests.support.small_gateway import small_gateway
 
 
@@ -91,7 +91,7 @@ async def test_clients_of_a_standby_go_on_at_the_leader_at_once(folder):
         async with (
             first.up(),
             small_gateway("g0", scheduler=second.address) as gateway,
-            fake_runner(folder, scheduler=second.address),
+            in_process_runner(folder, scheduler=second.address),
         ):
             await until(lambda: gateway.term == 1 and leader.scheduler.runners)
             assert second.front.asked == 1
@@ -104,7 +104,7 @@ async def test_when_the_leader_breaks_its_clients_ask_where_they_asked_first(fol
     async with second.up(), AsyncExitStack() as clients:
         async with first.up():
             gateway = await clients.enter_async_context(small_gateway("g0", scheduler=second.address))
-            await clients.enter_async_context(fake_runner(folder, scheduler=second.address))
+            await clients.enter_async_context(in_process_runner(folder, scheduler=second.address))
             await until(lambda: gateway.term == 1)
         follower = second.lead(2)
         await until(lambda: gateway.term == 2 and follower.scheduler.runners)

@@ -9,26 +9,28 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from tests.stack.voices import Answer, Voice, lean_stream, prompt_of
+from tests.stack.voices import ServedModel, StreamedAnswer, lean_stream, prompt_of
 
 
 class PastTheMiddle(Exception):
     """Too far to be disturbed."""
 
 
-class Crowd:
+class ConcurrentStreams:
     """Of `streams` streams in turn of the voices; the middle is from token `first` to token `last`."""
 
-    def __init__(self, url: str, voices: Sequence[Voice], *, streams: int, tokens: int, first: int, last: int) -> None:
+    def __init__(
+        self, url: str, voices: Sequence[ServedModel], *, streams: int, tokens: int, first: int, last: int
+    ) -> None:
         self._asks = [(voices[index % len(voices)], prompt_of(index, spread=40)) for index in range(streams)]
         self._url = url
         self._tokens = tokens
         self._first, self._last = first, last
-        self._now: dict[int, Answer] = {}
+        self._now: dict[int, StreamedAnswer] = {}
         self._disturbed = False
         self.begun_anew = 0
 
-    async def run(self) -> list[Answer]:
+    async def run(self) -> list[StreamedAnswer]:
         async with asyncio.TaskGroup() as on:
             tasks = [on.create_task(self._stream(index)) for index in range(len(self._asks))]
         return [task.result() for task in tasks]
@@ -53,10 +55,10 @@ class Crowd:
         """How many tokens each has heard."""
         return [len(answer.tokens) for _, answer in sorted(self._now.items())]
 
-    async def _stream(self, index: int) -> Answer:
+    async def _stream(self, index: int) -> StreamedAnswer:
         voice, prompt = self._asks[index]
 
-        def heard(answer: Answer) -> None:
+        def heard(answer: StreamedAnswer) -> None:
             if not self._disturbed and len(answer.tokens) > self._last:
                 raise PastTheMiddle
             self._now[index] = answer

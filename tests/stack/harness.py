@@ -45,7 +45,7 @@ def free_port() -> int:
 
 
 @dataclass
-class Stack:
+class LocalStack:
     folder: Path
     """Of the test; the state directory lies in it."""
 
@@ -190,9 +190,9 @@ def running_stack(
     manifests: Path | None = None,
     runners: int | None = None,
     env: Mapping[str, str] | None = None,
-) -> Iterator[Stack]:
+) -> Iterator[LocalStack]:
     """A stack that is up. Afterwards it is down, and nothing of it is left."""
-    stack = Stack(folder, manifests=manifests, runners=runners, env=env or {})
+    stack = LocalStack(folder, manifests=manifests, runners=runners, env=env or {})
     try:
         began = stack.up()
         assert began.returncode == 0, began.stdout + began.stderr + _logs(stack)
@@ -217,7 +217,7 @@ def _command_of(pid: int) -> str:
     return "gone since"
 
 
-def _logs(stack: Stack, lines: int = 15) -> str:
+def _logs(stack: LocalStack, lines: int = 15) -> str:
     return "\n".join(
         f"--- {path.name}\n" + "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
         for path in sorted((stack.data / "logs").glob("*.log"))

@@ -26,7 +26,7 @@ GRACE_S = 30.0
 QUESTION: ChatCompletionUserMessageParam = {"role": "user", "content": "Who keeps the lighthouse of Brindle?"}
 
 
-class Pods:
+class ServicesAsPods:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.authority = Authority()

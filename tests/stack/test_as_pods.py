@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from motet.rpc import is_healthy
-from tests.stack.pods import GRACE_S, SERVICES, Pods, all_end
+from tests.stack.pods import GRACE_S, SERVICES, ServicesAsPods, all_end
 from tests.support.authority import Authority
 
 
 @pytest.fixture
-def pods(tmp_path: Path) -> Pods:
-    return Pods(tmp_path)
+def pods(tmp_path: Path) -> ServicesAsPods:
+    return ServicesAsPods(tmp_path)
 
 
-async def test_services_serve_each_other_over_tls_through_a_rotation_and_end_politely(pods: Pods) -> None:
+async def test_services_serve_each_other_over_tls_through_a_rotation_and_end_politely(pods: ServicesAsPods) -> None:
     with ExitStack() as stack:
         for service in SERVICES:
             stack.enter_context(pods.running(service))

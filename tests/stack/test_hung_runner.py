@@ -11,9 +11,9 @@ import pytest
 
 from motet.processes.linux import all_stats
 from tests.runner.random_models import EIGHT, llama
-from tests.stack.crowd import Crowd
-from tests.stack.harness import REPORTS_AT_ONCE, Stack, running_stack
-from tests.stack.voices import Answer, Voice, add_pool, assert_right, lean_stream, prompt_of
+from tests.stack.crowd import ConcurrentStreams
+from tests.stack.harness import REPORTS_AT_ONCE, LocalStack, running_stack
+from tests.stack.voices import ServedModel, StreamedAnswer, add_pool, assert_right, lean_stream, prompt_of
 
 pytestmark = [
     pytest.mark.stack,
@@ -28,7 +28,7 @@ HANG_S = 2.0
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stack, Path, list[Voice]]]:
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalStack, Path, list[ServedModel]]]:
     folder = tmp_path_factory.mktemp("hung")
     engine = {"kvCacheMiB": 64, "maxConcurrentSequences": STREAMS}
     base, voices = add_pool(
@@ -49,18 +49,18 @@ def engine_of(runner: int) -> int:
     return max(children, key=lambda pid: sum(1 for _ in Path(f"/proc/{pid}/task").iterdir()))
 
 
-def longest_silence(answer: Answer) -> float:
+def longest_silence(answer: StreamedAnswer) -> float:
     return max(later - earlier for earlier, later in pairwise(answer.arrivals))
 
 
 @pytest.mark.parametrize("part", ["engine", "service"])
 async def test_a_runner_that_stands_still_is_replaced_and_its_streams_go_on_elsewhere(
-    house: tuple[Stack, Path, list[Voice]], part: str
+    house: tuple[LocalStack, Path, list[ServedModel]], part: str
 ) -> None:
     stack, base, voices = house
     await asyncio.to_thread(stack.until, lambda: all(one["ready"] for one in stack.status()["services"]))
     restarts = {one["name"]: one["restarts"] for one in stack.status()["services"]}
-    crowd = Crowd(stack.url, voices, streams=STREAMS, tokens=TOKENS, first=20, last=TOKENS // 2)
+    crowd = ConcurrentStreams(stack.url, voices, streams=STREAMS, tokens=TOKENS, first=20, last=TOKENS // 2)
     async with asyncio.TaskGroup() as on:
         streams = on.create_task(crowd.run())
         while True:

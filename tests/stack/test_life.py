@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from motet.processes.linux import all_stats
-from tests.stack.harness import BUNDLED, MOTET, Stack, copy_of_bundled, free_port, running_stack, write_adapter
+from tests.stack.harness import BUNDLED, MOTET, LocalStack, copy_of_bundled, free_port, running_stack, write_adapter
 
 pytestmark = pytest.mark.stack
 
@@ -23,7 +23,7 @@ SERVICES = {"operator", "gateway", "scheduler", "predictor", "supervisor", "runn
 
 
 @pytest.fixture(scope="module")
-def one_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def one_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
     """One stack for all whose order does not matter: a start costs more than what most of these tests look at."""
     (folder := tmp_path_factory.mktemp("stack") / "a b").mkdir()
     manifests = copy_of_bundled(folder / "manifests", adapters=["pirate", "shouting"])
@@ -37,7 +37,7 @@ def one_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 @pytest.fixture
-def shared(one_stack: Stack) -> Stack:
+def shared(one_stack: LocalStack) -> LocalStack:
     """As each test finds it: one runner, two adapters, and nothing on its way up or down from the test before."""
 
     def is_calm() -> bool:
@@ -54,7 +54,7 @@ def shared(one_stack: Stack) -> Stack:
 
 
 def test_two_adapters_answer_and_ctrl_c_stops_everything(tmp_path: Path) -> None:
-    stack = Stack(tmp_path)
+    stack = LocalStack(tmp_path)
     front = subprocess.Popen(
         [*MOTET, *stack.up_arguments(), "--data-dir", str(stack.data)],
         env=stack.environment(),
@@ -84,7 +84,7 @@ def test_two_adapters_answer_and_ctrl_c_stops_everything(tmp_path: Path) -> None
         stack.down()
 
 
-def all_is_well(stack: Stack) -> None:
+def all_is_well(stack: LocalStack) -> None:
     status = json.loads(stack.motet("status", "--json").stdout)
     assert status.keys() == stack.status().keys() == {"services", "pools", "adapters", "problems", "url"}
     assert {one["kind"] for one in status["services"]} == SERVICES
@@ -107,7 +107,7 @@ def all_is_well(stack: Stack) -> None:
     assert answer.stdout.strip() == answer.stdout.strip().upper()
 
 
-def test_what_is_stopped_is_replaced(shared: Stack) -> None:
+def test_what_is_stopped_is_replaced(shared: LocalStack) -> None:
     """SIGSTOP: it is there, holds its sockets, and answers nobody; SIGTERM would mean nothing to it."""
     kill_parent(shared)
     impatient = replace(shared, env={"MOTET_OPERATOR_SILENT_SECONDS": "5"}).up()
@@ -127,7 +127,7 @@ def test_what_is_stopped_is_replaced(shared: Stack) -> None:
 
 
 @pytest.mark.parametrize("name", ["operator", "gateway", "scheduler", "predictor", "supervisor"])
-def test_any_killed_process_is_started_again(name: str, shared: Stack) -> None:
+def test_any_killed_process_is_started_again(name: str, shared: LocalStack) -> None:
     """A runner, too: in `test_streams_survive`, which has two, and streams."""
     before = {one["name"]: one for one in shared.status()["services"]}
     killed = shared.kill(name)
@@ -144,7 +144,7 @@ def test_any_killed_process_is_started_again(name: str, shared: Stack) -> None:
     shared.until(lambda: shared.ask("default/pirate", QUESTION))
 
 
-def test_manifests_and_bytes_are_followed_without_a_restart(shared: Stack, tmp_path: Path) -> None:
+def test_manifests_and_bytes_are_followed_without_a_restart(shared: LocalStack, tmp_path: Path) -> None:
     assert shared.manifests is not None
     pids = {one["name"]: one["pid"] for one in shared.status()["services"]}
     mine = tmp_path / "mine"  # the stack's own folder has a space in its name, which no URI may have
@@ -171,7 +171,7 @@ def test_manifests_and_bytes_are_followed_without_a_restart(shared: Stack, tmp_p
     assert {one["name"]: one["pid"] for one in shared.status()["services"]} == pids
 
 
-def kill_parent(stack: Stack) -> None:
+def kill_parent(stack: LocalStack) -> None:
     parent = next(
         pid for pid in stack.processes() if b"motet_operator.local.parent" in Path(f"/proc/{pid}/cmdline").read_bytes()
     )
@@ -179,7 +179,7 @@ def kill_parent(stack: Stack) -> None:
     stack.until(lambda: parent not in stack.processes())
 
 
-def test_up_again_adopts_what_a_killed_parent_left(shared: Stack) -> None:
+def test_up_again_adopts_what_a_killed_parent_left(shared: LocalStack) -> None:
     pids = {one["name"]: one["pid"] for one in shared.status()["services"]}
     kill_parent(shared)
     assert "`motet up` has died" in shared.motet("status").stdout
@@ -200,7 +200,7 @@ def test_up_again_adopts_what_a_killed_parent_left(shared: Stack) -> None:
 
 
 def test_up_after_everything_was_killed_waits_until_it_is_ready_again_and_tells_of_a_broken_adapter(
-    shared: Stack, tmp_path: Path
+    shared: LocalStack, tmp_path: Path
 ) -> None:
     assert shared.manifests is not None
     for pid in shared.processes():
@@ -223,7 +223,7 @@ def test_up_after_everything_was_killed_waits_until_it_is_ready_again_and_tells_
     shared.until(lambda: all(one["name"] != "broken" for one in shared.status()["adapters"]))
 
 
-def test_runners_are_added_replaced_and_taken_away_while_it_serves(shared: Stack) -> None:
+def test_runners_are_added_replaced_and_taken_away_while_it_serves(shared: LocalStack) -> None:
     assert shared.manifests is not None
     pool = shared.manifests / "pool.json"
 
@@ -254,7 +254,7 @@ def test_runners_are_added_replaced_and_taken_away_while_it_serves(shared: Stack
     shared.until(lambda: [one["ready"] for one in shared.status()["pools"]] == [1])
 
 
-def test_a_killed_engine_takes_its_runner_along_and_both_come_back(shared: Stack) -> None:
+def test_a_killed_engine_takes_its_runner_along_and_both_come_back(shared: LocalStack) -> None:
     runner = shared.service("runner")
     children = [stat for stat in all_stats() if stat.parent == runner["pid"] and not stat.dead]
     engine = max(children, key=lambda stat: stat.identity.pid)  # the other one is the resource tracker
@@ -264,7 +264,7 @@ def test_a_killed_engine_takes_its_runner_along_and_both_come_back(shared: Stack
     shared.until(lambda: shared.ask("default/pirate", QUESTION))
 
 
-def test_no_zombie_is_left_of_all_these_deaths(shared: Stack) -> None:
+def test_no_zombie_is_left_of_all_these_deaths(shared: LocalStack) -> None:
     """After the ones above, in whatever order they ran: `motet up` and the operator collect what dies below them."""
     ours = set(shared.processes())
     shared.until(lambda: not [stat for stat in all_stats() if stat.dead and stat.parent in ours])
@@ -275,7 +275,7 @@ def test_a_model_that_is_not_what_the_pool_asks_for_stops_the_start(tmp_path: Pa
     pool = json.loads((manifests / "pool.json").read_text())
     pool["spec"]["model"]["digest"] = "sha256:" + "0" * 64
     (manifests / "pool.json").write_text(json.dumps(pool))
-    stack = Stack(tmp_path, manifests=manifests)
+    stack = LocalStack(tmp_path, manifests=manifests)
     try:
         for how in (["--detach"], []):
             failed = stack.motet(*stack.up_arguments(), *how)

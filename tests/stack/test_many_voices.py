@@ -10,8 +10,8 @@ import pytest
 from openai import AsyncOpenAI
 
 from motet.model import pages_for
-from tests.stack.harness import Stack, running_stack
-from tests.stack.voices import Answer, Voice, add_pool, assert_right, prompt_of, stream
+from tests.stack.harness import LocalStack, running_stack
+from tests.stack.voices import ServedModel, StreamedAnswer, add_pool, assert_right, prompt_of, stream
 
 pytestmark = [
     pytest.mark.stack,
@@ -27,11 +27,11 @@ FAMILIES = ["llama", "gpt2", "gpt_neox"]
 @dataclass
 class Served:
     base: Path
-    answers: list[Answer]
+    answers: list[StreamedAnswer]
     trace: list[dict[str, Any]]
 
 
-async def ask_all(stack: Stack, voices: list[Voice]) -> list[Answer]:
+async def ask_all(stack: LocalStack, voices: list[ServedModel]) -> list[StreamedAnswer]:
     async with AsyncOpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0, timeout=120) as client:
         return await asyncio.gather(
             *(stream(client, voices[index % len(voices)], prompt_of(index), DECODED) for index in range(STREAMS))

@@ -12,8 +12,8 @@ from openai import AsyncOpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.runner.random_models import EIGHT, llama
-from tests.stack.harness import Stack, running_stack
-from tests.stack.voices import Answer, Voice, add_pool, assert_right, lean_stream, prompt_of
+from tests.stack.harness import LocalStack, running_stack
+from tests.stack.voices import ServedModel, StreamedAnswer, add_pool, assert_right, lean_stream, prompt_of
 
 pytestmark = [
     pytest.mark.stack,
@@ -29,16 +29,16 @@ ENOUGH_MIB = 16  # 16 streams of 1,000 tokens at 768 bytes a token
 
 @dataclass
 class House:
-    stack: Stack
+    stack: LocalStack
     base: Path
-    voices: list[Voice]
+    voices: list[ServedModel]
     trace: Path
 
     def lines(self) -> list[dict[str, object]]:
         return [json.loads(line) for line in self.trace.read_text().splitlines()]
 
 
-def settled(stack: Stack, metric: str) -> dict[str, float]:
+def settled(stack: LocalStack, metric: str) -> dict[str, float]:
     """A counter of the runner by its `method`, as the gateway's /metrics shows it."""
     with stack.http() as client:
         families = list(text_string_to_metric_families(client.get("/metrics").text))
@@ -64,7 +64,7 @@ async def learn_short_answers(house: House) -> None:
             )
 
 
-async def long_streams(house: House) -> list[Answer]:
+async def long_streams(house: House) -> list[StreamedAnswer]:
     return await asyncio.gather(
         *(
             lean_stream(house.stack.url, house.voices[index % len(house.voices)], prompt_of(index, spread=40), TOKENS)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.runner.random_models import EIGHT, llama
-from tests.stack.harness import Stack, running_stack
-from tests.stack.voices import Answer, Voice, add_pool, assert_right, lean_stream, prompt_of
+from tests.stack.harness import LocalStack, running_stack
+from tests.stack.voices import ServedModel, StreamedAnswer, add_pool, assert_right, lean_stream, prompt_of
 
 pytestmark = [
     pytest.mark.stack,
@@ -33,7 +33,7 @@ TWENTIETH = {
 STABILIZATION = 3
 
 
-def scaled_pool(manifests: Path, *, low: int, high: int, replicas: int) -> tuple[Path, list[Voice]]:
+def scaled_pool(manifests: Path, *, low: int, high: int, replicas: int) -> tuple[Path, list[ServedModel]]:
     base, voices = add_pool(
         manifests,
         "llama",
@@ -54,18 +54,18 @@ def scaled_pool(manifests: Path, *, low: int, high: int, replicas: int) -> tuple
     return base, voices
 
 
-def pool_of(stack: Stack) -> dict[str, object]:
+def pool_of(stack: LocalStack) -> dict[str, object]:
     (pool,) = stack.status()["pools"]
     return pool  # type: ignore[no-any-return]
 
 
-def scaling_of(stack: Stack) -> tuple[str, str]:
+def scaling_of(stack: LocalStack) -> tuple[str, str]:
     conditions = pool_of(stack)["conditions"]
     found = next(one for one in conditions if one["type"] == "ScalingActive")  # type: ignore[attr-defined]
     return found["reason"], found["message"]
 
 
-async def reaches(stack: Stack, ready: int, *, seconds: float = 90) -> None:
+async def reaches(stack: LocalStack, ready: int, *, seconds: float = 90) -> None:
     def there() -> bool:
         pool = pool_of(stack)
         return (pool["replicas"], pool["ready"]) == (ready, ready)
@@ -75,7 +75,7 @@ async def reaches(stack: Stack, ready: int, *, seconds: float = 90) -> None:
 
 async def test_a_pool_grows_under_load_and_shrinks_after_it_without_a_failed_request(tmp_path: Path) -> None:
     base, voices = scaled_pool(tmp_path / "manifests", low=1, high=3, replicas=1)
-    answers: list[Answer] = []
+    answers: list[StreamedAnswer] = []
     busy, few = asyncio.Event(), asyncio.Event()
 
     async def client(number: int, leave: asyncio.Event) -> None:
@@ -124,7 +124,7 @@ async def test_a_pool_at_zero_wakes_for_a_request_serves_it_and_goes_back_to_sle
             began = time.monotonic()
             words = await asked
             print(f"answered {time.monotonic() - began:.1f} s after it was seen to wait: a runner's start, mostly")
-            answers.append(Answer(voices[0], prompt_of(1), [int(word[1:]) for word in words]))
+            answers.append(StreamedAnswer(voices[0], prompt_of(1), [int(word[1:]) for word in words]))
             assert pool_of(stack)["replicas"] == 1
             await reaches(stack, 0)
             await asyncio.to_thread(
@@ -135,7 +135,7 @@ async def test_a_pool_at_zero_wakes_for_a_request_serves_it_and_goes_back_to_sle
     assert_right(base, answers)
 
 
-def comments_and_words(stack: Stack, voice: Voice, heard: list[str]) -> list[str]:
+def comments_and_words(stack: LocalStack, voice: ServedModel, heard: list[str]) -> list[str]:
     """The words of one answer; what the stream says besides them goes to `heard` as it comes."""
     body = {"model": voice.model, "prompt": prompt_of(1), "max_tokens": TOKENS, "temperature": 0, "stream": True}
     words: list[str] = []

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.stack.harness import BUNDLED, Stack, running_stack
+from tests.stack.harness import BUNDLED, LocalStack, running_stack
 from tests.support.sources import HubServer, hub_server, in_a_thread, web_server
 
 pytestmark = pytest.mark.stack
@@ -58,7 +58,7 @@ ON_A_VOLUME = {"own": "acme/pirate", "others": "zeta/json", "linked": "acme/borr
 
 @dataclass
 class House:
-    stack: Stack
+    stack: LocalStack
     hub: HubServer
     apply: Callable[[str], None]
     """Write the manifests, with this in the source of the adapter that needs a token."""
@@ -121,10 +121,10 @@ def test_on_a_laptop_too_a_tenant_reads_its_own_folder_of_a_shared_volume(house:
         assert "acme/others" not in {model.id for model in client.models.list()}
 
 
-def _said(stack: Stack, name: str, condition: str) -> dict[str, str]:
+def _said(stack: LocalStack, name: str, condition: str) -> dict[str, str]:
     conditions: dict[str, dict[str, str]] = {one["type"]: one for one in stack.adapter(name)["conditions"]}
     return conditions[condition]
 
 
-def _reason(stack: Stack, name: str) -> str:
+def _reason(stack: LocalStack, name: str) -> str:
     return _said(stack, name, "ArtifactReady")["reason"]

@@ -18,9 +18,9 @@ import pytest
 
 from motet.processes.linux import all_stats, is_alive, read_stat
 from tests.runner.random_models import EIGHT, llama
-from tests.stack.crowd import Crowd
-from tests.stack.harness import REPORTS_AT_ONCE, Stack, running_stack
-from tests.stack.voices import Answer, Voice, add_pool, assert_right, lean_stream, prompt_of
+from tests.stack.crowd import ConcurrentStreams
+from tests.stack.harness import REPORTS_AT_ONCE, LocalStack, running_stack
+from tests.stack.voices import ServedModel, StreamedAnswer, add_pool, assert_right, lean_stream, prompt_of
 
 pytestmark = [
     pytest.mark.stack,
@@ -40,9 +40,9 @@ AWAY_S = 60
 
 @dataclass
 class House:
-    stack: Stack
+    stack: LocalStack
     base: Path
-    voices: list[Voice]
+    voices: list[ServedModel]
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +64,8 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
 class Disturbance:
     """What happened in one run."""
 
-    answers: list[Answer]
-    probe: Answer
+    answers: list[StreamedAnswer]
+    probe: StreamedAnswer
     """Of a request that came right after the kill."""
     placed_again: list[str]
     """Streams that left their runner since the kill, each with the reason."""
@@ -78,12 +78,12 @@ class Disturbance:
     """When it was ready again."""
 
 
-def lives_of(stack: Stack) -> dict[str, tuple[int, int]]:
+def lives_of(stack: LocalStack) -> dict[str, tuple[int, int]]:
     """How often each process was started again, and its pid, by its name."""
     return {one["name"]: (one["restarts"], one["pid"]) for one in stack.status()["services"]}
 
 
-def losses(stack: Stack) -> list[tuple[str, str]]:
+def losses(stack: LocalStack) -> list[tuple[str, str]]:
     """Each request that lost its runner so far and is to be placed again, and why, as the gateway's log says."""
     lines = [json.loads(line) for line in stack.log("gateway").splitlines() if "lost, to be placed again" in line]
     return [(one["request"], one["why"]) for one in lines]
@@ -94,7 +94,7 @@ def since(before: list[int], now: list[int]) -> list[int]:
 
 
 @contextmanager
-def nobody_restarts(stack: Stack, name: str) -> Iterator[None]:
+def nobody_restarts(stack: LocalStack, name: str) -> Iterator[None]:
     """Who would do it stands still: the operator, or what restarts the operator."""
     operator = int(stack.service("operator")["pid"])
     if name == "operator":
@@ -116,7 +116,7 @@ async def disturbed(house: House, victim: str, *, at: int) -> Disturbance:
 
     `runner` is the one that has the streams.
     """
-    crowd = Crowd(house.stack.url, house.voices, streams=STREAMS, tokens=TOKENS, first=at, last=LATEST)
+    crowd = ConcurrentStreams(house.stack.url, house.voices, streams=STREAMS, tokens=TOKENS, first=at, last=LATEST)
     async with asyncio.TaskGroup() as on:
         streams = on.create_task(crowd.run())
         while True:

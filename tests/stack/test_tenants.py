@@ -29,7 +29,7 @@ from motet.store import keys as kept
 from motet.store import lengths, open_store
 from tests.docs.blocks import Python, Shell, blocks, type_page
 from tests.repo.tree import ROOT
-from tests.stack.harness import BUNDLED, Stack, copy_of_bundled, free_port, running_stack, write_adapter
+from tests.stack.harness import BUNDLED, LocalStack, copy_of_bundled, free_port, running_stack, write_adapter
 
 pytestmark = pytest.mark.stack
 
@@ -83,7 +83,7 @@ class Counted:
 
 @dataclass
 class House:
-    stack: Stack
+    stack: LocalStack
     urls: tuple[str, str]
     """Of the gateways."""
     keys: dict[str, str]
@@ -118,7 +118,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
 
 
 @contextmanager
-def second_gateway(stack: Stack, folder: Path, *, log: Path) -> Iterator[str]:
+def second_gateway(stack: LocalStack, folder: Path, *, log: Path) -> Iterator[str]:
     """Its URL."""
     first = environment_of(stack.service("gateway")["pid"])
     shared = ("MOTET_DATABASE_URL", "MOTET_SCHEDULER_ADDRESS", "MOTET_PREDICTOR_ADDRESS")
@@ -148,7 +148,7 @@ def serves(http: httpx2.Client) -> bool:
         return False
 
 
-async def make_keys(stack: Stack) -> dict[str, str]:
+async def make_keys(stack: LocalStack) -> dict[str, str]:
     """As `motet key create` does."""
     scopes = {"acme": KeyScope.USER, "zeta": KeyScope.USER}
     scopes |= {"acme-admin": KeyScope.ADMIN, "acme-monitor": KeyScope.MONITOR}
@@ -161,7 +161,7 @@ async def make_keys(stack: Stack) -> dict[str, str]:
     return {who: str(key) for who, key in made.items()}
 
 
-def database(stack: Stack) -> str:
+def database(stack: LocalStack) -> str:
     return f"sqlite+aiosqlite:///{stack.data}/motet.db"
 
 
@@ -350,13 +350,13 @@ def test_the_tenant_goes_along_to_scheduler_predictor_figures_and_logs(house: Ho
         assert f'motet_requests_total{{adapter="{adapter}",code="200",service="gateway",tenant="{tenant}"}}' in figures
 
 
-def noted(stack: Stack, service: str, event: str, named: str) -> dict[str, dict[str, Any]]:
+def noted(stack: LocalStack, service: str, event: str, named: str) -> dict[str, dict[str, Any]]:
     """Lines of a log, by the request that they are about."""
     lines = [json.loads(line) for line in stack.log(service).splitlines()]
     return {line[named]: line for line in lines if line.get("event") == event}
 
 
-def learned(stack: Stack) -> list[tuple[str, str]]:
+def learned(stack: LocalStack) -> list[tuple[str, str]]:
     """Tenant and adapter of each answer that the predictor has been told of."""
 
     async def read() -> list[tuple[str, str]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import motet_runner
-from tests.stack.pods import GRACE_S, SERVICES, Pods
+from tests.stack.pods import GRACE_S, SERVICES, ServicesAsPods
 from tests.support.version_before import run_before, version_before
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
@@ -26,7 +26,7 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def test_row_45_a_runner_of_either_version_serves_beside_the_other_and_is_followed_by_it_and_back(
     tmp_path: Path, before: Path, others_are_old: bool
 ) -> None:
-    pods, answers = Pods(tmp_path), []
+    pods, answers = ServicesAsPods(tmp_path), []
     versions = [None, before, None] if others_are_old else [before, None, before]
     with ExitStack() as stack:
         for service in OTHERS:

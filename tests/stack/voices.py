@@ -20,22 +20,22 @@ from openai import AsyncOpenAI
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from tests.runner.random_models import EIGHT, VOCABULARY, AdapterSpec, save_adapter, save_base
+from tests.runner.random_models import EIGHT, VOCABULARY, RandomAdapter, save_adapter, save_base
 from tests.stack.harness import write_adapter
 
 NEAR_TIE = 1e-4
 
 
 @dataclass(frozen=True)
-class Voice:
+class ServedModel:
     model: str
     """As a client says it."""
     adapter: Path | None
 
 
 @dataclass
-class Answer:
-    voice: Voice
+class StreamedAnswer:
+    voice: ServedModel
     prompt: list[int]
     tokens: list[int] = field(default_factory=list)
     arrivals: list[float] = field(default_factory=list)
@@ -64,10 +64,10 @@ def add_pool(
     family: str,
     *,
     engine: dict[str, Any],
-    specs: Sequence[AdapterSpec] = EIGHT,
+    specs: Sequence[RandomAdapter] = EIGHT,
     config: PreTrainedConfig | None = None,
     replicas: int = 1,
-) -> tuple[Path, list[Voice]]:
+) -> tuple[Path, list[ServedModel]]:
     """Write a base, its adapters and the manifests of a pool; returns the base and its voices, the base's own first."""
     pool = family.replace("_", "-")
     base = save_base(family, manifests / family, config=config)
@@ -75,12 +75,12 @@ def add_pool(
     spec = {"model": {"uri": f"file://{family}", "servedName": f"base-{pool}"}, "engine": engine, "replicas": replicas}
     manifest = {"apiVersion": "motet.dev/v1alpha1", "kind": "ServingPool", "metadata": {"name": pool}, "spec": spec}
     (manifests / f"{pool}.json").write_text(json.dumps(manifest))
-    voices = [Voice(f"base-{pool}", None)]
+    voices = [ServedModel(f"base-{pool}", None)]
     for index, adapter_spec in enumerate(specs):
         name = f"{pool}-{index}"
         adapter = save_adapter(base, family, adapter_spec, manifests / "adapters" / name, seed=index)
         write_adapter(manifests, name, uri=adapter.as_uri(), poolRef={"name": pool})
-        voices.append(Voice(name, adapter))
+        voices.append(ServedModel(name, adapter))
     return base, voices
 
 
@@ -92,12 +92,12 @@ def prompt_of(index: int, *, shortest: int = 5, spread: int = 90) -> list[int]:
 
 async def stream(
     client: AsyncOpenAI,
-    voice: Voice,
+    voice: ServedModel,
     prompt: list[int],
     tokens: int,
-) -> Answer:
+) -> StreamedAnswer:
     """One greedy answer of exactly `tokens` tokens, through the OpenAI client."""
-    answer = Answer(voice, prompt)
+    answer = StreamedAnswer(voice, prompt)
     chunks = await client.completions.create(
         model=voice.model,
         prompt=prompt,
@@ -118,14 +118,14 @@ async def stream(
 
 async def lean_stream(
     url: str,
-    voice: Voice,
+    voice: ServedModel,
     prompt: list[int],
     tokens: int,
     *,
-    heard: Callable[[Answer], None] | None = None,
-) -> Answer:
+    heard: Callable[[StreamedAnswer], None] | None = None,
+) -> StreamedAnswer:
     """The same without a client library, which at thousands of chunks a second would be what a test measures."""
-    answer = Answer(voice, prompt)
+    answer = StreamedAnswer(voice, prompt)
     host, port = url.removeprefix("http://").split(":")
     body = {"model": voice.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": True}
     content = orjson.dumps(body | {"ignore_eos": True})
@@ -172,7 +172,7 @@ def departures(logits: torch.Tensor, tokens: Sequence[int]) -> list[tuple[int, f
     return [(position, float(gap)) for position, gap in enumerate(gaps) if gap > 0]
 
 
-def all_departures(base: Path, answers: Sequence[Answer]) -> list[tuple[int, float]]:
+def all_departures(base: Path, answers: Sequence[StreamedAnswer]) -> list[tuple[int, float]]:
     from peft import PeftModel
 
     found = []
@@ -190,7 +190,7 @@ def all_departures(base: Path, answers: Sequence[Answer]) -> list[tuple[int, flo
     return found
 
 
-def assert_right(base: Path, answers: Sequence[Answer]) -> None:
+def assert_right(base: Path, answers: Sequence[StreamedAnswer]) -> None:
     """Every token of every answer is the reference's best, or as good; says how many were as good."""
     assert all(answer.tokens for answer in answers)
     found = all_departures(base, answers)

@@ -29,7 +29,7 @@ def entry(request: str, pages: int, *, used: int | None = None, parked: bool = F
     return RunnerRequest(**(fields | how))
 
 
-class Told:
+class SupervisorDriver:
     def __init__(self, **policy: Any) -> None:
         self.clock = FakeClock()
         self.supervisor = Supervisor(SupervisorConfig(**policy))

@@ -2,7 +2,7 @@
 
 from motet_supervisor.policy import effects as do
 from motet_supervisor.policy import events as on
-from tests.supervisor.builders import R0, Told, entry
+from tests.supervisor.builders import R0, SupervisorDriver, entry
 
 
 def beat(told, *, seconds, step=1.0, steps_per_beat=0, pending=True, start=0):
@@ -19,7 +19,7 @@ def beat(told, *, seconds, step=1.0, steps_per_beat=0, pending=True, start=0):
 
 
 def test_a_runner_that_says_nothing_is_lost_once():
-    told = Told(heartbeat=5.0)
+    told = SupervisorDriver(heartbeat=5.0)
     told.connect()
     assert not told.wait(4.9)
     (lost,) = told.wait(0.2)
@@ -28,7 +28,7 @@ def test_a_runner_that_says_nothing_is_lost_once():
 
 
 def test_a_runner_that_speaks_again_can_be_lost_again():
-    told = Told(heartbeat=5.0)
+    told = SupervisorDriver(heartbeat=5.0)
     told.connect()
     told.wait(6)
     told.report(steps=1)
@@ -36,7 +36,7 @@ def test_a_runner_that_speaks_again_can_be_lost_again():
 
 
 def test_an_engine_with_work_and_no_step_is_hung():
-    told = Told(hang=20.0)
+    told = SupervisorDriver(hang=20.0)
     told.connect()
     beat(told, seconds=5, steps_per_beat=50)
     lost, _ = beat(told, seconds=30, steps_per_beat=0, start=250)
@@ -44,14 +44,14 @@ def test_an_engine_with_work_and_no_step_is_hung():
 
 
 def test_an_engine_without_work_may_stand_still():
-    told = Told(hang=20.0)
+    told = SupervisorDriver(hang=20.0)
     told.connect()
     lost, _ = beat(told, seconds=120, pending=False)
     assert not lost
 
 
 def test_a_slow_engine_is_not_hung():
-    told = Told(hang=20.0, hang_steps=10.0)
+    told = SupervisorDriver(hang=20.0, hang_steps=10.0)
     told.connect()
     lost, steps = beat(told, seconds=300, step=10.0, steps_per_beat=1)
     assert not lost
@@ -64,7 +64,7 @@ def test_a_slow_engine_is_not_hung():
 
 
 def test_one_slow_step_is_forgotten():
-    told = Told(hang=20.0, hang_steps=10.0)
+    told = SupervisorDriver(hang=20.0, hang_steps=10.0)
     told.connect()
     beat(told, seconds=15, step=15.0, steps_per_beat=1)
     _, steps = beat(told, seconds=60, steps_per_beat=50, start=1)
@@ -73,7 +73,7 @@ def test_one_slow_step_is_forgotten():
 
 
 def test_work_that_comes_after_a_long_rest_does_not_make_an_engine_hung():
-    told = Told(hang=20.0)
+    told = SupervisorDriver(hang=20.0)
     told.connect()
     _, steps = beat(told, seconds=300, pending=False)
     lost, _ = beat(told, seconds=10, start=steps)
@@ -81,7 +81,7 @@ def test_work_that_comes_after_a_long_rest_does_not_make_an_engine_hung():
 
 
 def test_a_hung_runner_gets_no_orders_until_it_moves():
-    told = Told(hang=20.0)
+    told = SupervisorDriver(hang=20.0)
     told.connect()
     beat(told, seconds=30, start=5)
     assert not told.overflow(entry("a", 4, used=4))
@@ -90,7 +90,7 @@ def test_a_hung_runner_gets_no_orders_until_it_moves():
 
 
 def test_a_hung_runner_is_told_of_again_for_a_scheduler_that_was_away():
-    told = Told(hang=20.0, heartbeat=5.0)
+    told = SupervisorDriver(hang=20.0, heartbeat=5.0)
     told.connect()
     lost, _ = beat(told, seconds=45, start=5)
     assert [one.again for one in lost] == [False, True, True]
@@ -99,7 +99,7 @@ def test_a_hung_runner_is_told_of_again_for_a_scheduler_that_was_away():
 
 
 def test_a_runner_whose_stream_is_down_for_long_is_forgotten():
-    told = Told(heartbeat=5.0)
+    told = SupervisorDriver(heartbeat=5.0)
     told.connect()
     told.tell(on.RunnerDisconnected(R0, "1"))
     told.wait(6)
@@ -109,14 +109,14 @@ def test_a_runner_whose_stream_is_down_for_long_is_forgotten():
 
 
 def test_the_end_of_an_old_stream_says_nothing_about_the_new_one():
-    told = Told()
+    told = SupervisorDriver()
     told.connect(incarnation="2")
     told.tell(on.RunnerDisconnected(R0, "1"))
     assert told.supervisor.runners[R0].connected
 
 
 def test_an_engine_that_stands_still_after_a_silence_is_hung():
-    told = Told(heartbeat=5.0, hang=20.0)
+    told = SupervisorDriver(heartbeat=5.0, hang=20.0)
     told.connect()
     _, steps = beat(told, seconds=5, steps_per_beat=50)
     (silent,) = told.wait(6)
@@ -127,7 +127,7 @@ def test_an_engine_that_stands_still_after_a_silence_is_hung():
 
 def test_a_silence_is_not_counted_as_standing_still():
     """A machine that was suspended: nothing ran, and nothing was heard."""
-    told = Told(heartbeat=5.0, hang=20.0)
+    told = SupervisorDriver(heartbeat=5.0, hang=20.0)
     told.connect()
     _, steps = beat(told, seconds=5, steps_per_beat=50)
     told.wait(600)
@@ -136,7 +136,7 @@ def test_a_silence_is_not_counted_as_standing_still():
 
 
 def test_one_that_is_silent_now_and_then_and_never_moves_is_hung():
-    told = Told(heartbeat=5.0, hang=20.0)
+    told = SupervisorDriver(heartbeat=5.0, hang=20.0)
     told.connect()
     lost, steps = beat(told, seconds=5, steps_per_beat=50)
     for _ in range(10):
@@ -146,7 +146,7 @@ def test_one_that_is_silent_now_and_then_and_never_moves_is_hung():
 
 
 def test_a_hung_runner_whose_stream_comes_back_is_hung_until_it_moves():
-    told = Told(hang=20.0)
+    told = SupervisorDriver(hang=20.0)
     told.connect()
     beat(told, seconds=30, start=5)
     told.connect(entry("a", 4, used=4))

@@ -14,7 +14,7 @@ from motet.fleet import RequestClass, RunnerRequest, SequenceState
 from motet.model import RequestId, pages_for
 from motet_supervisor.policy import effects as do
 from motet_supervisor.policy import events as on
-from tests.supervisor.builders import R0, Told
+from tests.supervisor.builders import R0, SupervisorDriver
 
 PAGES = 48
 
@@ -41,7 +41,7 @@ class Sequence:
 class World(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
-        self.told = Told()
+        self.told = SupervisorDriver()
         self.sequences = {}
         self.count = 0
         self.steps = 0

@@ -6,23 +6,23 @@ from pydantic import ValidationError
 from motet_supervisor.policy import effects as do
 from motet_supervisor.policy import events as on
 from motet_supervisor.settings import Settings
-from tests.supervisor.builders import R0, Told, entry
+from tests.supervisor.builders import R0, SupervisorDriver, entry
 from tests.support.control_plane import until
 from tests.support.fake_engine import FakeEngine, SlowEngines, tokens_of
-from tests.support.house import open_house
+from tests.support.house import in_process_system
 
 LENGTH = 159
 """With its prompt of one token, exactly ten pages."""
 
 
 def test_a_runner_is_told_when_it_connects_and_the_scheduler_after_it():
-    told = Told(overcommit=1.5)
+    told = SupervisorDriver(overcommit=1.5)
     told.connect()
     assert told.effects[:2] == [do.SetOvercommit(R0, "default/demo", 1.5), do.ReportOvercommit("default/demo", 1.5)]
 
 
 def test_a_scheduler_that_connects_is_told_of_every_pool():
-    told = Told(overcommit=1.5)
+    told = SupervisorDriver(overcommit=1.5)
     told.connect(instance="r0")
     told.connect(instance="r1")
     told.tell(on.SchedulerConnected(1, 1))
@@ -30,7 +30,7 @@ def test_a_scheduler_that_connects_is_told_of_every_pool():
 
 
 def test_promises_are_extended_up_to_the_larger_limit():
-    told = Told(overcommit=1.5)
+    told = SupervisorDriver(overcommit=1.5)
     told.connect(entry("a", 4), entry("b", 8), pages=10)
     told.overflow(entry("a", 4, used=4))
     assert [one.extended for one in told.of(do.Extend)] == [7]
@@ -44,7 +44,7 @@ def test_a_factor_out_of_bounds_is_refused(factor):
 
 async def test_what_the_scheduler_promises_the_runner_accepts(folder):
     engines = SlowEngines(0.05, pages=20)
-    async with open_house(folder, supervisor=Settings(overcommit=1.5)) as house:
+    async with in_process_system(folder, supervisor=Settings(overcommit=1.5)) as house:
         runner = await house.runner("r0", engines)
         known = house.control.scheduler.runners["r0"]
         await until(lambda: engines.made[0].ledger.limit == known.ledger.limit == 30)
@@ -56,7 +56,7 @@ async def test_what_the_scheduler_promises_the_runner_accepts(folder):
             assert await answer == tokens_of((n,), 7, LENGTH)
         assert runner.service.metrics.self_parks._value.get() > 0, "the pages did run out"
         assert all(len(asked.placements) == 1 for asked in house.gateway.asked.values()), "nothing was declined"
-        await house.books_agree()
+        await house.ledgers_agree()
 
 
 async def test_a_new_incarnation_and_a_new_scheduler_hear_the_factor_again(folder):
@@ -66,7 +66,7 @@ async def test_a_new_incarnation_and_a_new_scheduler_hear_the_factor_again(folde
         engines.append(FakeEngine())
         return engines[-1]
 
-    async with open_house(folder, supervisor=Settings(overcommit=2.0)) as house:
+    async with in_process_system(folder, supervisor=Settings(overcommit=2.0)) as house:
         runner = await house.runner("r0", engine)
         await until(lambda: engines[0].ledger.overcommit == 2.0)
         await runner.restart()
@@ -82,7 +82,7 @@ async def test_with_the_supervisor_away_both_books_keep_the_last_factor(folder):
         engines.append(FakeEngine())
         return engines[-1]
 
-    async with open_house(folder, supervisor=Settings(overcommit=2.0)) as house:
+    async with in_process_system(folder, supervisor=Settings(overcommit=2.0)) as house:
         runner = await house.runner("r0", engine)
         known = house.control.scheduler.runners["r0"]
         await until(lambda: engines[0].ledger.overcommit == known.ledger.overcommit == 2.0)

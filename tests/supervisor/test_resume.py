@@ -3,11 +3,11 @@
 from motet.model import ParkMethod
 from motet_supervisor.policy import effects as do
 from motet_supervisor.policy import events as on
-from tests.supervisor.builders import R0, Told, entry
+from tests.supervisor.builders import R0, SupervisorDriver, entry
 
 
 def with_scheduler(**policy):
-    told = Told(**policy)
+    told = SupervisorDriver(**policy)
     told.tell(on.SchedulerConnected(1, 1))
     return told
 
@@ -43,7 +43,7 @@ def test_a_word_for_an_earlier_epoch_is_ignored():
 
 
 def test_a_scheduler_that_connects_is_told_all_that_is_parked():
-    told = Told()
+    told = SupervisorDriver()
     told.connect(entry("a", 8, parked=True), entry("b", 4))
     told.tell(on.SchedulerConnected(1, 1))
     (everyone,) = told.of(do.ReportAllParked)
@@ -87,7 +87,7 @@ def test_while_the_scheduler_is_there_they_wait_for_its_word():
 
 
 def test_an_idle_runner_needs_no_margin():
-    told = Told(resume_alone=2.0, resume_margin=0.5)
+    told = SupervisorDriver(resume_alone=2.0, resume_margin=0.5)
     told.connect(entry("a", 100, parked=True), pages=100)
     told.wait(0.1)
     told.wait(2.1)
@@ -95,7 +95,7 @@ def test_an_idle_runner_needs_no_margin():
 
 
 def test_the_first_in_line_is_not_overtaken_by_a_smaller_one():
-    told = Told(resume_alone=2.0)
+    told = SupervisorDriver(resume_alone=2.0)
     told.connect(entry("a", 60, parked=True), entry("b", 5, parked=True), entry("c", 80), pages=100)
     told.wait(0.1)
     told.wait(3)
@@ -103,7 +103,7 @@ def test_the_first_in_line_is_not_overtaken_by_a_smaller_one():
 
 
 def test_a_resume_that_had_no_effect_is_ordered_again():
-    told = Told(resume_alone=2.0, answer=2.0)
+    told = SupervisorDriver(resume_alone=2.0, answer=2.0)
     told.connect(entry("a", 10, parked=True))
     told.wait(0.1)
     told.wait(2.1)

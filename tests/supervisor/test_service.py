@@ -8,7 +8,7 @@ from motet_scheduler.settings import Settings as SchedulerSettings
 from motet_supervisor.settings import Settings as SupervisorSettings
 from tests.support.control_plane import until
 from tests.support.fake_engine import FakeEngine, SlowEngines, tokens_of
-from tests.support.house import open_house
+from tests.support.house import in_process_system
 
 STREAMS = 6
 LENGTH = 150
@@ -42,7 +42,7 @@ def ordered_parks(house, method):
 
 
 async def test_sequences_that_outgrow_their_promises_are_extended_then_parked_and_all_finish(folder):
-    async with open_house(folder) as house:
+    async with in_process_system(folder) as house:
         engines = small_engines()
         runner = await house.runner("r0", engines, supervisor_answer_seconds=PATIENT)
         await until(lambda: "r0" in house.control.supervisor_service.supervisor.runners)
@@ -51,13 +51,13 @@ async def test_sequences_that_outgrow_their_promises_are_extended_then_parked_an
         assert ordered_parks(house, "swap") + ordered_parks(house, "recompute") > 0
         assert count(house, "resume_orders") > 0
         assert runner.service.metrics.self_parks._value.get() == 0, "it was supervised, so it never had to help itself"
-        await house.books_agree()
+        await house.ledgers_agree()
         assert not any(one.parked for one in house.control.scheduler.runners.values())
 
 
 @pytest.mark.parametrize("method", ["swap", "recompute"])
 async def test_the_method_of_parking_can_be_forced(folder, method):
-    async with open_house(folder, supervisor=SupervisorSettings(park_method=method)) as house:
+    async with in_process_system(folder, supervisor=SupervisorSettings(park_method=method)) as house:
         engines = small_engines()
         runner = await house.runner("r0", engines, supervisor_answer_seconds=PATIENT)
         await until(lambda: "r0" in house.control.supervisor_service.supervisor.runners)
@@ -81,7 +81,7 @@ async def test_a_promise_forced_to_one_page_doubles_at_each_overflow(folder):
                 seen.append(extended)
             return done
 
-    async with open_house(folder, scheduler=settings) as house:
+    async with in_process_system(folder, scheduler=settings) as house:
         await house.runner("r0", lambda: Recording(step_seconds=0.002), supervisor_answer_seconds=PATIENT)
         await until(lambda: "r0" in house.control.supervisor_service.supervisor.runners)
         await house.gateway.ask("a", prompt=tuple(range(6)), max_tokens=160)
@@ -90,16 +90,16 @@ async def test_a_promise_forced_to_one_page_doubles_at_each_overflow(folder):
 
 
 async def test_with_the_supervisor_away_runners_park_by_themselves(folder):
-    async with open_house(folder, supervised=False) as house:
+    async with in_process_system(folder, supervised=False) as house:
         engines = small_engines()
         runner = await house.runner("r0", engines)
         await all_right(await ask_long_ones(house, engines))
         assert runner.service.metrics.self_parks._value.get() > 0
-        await house.books_agree()
+        await house.ledgers_agree()
 
 
 async def test_a_supervisor_that_dies_and_comes_back_loses_no_parked_request(folder):
-    async with open_house(folder) as house:
+    async with in_process_system(folder) as house:
         engines = small_engines()
         await house.runner("r0", engines)
         await until(lambda: "r0" in house.control.supervisor_service.supervisor.runners)
@@ -108,11 +108,11 @@ async def test_a_supervisor_that_dies_and_comes_back_loses_no_parked_request(fol
         await house.control.supervisor_part.stop()
         await house.control.supervisor_part.start()
         await all_right(answers)
-        await house.books_agree()
+        await house.ledgers_agree()
 
 
 async def test_with_the_scheduler_away_parked_requests_come_back_all_the_same(folder):
-    async with open_house(folder) as house:
+    async with in_process_system(folder) as house:
         engines = small_engines()
         await house.runner("r0", engines)
         await until(lambda: "r0" in house.control.supervisor_service.supervisor.runners)
@@ -125,7 +125,7 @@ async def test_with_the_scheduler_away_parked_requests_come_back_all_the_same(fo
             await one.done
         await house.control.scheduler_part.start()
         await all_right(answers)
-        await house.books_agree()
+        await house.ledgers_agree()
 
 
 class Stubborn(FakeEngine):
@@ -147,7 +147,7 @@ async def test_a_hung_engine_is_noticed_and_its_requests_go_on_elsewhere(folder)
         return engines[-1]
 
     settings = SupervisorSettings(hang_seconds=10)
-    async with open_house(folder, supervisor=settings) as house:
+    async with in_process_system(folder, supervisor=settings) as house:
         await house.runner("r0", stubborn)
         await until(lambda: "r0" in house.control.supervisor_service.supervisor.runners)
         answers = ask(house, streams=3)
@@ -169,7 +169,7 @@ async def test_a_scheduler_that_was_away_hears_of_a_hung_runner_and_tells_the_op
         engines.append(Stubborn(step_seconds=0.02))
         return engines[-1]
 
-    async with open_house(folder, supervisor=SupervisorSettings(hang_seconds=4)) as house:
+    async with in_process_system(folder, supervisor=SupervisorSettings(hang_seconds=4)) as house:
         await house.runner("r0", stubborn)
         await until(lambda: "r0" in house.control.supervisor_service.supervisor.runners)
         (answer,) = ask(house, streams=1)

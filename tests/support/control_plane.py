@@ -47,7 +47,7 @@ async def until(condition: Callable[[], Any], *, seconds: float = PATIENCE_S, wh
     return value
 
 
-class Part:
+class RestartableService:
     """A service that can be killed and started again."""
 
     def __init__(self, run: Callable[[asyncio.Event], Any]) -> None:
@@ -70,7 +70,7 @@ class Part:
             self._task = None
 
 
-class ControlPlane:
+class InProcessServices:
     def __init__(
         self, folder: Path, scheduler: SchedulerSettings, supervisor: SupervisorSettings, time_scale: float
     ) -> None:
@@ -84,8 +84,8 @@ class ControlPlane:
         self._scheduler_settings = scheduler
         self._supervisor_settings = supervisor
         self._scale = time_scale
-        self.scheduler_part = Part(self._run_scheduler)
-        self.supervisor_part = Part(self._run_supervisor)
+        self.scheduler_part = RestartableService(self._run_scheduler)
+        self.supervisor_part = RestartableService(self._run_supervisor)
 
     @property
     def scheduler(self) -> Scheduler:
@@ -141,7 +141,7 @@ class ControlPlane:
             await every(0.02, service.tick, name="tick")
 
 
-class SmallOperator:
+class FakeOperator:
     """States a catalog and collects what comes down."""
 
     def __init__(self, scheduler: str) -> None:
@@ -216,11 +216,11 @@ async def control_plane(
     supervisor: SupervisorSettings | None = None,
     time_scale: float = SCALE,
     supervised: bool = True,
-) -> AsyncIterator[ControlPlane]:
+) -> AsyncIterator[InProcessServices]:
     scheduler = scheduler or SchedulerSettings()
     patient = {name: value for name, value in NEVER_LOST.items() if name not in scheduler.model_fields_set}
     scheduler = scheduler.model_copy(update=patient)
-    control = ControlPlane(folder, scheduler, supervisor or SupervisorSettings(), time_scale)
+    control = InProcessServices(folder, scheduler, supervisor or SupervisorSettings(), time_scale)
     async with AsyncExitStack() as stack:
         if supervised:
             await control.supervisor_part.start()
@@ -231,8 +231,8 @@ async def control_plane(
 
 
 @asynccontextmanager
-async def small_operator(scheduler: str) -> AsyncIterator[SmallOperator]:
-    operator = SmallOperator(scheduler)
+async def fake_operator(scheduler: str) -> AsyncIterator[FakeOperator]:
+    operator = FakeOperator(scheduler)
     operator.state()
     task = asyncio.create_task(operator.link.run())
     try:

@@ -25,7 +25,7 @@ from motet_operator.metrics import ClusterMetrics
 COST = "controller.kubernetes.io/pod-deletion-cost"
 
 
-class FlakyApi:
+class FakeFlakyApi:
     def __init__(self, cache: Cache, chance: random.Random, *, failing: float, lost: float, lag: float = 0.02) -> None:
         """`failing` of the writes of pods fail, and `lost` of those are carried out all the same. A watch tells of a
         write after `lag` seconds at most."""
@@ -163,7 +163,7 @@ def _goes_first(pod: Object) -> tuple[bool, int, str]:
     return ready, cost, "" if pod["metadata"]["name"].startswith("new") else pod["metadata"]["name"]
 
 
-def writer_to(api: FlakyApi, cache: Cache) -> WriteExecutor:
+def writer_to(api: FakeFlakyApi, cache: Cache) -> WriteExecutor:
     """Of an operator that leads all the time, and is fast."""
     return WriteExecutor(
         api,  # type: ignore[arg-type]

@@ -8,35 +8,35 @@ from typing import Any
 from motet.fleet import read_runner_requests
 from motet.model import InstanceName
 from motet_runner.interface import Engine
-from tests.support.control_plane import ControlPlane, SmallOperator, control_plane, small_operator, until
+from tests.support.control_plane import FakeOperator, InProcessServices, control_plane, fake_operator, until
 from tests.support.fake_engine import FakeEngine
-from tests.support.runners import FakeRunner, fake_runner
-from tests.support.small_gateway import SmallGateway, small_gateway
+from tests.support.runners import InProcessRunner, in_process_runner
+from tests.support.small_gateway import FakeGateway, small_gateway
 
 
-class House:
+class InProcessSystem:
     def __init__(
         self,
         stack: AsyncExitStack,
         folder: Path,
-        control: ControlPlane,
-        operator: SmallOperator,
-        gateway: SmallGateway,
+        control: InProcessServices,
+        operator: FakeOperator,
+        gateway: FakeGateway,
     ) -> None:
         self.folder = folder
         self.control = control
         self.operator = operator
         self.gateway = gateway
-        self.runners: dict[str, FakeRunner] = {}
+        self.runners: dict[str, InProcessRunner] = {}
         self._stack = stack
 
     async def runner(
         self, instance: str, engine: Callable[[], Engine] = FakeEngine, *, supervised: bool = True, **settings: Any
-    ) -> FakeRunner:
+    ) -> InProcessRunner:
         if supervised:
             settings["supervisor"] = self.control.supervisor_address
         runner = await self._stack.enter_async_context(
-            fake_runner(
+            in_process_runner(
                 self.folder, instance=instance, scheduler=self.control.scheduler_address, engine=engine, **settings
             )
         )
@@ -57,7 +57,7 @@ class House:
                 found[instance] = (theirs, ours)
         return found
 
-    async def books_agree(self, *, seconds: float = 20.0) -> None:
+    async def ledgers_agree(self, *, seconds: float = 20.0) -> None:
         try:
             await until(lambda: not self.disagreements(), seconds=seconds)
         except AssertionError:
@@ -65,9 +65,9 @@ class House:
 
 
 @asynccontextmanager
-async def open_house(folder: Path, **control_settings: Any) -> AsyncIterator[House]:
+async def in_process_system(folder: Path, **control_settings: Any) -> AsyncIterator[InProcessSystem]:
     async with AsyncExitStack() as stack:
         control = await stack.enter_async_context(control_plane(folder, **control_settings))
-        operator = await stack.enter_async_context(small_operator(control.scheduler_address))
+        operator = await stack.enter_async_context(fake_operator(control.scheduler_address))
         gateway = await stack.enter_async_context(small_gateway("g0", scheduler=control.scheduler_address))
-        yield House(stack, folder, control, operator, gateway)
+        yield InProcessSystem(stack, folder, control, operator, gateway)

@@ -97,7 +97,7 @@ class Running:
     session: Stream
 
 
-class MiniRunner(runner_pb2_grpc.RunnerServicer):
+class FakeRunner(runner_pb2_grpc.RunnerServicer):
     """Answers with the prompt's own tokens and then the end token; with `ignore_eos`, with the prompt again and again.
     A stop token ends it sooner, and with `min_tokens` it says the prompt as often as that takes.
 
@@ -312,11 +312,11 @@ def ends(submit: runner_pb2.Submit, tokens: Sequence[int]) -> bool:
     return bool(tokens) and (tokens[-1] in sampling.stop_token_ids or (tokens[-1] == END and not sampling.ignore_eos))
 
 
-class MiniScheduler(scheduler_pb2_grpc.SchedulerServicer):
+class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
     """Places at once, on the first runner that is up and not to be avoided. Unless it is told to misbehave it keeps to
     what `tests/contract/test_schedulers.py` asks of the real one."""
 
-    def __init__(self, folder: Path, runners: Sequence[MiniRunner]) -> None:
+    def __init__(self, folder: Path, runners: Sequence[FakeRunner]) -> None:
         self.address = f"unix:{folder}/scheduler.sock"
         self.runners = list(runners)
         self.term = 1
@@ -336,7 +336,7 @@ class MiniScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self.refuses: common_pb2.Failure | None = None
         self.retired: set[str] = set()
         """Digests of revisions that are no longer served."""
-        self.places_at: MiniRunner | None = None
+        self.places_at: FakeRunner | None = None
         self._epochs: dict[str, int] = {}
         self._numbers = itertools.count(1)
         self._sessions: Sessions[int, scheduler_pb2.ServeUp, scheduler_pb2.ServeDown] = Sessions(
@@ -409,7 +409,7 @@ class MiniScheduler(scheduler_pb2_grpc.SchedulerServicer):
         runner = self.places_at or able[0]
         session.send(scheduler_pb2.ServeDown(placed=self.placed(request, epoch, runner)))
 
-    def placed(self, request: str, epoch: int, runner: MiniRunner) -> scheduler_pb2.Placed:
+    def placed(self, request: str, epoch: int, runner: FakeRunner) -> scheduler_pb2.Placed:
         return scheduler_pb2.Placed(
             term=self.term,
             request=request,
@@ -463,7 +463,7 @@ class MiniScheduler(scheduler_pb2_grpc.SchedulerServicer):
             self.place(enqueue.request, enqueue.epoch, session, avoid=enqueue.avoid)
 
 
-class MiniPredictor(predictor_pb2_grpc.PredictorServicer):
+class FakePredictor(predictor_pb2_grpc.PredictorServicer):
     def __init__(self, folder: Path) -> None:
         self.address = f"unix:{folder}/predictor.sock"
         self.outcomes: list[predictor_pb2.Outcome] = []
@@ -500,11 +500,11 @@ class MiniPredictor(predictor_pb2_grpc.PredictorServicer):
 
 
 @dataclass
-class MiniCluster:
+class FakeServices:
     folder: Path
-    runners: list[MiniRunner]
-    scheduler: MiniScheduler
-    predictor: MiniPredictor
+    runners: list[FakeRunner]
+    scheduler: FakeScheduler
+    predictor: FakePredictor
     tokenizer: Tokenizer = field(default_factory=tiny_tokenizer)
 
     def add_adapter(self, name: str, *, tenant: str = "default", **more: Any) -> scheduler_pb2.CatalogAdapter:
@@ -526,16 +526,16 @@ class MiniCluster:
 @asynccontextmanager
 async def mini_cluster(
     *, runners: int = 1, assets: dict[str, bytes] | None = None, predictor: bool = True
-) -> AsyncIterator[MiniCluster]:
+) -> AsyncIterator[FakeServices]:
     # Sockets have short names: pytest's own folders can exceed the 107 bytes of a socket's path.
     folder = Path(tempfile.mkdtemp(prefix="motet-"))
     try:
         assets = tiny_assets() if assets is None else assets
-        parts = [MiniRunner(folder, f"runner-{i}", assets) for i in range(runners)]
-        scheduler = MiniScheduler(folder, parts)  # type: ignore[abstract] # gRPC refuses calls of what it lacks
-        cluster = MiniCluster(folder, parts, scheduler, MiniPredictor(folder))
+        parts = [FakeRunner(folder, f"runner-{i}", assets) for i in range(runners)]
+        scheduler = FakeScheduler(folder, parts)  # type: ignore[abstract] # gRPC refuses calls of what it lacks
+        cluster = FakeServices(folder, parts, scheduler, FakePredictor(folder))
         async with AsyncExitStack() as stack:
-            every: list[MiniRunner | MiniScheduler | MiniPredictor] = [*parts, cluster.scheduler, cluster.predictor]
+            every: list[FakeRunner | FakeScheduler | FakePredictor] = [*parts, cluster.scheduler, cluster.predictor]
             for part in every:
                 if part is not cluster.predictor or predictor:
                     await part.start()

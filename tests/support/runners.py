@@ -70,7 +70,7 @@ def write_adapter(folder: Path, *, seed: int = 0, rank: int = 4, **config: Any) 
     return folder
 
 
-class FakeRunner:
+class InProcessRunner:
     def __init__(self, make: Callable[[], tuple[RunnerService, EngineClient]], address: str) -> None:
         self._make = make
         self._task: asyncio.Task[None] | None = None
@@ -115,7 +115,7 @@ class FakeRunner:
 
 
 @asynccontextmanager
-async def fake_runner(
+async def in_process_runner(
     folder: Path,
     *,
     instance: str = "r0",
@@ -126,7 +126,7 @@ async def fake_runner(
     time_scale: float = SCALE,
     health: Health | None = None,
     **settings: Any,
-) -> AsyncIterator[FakeRunner]:
+) -> AsyncIterator[InProcessRunner]:
     """A running service. All runners of one `folder` share its model and disk cache, as on one machine.
 
     The engine runs in a thread, or with `command` in the process that it starts.
@@ -148,7 +148,7 @@ async def fake_runner(
         )
         return RunnerService(own, process, addresses, host, CollectorRegistry(), health=health), host
 
-    runner = FakeRunner(make, listen)
+    runner = InProcessRunner(make, listen)
     await runner.start()
     try:
         yield runner

@@ -17,7 +17,7 @@ Watch = asyncio.Queue[Object]
 
 
 @dataclass
-class SmallApi:
+class FakeWatchApi:
     objects: dict[Kind, list[Object]] = field(default_factory=dict)
     version: int = 100
     """Of every list."""

@@ -21,7 +21,7 @@ GROUP = "default/demo"
 
 
 @dataclass
-class Asked:
+class FakeRequest:
     request: str
     prompt: tuple[int, ...]
     max_tokens: int
@@ -43,11 +43,11 @@ class Asked:
     positions: list[tuple[int, str]] = field(default_factory=list)
 
 
-class SmallGateway:
+class FakeGateway:
     def __init__(self, name: str, scheduler: str) -> None:
         self.name = name
         self.term = 0
-        self.asked: dict[str, Asked] = {}
+        self.asked: dict[str, FakeRequest] = {}
         self.catalogs: list[scheduler_pb2.Catalog] = []
         self.declines = 0
         self._runners: dict[str, Link[runner_pb2.GenerateUp, runner_pb2.GenerateDown]] = {}
@@ -79,7 +79,7 @@ class SmallGateway:
         group: str = GROUP,
     ) -> "asyncio.Future[list[int]]":
         done: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
-        one = Asked(request, prompt, max_tokens, q80, adapter, tenant, request_class, seed, deadline, group, done)
+        one = FakeRequest(request, prompt, max_tokens, q80, adapter, tenant, request_class, seed, deadline, group, done)
         self.asked[request] = one
         self.link.send(self._enqueue(one))
         return done
@@ -96,7 +96,7 @@ class SmallGateway:
             self._finished(one, common_pb2.FINISH_REASON_CANCELLED)
         one.done.cancel()
 
-    def live(self) -> list[Asked]:
+    def live(self) -> list[FakeRequest]:
         return [one for one in self.asked.values() if not one.done.done()]
 
     # ----------------------------------------------------------------------------------------------------- scheduler
@@ -111,7 +111,7 @@ class SmallGateway:
         )
         yield from (self._enqueue(one) for one in self.live() if one.placed is None)
 
-    def _live(self, one: Asked) -> scheduler_pb2.LiveRequest:
+    def _live(self, one: FakeRequest) -> scheduler_pb2.LiveRequest:
         assert one.placed is not None
         return scheduler_pb2.LiveRequest(
             request=one.request,
@@ -131,7 +131,7 @@ class SmallGateway:
             deadline_seconds=one.deadline,
         )
 
-    def _enqueue(self, one: Asked) -> scheduler_pb2.ServeUp:
+    def _enqueue(self, one: FakeRequest) -> scheduler_pb2.ServeUp:
         return scheduler_pb2.ServeUp(
             enqueue=scheduler_pb2.Enqueue(
                 request=one.request,
@@ -254,7 +254,7 @@ class SmallGateway:
         if sequence.finish:
             self._finished(one, sequence.finish)
 
-    def _finished(self, one: Asked, reason: "common_pb2.FinishReason.ValueType") -> None:
+    def _finished(self, one: FakeRequest, reason: "common_pb2.FinishReason.ValueType") -> None:
         self.link.send(
             scheduler_pb2.ServeUp(
                 finished=scheduler_pb2.Finished(
@@ -267,7 +267,7 @@ class SmallGateway:
             )
         )
 
-    def _lose(self, one: Asked, why: str) -> None:
+    def _lose(self, one: FakeRequest, why: str) -> None:
         one.placed = None
         self.link.send(
             scheduler_pb2.ServeUp(
@@ -285,8 +285,8 @@ class SmallGateway:
 
 
 @asynccontextmanager
-async def small_gateway(name: str, *, scheduler: str) -> AsyncIterator[SmallGateway]:
-    gateway = SmallGateway(name, scheduler)
+async def small_gateway(name: str, *, scheduler: str) -> AsyncIterator[FakeGateway]:
+    gateway = FakeGateway(name, scheduler)
     task = asyncio.create_task(gateway.run())
     try:
         async with asyncio.timeout(PATIENCE_S):

@@ -25,7 +25,7 @@ Server = TypeVar("Server")
 
 
 @dataclass
-class Asked:
+class ReceivedRequest:
     method: str
     path: str
     headers: dict[str, str]
@@ -49,7 +49,7 @@ class Drip:
 
 
 @dataclass
-class Answer:
+class StatusInstead:
     """A status instead of the file, `times` times."""
 
     status: int
@@ -73,13 +73,13 @@ class Endless:
 
 
 @dataclass
-class Short:
+class TooShort:
     """It promises more than it gives, every time."""
 
     missing: int = 10
 
 
-Fault = Cut | Drip | Answer | Encoded | Endless | Short
+Fault = Cut | Drip | StatusInstead | Encoded | Endless | TooShort
 
 
 class WebServer:
@@ -96,7 +96,7 @@ class WebServer:
         self.private: dict[str, str] = {}
         """What requests must bring that have this in their path: {"/org/name/": "Bearer x"}."""
 
-        self.asked: list[Asked] = []
+        self.asked: list[ReceivedRequest] = []
         self.sent = 0
         self.open = 0
         """Answers under way."""
@@ -110,11 +110,13 @@ class WebServer:
                 self.files[at + path.relative_to(folder).as_posix()] = path.read_bytes()
         return self.url(at)
 
-    def asked_for(self, name: str) -> list[Asked]:
+    def asked_for(self, name: str) -> list[ReceivedRequest]:
         return [one for one in self.asked if one.path.endswith(name)]
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        self.asked.append(Asked(request.method, request.path, {k.lower(): v for k, v in request.headers.items()}))
+        self.asked.append(
+            ReceivedRequest(request.method, request.path, {k.lower(): v for k, v in request.headers.items()})
+        )
         wanted = [self.authorization, *(said for part, said in self.private.items() if part in f"{request.path}/")]
         if any(one and one != request.headers.get("authorization") for one in wanted):
             return self.unauthorized()
@@ -129,7 +131,7 @@ class WebServer:
 
     async def serve(self, request: web.Request, path: str, headers: dict[str, str] | None = None) -> web.StreamResponse:
         fault = self.faults.get(path)
-        if isinstance(fault, Answer) and fault.times > 0:
+        if isinstance(fault, StatusInstead) and fault.times > 0:
             fault.times -= 1
             return web.Response(status=fault.status, headers=dict(fault.headers), body=fault.body)
         body = self.files.get(path)
@@ -169,7 +171,7 @@ class WebServer:
         if isinstance(fault, Cut) and fault.times > 0:
             fault.times -= 1
             stop = min(stop, fault.after)
-        if isinstance(fault, Short):
+        if isinstance(fault, TooShort):
             stop -= fault.missing
         if isinstance(fault, Drip):
             for at in range(0, len(body), fault.bytes):
@@ -231,7 +233,7 @@ class HubServer(WebServer):
     async def serve(self, request: web.Request, path: str, headers: dict[str, str] | None = None) -> web.StreamResponse:
         if path.startswith("/api/models/"):
             fault = self.faults.get(path)
-            if isinstance(fault, Answer):
+            if isinstance(fault, StatusInstead):
                 return web.Response(status=fault.status, headers=dict(fault.headers), body=fault.body)
             if isinstance(fault, Endless):
                 return await self.endless(request, fault.status)

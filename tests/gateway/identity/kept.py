@@ -11,7 +11,7 @@ from motet.keys import ApiKey, KeyScope
 USER = KeyScope.USER
 
 
-class Kept:
+class MemoryKeySource:
     """A source that can be away."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from motet.errors import NotAuthenticated, SetupError, StoreUnavailable
 from motet_gateway.identity.access import KeyAccess
 from motet_gateway.settings import Settings
 from tests.common.waiting import PATIENCE_S
-from tests.gateway.identity.kept import Kept, id_of
+from tests.gateway.identity.kept import MemoryKeySource, id_of
 from tests.gateway.identity.test_sources import no_thread_free
 
 ELSEWHERE = "0.0.0.0"
@@ -29,7 +29,9 @@ class Today:
         return self.now
 
 
-def access(kept: Kept, *, memory: Path | None = None, today: Today | None = None, **settings: Any) -> KeyAccess:
+def access(
+    kept: MemoryKeySource, *, memory: Path | None = None, today: Today | None = None, **settings: Any
+) -> KeyAccess:
     return KeyAccess(
         Settings(**settings),
         kept,
@@ -46,7 +48,7 @@ def needs_key(one: KeyAccess) -> bool:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.0.1", "::1", "localhost"])
 async def test_on_loopback_no_key_is_needed_before_the_first(host: str) -> None:
-    kept = Kept()
+    kept = MemoryKeySource()
     one = access(kept, host=host)
     with pytest.raises(StoreUnavailable):  # before anything is known
         needs_key(one)
@@ -63,12 +65,12 @@ async def test_on_loopback_no_key_is_needed_before_the_first(host: str) -> None:
 @pytest.mark.parametrize("host", [ELSEWHERE, "192.0.2.1", "::", "", "gateway.example"])
 async def test_elsewhere_a_gateway_without_keys_does_not_start(host: str) -> None:
     with pytest.raises(SetupError, match="motet key create --tenant default") as caught:
-        await access(Kept(), host=host).begin()
+        await access(MemoryKeySource(), host=host).begin()
     assert "MOTET_GATEWAY_AUTH=none" in caught.value.message
 
 
 async def test_elsewhere_it_starts_with_keys_also_when_none_opens() -> None:
-    kept = Kept()
+    kept = MemoryKeySource()
     kept.revoke(kept.make("acme"))
     one = access(kept, host=ELSEWHERE)
     await one.begin()
@@ -76,7 +78,7 @@ async def test_elsewhere_it_starts_with_keys_also_when_none_opens() -> None:
 
 
 async def test_elsewhere_it_starts_while_nobody_can_say_whether_there_are_keys_and_lets_nobody_in() -> None:
-    kept = Kept()
+    kept = MemoryKeySource()
     key = kept.make("acme")
     kept.away = True
     one = access(kept, host=ELSEWHERE)
@@ -90,7 +92,7 @@ async def test_elsewhere_it_starts_while_nobody_can_say_whether_there_are_keys_a
 
 @pytest.mark.parametrize("host", ["127.0.0.1", ELSEWHERE])
 async def test_where_keys_are_asked_for_it_starts_without_one(host: str) -> None:
-    kept = Kept()
+    kept = MemoryKeySource()
     one = access(kept, host=host, auth="keys")
     await one.begin()
     assert needs_key(one)
@@ -100,7 +102,7 @@ async def test_where_keys_are_asked_for_it_starts_without_one(host: str) -> None
 
 @pytest.mark.parametrize("host", ["127.0.0.1", ELSEWHERE])
 async def test_with_auth_none_no_key_is_needed_and_none_is_read(host: str) -> None:
-    kept = Kept()
+    kept = MemoryKeySource()
     kept.make("acme")
     one = access(kept, host=host, auth="none")
     await one.begin()
@@ -110,13 +112,13 @@ async def test_with_auth_none_no_key_is_needed_and_none_is_read(host: str) -> No
 
 @pytest.mark.parametrize("host", ["127.0.0.1", ELSEWHERE])
 async def test_a_file_of_keys_asks_for_keys(host: str, tmp_path: Path) -> None:
-    one = access(Kept(), host=host, keys_file=tmp_path / "keys")
+    one = access(MemoryKeySource(), host=host, keys_file=tmp_path / "keys")
     await one.begin()
     assert needs_key(one)
 
 
 async def test_on_loopback_an_outage_at_start_lets_nobody_in() -> None:
-    kept = Kept()
+    kept = MemoryKeySource()
     kept.away = True
     one = access(kept)
     await one.begin()
@@ -128,7 +130,7 @@ async def test_on_loopback_an_outage_at_start_lets_nobody_in() -> None:
 
 
 async def test_on_loopback_nobody_comes_in_while_it_cannot_be_said_whether_a_key_was_made() -> None:
-    kept = Kept()
+    kept = MemoryKeySource()
     one = access(kept)
     await one.begin()
     assert not needs_key(one)
@@ -147,7 +149,7 @@ async def test_on_loopback_nobody_comes_in_while_it_cannot_be_said_whether_a_key
 
 
 async def test_tenants_cannot_hold_off_who_decides_whether_keys_are_needed(tmp_path: Path) -> None:
-    one = access(Kept(), memory=tmp_path / "keys-were-made")
+    one = access(MemoryKeySource(), memory=tmp_path / "keys-were-made")
     async with no_thread_free(), asyncio.timeout(5):
         await one.begin()
         assert not needs_key(one)
@@ -172,8 +174,8 @@ async def test_a_state_directory_that_hangs_lets_nobody_in_and_holds_nobody_up(
 ) -> None:
     monkeypatch.setattr("motet_gateway.identity.access.PATIENCE_SECONDS", 0.05)
     monkeypatch.setattr(Hangs, "free", threading.Event())
-    kept, memory = Kept(), Hangs(tmp_path / "keys-were-made")
-    one, other = access(kept, memory=memory), access(Kept(), memory=memory)
+    kept, memory = MemoryKeySource(), Hangs(tmp_path / "keys-were-made")
+    one, other = access(kept, memory=memory), access(MemoryKeySource(), memory=memory)
     try:
         async with asyncio.timeout(PATIENCE_S):
             for each in (one, other):
@@ -193,13 +195,13 @@ async def test_a_state_directory_that_hangs_lets_nobody_in_and_holds_nobody_up(
 
 
 async def test_that_keys_were_made_outlives_the_process_and_the_database(tmp_path: Path) -> None:
-    kept, memory = Kept(), tmp_path / "keys-were-made"
+    kept, memory = MemoryKeySource(), tmp_path / "keys-were-made"
     one = access(kept, memory=memory)
     await one.begin()
     assert not memory.exists()
     kept.make("acme")
     await one.read()
-    lost = Kept()
+    lost = MemoryKeySource()
     again = access(lost, memory=memory)
     await again.begin()
     assert needs_key(again)
@@ -210,7 +212,7 @@ async def test_that_keys_were_made_outlives_the_process_and_the_database(tmp_pat
 
 @pytest.mark.parametrize("settings", [{}, {"auth": "keys"}, {"auth": "keys", "host": ELSEWHERE}])
 async def test_a_gateway_that_needs_keys_is_not_ready_before_it_has_read_them(settings: dict[str, str]) -> None:
-    kept = Kept()
+    kept = MemoryKeySource()
     kept.away = True
     one = access(kept, **settings)
     await one.begin()
@@ -224,7 +226,7 @@ async def test_a_gateway_that_needs_keys_is_not_ready_before_it_has_read_them(se
 
 
 async def test_how_old_the_knowledge_of_keys_is_can_be_watched() -> None:
-    kept, clock = Kept(), FakeClock()
+    kept, clock = MemoryKeySource(), FakeClock()
     one = KeyAccess(Settings(auth="keys"), kept, gone=lambda _: None, clock=clock)
     assert one.read_age() == math.inf
     await one.begin()
@@ -238,9 +240,9 @@ async def test_how_old_the_knowledge_of_keys_is_can_be_watched() -> None:
 
 async def test_each_outage_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of the store, of notes in it, and of the file that says whether keys were made; all are tried again and again."""
-    kept, today, memory = Kept(), Today(), tmp_path / "state" / "keys-were-made"
+    kept, today, memory = MemoryKeySource(), Today(), tmp_path / "state" / "keys-were-made"
     key = kept.make("acme")
-    one, other = access(kept, auth="keys", today=today), access(Kept(), memory=memory)
+    one, other = access(kept, auth="keys", today=today), access(MemoryKeySource(), memory=memory)
     await one.begin()
 
     async def turns() -> str:
@@ -267,13 +269,13 @@ async def test_each_outage_is_said_once(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 async def test_a_gateway_that_needs_no_keys_is_ready_without_them() -> None:
-    one = access(Kept(), auth="none")
+    one = access(MemoryKeySource(), auth="none")
     await one.begin()
     assert one.unready_because() == ""
 
 
 async def test_a_store_that_fails_in_a_new_way_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept, clock = Kept(), FakeClock()
+    kept, clock = MemoryKeySource(), FakeClock()
     key = kept.make("acme")
     one = KeyAccess(Settings(auth="keys"), kept, gone=lambda _: None, clock=clock)
     await one.begin()
@@ -296,7 +298,7 @@ async def test_a_store_that_fails_in_a_new_way_is_away(monkeypatch: pytest.Monke
 
 async def test_a_store_that_hangs_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("motet_gateway.identity.access.PATIENCE_SECONDS", 0.05)
-    kept = Kept()
+    kept = MemoryKeySource()
     one = access(kept, auth="keys")
     monkeypatch.setattr(kept, "read", asyncio.Event().wait)
     await one.begin()
@@ -304,7 +306,7 @@ async def test_a_store_that_hangs_is_away(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 async def test_a_driver_that_cancels_its_own_work_does_not_end_the_reader(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = Kept()
+    kept = MemoryKeySource()
     one = access(kept, auth="keys", keys_read_seconds=0.01)
     await one.begin()
 
@@ -329,7 +331,7 @@ async def test_a_driver_that_cancels_its_own_work_does_not_end_the_reader(monkey
 
 
 async def test_known_keys_are_not_trusted_for_ever_once_nobody_reads_them() -> None:
-    kept, clock = Kept(), FakeClock()
+    kept, clock = MemoryKeySource(), FakeClock()
     key = kept.make("acme")
     one = KeyAccess(Settings(auth="keys", keys_trusted_seconds=0), kept, gone=lambda _: None, clock=clock)
     await one.begin()
@@ -341,7 +343,7 @@ async def test_known_keys_are_not_trusted_for_ever_once_nobody_reads_them() -> N
 
 
 async def test_use_is_written_once_an_hour_for_each_key() -> None:
-    kept, today = Kept(), Today()
+    kept, today = MemoryKeySource(), Today()
     today.now = today.now.replace(minute=5)
     used, unused = kept.make("acme"), kept.make("acme")
     one = access(kept, auth="keys", today=today)
@@ -355,7 +357,7 @@ async def test_use_is_written_once_an_hour_for_each_key() -> None:
 
 
 async def test_a_store_that_takes_no_notes_stops_nothing() -> None:
-    kept = Kept()
+    kept = MemoryKeySource()
     key = kept.make("acme")
     one = access(kept, auth="keys")
     await one.begin()

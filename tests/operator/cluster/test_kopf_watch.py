@@ -16,7 +16,7 @@ from motet_operator.cluster.kopf_watch import KopfEngine, LastHeard, _listening
 from motet_operator.cluster.watch import Listener
 from tests.common.waiting import until
 from tests.operator.cluster.objects import adapter
-from tests.support.small_api import SmallApi, Watch
+from tests.support.small_api import FakeWatchApi, Watch
 
 
 class Server:
@@ -77,7 +77,7 @@ async def test_any_other_error_leaves_a_watch_its_age(status: int) -> None:
 
 
 @asynccontextmanager
-async def watching(api: SmallApi, folder: Path, seen: list[tuple[Kind, str]]) -> AsyncIterator[KopfEngine]:
+async def watching(api: FakeWatchApi, folder: Path, seen: list[tuple[Kind, str]]) -> AsyncIterator[KopfEngine]:
     """Our own kinds, with timers at a twentieth."""
     engine = KopfEngine(
         "declared",
@@ -112,7 +112,7 @@ def error(code: int) -> Object:
 @pytest.mark.parametrize("code", [410, 500])
 @pytest.mark.parametrize("where", [ADAPTERS.path(), ""])
 async def test_watches_come_back_each_time_that_some_or_all_say_an_error(tmp_path: Path, code: int, where: str) -> None:
-    api, seen = SmallApi(), list[tuple[Kind, str]]()
+    api, seen = FakeWatchApi(), list[tuple[Kind, str]]()
     api.objects[ADAPTERS] = [adapter(f"adapter-{each}") for each in range(5)]
     told: set[Watch] = set()
 

@@ -22,7 +22,7 @@ from motet_operator.cluster.writes import OwnedObjectWrite, StatusWrite, Write
 from motet_operator.metrics import ClusterMetrics
 from tests.common.waiting import until
 from tests.operator.cluster.objects import adapter, pool, snapshot
-from tests.support.small_api import SmallApi
+from tests.support.small_api import FakeWatchApi
 
 
 class ScriptedApi:
@@ -110,7 +110,7 @@ class Turns(RequestLimiter):
 async def test_who_does_not_lead_any_more_after_waiting_for_its_turn_writes_nothing(tmp_path: Path) -> None:
     """A turn may be a minute away, where the API server asked for a pause."""
     turns = Turns()
-    server, metrics = SmallApi(), ClusterMetrics(CollectorRegistry())
+    server, metrics = FakeWatchApi(), ClusterMetrics(CollectorRegistry())
     async with server.running():
         leads = True
         api = Api(

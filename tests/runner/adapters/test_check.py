@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from motet.errors import AdapterIncompatible
 from motet_runner.adapters.check import Shapes, check
-from tests.runner.random_models import AdapterSpec, save_adapter, save_base
+from tests.runner.random_models import RandomAdapter, save_adapter, save_base
 
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
@@ -38,13 +38,13 @@ def test_the_certificate_says_what_was_found(folder: Path, shapes: Shapes) -> No
 @pytest.mark.parametrize(
     "spec",
     [
-        AdapterSpec(4, 8, targets=r".*\.layers\.[02]\.self_attn\.(q|v)_proj"),
-        AdapterSpec(4, 8, targets="all-linear"),
-        AdapterSpec(4, 8, rank_pattern=(("q_proj", 6), (r"layers\.1\.mlp\.down_proj", 2))),
+        RandomAdapter(4, 8, targets=r".*\.layers\.[02]\.self_attn\.(q|v)_proj"),
+        RandomAdapter(4, 8, targets="all-linear"),
+        RandomAdapter(4, 8, rank_pattern=(("q_proj", 6), (r"layers\.1\.mlp\.down_proj", 2))),
     ],
     ids=["regex", "all-linear", "rank pattern"],
 )
-def test_ways_to_name_modules_are_understood(spec: AdapterSpec, llama: Path, shapes: Shapes, tmp_path: Path) -> None:
+def test_ways_to_name_modules_are_understood(spec: RandomAdapter, llama: Path, shapes: Shapes, tmp_path: Path) -> None:
     folder = save_adapter(llama, "llama", spec, tmp_path / "adapter", seed=1)
     certificate = check(folder, shapes, max_rank=64)
     assert certificate.mapped == certificate.tensors == 2 * len(certificate.modules)
@@ -63,7 +63,7 @@ def test_a_tensor_without_a_place_is_named_with_the_nearest_module(folder: Path,
 
 def test_another_models_adapter_is_refused(shapes: Shapes, tmp_path: Path) -> None:
     base = save_base("gpt2", tmp_path / "base")
-    folder = save_adapter(base, "gpt2", AdapterSpec(4, 8), tmp_path / "adapter", seed=1)
+    folder = save_adapter(base, "gpt2", RandomAdapter(4, 8), tmp_path / "adapter", seed=1)
     with pytest.raises(AdapterIncompatible, match="another model"):
         check(folder, shapes, max_rank=64)
 

@@ -7,7 +7,7 @@ import pytest
 from motet.digest import adapter_digest
 from motet.errors import AdapterFetchFailed
 from tests.support.runners import write_adapter
-from tests.support.sources import Answer, Cut, Endless
+from tests.support.sources import Cut, Endless, StatusInstead
 
 
 def secrets(tmp_path, bench, **data):
@@ -102,7 +102,7 @@ async def test_a_hub_that_lists_without_an_end_does_not_fill_the_memory(hub, ben
 async def test_a_hub_that_packs_its_listing_is_not_unpacked(hub, bench, adapter):
     hub.publish("org/pirate", adapter)
     packed = gzip.compress(b" " * (64 << 20))
-    hub.faults["/api/models/org/pirate/revision/main"] = Answer(
+    hub.faults["/api/models/org/pirate/revision/main"] = StatusInstead(
         200, headers=(("Content-Encoding", "gzip"),), body=packed
     )
     with pytest.raises(AdapterFetchFailed, match="compressed although"):
@@ -136,7 +136,7 @@ async def test_what_a_hub_does_not_have_is_said(hub, bench, adapter):
 
 async def test_a_hub_that_is_in_trouble_is_asked_again_soon(hub, bench, adapter):
     hub.publish("org/pirate", adapter)
-    hub.faults["/api/models/org/pirate/revision/main"] = Answer(502)
+    hub.faults["/api/models/org/pirate/revision/main"] = StatusInstead(502)
     with pytest.raises(AdapterFetchFailed, match="the hub answers 502") as failed:
         await bench.fetch("hf://org/pirate")
     assert 0 < failed.value.retry_after < 10 * bench.scale
@@ -181,7 +181,7 @@ async def test_row_33_a_hub_that_redirects_inside_is_not_followed(hub, bench, ad
     commit = hub.publish("org/pirate", adapter)
     path = f"/org/pirate/resolve/{commit}/adapter_config.json"
     told = {"Location": "https://10.0.0.1/adapter_config.json", "X-Repo-Commit": commit, "X-Linked-Etag": '"1"'}
-    hub.faults[path] = Answer(302, headers=(*told.items(), ("X-Linked-Size", "10")))
+    hub.faults[path] = StatusInstead(302, headers=(*told.items(), ("X-Linked-Size", "10")))
     with pytest.raises(AdapterFetchFailed) as failed:
         await bench.fetch("hf://org/pirate")
     assert "10.0.0.1" in failed.value.message

@@ -20,7 +20,7 @@ from motet_runner.settings import Settings
 from motet_runner.sources.model import mark_unverified, model_folder
 from tests.common.waiting import PATIENCE_S
 from tests.support.runners import write_model
-from tests.support.sources import Answer, Cut, Drip
+from tests.support.sources import Cut, Drip, StatusInstead
 
 
 @pytest.fixture
@@ -226,7 +226,7 @@ async def test_row_32_an_index_names_only_files_beside_it(web, loader, model, na
 
 async def test_a_server_in_trouble_is_asked_again_a_few_times_and_then_the_runner_ends(web, loader, model):
     uri = web.put("/base/", model)
-    web.faults["/base/config.json"] = Answer(503, times=7)
+    web.faults["/base/config.json"] = StatusInstead(503, times=7)
     assert base_digest(await loader.load(uri)) == base_digest(model)
 
 

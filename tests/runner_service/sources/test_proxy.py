@@ -10,7 +10,7 @@ from motet.digest import adapter_digest
 from motet.errors import AdapterFetchFailed
 from motet_runner.settings import Settings
 from motet_runner.sources.guard import NetworkGuard
-from tests.support.sources import Answer, hub_server, proxy_server, web_server
+from tests.support.sources import StatusInstead, hub_server, proxy_server, web_server
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ async def test_a_redirect_inside_is_not_followed_through_a_proxy(web, proxy, ben
     async with web_server(tmp_path, "127.0.0.2") as hidden:
         hidden.put("/pirate/", adapter)
         told = ("Location", hidden.url("/pirate/adapter_config.json"))
-        web.faults["/pirate/adapter_config.json"] = Answer(302, headers=(told,))
+        web.faults["/pirate/adapter_config.json"] = StatusInstead(302, headers=(told,))
         with pytest.raises(AdapterFetchFailed, match=r"127\.0\.0\.2, which is not a public address"):
             await bench.fetch(source)
         assert hidden.asked == []

@@ -12,7 +12,7 @@ from motet.errors import AdapterFetchFailed, AdapterIncompatible
 from motet_runner.sources.fetching import RemoteFiles
 from tests.common.waiting import PATIENCE_S
 from tests.support.runners import write_adapter
-from tests.support.sources import Answer, Cut, Drip, Encoded, Endless, Short, web_server
+from tests.support.sources import Cut, Drip, Encoded, Endless, StatusInstead, TooShort, web_server
 
 WEIGHTS = "/pirate/adapter_model.safetensors"
 CONFIG = "/pirate/adapter_config.json"
@@ -31,7 +31,7 @@ async def test_optional_files_come_where_they_are_and_are_not_missed_where_not(w
     (adapter / "chat_template.jinja").write_text("{{ messages }}")
     source = web.put("/pirate/", adapter)
     for name in set(ADAPTER_OPTIONAL_FILES) - {"chat_template.jinja"}:
-        web.faults[f"/pirate/{name}"] = Answer(status)
+        web.faults[f"/pirate/{name}"] = StatusInstead(status)
     fetched = await bench.fetch(source)
     assert fetched.digest == adapter_digest(adapter) == adapter_digest(fetched.folder)
     assert (fetched.folder / "chat_template.jinja").read_text() == "{{ messages }}"
@@ -39,7 +39,7 @@ async def test_optional_files_come_where_they_are_and_are_not_missed_where_not(w
 
 async def test_an_optional_file_that_may_be_there_is_not_left_out_because_the_server_is_in_trouble(web, bench, adapter):
     source = web.put("/pirate/", adapter)
-    web.faults["/pirate/chat_template.jinja"] = Answer(503)
+    web.faults["/pirate/chat_template.jinja"] = StatusInstead(503)
     with pytest.raises(AdapterFetchFailed, match="the server answers 503"):
         await bench.fetch(source)
     assert bench.cached() == []
@@ -65,7 +65,7 @@ async def test_a_file_that_changes_between_two_attempts_is_begun_again(web, benc
 
 async def test_what_an_earlier_attempt_brought_is_not_fetched_again(web, bench, adapter):
     source = web.put("/pirate/", adapter)
-    web.faults[WEIGHTS] = Answer(503)
+    web.faults[WEIGHTS] = StatusInstead(503)
     with pytest.raises(AdapterFetchFailed, match="answers 503") as failed:
         await bench.fetch(source)
     assert failed.value.retry_after > 0
@@ -77,7 +77,7 @@ async def test_what_an_earlier_attempt_brought_is_not_fetched_again(web, bench, 
 
 async def test_a_length_that_is_never_reached_is_a_failure_that_may_pass(web, bench, adapter):
     source = web.put("/pirate/", adapter)
-    web.faults[WEIGHTS] = Short()
+    web.faults[WEIGHTS] = TooShort()
     with pytest.raises(AdapterFetchFailed, match="cannot be fetched") as failed:
         await bench.fetch(source)
     assert failed.value.retry_after > 0
@@ -203,7 +203,7 @@ async def test_row_33_a_redirect_to_a_loopback_address_is_not_followed(web, benc
     source = web.put("/pirate/", adapter)
     async with web_server(tmp_path, "127.0.0.2") as inside:
         inside.put("/pirate/", adapter)
-        web.faults[CONFIG] = Answer(302, headers=(("Location", inside.url(CONFIG)),))
+        web.faults[CONFIG] = StatusInstead(302, headers=(("Location", inside.url(CONFIG)),))
         with pytest.raises(AdapterFetchFailed, match=r"leads to 127\.0\.0\.2.*FETCH_ALLOWED_HOSTS") as failed:
             await bench.fetch(source)
         assert failed.value.retry_after == 0
@@ -220,14 +220,14 @@ async def test_row_33_no_source_leads_to_what_is_not_public(bench, address):
 
 async def test_row_33_a_redirect_to_plain_http_is_not_followed(web, bench, adapter):
     source = web.put("/pirate/", adapter)
-    web.faults[CONFIG] = Answer(302, headers=(("Location", "http://127.0.0.1/"),))
+    web.faults[CONFIG] = StatusInstead(302, headers=(("Location", "http://127.0.0.1/"),))
     with pytest.raises(AdapterFetchFailed, match="redirects to http://"):
         await bench.fetch(source)
 
 
 async def test_redirects_have_an_end(web, bench, adapter):
     source = web.put("/pirate/", adapter)
-    web.faults[CONFIG] = Answer(302, headers=(("Location", CONFIG),))
+    web.faults[CONFIG] = StatusInstead(302, headers=(("Location", CONFIG),))
     with pytest.raises(AdapterFetchFailed, match="more than 5 times"):
         await bench.fetch(source)
 
@@ -246,7 +246,7 @@ async def test_a_redirect_to_a_store_is_followed_without_the_credentials(web, be
         bench.settings["manifests"] = str(manifests)
         store.put("/store/", adapter)
         web.authorization = "Bearer open"
-        web.faults[WEIGHTS] = Answer(302, headers=(("Location", store.url("/store/adapter_model.safetensors")),))
+        web.faults[WEIGHTS] = StatusInstead(302, headers=(("Location", store.url("/store/adapter_model.safetensors")),))
         assert (await bench.fetch(source, credentials="tenant-a/key")).digest == adapter_digest(adapter)
         assert "authorization" not in store.asked[0].headers
 
@@ -266,7 +266,7 @@ async def test_what_is_not_there_is_looked_for_again_after_minutes(web, bench):
 
 async def test_each_failure_that_may_pass_is_waited_for_longer(web, bench, adapter):
     source = web.put("/pirate/", adapter)
-    web.faults[CONFIG] = Answer(500)
+    web.faults[CONFIG] = StatusInstead(500)
     waits = []
     for _ in range(3):
         with pytest.raises(AdapterFetchFailed) as failed:
@@ -308,7 +308,7 @@ async def test_a_digest_alone_opens_nothing(web, bench, adapter):
 
 async def test_orders_to_load_what_cannot_be_fetched_do_not_hammer_its_source(web, bench, adapter):
     source, digest = web.put("/pirate/", adapter), adapter_digest(adapter)
-    web.faults[CONFIG] = Answer(403)
+    web.faults[CONFIG] = StatusInstead(403)
     for _ in range(5):
         with pytest.raises(AdapterFetchFailed, match="answers 403"):
             await bench.fetch(source, expected=digest, proven=True)
