@@ -39,7 +39,7 @@ from tests.kube.cluster import Cluster
 from tests.kube.control_plane import NEEDED, control_plane
 from tests.kube.network import CannotIsolate, network
 from tests.kube.nodes import addons, node
-from tests.kube.operators import Operator, Site, site
+from tests.kube.operators import OperatorNamespaces, OperatorProcess, site
 from tests.kube.product import bring_demo, installed, served_after
 from tests.kube.programs import Program
 from tools.kube.locate import find, uses_existing_cluster
@@ -96,7 +96,7 @@ async def admin_api(cluster: Cluster) -> AsyncIterator[Api]:
         await api.close()
 
 
-async def populate(api: Api, home: Site, adapters: int, namespaces: int, prefix: str) -> list[str]:
+async def populate(api: Api, home: OperatorNamespaces, adapters: int, namespaces: int, prefix: str) -> list[str]:
     """Adapters spread over tenants. Gives the tenants."""
     tenants = [f"{home.name}-{prefix}-{number}" for number in range(namespaces)]
     limit = asyncio.Semaphore(16)
@@ -159,7 +159,7 @@ class WriteLoad:
     per_second: float
 
 
-def load_of(home: Site, *, since: int = 0) -> WriteLoad:
+def load_of(home: OperatorNamespaces, *, since: int = 0) -> WriteLoad:
     entries = [
         entry
         for entry in home.cluster.audit(home.user)[since:]
@@ -181,11 +181,11 @@ def peak_mib(pid: int) -> float:
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
 
 
-async def sync(api: Api, home: Site, adapters: int, namespaces: int, within_s: float) -> list[Result]:
+async def sync(api: Api, home: OperatorNamespaces, adapters: int, namespaces: int, within_s: float) -> list[Result]:
     began = time.monotonic()
     tenants = await populate(api, home, adapters, namespaces, "many")
     print(f"{adapters} adapters made in {time.monotonic() - began:.1f} s; now the operator starts, from cold")
-    operator = Operator(home, "cold", env={**REAL_TIME, "MOTET_CLUSTER_RESYNC_SECONDS": "10"})
+    operator = OperatorProcess(home, "cold", env={**REAL_TIME, "MOTET_CLUSTER_RESYNC_SECONDS": "10"})
     began_at = datetime.now(UTC)
     operator.program.start(wait=False)
     try:
@@ -216,12 +216,12 @@ async def sync(api: Api, home: Site, adapters: int, namespaces: int, within_s: f
     ]
 
 
-async def takeover(api: Api, home: Site, *, polite: bool) -> float:
+async def takeover(api: Api, home: OperatorNamespaces, *, polite: bool) -> float:
     """From the leader's end to the first write of the next."""
     tenant = home.tenant(f"takeover-{polite}".lower())
     name = "polite" if polite else "killed"
-    one = Operator(home, f"{name}-one", lease=True, port=9091, env=REAL_TIME)
-    other = Operator(home, f"{name}-other", lease=True, port=9092, env=REAL_TIME)
+    one = OperatorProcess(home, f"{name}-one", lease=True, port=9091, env=REAL_TIME)
+    other = OperatorProcess(home, f"{name}-other", lease=True, port=9092, env=REAL_TIME)
     with one, other:
         home.cluster.wait_for(lambda: one.metric("motet_operator_leader") + other.metric("motet_operator_leader") == 1)
         leader = one if one.metric("motet_operator_leader") else other
@@ -246,7 +246,7 @@ class Comparison:
     """The operators' own CPU time, from the start of the process until all were told."""
 
 
-async def compare_with_kopf(api: Api, home: Site, adapters: int, pairs: int) -> Comparison:
+async def compare_with_kopf(api: Api, home: OperatorNamespaces, adapters: int, pairs: int) -> Comparison:
     script = home.folder / "usual.py"
     script.write_text(BASELINE)
     number = 0
@@ -278,7 +278,7 @@ async def compare_with_kopf(api: Api, home: Site, adapters: int, pairs: int) -> 
 
     wall = await alternate(
         lambda: measure(usual, cpu_of_theirs),
-        lambda: measure(lambda: Operator(home, "pair", env=REAL_TIME).program, cpu_of_ours),
+        lambda: measure(lambda: OperatorProcess(home, "pair", env=REAL_TIME).program, cpu_of_ours),
         pairs=pairs,
         attempts=pairs,  # so none is thrown away, and the figures beside it are of the same ones
     )

@@ -21,7 +21,7 @@ class Pair:
     key: Path
 
 
-class Authority:
+class ClusterAuthority:
     """A certificate authority; `issue` writes PEM files beside its own."""
 
     def __init__(self, folder: Path, name: str = "motet-test") -> None:

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from tests.kube.certificates import Authority
+from tests.kube.certificates import ClusterAuthority
 from tests.kube.network import API_PORT, CONTROL_PLANE, Network
 from tests.kube.programs import Program
 from tests.kube.reads import read
@@ -27,12 +27,12 @@ from tools.kube.locate import find
 T = TypeVar("T")
 
 
-class Refused(Exception):
+class CommandRefused(Exception):
     """kubectl or helm said no. The text is what it wrote to stderr."""
 
 
 @dataclass(frozen=True)
-class Store:
+class EtcdStore:
     """What the API server keeps in etcd."""
 
     etcd: Program
@@ -67,10 +67,10 @@ class Cluster:
     """One JSON object per finished request, where we run the API server."""
     network: Network | None = None
     """None for a cluster that is reached from where we are."""
-    authority: Authority | None = None
+    authority: ClusterAuthority | None = None
     apiserver: Program | None = None
     """To be stopped, started, restarted, paused and resumed by tests that undo it."""
-    store: Store | None = None
+    store: EtcdStore | None = None
     """To be brought back to an earlier state, on a cluster that nobody else uses."""
 
     @contextmanager
@@ -106,7 +106,7 @@ class Cluster:
         try:
             return asked.shown(self.call("GET", asked.path))
         except OSError as error:  # as kubectl fails, whatever stands between
-            raise Refused(str(error)) from error
+            raise CommandRefused(str(error)) from error
 
     def items(self, *arguments: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.get(*arguments)["items"]
@@ -131,7 +131,7 @@ class Cluster:
             finally:
                 wire.close()
         if answer.status >= 400:
-            raise Refused(_refusal(said))
+            raise CommandRefused(_refusal(said))
         result: dict[str, Any] = json.loads(said)
         return result
 
@@ -165,7 +165,7 @@ class Cluster:
                     if answer := ask():
                         return answer
                 said = answer
-            except (Refused, LookupError, AssertionError, OSError) as error:
+            except (CommandRefused, LookupError, AssertionError, OSError) as error:
                 said = error
             assert time.monotonic() < deadline, (
                 f"{what or 'what was waited for'}: not within {within_s} s; last: {said}"
@@ -223,7 +223,7 @@ class Cluster:
                 env={**os.environ, **(env or {})},
             )
         if done.returncode != 0:
-            raise Refused(done.stderr.strip())
+            raise CommandRefused(done.stderr.strip())
         return done.stdout
 
 
@@ -236,7 +236,7 @@ def _refusal(said: bytes) -> str:
         return said.decode(errors="replace")
 
 
-def identity(authority: Authority, folder: Path, user: str, group: str | None = None) -> Path:
+def identity(authority: ClusterAuthority, folder: Path, user: str, group: str | None = None) -> Path:
     """A kubeconfig with a client certificate of that user, with everything inside so that it alone can be handed on."""
     pair = authority.client(user, group)
     cluster = {

@@ -9,9 +9,9 @@ import pytest
 from tests.docs.blocks import Shell
 from tests.kube.control_plane import NEEDED, Cluster, control_plane
 from tests.kube.network import CannotIsolate, network
-from tests.kube.nodes import Node, addons
+from tests.kube.nodes import TestNode, addons
 from tests.kube.nodes import node as one_node
-from tests.kube.reader import reader
+from tests.kube.reader import page_shell
 from tests.support.machine import lacking, out_of_reach
 from tools.kube.locate import find, uses_existing_cluster
 
@@ -38,7 +38,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="session")
-def node(cluster: Cluster) -> Iterator[Node]:
+def node(cluster: Cluster) -> Iterator[TestNode]:
     """A node that runs pods, for the whole run; what a test breaks of it, it mends."""
     if cluster.network is None:
         out_of_reach("runs pods on a node of our own, beside a control plane of our own")
@@ -47,10 +47,10 @@ def node(cluster: Cluster) -> Iterator[Node]:
 
 
 @pytest.fixture
-def shell(cluster: Cluster, node: Node, tmp_path: Path) -> Iterator[Shell]:
+def shell(cluster: Cluster, node: TestNode, tmp_path: Path) -> Iterator[Shell]:
     """Of somebody who types what a page says, and has a cluster without Motet."""
     tmp_path.chmod(0o755)
-    with reader(cluster, tmp_path) as typing:
+    with page_shell(cluster, tmp_path) as typing:
         yield typing
 
 

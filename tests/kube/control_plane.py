@@ -11,13 +11,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.kube.certificates import Authority, Pair, token_keys
-from tests.kube.cluster import Cluster, Refused, Store, identity
+from tests.kube.certificates import ClusterAuthority, Pair, token_keys
+from tests.kube.cluster import Cluster, CommandRefused, EtcdStore, identity
 from tests.kube.network import API_PORT, CONTROL_PLANE, FIRST_SERVICE, SERVICES, Network
 from tests.kube.programs import Program
 from tools.kube.locate import find
 
-__all__ = ["NEEDED", "Cluster", "Refused", "control_plane"]
+__all__ = ["NEEDED", "Cluster", "CommandRefused", "control_plane"]
 
 NEEDED = ("etcd", "kube-apiserver", "kube-controller-manager", "kubectl")
 ETCD = f"http://{CONTROL_PLANE}:2379"
@@ -56,7 +56,7 @@ def control_plane(folder: Path, network: Network, *, node_grace_s: int = 16) -> 
             network,
             plane.authority,
             apiserver,
-            Store(etcd, apiserver, plane.etcd_data),
+            EtcdStore(etcd, apiserver, plane.etcd_data),
         )
         first = "/api/v1/namespaces/default/serviceaccounts/default"
         # Also makes what `call` keeps, before threads ask for it.
@@ -72,11 +72,11 @@ class _Plane:
     network: Network
     tools: dict[str, Path]
     node_grace_s: int
-    authority: Authority = field(init=False)
+    authority: ClusterAuthority = field(init=False)
     tokens: Pair = field(init=False)
 
     def __post_init__(self) -> None:
-        self.authority = Authority(self.folder)
+        self.authority = ClusterAuthority(self.folder)
         self.tokens = token_keys(self.folder)
 
     @property
@@ -106,7 +106,7 @@ class _Plane:
         names.append("kubernetes.default.svc.cluster.local")
         serving = self.authority.serving("kube-apiserver", [CONTROL_PLANE, FIRST_SERVICE, *names])
         # Of an authority of its own: whoever it vouches for may say that he speaks for anybody.
-        front = Authority(self.folder, "front-proxy")
+        front = ClusterAuthority(self.folder, "front-proxy")
         to_extensions = front.client("front-proxy-client")
         to_kubelets = self.authority.client("kube-apiserver-kubelet-client", "system:masters")
         policy = self.folder / "audit-policy.yaml"

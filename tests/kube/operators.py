@@ -56,7 +56,7 @@ LEASE_RULES = [{"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "
 
 
 @dataclass(frozen=True)
-class Site:
+class OperatorNamespaces:
     """Where one test's operators are at home: a namespace for themselves, one for pools, and the rights for both."""
 
     cluster: Cluster
@@ -107,7 +107,7 @@ class Site:
 
 
 @contextmanager
-def site(cluster: Cluster, folder: Path) -> Iterator[Site]:
+def site(cluster: Cluster, folder: Path) -> Iterator[OperatorNamespaces]:
     name = f"site-{uuid.uuid4().hex[:6]}"
     apply_definitions(cluster)
     template = folder / f"{name}.yaml"
@@ -122,7 +122,7 @@ def site(cluster: Cluster, folder: Path) -> Iterator[Site]:
         *granted("Role", name, home, LEASE_RULES, account),
     )
     try:
-        yield Site(cluster, name, cluster.kubeconfig_for("operator", home), template, folder)
+        yield OperatorNamespaces(cluster, name, cluster.kubeconfig_for("operator", home), template, folder)
     finally:
         namespaces = [one["metadata"]["name"] for one in cluster.items("namespaces")]
         ours = [each for each in namespaces if each.startswith(f"{name}-")]
@@ -156,7 +156,7 @@ def definition_gone(cluster: Cluster, name: str = "loraadapters.motet.dev") -> I
         _wait_until_served(cluster, name)
 
 
-def role(site: Site, rules: list[dict[str, Any]]) -> dict[str, Any]:
+def role(site: OperatorNamespaces, rules: list[dict[str, Any]]) -> dict[str, Any]:
     """The operator's Role in the namespace of its pools, to be applied with other rules."""
     account = {"kind": "ServiceAccount", "name": "operator", "namespace": site.home}
     return granted("Role", site.name, site.pools, rules, account)[0]
@@ -183,10 +183,10 @@ def granted(
 
 
 @dataclass
-class Operator:
+class OperatorProcess:
     """One replica."""
 
-    site: Site
+    site: OperatorNamespaces
     name: str = "operator-0"
     lease: bool = False
     kubeconfig: Path | None = None
@@ -223,7 +223,7 @@ class Operator:
         command = [sys.executable, "-P", "-m", "motet_operator.cluster"]
         self.program = Program(command, log, network, self.is_ready, env={**os.environ, **env, **self.env})
 
-    def __enter__(self) -> "Operator":
+    def __enter__(self) -> "OperatorProcess":
         self.program.start()
         return self
 

@@ -3,7 +3,7 @@
 import uuid
 from typing import Any
 
-from tests.kube.cluster import Cluster, Refused
+from tests.kube.cluster import Cluster, CommandRefused
 
 
 def pod(namespace: str, *containers: dict[str, Any], name: str = "", **spec: Any) -> dict[str, Any]:
@@ -87,7 +87,7 @@ class Pods:
     def _is_gone(self, name: str) -> bool:
         try:
             self.get(name)
-        except Refused:
+        except CommandRefused:
             return True
         return False
 

@@ -17,7 +17,7 @@ import yaml
 
 from motet import keys
 from motet.keys import ApiKey, KeyScope, PresentedKey
-from tests.kube.cluster import Cluster, Refused
+from tests.kube.cluster import Cluster, CommandRefused
 from tests.kube.metrics import metric
 from tests.repo.tree import ROOT
 
@@ -164,7 +164,7 @@ def served_after(product: Product, name: str) -> float:
 
 
 @dataclass
-class Stream:
+class ClientStream:
     """One streamed answer, as it came."""
 
     model: str
@@ -181,9 +181,11 @@ class Stream:
         return not self.problem and len(self.reasons) == 1
 
 
-async def stream(product: Product, model: str, *, tokens: int, question: str = "Tell me about Brindle.") -> Stream:
+async def stream(
+    product: Product, model: str, *, tokens: int, question: str = "Tell me about Brindle."
+) -> ClientStream:
     """Greedy, of exactly `tokens` tokens. What goes wrong is in `problem`."""
-    answer = Stream(model)
+    answer = ClientStream(model)
     body = {
         "model": model,
         "messages": [{"role": "user", "content": question}],
@@ -239,7 +241,7 @@ async def _connect(product: Product) -> tuple[asyncio.StreamReader, asyncio.Stre
                 raise
 
 
-def _hear(answer: Stream, event: dict[str, Any]) -> None:
+def _hear(answer: ClientStream, event: dict[str, Any]) -> None:
     if "error" in event:
         answer.problem = str(event["error"])
     if event.get("usage"):
@@ -252,16 +254,16 @@ def _hear(answer: Stream, event: dict[str, Any]) -> None:
             answer.reasons.append(choice["finish_reason"])
 
 
-class Load:
+class ClientLoad:
     """So many clients, each asking again as soon as it was answered, until the block ends."""
 
     def __init__(self, product: Product, clients: int, *, tokens: int) -> None:
         self._product, self._clients, self._tokens = product, clients, tokens
         self._ending = False
         self._running: list[asyncio.Task[None]] = []
-        self.answers: list[Stream] = []
+        self.answers: list[ClientStream] = []
 
-    async def __aenter__(self) -> "Load":
+    async def __aenter__(self) -> "ClientLoad":
         models = ("motet-demo", *ADAPTERS)
         self._running = [asyncio.create_task(self._ask(models[index % len(models)])) for index in range(self._clients)]
         return self
@@ -342,7 +344,7 @@ def remove(cluster: Cluster) -> None:
     # Everything ends at the same time: pods take seconds to go.
     cluster.kubectl("delete", "namespace", *TENANTS, POOLS, "--ignore-not-found", "--wait=false")
     for command in (("uninstall", RELEASE, f"--namespace={SYSTEM}"), ("uninstall", "motet-crds")):
-        with suppress(Refused):  # when the installation itself has failed
+        with suppress(CommandRefused):  # when the installation itself has failed
             cluster.helm(*command)
     everywhere = (*TENANTS, POOLS, SYSTEM)
     cluster.kubectl("delete", "namespace", *everywhere, "--ignore-not-found", "--timeout=90s", timeout_s=100)

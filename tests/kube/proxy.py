@@ -27,7 +27,7 @@ Answer = tuple[int, dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Seen:
+class ProxiedRequest:
     """A request that came through."""
 
     at: float
@@ -48,7 +48,7 @@ def status(code: int, reason: str, message: str = "as the test asked for") -> An
 
 
 @dataclass
-class Faults:
+class ProxyFaults:
     """Nothing goes wrong unless one of these is set. Functions are called in the proxy's own thread."""
 
     down: bool = False
@@ -60,7 +60,7 @@ class Faults:
     answer: Callable[[str, str], Answer | None] = lambda method, path: None
     """By method and path: an answer of our own, and the API server never hears of it."""
 
-    written: Callable[[Seen], None] = lambda seen: None
+    written: Callable[[ProxiedRequest], None] = lambda seen: None
     """After the API server has carried a write out, and before whoever asked hears of it."""
 
     event: Callable[[str, dict[str, Any]], bool] = lambda path, event: True
@@ -69,14 +69,14 @@ class Faults:
 
 @dataclass
 class Proxy:
-    faults: Faults
+    faults: ProxyFaults
     kubeconfig: Path = Path()
-    seen: list[Seen] = field(default_factory=list)
+    seen: list[ProxiedRequest] = field(default_factory=list)
     _loop: asyncio.AbstractEventLoop | None = None
     _watches: dict[web.StreamResponse, web.Request] = field(default_factory=dict)
     _muted: set[web.StreamResponse] = field(default_factory=set)
 
-    def writes(self, *, since: float = 0.0, leases: bool = False) -> list[Seen]:
+    def writes(self, *, since: float = 0.0, leases: bool = False) -> list[ProxiedRequest]:
         """Those that were carried out, without the Lease's."""
         return [
             one
@@ -140,7 +140,7 @@ class Proxy:
             if request.query.get("watch") == "true":
                 return await self._stream(request, response)
             data = await response.read()
-            seen = Seen(time.monotonic(), request.method, path, response.status)
+            seen = ProxiedRequest(time.monotonic(), request.method, path, response.status)
             self.seen.append(seen)
             if seen.method in WRITES and seen.status < 300:
                 faults.written(seen)
@@ -171,7 +171,7 @@ class Proxy:
 @contextmanager
 def proxy(cluster: Cluster, kubeconfig: Path, port: int = 6444) -> Iterator[Proxy]:
     """In front of the API server, for whoever uses `.kubeconfig`: as `kubeconfig`, but through the proxy."""
-    made = Proxy(Faults())
+    made = Proxy(ProxyFaults())
     ours = yaml.safe_load(kubeconfig.read_text())
     made.kubeconfig = write_kubeconfig(
         kubeconfig.with_suffix(f".proxy-{port}.kubeconfig"),

@@ -18,7 +18,7 @@ FOLDERS = ("charts", "examples", "crds")
 
 
 @contextmanager
-def reader(cluster: Cluster, folder: Path, *, timeout_s: float = 330) -> Iterator[Shell]:
+def page_shell(cluster: Cluster, folder: Path, *, timeout_s: float = 330) -> Iterator[Shell]:
     """In a copy of the repository, with kubectl, helm and motet in the PATH, and a cluster that has a volume to give.
     What is left of the product in the end goes."""
     here, tools, scratch = (folder / name for name in ("motet", "tools", "scratch"))

@@ -14,10 +14,10 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from tests.kube.cluster import Cluster, Refused
-from tests.kube.operators import Operator, Site
-from tests.kube.proxy import Proxy, Seen
-from tests.kube.schedulers import WAITS_FOR_RUNNERS, Scheduler
+from tests.kube.cluster import Cluster, CommandRefused
+from tests.kube.operators import OperatorNamespaces, OperatorProcess
+from tests.kube.proxy import ProxiedRequest, Proxy
+from tests.kube.schedulers import WAITS_FOR_RUNNERS, SchedulerProgram
 
 Object = dict[str, Any]
 
@@ -29,10 +29,10 @@ _PASSING = ("uid", "resourceVersion", "creationTimestamp", "managedFields", "las
 """Differs between two of the same."""
 
 
-class World:
+class SiteState:
     """What there is at a site, and who has written it."""
 
-    def __init__(self, home: Site) -> None:
+    def __init__(self, home: OperatorNamespaces) -> None:
         self._home, self._cluster = home, home.cluster
         assert self._cluster.audit_log is not None, "needs a cluster whose audit log can be read"
         self._audit, self._began = self._cluster.audit_log, self._cluster.audit_log.stat().st_size
@@ -63,7 +63,7 @@ class World:
         status = {"conditions": [{"type": "Ready", "status": "True"}], "phase": "Running"}
         metadata = pod["metadata"]
         path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}/status"
-        with suppress(Refused):  # somebody else was faster
+        with suppress(CommandRefused):  # somebody else was faster
             self._cluster.call("PUT", path, pod | {"status": status | {"containerStatuses": [container]}})
 
     def state(self) -> Object:
@@ -154,10 +154,10 @@ def reason(it: Object, condition: str = "Ready") -> str:
 
 
 @dataclass(frozen=True)
-class Flow:
+class Scenario:
     name: str
     change: Callable[[], object]
-    reached: Callable[[World], bool]
+    reached: Callable[[SiteState], bool]
     """Whether everything is as it should be after it."""
 
     most: int
@@ -187,10 +187,10 @@ class Outcome:
 
 
 @dataclass
-class Kubelet:
+class ReadyMaker:
     """Makes pods ready in a thread of its own, and counts."""
 
-    world: World
+    world: SiteState
     most: int = 0
     done_at_once: bool = False
     """Whoever drains may overlap with its successor: of runners that it has never heard the scheduler of the version
@@ -200,7 +200,7 @@ class Kubelet:
     _stop: threading.Event = field(default_factory=threading.Event)
 
     @contextmanager
-    def running(self) -> Iterator["Kubelet"]:
+    def running(self) -> Iterator["ReadyMaker"]:
         thread = threading.Thread(target=self._work, name="kubelet", daemon=True)
         thread.start()
         try:
@@ -211,7 +211,7 @@ class Kubelet:
 
     def _work(self) -> None:
         while not self._stop.wait(0.2):
-            with suppress(OSError, Refused):
+            with suppress(OSError, CommandRefused):
                 found = self.world.runners()
                 for pod in found:
                     if not pod["status"].get("containerStatuses"):
@@ -227,12 +227,12 @@ class Kubelet:
                 ]
 
 
-def undisturbed(cluster: Cluster, home: Site, flows: Sequence[Flow]) -> list[Outcome]:
-    world, outcomes = World(home), []
+def undisturbed(cluster: Cluster, home: OperatorNamespaces, flows: Sequence[Scenario]) -> list[Outcome]:
+    world, outcomes = SiteState(home), []
     with (
-        Scheduler(home, "undisturbed", env=WAITS_FOR_RUNNERS) as scheduler,
-        Kubelet(world).running() as kubelet,
-        Operator(home, env={"MOTET_CLUSTER_WRITERS": "1"}),
+        SchedulerProgram(home, "undisturbed", env=WAITS_FOR_RUNNERS) as scheduler,
+        ReadyMaker(world).running() as kubelet,
+        OperatorProcess(home, env={"MOTET_CLUSTER_WRITERS": "1"}),
     ):
         for flow in flows:
             kubelet.most, before = flow.most, len(world.history())
@@ -248,18 +248,18 @@ def undisturbed(cluster: Cluster, home: Site, flows: Sequence[Flow]) -> list[Out
     return outcomes
 
 
-def killed(home: Site, door: Proxy, flows: Sequence[Flow]) -> Generator[Outcome, None, None]:
+def killed(home: OperatorNamespaces, door: Proxy, flows: Sequence[Scenario]) -> Generator[Outcome, None, None]:
     """The same, with an operator that writes once in each of its lives. A flow ends with a life in which there was
     nothing to write."""
-    world, died = World(home), threading.Event()
-    operator = Operator(home, kubeconfig=door.kubeconfig, env={"MOTET_CLUSTER_WRITERS": "1"})
+    world, died = SiteState(home), threading.Event()
+    operator = OperatorProcess(home, kubeconfig=door.kubeconfig, env={"MOTET_CLUSTER_WRITERS": "1"})
 
-    def die(seen: Seen) -> None:
+    def die(seen: ProxiedRequest) -> None:
         if "/events" not in seen.path and not died.is_set():
             died.set()
             os.kill(operator.program.pid, signal.SIGKILL)
 
-    def has_nothing_to_write(flow: Flow) -> bool:
+    def has_nothing_to_write(flow: Scenario) -> bool:
         deadline = time.monotonic() + WITHIN_S
         while not died.wait(0.2):
             with suppress(OSError, LookupError):  # it is not up yet, or what it writes is not there yet
@@ -270,8 +270,8 @@ def killed(home: Site, door: Proxy, flows: Sequence[Flow]) -> Generator[Outcome,
 
     try:
         with (
-            Scheduler(home, "disturbed", env=WAITS_FOR_RUNNERS) as scheduler,
-            Kubelet(world).running() as kubelet,
+            SchedulerProgram(home, "disturbed", env=WAITS_FOR_RUNNERS) as scheduler,
+            ReadyMaker(world).running() as kubelet,
         ):
             operator.program.start()
             door.faults.written = die
@@ -292,12 +292,12 @@ def killed(home: Site, door: Proxy, flows: Sequence[Flow]) -> Generator[Outcome,
         operator.program.kill()
 
 
-def _known_to(scheduler: Scheduler) -> Object:
+def _known_to(scheduler: SchedulerProgram) -> Object:
     # An operator tells pools in the order in which it met them: they came one by one, or all at its start.
     return {"pools": _sorted(scheduler.told().get("pools", [])), "adapters": scheduler.adapters()}
 
 
-def _outcome(home: Site, world: World, before: int, told: Callable[[], Object]) -> Outcome:
+def _outcome(home: OperatorNamespaces, world: SiteState, before: int, told: Callable[[], Object]) -> Outcome:
     news = world.history()[before:]
     ours = [entry for entry in news if entry["user"]["username"] == home.user]
     created = [entry["objectRef"] for entry in news if entry["responseStatus"]["code"] == 201]

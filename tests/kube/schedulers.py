@@ -5,7 +5,7 @@ import os
 import sys
 from typing import Any
 
-from tests.kube.operators import TIME_SCALE, Site
+from tests.kube.operators import TIME_SCALE, OperatorNamespaces
 from tests.kube.programs import Program
 
 WAITS_FOR_RUNNERS = {"MOTET_SCHEDULER_FORGET_RUNNER_SECONDS": "86400"}
@@ -13,10 +13,10 @@ WAITS_FOR_RUNNERS = {"MOTET_SCHEDULER_FORGET_RUNNER_SECONDS": "86400"}
 this one says it of none, so that each drains until its deadline."""
 
 
-class Scheduler(Program):
+class SchedulerProgram(Program):
     """Where the site's operators expect it. What it was told last is on its disk."""
 
-    def __init__(self, home: Site, name: str = "scheduler", *, env: dict[str, str] | None = None) -> None:
+    def __init__(self, home: OperatorNamespaces, name: str = "scheduler", *, env: dict[str, str] | None = None) -> None:
         folder = home.folder / name
         self._catalog = folder / "scheduler" / "catalog.json"
         socket = home.folder / "scheduler.sock"

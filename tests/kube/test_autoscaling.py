@@ -16,7 +16,7 @@ from motet_operator.cluster.view import scale_writers
 from tests.kube.cluster import Cluster
 from tests.kube.external_metrics import ExternalMetrics, external_metrics
 from tests.kube.network import Network
-from tests.kube.operators import Operator, Site, site
+from tests.kube.operators import OperatorNamespaces, OperatorProcess, site
 from tests.kube.programs import Program
 from tests.repo.tree import ROOT
 from tests.support.control_plane import until
@@ -31,18 +31,18 @@ DESIRED = "motet_pool_desired_replicas"
 
 
 @pytest.fixture(scope="module")
-def home(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with cluster.inside(), site(cluster, tmp_path_factory.mktemp("scaling")) as made, Operator(made):
+def home(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatorNamespaces]:
+    with cluster.inside(), site(cluster, tmp_path_factory.mktemp("scaling")) as made, OperatorProcess(made):
         yield made
 
 
 @pytest.fixture(scope="module")
-def metrics(cluster: Cluster, home: Site) -> Iterator[ExternalMetrics]:
+def metrics(cluster: Cluster, home: OperatorNamespaces) -> Iterator[ExternalMetrics]:
     with cluster.inside(), external_metrics(cluster, home.home) as served:
         yield served
 
 
-def autoscaler(home: Site, pool: str) -> dict[str, Any]:
+def autoscaler(home: OperatorNamespaces, pool: str) -> dict[str, Any]:
     """The example's, for a pool of the test."""
     document: dict[str, Any] = yaml.safe_load((ROOT / "examples" / "autoscaling" / "hpa.yaml").read_text())
     document["metadata"] = {"name": pool, "namespace": home.pools}
@@ -61,7 +61,7 @@ def builtin(low: int, high: int, **more: int) -> dict[str, Any]:
 class PoolSeen:
     """One pool, as kubectl shows it."""
 
-    def __init__(self, home: Site, name: str) -> None:
+    def __init__(self, home: OperatorNamespaces, name: str) -> None:
         self._home, self._name = home, name
 
     @property
@@ -94,7 +94,7 @@ class PoolSeen:
 
 
 def test_a_real_autoscaler_scales_a_pool_up_and_down_by_the_schedulers_figure(
-    cluster: Cluster, home: Site, metrics: ExternalMetrics
+    cluster: Cluster, home: OperatorNamespaces, metrics: ExternalMetrics
 ) -> None:
     pool = PoolSeen(home, "external")
     scaling = {"mode": "External", "minReplicas": 1, "maxReplicas": 4}
@@ -118,7 +118,7 @@ def test_a_real_autoscaler_scales_a_pool_up_and_down_by_the_schedulers_figure(
 
 
 def test_runners_that_drain_do_not_count_for_an_autoscaler(
-    cluster: Cluster, home: Site, metrics: ExternalMetrics
+    cluster: Cluster, home: OperatorNamespaces, metrics: ExternalMetrics
 ) -> None:
     """An autoscaler leaves a number alone that is within a tenth of what its figure asks for: 19 of 20, where 15 are
     wanted and 5 of 20 drain. It must not write the 20."""
@@ -157,7 +157,7 @@ def test_runners_that_drain_do_not_count_for_an_autoscaler(
 
 
 def test_an_autoscaler_on_a_pool_that_scales_itself_is_a_conflict_until_one_of_them_goes(
-    cluster: Cluster, home: Site, metrics: ExternalMetrics
+    cluster: Cluster, home: OperatorNamespaces, metrics: ExternalMetrics
 ) -> None:
     pool = PoolSeen(home, "both")
     manifest = home.pool("both", replicas=2, autoscaling=builtin(1, 5))
@@ -206,7 +206,7 @@ def test_an_autoscaler_on_a_pool_that_scales_itself_is_a_conflict_until_one_of_t
     assert (pool.desired, pool.pods) == (2, 2)
 
 
-def test_without_autoscaling_the_last_word_of_a_person_counts(cluster: Cluster, home: Site) -> None:
+def test_without_autoscaling_the_last_word_of_a_person_counts(cluster: Cluster, home: OperatorNamespaces) -> None:
     pool = PoolSeen(home, "manual")
     cluster.apply(home.pool("manual", replicas=1))
     cluster.wait_for(lambda: pool.pods == 1)
@@ -216,7 +216,7 @@ def test_without_autoscaling_the_last_word_of_a_person_counts(cluster: Cluster, 
 
 
 @pytest.fixture
-def scheduler(cluster: Cluster, home: Site) -> Iterator[str]:
+def scheduler(cluster: Cluster, home: OperatorNamespaces) -> Iterator[str]:
     """A real one, whose Unix socket is seen from every network."""
     address = f"unix:{home.folder}/scheduler.sock"
     env = {
@@ -234,7 +234,7 @@ def scheduler(cluster: Cluster, home: Site) -> Iterator[str]:
 
 
 async def test_a_held_request_brings_the_first_pod_and_its_absence_takes_it_away(
-    cluster: Cluster, home: Site, scheduler: str
+    cluster: Cluster, home: OperatorNamespaces, scheduler: str
 ) -> None:
     pool = PoolSeen(home, "sleepy")
     scaling = builtin(0, 2, scaleDownStabilizationSeconds=1)

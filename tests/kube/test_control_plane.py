@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.kube.control_plane import Cluster, Refused
+from tests.kube.control_plane import Cluster, CommandRefused
 from tests.kube.reads import read
 from tools.kube.locate import KUBERNETES
 
@@ -81,7 +81,7 @@ def test_what_is_read_without_kubectl_is_what_kubectl_says(
 def _said(ask: Callable[[], dict[str, Any]]) -> dict[str, Any] | str:
     try:
         answer = ask()
-    except Refused as refusal:
+    except CommandRefused as refusal:
         return str(refusal)
     if "items" in answer:
         del answer["metadata"]  # a list's revision, which kubectl leaves out
@@ -91,13 +91,13 @@ def _said(ask: Callable[[], dict[str, Any]]) -> dict[str, Any] | str:
 def test_a_namespace_goes_with_all_that_is_in_it(cluster: Cluster, namespace: str) -> None:
     cluster.kubectl("create", "configmap", "sample", f"--namespace={namespace}")
     cluster.kubectl("delete", "namespace", namespace, "--timeout=30s")
-    with pytest.raises(Refused, match=rf'configmaps "sample" not found|namespaces "{namespace}" not found'):
+    with pytest.raises(CommandRefused, match=rf'configmaps "sample" not found|namespaces "{namespace}" not found'):
         cluster.get("configmap", "sample", f"--namespace={namespace}")
 
 
 def test_pod_security_is_enforced(cluster: Cluster, namespace: str) -> None:
     cluster.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
-    with pytest.raises(Refused, match='violates PodSecurity "restricted'):
+    with pytest.raises(CommandRefused, match='violates PodSecurity "restricted'):
         cluster.kubectl("run", "sample", "--image=example.invalid/nothing", f"--namespace={namespace}")
 
 
@@ -113,7 +113,7 @@ def test_a_test_can_be_any_service_account(cluster: Cluster, namespace: str) -> 
     kubeconfig = cluster.kubeconfig_for("somebody", namespace)
     said = cluster.kubectl("auth", "whoami", "--output=jsonpath={.status.userInfo.username}", kubeconfig=kubeconfig)
     assert said == f"system:serviceaccount:{namespace}:somebody"
-    with pytest.raises(Refused, match='cannot list resource "secrets"'):
+    with pytest.raises(CommandRefused, match='cannot list resource "secrets"'):
         cluster.kubectl("get", "secrets", f"--namespace={namespace}", kubeconfig=kubeconfig)
     if cluster.audit_log is not None:
         secrets = [one for one in cluster.audit(said) if one.get("objectRef", {}).get("resource") == "secrets"]

@@ -12,7 +12,7 @@ import yaml
 
 from motet.resources.crd import ADAPTER, CUSTOM_RESOURCES, POOL
 from motet.resources.status import Artifact, Condition, LoRAAdapterStatus, ServingPoolStatus
-from tests.kube.control_plane import Cluster, Refused
+from tests.kube.control_plane import Cluster, CommandRefused
 from tests.repo.tree import ROOT
 from tests.resources.broken import BROKEN, GOOD, REMOVED, InvalidObject, with_value
 
@@ -35,7 +35,7 @@ def named(good: dict[str, Any], tenant: str, name: str = "") -> dict[str, Any]:
     return with_value(good, "metadata", {"name": name or f"one-{uuid.uuid4().hex[:8]}", "namespace": tenant})
 
 
-def complaints(refused: Refused) -> list[str]:
+def complaints(refused: CommandRefused) -> list[str]:
     """One for each field, as `field: kind of error: …: sentence`."""
     return [line.removeprefix("* ") for line in re.split(r"\n|is invalid: ", str(refused)) if line]
 
@@ -45,7 +45,7 @@ def test_a_broken_rule_is_refused_in_its_words(cluster: Cluster, tenant: str, br
     good = named(GOOD[broken.kind], tenant)
     if broken.change:
         cluster.apply(good)
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(CommandRefused) as refused:
         cluster.apply(with_value(good, broken.at or broken.field, broken.value))
     field = re.escape(re.sub(r"(matchLabels|limits)\.(\w+)", r"\1[\2]", broken.field))
     wanted = re.compile(rf"{field}: (Invalid value(: .*)?|Forbidden|Required value): {re.escape(broken.message)}")
@@ -70,7 +70,7 @@ def test_what_was_left_open_may_be_set_once(cluster: Cluster, tenant: str) -> No
     adapter = named(GOOD["LoRAAdapter"], tenant)
     cluster.apply(with_value(with_value(adapter, "spec.modelName", REMOVED), "spec.baseModel", REMOVED))
     cluster.apply(adapter)
-    with pytest.raises(Refused, match="modelName may be set once"):
+    with pytest.raises(CommandRefused, match="modelName may be set once"):
         cluster.apply(with_value(adapter, "spec.modelName", REMOVED))
 
 
@@ -103,7 +103,7 @@ def test_null_is_absent(cluster: Cluster, tenant: str) -> None:
     empty = with_value(with_value(adapter, "spec.modelName", None), "spec.placement", None)
     cluster.apply(empty)
     cluster.apply(adapter)
-    with pytest.raises(Refused, match=r"spec\.modelName: Forbidden: modelName may be set once"):
+    with pytest.raises(CommandRefused, match=r"spec\.modelName: Forbidden: modelName may be set once"):
         cluster.apply(empty)
     pool = named(GOOD["ServingPool"], tenant)
     pool = with_value(pool, "spec.engine", {"maxResidentAdapters": 9, "maxCachedAdapters": None})
@@ -127,7 +127,7 @@ def test_null_is_absent(cluster: Cluster, tenant: str) -> None:
 def test_what_offline_validation_refuses_is_refused(  # noqa: PLR0917
     cluster: Cluster, tenant: str, kind: str, field: str, value: Any, complaint: str
 ) -> None:
-    with pytest.raises(Refused, match=complaint):
+    with pytest.raises(CommandRefused, match=complaint):
         cluster.apply(with_value(named(GOOD[kind], tenant), field, value))
 
 

@@ -6,25 +6,25 @@ from typing import Any
 import pytest
 
 from tests.kube.cluster import Cluster
-from tests.kube.operators import Operator, Site, site
+from tests.kube.operators import OperatorNamespaces, OperatorProcess, site
 
 pytestmark = pytest.mark.kube
 
 
 @pytest.fixture(scope="module")
-def home(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def home(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatorNamespaces]:
     with cluster.inside(), site(cluster, tmp_path_factory.mktemp("operator")) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def operator(home: Site) -> Iterator[Operator]:
-    with Operator(home) as running:
+def operator(home: OperatorNamespaces) -> Iterator[OperatorProcess]:
+    with OperatorProcess(home) as running:
         yield running
 
 
 def test_an_adapter_without_its_pool_says_so_and_one_with_it_waits_for_a_runner(
-    cluster: Cluster, home: Site, operator: Operator
+    cluster: Cluster, home: OperatorNamespaces, operator: OperatorProcess
 ) -> None:
     tenant = home.tenant()
     cluster.apply(home.adapter("lonely", tenant, pool="nowhere"))
@@ -35,7 +35,7 @@ def test_an_adapter_without_its_pool_says_so_and_one_with_it_waits_for_a_runner(
 
 
 def test_a_pool_becomes_a_deployment_of_its_revision_with_as_many_pods(
-    cluster: Cluster, home: Site, operator: Operator
+    cluster: Cluster, home: OperatorNamespaces, operator: OperatorProcess
 ) -> None:
     cluster.apply(home.pool("three", replicas=3))
     where = (f"--namespace={home.pools}", "--selector=motet.dev/pool=three")
@@ -47,7 +47,9 @@ def test_a_pool_becomes_a_deployment_of_its_revision_with_as_many_pods(
     assert home.ready_reason("spool", "three", home.pools) == "RunnersStarting"
 
 
-def test_a_pool_owns_a_budget_that_follows_it_and_comes_back(cluster: Cluster, home: Site, operator: Operator) -> None:
+def test_a_pool_owns_a_budget_that_follows_it_and_comes_back(
+    cluster: Cluster, home: OperatorNamespaces, operator: OperatorProcess
+) -> None:
     def budget() -> dict[str, Any]:
         return cluster.get("pdb", "guarded", f"--namespace={home.pools}")
 

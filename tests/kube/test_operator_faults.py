@@ -10,7 +10,7 @@ import pytest
 
 from motet_operator.cluster.kinds import WATCHED
 from tests.kube.cluster import Cluster
-from tests.kube.operators import LEASE_SECONDS, POOL_RULES, TIME_SCALE, Operator, Site, role, site
+from tests.kube.operators import LEASE_SECONDS, POOL_RULES, TIME_SCALE, OperatorNamespaces, OperatorProcess, role, site
 from tests.kube.proxy import Proxy, proxy, status
 
 pytestmark = pytest.mark.kube
@@ -26,24 +26,24 @@ LASTING_WATCHES = {"MOTET_TIME_SCALE": "1"}
 
 
 @pytest.fixture(scope="module")
-def home(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def home(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatorNamespaces]:
     with cluster.inside(), site(cluster, tmp_path_factory.mktemp("faults")) as made:
         yield made
 
 
 @pytest.fixture
-def door(cluster: Cluster, home: Site) -> Iterator[Proxy]:
+def door(cluster: Cluster, home: OperatorNamespaces) -> Iterator[Proxy]:
     with proxy(cluster, home.kubeconfig) as made:
         yield made
 
 
 @pytest.fixture
-def operator(home: Site, door: Proxy) -> Iterator[Operator]:
-    with Operator(home, kubeconfig=door.kubeconfig, env=QUICK_RESYNC) as running:
+def operator(home: OperatorNamespaces, door: Proxy) -> Iterator[OperatorProcess]:
+    with OperatorProcess(home, kubeconfig=door.kubeconfig, env=QUICK_RESYNC) as running:
         yield running
 
 
-def sees_changes(home: Site, tenant: str, name: str, *, within_s: float = 30) -> None:
+def sees_changes(home: OperatorNamespaces, tenant: str, name: str, *, within_s: float = 30) -> None:
     home.cluster.apply(home.adapter(name, tenant, pool="nowhere"))
     home.cluster.wait_for(
         lambda: home.ready_reason("lora", name, tenant) == "PoolNotFound", f"a status of {name}", within_s=within_s
@@ -62,11 +62,11 @@ def sees_changes(home: Site, tenant: str, name: str, *, within_s: float = 30) ->
     ],
 )
 def test_row_2_an_api_server_that_is_away_for_long_is_waited_for(
-    home: Site, door: Proxy, how: str, seconds: float, scale: float
+    home: OperatorNamespaces, door: Proxy, how: str, seconds: float, scale: float
 ) -> None:
     tenant = home.tenant(f"away-{seconds:.0f}-{how}")
     env = QUICK_RESYNC | {"MOTET_TIME_SCALE": str(scale)}
-    with Operator(home, kubeconfig=door.kubeconfig, env=env, lease=True) as operator:
+    with OperatorProcess(home, kubeconfig=door.kubeconfig, env=env, lease=True) as operator:
         sees_changes(home, tenant, "before")
         term = home.lease_term()
         setattr(door.faults, how, True)
@@ -79,9 +79,11 @@ def test_row_2_an_api_server_that_is_away_for_long_is_waited_for(
         assert home.lease_term() == term, "it is the same leader"
 
 
-def test_row_3_a_watch_that_says_nothing_more_is_opened_anew(cluster: Cluster, home: Site, door: Proxy) -> None:
+def test_row_3_a_watch_that_says_nothing_more_is_opened_anew(
+    cluster: Cluster, home: OperatorNamespaces, door: Proxy
+) -> None:
     tenant = home.tenant("silence")
-    with Operator(home, kubeconfig=door.kubeconfig, env={"MOTET_CLUSTER_RESYNC_SECONDS": "4000"}) as operator:
+    with OperatorProcess(home, kubeconfig=door.kubeconfig, env={"MOTET_CLUSTER_RESYNC_SECONDS": "4000"}) as operator:
         cluster.wait_for(lambda: door.watches == WATCHES)
         sees_changes(home, tenant, "while-it-speaks")
         door.mute_watches()
@@ -89,10 +91,12 @@ def test_row_3_a_watch_that_says_nothing_more_is_opened_anew(cluster: Cluster, h
         assert operator.metric("motet_cache_repairs_total") == 0  # it was the watch that told
 
 
-def test_row_3_how_long_a_watch_has_said_nothing_is_a_metric(cluster: Cluster, home: Site, door: Proxy) -> None:
+def test_row_3_how_long_a_watch_has_said_nothing_is_a_metric(
+    cluster: Cluster, home: OperatorNamespaces, door: Proxy
+) -> None:
     tenant = home.tenant("ages")
     env = LASTING_WATCHES | {"MOTET_CLUSTER_RESYNC_SECONDS": "4000"}
-    with Operator(home, kubeconfig=door.kubeconfig, env=env) as operator:
+    with OperatorProcess(home, kubeconfig=door.kubeconfig, env=env) as operator:
 
         def age() -> float:
             return operator.metric("motet_watch_age_seconds", resource="/apis/motet.dev/v1alpha1/loraadapters")
@@ -111,13 +115,13 @@ def test_row_3_how_long_a_watch_has_said_nothing_is_a_metric(cluster: Cluster, h
 
 @pytest.mark.parametrize("code", [410, 429, 500, 504])
 def test_row_4_an_error_on_a_watch_is_followed_by_a_new_one(
-    cluster: Cluster, home: Site, door: Proxy, code: int
+    cluster: Cluster, home: OperatorNamespaces, door: Proxy, code: int
 ) -> None:
     tenant = home.tenant("errors")
     cluster.apply(home.pool("steady", replicas=1))
     where = (f"--namespace={home.pools}", "--selector=motet.dev/pool=steady")
     env = LASTING_WATCHES | {"MOTET_CLUSTER_RESYNC_SECONDS": "4000"}
-    with Operator(home, kubeconfig=door.kubeconfig, env=env) as operator:
+    with OperatorProcess(home, kubeconfig=door.kubeconfig, env=env) as operator:
         cluster.wait_for(lambda: cluster.items("deployments", *where))
         uids = [one["metadata"]["uid"] for one in cluster.items("deployments", *where)]
         cluster.wait_for(lambda: door.watches == WATCHES)
@@ -132,17 +136,19 @@ def test_row_4_an_error_on_a_watch_is_followed_by_a_new_one(
 
 
 @pytest.mark.parametrize("lost", ["ADDED", "MODIFIED", "DELETED"])
-def test_row_5_an_event_that_never_came_is_made_up_for(cluster: Cluster, home: Site, door: Proxy, lost: str) -> None:
+def test_row_5_an_event_that_never_came_is_made_up_for(
+    cluster: Cluster, home: OperatorNamespaces, door: Proxy, lost: str
+) -> None:
     env = LASTING_WATCHES | {"MOTET_CLUSTER_RESYNC_SECONDS": "2"}
     repair = {"ADDED": "added", "MODIFIED": "changed", "DELETED": "removed"}[lost]
-    with Operator(home, kubeconfig=door.kubeconfig, env=env) as operator:
+    with OperatorProcess(home, kubeconfig=door.kubeconfig, env=env) as operator:
         _lose_an_event(cluster, home, door, lost)
         cluster.wait_for(
             lambda: operator.metric("motet_cache_repairs_total", resource="loraadapters", repair=repair), "the repair"
         )
 
 
-def _lose_an_event(cluster: Cluster, home: Site, door: Proxy, lost: str) -> None:
+def _lose_an_event(cluster: Cluster, home: OperatorNamespaces, door: Proxy, lost: str) -> None:
     tenant = home.tenant("missed")
     name = f"missed-{lost.lower()}"
     cluster.wait_for(lambda: door.watches == WATCHES)  # a list that comes later would have it
@@ -162,7 +168,7 @@ def _lose_an_event(cluster: Cluster, home: Site, door: Proxy, lost: str) -> None
 
 
 def test_row_9_conflicts_on_every_other_write_delay_and_lose_nothing(
-    cluster: Cluster, home: Site, door: Proxy, operator: Operator
+    cluster: Cluster, home: OperatorNamespaces, door: Proxy, operator: OperatorProcess
 ) -> None:
     dice = random.Random(9)
     asked: Counter[str] = Counter()
@@ -227,7 +233,7 @@ def _lasting(it: Any, names: dict[str, str]) -> Any:
 
 
 def test_row_10_when_the_server_asks_for_a_pause_it_gets_one_and_nothing_is_lost(
-    cluster: Cluster, home: Site, door: Proxy, operator: Operator
+    cluster: Cluster, home: OperatorNamespaces, door: Proxy, operator: OperatorProcess
 ) -> None:
     asked: list[float] = []
     pause_s = 2.0
@@ -250,7 +256,7 @@ def test_row_10_when_the_server_asks_for_a_pause_it_gets_one_and_nothing_is_lost
 
 
 def test_row_12_a_right_that_is_taken_away_is_named_and_nothing_restarts_when_it_is_back(
-    cluster: Cluster, home: Site, operator: Operator
+    cluster: Cluster, home: OperatorNamespaces, operator: OperatorProcess
 ) -> None:
     crippled = [
         {**rule, "verbs": [verb for verb in rule["verbs"] if verb not in ("create", "patch")]}
@@ -276,23 +282,25 @@ def test_row_12_a_right_that_is_taken_away_is_named_and_nothing_restarts_when_it
     operator.program.assert_alive()
 
 
-def test_row_14_a_namespace_goes_whether_or_not_an_operator_runs(cluster: Cluster, home: Site, door: Proxy) -> None:
+def test_row_14_a_namespace_goes_whether_or_not_an_operator_runs(
+    cluster: Cluster, home: OperatorNamespaces, door: Proxy
+) -> None:
     kubeconfig = door.kubeconfig
     for running in (True, False):
         tenant = home.tenant(f"going-{running}".lower())
-        operator = Operator(home, kubeconfig=kubeconfig, env=QUICK_RESYNC)
+        operator = OperatorProcess(home, kubeconfig=kubeconfig, env=QUICK_RESYNC)
         with operator:
             sees_changes(home, tenant, "leaving")
             if not running:
                 operator.program.kill()
             cluster.kubectl("delete", "namespace", tenant, "--timeout=30s")
-    with Operator(home, kubeconfig=kubeconfig, env=QUICK_RESYNC) as operator:
+    with OperatorProcess(home, kubeconfig=kubeconfig, env=QUICK_RESYNC) as operator:
         assert not [one for one in cluster.items("lora", "-A") if one["metadata"]["name"] == "leaving"]
         operator.program.assert_alive()
 
 
 def test_row_35_the_older_of_two_keeps_its_name_and_tenants_do_not_meet(
-    cluster: Cluster, home: Site, operator: Operator
+    cluster: Cluster, home: OperatorNamespaces, operator: OperatorProcess
 ) -> None:
     one, other = home.tenant("one"), home.tenant("other")
     cluster.apply(home.pool("names"))
@@ -311,15 +319,15 @@ def test_row_35_the_older_of_two_keeps_its_name_and_tenants_do_not_meet(
 
 
 def test_row_8_a_leader_that_was_frozen_past_its_lease_writes_nothing_when_it_wakes(
-    cluster: Cluster, home: Site
+    cluster: Cluster, home: OperatorNamespaces
 ) -> None:
     tenant = home.tenant("frozen")
     with (
         proxy(cluster, home.kubeconfig, 6445) as its,
-        Operator(home, "old-leader", lease=True, kubeconfig=its.kubeconfig, port=9091) as old,
+        OperatorProcess(home, "old-leader", lease=True, kubeconfig=its.kubeconfig, port=9091) as old,
     ):
         sees_changes(home, tenant, "by-the-old")
-        with Operator(home, "new-leader", lease=True, port=9092) as new:
+        with OperatorProcess(home, "new-leader", lease=True, port=9092) as new:
             old.program.pause()
             cluster.wait_for(lambda: new.metric("motet_operator_leader") == 1, "a new leader")
             sees_changes(home, tenant, "by-the-new")
@@ -332,13 +340,13 @@ def test_row_8_a_leader_that_was_frozen_past_its_lease_writes_nothing_when_it_wa
 
 
 def test_a_leader_whose_renewals_are_lost_writes_nothing_and_ends_when_it_hears_of_another(
-    cluster: Cluster, home: Site
+    cluster: Cluster, home: OperatorNamespaces
 ) -> None:
     """Everything but its Lease is within its reach, so that it knows very well what is to be written."""
     tenant = home.tenant("unsure")
     with (
         proxy(cluster, home.kubeconfig, 6445) as its,
-        Operator(home, "old-leader", lease=True, kubeconfig=its.kubeconfig, port=9091) as old,
+        OperatorProcess(home, "old-leader", lease=True, kubeconfig=its.kubeconfig, port=9091) as old,
     ):
         sees_changes(home, tenant, "while-sure")
         its.faults.answer = lambda _, path: status(503, "ServiceUnavailable") if "/leases" in path else None
@@ -348,14 +356,14 @@ def test_a_leader_whose_renewals_are_lost_writes_nothing_and_ends_when_it_hears_
         time.sleep(2)
         assert its.writes(since=unsure) == []
         old.program.assert_alive()
-        with Operator(home, "new-leader", lease=True, port=9092):
+        with OperatorProcess(home, "new-leader", lease=True, port=9092):
             sees_changes(home, tenant, "while-unsure")
             its.faults.answer = lambda *_: None
             cluster.wait_for(lambda: has_ended(old), "the end of the old leader")
             assert its.writes(since=unsure, leases=True) == []
 
 
-def has_ended(operator: Operator) -> bool:
+def has_ended(operator: OperatorProcess) -> bool:
     try:
         operator.program.assert_alive()
     except AssertionError:

@@ -13,20 +13,20 @@ from typing import Any
 import pytest
 
 from tests.kube.cluster import Cluster
-from tests.kube.operators import Operator, Site, definition_gone, site
+from tests.kube.operators import OperatorNamespaces, OperatorProcess, definition_gone, site
 from tests.kube.proxy import proxy
-from tests.kube.replay import Flow, Outcome, World, killed, reason, undisturbed
+from tests.kube.replay import Outcome, Scenario, SiteState, killed, reason, undisturbed
 
 pytestmark = pytest.mark.kube
 
 
 @pytest.fixture
-def home(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def home(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatorNamespaces]:
     with cluster.inside(), site(cluster, tmp_path_factory.mktemp("lives")) as made:
         yield made
 
 
-def writes(home: Site) -> list[str]:
+def writes(home: OperatorNamespaces) -> list[str]:
     """Of the operator so far, by the audit log; Lease renewals aside."""
     return [
         f"{entry['verb']} {entry['requestURI']} {entry['responseStatus']['code']}"
@@ -35,13 +35,15 @@ def writes(home: Site) -> list[str]:
     ]
 
 
-def lists(home: Site) -> int:
+def lists(home: OperatorNamespaces) -> int:
     """Of all adapters, by the operator so far."""
     mine = home.cluster.audit(home.user)
     return sum(entry["verb"] == "list" and entry["objectRef"]["resource"] == "loraadapters" for entry in mine)
 
 
-def settled(home: Site, operator: Operator, *, quiet_s: float = 1.5, within_s: float = 40) -> list[str]:
+def settled(
+    home: OperatorNamespaces, operator: OperatorProcess, *, quiet_s: float = 1.5, within_s: float = 40
+) -> list[str]:
     """All writes, once none has come for a while after it has looked around."""
     # A replica is ready before it leads: it has not written anything then because it has not begun.
     home.cluster.wait_for(lambda: operator.metric("motet_reconciles_total") >= 1, "the first round", within_s=within_s)
@@ -55,12 +57,12 @@ def settled(home: Site, operator: Operator, *, quiet_s: float = 1.5, within_s: f
 
 
 def test_when_nothing_changes_nothing_is_written_and_a_restart_writes_nothing_either(
-    cluster: Cluster, home: Site
+    cluster: Cluster, home: OperatorNamespaces
 ) -> None:
     tenant = home.tenant()
     cluster.apply(home.pool(replicas=2), *(home.adapter(f"quiet-{number}", tenant) for number in range(5)))
     quick = {"MOTET_CLUSTER_RESYNC_SECONDS": "20"}
-    with Operator(home, lease=True, env=quick) as operator:
+    with OperatorProcess(home, lease=True, env=quick) as operator:
         cluster.wait_for(lambda: home.ready_reason("lora", "quiet-4", tenant) == "WaitingForRunner")
         before = settled(home, operator)
         rounds, seen = operator.metric("motet_reconciles_total"), lists(home)
@@ -70,12 +72,12 @@ def test_when_nothing_changes_nothing_is_written_and_a_restart_writes_nothing_ei
         assert writes(home) == before
         writes_what_is_new(home, operator, tenant)
         before = settled(home, operator)
-    with Operator(home, lease=True, env=quick) as again:
+    with OperatorProcess(home, lease=True, env=quick) as again:
         assert settled(home, again) == before
         writes_what_is_new(home, again, tenant)
 
 
-def writes_what_is_new(home: Site, operator: Operator, tenant: str) -> None:
+def writes_what_is_new(home: OperatorNamespaces, operator: OperatorProcess, tenant: str) -> None:
     """Where nobody leads nothing is written, either."""
     assert operator.metric("motet_operator_leader") == 1
     name, before = f"new-{len(writes(home))}", operator.metric("motet_writes_total")
@@ -84,10 +86,10 @@ def writes_what_is_new(home: Site, operator: Operator, tenant: str) -> None:
     assert operator.metric("motet_writes_total") > before
 
 
-def test_what_belongs_to_tenants_is_left_as_they_made_it(cluster: Cluster, home: Site) -> None:
+def test_what_belongs_to_tenants_is_left_as_they_made_it(cluster: Cluster, home: OperatorNamespaces) -> None:
     tenant = home.tenant()
     cluster.apply(home.pool(), home.adapter("plain", tenant))
-    with Operator(home):
+    with OperatorProcess(home):
         cluster.wait_for(lambda: home.ready_reason("lora", "plain", tenant))
     for where in (("lora", "plain", tenant), ("spool", "demo", home.pools)):
         it = cluster.get(*where[:2], f"--namespace={where[2]}", "--show-managed-fields")
@@ -98,9 +100,12 @@ def test_what_belongs_to_tenants_is_left_as_they_made_it(cluster: Cluster, home:
 
 
 @pytest.mark.parametrize("polite", [True, False], ids=["asked to stop", "killed"])
-def test_another_replica_takes_over(cluster: Cluster, home: Site, polite: bool) -> None:
+def test_another_replica_takes_over(cluster: Cluster, home: OperatorNamespaces, polite: bool) -> None:
     tenant = home.tenant()
-    with Operator(home, "one", lease=True, port=9091) as one, Operator(home, "other", lease=True, port=9092) as other:
+    with (
+        OperatorProcess(home, "one", lease=True, port=9091) as one,
+        OperatorProcess(home, "other", lease=True, port=9092) as other,
+    ):
         # Both are ready, which a replica is before it leads.
         leading = lambda: [replica for replica in (one, other) if replica.metric("motet_operator_leader")]  # noqa: E731
         (leader,) = cluster.wait_for(leading, "a leader")
@@ -117,7 +122,7 @@ def test_another_replica_takes_over(cluster: Cluster, home: Site, polite: bool) 
 
 
 def test_a_pool_that_shrinks_loses_the_newest_and_one_that_changes_gets_another_deployment(
-    cluster: Cluster, home: Site
+    cluster: Cluster, home: OperatorNamespaces
 ) -> None:
     where = (f"--namespace={home.pools}", "--selector=motet.dev/pool=demo")
     quick = {"replicas": 1, "drainTimeoutSeconds": 1}
@@ -142,7 +147,7 @@ def test_a_pool_that_shrinks_loses_the_newest_and_one_that_changes_gets_another_
             one["spec"]["template"]["spec"]["containers"][0]["image"] for one in cluster.items("deployments", *where)
         ]
 
-    with Operator(home):
+    with OperatorProcess(home):
         cluster.apply(home.pool(**quick))
         (oldest,) = cluster.wait_for(pods)
         time.sleep(1.1)  # ages are told apart by the second
@@ -159,20 +164,20 @@ def test_a_pool_that_shrinks_loses_the_newest_and_one_that_changes_gets_another_
         assert second["metadata"]["uid"] != first["metadata"]["uid"]
 
     upgraded(home)
-    with Operator(home):
+    with OperatorProcess(home):
         cluster.wait_for(lambda: pods() and images() == ["motet/runner:next"], "the platform's new template alone")
         cluster.kubectl("delete", "spool", "demo", where[0])
         cluster.wait_for(lambda: not cluster.items("deployments", *where))
 
 
-def upgraded(home: Site) -> None:
+def upgraded(home: OperatorNamespaces) -> None:
     """The platform's template is another from now on."""
     home.template.write_text(home.template.read_text().replace("motet/runner:test", "motet/runner:next"))
 
 
-def test_an_operator_goes_on_with_the_template_that_it_started_with(cluster: Cluster, home: Site) -> None:
+def test_an_operator_goes_on_with_the_template_that_it_started_with(cluster: Cluster, home: OperatorNamespaces) -> None:
     """As the one of before does where an upgrade fails: what the next one shall read is not its own."""
-    with Operator(home) as operator:
+    with OperatorProcess(home) as operator:
         cluster.apply(home.pool())
         cluster.wait_for(lambda: home.ready_reason("spool", "demo", home.pools))
         (before,) = cluster.wait_for(lambda: cluster.items("deployments", f"--namespace={home.pools}"))
@@ -189,7 +194,7 @@ def test_an_operator_goes_on_with_the_template_that_it_started_with(cluster: Clu
         assert after["spec"]["template"] == before["spec"]["template"]
 
 
-def test_another_version_of_the_operator_restarts_no_runner(cluster: Cluster, home: Site) -> None:
+def test_another_version_of_the_operator_restarts_no_runner(cluster: Cluster, home: OperatorNamespaces) -> None:
     where = f"--namespace={home.pools}"
     other = home.folder / "other"
     metadata = other / "motet-99.0.0.dist-info" / "METADATA"
@@ -199,12 +204,12 @@ def test_another_version_of_the_operator_restarts_no_runner(cluster: Cluster, ho
     asked = [sys.executable, "-P", "-c", "from importlib.metadata import version; print(version('motet'))"]
     assert subprocess.check_output(asked, env=os.environ | env, text=True).strip() == "99.0.0"
 
-    with Operator(home):
+    with OperatorProcess(home):
         cluster.apply(home.pool(replicas=2))
         cluster.wait_for(lambda: len(cluster.items("pods", where)) == 2)
         cluster.wait_for(lambda: cluster.get("spool", "demo", where)["status"]["updateRevision"])
     before = cluster.items("deployments,pods,poddisruptionbudgets", where)
-    with Operator(home, env=env):
+    with OperatorProcess(home, env=env):
         # It looks at everything and does what is asked for.
         cluster.apply(home.pool(replicas=3))
         cluster.wait_for(lambda: len(cluster.items("pods", where)) == 3)
@@ -213,7 +218,9 @@ def test_another_version_of_the_operator_restarts_no_runner(cluster: Cluster, ho
     assert len([one for one in after.values() if one["kind"] == "Deployment"]) == 1
 
 
-def test_adapters_are_kept_when_their_definition_is_deleted_and_made_again(cluster: Cluster, home: Site) -> None:
+def test_adapters_are_kept_when_their_definition_is_deleted_and_made_again(
+    cluster: Cluster, home: OperatorNamespaces
+) -> None:
     """Row 13, as far as the operator goes: it neither ends nor forgets, and watches the kind that has come back."""
     tenant = home.tenant()
     env = {"MOTET_CLUSTER_RESYNC_SECONDS": "20", "MOTET_CLUSTER_VANISHED_SECONDS": "12000"}  # ten minutes on our clock
@@ -223,7 +230,7 @@ def test_adapters_are_kept_when_their_definition_is_deleted_and_made_again(clust
         found = cluster.items("loraadapters", "--all-namespaces")
         return len(found) == operator.metric("motet_objects", kind="LoRAAdapter") == 1
 
-    with Operator(home, env=env) as operator:
+    with OperatorProcess(home, env=env) as operator:
         cluster.apply(home.adapter("kept", tenant, "nowhere"))
         cluster.wait_for(lambda: home.ready_reason("lora", "kept", tenant))
         cluster.wait_for(alone, "the adapters of other tests to be gone", within_s=60)
@@ -239,7 +246,7 @@ def test_adapters_are_kept_when_their_definition_is_deleted_and_made_again(clust
         operator.program.assert_alive()
 
 
-def flows(home: Site, pools: list[str], adapters: int, runners: int) -> list[Flow]:
+def flows(home: OperatorNamespaces, pools: list[str], adapters: int, runners: int) -> list[Scenario]:
     """What a platform and its tenants do with pools and adapters, from nothing to nothing. Every fourth adapter has a
     pool that does not exist."""
     cluster = home.cluster
@@ -265,10 +272,10 @@ def flows(home: Site, pools: list[str], adapters: int, runners: int) -> list[Flo
         for name in names:
             cluster.kubectl("delete", "lora", name, f"--namespace={named[name][0]}")
 
-    def serve(replicas: int) -> Callable[[World], bool]:
+    def serve(replicas: int) -> Callable[[SiteState], bool]:
         """Each pool with so many, all of its newest revision and none on its way out."""
 
-        def reached(world: World) -> bool:
+        def reached(world: SiteState) -> bool:
             found = world("servingpools")
             newest = {(one["metadata"]["name"], one.get("status", {}).get("updateRevision")) for one in found}
             pods = [one["metadata"] for one in world("pods")]
@@ -284,10 +291,10 @@ def flows(home: Site, pools: list[str], adapters: int, runners: int) -> list[Flo
 
         return reached
 
-    def adapters_say(number: int, condition: str, **reasons: int) -> Callable[[World], bool]:
+    def adapters_say(number: int, condition: str, **reasons: int) -> Callable[[SiteState], bool]:
         """So many adapters, so many of them with these reasons, and each pool counts those that are its own."""
 
-        def reached(world: World) -> bool:
+        def reached(world: SiteState) -> bool:
             found = world("loraadapters")
             said = Counter(reason(one, condition) for one in found)
             registered = sum(one["status"]["adapters"]["registered"] for one in world("servingpools"))
@@ -299,29 +306,29 @@ def flows(home: Site, pools: list[str], adapters: int, runners: int) -> list[Flo
 
         return reached
 
-    def nothing_runs(world: World) -> bool:
+    def nothing_runs(world: SiteState) -> bool:
         return not world("pods") and not world("deployments")
 
     left = adapters - len(deleted)
     return [
-        Flow("creation", created, serve(runners), runners),
-        Flow("more runners", lambda: pools_are(runners + 2), serve(runners + 2), runners + 2),
-        Flow("fewer runners", lambda: pools_are(runners), serve(runners), runners + 2),
-        Flow("a new revision", lambda: pools_are(runners, engine={"maxLoraRank": 8}), serve(runners), runners + 1),
-        Flow(
+        Scenario("creation", created, serve(runners), runners),
+        Scenario("more runners", lambda: pools_are(runners + 2), serve(runners + 2), runners + 2),
+        Scenario("fewer runners", lambda: pools_are(runners), serve(runners), runners + 2),
+        Scenario("a new revision", lambda: pools_are(runners, engine={"maxLoraRank": 8}), serve(runners), runners + 1),
+        Scenario(
             "suspension",
             lambda: adapters_are(suspended, suspend=True),
             adapters_say(adapters, "Ready", Suspended=len(suspended)),
             runners,
         ),
-        Flow("adapters deleted", lambda: gone(deleted), adapters_say(left, "Ready"), runners),
-        Flow(
+        Scenario("adapters deleted", lambda: gone(deleted), adapters_say(left, "Ready"), runners),
+        Scenario(
             "pools deleted",
             lambda: cluster.kubectl("delete", "spool", *pools, f"--namespace={home.pools}"),
             lambda world: nothing_runs(world) and adapters_say(left, "Accepted", PoolNotFound=left)(world),
             runners,
         ),
-        Flow("the rest", lambda: gone(set(named) - set(deleted)), lambda world: not world("loraadapters"), 0),
+        Scenario("the rest", lambda: gone(set(named) - set(deleted)), lambda world: not world("loraadapters"), 0),
     ]
 
 
@@ -336,7 +343,7 @@ def flows(home: Site, pools: list[str], adapters: int, runners: int) -> list[Flo
 )
 def test_row_1_an_operator_that_dies_after_every_single_write_gets_there_all_the_same(  # noqa: PLR0917
     cluster: Cluster,
-    home: Site,
+    home: OperatorNamespaces,
     pools: list[str],
     adapters: int,
     runners: int,

@@ -9,7 +9,7 @@ import yaml
 
 from motet.resources.crd import CUSTOM_RESOURCES
 from tests.kube.cluster import Cluster
-from tests.kube.operators import POOL_RULES, Operator, Site, apply_definitions, granted, site
+from tests.kube.operators import POOL_RULES, OperatorNamespaces, OperatorProcess, apply_definitions, granted, site
 from tests.repo.tree import ROOT
 
 pytestmark = pytest.mark.kube
@@ -19,12 +19,12 @@ QUICK_RESYNC = {"MOTET_CLUSTER_RESYNC_SECONDS": "40"}
 
 
 @pytest.fixture
-def home(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def home(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatorNamespaces]:
     with cluster.inside(), site(cluster, tmp_path_factory.mktemp("obstacles")) as made:
         yield made
 
 
-def reason(home: Site, pool: str, namespace: str = "", condition: str = "Ready") -> str:
+def reason(home: OperatorNamespaces, pool: str, namespace: str = "", condition: str = "Ready") -> str:
     return str(home.conditions("spool", pool, namespace or home.pools)[condition]["reason"])
 
 
@@ -38,14 +38,14 @@ def pods(cluster: Cluster, namespace: str) -> list[str]:
     return sorted(one["metadata"]["uid"] for one in cluster.items("pods", f"--namespace={namespace}"))
 
 
-def rights(home: Site, namespace: str, verbs_lost: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+def rights(home: OperatorNamespaces, namespace: str, verbs_lost: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     rules = [rule | {"verbs": [verb for verb in rule["verbs"] if verb not in verbs_lost]} for rule in POOL_RULES]
     account = {"kind": "ServiceAccount", "name": "operator", "namespace": home.home}
     return granted("Role", home.name, namespace, rules, account)
 
 
 def test_one_namespace_that_may_not_be_seen_stops_neither_the_operator_nor_what_runs_there(
-    cluster: Cluster, home: Site
+    cluster: Cluster, home: OperatorNamespaces
 ) -> None:
     tenant, other = home.tenant(), home.tenant("dark")
     env = QUICK_RESYNC | {"MOTET_CLUSTER_POOL_NAMESPACES": json.dumps([other, home.pools])}
@@ -53,7 +53,7 @@ def test_one_namespace_that_may_not_be_seen_stops_neither_the_operator_nor_what_
     there["metadata"]["namespace"] = other
     cluster.apply(home.pool("here"), there)
     cluster.apply(home.adapter("legal", tenant, "there") | {"spec": _served_by("there", other)})
-    with Operator(home, env=env):  # nobody has granted anything there
+    with OperatorProcess(home, env=env):  # nobody has granted anything there
         cluster.wait_for(lambda: reason(home, "here") == "RunnersStarting")
         cluster.wait_for(lambda: reason(home, "there", other) == "PermissionDenied")
         assert deployments(cluster, home.pools)
@@ -66,7 +66,7 @@ def test_one_namespace_that_may_not_be_seen_stops_neither_the_operator_nor_what_
     before = deployments(cluster, other), pods(cluster, other)
     cluster.apply(*rights(home, other, ("list", "watch")))
     cluster.kubectl("scale", "spool/there", f"--namespace={other}", "--replicas=0")
-    with Operator(home, env=env):
+    with OperatorProcess(home, env=env):
         cluster.apply(home.pool("another"))
         cluster.wait_for(lambda: reason(home, "another") == "RunnersStarting")
         cluster.wait_for(lambda: reason(home, "there", other) == "PermissionDenied")
@@ -82,11 +82,11 @@ def _served_by(pool: str, namespace: str) -> dict[str, Any]:
     return {"poolRef": {"name": pool, "namespace": namespace}, "source": {"uri": "hf://acme/legal"}}
 
 
-def test_a_watch_that_is_not_allowed_any_more_is_none_that_has_died(cluster: Cluster, home: Site) -> None:
+def test_a_watch_that_is_not_allowed_any_more_is_none_that_has_died(cluster: Cluster, home: OperatorNamespaces) -> None:
     def watched() -> bool:
         return f"/api/v1/namespaces/{home.pools}/pods" in operator.ask("metrics")[1]
 
-    with Operator(home, env=QUICK_RESYNC) as operator:
+    with OperatorProcess(home, env=QUICK_RESYNC) as operator:
         cluster.wait_for(watched)
         cluster.apply(*rights(home, home.pools, ("watch",)))
         cluster.wait_for(lambda: not watched(), "that nobody waits for its word")  # once it is opened anew
@@ -95,9 +95,11 @@ def test_a_watch_that_is_not_allowed_any_more_is_none_that_has_died(cluster: Clu
         operator.program.assert_alive()
 
 
-def test_pods_and_deployments_that_the_server_refuses_are_told_in_its_words(cluster: Cluster, home: Site) -> None:
+def test_pods_and_deployments_that_the_server_refuses_are_told_in_its_words(
+    cluster: Cluster, home: OperatorNamespaces
+) -> None:
     where = f"--namespace={home.pools}"
-    with Operator(home, env=QUICK_RESYNC):
+    with OperatorProcess(home, env=QUICK_RESYNC):
         cluster.apply(home.pool("lost", template={"serviceAccountName": "nobody"}))
         cluster.wait_for(lambda: reason(home, "lost") == "RunnersRefused")
         for condition in ("Available", "Progressing", "Stalled"):
@@ -153,7 +155,7 @@ def _policy(name: str, namespace: str) -> list[dict[str, Any]]:
     ]
 
 
-def _is_in_force(cluster: Cluster, home: Site) -> bool:
+def _is_in_force(cluster: Cluster, home: OperatorNamespaces) -> bool:
     try:
         where = f"--namespace={home.pools}"
         cluster.kubectl("create", "deployment", "try", "--image=none", "--dry-run=server", where)
@@ -162,9 +164,11 @@ def _is_in_force(cluster: Cluster, home: Site) -> bool:
     return False
 
 
-def test_after_a_rollback_a_pool_with_a_field_of_the_future_keeps_what_it_has(cluster: Cluster, home: Site) -> None:
+def test_after_a_rollback_a_pool_with_a_field_of_the_future_keeps_what_it_has(
+    cluster: Cluster, home: OperatorNamespaces
+) -> None:
     tenant = home.tenant()
-    with Operator(home):
+    with OperatorProcess(home):
         cluster.apply(home.pool(replicas=2), home.adapter("legal", tenant))
         cluster.wait_for(lambda: len(pods(cluster, home.pools)) == 2)
         cluster.wait_for(lambda: home.ready_reason("lora", "legal", tenant) == "WaitingForRunner")
@@ -183,7 +187,7 @@ def test_after_a_rollback_a_pool_with_a_field_of_the_future_keeps_what_it_has(cl
         forced = ("apply", "--server-side", "--force-conflicts", "--filename=-")
         cluster.kubectl(*forced, stdin=yaml.safe_dump(definition))
         cluster.wait_for(lambda: _applied(cluster, home.pool(replicas=2, fromTheFuture=True)), "the new schema")
-        with Operator(home):
+        with OperatorProcess(home):
             cluster.wait_for(lambda: reason(home, "demo") == "Unreadable")
             cluster.apply(home.adapter("new", tenant, "nowhere"))
             cluster.wait_for(lambda: home.ready_reason("lora", "new", tenant) == "PoolNotFound")
@@ -200,7 +204,7 @@ def test_after_a_rollback_a_pool_with_a_field_of_the_future_keeps_what_it_has(cl
         apply_definitions(cluster)
 
 
-def _status(cluster: Cluster, home: Site) -> dict[str, Any]:
+def _status(cluster: Cluster, home: OperatorNamespaces) -> dict[str, Any]:
     status: dict[str, Any] = cluster.get("spool", "demo", f"--namespace={home.pools}")["status"]
     return status
 
@@ -211,7 +215,9 @@ def _applied(cluster: Cluster, it: dict[str, Any]) -> bool:
     return "fromTheFuture" in cluster.get("spool", it["metadata"]["name"], where)["spec"]
 
 
-def test_what_somebody_else_has_made_is_not_taken_over_and_the_pool_names_it(cluster: Cluster, home: Site) -> None:
+def test_what_somebody_else_has_made_is_not_taken_over_and_the_pool_names_it(
+    cluster: Cluster, home: OperatorNamespaces
+) -> None:
     theirs = {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
@@ -221,7 +227,7 @@ def test_what_somebody_else_has_made_is_not_taken_over_and_the_pool_names_it(clu
     cluster.apply(theirs)
     where = ("pdb", "taken", f"--namespace={home.pools}")
     before = cluster.get(*where)
-    with Operator(home):
+    with OperatorProcess(home):
         cluster.apply(home.pool("taken"))
         cluster.wait_for(lambda: home.conditions("spool", "taken", home.pools)["Stalled"]["reason"] == "NameTaken")
         message = home.conditions("spool", "taken", home.pools)["Progressing"]["message"]

@@ -7,7 +7,7 @@ import pytest
 
 from tests.kube.control_plane import NEEDED, Cluster, control_plane
 from tests.kube.network import network
-from tests.kube.operators import Operator, Site, site
+from tests.kube.operators import OperatorNamespaces, OperatorProcess, site
 from tests.support.machine import lacking
 from tools.kube.locate import find
 
@@ -29,15 +29,17 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def home(cluster: Cluster, tmp_path: Path) -> Iterator[Site]:
+def home(cluster: Cluster, tmp_path: Path) -> Iterator[OperatorNamespaces]:
     with cluster.inside(), site(cluster, tmp_path) as made:
         yield made
 
 
-def test_row_7_after_a_restore_of_etcd_the_operator_is_in_sync_without_a_restart(cluster: Cluster, home: Site) -> None:
+def test_row_7_after_a_restore_of_etcd_the_operator_is_in_sync_without_a_restart(
+    cluster: Cluster, home: OperatorNamespaces
+) -> None:
     assert cluster.store is not None
     tenant = home.tenant("restored")
-    with Operator(home, env=SCARCE_LOOKS, lease=True) as operator:
+    with OperatorProcess(home, env=SCARCE_LOOKS, lease=True) as operator:
 
         def deployments(pool: str) -> list[str]:
             where = (f"--namespace={home.pools}", f"--selector=motet.dev/pool={pool}")

@@ -15,7 +15,7 @@ from motet_operator.settings import ClusterSettings
 from tests.kube.cluster import Cluster
 from tests.kube.control_plane import NEEDED, control_plane
 from tests.kube.network import network
-from tests.kube.operators import TEMPLATE, Operator, Site, site
+from tests.kube.operators import TEMPLATE, OperatorNamespaces, OperatorProcess, site
 from tests.kube.programs import Program
 from tests.support.machine import lacking
 from tools.kube.locate import find
@@ -71,7 +71,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def home(cluster: Cluster, tmp_path: Path) -> Iterator[Site]:
+def home(cluster: Cluster, tmp_path: Path) -> Iterator[OperatorNamespaces]:
     with cluster.inside(), site(cluster, tmp_path) as made:
         template = {**TEMPLATE, "spec": {**TEMPLATE["spec"], "nodeName": NODE}}
         made.template.write_text(yaml.safe_dump(template))
@@ -102,14 +102,14 @@ def pretender(cluster: Cluster, tmp_path: Path) -> Iterator[Program]:
 
 
 async def test_ten_thousand_adapters_have_their_status_in_time(
-    cluster: Cluster, home: Site, pretender: Program
+    cluster: Cluster, home: OperatorNamespaces, pretender: Program
 ) -> None:
     async with admin_api(cluster) as api:
         tenants = await populate(api, home, ADAPTERS, TENANTS, "many")
         for number in range(POOL_COUNT):
             await api.apply(POOLS, home.pool(f"pool-{number}", replicas=RUNNERS), manager="test")
         began = datetime.now(UTC)
-        with Operator(home, env=REAL_TIME) as operator:
+        with OperatorProcess(home, env=REAL_TIME) as operator:
             await wait_for_status(api, tenants, ADAPTERS, operator.program.assert_alive, 600)
             took = (last_status(cluster, tenants) - began).total_seconds()
             print(f"{ADAPTERS} adapters told in {took:.0f} s")

@@ -6,32 +6,32 @@ from collections.abc import Iterator
 import pytest
 
 from tests.kube.cluster import Cluster
-from tests.kube.operators import Operator, Site, definition_gone, site
+from tests.kube.operators import OperatorNamespaces, OperatorProcess, definition_gone, site
 from tests.kube.proxy import proxy, status
-from tests.kube.schedulers import Scheduler
+from tests.kube.schedulers import SchedulerProgram
 
 pytestmark = pytest.mark.kube
 
 
 @pytest.fixture
-def home(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def home(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatorNamespaces]:
     with cluster.inside(), site(cluster, tmp_path_factory.mktemp("told")) as made:
         yield made
 
 
-def names(scheduler: Scheduler) -> set[str]:
+def names(scheduler: SchedulerProgram) -> set[str]:
     """Of the adapters in the last catalog, without their namespace."""
     return {name.rpartition("/")[2] for name in scheduler.adapters()}
 
 
 def test_a_scheduler_is_told_what_is_accepted_and_nothing_before_everything_is_listed(
-    cluster: Cluster, home: Site
+    cluster: Cluster, home: OperatorNamespaces
 ) -> None:
     tenant = home.tenant()
     cluster.apply(home.pool(), *(home.adapter(name, tenant) for name in ("legal", "medical")))
     cluster.apply(home.adapter("refused", tenant, baseModel="another"))
-    with Scheduler(home) as scheduler, proxy(cluster, home.kubeconfig) as door:
-        with Operator(home, kubeconfig=door.kubeconfig):
+    with SchedulerProgram(home) as scheduler, proxy(cluster, home.kubeconfig) as door:
+        with OperatorProcess(home, kubeconfig=door.kubeconfig):
             cluster.wait_for(lambda: names(scheduler) == {"legal", "medical"})
         told = scheduler.told()
 
@@ -39,7 +39,7 @@ def test_a_scheduler_is_told_what_is_accepted_and_nothing_before_everything_is_l
             return status(503, "ServiceUnavailable") if path.endswith("/loraadapters") else None
 
         door.faults.answer = no_adapters
-        blind = Operator(home, kubeconfig=door.kubeconfig)
+        blind = OperatorProcess(home, kubeconfig=door.kubeconfig)
         blind.program.start(wait=False)
         try:
             cluster.wait_for(lambda: "loraadapters.motet.dev not listed yet" in blind.ask("readyz")[1])
@@ -53,12 +53,12 @@ def test_a_scheduler_is_told_what_is_accepted_and_nothing_before_everything_is_l
             blind.program.stop()
 
 
-def test_a_scheduler_keeps_its_catalog_while_a_definition_is_gone(cluster: Cluster, home: Site) -> None:
+def test_a_scheduler_keeps_its_catalog_while_a_definition_is_gone(cluster: Cluster, home: OperatorNamespaces) -> None:
     """Row 13: nobody has asked for the adapters to go. Ten seconds of grace on our clock."""
     tenant = home.tenant()
     cluster.apply(home.pool(), *(home.adapter(name, tenant) for name in ("legal", "medical")))
     env = {"MOTET_CLUSTER_RESYNC_SECONDS": "20", "MOTET_CLUSTER_VANISHED_SECONDS": "200"}
-    with Scheduler(home) as scheduler, Operator(home, env=env) as operator:
+    with SchedulerProgram(home) as scheduler, OperatorProcess(home, env=env) as operator:
         cluster.wait_for(lambda: names(scheduler) == {"legal", "medical"})
         with definition_gone(cluster):
             time.sleep(3)

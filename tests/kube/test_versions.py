@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.kube.cluster import Cluster
-from tests.kube.operators import Operator, Site, site
-from tests.kube.replay import Kubelet, World
-from tests.kube.schedulers import WAITS_FOR_RUNNERS, Scheduler
+from tests.kube.operators import OperatorNamespaces, OperatorProcess, site
+from tests.kube.replay import ReadyMaker, SiteState
+from tests.kube.schedulers import WAITS_FOR_RUNNERS, SchedulerProgram
 from tests.support.version_before import version_before
 
 pytestmark = pytest.mark.kube
@@ -26,28 +26,28 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture
-def home(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def home(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatorNamespaces]:
     with cluster.inside(), site(cluster, tmp_path_factory.mktemp("versions")) as made:
         yield made
 
 
 @pytest.mark.parametrize("scheduler_is_old", [False, True], ids=["beside-this-version", "beside-the-version-before"])
 def test_row_45_an_operator_of_either_version_works_beside_the_other_and_is_followed_by_it_and_back(
-    cluster: Cluster, home: Site, before: dict[str, str], scheduler_is_old: bool
+    cluster: Cluster, home: OperatorNamespaces, before: dict[str, str], scheduler_is_old: bool
 ) -> None:
     tenant, named = home.tenant(), []
     where = (f"--namespace={home.pools}", "--selector=motet.dev/pool=demo")
     cluster.apply(home.pool(replicas=2, drainTimeoutSeconds=1))
     versions = [{}, before, {}] if scheduler_is_old else [before, {}, before]
     with (
-        Scheduler(home, env=before if scheduler_is_old else WAITS_FOR_RUNNERS) as scheduler,
-        Kubelet(World(home), most=MOST, done_at_once=scheduler_is_old).running() as kubelet,
+        SchedulerProgram(home, env=before if scheduler_is_old else WAITS_FOR_RUNNERS) as scheduler,
+        ReadyMaker(SiteState(home), most=MOST, done_at_once=scheduler_is_old).running() as kubelet,
     ):
         for number, version in enumerate(versions):
             name = f"by-{number}"
             named.append(name)
             cluster.apply(home.adapter(name, tenant))
-            with Operator(home, f"operator-{number}", env=version) as operator:
+            with OperatorProcess(home, f"operator-{number}", env=version) as operator:
                 cluster.wait_for(lambda: scheduler.adapters().keys() == {f"{tenant}/{one}" for one in named})
                 for one in named:
                     cluster.wait_for(lambda: home.conditions("lora", one, tenant)["Accepted"]["status"] == "True")  # noqa: B023
@@ -62,7 +62,7 @@ def test_row_45_an_operator_of_either_version_works_beside_the_other_and_is_foll
         assert [line for line in said if "Traceback" in line or '"level": "error"' in line] == []
 
 
-def _has_rolled(home: Site, where: tuple[str, ...]) -> bool:
+def _has_rolled(home: OperatorNamespaces, where: tuple[str, ...]) -> bool:
     pods = [one for one in home.cluster.items("pods", *where) if "deletionTimestamp" not in one["metadata"]]
     ready = home.conditions("spool", "demo", home.pools)["Ready"]["status"]
     return (len(home.cluster.items("deployments", *where)), len(pods), ready) == (1, 2, "True")

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from aiohttp import web
 
-from tests.kube.certificates import Authority
+from tests.kube.certificates import ClusterAuthority
 
 CHUNK = 4096
 Server = TypeVar("Server")
@@ -298,7 +298,7 @@ async def _running(
     folder: Path, make: Callable[[Path], WebServer], host: str = "127.0.0.1"
 ) -> AsyncIterator[WebServer]:
     folder.mkdir(parents=True, exist_ok=True)
-    authority = Authority(folder, f"authority-of-{folder.name}")
+    authority = ClusterAuthority(folder, f"authority-of-{folder.name}")
     pair = authority.serving(f"server-{host}", [host, "localhost"])
     server = make(authority.pair.certificate)
     trust = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

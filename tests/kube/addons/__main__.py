@@ -4,8 +4,8 @@ import argparse
 import asyncio
 from pathlib import Path
 
-from tests.kube.addons.dns import Names, Resolver
-from tests.kube.addons.scheduler import Scheduler
+from tests.kube.addons.dns import Resolver, ServiceNames
+from tests.kube.addons.scheduler import PodScheduler
 from tests.kube.api import Api, Mirror
 from tests.kube.network import DNS
 
@@ -14,12 +14,12 @@ async def run(scheduler: Path, dns: Path, ready: Path) -> None:
     async with Api(scheduler) as places, Api(dns) as reads, asyncio.TaskGroup() as tasks:
         services = Mirror(reads, "/api/v1/services")
         slices = Mirror(reads, "/apis/discovery.k8s.io/v1/endpointslices")
-        names = Names(services, slices)
+        names = ServiceNames(services, slices)
         loop = asyncio.get_running_loop()
         await loop.create_datagram_endpoint(lambda: Resolver(names.addresses), local_addr=(DNS, 53))
         tasks.create_task(services.run())
         tasks.create_task(slices.run())
-        tasks.create_task(Scheduler(places).run())
+        tasks.create_task(PodScheduler(places).run())
         await services.synced.wait()
         await slices.synced.wait()
         ready.touch()

@@ -19,7 +19,7 @@ _A, _ANY, _IN = 1, 255, 1
 _REFUSED_TO_KNOW = 3
 
 
-class Names:
+class ServiceNames:
     """What a name means; None when nothing has it."""
 
     def __init__(self, services: Mirror, slices: Mirror) -> None:

@@ -47,7 +47,7 @@ def requests(pod: Object) -> dict[str, float]:
 
 
 @dataclass
-class Room:
+class NodeCapacity:
     """A node and what is left of it."""
 
     node: Object
@@ -95,7 +95,7 @@ def _is_ours(pod: Object) -> bool:
     return bool(pod["spec"].get("schedulerName", DEFAULT_SCHEDULER) == DEFAULT_SCHEDULER)
 
 
-def place(pod: Object, rooms: Iterable[Room]) -> Room | str:
+def place(pod: Object, rooms: Iterable[NodeCapacity]) -> NodeCapacity | str:
     """The room to take, or why there is none."""
     needs = requests(pod)
     objections: dict[str, int] = {}
@@ -111,7 +111,7 @@ def place(pod: Object, rooms: Iterable[Room]) -> Room | str:
     return f"0/{sum(objections.values())} nodes are available: {said}."
 
 
-class Scheduler:
+class PodScheduler:
     def __init__(self, api: Api) -> None:
         self._api = api
         self._pods = Mirror(api, "/api/v1/pods")
@@ -140,7 +140,7 @@ class Scheduler:
                 self._nodes.changed.clear()
 
     async def _round(self) -> None:
-        rooms = {node["metadata"]["name"]: Room(node) for node in self._nodes.objects.values()}
+        rooms = {node["metadata"]["name"]: NodeCapacity(node) for node in self._nodes.objects.values()}
         pending = []
         for pod in list(self._pods.objects.values()):
             if pod["status"].get("phase") in ("Succeeded", "Failed"):
@@ -166,7 +166,7 @@ class Scheduler:
                 self._pods.changed.set()
                 await asyncio.sleep(0.1)
 
-    async def _bind(self, pod: Object, room: Room) -> None:
+    async def _bind(self, pod: Object, room: NodeCapacity) -> None:
         namespace, name, uid = (pod["metadata"][part] for part in ("namespace", "name", "uid"))
         node = room.node["metadata"]["name"]
         await self._api.create(

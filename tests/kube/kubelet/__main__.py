@@ -13,16 +13,16 @@ from motet.processes.linux import Stat, all_stats, become_subreaper, send
 from tests.kube.api import Api, Mirror, Object
 from tests.kube.kubelet import faults, logs
 from tests.kube.kubelet.container import Container
-from tests.kube.kubelet.machine import Machine, reap
+from tests.kube.kubelet.machine import NodeHost, reap
 from tests.kube.kubelet.node import Node
 from tests.kube.kubelet.pod import PodWorker
 from tests.kube.kubelet.sandbox import CLONE_NEWNS, MS_PRIVATE, MS_REC
-from tests.kube.kubelet.volumes import Objects
+from tests.kube.kubelet.volumes import NodeObjects
 from tests.kube.network import node_address
 
 
 class Kubelet:
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: NodeHost) -> None:
         self._machine = machine
         self._workers: dict[str, PodWorker] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -119,12 +119,12 @@ async def run(given: argparse.Namespace) -> None:
         allocatable = {"cpu": given.cpu, "memory": given.memory, "pods": "110", "ephemeral-storage": "100Gi"}
         allocatable |= {"nvidia.com/gpu": str(given.gpus)} if given.gpus else {}
         services = Mirror(api, "/api/v1/services")
-        machine = Machine(
+        machine = NodeHost(
             name=given.name,
             number=given.number,
             folder=given.folder,
             api=api,
-            objects=Objects(api),
+            objects=NodeObjects(api),
             services=services,
             time_scale=given.time_scale,
             gpus=given.gpus,

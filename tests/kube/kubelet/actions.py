@@ -12,7 +12,7 @@ from tests.kube.api import Object
 Execute = Callable[[list[str], float], Awaitable[tuple[int, str]]]
 
 
-class Failed(Exception):
+class ActionFailed(Exception):
     """The action did not go well. The text is what the event says."""
 
 
@@ -33,11 +33,11 @@ async def act(action: Object, container: Object, address: str, execute: Execute,
             elif "sleep" in action:
                 await asyncio.sleep(action["sleep"]["seconds"])
     except TimeoutError as error:
-        raise Failed(f"timed out after {timeout_s:g} s") from error
-    except Failed:
+        raise ActionFailed(f"timed out after {timeout_s:g} s") from error
+    except ActionFailed:
         raise
     except Exception as error:  # whatever a probe runs into, it is the probe that failed
-        raise Failed(str(error) or type(error).__name__) from error
+        raise ActionFailed(str(error) or type(error).__name__) from error
 
 
 def port(given: int | str, container: Object) -> int:
@@ -46,14 +46,14 @@ def port(given: int | str, container: Object) -> int:
         return given
     named = {one.get("name"): one["containerPort"] for one in container.get("ports") or ()}
     if given not in named:
-        raise Failed(f"there is no port called {given}")
+        raise ActionFailed(f"there is no port called {given}")
     return int(named[given])
 
 
 async def _execute(command: list[str], execute: Execute, timeout_s: float) -> None:
     code, said = await execute(command, timeout_s)
     if code != 0:
-        raise Failed(said.strip() or f"command exited with {code}")
+        raise ActionFailed(said.strip() or f"command exited with {code}")
 
 
 async def _http(action: Object, container: Object, address: str) -> None:
@@ -67,9 +67,9 @@ async def _http(action: Object, container: Object, address: str) -> None:
             session.get(url, headers=headers, allow_redirects=False) as answer,
         ):
             if not 200 <= answer.status < 400:
-                raise Failed(f"HTTP probe failed with statuscode: {answer.status}")
+                raise ActionFailed(f"HTTP probe failed with statuscode: {answer.status}")
     except aiohttp.ClientError as error:
-        raise Failed(f'Get "{url}": {error}') from error
+        raise ActionFailed(f'Get "{url}": {error}') from error
 
 
 async def _grpc(action: Object, address: str, timeout_s: float) -> None:
@@ -79,7 +79,7 @@ async def _grpc(action: Object, address: str, timeout_s: float) -> None:
                 health_pb2.HealthCheckRequest(service=action.get("service") or ""), timeout=timeout_s
             )
         except grpc.aio.AioRpcError as error:
-            raise Failed(f"{error.code().name}: {error.details()}") from error
+            raise ActionFailed(f"{error.code().name}: {error.details()}") from error
     if answer.status != health_pb2.HealthCheckResponse.SERVING:
         name = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
-        raise Failed(f"service unhealthy (responded with {name!r})")
+        raise ActionFailed(f"service unhealthy (responded with {name!r})")

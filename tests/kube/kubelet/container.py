@@ -18,11 +18,11 @@ from motet.processes.launch import last_log_line
 from motet.processes.linux import ProcessIdentity, identity_of, send
 from tests.kube.api import ApiError, Object
 from tests.kube.kubelet import environment
-from tests.kube.kubelet.actions import Failed, act
+from tests.kube.kubelet.actions import ActionFailed, act
 from tests.kube.kubelet.images import Image, NotPullable, image, interpreter_folders
-from tests.kube.kubelet.machine import Machine, Wire, ended, run, spawn
-from tests.kube.kubelet.probes import Backoff, verdicts
-from tests.kube.kubelet.status import Seen, now, waiting
+from tests.kube.kubelet.machine import NodeHost, PodNetwork, ended, run, spawn
+from tests.kube.kubelet.probes import RestartBackoff, verdicts
+from tests.kube.kubelet.status import ContainerState, now, waiting
 from tests.kube.kubelet.volumes import Volume
 from tests.kube.network import API_PORT, CONTROL_PLANE
 
@@ -41,16 +41,16 @@ class CannotStart(Exception):
         self.reason = reason
 
 
-class Home(Protocol):
+class PodContext(Protocol):
     """What a container needs of its pod."""
 
-    machine: Machine
+    machine: NodeHost
     folder: Path
     address: str
     stopping: asyncio.Event
     volumes: Mapping[str, Volume]
     grace_s: float
-    wire: Wire | None
+    wire: PodNetwork | None
 
     @property
     def pod(self) -> Object: ...
@@ -59,13 +59,15 @@ class Home(Protocol):
 
 
 class Container:
-    def __init__(self, home: Home, spec: Object, *, is_init: bool, restart_policy: str, before: Object | None) -> None:
+    def __init__(
+        self, home: PodContext, spec: Object, *, is_init: bool, restart_policy: str, before: Object | None
+    ) -> None:
         self._home, self._machine, self.spec = home, home.machine, spec
-        self.seen = Seen(spec["name"], spec["image"], restart_policy, is_init=is_init)
+        self.seen = ContainerState(spec["name"], spec["image"], restart_policy, is_init=is_init)
         if before is not None:  # this kubelet began anew, and the container with it
             self.seen.restarts = before["restartCount"] + 1
             self.seen.last_state = before.get("state", {}) if "terminated" in before.get("state", {}) else {}
-        self._backoff = Backoff(self._machine.time_scale, at_once_first=True)
+        self._backoff = RestartBackoff(self._machine.time_scale, at_once_first=True)
         self._process: subprocess.Popen[bytes] | None = None
         self._first: ProcessIdentity | None = None
         """Of the container's own processes, the one that is number 1 inside."""
@@ -100,7 +102,7 @@ class Container:
 
     async def run(self) -> None:
         """Until it will not be started again."""
-        retry = Backoff(self._machine.time_scale, at_once_first=False)
+        retry = RestartBackoff(self._machine.time_scale, at_once_first=False)
         while not self._home.stopping.is_set():
             try:
                 env, found = await self._configure()
@@ -339,7 +341,7 @@ class Container:
     async def execute(self, command: list[str], timeout_s: float) -> tuple[int, str]:
         """Run something in the container, as its user. Raises Failed when it does not run, TimeoutError like `run`."""
         if self._first is None:
-            raise Failed("container not running")
+            raise ActionFailed("container not running")
         spec = orjson.loads((self.folder / "sandbox.json").read_bytes())
         enter = [
             "nsenter",
@@ -361,7 +363,7 @@ class Container:
         if "postStart" in hooks:
             try:
                 await self._act(hooks["postStart"], 60)
-            except Failed as error:
+            except ActionFailed as error:
                 self._machine.event(self._home.pod, "FailedPostStartHook", str(error), warning=True)
                 await self.stop(self._own_grace())
                 return
@@ -400,7 +402,7 @@ class Container:
                 return lie
             try:
                 await self._act(probe, probe.get("timeoutSeconds", 1))
-            except Failed as error:
+            except ActionFailed as error:
                 message = f"{kind.capitalize()} probe failed: {error}"
                 self._machine.event(self._home.pod, "Unhealthy", message, warning=True)
                 return False
@@ -444,7 +446,7 @@ class Container:
         if hook is not None and grace_s > 0:
             try:
                 await self._act(hook, grace_s)
-            except Failed as error:
+            except ActionFailed as error:
                 self._machine.event(self._home.pod, "FailedPreStopHook", f"PreStopHook failed: {error}", warning=True)
             self._deadline = max(self._deadline, time.monotonic() + LEAST_GRACE_S)
         if self._first is not None and grace_s > 0:

@@ -10,7 +10,7 @@ import orjson
 
 
 @dataclass
-class Faults:
+class NodeFaults:
     """What is to go wrong, until it is taken back."""
 
     lies: dict[tuple[str, str], bool] = field(default_factory=dict)

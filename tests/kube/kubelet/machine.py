@@ -12,26 +12,26 @@ from typing import Any
 
 from motet.processes.linux import reap_orphans
 from tests.kube.api import Api, ApiError, Mirror, Object
-from tests.kube.kubelet.faults import Faults
+from tests.kube.kubelet.faults import NodeFaults
 from tests.kube.kubelet.status import now
-from tests.kube.kubelet.volumes import Objects
+from tests.kube.kubelet.volumes import NodeObjects
 from tests.kube.network import CONTROL_PLANE, new_namespace, node_address, pod_address
 
 
 @dataclass
-class Machine:
+class NodeHost:
     name: str
     number: int
     folder: Path
     api: Api
-    objects: Objects
+    objects: NodeObjects
     services: Mirror
     time_scale: float
     """Multiplies how long the kubelet waits of its own accord: back-off, the periods of startup and readiness probes.
     Not how patient it is with others: time-outs, grace, and how long until a probe kills."""
     gpus: int
     allocatable: Mapping[str, str]
-    faults: Faults = field(default_factory=Faults)
+    faults: NodeFaults = field(default_factory=NodeFaults)
     _cursor: int = 1
     _addresses: set[str] = field(default_factory=set)
     _gpus_taken: dict[tuple[str, str], list[int]] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class Machine:
     def address(self) -> str:
         return node_address(self.number)
 
-    async def connect_pod(self) -> "Wire":
+    async def connect_pod(self) -> "PodNetwork":
         """A network for a pod. Addresses come in turn, so that one that was just given back is not the next. Raises
         OSError."""
         for _ in range(253):
@@ -50,12 +50,12 @@ class Machine:
             address = pod_address(self.number, self._cursor + 1)
             if address not in self._addresses:
                 self._addresses.add(address)
-                wire = Wire(address)
-                await wire.lay()
+                wire = PodNetwork(address)
+                await wire.connect()
                 return wire
         raise OSError("this node has no address left")
 
-    def disconnect_pod(self, wire: "Wire") -> None:
+    def disconnect_pod(self, wire: "PodNetwork") -> None:
         self._addresses.discard(wire.address)
         wire.cut()
 
@@ -110,7 +110,7 @@ class Machine:
         await self.api.patch(f"{where}/{name}", change)
 
 
-class Wire:
+class PodNetwork:
     """The network of one pod: a namespace, and a cable from there to the node."""
 
     _NODE_END = "169.254.1.1"
@@ -119,7 +119,7 @@ class Wire:
         self.address = address
         self.namespace = new_namespace()
 
-    async def lay(self) -> None:
+    async def connect(self) -> None:
         """Raises OSError."""
         inside, name = f"/proc/{os.getpid()}/fd/{self.namespace}", f"pod{secrets.token_hex(4)}"
         outer = [

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from tests.kube.api import Api, ApiError, Object
 from tests.kube.kubelet.logs import PORT
-from tests.kube.kubelet.machine import Machine
+from tests.kube.kubelet.machine import NodeHost
 from tests.kube.kubelet.status import now
 
 LEASE_S = 40
@@ -15,7 +15,7 @@ RENEW_S = 2.0
 
 
 class Node:
-    def __init__(self, machine: Machine, labels: dict[str, str]) -> None:
+    def __init__(self, machine: NodeHost, labels: dict[str, str]) -> None:
         self._machine, self._api = machine, machine.api
         self._labels = {
             "kubernetes.io/hostname": machine.name,

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from tests.kube.api import ApiError, Object
 from tests.kube.kubelet.container import Container
-from tests.kube.kubelet.machine import Machine, Wire
-from tests.kube.kubelet.status import Seen, now, status, waiting
-from tests.kube.kubelet.volumes import NotYet, Volume, Volumes
+from tests.kube.kubelet.machine import NodeHost, PodNetwork
+from tests.kube.kubelet.status import ContainerState, now, status, waiting
+from tests.kube.kubelet.volumes import Volume, VolumeNotReady, Volumes
 from tests.kube.network import CLUSTER_DOMAIN, DNS
 
 REFRESH_S = 2.0
@@ -18,12 +18,12 @@ REFRESH_S = 2.0
 
 
 class PodWorker:
-    def __init__(self, machine: Machine, pod: Object) -> None:
+    def __init__(self, machine: NodeHost, pod: Object) -> None:
         self.machine, self._pod = machine, pod
         metadata = pod["metadata"]
         self.uid: str = metadata["uid"]
         self.folder: Path = machine.folder / "pods" / f"{metadata['namespace']}_{metadata['name']}_{self.uid}"
-        self.wire: Wire | None = None
+        self.wire: PodNetwork | None = None
         self.stopping = asyncio.Event()
         """Containers are ended and none is started any more."""
         self._deleted = asyncio.Event()
@@ -177,7 +177,7 @@ class PodWorker:
                 self.volumes = await self._volumes.prepare(self._pod)
                 if not self._pod["spec"].get("hostNetwork"):
                     self.wire = await self.machine.connect_pod()
-            except NotYet as error:
+            except VolumeNotReady as error:
                 self.machine.event(self._pod, "FailedMount", str(error), warning=True)
             except (ApiError, OSError, TimeoutError) as error:
                 self.machine.event(self._pod, "FailedMount", f"MountVolume.SetUp failed: {error}", warning=True)
@@ -237,7 +237,7 @@ class PodWorker:
         while True:
             await asyncio.sleep(REFRESH_S)
             if self.volumes:
-                with suppress(NotYet, ApiError, OSError, TimeoutError):
+                with suppress(VolumeNotReady, ApiError, OSError, TimeoutError):
                     await self._volumes.prepare(self._pod)
 
     def _clean_up(self) -> None:
@@ -314,7 +314,7 @@ def _is_ready(status: Object) -> bool:
     return any(one["type"] == "Ready" and one["status"] == "True" for one in status.get("conditions") or ())
 
 
-def _settle(seen: Seen, *, ended_early: bool = False) -> None:
+def _settle(seen: ContainerState, *, ended_early: bool = False) -> None:
     """Nothing more will happen to it. One that had no chance to begin must not look as if it had ended well."""
     if seen.is_sidecar and "running" in seen.state:
         return  # its end is still to come

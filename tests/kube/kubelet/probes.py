@@ -28,7 +28,7 @@ async def verdicts(
         await asyncio.sleep(probe.get("periodSeconds", 10) * time_scale)
 
 
-class Backoff:
+class RestartBackoff:
     """How long to wait before the next start: not at all, then ten seconds, doubling to five minutes; ten minutes of
     running clear it."""
 

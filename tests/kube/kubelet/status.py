@@ -16,7 +16,7 @@ def waiting(reason: str, message: str = "") -> Object:
 
 
 @dataclass
-class Seen:
+class ContainerState:
     """A container as its status tells it."""
 
     name: str
@@ -57,7 +57,7 @@ class Seen:
         return said
 
 
-def phase(containers: Sequence[Seen], init: Sequence[Seen]) -> str:
+def phase(containers: Sequence[ContainerState], init: Sequence[ContainerState]) -> str:
     """Of a pod: Pending until every container began, then Running until none will run again."""
     if any(one.done and one.exit_code not in (0, None) for one in init if not one.is_sidecar):
         return "Failed"
@@ -70,8 +70,8 @@ def phase(containers: Sequence[Seen], init: Sequence[Seen]) -> str:
 
 def conditions(
     pod: Object,
-    containers: Sequence[Seen],
-    init: Sequence[Seen],
+    containers: Sequence[ContainerState],
+    init: Sequence[ContainerState],
     current: str,
     *,
     has_network: bool,
@@ -124,8 +124,8 @@ def _condition(before: Object | None, kind: str, met: bool, reason: str, message
 
 def status(
     pod: Object,
-    containers: Sequence[Seen],
-    init: Sequence[Seen],
+    containers: Sequence[ContainerState],
+    init: Sequence[ContainerState],
     *,
     started: str,
     host: str,
@@ -154,5 +154,5 @@ def status(
     return said
 
 
-def _all(containers: Iterable[Seen]) -> list[Object]:
+def _all(containers: Iterable[ContainerState]) -> list[Object]:
     return [one.as_status() for one in containers]

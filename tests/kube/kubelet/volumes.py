@@ -32,11 +32,11 @@ Payload = dict[str, tuple[bytes, int]]
 """Content and mode by path."""
 
 
-class NotYet(Exception):
+class VolumeNotReady(Exception):
     """A volume cannot be mounted now. The text is the message of the event FailedMount."""
 
 
-class Objects:
+class NodeObjects:
     """ConfigMaps, Secrets and claims as the node may read them, each asked for once a second at most."""
 
     def __init__(self, api: Api) -> None:
@@ -74,7 +74,7 @@ class Volume:
 class Volumes:
     """Of one pod."""
 
-    def __init__(self, api: Api, objects: Objects, folder: Path) -> None:
+    def __init__(self, api: Api, objects: NodeObjects, folder: Path) -> None:
         self._api, self._objects, self._folder = api, objects, folder
         self._ready: dict[str, Volume] = {}
         self._written: dict[str, Payload] = {}
@@ -116,7 +116,7 @@ class Volumes:
                 self._write(pod, folder, payload)
                 self._written[name] = payload
                 return Volume(folder, readonly=True)
-        raise NotYet(
+        raise VolumeNotReady(
             f'volume "{name}" is of a kind that this kubelet does not have: {", ".join(volume.keys() - {"name"})}'
         )
 
@@ -126,7 +126,7 @@ class Volumes:
             size = f",size={int(quantity(source['sizeLimit']))}" if "sizeLimit" in source else ""
             done = ctypes.CDLL(None).mount(b"tmpfs", os.fsencode(folder), b"tmpfs", 0, f"mode=777{size}".encode())
             if done != 0:
-                raise NotYet(f"no tmpfs at {folder}")
+                raise VolumeNotReady(f"no tmpfs at {folder}")
             self._mounted.append(folder)
         folder.chmod(0o777)
         _own(folder, _fs_group(pod), 0o2070)
@@ -135,14 +135,14 @@ class Volumes:
     async def _claimed(self, pod: Object, name: str) -> Path:
         claim = await self._objects.get("PersistentVolumeClaim", pod["metadata"]["namespace"], name)
         if claim is None:
-            raise NotYet(f'persistentvolumeclaim "{name}" not found')
+            raise VolumeNotReady(f'persistentvolumeclaim "{name}" not found')
         if claim.get("status", {}).get("phase") != "Bound":
-            raise NotYet(f'persistentvolumeclaim "{name}" is not bound')
+            raise VolumeNotReady(f'persistentvolumeclaim "{name}" is not bound')
         held = await self._api.get(f"/api/v1/persistentvolumes/{claim['spec']['volumeName']}")
         if "local" in held["spec"]:
             return Path(held["spec"]["local"]["path"])
         if "hostPath" not in held["spec"]:
-            raise NotYet(f"persistentvolume {held['metadata']['name']} is neither hostPath nor local")
+            raise VolumeNotReady(f"persistentvolume {held['metadata']['name']} is neither hostPath nor local")
         return _host_path(held["spec"]["hostPath"])
 
     async def _payload(self, pod: Object, volume: str, source: Object, mode: int) -> Payload:
@@ -154,13 +154,13 @@ class Volumes:
         if kind == "downwardAPI":
             return {one["path"]: (_downward(pod, one), one.get("mode", mode)) for one in wanted.get("items") or ()}
         if kind not in ("configMap", "secret"):
-            raise NotYet(f'volume "{volume}" projects a {kind}, which this kubelet does not have')
+            raise VolumeNotReady(f'volume "{volume}" projects a {kind}, which this kubelet does not have')
         what = "ConfigMap" if kind == "configMap" else "Secret"
         found = await self._objects.get(what, namespace, wanted["name"])
         if found is None:
             if wanted.get("optional"):
                 return {}
-            raise NotYet(
+            raise VolumeNotReady(
                 f'MountVolume.SetUp failed for volume "{volume}" : {what.lower()} "{wanted["name"]}" not found'
             )
         data = bytes_of(found)
@@ -169,7 +169,7 @@ class Volumes:
         missing = [one["key"] for one in wanted["items"] if one["key"] not in data]
         if missing and not wanted.get("optional"):
             lacks = f"references non-existent {what.lower()} key: {missing[0]}"
-            raise NotYet(f'MountVolume.SetUp failed for volume "{volume}" : {lacks}')
+            raise VolumeNotReady(f'MountVolume.SetUp failed for volume "{volume}" : {lacks}')
         chosen = [one for one in wanted["items"] if one["key"] in data]
         return {one["path"]: (data[one["key"]], one.get("mode", mode)) for one in chosen}
 
@@ -274,8 +274,8 @@ def _host_path(source: Mapping[str, str]) -> Path:
     elif kind == "FileOrCreate":
         path.touch()
     if not path.exists():
-        raise NotYet(f"hostPath type check failed: {path} is not a {kind or 'directory'}")
+        raise VolumeNotReady(f"hostPath type check failed: {path} is not a {kind or 'directory'}")
     return path
 
 
-__all__ = ["ConfigError", "NotYet", "Objects", "Volume", "Volumes"]
+__all__ = ["ConfigError", "NodeObjects", "Volume", "VolumeNotReady", "Volumes"]

@@ -26,7 +26,7 @@ from cryptography import x509
 
 from motet.resources.crd import CUSTOM_RESOURCES
 from tests.charts.helm import COMPONENTS, CRDS, MOTET, VARIANTS, containers, of_kind, pod_templates, title, with_values
-from tests.kube.cluster import Cluster, Refused
+from tests.kube.cluster import Cluster, CommandRefused
 from tests.kube.network import API_PORT, CONTROL_PLANE
 from tests.repo.tree import ROOT
 from tests.support.machine import lacking
@@ -93,7 +93,7 @@ def release(cluster: Cluster) -> Iterator[Release]:
     for name in (made.system, *made.pools):
         cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": strict}})
     yield made
-    with contextlib.suppress(Refused):
+    with contextlib.suppress(CommandRefused):
         cluster.helm("uninstall", made.name, f"--namespace={made.system}")
     cluster.kubectl("delete", "namespace", made.system, *made.pools, "--wait=false")
 
@@ -141,7 +141,7 @@ def test_restricted_pod_security_admits_every_pod_and_is_there(release: Release,
         trial(as_pod(template, "default"))
     loose = as_pod(template, "default")
     containers(loose)[0]["securityContext"]["allowPrivilegeEscalation"] = True
-    with pytest.raises(Refused, match='violates PodSecurity "restricted'):
+    with pytest.raises(CommandRefused, match='violates PodSecurity "restricted'):
         trial(loose)
 
 
@@ -274,12 +274,12 @@ def test_an_upgrade_that_fails_leaves_the_operator_of_before_the_template_that_i
     (first,) = cluster.wait_for(sets)
     before = templates()
     values = release.values(upgraded("debug"), tmp_path)
-    with pytest.raises(Refused):  # no pod of this test ever starts
+    with pytest.raises(CommandRefused):  # no pod of this test ever starts
         cluster.helm("upgrade", release.name, str(MOTET), here, values, "--wait", "--timeout=10s")
     cluster.wait_for(lambda: len(sets()) == 2)
     assert templates()[first] == before[first]
     assert set(templates()) == set(sets())
-    with pytest.raises(Refused, match="immutable"):
+    with pytest.raises(CommandRefused, match="immutable"):
         cluster.kubectl("patch", "configmap", first, here, '--patch={"data": {"template.yaml": "another"}}')
 
     # Two upgrades later it is still that operator that runs; once it is gone for good, so is what it started with.
@@ -328,7 +328,7 @@ async def test_nothing_starts_before_the_database_has_its_schema(
         return release.values(alone | {"database": {"url": url}}, tmp_path)
 
     wrong = values(postgresql.url(url.rsplit("/", 1)[1], password="mistaken"))
-    with pytest.raises(Refused, match="pre-install"):
+    with pytest.raises(CommandRefused, match="pre-install"):
         cluster.helm("install", release.name, str(MOTET), system, wrong, "--timeout=2m")
     assert cluster.items("deployments", system) == []
     # What failed is kept, so that people can see why.
@@ -361,7 +361,7 @@ def test_rights_are_what_the_roles_say(release: Release, tmp_path: Path) -> None
         who = f"system:serviceaccount:{home}:{release.name}-{account}"
         try:
             said = cluster.kubectl("auth", "can-i", verb, what, f"--namespace={namespace}", f"--as={who}")
-        except Refused:
+        except CommandRefused:
             return False
         return said.strip() == "yes"
 
@@ -414,11 +414,11 @@ def test_a_tenant_grants_the_runners_one_secret(release: Release, namespace: str
     def read(name: str) -> None:
         cluster.kubectl("get", "secret", name, f"--namespace={namespace}", kubeconfig=runner)
 
-    with pytest.raises(Refused, match="Forbidden"):
+    with pytest.raises(CommandRefused, match="Forbidden"):
         read("hub-token")
     cluster.apply(*roles_in_the_readme(namespace, pools, release.name))
     read("hub-token")
-    with pytest.raises(Refused, match="Forbidden"):
+    with pytest.raises(CommandRefused, match="Forbidden"):
         read("other")
 
 
@@ -436,7 +436,7 @@ def test_tenants_and_the_platform_team_get_their_roles(release: Release, namespa
         asked = (what, f"--subresource={part}", f"--namespace={namespace}", f"--as={who}")
         try:
             said = cluster.kubectl("auth", "can-i", verb, *asked)
-        except Refused:
+        except CommandRefused:
             return False
         return said.strip() == "yes"
 
@@ -520,7 +520,7 @@ def test_each_policy_refuses_in_its_words_what_it_is_for(release: Release, names
         said = "nothing"
         try:
             apply(user, spec)
-        except Refused as refused:
+        except CommandRefused as refused:
             said = str(refused)
         assert f"denied request: {sentence}" in said
         return True
@@ -561,18 +561,18 @@ def test_a_pool_runs_as_no_account_that_its_author_could_not_use_anyway(release:
         """It does a moment after it was made. A pool that came before may keep its account: each try is a new one."""
         try:
             apply("paul", "cluster-admin", name=f"early-{next(tries)}")
-        except Refused as error:
+        except CommandRefused as error:
             return refused in str(error)
         return False
 
     cluster.wait_for(policy_acts)
     apply("paul", "")
     apply("paul", "own")
-    with pytest.raises(Refused, match=refused):
+    with pytest.raises(CommandRefused, match=refused):
         apply("paul", "another")
     apply("edith", "another")
     apply("paul", "another", replicas=2)  # what is there already is not his doing
-    with pytest.raises(Refused, match=refused):
+    with pytest.raises(CommandRefused, match=refused):
         apply("paul", "another", name="second")
 
 
@@ -587,7 +587,7 @@ def test_what_is_hardly_meant_is_taken_with_a_warning(release: Release, namespac
                 *("apply", "--server-side", "--warnings-as-errors", f"--namespace={namespace}", "--filename=-"),
                 stdin=yaml.safe_dump(one),
             )
-        except Refused as refused:
+        except CommandRefused as refused:
             return str(refused)
         return ""
 

@@ -6,8 +6,8 @@ from collections.abc import Set as AbstractSet
 
 import pytest
 
-from tests.kube.cluster import Refused
-from tests.kube.product import ADAPTERS, POOLS, RELEASE, SYSTEM, Load, Product, served_after
+from tests.kube.cluster import CommandRefused
+from tests.kube.product import ADAPTERS, POOLS, RELEASE, SYSTEM, ClientLoad, Product, served_after
 from tests.kube.releases.installed.steps import QUESTION, wait_for_runners
 from tests.repo.tree import ROOT
 
@@ -18,7 +18,7 @@ TOLD_WITHIN_S = 5.0
 
 
 async def test_a_pool_grows_and_shrinks_under_load_without_a_failed_request(product: Product) -> None:
-    async with Load(product, 6, tokens=120) as load:
+    async with ClientLoad(product, 6, tokens=120) as load:
         for replicas in (3, 1):
             await asyncio.to_thread(
                 product.cluster.kubectl, "scale", "spool/demo", f"--namespace={POOLS}", f"--replicas={replicas}"
@@ -31,7 +31,7 @@ async def test_a_pool_grows_and_shrinks_under_load_without_a_failed_request(prod
 async def test_a_rollout_under_load_fails_no_request(product: Product) -> None:
     before = product.pool()["status"]["currentRevision"]
     sequences = 32 if product.pool()["spec"]["engine"].get("maxConcurrentSequences") != 32 else 33
-    async with Load(product, 4, tokens=120) as load:
+    async with ClientLoad(product, 4, tokens=120) as load:
         product.patch_pool(engine={"maxConcurrentSequences": sequences})
 
         def rolled() -> bool:
@@ -89,7 +89,7 @@ async def test_an_upgrade_of_every_part_and_its_rollback_fail_no_request(product
     """Operator, schedulers, gateway, predictor and supervisor are replaced, and with them the runners' template."""
     before = {name: product.answer(name, QUESTION) for name in ("motet-demo", *ADAPTERS)}
     upgrade = ("upgrade", RELEASE, str(ROOT / "charts/motet"), "--reset-then-reuse-values", "--set=logLevel=debug")
-    async with Load(product, 4, tokens=120) as load:
+    async with ClientLoad(product, 4, tokens=120) as load:
         for command in (upgrade, ("rollback", RELEASE)):
             old, answered = _everything(product).keys(), len(load.answers)
             await asyncio.to_thread(product.cluster.helm, *command, f"--namespace={SYSTEM}", "--wait", "--timeout=3m")
@@ -140,7 +140,7 @@ def test_an_upgrade_that_fails_rolls_no_pool(product: Product) -> None:
     changes = ("--set=runner.env.MOTET_LOG_LEVEL=debug", "--set=operator.image.repository=motet/nothing")
     upgrade = ("upgrade", RELEASE, str(ROOT / "charts/motet"), "--reset-then-reuse-values", *changes)
     try:
-        with pytest.raises(Refused):
+        with pytest.raises(CommandRefused):
             cluster.helm(*upgrade, system, "--wait", "--timeout=10s")
         assert [image.partition(":")[0] for image in waiting_for_an_image()] == ["motet/nothing"]
         cluster.kubectl("delete", *operators, "--timeout=60s", timeout_s=70)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from tests.kube.metrics import metric
-from tests.kube.product import ADAPTERS, RELEASE, SYSTEM, Load, Product, stream
+from tests.kube.product import ADAPTERS, RELEASE, SYSTEM, ClientLoad, Product, stream
 from tests.kube.releases.installed.steps import bring_storyteller, wait_for_runners, wait_for_silence, wait_for_streams
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(600)]
@@ -45,7 +45,7 @@ async def test_row_2_while_the_api_server_is_away_everybody_is_served(product: P
     cluster.let_namespaces_go()
     apiserver.kill()
     try:
-        async with Load(known, 4, tokens=60) as load:
+        async with ClientLoad(known, 4, tokens=60) as load:
             await asyncio.sleep(13)  # who leads is sure of it for ten
     finally:
         apiserver.start()  # from this thread: it ends with the one that began it

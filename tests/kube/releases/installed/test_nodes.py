@@ -11,7 +11,7 @@ import pytest
 from tests.kube.api import Api
 from tests.kube.cluster import Cluster
 from tests.kube.nodes import node as one_node
-from tests.kube.product import POOLS, Load, Product
+from tests.kube.product import POOLS, ClientLoad, Product
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(600)]
 
@@ -27,7 +27,7 @@ async def test_row_44_a_node_with_the_only_runner_is_drained_under_load_without_
         finally:
             cluster.kubectl("taint", "nodes", "node-1", "karpenter.sh/disrupted-")
         before = len(cluster.audit())
-        async with serving_runners(cluster) as serving, Load(product, 4, tokens=120) as load:
+        async with serving_runners(cluster) as serving, ClientLoad(product, 4, tokens=120) as load:
             began = time.monotonic()
             await asyncio.to_thread(
                 cluster.kubectl,
@@ -74,7 +74,7 @@ async def test_row_44_a_node_that_is_lost_costs_its_clients_a_pause(
             cluster.wait_for, lambda: serving_on("node-1", second.name), "a runner on each", within_s=180
         )
         lost = runners[second.name]
-        async with Load(product, 4, tokens=200) as load:
+        async with ClientLoad(product, 4, tokens=200) as load:
             sequences = await asyncio.to_thread(
                 cluster.wait_for, lambda: _on_all(product.sequences()), "streams on both of them"
             )

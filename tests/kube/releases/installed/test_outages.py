@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from tests.kube.nodes import Node
+from tests.kube.nodes import TestNode
 from tests.kube.operators import definition_gone
-from tests.kube.product import ADAPTERS, FIXED, MANIFESTS, POOLS, RELEASE, SYSTEM, Load, Product, stream
+from tests.kube.product import ADAPTERS, FIXED, MANIFESTS, POOLS, RELEASE, SYSTEM, ClientLoad, Product, stream
 from tests.kube.releases.installed.steps import (
     QUESTION,
     bring_storyteller,
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.kube, pytest.mark.timeout(600)]
 
 
 async def test_row_20_a_runner_that_is_killed_costs_its_clients_a_pause(
-    product: Product, node: Node, two_runners: list[str]
+    product: Product, node: TestNode, two_runners: list[str]
 ) -> None:
     undisturbed = await asyncio.gather(*(stream(product, model, tokens=600) for model in ADAPTERS))
     await asyncio.to_thread(wait_for_silence, product)
@@ -35,7 +35,7 @@ async def test_row_20_a_runner_that_is_killed_costs_its_clients_a_pause(
         assert answer.text == whole.text, "after the pause it went on with something else"
 
 
-async def test_row_22_a_scheduler_that_is_killed_is_followed_by_the_other(product: Product, node: Node) -> None:
+async def test_row_22_a_scheduler_that_is_killed_is_followed_by_the_other(product: Product, node: TestNode) -> None:
     def leader() -> str:
         holder: str = product.cluster.get("lease", f"{RELEASE}-scheduler", f"--namespace={SYSTEM}")["spec"][
             "holderIdentity"
@@ -70,7 +70,7 @@ async def test_row_22_a_scheduler_that_is_killed_is_followed_by_the_other(produc
 
 
 async def test_row_21_a_runner_that_hangs_in_a_cluster_is_replaced_and_its_streams_go_on(
-    product: Product, node: Node, two_runners: list[str]
+    product: Product, node: TestNode, two_runners: list[str]
 ) -> None:
     def starts() -> dict[str, int]:
         return {
@@ -117,7 +117,7 @@ async def test_row_23_without_predictor_and_supervisor_serving_goes_on_and_the_p
         await asyncio.to_thread(cluster.wait_for, sized, "the scheduler's figure", within_s=60)
         scale(0)
         await asyncio.to_thread(cluster.wait_for, lambda: not there() & {"predictor", "supervisor"}, "both to be gone")
-        async with Load(product, 4, tokens=60) as load:
+        async with ClientLoad(product, 4, tokens=60) as load:
             await asyncio.to_thread(cluster.wait_for, lambda: len(load.answers) >= 20, "answers", within_s=120)
             assert sized() != "HoldingStaleAdvice"
             assert product.pool()["status"]["readyReplicas"] >= 1
