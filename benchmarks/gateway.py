@@ -62,7 +62,7 @@ BODY = {
 
 async def serve_cluster() -> None:
     """The cluster in miniature, until stdin ends."""
-    from tests.support.mini_cluster import mini_cluster
+    from tests.support.fake_services import mini_cluster
 
     async with mini_cluster() as cluster:
         cluster.add_adapter("legal")
@@ -309,7 +309,7 @@ class ManyKeys:
 
 async def measure_keys(pairs: int) -> list[Result]:
     from motet_gateway.identity.access import KeyAccess
-    from motet_gateway.identity.sources import NoKeys
+    from motet_gateway.identity.key_sources import NoKeys
     from motet_gateway.settings import Settings
 
     def none_are_gone(_: Mapping[str, str]) -> None: ...

@@ -42,7 +42,7 @@ from tests.kube.nodes import addons, node
 from tests.kube.operators import OperatorNamespaces, OperatorProcess, site
 from tests.kube.product import bring_demo, installed, served_after
 from tests.kube.programs import Program
-from tools.kube.locate import find, uses_existing_cluster
+from tools.kube.binaries import find, uses_existing_cluster
 
 SYNC_TARGET_S = 20.0
 RATE_TARGET = 100.0

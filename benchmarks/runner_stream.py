@@ -28,8 +28,8 @@ from benchmarks.harness import Result, alternate, arguments, percentile, report
 from motet.api.v1 import common_pb2, runner_pb2, runner_pb2_grpc
 from motet.rpc import is_healthy, open_channel, serving
 from motet.settings import Addresses, ProcessSettings
-from motet_runner import child
-from motet_runner.host import ProcessEngineClient
+from motet_runner import engine_process
+from motet_runner.engine_client import ProcessEngineClient
 from motet_runner.interface import (
     EngineConfig,
     EngineInfo,
@@ -229,6 +229,6 @@ def main() -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--child"]:
         del sys.argv[1]
-        child.main(FreeEngine)  # type: ignore[arg-type]
+        engine_process.main(FreeEngine)  # type: ignore[arg-type]
     else:
         main()

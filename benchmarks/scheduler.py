@@ -23,14 +23,13 @@ from itertools import count
 from statistics import fmean
 
 from benchmarks.harness import Pairs, Result, alternate, arguments, percentile, report
-from motet.fleet import Capacity, RequestClass, RunnerIdentity
-from motet.model import Digest, InstanceName, RequestId, Tenant
-from motet_scheduler.policy import effects as do
-from motet_scheduler.policy import events as on
+from motet.domain import Digest, InstanceName, RequestId, Tenant
+from motet.runner_info import Capacity, RequestClass, RunnerIdentity
+from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.adapters import Revision
 from motet_scheduler.policy.memory import SavedAdapter, SavedCatalog
-from motet_scheduler.policy.placement import Chosen, choose
 from motet_scheduler.policy.requests import Placement, QueueKey, Request
+from motet_scheduler.policy.runner_choice import Chosen, choose
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.scheduler import Scheduler
 from motet_scheduler.policy.values import (
@@ -80,10 +79,10 @@ class Arrivals:
         self._numbers = count()
         self._weights = [1 / (rank + 1) for rank in range(ADAPTERS)]
 
-    def __iter__(self) -> Iterator[on.Enqueued]:
+    def __iter__(self) -> Iterator[events.Enqueued]:
         while True:
             for adapter in self._chance.choices(range(ADAPTERS), self._weights, k=1000):
-                yield on.Enqueued(
+                yield events.Enqueued(
                     gateway="g0",
                     request=RequestId(f"request-{next(self._numbers)}"),
                     tenant=Tenant(f"tenant-{adapter % TENANTS}"),
@@ -107,7 +106,7 @@ class ProductionScheduler:
         self._running: list[tuple[RequestId, int]] = []
         self._scheduler = Scheduler(POLICY, now=self._now, remembered=CATALOG)
         for index in range(runners):
-            self._tell(on.RunnerAttached(identity=identity(index), address=f"unix:r{index}", capacity=CAPACITY))
+            self._tell(events.RunnerAttached(identity=identity(index), address=f"unix:r{index}", capacity=CAPACITY))
         self._fill()
 
     def decide(self) -> float:
@@ -116,7 +115,7 @@ class ProductionScheduler:
         index = self._chance.randrange(len(running))
         running[index], running[-1] = running[-1], running[index]
         request, epoch = running.pop()
-        seconds = self._tell(on.RequestFinished("g0", request, epoch))
+        seconds = self._tell(events.RequestFinished("g0", request, epoch))
         self._fill()
         return seconds
 
@@ -124,13 +123,13 @@ class ProductionScheduler:
         while self._scheduler.queued() < QUEUED:
             self._tell(next(self._arrivals))
 
-    def _tell(self, event: on.Event) -> float:
+    def _tell(self, event: events.Event) -> float:
         self._now += 0.001
         began = time.thread_time()
-        effects = self._scheduler.handle(event, self._now)
+        decided = self._scheduler.handle(event, self._now)
         seconds = time.thread_time() - began
-        for effect in effects:
-            if isinstance(effect, do.SendPlaced):
+        for effect in decided:
+            if isinstance(effect, effects.SendPlaced):
                 self.placed += 1
                 self._running.append((effect.request, effect.epoch))
         return seconds

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
 from tests.support.logs import use_plain_logs
-from tools.kube.locate import cache
+from tools.kube.binaries import cache
 
 # How long an example takes depends on what else the machine does; tests are about what is true, benchmarks about time.
 # Hypothesis' own profile for CI repeats the same examples in each run: ours looks for others there, too, and begins

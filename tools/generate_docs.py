@@ -243,7 +243,7 @@ def fields(schema: dict[str, Any], definitions: dict[str, Any], path: str) -> It
 
 def manifests_page() -> str:
     from motet.resources import LoRAAdapter, ServingPool
-    from motet.resources.coming import PLANNED_FIELDS, PLANNED_SCHEMES, PLANNED_VALUES
+    from motet.resources.planned_fields import PLANNED_FIELDS, PLANNED_SCHEMES, PLANNED_VALUES
 
     parts = [
         NOTE,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from tools.kube.locate import cache
+from tools.kube.binaries import cache
 
 OWN = Path(".mypy_cache")
 KEPT = cache().parent / "mypy"

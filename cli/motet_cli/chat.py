@@ -12,10 +12,10 @@ import httpx2 as httpx
 import typer
 
 from motet.errors import SetupError
-from motet.service import read
+from motet.service_main import read
 from motet_cli.readiness import read_status
 from motet_cli.settings import Settings
-from motet_operator.local.layout import StateDirectory
+from motet_operator.local.state_directory import StateDirectory
 
 HELP = """/model NAME  talk to another model      /models  what there is
 /clear       forget the conversation    /quit    end (or ctrl-D)"""

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import typer
 
-from motet_cli.logs import log_to
-from motet_operator.local.layout import StateDirectory
+from motet_cli.log_file import log_to
+from motet_operator.local.state_directory import StateDirectory
 from motet_operator.local.teardown import take_down
 
 

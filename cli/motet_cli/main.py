@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from motet.errors import MotetError, SetupError
-from motet.service import SETUP_FAILED
-from motet_cli import key
+from motet.service_main import SETUP_FAILED
+from motet_cli import key_app
 from motet_cli.options import DataDir
 
 app = typer.Typer(
@@ -22,7 +22,7 @@ app = typer.Typer(
 )
 
 
-app.add_typer(key.app)
+app.add_typer(key_app.app)
 
 
 @app.command()

@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from motet.service import read
+from motet.service_main import read
 from motet_cli.settings import Settings
-from motet_operator.local.layout import default_data_dir
+from motet_operator.local.state_directory import default_data_dir
 
 
 def _data_dir() -> Path:

@@ -10,7 +10,7 @@ import orjson
 from motet.clock import Clock, monotonic
 from motet.processes import ProcessRecord, ProcessRecords
 from motet.processes.lifecycle import SETUP_FAILED
-from motet_operator.local.layout import StateDirectory
+from motet_operator.local.state_directory import StateDirectory
 
 SERVICES = ("scheduler", "predictor", "supervisor", "gateway")
 MAX_CRASHES = 3

@@ -10,8 +10,8 @@ from rich.table import Table
 
 from motet.processes import ProcessRecord, ProcessRecords
 from motet_cli.readiness import read_status, ready_of
-from motet_operator.local.layout import StateDirectory
 from motet_operator.local.lock import is_held
+from motet_operator.local.state_directory import StateDirectory
 
 NOTHING_RUNS = 1
 

@@ -17,16 +17,16 @@ from motet.keys import CALLERS_VARIABLE
 from motet.processes import ProcessRecords
 from motet.processes.launch import last_log_line, rotate
 from motet.resources import ServingPool, files_of, read_all
-from motet.service import read
+from motet.service_main import read
 from motet.settings import ProcessSettings
 from motet_cli import bundled_manifests
-from motet_cli.logs import log_to
-from motet_cli.progress import UpOutput, program
+from motet_cli.log_file import log_to
 from motet_cli.readiness import StartupFailed, StartupReady, StartupWatch, read_status
 from motet_cli.settings import Settings
-from motet_operator.local.layout import StateDirectory
+from motet_cli.up_output import UpOutput, program
 from motet_operator.local.lock import StackLock, is_held
 from motet_operator.local.parent import Parent, operator_spec, own_environment
+from motet_operator.local.state_directory import StateDirectory
 from motet_operator.local.teardown import take_down, what_runs
 from motet_operator.settings import Settings as OperatorSettings
 

@@ -9,7 +9,7 @@ The semantics of SGMV (PU-01, PU-02) for mixed ranks; rows without an adapter co
 The back end is chosen once; today it is plain torch. `reference.add_lora` is the fp64 oracle.
 """
 
-from motet_kernels.batch import LoraBatch, Segment, make_batch
+from motet_kernels.lora_batch import LoraBatch, Segment, make_batch
 from motet_kernels.torch_backend import add_lora
 from motet_kernels.weights import RANKS, AdapterSlot, LoraWeights, WeightStack, rank_class_of, rows_of
 

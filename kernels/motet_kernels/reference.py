@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from motet_kernels.batch import Segment
+from motet_kernels.lora_batch import Segment
 
 
 def add_lora(

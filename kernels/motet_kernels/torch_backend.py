@@ -6,7 +6,7 @@ is a matrix product of its own.
 
 import torch
 
-from motet_kernels.batch import LoraBatch, PaddedSegments
+from motet_kernels.lora_batch import LoraBatch, PaddedSegments
 from motet_kernels.weights import LoraWeights, WeightStack
 
 

@@ -1,9 +1,9 @@
 """`python -m motet_operator`: the local operator, as `motet up` starts it."""
 
-from motet.service import read, run
+from motet.service_main import read, run
 from motet.settings import ProcessSettings
-from motet_operator.local.layout import StateDirectory
-from motet_operator.local.operator import LocalOperator
+from motet_operator.local.local_operator import LocalOperator
+from motet_operator.local.state_directory import StateDirectory
 from motet_operator.settings import Settings
 
 

@@ -8,12 +8,12 @@ import structlog
 from pydantic import ValidationError
 
 from motet.api.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
+from motet.domain import ObjectName
 from motet.leadership import Leadership
-from motet.model import ObjectName
 from motet.resources.status import MAX_MODULES, Artifact
 from motet.rpc import Link
 from motet.terms import check_term
-from motet_operator.knowledge import AdapterReports
+from motet_operator.adapter_reports import AdapterReports
 from motet_operator.reconcile import AdapterReplica, AdapterReport, CatalogSnapshot, RunnerDrain, ScalingAdvice
 
 log = structlog.get_logger(__name__)

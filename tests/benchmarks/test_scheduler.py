@@ -1,7 +1,7 @@
 """The scheduler's baseline is a fair one: it stops early, and yet passes nobody over."""
 
 from benchmarks.scheduler import POLICY, BaselineScheduler
-from motet_scheduler.policy.placement import Chosen, choose
+from motet_scheduler.policy.runner_choice import Chosen, choose
 
 
 def test_where_the_scan_stops_nobody_waits_who_would_fit() -> None:

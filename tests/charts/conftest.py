@@ -1,7 +1,7 @@
 import pytest
 
 from tests.support.machine import lacking
-from tools.kube.locate import find
+from tools.kube.binaries import find
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from tests.repo.tree import ROOT
-from tools.kube.locate import find
+from tools.kube.binaries import find
 
 CHARTS = ROOT / "charts"
 MOTET, CRDS = CHARTS / "motet", CHARTS / "motet-crds"

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from motet_cli.keys import KEY_ONE_LINER
+from motet_cli.key_commands import KEY_ONE_LINER
 from tests.charts.helm import MOTET, NAMESPACE, HelmFailed, Object, helm, named, of_kind, pod_templates, render, title
 from tests.charts.test_network import DATABASE, passes, pods
 from tests.charts.test_notes import notes

@@ -24,11 +24,11 @@ from motet.keys import ApiKey, KeyScope
 from motet.store import keys as kept
 from motet.store import migrate, open_store
 from motet_cli import main as command
-from motet_cli.keys import HOW_TO_HASH, KEY_ONE_LINER, successor
+from motet_cli.key_commands import HOW_TO_HASH, KEY_ONE_LINER, successor
 from motet_gateway.identity.access import KeyAccess
 from motet_gateway.identity.caller import Caller
+from motet_gateway.identity.key_sources import NoKeys
 from motet_gateway.identity.keyring import Keyring
-from motet_gateway.identity.sources import NoKeys
 from motet_gateway.settings import Settings as GatewaySettings
 from tests.cli.test_commands import motet as in_a_process
 from tests.support.postgresql import PostgreSQL
@@ -59,7 +59,7 @@ def motet(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], t
         monkeypatch.delenv(name)
     monkeypatch.setenv("MOTET_DATA_DIR", str(tmp_path / "state"))
     # In a process of its own the file stays open until the end.
-    monkeypatch.setattr("motet_cli.keys.log_to", lambda _: None)
+    monkeypatch.setattr("motet_cli.key_commands.log_to", lambda _: None)
     before = os.umask(0o022)
 
     def run(*arguments: str, stdin: str | None = None) -> Done:

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from motet.keys import KEYS_MADE_FILE
-from motet_cli.progress import NEEDS_KEY, UpOutput, needs_key
 from motet_cli.readiness import StartupReady
-from motet_operator.local.layout import StateDirectory
+from motet_cli.up_output import NEEDS_KEY, UpOutput, needs_key
+from motet_operator.local.state_directory import StateDirectory
 
 
 def item(name: str, *, ready: str, reason: str, message: str = "") -> dict[str, Any]:

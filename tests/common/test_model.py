@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet.model import PAGE_TOKENS, KVShape, ObjectName, pages_for
+from motet.domain import PAGE_TOKENS, KVShape, ObjectName, pages_for
 
 
 @given(st.integers(min_value=0, max_value=10**9), st.integers(min_value=1, max_value=512))

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from motet.api.v1 import scheduler_pb2
 from motet.rpc import Link, Outbox, Sessions, open_channel, serving
+from motet.rpc.coalescing import COALESCED, coalescing_key
 from motet.rpc.outbox import MESSAGE_BYTES
-from motet.rpc.subjects import COALESCED, coalescing_key
 from tests.common.echo import Echo, open_talk
 from tests.common.waiting import until
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet.pace import AT_ONCE, StartLimiter
+from motet.start_limit import AT_ONCE, StartLimiter
 
 PAUSE = 10
 steps = st.lists(st.integers(0, 25), max_size=200)

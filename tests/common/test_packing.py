@@ -4,7 +4,7 @@ import asyncio
 
 from motet.api.v1 import runner_pb2, scheduler_pb2, scheduler_pb2_grpc
 from motet.rpc import Link, Outbox, run_stream, serving
-from motet.rpc.writing import LARGEST_PACK_BYTES, packed, unpacked
+from motet.rpc.packing import LARGEST_PACK_BYTES, packed, unpacked
 from tests.common.waiting import PATIENCE_S
 
 

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motet import promises
-from motet.fleet import Capacity, RequestClass, RunnerIdentity, RunnerRequest, SequenceState
-from motet.model import BASE, PAGE_TOKENS, RequestId, Tenant, pages_for
+from motet.domain import BASE, PAGE_TOKENS, RequestId, Tenant, pages_for
+from motet.runner_info import Capacity, RequestClass, RunnerIdentity, RunnerRequest, SequenceState
 from motet_runner.interface import OverflowAhead, State
 from motet_runner.plan.sequence import Sequence
 from motet_scheduler.policy.requests import Request

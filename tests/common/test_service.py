@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from motet import service
+from motet import service_main
 from motet.errors import SetupError
-from motet.service import run_until
+from motet.service_main import run_until
 from motet.settings import Addresses, Database, ProcessSettings
 from tests.common.waiting import PATIENCE_S, until
 
 SERVE = """
 import asyncio, sys
 from motet.errors import SetupError
-from motet.service import read, run
+from motet.service_main import read, run
 from motet.settings import ProcessSettings
 
 async def main(stop, registry, health):
@@ -172,9 +172,9 @@ def test_without_a_database_url_it_is_a_file_in_the_state_directory(
 
 def test_in_a_pod_the_last_word_is_its_status_message(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     log = tmp_path / "termination-log"
-    monkeypatch.setattr(service, "TERMINATION_LOG", log)
-    service._last_word("nowhere to write")
+    monkeypatch.setattr(service_main, "TERMINATION_LOG", log)
+    service_main._last_word("nowhere to write")
     assert not log.exists(), "only Kubernetes makes it"
     log.touch()
-    service._last_word("runner: there is no model folder")
+    service_main._last_word("runner: there is no model folder")
     assert log.read_text() == "runner: there is no model folder"

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from motet.api.v1 import common_pb2, runner_pb2, scheduler_pb2, supervisor_pb2
 from motet.errors import InvalidRequest, from_proto
-from motet.fleet import RunnerRequest
-from motet.rpc.numbers import check_of
-from motet.rpc.writing import unpacked
+from motet.rpc.finite_check import check_of
+from motet.rpc.packing import unpacked
+from motet.runner_info import RunnerRequest
 from motet.terms import HIGHEST_TERM, MAX_TERM_JUMP, check_epoch, check_leaders_term, check_term, is_term
 
 LARGEST = 2**64 - 1

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from motet_runner.adapters.certify import certify
+from motet_runner.adapters.certification import certify
 from motet_runner.adapters.layout import AdapterLayout
 from tests.contract.engines import Size, fake, real
 from tests.runner.random_models import RandomAdapter, save_adapter, save_base

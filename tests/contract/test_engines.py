@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from motet.domain import Digest, ParkMethod, RequestId, pages_for
 from motet.errors import ContextLengthExceeded, Declined, InvalidRequest, MotetError
-from motet.model import Digest, ParkMethod, RequestId, pages_for
 from motet_runner.interface import (
     AdapterEvicted,
     AdapterLoaded,

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.common.waiting import PATIENCE_S
 from tests.gateway.conftest import serve
 from tests.stack.harness import REPORTS_AT_ONCE, LocalStack, copy_of_bundled, running_stack
-from tests.support.mini_cluster import mini_cluster
+from tests.support.fake_services import mini_cluster
 
 CHAT = "/v1/chat/completions"
 PLAIN = "/v1/completions"

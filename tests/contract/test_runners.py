@@ -11,10 +11,10 @@ import pytest
 from motet.api.v1 import common_pb2, runner_pb2, runner_pb2_grpc
 from motet.digest import asset_digest
 from motet.rpc import open_channel
-from tests.runner_service.peers import CheckingGateway, gateway_to, until
+from tests.runner_service.fake_peers import CheckingGateway, gateway_to, until
 from tests.support.fake_engine import FakeEngine
-from tests.support.mini_cluster import ASSET_DIGEST, FakeRunner, tiny_assets
-from tests.support.runners import in_process_runner, short_folder
+from tests.support.fake_services import ASSET_DIGEST, FakeRunner, tiny_assets
+from tests.support.in_process_runner import in_process_runner, short_folder
 
 STEP_SECONDS = 0.005
 NEEDED = {"config.json", "tokenizer.json", "tokenizer_config.json"}

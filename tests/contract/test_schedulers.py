@@ -13,13 +13,13 @@ from motet.api.v1 import scheduler_pb2, scheduler_pb2_grpc
 from motet.errors import ModelNotFound
 from motet.rpc import open_channel
 from tests.common.waiting import PATIENCE_S
-from tests.support.control_plane import until
 from tests.support.fake_engine import SlowEngines
-from tests.support.house import in_process_system
-from tests.support.mini_cluster import GROUP as SMALL_GROUP
-from tests.support.mini_cluster import mini_cluster
-from tests.support.runners import short_folder
-from tests.support.small_gateway import GROUP, FakeGateway, small_gateway
+from tests.support.fake_gateway import GROUP, FakeGateway, small_gateway
+from tests.support.fake_services import GROUP as SMALL_GROUP
+from tests.support.fake_services import mini_cluster
+from tests.support.in_process_runner import short_folder
+from tests.support.in_process_services import until
+from tests.support.in_process_system import in_process_system
 
 SLOW = 0.1
 """Seconds of a step that make an answer of 200 tokens outlast whatever a test does meanwhile."""

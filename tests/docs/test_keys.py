@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from motet import keys
-from motet_cli.keys import KEY_ONE_LINER
+from motet_cli.key_commands import KEY_ONE_LINER
 from tests.docs.blocks import Shell, blocks
 from tests.docs.pages import DOCS, rows
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from motet.model import PAGE_TOKENS, KVShape
+from motet.domain import PAGE_TOKENS, KVShape
 from motet_kernels import RANKS, LoraWeights, rank_class_of
 from motet_runner.settings import Settings
 from tests.docs.pages import DOCS, rows

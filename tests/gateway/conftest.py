@@ -15,12 +15,12 @@ from prometheus_client import CollectorRegistry
 from motet.settings import Addresses, ProcessSettings
 from motet_gateway.app import build_app
 from motet_gateway.gateway import Gateway
-from motet_gateway.identity.sources import KeySource
+from motet_gateway.identity.key_sources import KeySource
 from motet_gateway.metrics import Metrics
 from motet_gateway.server import HttpServer, listening
 from motet_gateway.settings import Settings
 from tests.common.waiting import PATIENCE_S
-from tests.support.mini_cluster import FakeServices, mini_cluster
+from tests.support.fake_services import FakeServices, mini_cluster
 
 
 @dataclass

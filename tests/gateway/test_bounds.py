@@ -13,7 +13,6 @@ from motet.api.v1 import scheduler_pb2
 from motet.errors import InvalidRequest, ModelNotFound, MotetError, UnsupportedParameter
 from motet_gateway.catalog import Catalog
 from motet_gateway.identity.caller import ANONYMOUS
-from motet_gateway.names import NameIndex
 from motet_gateway.parameters import (
     LONGEST_STOP,
     MOST_LOGIT_BIASES,
@@ -26,9 +25,10 @@ from motet_gateway.parameters import (
     TokenizeBody,
     parse,
 )
-from motet_gateway.tokens.stops import StopStrings
-from motet_gateway.unsupported import UNSUPPORTED
-from tests.common.yardstick import cpu_unit_seconds
+from motet_gateway.suggestions import NameIndex
+from motet_gateway.tokens.stop_strings import StopStrings
+from motet_gateway.unsupported_parameters import UNSUPPORTED
+from tests.common.cpu_speed import cpu_unit_seconds
 
 HELLO = [{"role": "user", "content": "Hello"}]
 

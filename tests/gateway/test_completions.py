@@ -6,7 +6,7 @@ import pytest
 
 from motet.api.v1 import common_pb2, runner_pb2
 from tests.gateway.conftest import Served, eventually, serve
-from tests.support.mini_cluster import mini_cluster, tiny_assets
+from tests.support.fake_services import mini_cluster, tiny_assets
 
 PROMPT = "The quick brown fox"
 

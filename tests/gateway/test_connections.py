@@ -11,10 +11,10 @@ import pytest
 
 from motet.errors import InvalidRequest
 from motet_gateway import connection
-from motet_gateway.bodies import MAX_STRINGS, MOST_CONTAINERS, MOST_ELEMENTS, check_shape
+from motet_gateway.request_bodies import MAX_STRINGS, MOST_CONTAINERS, MOST_ELEMENTS, check_shape
 from tests.common.waiting import PATIENCE_S
 from tests.gateway.conftest import Served, eventually, serve
-from tests.support.mini_cluster import FakeServices
+from tests.support.fake_services import FakeServices
 
 BODY = orjson.dumps({"model": "tiny", "prompt": "x", "max_tokens": 4})
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"

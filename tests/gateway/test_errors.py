@@ -7,7 +7,7 @@ import openai
 import pytest
 
 from tests.gateway.conftest import Served, eventually, serve
-from tests.support.mini_cluster import FakeServices, mini_cluster, tiny_assets
+from tests.support.fake_services import FakeServices, mini_cluster, tiny_assets
 
 CHAT = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "Hello"}]

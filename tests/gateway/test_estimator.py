@@ -6,7 +6,7 @@ from typing import Any
 
 from motet_gateway.estimator import LocalLengths
 from tests.gateway.conftest import Served, eventually, serve
-from tests.support.mini_cluster import FakeServices
+from tests.support.fake_services import FakeServices
 
 
 async def length_header(served: Served, model: str = "legal", **more) -> str:

@@ -22,7 +22,7 @@ from motet_gateway.generation import (
     RunnerPlacement,
     Submit,
 )
-from motet_gateway.replacement import MAX_LOSSES, Loss
+from motet_gateway.loss_limits import MAX_LOSSES, Loss
 
 ANSWER = [10, 11, 12, 13, 14, 15, 16, 17]
 

@@ -5,11 +5,11 @@ import time
 
 from motet.api.v1 import scheduler_pb2
 from motet.clock import FakeClock
-from motet_gateway.held import HeldRequests
-from tests.common.yardstick import cpu_unit_seconds
+from motet_gateway.held_requests import HeldRequests
+from tests.common.cpu_speed import cpu_unit_seconds
 from tests.gateway.conftest import eventually, serve
 from tests.gateway.test_streams import Read, long_request, read
-from tests.support.mini_cluster import GROUP, mini_cluster
+from tests.support.fake_services import GROUP, mini_cluster
 
 
 async def test_what_waits_for_a_first_runner_is_reported_and_placed_when_it_comes() -> None:

@@ -19,12 +19,12 @@ from motet.api.v1 import common_pb2
 from motet.keys import ApiKey, KeyScope
 from motet.store import keys as stored
 from motet.store import migrate, open_store
-from motet_gateway.identity.sources import DatabaseKeys
+from motet_gateway.identity.key_sources import DatabaseKeys
 from tests.common.waiting import PATIENCE_S
 from tests.gateway.conftest import Served, eventually, serve
-from tests.gateway.identity.kept import MemoryKeySource, bearer, id_of
+from tests.gateway.identity.memory_keys import MemoryKeySource, bearer, id_of
 from tests.gateway.test_errors import error_of
-from tests.support.mini_cluster import FakeServices
+from tests.support.fake_services import FakeServices
 from tests.support.postgresql import PostgreSQL
 
 COMPLETIONS = "/v1/completions"

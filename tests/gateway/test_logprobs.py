@@ -13,7 +13,7 @@ from motet_gateway.answers.formats import ChatFormat, CompletionFormat
 from motet_gateway.generation import EndReason
 from motet_gateway.tokens.detokenizer import Detokenizer
 from motet_gateway.tokens.text_model import ModelTokenizer
-from tests.support.mini_cluster import CORPUS, tiny_tokenizer
+from tests.support.fake_services import CORPUS, tiny_tokenizer
 
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 

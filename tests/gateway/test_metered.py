@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motet.errors import InvalidRequest
-from motet_gateway.tokens import chat
-from motet_gateway.tokens.chat import SHORT_BYTES, ChatRenderer
-from motet_gateway.tokens.metered import MeteredTemplate, NotMeterable
-from motet_gateway.tokens.renderers import RenderPool, TemplateText, encoded
-from motet_gateway.tokens.template import CannotRender, ChatTemplate
-from tests.common.yardstick import cpu_unit_seconds
+from motet_gateway.tokens import chat_renderer
+from motet_gateway.tokens.chat_renderer import SHORT_BYTES, ChatRenderer
+from motet_gateway.tokens.chat_template import CannotRender, ChatTemplate
+from motet_gateway.tokens.metered_template import MeteredTemplate, NotMeterable
+from motet_gateway.tokens.render_pool import RenderPool, TemplateText, encoded
+from tests.common.cpu_speed import cpu_unit_seconds
 from tests.gateway.conftest import eventually
 from tests.gateway.test_renderers import HELLO, TOO_LARGE, WITHOUT_END, children
 from tests.repo.tree import ROOT
@@ -254,7 +254,7 @@ async def test_a_template_without_end_meets_the_limits_of_a_process() -> None:
 
 
 async def test_a_template_that_was_slow_once_stays_in_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat, "SLOW_SECONDS", 0.0)
+    monkeypatch.setattr(chat_renderer, "SLOW_SECONDS", 0.0)
     bundled = TemplateText(BUNDLED, {})
     async with renderer(bundled) as here:
         await end_processes()

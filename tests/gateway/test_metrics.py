@@ -11,7 +11,7 @@ from motet.telemetry import KEEP_NAME_SECONDS, serving_metrics
 from motet_gateway.exposition import exposition, scrape_all
 from motet_gateway.metrics import Metrics
 from tests.gateway.conftest import Served, serve
-from tests.support.mini_cluster import FakeServices
+from tests.support.fake_services import FakeServices
 
 
 def families(text: str) -> dict[str, dict[tuple, float]]:

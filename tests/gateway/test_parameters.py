@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from motet.errors import MotetError
 from motet_gateway.answers.prompts import chat_prompt, completion_prompts, max_answer_tokens
 from motet_gateway.parameters import ChatBody, CompletionBody, parse, request_class, sampling
-from motet_gateway.tokens.renderers import RenderPool, TemplateText
+from motet_gateway.tokens.render_pool import RenderPool, TemplateText
 from motet_gateway.tokens.text_model import ModelTokenizer
-from tests.support.mini_cluster import TEMPLATE, tiny_tokenizer
+from tests.support.fake_services import TEMPLATE, tiny_tokenizer
 
 MODEL = ModelTokenizer(tiny_tokenizer(), TemplateText(TEMPLATE, {}), vocabulary=400, context_length=512)
 

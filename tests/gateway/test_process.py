@@ -19,7 +19,7 @@ from motet.keys import ApiKey, KeyScope
 from motet.store import keys as stored
 from motet.store import migrate, open_store
 from tests.common.waiting import PATIENCE_S
-from tests.support.mini_cluster import FakeServices
+from tests.support.fake_services import FakeServices
 
 
 def free_port() -> int:

@@ -12,7 +12,7 @@ import pytest
 import uvloop
 
 from motet.errors import Internal, InvalidRequest, Overloaded
-from motet_gateway.tokens.renderers import RenderPool, TemplateText, encoded
+from motet_gateway.tokens.render_pool import RenderPool, TemplateText, encoded
 from tests.common.waiting import PATIENCE_S
 from tests.gateway.conftest import eventually
 

@@ -3,7 +3,7 @@
 import pytest
 
 from motet.errors import Declined, EngineRestarted, Internal, MotetError, NoRunner, NotFinite, Overloaded
-from motet_gateway.replacement import MAX_LOSSES, Loss, LossCounter
+from motet_gateway.loss_limits import MAX_LOSSES, Loss, LossCounter
 
 
 @pytest.mark.parametrize("error", [Declined("full"), Overloaded("paused often"), NoRunner("away")])

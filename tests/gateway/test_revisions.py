@@ -8,7 +8,7 @@ import pytest
 
 from motet.errors import ModelNotFound
 from tests.gateway.conftest import Served, eventually, serve
-from tests.support.mini_cluster import FakeServices
+from tests.support.fake_services import FakeServices
 
 NEW = "sha256:" + "e" * 64
 

@@ -11,8 +11,8 @@ import pytest
 from motet.api.v1 import scheduler_pb2
 from motet.errors import AdapterFetchFailed
 from tests.gateway.conftest import Served, eventually, serve
-from tests.gateway.identity.kept import MemoryKeySource, bearer
-from tests.support.mini_cluster import GROUP, FakeServices, mini_cluster
+from tests.gateway.identity.memory_keys import MemoryKeySource, bearer
+from tests.support.fake_services import GROUP, FakeServices, mini_cluster
 
 CHAT = {"messages": [{"role": "user", "content": "Hello"}]}
 PROMPT = {"prompt": "Hello"}

@@ -14,7 +14,7 @@ from motet.api.v1 import common_pb2, runner_pb2, scheduler_pb2
 from motet.errors import AdapterFetchFailed, NoRunner, NotFinite, PoolSaturated
 from tests.common.waiting import PATIENCE_S
 from tests.gateway.conftest import Served, eventually, serve
-from tests.support.mini_cluster import FakeServices, mini_cluster
+from tests.support.fake_services import FakeServices, mini_cluster
 
 PROMPT = "The quick brown fox"
 

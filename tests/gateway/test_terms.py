@@ -7,7 +7,7 @@ from motet.api.v1 import scheduler_pb2
 from motet.errors import InvalidRequest
 from motet_gateway.catalog import CurrentCatalog
 from motet_gateway.dispatcher import Dispatcher
-from motet_gateway.held import HeldRequests
+from motet_gateway.held_requests import HeldRequests
 from motet_gateway.metrics import Metrics
 
 LARGEST = 2**64 - 1

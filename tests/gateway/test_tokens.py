@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motet.errors import Internal, InvalidRequest
+from motet_gateway.tokens.chat_template import CannotRender, ChatTemplate
 from motet_gateway.tokens.detokenizer import Detokenizer
-from motet_gateway.tokens.stops import StopStrings
-from motet_gateway.tokens.template import CannotRender, ChatTemplate
+from motet_gateway.tokens.stop_strings import StopStrings
 from motet_gateway.tokens.text_model import ModelTokenizer
-from tests.support.mini_cluster import tiny_assets, tiny_tokenizer
+from tests.support.fake_services import tiny_assets, tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
 

@@ -19,10 +19,10 @@ from urllib.parse import urlsplit
 import yaml
 
 from tests.kube.certificates import ClusterAuthority
+from tests.kube.kubectl_get import read
 from tests.kube.network import API_PORT, CONTROL_PLANE, Network
 from tests.kube.programs import Program
-from tests.kube.reads import read
-from tools.kube.locate import find
+from tools.kube.binaries import find
 
 T = TypeVar("T")
 

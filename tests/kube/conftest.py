@@ -9,11 +9,11 @@ import pytest
 from tests.docs.blocks import Shell
 from tests.kube.control_plane import NEEDED, Cluster, control_plane
 from tests.kube.network import CannotIsolate, network
-from tests.kube.nodes import TestNode, addons
+from tests.kube.nodes import ClusterNode, addons
 from tests.kube.nodes import node as one_node
-from tests.kube.reader import page_shell
+from tests.kube.page_shell import page_shell
 from tests.support.machine import lacking, out_of_reach
-from tools.kube.locate import find, uses_existing_cluster
+from tools.kube.binaries import find, uses_existing_cluster
 
 
 @pytest.fixture(scope="session")
@@ -38,7 +38,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="session")
-def node(cluster: Cluster) -> Iterator[TestNode]:
+def node(cluster: Cluster) -> Iterator[ClusterNode]:
     """A node that runs pods, for the whole run; what a test breaks of it, it mends."""
     if cluster.network is None:
         out_of_reach("runs pods on a node of our own, beside a control plane of our own")
@@ -47,7 +47,7 @@ def node(cluster: Cluster) -> Iterator[TestNode]:
 
 
 @pytest.fixture
-def shell(cluster: Cluster, node: TestNode, tmp_path: Path) -> Iterator[Shell]:
+def shell(cluster: Cluster, node: ClusterNode, tmp_path: Path) -> Iterator[Shell]:
     """Of somebody who types what a page says, and has a cluster without Motet."""
     tmp_path.chmod(0o755)
     with page_shell(cluster, tmp_path) as typing:

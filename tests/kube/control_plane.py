@@ -15,7 +15,7 @@ from tests.kube.certificates import ClusterAuthority, Pair, token_keys
 from tests.kube.cluster import Cluster, CommandRefused, EtcdStore, identity
 from tests.kube.network import API_PORT, CONTROL_PLANE, FIRST_SERVICE, SERVICES, Network
 from tests.kube.programs import Program
-from tools.kube.locate import find
+from tools.kube.binaries import find
 
 __all__ = ["NEEDED", "Cluster", "CommandRefused", "control_plane"]
 
@@ -34,7 +34,7 @@ rules:
     resources: [{group: motet.dev}]
   - {level: Metadata}
 """
-"""With the bodies of what the installed product writes about our own objects: see `tests.kube.changes`."""
+"""With the bodies of what the installed product writes about our own objects: see `tests.kube.audit_writes`."""
 
 
 @contextmanager

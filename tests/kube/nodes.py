@@ -19,7 +19,7 @@ TIME_SCALE = 0.1
 
 
 @dataclass(frozen=True)
-class TestNode:
+class ClusterNode:
     """A kubelet that runs pods. Pods are named `namespace/name`; no container means the first one."""
 
     name: str
@@ -95,7 +95,7 @@ def node(
     gpus: int = 0,
     labels: dict[str, str] | None = None,
     time_scale: float = TIME_SCALE,
-) -> Iterator[TestNode]:
+) -> Iterator[ClusterNode]:
     """One more node, ready; with it go its pods. `number` (1 to 99) is unlike any other's and gives its addresses."""
     assert cluster.network is not None, "nodes are added to our own cluster only"
     assert cluster.authority is not None
@@ -121,7 +121,7 @@ def node(
         # The controllers keep pods off a new node until they have seen that it is ready.
         cluster.wait_for(lambda: not cluster.get("node", name)["spec"].get("taints"), f"{name} without taints")
         try:
-            yield TestNode(name, address, pods_of(number), folder, program)
+            yield ClusterNode(name, address, pods_of(number), folder, program)
         finally:  # first of all nothing is to be placed here any more
             with suppress(Exception):
                 cluster.kubectl("delete", "node", name, "--wait=false", "--ignore-not-found")

@@ -12,15 +12,15 @@ import pytest
 import yaml
 
 from motet.api.v1 import scheduler_pb2
-from motet_operator.cluster.view import scale_writers
+from motet_operator.cluster.object_parser import scale_writers
 from tests.kube.cluster import Cluster
 from tests.kube.external_metrics import ExternalMetrics, external_metrics
 from tests.kube.network import Network
 from tests.kube.operators import OperatorNamespaces, OperatorProcess, site
 from tests.kube.programs import Program
 from tests.repo.tree import ROOT
-from tests.support.control_plane import until
-from tests.support.small_gateway import small_gateway
+from tests.support.fake_gateway import small_gateway
+from tests.support.in_process_services import until
 
 pytestmark = [
     pytest.mark.kube,

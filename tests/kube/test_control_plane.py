@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.kube.control_plane import Cluster, CommandRefused
-from tests.kube.reads import read
-from tools.kube.locate import KUBERNETES
+from tests.kube.kubectl_get import read
+from tools.kube.binaries import KUBERNETES
 
 pytestmark = pytest.mark.kube
 

@@ -14,7 +14,7 @@ from motet.resources.crd import ADAPTER, CUSTOM_RESOURCES, POOL
 from motet.resources.status import Artifact, Condition, LoRAAdapterStatus, ServingPoolStatus
 from tests.kube.control_plane import Cluster, CommandRefused
 from tests.repo.tree import ROOT
-from tests.resources.broken import BROKEN, GOOD, REMOVED, InvalidObject, with_value
+from tests.resources.invalid_objects import BROKEN, GOOD, REMOVED, InvalidObject, with_value
 
 pytestmark = pytest.mark.kube
 

@@ -19,10 +19,10 @@ from motet.rpc import is_healthy
 from motet.settings import LeaseSettings
 from tests.common.waiting import PATIENCE_S
 from tests.kube.cluster import Cluster
-from tests.support.control_plane import FakeOperator, until
 from tests.support.fake_engine import FakeEngine, tokens_of
-from tests.support.runners import in_process_runner, short_folder
-from tests.support.small_gateway import small_gateway
+from tests.support.fake_gateway import small_gateway
+from tests.support.in_process_runner import in_process_runner, short_folder
+from tests.support.in_process_services import FakeOperator, until
 
 LEASE = "motet-scheduler"
 ACCOUNT = "scheduler"

@@ -9,7 +9,7 @@ from tests.kube.control_plane import NEEDED, Cluster, control_plane
 from tests.kube.network import network
 from tests.kube.operators import OperatorNamespaces, OperatorProcess, site
 from tests.support.machine import lacking
-from tools.kube.locate import find
+from tools.kube.binaries import find
 
 pytestmark = pytest.mark.kube
 

@@ -18,7 +18,7 @@ from tests.kube.network import network
 from tests.kube.operators import TEMPLATE, OperatorNamespaces, OperatorProcess, site
 from tests.kube.programs import Program
 from tests.support.machine import lacking
-from tools.kube.locate import find
+from tools.kube.binaries import find
 
 pytestmark = [pytest.mark.kube, pytest.mark.soak, pytest.mark.timeout(1200)]
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from motet.errors import AdapterFetchFailed
-from motet_runner.sources.order import NetworkAccess
+from motet_runner.sources.fetch_order import NetworkAccess
 from motet_runner.sources.secret import SourceCredentials, read_credentials
 from tests.kube.control_plane import Cluster
 

@@ -11,8 +11,8 @@ import pytest
 
 from tests.repo.tree import ROOT
 from tests.support.machine import lacking
-from tools.kube import replaces
-from tools.kube.locate import KUBERNETES, MODULES, find
+from tools.kube import go_replaces
+from tools.kube.binaries import KUBERNETES, MODULES, find
 
 VARIABLES = ("KUBEBUILDER_ASSETS", "TEST_ASSET_ETCD", "USE_EXISTING_CLUSTER")
 
@@ -119,17 +119,17 @@ def test_another_state_of_the_modules_is_another_folder(monkeypatch: pytest.Monk
 @needs_go
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.name)
 def test_every_tool_is_a_tool_of_its_module(module) -> None:
-    mod = replaces.parsed(module.folder / "go.mod")
+    mod = go_replaces.parsed(module.folder / "go.mod")
     assert {line["Path"] for line in mod["Tool"]} == {package for _, package in module.packages}
 
 
 @needs_go
 def test_the_replace_lines_are_those_of_the_version_we_build() -> None:
-    mod = replaces.parsed(replaces.MODULE / "go.mod")
-    version = replaces.required(mod)[replaces.KUBERNETES]
-    if not (published := replaces.published(version, offline=True)):
+    mod = go_replaces.parsed(go_replaces.MODULE / "go.mod")
+    version = go_replaces.required(mod)[go_replaces.KUBERNETES]
+    if not (published := go_replaces.published(version, offline=True)):
         lacking(f"the source of Kubernetes {version} (make kube)")
-    assert replaces.present(mod) == replaces.wanted(replaces.parsed(published), version)
+    assert go_replaces.present(mod) == go_replaces.wanted(go_replaces.parsed(published), version)
 
 
 def test_only_published_staging_modules_are_replaced() -> None:
@@ -140,4 +140,4 @@ def test_only_published_staging_modules_are_replaced() -> None:
             {"Path": "example.org/other", "Version": "v0.0.0"},
         ]
     }
-    assert replaces.wanted(theirs, "v1.36.3") == {"k8s.io/api": "v0.36.3"}
+    assert go_replaces.wanted(theirs, "v1.36.3") == {"k8s.io/api": "v0.36.3"}

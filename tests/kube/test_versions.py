@@ -10,7 +10,7 @@ from tests.kube.cluster import Cluster
 from tests.kube.operators import OperatorNamespaces, OperatorProcess, site
 from tests.kube.replay import ReadyMaker, SiteState
 from tests.kube.schedulers import WAITS_FOR_RUNNERS, SchedulerProgram
-from tests.support.version_before import version_before
+from tests.support.previous_version import version_before
 
 pytestmark = pytest.mark.kube
 

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from motet.model import ObjectName
+from motet.domain import ObjectName
 from motet.resources import LoRAAdapter, ServingPool
 from motet.resources.status import Condition
 from motet_operator.reconcile import AdapterObject, Plan, PoolObject, RunnerInstance, RunnerSet, View

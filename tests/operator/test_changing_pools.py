@@ -12,11 +12,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from motet_operator.cluster.cache import Cache
-from motet_operator.cluster.decide import Decider, SchedulerReports
+from motet_operator.cluster.decision import Decider, SchedulerReports
 from motet_operator.cluster.kinds import DEPLOYMENTS, NAMESPACES, PODS, POOLS, Object
 from tests.operator.cluster import objects
-from tests.support.control_plane import until
-from tests.support.flaky_api import FakeFlakyApi, writer_to
+from tests.support.fake_flaky_api import FakeFlakyApi, writer_to
+from tests.support.in_process_services import until
 
 FLIPS = 100
 PAUSE = 2.0

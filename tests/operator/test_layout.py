@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from motet.errors import StateDirectoryError
-from motet_operator.local.layout import MAX_INSTANCE_NAME, MAX_SOCKET_PATH, StateDirectory
 from motet_operator.local.lock import StackLock, is_held, read_holder
+from motet_operator.local.state_directory import MAX_INSTANCE_NAME, MAX_SOCKET_PATH, StateDirectory
 
 LONGEST = "x" * MAX_INSTANCE_NAME
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from motet_operator.cluster.view import LONGEST_TROUBLE, read_instance
+from motet_operator.cluster.object_parser import LONGEST_TROUBLE, read_instance
 
 
 def at(second):

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from motet.processes import Phase, ProcessStatus
 from motet.settings import ProcessSettings
-from motet_operator.local.layout import MAX_INSTANCE_NAME, StateDirectory
-from motet_operator.local.runners import RunnerTable
-from motet_operator.local.services import ServiceSpecs
+from motet_operator.local.runner_table import RunnerTable
+from motet_operator.local.service_specs import ServiceSpecs
+from motet_operator.local.state_directory import MAX_INSTANCE_NAME, StateDirectory
 from motet_operator.reconcile import Plan, PoolObject, reconcile
 from motet_operator.settings import Settings
 from motet_operator.sync import UnhealthyRunner

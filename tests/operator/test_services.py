@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from motet.settings import ProcessSettings
-from motet_operator.local.layout import StateDirectory
 from motet_operator.local.parent import operator_spec, own_environment
-from motet_operator.local.services import ServiceSpecs, listens_http
+from motet_operator.local.service_specs import ServiceSpecs, listens_http
+from motet_operator.local.state_directory import StateDirectory
 from motet_operator.reconcile import RunnerTemplate
 from motet_operator.settings import Settings
 from tests.operator.builders import name

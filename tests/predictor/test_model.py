@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet_predictor.model import GLOBAL_SCOPE, QUANTILES, VERSION, LengthEstimate, LengthModel, Scope
+from motet_predictor.length_model import GLOBAL_SCOPE, QUANTILES, VERSION, LengthEstimate, LengthModel, Scope
 from tests.support.machine import out_of_reach
 
 DATA = Path(os.environ.get("TEST_DATA") or Path(__file__).parents[3] / "shared" / "data")

@@ -5,8 +5,8 @@ import signal
 from pathlib import Path
 
 from motet.rpc import is_healthy
-from motet.store import lengths, migrate, open_store
-from motet_predictor.model import VERSION
+from motet.store import length_samples, migrate, open_store
+from motet_predictor.length_model import VERSION
 from tests.predictor.test_service import observe, predict, process, running, until
 from tests.store.test_store import sample
 from tests.support.postgresql import PostgreSQL
@@ -20,7 +20,7 @@ async def test_what_was_learned_outlives_the_process_and_a_restart_of_the_server
     async with open_store(url) as store:
 
         async def written(count: int) -> bool:
-            return await lengths.count_samples(store) == count
+            return await length_samples.count_samples(store) == count
 
         async with process(tmp_path, MOTET_DATABASE_URL=url) as child:
             await until(lambda: is_healthy(address))
@@ -76,8 +76,8 @@ async def test_a_row_that_the_database_never_takes_is_put_aside_and_the_others_a
         assert await predictor.keeper.flush()
         assert predictor.metric("rows_refused_total", table="length_samples") == 2
         assert predictor.metric("rows_refused_total", table="predictor_state") == 1
-        assert await lengths.count_samples(store) == 48
-        assert len(await lengths.load_states(store, VERSION, limit=10)) == 3
+        assert await length_samples.count_samples(store) == 48
+        assert len(await length_samples.load_states(store, VERSION, limit=10)) == 3
         postgresql.stop()
         try:
             predictor.keeper.add(sample(50))
@@ -85,5 +85,5 @@ async def test_a_row_that_the_database_never_takes_is_put_aside_and_the_others_a
         finally:
             await asyncio.to_thread(postgresql.start)
         assert await predictor.keeper.flush()
-        assert await lengths.count_samples(store) == 49
+        assert await length_samples.count_samples(store) == 49
         assert predictor.metric("rows_refused_total", table="length_samples") == 2

@@ -16,10 +16,10 @@ from prometheus_client import CollectorRegistry
 from motet.api.v1 import common_pb2, predictor_pb2, predictor_pb2_grpc
 from motet.quantiles import LengthStatistics
 from motet.rpc import is_healthy, open_channel, serving
-from motet.store import lengths, migrate, open_store
-from motet_predictor.keeper import ROWS_PER_WRITE, Persistence
+from motet.store import length_samples, migrate, open_store
+from motet_predictor.length_model import VERSION, LengthModel
 from motet_predictor.metrics import Metrics
-from motet_predictor.model import VERSION, LengthModel
+from motet_predictor.persistence import ROWS_PER_WRITE, Persistence
 from motet_predictor.service import SERVICE, PredictorService
 from tests.common.waiting import PATIENCE_S
 
@@ -122,8 +122,8 @@ async def test_samples_hold_counts_and_hashes(tmp_path: Path) -> None:
         believed = common_pb2.Estimate(q50=10, q95=40, source=f"model:{VERSION}")
         await observe(predictor.address, 25, features=[1, 2**32 - 1], estimate=believed, prompt_tokens=9)
         await predictor.keeper.flush()
-        (sample,) = await lengths.newest_samples(store, 10)
-        assert sample == lengths.LengthSample(
+        (sample,) = await length_samples.newest_samples(store, 10)
+        assert sample == length_samples.LengthSample(
             request="r",
             tenant="acme",
             adapter="acme/pirate",
@@ -162,7 +162,7 @@ async def test_without_a_database_it_serves_and_learns_and_writes_later(tmp_path
         assert await predictor.keeper.flush()
         assert predictor.metric("store_up") == 1
         async with open_store(database(tmp_path)) as store:
-            assert await lengths.count_samples(store) == 10
+            assert await length_samples.count_samples(store) == 10
     async with running(tmp_path) as predictor:
         assert (await predictor.estimate()).q95 <= 26
 
@@ -181,7 +181,7 @@ async def test_a_locked_database_loses_nothing(tmp_path: Path) -> None:
             holder.close()
         assert await predictor.keeper.flush()
         async with open_store(database(tmp_path)) as store:
-            assert await lengths.count_samples(store) == 40
+            assert await length_samples.count_samples(store) == 40
     async with running(tmp_path) as predictor:
         assert (await predictor.estimate()).q95 <= 26
 
@@ -248,7 +248,7 @@ async def test_writing_and_loading_many_scopes_let_others_have_their_turn(
         assert await most_in_one_turn(predictor.keeper.flush()) <= ROWS_PER_WRITE
         assert handled == 902
         async with open_store(database(tmp_path)) as store:
-            assert len(await lengths.load_states(store, VERSION, limit=2000)) == 902
+            assert len(await length_samples.load_states(store, VERSION, limit=2000)) == 902
     handled = 0
     monkeypatch.setattr(LengthStatistics, "from_bytes", counted(LengthStatistics.from_bytes))
 
@@ -294,7 +294,7 @@ async def test_a_killed_process_loses_at_most_its_last_batch(tmp_path: Path) -> 
         await observe(address, *[25] * 20)
 
         async def written() -> bool:
-            return await lengths.count_samples(store) == 20
+            return await length_samples.count_samples(store) == 20
 
         await until(written)  # within save_seconds × the time scale
         learned = (await predict(address, "acme/pirate")).estimates[0]
@@ -317,8 +317,8 @@ async def test_a_stopped_process_loses_nothing(tmp_path: Path) -> None:
         child.send_signal(signal.SIGTERM)
         assert await child.wait() == 0
     async with open_store(database(tmp_path)) as store:
-        assert await lengths.count_samples(store) == 20
-        assert len(await lengths.load_states(store, VERSION, limit=10)) == 3
+        assert await length_samples.count_samples(store) == 20
+        assert len(await length_samples.load_states(store, VERSION, limit=10)) == 3
     assert not (tmp_path / "p.sock").exists()
 
 

@@ -19,7 +19,8 @@ import pytest
 from tests.repo.tree import ROOT
 from tools.gate import change, records
 from tools.gate.__main__ import untouched
-from tools.gate.closing import (
+from tools.gate.plan import Lane, MachineFacts, RunRecord, announced, plan
+from tools.gate.summary import (
     NOTHING_RAN,
     closing_line,
     counts_of,
@@ -29,8 +30,7 @@ from tools.gate.closing import (
     seconds_of_tests,
     slowest,
 )
-from tools.gate.plan import MachineFacts, RunRecord, TestLane, announced, plan
-from tools.gate.untouched import FAMILIES, Change, verdicts
+from tools.gate.test_selection import FAMILIES, Change, verdicts
 
 # ------------------------------------------------------------------------------------------------------------ the plan
 
@@ -45,7 +45,7 @@ def within(file: str, paths: Collection[str]) -> bool:
 
 @pytest.mark.parametrize("kube", [True, False])
 def test_together_the_lanes_run_every_file_and_none_of_them_twice(kube: bool) -> None:
-    def runs(lane: TestLane, file: str) -> bool:
+    def runs(lane: Lane, file: str) -> bool:
         named = [word for word in lane.arguments if word.startswith("tests")]
         ignored = [word.removeprefix("--ignore=") for word in lane.arguments if word.startswith("--ignore=")]
         return within(file, named) and not within(file, ignored)

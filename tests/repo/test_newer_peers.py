@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 
 from motet.api.v1 import common_pb2, runner_pb2, scheduler_pb2, supervisor_pb2
-from motet.fleet import RequestClass, ResidentAdapter, RunnerIdentity, SequenceState, Tier, read_runner_requests
-from motet.rpc.writing import unpacked
+from motet.rpc.packing import unpacked
+from motet.runner_info import RequestClass, ResidentAdapter, RunnerIdentity, SequenceState, Tier, read_runner_requests
 from motet_gateway.routes import models
 from motet_operator import sync
-from motet_runner import generation
-from motet_scheduler import translate as scheduler
-from motet_scheduler.policy import events as on
+from motet_runner import generate_service
+from motet_scheduler import conversion as scheduler
+from motet_scheduler.policy import events
 from motet_scheduler.policy.values import AdapterStage
-from motet_supervisor import translate as supervisor
-from motet_supervisor.policy.values import Instance
+from motet_supervisor import conversion as supervisor
+from motet.domain import InstanceName
 
 UNKNOWN = 77
 
@@ -46,7 +46,7 @@ RUNNER = RunnerIdentity(instance="r0")
 def submit(up: runner_pb2.GenerateUp) -> Any:
     up.submit.request = "a"
     up.submit.choices.add()
-    return generation.sequence_of(up.submit)
+    return generate_service.sequence_of(up.submit)
 
 
 def operator_hears(down: scheduler_pb2.SyncDown) -> Any:
@@ -60,7 +60,7 @@ READERS: list[tuple[Any, Callable[[Any], Any]]] = [
     (scheduler_pb2.RunnerHello, scheduler.runner_attached),
     (scheduler_pb2.SyncUp, scheduler.sync_event),
     (supervisor_pb2.AdviseDown, scheduler.supervisor_event),
-    (supervisor_pb2.WatchUp, lambda up: supervisor.watch_event(Instance("r0"), up)),
+    (supervisor_pb2.WatchUp, lambda up: supervisor.watch_event(InstanceName("r0"), up)),
     (supervisor_pb2.WatchHello, supervisor.runner_connected),
     (supervisor_pb2.AdviseUp, supervisor.advise_event),
     (runner_pb2.GenerateUp, submit),
@@ -83,7 +83,7 @@ def test_each_value_of_a_newer_version_has_a_meaning() -> None:
     assert entry.state is SequenceState.WAITING
     adapter = scheduler_pb2.AdapterEntry(max_class=UNKNOWN)  # type: ignore[arg-type]
     stated = scheduler.sync_event(scheduler_pb2.SyncUp(snapshot=scheduler_pb2.CatalogSnapshot(adapters=[adapter])))
-    assert isinstance(stated, on.CatalogReplaced)
+    assert isinstance(stated, events.CatalogReplaced)
     assert stated.adapters[0].max_class is RequestClass.STANDARD
 
 

@@ -5,15 +5,15 @@ from pathlib import Path
 import pytest
 
 from tests.images.dockerfile import FOLDERS
-from tests.repo.reach import Dependencies, names, reach
+from tests.repo.dependencies import Dependencies, names, reach
 from tests.repo.tree import ROOT, tracked
-from tools.gate.untouched import FAMILIES, Change, TestFamily, green, verdicts
+from tools.gate.test_selection import FAMILIES, Change, Family, green, verdicts
 
 BY_NAME = {family.name: family for family in FAMILIES}
 STARTED = {"images": ("motet_scheduler.__main__", "motet_operator.cluster.__main__", "motet.store.__main__")}
 """What an installation starts, as its Dockerfile says. The others are started in tests marked soak."""
 DOCKERFILES = [(folder / "Dockerfile").relative_to(ROOT).as_posix() for folder in FOLDERS.values()]
-FOR_PAGES = ("tests/kube/product.py", "tests/kube/reader.py")
+FOR_PAGES = ("tests/kube/product.py", "tests/kube/page_shell.py")
 """What types pages reads the charts and the examples."""
 TOLD = {
     **{("tests/images/dockerfile.py", folder.relative_to(ROOT).as_posix()): DOCKERFILES for folder in FOLDERS.values()},
@@ -34,11 +34,11 @@ def all_files() -> list[str]:
     return [path.relative_to(ROOT).as_posix() for path in tracked()]
 
 
-def files_of_tests(family: TestFamily) -> list[str]:
+def files_of_tests(family: Family) -> list[str]:
     return [path for path in all_files() if family.is_touched_by(path) and Path(path).match("test_*.py")]
 
 
-def reached_by(family: TestFamily) -> Dependencies:
+def reached_by(family: Family) -> Dependencies:
     return reach(files_of_tests(family), started=STARTED.get(family.name, ()), told=TOLD)
 
 
@@ -51,7 +51,7 @@ def left_out(*paths: str) -> set[str]:
 
 
 @every_family
-def test_it_runs_when_anything_changes_that_it_imports_starts_or_reads(family: TestFamily) -> None:
+def test_it_runs_when_anything_changes_that_it_imports_starts_or_reads(family: Family) -> None:
     reached = reached_by(family)
     data = {f"{path}/any" if (ROOT / path).is_dir() else path: by for path, by in reached.data.items()}
     forgotten = {path: by for path, by in {**reached.sources, **data}.items() if family.name in left_out(path)}
@@ -59,7 +59,7 @@ def test_it_runs_when_anything_changes_that_it_imports_starts_or_reads(family: T
 
 
 @every_family
-def test_its_tests_are_there_and_not_only_long_ones(family: TestFamily) -> None:
+def test_its_tests_are_there_and_not_only_long_ones(family: Family) -> None:
     files = files_of_tests(family)
     for tests in family.tests:
         assert [file for file in files if file.startswith(tests)], f"{tests} names no tests"
@@ -69,13 +69,13 @@ def test_its_tests_are_there_and_not_only_long_ones(family: TestFamily) -> None:
 
 
 @every_family
-def test_who_types_pages_runs_when_one_changes(family: TestFamily) -> None:
+def test_who_types_pages_runs_when_one_changes(family: Family) -> None:
     """It reads the charts and the examples, too, which TOLD does not say."""
     if {"docs/", "charts/", "examples/"} <= set(family.touched_by):
         return
     where = {*FOR_PAGES, "tests/kube/conftest.py"}
     for source in reached_by(family).sources.keys() - where:
-        assert not {"tests.kube.product", "tests.kube.reader"} & names(source), source
+        assert not {"tests.kube.product", "tests.kube.page_shell"} & names(source), source
     assert not [file for file in files_of_tests(family) if "shell: Shell" in (ROOT / file).read_text()]
 
 
@@ -108,14 +108,14 @@ NEITHER_MODELS_NOR_GATEWAYS = {"bench", "operator", "replay", "images"}
         ("docs/guides/client.md", {"stack", "releases"}),
         ("charts/motet/values.yaml", {"releases"}),
         ("benchmarks/gateway.py", {"benchmarks"}),
-        ("kernels/motet_kernels/batch.py", BY_NAME.keys() - NEITHER_MODELS_NOR_GATEWAYS),
+        ("kernels/motet_kernels/lora_batch.py", BY_NAME.keys() - NEITHER_MODELS_NOR_GATEWAYS),
         ("services/gateway/motet_gateway/app.py", WITH_A_GATEWAY),
         ("services/gateway/motet_gateway/__main__.py", {*WITH_A_GATEWAY, "images"}),
         ("services/gpu-runner/motet_runner/engine.py", {*WITH_A_GATEWAY, "runner"}),
         ("services/scheduler/motet_scheduler/policy/new.py", {*WITH_A_GATEWAY, "runner", "replay", "images"}),
         ("services/predictor/Dockerfile", BY_NAME.keys()),
         ("services/common/motet/errors.py", BY_NAME.keys() - {"bench"}),
-        ("operator/motet_operator/cluster/operator.py", {*ALL_PROCESSES, "operator", "replay", "images"}),
+        ("operator/motet_operator/cluster/cluster_operator.py", {*ALL_PROCESSES, "operator", "replay", "images"}),
         ("crds/motet.dev_loraadapters.yaml", {"operator", "replay", "releases"}),
         ("tests/gateway/test_app.py", {"gateway"}),
         ("tests/stack/harness.py", {*WITH_A_GATEWAY, "runner"}),
@@ -130,7 +130,15 @@ def test_a_change_leaves_out_what_it_cannot_touch(path: str, stay: set[str]) -> 
 
 @pytest.mark.parametrize(
     "path",
-    ["pyproject.toml", "constraints.txt", "Makefile", ".ci/run", "tools/gate/untouched.py", "conftest.py", "new/x"],
+    [
+        "pyproject.toml",
+        "constraints.txt",
+        "Makefile",
+        ".ci/run",
+        "tools/gate/test_selection.py",
+        "conftest.py",
+        "new/x",
+    ],
 )
 def test_a_path_that_no_rule_knows_leaves_out_nothing(path: str) -> None:
     assert left_out(path, "CHANGELOG.md") == set()
@@ -155,7 +163,7 @@ def test_a_verdict_names_what_has_changed_since_when() -> None:
 
 
 def test_green_is_what_has_run_as_a_whole_and_passed() -> None:
-    one, two = TestFamily("one", "", ("tests/a/", "tests/b.py"), ()), TestFamily("two", "", ("tests/c.py",), ())
+    one, two = Family("one", "", ("tests/a/", "tests/b.py"), ()), Family("two", "", ("tests/c.py",), ())
     assert green([one, two], ["tests/a/test_x.py", "tests/b.py", "tests/c.py"], []) == [one, two]
     assert green([one, two], ["tests/a/test_x.py", "tests/c.py"], []) == [two], "a part has not run"
     assert green([one, two], ["tests/a/x.py", "tests/b.py", "tests/c.py"], ["tests/a/x.py"]) == [two]

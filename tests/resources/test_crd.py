@@ -22,8 +22,7 @@ from motet.resources.crd import (
     object_schema,
     structural,
 )
-from motet.resources.rules import VALIDATIONS
-from motet.resources.shapes import INT_OR_STRING, PATTERN_SENTENCES
+from motet.resources.fields import INT_OR_STRING, PATTERN_SENTENCES
 from motet.resources.status import (
     ADAPTER_CONDITIONS,
     POOL_CONDITIONS,
@@ -32,8 +31,9 @@ from motet.resources.status import (
     LoRAAdapterStatus,
     ServingPoolStatus,
 )
+from motet.resources.validation_rules import VALIDATIONS
 from tests.repo.tree import ROOT, tracked
-from tests.resources.broken import BROKEN, GOOD, InvalidObject
+from tests.resources.invalid_objects import BROKEN, GOOD, InvalidObject
 
 Schema = dict[str, Any]
 

@@ -17,7 +17,7 @@ from motet.resources import (
     read_file,
     read_text,
 )
-from motet.resources.coming import PLANNED_FIELDS, PLANNED_SCHEMES, PLANNED_VALUES
+from motet.resources.planned_fields import PLANNED_FIELDS, PLANNED_SCHEMES, PLANNED_VALUES
 from motet.resources.template import TUNING
 from motet.resources.validation import fields_at
 

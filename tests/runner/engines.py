@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from motet.model import BASE, Digest, RequestId, pages_for
-from motet_runner.adapters.certify import certify
+from motet.domain import BASE, Digest, RequestId, pages_for
+from motet_runner.adapters.certification import certify
 from motet_runner.engine import Engine
 from motet_runner.interface import EngineConfig, Event, NewSequence, Sampling, SequenceOutput
 

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from motet.domain import Digest
 from motet.errors import Overloaded, SetupError
-from motet.model import Digest
 from motet_kernels import rows_of
-from motet_runner.adapters.certify import certify
-from motet_runner.adapters.matrices import WeightReader
+from motet_runner.adapters.certification import certify
+from motet_runner.adapters.weight_reader import WeightReader
 from motet_runner.engine import MIB, Engine
 from motet_runner.execute.lora import bytes_of
 from motet_runner.interface import AdapterEvicted, AdapterFailed, Finish, State

@@ -10,10 +10,10 @@ import pytest
 import regex
 from safetensors.torch import load_file, save_file
 
+from motet.domain import Digest, ParkMethod, RequestId
 from motet.errors import AdapterFetchFailed
-from motet.model import Digest, ParkMethod, RequestId
 from motet_runner.adapters import layout as layout_module
-from motet_runner.adapters.certify import certify
+from motet_runner.adapters.certification import certify
 from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.adapters.peft_config import CONFIG_NAME, WEIGHTS_NAME
 from motet_runner.engine import Engine

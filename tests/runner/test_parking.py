@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from motet.model import Digest, ParkMethod, RequestId
+from motet.domain import Digest, ParkMethod, RequestId
 from motet_runner.interface import OverflowAhead, ParkedNow, ResumedNow, StateChanged
 from tests.runner.engines import EngineRun, ask, load, make_engine, run
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet.model import RequestId
+from motet.domain import RequestId
 from motet_runner.execute.sampler import sample, uniform
 from motet_runner.interface import NewSequence, Sampling, State
 from motet_runner.plan import Sequence

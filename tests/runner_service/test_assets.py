@@ -20,7 +20,7 @@ from motet.digest import (
 from motet.rpc import is_healthy, open_channel
 from motet_runner.assets import CHUNK_BYTES
 from tests.common.waiting import PATIENCE_S
-from tests.support.runners import in_process_runner, write_adapter, write_model
+from tests.support.in_process_runner import in_process_runner, write_adapter, write_model
 
 
 async def fetched(address, digest):

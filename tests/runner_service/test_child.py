@@ -2,7 +2,7 @@
 
 import gc
 
-from motet_runner.child import without_collections
+from motet_runner.engine_process import without_collections
 
 
 def test_what_is_imported_is_walked_neither_meanwhile_nor_later() -> None:

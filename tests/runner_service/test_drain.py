@@ -6,13 +6,13 @@ import contextlib
 from motet.api.v1 import scheduler_pb2
 from motet.clock import FakeClock
 from motet.health import Health
-from motet_runner.progress import HangDetector
+from motet_runner.hang_detector import HangDetector
 from tests.common.waiting import PATIENCE_S
-from tests.runner_service.peers import gateway_to, scheduler_at
-from tests.support.control_plane import until
+from tests.runner_service.fake_peers import gateway_to, scheduler_at
 from tests.support.fake_engine import SlowEngines, tokens_of
-from tests.support.house import in_process_system
-from tests.support.runners import in_process_runner
+from tests.support.in_process_runner import in_process_runner
+from tests.support.in_process_services import until
+from tests.support.in_process_system import in_process_system
 
 
 async def test_what_runs_ends_what_waits_goes_on_elsewhere_and_nothing_new_comes(folder):

@@ -12,10 +12,10 @@ import pytest
 
 from motet.digest import adapter_digest
 from motet.errors import AdapterFetchFailed, AdapterIncompatible
-from motet_runner.adapters import fetch
-from motet_runner.adapters.fetch import DiskCache, Fetcher, FetchRequest, FolderLock
+from motet_runner.adapters import fetcher
+from motet_runner.adapters.fetcher import DiskCache, Fetcher, FetchRequest, FolderLock
+from tests.support.in_process_runner import write_adapter
 from tests.support.machine import lacking
-from tests.support.runners import write_adapter
 
 
 @pytest.fixture
@@ -197,7 +197,7 @@ async def test_a_write_that_fails_leaves_nothing(tmp_path, cache):
 
 
 def test_no_space_names_the_cache_and_what_is_needed(tmp_path):
-    sentence = fetch._explain(
+    sentence = fetcher._explain(
         OSError(errno.ENOSPC, "No space left on device"), str(tmp_path / "a"), tmp_path, 12345
     ).message
     assert "no space left" in sentence
@@ -222,7 +222,7 @@ async def test_a_runner_that_starts_beside_a_fetch_breaks_nothing(tmp_path, cach
         starts.pop(0)()
         return FolderLock(folder)
 
-    monkeypatch.setattr(fetch, "Lease", lease_beside_a_start)
+    monkeypatch.setattr(fetcher, "Lease", lease_beside_a_start)
     fetched = await Fetcher(cache).fetch(FetchRequest(source=write_adapter(tmp_path / "a").as_uri()))
     assert contents(cache) == [fetched.folder.name]
     assert not starts

@@ -9,14 +9,14 @@ import grpc
 import pytest
 
 from motet.api.v1 import common_pb2, runner_pb2, runner_pb2_grpc, scheduler_pb2
+from motet.domain import RequestId
 from motet.errors import Declined
-from motet.model import RequestId
 from motet.rpc import is_healthy, open_channel
-from motet_runner.protocol import EngineOutputs, SequenceRefused
+from motet_runner.engine_messages import EngineOutputs, SequenceRefused
 from tests.common.waiting import PATIENCE_S
-from tests.runner_service.peers import gateway_to, scheduler_at, until
+from tests.runner_service.fake_peers import gateway_to, scheduler_at, until
 from tests.support.fake_engine import FakeEngine, SlowEngines, tokens_of
-from tests.support.runners import in_process_runner
+from tests.support.in_process_runner import in_process_runner
 
 STREAM_IS_OVER = (grpc.aio.AioRpcError, asyncio.InvalidStateError)
 """What a gateway's write meets once the runner has ended its stream: while the write is on its way, and after."""

@@ -4,7 +4,7 @@ import pytest
 
 from motet.api.v1 import runner_pb2
 from motet.errors import InvalidRequest
-from motet_runner.book import AcceptedRequests
+from motet_runner.accepted_requests import AcceptedRequests
 
 LARGEST = 2**64 - 1
 

@@ -5,10 +5,10 @@ import threading
 
 from motet.api.v1 import common_pb2, scheduler_pb2, supervisor_pb2
 from motet.digest import adapter_digest
-from motet_runner.adapters.fetch import CERTIFICATE
-from tests.runner_service.peers import gateway_to, scheduler_at, supervisor_at, until
+from motet_runner.adapters.fetcher import CERTIFICATE
+from tests.runner_service.fake_peers import gateway_to, scheduler_at, supervisor_at, until
 from tests.support.fake_engine import FakeEngine, SlowEngines, tokens_of
-from tests.support.runners import in_process_runner, write_adapter
+from tests.support.in_process_runner import in_process_runner, write_adapter
 
 SLOW = functools.partial(FakeEngine, step_seconds=0.02)
 """An answer of 2000 tokens is never over before it is ended."""

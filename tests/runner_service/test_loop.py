@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from motet.api.v1 import common_pb2, runner_pb2
-from motet.model import pages_for
+from motet.domain import pages_for
+from motet_runner.engine_loop import EngineLoop
+from motet_runner.engine_messages import Add, Cancel, ReportNow
 from motet_runner.interface import Finish, NewSequence, Sampling
-from motet_runner.loop import EngineLoop
 from motet_runner.pipe import Pipe
-from motet_runner.protocol import Add, Cancel, ReportNow
 from tests.support.fake_engine import FakeEngine, tokens_of
 
 PROMPT = (1, 2, 3)

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 
 from motet.api.v1 import runner_pb2
-from motet_runner.outbox import StepOutbox
+from motet_runner.step_outbox import StepOutbox
 
 
 def step(number, *sequences):

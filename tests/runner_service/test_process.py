@@ -15,10 +15,10 @@ import pytest
 from motet.errors import ModelFolderError
 from motet.rpc import is_healthy
 from motet_runner.settings import Settings
-from motet_runner.sources.model import model_folder
+from motet_runner.sources.base_model import model_folder
 from tests.runner.random_models import RandomAdapter, save_adapter, save_base
-from tests.runner_service.peers import gateway_to, scheduler_at, until
-from tests.support.runners import in_process_runner, write_model
+from tests.runner_service.fake_peers import gateway_to, scheduler_at, until
+from tests.support.in_process_runner import in_process_runner, write_model
 
 PROMPT = tuple(range(10, 40))
 START_SECONDS = 150

@@ -5,13 +5,13 @@ from functools import partial
 import pytest
 
 from motet.api.v1 import runner_pb2
+from motet_runner.engine_loop import EngineLoop
+from motet_runner.engine_messages import Add, Cancel
 from motet_runner.interface import NewSequence, Sampling
-from motet_runner.loop import EngineLoop
-from motet_runner.protocol import Add, Cancel
-from tests.runner_service.peers import gateway_to, until
+from tests.runner_service.fake_peers import gateway_to, until
 from tests.support.deadly_engine import DEADLY, DEADLY_ENGINE
 from tests.support.fake_engine import FakeEngine, SlowEngines, tokens_of
-from tests.support.runners import in_process_runner
+from tests.support.in_process_runner import in_process_runner
 
 SLOW = partial(FakeEngine, step_seconds=0.005, deadly=DEADLY)
 

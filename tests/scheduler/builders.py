@@ -3,10 +3,17 @@
 from typing import Any
 
 from motet.clock import FakeClock
-from motet.fleet import Capacity, RequestClass, ResidentAdapter, RunnerIdentity, RunnerRequest, SequenceState, Tier
-from motet.model import BASE, Digest, InstanceName, RequestId, Tenant
-from motet_scheduler.policy import effects as do
-from motet_scheduler.policy import events as on
+from motet.domain import BASE, Digest, InstanceName, RequestId, Tenant
+from motet.runner_info import (
+    Capacity,
+    RequestClass,
+    ResidentAdapter,
+    RunnerIdentity,
+    RunnerRequest,
+    SequenceState,
+    Tier,
+)
+from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.memory import SavedCatalog
 from motet_scheduler.policy.scheduler import Scheduler
 from motet_scheduler.policy.values import (
@@ -55,9 +62,9 @@ class SchedulerDriver:
     def __init__(self, *, remembered: SavedCatalog | None = None, now: float = 1000.0, **policy: Any) -> None:
         self.clock = FakeClock(now)
         self.scheduler = Scheduler(SchedulerConfig(**policy), now=self.clock(), remembered=remembered)
-        self.effects: list[do.Effect] = []
+        self.effects: list[effects.Effect] = []
 
-    def tell(self, event: on.Event) -> list[do.Effect]:
+    def tell(self, event: events.Event) -> list[effects.Effect]:
         self.effects = self.scheduler.handle(event, self.clock())
         self.scheduler.check()
         return self.effects
@@ -74,8 +81,8 @@ class SchedulerDriver:
 
     # ----------------------------------------------------------------------------------------------------- gateways
 
-    def gateway(self, name: str = "g0", *live: on.LiveRequest) -> list[do.Effect]:
-        return self.tell(on.GatewayConnected(name, live))
+    def gateway(self, name: str = "g0", *live: events.LiveRequest) -> list[effects.Effect]:
+        return self.tell(events.GatewayConnected(name, live))
 
     def enqueue(
         self,
@@ -87,7 +94,7 @@ class SchedulerDriver:
         tenant: str = "acme",
         digest: Digest = BASE,
         **how: Any,
-    ) -> list[do.Effect]:
+    ) -> list[effects.Effect]:
         fields: dict[str, Any] = {
             "gateway": "g0",
             "request": RequestId(request),
@@ -99,9 +106,11 @@ class SchedulerDriver:
             "max_tokens": max_tokens,
             "estimate": Estimate(q80=q80),
         }
-        return self.tell(on.Enqueued(**(fields | how)))
+        return self.tell(events.Enqueued(**(fields | how)))
 
-    def live(self, request: str, *, instance: str = "r0", epoch: int = 1, pages: int = 2, **how: Any) -> on.LiveRequest:
+    def live(
+        self, request: str, *, instance: str = "r0", epoch: int = 1, pages: int = 2, **how: Any
+    ) -> events.LiveRequest:
         fields: dict[str, Any] = {
             "request": RequestId(request),
             "epoch": epoch,
@@ -114,16 +123,16 @@ class SchedulerDriver:
             "prompt_tokens": 16,
             "max_tokens": 64,
         }
-        return on.LiveRequest(**(fields | how))
+        return events.LiveRequest(**(fields | how))
 
-    def finish(self, request: str, epoch: int = 1, *, gateway: str = "g0") -> list[do.Effect]:
-        return self.tell(on.RequestFinished(gateway, RequestId(request), epoch))
+    def finish(self, request: str, epoch: int = 1, *, gateway: str = "g0") -> list[effects.Effect]:
+        return self.tell(events.RequestFinished(gateway, RequestId(request), epoch))
 
-    def cancel(self, request: str, *, gateway: str = "g0") -> list[do.Effect]:
-        return self.tell(on.CancelRequested(gateway, RequestId(request)))
+    def cancel(self, request: str, *, gateway: str = "g0") -> list[effects.Effect]:
+        return self.tell(events.CancelRequested(gateway, RequestId(request)))
 
-    def lose(self, request: str, epoch: int = 1, delivered: int = 0, *, gateway: str = "g0") -> list[do.Effect]:
-        return self.tell(on.RequestLost(gateway, RequestId(request), epoch, "stream broke", delivered))
+    def lose(self, request: str, epoch: int = 1, delivered: int = 0, *, gateway: str = "g0") -> list[effects.Effect]:
+        return self.tell(events.RequestLost(gateway, RequestId(request), epoch, "stream broke", delivered))
 
     # ------------------------------------------------------------------------------------------------------ runners
 
@@ -139,9 +148,9 @@ class SchedulerDriver:
         pool: str = "default/demo",
         revision: str = "",
         **capacity: Any,
-    ) -> list[do.Effect]:
+    ) -> list[effects.Effect]:
         return self.tell(
-            on.RunnerAttached(
+            events.RunnerAttached(
                 identity=RunnerIdentity(
                     instance=instance, incarnation=incarnation, pool=pool, group=group, revision=revision
                 ),
@@ -153,8 +162,8 @@ class SchedulerDriver:
             )
         )
 
-    def detach(self, instance: str = "r0", incarnation: str = "1") -> list[do.Effect]:
-        return self.tell(on.RunnerDetached(InstanceName(instance), incarnation))
+    def detach(self, instance: str = "r0", incarnation: str = "1") -> list[effects.Effect]:
+        return self.tell(events.RunnerDetached(InstanceName(instance), incarnation))
 
     def report(
         self,
@@ -163,16 +172,16 @@ class SchedulerDriver:
         incarnation: str = "1",
         resident: tuple[ResidentAdapter, ...] = (),
         steps: int = 0,
-    ) -> list[do.Effect]:
+    ) -> list[effects.Effect]:
         return self.tell(
-            on.RunnerReported(
+            events.RunnerReported(
                 instance=InstanceName(instance), incarnation=incarnation, live=live, resident=resident, steps=steps
             )
         )
 
     def certify(
         self, name: str = "pirate", digest: Digest = PIRATE, *, instance: str = "r0", **how: Any
-    ) -> list[do.Effect]:
+    ) -> list[effects.Effect]:
         fields: dict[str, Any] = {
             "instance": InstanceName(instance),
             "ref": AdapterRef("default", name, 1),
@@ -181,16 +190,16 @@ class SchedulerDriver:
             "certificate": Certificate(digest=digest, rank=8),
             "answered_order": AdapterStage.CERTIFIED,
         }
-        return self.tell(on.AdapterStateChanged(**(fields | how)))
+        return self.tell(events.AdapterStateChanged(**(fields | how)))
 
     # -------------------------------------------------------------------------------------------- operator, time
 
-    def state(self, *adapters: AdapterSpec, pools: tuple[PoolSpec, ...] = (pool(),)) -> list[do.Effect]:
-        return self.tell(on.CatalogReplaced(pools, adapters))
+    def state(self, *adapters: AdapterSpec, pools: tuple[PoolSpec, ...] = (pool(),)) -> list[effects.Effect]:
+        return self.tell(events.CatalogReplaced(pools, adapters))
 
-    def wait(self, seconds: float) -> list[do.Effect]:
+    def wait(self, seconds: float) -> list[effects.Effect]:
         self.clock.advance(seconds)
-        return self.tell(on.Tick())
+        return self.tell(events.Tick())
 
 
 def ready(**policy: Any) -> SchedulerDriver:

@@ -5,10 +5,9 @@ A process of its own, since what it may not depend on is the seed of Python's ha
 
 from random import Random
 
-from motet.fleet import RequestClass, SequenceState
-from motet.model import BASE, Digest, InstanceName, RequestId
-from motet_scheduler.policy import effects as do
-from motet_scheduler.policy import events as on
+from motet.domain import BASE, Digest, InstanceName, RequestId
+from motet.runner_info import RequestClass, SequenceState
+from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.values import Promise
 from tests.scheduler.builders import SchedulerDriver, adapter, entry, pool, resident
 from tests.supervisor import builders as supervised
@@ -24,18 +23,18 @@ def digest_of(name: str) -> Digest:
 
 def scheduler_story(chance: Random) -> None:
     told = SchedulerDriver(max_passed_over=4, timelines=20)
-    say = lambda effects: print(*effects, sep="\n")  # noqa: E731
+    say = lambda decided: print(*decided, sep="\n")  # noqa: E731
     told.gateway()
-    told.tell(on.SupervisorConnected())
+    told.tell(events.SupervisorConnected())
     for n, name in enumerate(RUNNERS):
         told.attach(name, pages=40 + 8 * n, max_sequences=6, adapter_slots=4)
-    running: dict[str, do.SendPlaced] = {}
+    running: dict[str, effects.SendPlaced] = {}
     for n in range(ROUNDS):
         match chance.randrange(8):
             case 0:
                 wanted = chance.sample(NAMES, chance.randrange(len(NAMES)))
                 say(told.state(*(adapter(name, min_replicas=int(name[1:]) % 3) for name in wanted), pools=(pool(),)))
-                for order in [one for one in told.effects if isinstance(one, do.EnsureAdapter)]:
+                for order in [one for one in told.effects if isinstance(one, effects.EnsureAdapter)]:
                     if order.stage == 2:
                         say(told.certify(order.ref.name, digest_of(order.ref.name), instance=order.instance))
             case 1 | 2 | 3:
@@ -47,7 +46,7 @@ def scheduler_story(chance: Random) -> None:
                 say(told.finish(place.request, place.epoch))
             case 5 if running:
                 place = running.pop(chance.choice(sorted(running)))
-                say(told.tell(on.RequestParked(place.instance, RequestId(place.request), place.epoch, Promise(4))))
+                say(told.tell(events.RequestParked(place.instance, RequestId(place.request), place.epoch, Promise(4))))
             case 6:
                 name = chance.choice(RUNNERS)
                 here = [one for one in running.values() if one.instance == name]
@@ -57,9 +56,11 @@ def scheduler_story(chance: Random) -> None:
             case 7:
                 name = InstanceName(chance.choice(RUNNERS))
                 say(
-                    told.tell(on.RunnerUnhealthy(told.scheduler.runners[name].identity, "still", chance.random() < 0.5))
+                    told.tell(
+                        events.RunnerUnhealthy(told.scheduler.runners[name].identity, "still", chance.random() < 0.5)
+                    )
                 )
-        running |= {effect.request: effect for effect in told.effects if isinstance(effect, do.SendPlaced)}
+        running |= {effect.request: effect for effect in told.effects if isinstance(effect, effects.SendPlaced)}
         say(told.wait(chance.choice((0.0, 0.1, 1.5))))
 
 
@@ -79,8 +80,8 @@ def supervisor_story(chance: Random) -> None:
             for name, held in pages.items()
             if chance.random() < 0.9
         ]
-        effects = told.report(*live)
-        print(*effects, sep="\n")
+        decided = told.report(*live)
+        print(*decided, sep="\n")
         told.wait(chance.choice((0.1, 3.0)))
         print(*told.effects, sep="\n")
 

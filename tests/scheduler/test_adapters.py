@@ -5,11 +5,10 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from motet.api.v1 import common_pb2, scheduler_pb2
-from motet.fleet import Failure, Tier
-from motet.model import Digest
-from motet_scheduler import translate
-from motet_scheduler.policy import effects as do
-from motet_scheduler.policy import events as on
+from motet.domain import Digest
+from motet.runner_info import Failure, Tier
+from motet_scheduler import conversion
+from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.values import AdapterReadiness, AdapterStage, RevisionKey
 from tests.scheduler.builders import GROUP, PIRATE, POET, SchedulerDriver, adapter, ready, resident
 
@@ -23,7 +22,7 @@ def published(told):
 
 
 def checks(told):
-    return [effect for effect in told.of(do.EnsureAdapter) if effect.stage is AdapterStage.CERTIFIED]
+    return [effect for effect in told.of(effects.EnsureAdapter) if effect.stage is AdapterStage.CERTIFIED]
 
 
 def with_pirate(**how):
@@ -98,7 +97,7 @@ def test_a_failed_revision_never_takes_over_and_is_reported():
     told.certify(
         digest="", stage=AdapterStage.NONE, certificate=None, failure=Failure("adapter_incompatible", "no config")
     )
-    report = told.of(do.ReportAdapter)[-1]
+    report = told.of(effects.ReportAdapter)[-1]
     assert (report.serving, report.failure.code) == (PIRATE, "adapter_incompatible")
     assert published(told)["pirate"].digest == PIRATE
     told.wait(60)
@@ -144,7 +143,7 @@ def test_news_of_a_load_is_not_taken_for_the_answer_of_a_check():
 def test_a_removed_adapter_is_dropped_at_once_when_nothing_uses_it():
     told = with_pirate()
     told.state()
-    assert [(effect.instance, effect.digest) for effect in told.of(do.DropAdapter)] == [("r0", PIRATE)]
+    assert [(effect.instance, effect.digest) for effect in told.of(effects.DropAdapter)] == [("r0", PIRATE)]
     assert not published(told)
 
 
@@ -155,7 +154,7 @@ def test_adapters_that_are_removed_together_are_dropped_together():
     for name, digest in (("pirate", PIRATE), ("poet", POET), ("stays", STAYS)):
         told.certify(name, digest)
     told.state(adapter("stays"))
-    assert [effect.digest for effect in told.of(do.DropAdapter)] == [PIRATE, POET]
+    assert [effect.digest for effect in told.of(effects.DropAdapter)] == [PIRATE, POET]
 
 
 def test_a_bound_that_changes_while_another_adapter_goes_is_told_to_runners():
@@ -166,7 +165,7 @@ def test_a_bound_that_changes_while_another_adapter_goes_is_told_to_runners():
     told.certify("poet", POET)
     told.state(remote(max_bytes=2000))
     told.enqueue("a", digest=PIRATE)
-    (load,) = [effect for effect in told.of(do.EnsureAdapter) if effect.stage is AdapterStage.DEVICE]
+    (load,) = [effect for effect in told.of(effects.EnsureAdapter) if effect.stage is AdapterStage.DEVICE]
     assert load.max_bytes == 2000
 
 
@@ -174,9 +173,9 @@ def test_a_removed_adapter_in_use_is_dropped_when_its_last_request_ends():
     told = with_pirate()
     told.enqueue("a", digest=PIRATE)
     told.state()
-    assert not told.of(do.DropAdapter)
+    assert not told.of(effects.DropAdapter)
     told.finish("a")
-    assert told.of(do.DropAdapter)
+    assert told.of(effects.DropAdapter)
 
 
 def test_a_request_that_waits_keeps_its_revision_too():
@@ -186,14 +185,14 @@ def test_a_request_that_waits_keeps_its_revision_too():
     told.state(adapter(stamp="2"))
     told.attach(incarnation="2")
     assert told.where("a") == "r0"
-    assert told.of(do.EnsureAdapter)[0].source
+    assert told.of(effects.EnsureAdapter)[0].source
 
 
 def test_the_old_revision_is_dropped_once_the_new_one_serves():
     told = with_pirate()
     told.state(adapter(stamp="2"))
     told.certify(digest=POET)
-    assert [effect.digest for effect in told.of(do.DropAdapter)] == [PIRATE]
+    assert [effect.digest for effect in told.of(effects.DropAdapter)] == [PIRATE]
 
 
 def test_two_names_for_the_same_bytes_keep_them_until_both_are_gone():
@@ -203,21 +202,21 @@ def test_two_names_for_the_same_bytes_keep_them_until_both_are_gone():
     told.certify()
     told.certify("twin", PIRATE)
     told.state(adapter("twin"))
-    assert not told.of(do.DropAdapter)
+    assert not told.of(effects.DropAdapter)
     told.state()
-    assert told.of(do.DropAdapter)
+    assert told.of(effects.DropAdapter)
 
 
 def test_what_lies_in_memory_and_nobody_asks_for_is_dropped():
     told = ready()
     told.attach(resident=(resident(PIRATE),))
-    assert [effect.digest for effect in told.of(do.DropAdapter)] == [PIRATE]
+    assert [effect.digest for effect in told.of(effects.DropAdapter)] == [PIRATE]
 
 
 def test_before_the_operator_has_spoken_nothing_is_dropped():
     told = SchedulerDriver()
     told.attach(resident=(resident(PIRATE),))
-    assert not told.of(do.DropAdapter)
+    assert not told.of(effects.DropAdapter)
 
 
 def test_min_replicas_are_kept_on_devices():
@@ -226,39 +225,43 @@ def test_min_replicas_are_kept_on_devices():
         told.attach(name)
     told.state(adapter(min_replicas=2))
     told.certify()
-    loads = [effect for effect in told.of(do.EnsureAdapter) if effect.stage is AdapterStage.DEVICE]
+    loads = [effect for effect in told.of(effects.EnsureAdapter) if effect.stage is AdapterStage.DEVICE]
     assert [effect.instance for effect in loads] == ["r0", "r1"]
     for name in ("r0", "r1"):
         told.report(name, resident=(resident(PIRATE),))
-    assert not told.of(do.EnsureAdapter)
+    assert not told.of(effects.EnsureAdapter)
     told.detach("r1")
     told.wait(0.1)
-    assert [effect.instance for effect in told.of(do.EnsureAdapter)] == ["r2"]
+    assert [effect.instance for effect in told.of(effects.EnsureAdapter)] == ["r2"]
 
 
 def test_where_an_adapter_lies_is_reported_when_it_changes():
     told = with_pirate()
     told.report("r0", resident=(resident(PIRATE, Tier.DEVICE),))
-    (report,) = told.of(do.ReportAdapter)
+    (report,) = told.of(effects.ReportAdapter)
     assert report.places == (("r0", Tier.DEVICE, PIRATE),)
     assert report.state is AdapterReadiness.READY
     told.report("r0", resident=(resident(PIRATE, Tier.DEVICE),))
-    assert not told.of(do.ReportAdapter)
+    assert not told.of(effects.ReportAdapter)
 
 
 def test_an_operator_that_connects_is_told_everything():
     told = with_pirate()
     told.wait(0.1)
-    told.tell(on.OperatorConnected())
-    assert [type(effect) for effect in told.effects] == [do.ReportAdapter, do.ReportDesiredReplicas, do.ReportRunner]
-    assert told.of(do.ReportDesiredReplicas)[0].replicas == 1
+    told.tell(events.OperatorConnected())
+    assert [type(effect) for effect in told.effects] == [
+        effects.ReportAdapter,
+        effects.ReportDesiredReplicas,
+        effects.ReportRunner,
+    ]
+    assert told.of(effects.ReportDesiredReplicas)[0].replicas == 1
 
 
 def test_a_delta_changes_only_what_it_names():
     told = with_pirate()
-    told.tell(on.CatalogUpdated(adapters=(adapter("poet"),)))
+    told.tell(events.CatalogUpdated(adapters=(adapter("poet"),)))
     assert set(published(told)) == {"pirate", "poet"}
-    told.tell(on.CatalogUpdated(removed_adapters=(adapter().ref,)))
+    told.tell(events.CatalogUpdated(removed_adapters=(adapter().ref,)))
     assert set(published(told)) == {"poet"}
 
 
@@ -276,7 +279,7 @@ def test_a_runner_is_told_everything_that_reaching_the_bytes_takes():
     told.state(remote(max_bytes=1000, min_replicas=1))
     (check,) = checks(told)
     told.certify()
-    (load,) = [effect for effect in told.of(do.EnsureAdapter) if effect.stage is AdapterStage.DEVICE]
+    (load,) = [effect for effect in told.of(effects.EnsureAdapter) if effect.stage is AdapterStage.DEVICE]
     for order in (check, load):
         assert (order.source, order.source_revision) == ("hf://org/pirate", "main")
         assert (order.credentials, order.max_bytes) == ("tenant-a/token", 1000)
@@ -333,9 +336,9 @@ def test_a_stream_that_breaks_for_a_moment_moves_no_adapter():
     told = with_pirate()
     told.report(resident=(resident(PIRATE),))
     told.detach()
-    assert not told.of(do.ReportAdapter)
+    assert not told.of(effects.ReportAdapter)
     told.attach(resident=(resident(PIRATE),))
-    assert not told.of(do.ReportAdapter)
+    assert not told.of(effects.ReportAdapter)
 
 
 def test_what_a_runner_no_longer_holds_when_it_comes_back_is_told():
@@ -343,12 +346,12 @@ def test_what_a_runner_no_longer_holds_when_it_comes_back_is_told():
     told.report(resident=(resident(PIRATE),))
     told.detach()
     told.attach()
-    (report,) = told.of(do.ReportAdapter)
+    (report,) = told.of(effects.ReportAdapter)
     assert report.places == ()
     told.report(resident=(resident(PIRATE),))
     told.detach()
     told.attach(incarnation="2")
-    assert told.of(do.ReportAdapter)[-1].places == ()
+    assert told.of(effects.ReportAdapter)[-1].places == ()
 
 
 def test_a_runner_that_does_not_come_back_is_no_place_any_more():
@@ -356,20 +359,20 @@ def test_a_runner_that_does_not_come_back_is_no_place_any_more():
     told.report(resident=(resident(PIRATE),))
     told.detach()
     told.wait(told.scheduler.policy.forget_runner + 1)
-    (report,) = told.of(do.ReportAdapter)
+    (report,) = told.of(effects.ReportAdapter)
     assert report.places == ()
 
 
 def test_a_successor_says_nothing_of_an_adapter_before_a_runner_has():
     """One that has no memory. The operator knows what the one before it has said, and would take all of it back."""
     heir = ready()
-    heir.tell(on.OperatorConnected())
+    heir.tell(events.OperatorConnected())
     heir.state(adapter())
-    assert not heir.of(do.ReportAdapter)
+    assert not heir.of(effects.ReportAdapter)
     heir.attach(resident=(resident(PIRATE),))
-    assert not heir.of(do.ReportAdapter)
+    assert not heir.of(effects.ReportAdapter)
     heir.certify()
-    (report,) = heir.of(do.ReportAdapter)
+    (report,) = heir.of(effects.ReportAdapter)
     assert report.serving == PIRATE
     assert [tier for _, tier, _ in report.places] == [Tier.DEVICE]
 
@@ -382,10 +385,10 @@ def test_what_was_told_and_is_so_no_longer_is_told_again():
         digest="", stage=AdapterStage.NONE, certificate=None, failure=Failure("adapter_incompatible", "no config")
     )
     told.state(adapter(stamp="2"))
-    (report,) = told.of(do.ReportAdapter)
+    (report,) = told.of(effects.ReportAdapter)
     assert report.failure is None
-    told.tell(on.OperatorConnected())
-    assert told.of(do.ReportAdapter) == [report]
+    told.tell(events.OperatorConnected())
+    assert told.of(effects.ReportAdapter) == [report]
 
 
 @settings(deadline=None, max_examples=10, phases=[Phase.generate])  # a hundred changes shrink for minutes
@@ -448,7 +451,7 @@ def test_a_failure_that_passes_is_tried_again_in_its_own_time_however_often_that
 
 def stated(*adapters, pools):
     snapshot = scheduler_pb2.CatalogSnapshot(pools=pools, adapters=adapters)
-    return translate.sync_event(scheduler_pb2.SyncUp(snapshot=snapshot))
+    return conversion.sync_event(scheduler_pb2.SyncUp(snapshot=snapshot))
 
 
 def test_gateways_are_told_who_may_use_what():
@@ -456,7 +459,7 @@ def test_gateways_are_told_who_may_use_what():
     told.attach()
     entry = scheduler_pb2.AdapterEntry(ref=REF, group=GROUP, model_name="pirate", share=["acme", "zeta"])
     told.tell(stated(entry, pools=[scheduler_pb2.PoolEntry(pool=GROUP, tenants=["*"])]))
-    said = translate.catalog(told.scheduler.catalog, 1).catalog
+    said = conversion.catalog(told.scheduler.catalog, 1).catalog
     assert [list(one.share) for one in said.adapters] == [["acme", "zeta"]]
     assert [list(one.tenants) for one in said.groups] == [["*"]]
 
@@ -466,7 +469,7 @@ def test_an_operator_that_says_nothing_of_sharing_shares_nothing():
     told.attach()
     entry = scheduler_pb2.AdapterEntry(ref=REF, group=GROUP, model_name="pirate")
     told.tell(stated(entry, pools=[scheduler_pb2.PoolEntry(pool=GROUP)]))
-    said = translate.catalog(told.scheduler.catalog, 1).catalog
+    said = conversion.catalog(told.scheduler.catalog, 1).catalog
     assert not said.adapters[0].share
     assert not said.groups[0].tenants
 
@@ -477,7 +480,7 @@ def test_what_is_shared_or_not_changes_no_revision_and_ends_nothing():
     told.enqueue("a", digest=PIRATE, tenant="acme")
     assert told.where("a") == "r0"
     effects = told.state(adapter(share=()))
-    assert [type(effect) for effect in effects] == [do.SaveCatalog, do.PublishCatalog]
+    assert [type(effect) for effect in effects] == [effects.SaveCatalog, effects.PublishCatalog]
     assert published(told)["pirate"].share == ()
     assert published(told)["pirate"].digest == PIRATE
     told.attach("r1")

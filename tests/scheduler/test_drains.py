@@ -4,19 +4,20 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from motet.fleet import RunnerIdentity
-from motet.model import InstanceName, RequestId
-from motet_scheduler.policy import effects as do
-from motet_scheduler.policy import events as on
+from motet.domain import InstanceName, RequestId
+from motet.runner_info import RunnerIdentity
+from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.memory import SavedCatalog
 from tests.scheduler.builders import SchedulerDriver, entry, ready
 
 
-def declare(told: SchedulerDriver, *instances: str, incarnation: str = "1", deadline: float = 10.0) -> list[do.Effect]:
+def declare(
+    told: SchedulerDriver, *instances: str, incarnation: str = "1", deadline: float = 10.0
+) -> list[effects.Effect]:
     return told.tell(
-        on.DrainsDeclared(
+        events.DrainsDeclared(
             tuple(
-                on.DrainRequested(RunnerIdentity(instance=instance, incarnation=incarnation), deadline)
+                events.DrainRequested(RunnerIdentity(instance=instance, incarnation=incarnation), deadline)
                 for instance in instances
             )
         )
@@ -26,9 +27,9 @@ def declare(told: SchedulerDriver, *instances: str, incarnation: str = "1", dead
 def words(told: SchedulerDriver) -> list[tuple[str, str]]:
     """What runners are told about their work."""
     return [
-        (str(effect.instance), "drain" if isinstance(effect, do.DrainRunner) else "work")
+        (str(effect.instance), "drain" if isinstance(effect, effects.DrainRunner) else "work")
         for effect in told.effects
-        if isinstance(effect, do.DrainRunner | do.TakeWork)
+        if isinstance(effect, effects.DrainRunner | effects.TakeWork)
     ]
 
 
@@ -66,25 +67,25 @@ def test_a_drain_declared_before_its_runner_attaches_again_is_not_over():
     told = SchedulerDriver(remembered=SavedCatalog(runners=(InstanceName("r0"),)))
     told.gateway()
     declare(told, "r0")
-    assert told.of(do.ReportDrained) == [], "the runner is on its way back, perhaps with requests"
+    assert told.of(effects.ReportDrained) == [], "the runner is on its way back, perhaps with requests"
     told.wait(1.0)  # settled without it
-    assert told.of(do.ReportDrained) == []
+    assert told.of(effects.ReportDrained) == []
     told.attach("r0", live=(entry("a", 2),))
     assert words(told) == [("r0", "drain")]
-    assert told.of(do.ReportDrained) == []
+    assert told.of(effects.ReportDrained) == []
 
 
 def test_a_drain_of_a_runner_that_never_comes_is_over_once_any_runner_would_have_been_given_up():
     told = ready()
     declare(told, "r0")
     told.wait(told.scheduler.policy.forget_runner - 1)
-    assert told.of(do.ReportDrained) == []
+    assert told.of(effects.ReportDrained) == []
     told.wait(2.0)
-    assert [one.runner.instance for one in told.of(do.ReportDrained)] == ["r0"]
+    assert [one.runner.instance for one in told.of(effects.ReportDrained)] == ["r0"]
     told.wait(1.0)
-    assert told.of(do.ReportDrained) == [], "said once"
+    assert told.of(effects.ReportDrained) == [], "said once"
     declare(told, "late")
-    assert [one.runner.instance for one in told.of(do.ReportDrained)] == ["late"]
+    assert [one.runner.instance for one in told.of(effects.ReportDrained)] == ["late"]
 
 
 def test_a_drained_runner_whose_stream_breaks_is_given_time_to_come_back():
@@ -93,12 +94,12 @@ def test_a_drained_runner_whose_stream_breaks_is_given_time_to_come_back():
     declare(told, "r0")
     told.detach("r0")
     told.wait(1.0)
-    assert told.of(do.ReportDrained) == []
+    assert told.of(effects.ReportDrained) == []
     told.attach("r0", live=(entry("a", 2),))
     assert words(told) == [("r0", "drain")]
     told.detach("r0")
     told.wait(told.scheduler.policy.forget_runner + 1)
-    assert [one.runner.instance for one in told.of(do.ReportDrained)] == ["r0"]
+    assert [one.runner.instance for one in told.of(effects.ReportDrained)] == ["r0"]
 
 
 def test_the_drain_of_an_incarnation_is_over_when_its_successor_has_come_which_takes_work():
@@ -108,7 +109,7 @@ def test_the_drain_of_an_incarnation_is_over_when_its_successor_has_come_which_t
     told.attach("r0", incarnation="2")
     assert words(told) == [("r0", "work")]
     told.wait(0.1)
-    assert [one.runner.incarnation for one in told.of(do.ReportDrained)] == ["1"]
+    assert [one.runner.incarnation for one in told.of(effects.ReportDrained)] == ["1"]
     declare(told, "r0", incarnation="2")
     assert words(told) == [("r0", "drain")]
 
@@ -124,7 +125,7 @@ def test_a_runner_that_went_as_it_was_told_is_not_taken_for_one_that_is_down():
     told = ready()
     told.attach()
     declare(told, "r0")
-    told.tell(on.RunnerDetached(InstanceName("r0"), "1"))
+    told.tell(events.RunnerDetached(InstanceName("r0"), "1"))
     declare(told)  # it is gone, so nobody wants it empty any more
     told.enqueue("a")
     assert told.scheduler.requests[RequestId("a")].waiting_reason == "no runner of this model is up"
@@ -145,37 +146,37 @@ def test_the_first_deadline_holds_while_the_drain_stays_in_the_set_and_a_new_dra
     declare(told, here, deadline=10.0)
     told.detach(here)
     told.attach(here, live=(entry("a", 4),))
-    assert [effect.deadline for effect in told.of(do.DrainRunner)] == [4.0], "told again with what is left"
+    assert [effect.deadline for effect in told.of(effects.DrainRunner)] == [4.0], "told again with what is left"
     told.wait(3.0)
     assert told.where("a") == here
     told.wait(1.5)
     assert told.where("a") not in ("", here), "what is left at the deadline moves"
     declare(told)
     declare(told, here, deadline=10.0)
-    assert [effect.deadline for effect in told.of(do.DrainRunner)] == [10.0]
+    assert [effect.deadline for effect in told.of(effects.DrainRunner)] == [10.0]
 
 
 def test_an_operator_that_connects_again_hears_again_what_is_empty():
     told = ready()
     told.attach("r0")
     declare(told, "r0")
-    assert told.of(do.ReportDrained)
+    assert told.of(effects.ReportDrained)
     declare(told, "r0")
-    assert told.of(do.ReportDrained)
+    assert told.of(effects.ReportDrained)
 
 
 def test_a_drained_word_names_the_set_by_which_the_runner_drained():
     told = ready()
     told.attach("r0")
-    asked = (on.DrainRequested(RunnerIdentity(instance="r0", incarnation="1"), 10.0),)
-    told.tell(on.DrainsDeclared(asked, revision=7))
-    assert [one.revision for one in told.of(do.ReportDrained)] == [7]
+    asked = (events.DrainRequested(RunnerIdentity(instance="r0", incarnation="1"), 10.0),)
+    told.tell(events.DrainsDeclared(asked, revision=7))
+    assert [one.revision for one in told.of(effects.ReportDrained)] == [7]
 
 
 def test_a_runner_whose_process_ends_takes_no_work_whatever_the_set_says():
     told = ready()
     told.attach("r0")
-    told.tell(on.RunnerShuttingDown(InstanceName("r0"), "1", 10.0))
+    told.tell(events.RunnerShuttingDown(InstanceName("r0"), "1", 10.0))
     declare(told, "r0")
     declare(told)
     told.enqueue("a")
@@ -187,7 +188,7 @@ def test_a_runner_whose_process_ends_takes_no_work_whatever_the_set_says():
 def test_what_a_past_incarnation_says_about_its_end_is_not_its_successors():
     told = ready()
     told.attach("r0", incarnation="2")
-    told.tell(on.RunnerShuttingDown(InstanceName("r0"), "1", 10.0))
+    told.tell(events.RunnerShuttingDown(InstanceName("r0"), "1", 10.0))
     told.enqueue("a")
     assert told.where("a") == "r0"
 
@@ -197,7 +198,7 @@ def test_after_a_new_term_every_runner_is_told_again():
     told.attach("r0")
     told.attach("r1")
     declare(told, "r1")
-    told.tell(on.TermRaised())
+    told.tell(events.TermRaised())
     assert sorted(words(told)) == [("r0", "work"), ("r1", "drain")]
 
 
@@ -216,7 +217,7 @@ class Flips(RuleBasedStateMachine):
         """Of runners that are attached: the last they heard from this scheduler."""
         self.ending: set[str] = set()
 
-    def say(self, event: on.Event) -> None:
+    def say(self, event: events.Event) -> None:
         self.told.tell(event)
         for name, word in words(self.told):
             assert name in self.words, "told over a stream that is gone"
@@ -225,10 +226,10 @@ class Flips(RuleBasedStateMachine):
     def declare(self) -> None:
         self.declared = True
         drains = (
-            on.DrainRequested(RunnerIdentity(instance=name, incarnation=incarnation), 5.0)
+            events.DrainRequested(RunnerIdentity(instance=name, incarnation=incarnation), 5.0)
             for name, incarnation in sorted(self.wanted)
         )
-        self.say(on.DrainsDeclared(tuple(drains)))
+        self.say(events.DrainsDeclared(tuple(drains)))
 
     @rule(name=st.sampled_from(NAMES), known=st.booleans())
     def flip(self, name: str, known: bool) -> None:
@@ -243,7 +244,7 @@ class Flips(RuleBasedStateMachine):
     def operator_connects_again(self, known: bool) -> None:
         """Perhaps another, to which no incarnation has been told yet."""
         self.wanted = {(name, incarnation if known else "") for name, incarnation in self.wanted}
-        self.say(on.OperatorConnected())
+        self.say(events.OperatorConnected())
         self.declare()
 
     @rule(name=st.sampled_from(NAMES), again=st.booleans(), busy=st.booleans())
@@ -256,7 +257,7 @@ class Flips(RuleBasedStateMachine):
         for who, word in words(self.told):
             self.words[who] = word
         if name in self.ending:
-            self.say(on.RunnerShuttingDown(InstanceName(name), str(self.incarnations[name]), 5.0))
+            self.say(events.RunnerShuttingDown(InstanceName(name), str(self.incarnations[name]), 5.0))
 
     @rule(name=st.sampled_from(NAMES))
     def detach(self, name: str) -> None:
@@ -267,7 +268,7 @@ class Flips(RuleBasedStateMachine):
     def end(self, name: str) -> None:
         if name in self.words:
             self.ending.add(name)
-            self.say(on.RunnerShuttingDown(InstanceName(name), str(self.incarnations[name]), 5.0))
+            self.say(events.RunnerShuttingDown(InstanceName(name), str(self.incarnations[name]), 5.0))
 
     @rule()
     def restart(self) -> None:
@@ -279,12 +280,12 @@ class Flips(RuleBasedStateMachine):
     @rule()
     def raise_term(self) -> None:
         self.words = dict.fromkeys(self.words, "nothing")
-        self.say(on.TermRaised())
+        self.say(events.TermRaised())
 
     @rule(seconds=st.sampled_from((0.1, 3.0, 40.0)))
     def wait(self, seconds: float) -> None:
         self.told.clock.advance(seconds)
-        self.say(on.Tick())
+        self.say(events.Tick())
 
     @invariant()
     def the_last_word_that_a_runner_heard_is_what_the_set_says(self) -> None:

@@ -5,12 +5,12 @@ import asyncio
 import pytest
 from prometheus_client import CollectorRegistry
 
+from motet.domain import InstanceName, RequestId
 from motet.errors import Internal
-from motet.fleet import RunnerIdentity
 from motet.leadership import LocalLeadership
-from motet.model import InstanceName, RequestId
+from motet.runner_info import RunnerIdentity
 from motet_scheduler.catalog_file import CatalogFile
-from motet_scheduler.failures import (
+from motet_scheduler.event_failures import (
     FORGIVEN_AFTER,
     MAX_RESTARTS,
     REMEMBERED,
@@ -19,21 +19,21 @@ from motet_scheduler.failures import (
     shown,
     subject_of,
 )
-from motet_scheduler.leading import lead
+from motet_scheduler.leader_loop import lead
 from motet_scheduler.metrics import Metrics
-from motet_scheduler.policy import events as on
+from motet_scheduler.policy import events
 from motet_scheduler.policy.scheduler import Scheduler
 from motet_scheduler.policy.values import SchedulerConfig
 from motet_scheduler.service import DecisionFailed, SchedulerService
 from tests.common.waiting import PATIENCE_S
 from tests.scheduler.builders import adapter, pool
-from tests.support.control_plane import until
 from tests.support.fake_engine import SlowEngines, tokens_of
-from tests.support.house import in_process_system
+from tests.support.in_process_services import until
+from tests.support.in_process_system import in_process_system
 
 
 def lost(request):
-    return on.RequestLost("g0", RequestId(request), 1)
+    return events.RequestLost("g0", RequestId(request), 1)
 
 
 def test_an_event_is_handled_again_after_its_first_failure_and_not_after_the_second():
@@ -57,8 +57,8 @@ def test_what_is_turned_away_is_tried_again_after_a_while():
 def test_time_is_never_turned_away():
     failures = EventFailures()
     for now in range(5):
-        failures.failed(on.Tick(), float(now))
-    assert not failures.rejects(on.Tick(), now=5.0)
+        failures.failed(events.Tick(), float(now))
+    assert not failures.rejects(events.Tick(), now=5.0)
 
 
 def test_many_failures_in_a_short_time_are_enough():
@@ -83,10 +83,10 @@ def test_what_has_failed_is_remembered_within_bounds():
     ("event", "subject"),
     [
         (lost("a"), ("RequestLost", "a")),
-        (on.GatewayDisconnected("g0"), ("GatewayDisconnected", "g0")),
-        (on.RunnerDetached(InstanceName("r0"), "1"), ("RunnerDetached", "r0")),
-        (on.RunnerUnhealthy(RunnerIdentity(instance="r1"), "still", True), ("RunnerUnhealthy", "r1")),
-        (on.CatalogReplaced((), ()), ("CatalogReplaced", "")),
+        (events.GatewayDisconnected("g0"), ("GatewayDisconnected", "g0")),
+        (events.RunnerDetached(InstanceName("r0"), "1"), ("RunnerDetached", "r0")),
+        (events.RunnerUnhealthy(RunnerIdentity(instance="r1"), "still", True), ("RunnerUnhealthy", "r1")),
+        (events.CatalogReplaced((), ()), ("CatalogReplaced", "")),
     ],
 )
 def test_events_are_told_apart_by_their_kind_and_what_they_are_about(event, subject):
@@ -95,8 +95,8 @@ def test_events_are_told_apart_by_their_kind_and_what_they_are_about(event, subj
 
 def test_the_log_shows_the_event_and_no_address_of_an_adapter():
     assert "'a'" in shown(lost("a"))
-    assert shown(on.CatalogReplaced((pool(),), (adapter(),))) == "CatalogStated: 1 pools, 1 adapters"
-    assert len(shown(on.RequestLost("g0", RequestId("a"), 1, "why" * 10_000))) == 2000
+    assert shown(events.CatalogReplaced((pool(),), (adapter(),))) == "CatalogStated: 1 pools, 1 adapters"
+    assert len(shown(events.RequestLost("g0", RequestId("a"), 1, "why" * 10_000))) == 2000
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def failing_on(monkeypatch):
     requests, handle = set(), Scheduler.handle
 
     def fail(self, event, now):
-        if isinstance(event, on.Enqueued) and event.request in requests:
+        if isinstance(event, events.Enqueued) and event.request in requests:
             handle(self, event, now)
             raise RuntimeError("a defect")
         return handle(self, event, now)

@@ -8,8 +8,8 @@ import pytest
 from motet.api.v1 import scheduler_pb2, scheduler_pb2_grpc, supervisor_pb2, supervisor_pb2_grpc
 from motet.rpc import open_channel
 from tests.common.waiting import PATIENCE_S
-from tests.support.house import in_process_system
-from tests.support.small_gateway import small_gateway
+from tests.support.fake_gateway import small_gateway
+from tests.support.in_process_system import in_process_system
 
 LARGEST = 2**64 - 1
 

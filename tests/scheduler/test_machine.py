@@ -9,10 +9,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from motet.fleet import Failure, RequestClass, RunnerIdentity, RunnerRequest, SequenceState
-from motet.model import BASE, InstanceName, RequestId
-from motet_scheduler.policy import effects as do
-from motet_scheduler.policy import events as on
+from motet.domain import BASE, InstanceName, RequestId
+from motet.runner_info import Failure, RequestClass, RunnerIdentity, RunnerRequest, SequenceState
+from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.values import AdapterStage, Promise
 from tests.scheduler.builders import PIRATE, POET, SchedulerDriver, adapter, pool
 
@@ -58,25 +57,25 @@ class World(RuleBasedStateMachine):
         """Request -> what its gateway says of it."""
         self.arrival = []
         self.passes = {}
-        self.say(on.SupervisorConnected())
-        self.say(on.GatewayConnected("g0"))
-        self.say(on.CatalogReplaced((pool(),), tuple(adapter(name) for name in DIGESTS)))
+        self.say(events.SupervisorConnected())
+        self.say(events.GatewayConnected("g0"))
+        self.say(events.CatalogReplaced((pool(),), tuple(adapter(name) for name in DIGESTS)))
 
     # ------------------------------------------------------------------------------------------------------- carrying
 
     def say(self, event):
         self.carry_out_all(self.told.tell(event))
 
-    def carry_out_all(self, effects):
-        for effect in effects:
+    def carry_out_all(self, decided):
+        for effect in decided:
             self.carry_out(effect)
-            if isinstance(effect, do.SendPlaced | do.AllowResume):
+            if isinstance(effect, effects.SendPlaced | effects.AllowResume):
                 ledger = self.told.scheduler.runners[effect.instance].ledger
                 assert ledger.promised <= ledger.limit, "promised more than there is"
 
     def carry_out(self, effect):
         match effect:
-            case do.SendPlaced():
+            case effects.SendPlaced():
                 assert effect.request not in self.answered, "placed after its end"
                 assert effect.epoch > self.epochs.get(effect.request, 0), "an epoch was used twice"
                 assert effect.instance in self.attached, "placed on a runner whose stream is gone"
@@ -92,18 +91,18 @@ class World(RuleBasedStateMachine):
                 self.passes.pop(effect.request, None)  # its turn came; if it is lost, it waits anew
                 self.waiting.discard(effect.request)
                 self.placed[effect.request] = effect
-            case do.SendRefused() if not self.deaf:
+            case effects.SendRefused() if not self.deaf:
                 assert effect.epoch >= self.epochs.get(effect.request, 0), "its gateway ignores that"
                 self.waiting.discard(effect.request)
                 self.placed.pop(effect.request, None)
                 self.answered.add(effect.request)
-            case do.EnsureAdapter() if effect.stage is AdapterStage.CERTIFIED:
+            case effects.EnsureAdapter() if effect.stage is AdapterStage.CERTIFIED:
                 self.checks.add((effect.instance, effect.ref.name))
-            case do.CancelAtRunner():
+            case effects.CancelAtRunner():
                 known = self.books[effect.instance].get(effect.request)
                 if known is not None and known.epoch == effect.epoch:
                     del self.books[effect.instance][effect.request]
-            case do.AllowResume():
+            case effects.AllowResume():
                 known = self.books[effect.instance].get(effect.request)
                 if known is not None and known.epoch == effect.epoch and known.parked:
                     known.parked, known.pages = False, effect.promise.pages
@@ -196,9 +195,9 @@ class World(RuleBasedStateMachine):
         known = self.books[place.instance].get(name)
         if known is not None and known.epoch == place.epoch:
             del self.books[place.instance][name]
-        self.say(on.RequestFinished("g0", RequestId(name), place.epoch))
+        self.say(events.RequestFinished("g0", RequestId(name), place.epoch))
         if twice:
-            self.say(on.RequestFinished("g0", RequestId(name), place.epoch))
+            self.say(events.RequestFinished("g0", RequestId(name), place.epoch))
 
     @rule(data=st.data(), twice=st.booleans())
     def decline(self, data, twice):
@@ -209,19 +208,19 @@ class World(RuleBasedStateMachine):
         self.books[place.instance].pop(name, None)
         if place.instance in self.attached:
             failure = Failure("declined", "not in the mood")
-            self.say(on.RunnerDeclined(place.instance, RequestId(name), place.epoch, failure))
+            self.say(events.RunnerDeclined(place.instance, RequestId(name), place.epoch, failure))
         if name not in self.placed:
             return
         self.lose(name, place.epoch)
         if twice:
-            again = self.told.tell(on.RequestLost("g0", RequestId(name), place.epoch))
+            again = self.told.tell(events.RequestLost("g0", RequestId(name), place.epoch))
             assert not again, "the same loss twice is one loss"
 
     def lose(self, name, epoch):
         del self.placed[name]
         self.waiting.add(name)
         if not self.deaf:
-            self.say(on.RequestLost("g0", RequestId(name), epoch))
+            self.say(events.RequestLost("g0", RequestId(name), epoch))
 
     @rule(data=st.data())
     def cancel(self, data):
@@ -229,7 +228,7 @@ class World(RuleBasedStateMachine):
         if name is not None and not self.deaf:
             self.waiting.discard(name)
             self.answered.add(name)
-            self.say(on.CancelRequested("g0", RequestId(name)))
+            self.say(events.CancelRequested("g0", RequestId(name)))
 
     @rule()
     def the_gateways_stream_carries_nothing_any_more(self):
@@ -251,9 +250,9 @@ class World(RuleBasedStateMachine):
         )
         waiting = sorted(self.waiting)
         if noticed:
-            self.say(on.GatewayDisconnected("g0"))
+            self.say(events.GatewayDisconnected("g0"))
         self.deaf = False
-        self.say(on.GatewayConnected("g0", live))
+        self.say(events.GatewayConnected("g0", live))
         self.arrival = [name for name in self.arrival if name not in waiting] + waiting
         for name in waiting:
             self.passes.pop(name, None)
@@ -296,13 +295,13 @@ class World(RuleBasedStateMachine):
     def detach(self, name):
         if name in self.attached:
             self.attached.discard(name)
-            self.say(on.RunnerDetached(InstanceName(name), str(self.incarnations[name])))
+            self.say(events.RunnerDetached(InstanceName(name), str(self.incarnations[name])))
 
     @rule(name=st.sampled_from(INSTANCES))
     def report(self, name):
         if name in self.attached:
             self.say(
-                on.RunnerReported(
+                events.RunnerReported(
                     instance=InstanceName(name), incarnation=str(self.incarnations[name]), live=self.book(name)
                 )
             )
@@ -315,7 +314,7 @@ class World(RuleBasedStateMachine):
         if request is not None and extra <= free:
             one = self.books[name][request]
             one.pages += extra
-            self.say(on.PromiseChanged(InstanceName(name), RequestId(request), one.epoch, Promise(one.pages)))
+            self.say(events.PromiseChanged(InstanceName(name), RequestId(request), one.epoch, Promise(one.pages)))
 
     @rule(data=st.data(), name=st.sampled_from(INSTANCES))
     def park(self, data, name):
@@ -323,28 +322,30 @@ class World(RuleBasedStateMachine):
         if request is not None:
             one = self.books[name][request]
             one.parked, one.pages = True, min(2 * one.pages, PAGES[name])
-            self.say(on.RequestParked(InstanceName(name), RequestId(request), one.epoch, Promise(one.pages)))
+            self.say(events.RequestParked(InstanceName(name), RequestId(request), one.epoch, Promise(one.pages)))
 
     @rule(name=st.sampled_from(INSTANCES), hung=st.booleans())
     def condemn(self, name, hung):
         identity = RunnerIdentity(instance=name, incarnation=str(self.incarnations[name]))
-        self.say(on.RunnerUnhealthy(identity, "it does not move", hung))
+        self.say(events.RunnerUnhealthy(identity, "it does not move", hung))
 
     @rule(names=st.sets(st.sampled_from(INSTANCES)))
     def drain(self, names):
         """These and no others."""
         known = self.told.scheduler.runners
-        asked = (on.DrainRequested(known[InstanceName(name)].identity, 1.0) for name in sorted(names) if name in known)
-        self.say(on.DrainsDeclared(tuple(asked)))
+        asked = (
+            events.DrainRequested(known[InstanceName(name)].identity, 1.0) for name in sorted(names) if name in known
+        )
+        self.say(events.DrainsDeclared(tuple(asked)))
 
     @rule(name=st.sampled_from(INSTANCES))
     def end(self, name):
-        self.say(on.RunnerShuttingDown(InstanceName(name), str(self.incarnations[name]), 1.0))
+        self.say(events.RunnerShuttingDown(InstanceName(name), str(self.incarnations[name]), 1.0))
 
     @rule(seconds=st.sampled_from((0.05, 0.5, 3.0)))
     def wait(self, seconds):
         self.told.clock.advance(seconds)
-        self.say(on.Tick())
+        self.say(events.Tick())
 
     def book(self, name):
         return tuple(
@@ -425,7 +426,7 @@ class World(RuleBasedStateMachine):
                 if place.incarnation == str(self.incarnations[place.instance]):
                     del self.placed[request]
                     self.answered.add(request)
-                    self.say(on.RequestFinished("g0", RequestId(request), place.epoch))
+                    self.say(events.RequestFinished("g0", RequestId(request), place.epoch))
                 else:
                     self.lose(request, place.epoch)
             for name in INSTANCES:

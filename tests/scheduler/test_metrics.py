@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry
 
-from motet.fleet import RequestClass
+from motet.runner_info import RequestClass
 from motet_scheduler.metrics import Metrics
 from tests.scheduler.builders import SchedulerDriver
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from motet.fleet import Capacity, RequestClass
-from motet.model import BASE, RequestId, Tenant
+from motet.domain import BASE, RequestId, Tenant
+from motet.runner_info import Capacity, RequestClass
 from motet_scheduler.policy.requests import Request
 from motet_scheduler.policy.values import Estimate, SchedulerConfig
 from tests.scheduler.builders import GROUP

@@ -1,5 +1,5 @@
-from motet.fleet import RequestClass
-from motet.model import BASE, RequestId, Tenant
+from motet.domain import BASE, RequestId, Tenant
+from motet.runner_info import RequestClass
 from motet_scheduler.policy.queue import Queue
 from motet_scheduler.policy.requests import Request
 from tests.scheduler.builders import GROUP

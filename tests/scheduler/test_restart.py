@@ -10,11 +10,11 @@ import pytest
 
 from motet.rpc import LAST_RETRY_SECONDS, is_healthy
 from motet_scheduler.settings import Settings
-from tests.support.control_plane import FakeOperator, adapter_entry, until
 from tests.support.fake_engine import SlowEngines, tokens_of
-from tests.support.house import in_process_system
-from tests.support.runners import in_process_runner, write_adapter
-from tests.support.small_gateway import small_gateway
+from tests.support.fake_gateway import small_gateway
+from tests.support.in_process_runner import in_process_runner, write_adapter
+from tests.support.in_process_services import FakeOperator, adapter_entry, until
+from tests.support.in_process_system import in_process_system
 
 
 async def test_a_restarted_scheduler_adopts_what_runs_and_places_what_is_new(folder):

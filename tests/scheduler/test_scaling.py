@@ -4,9 +4,9 @@ import pytest
 
 from motet.api.v1 import scheduler_pb2
 from motet_scheduler.settings import Settings
-from tests.support.control_plane import until
 from tests.support.fake_engine import SlowEngines
-from tests.support.house import in_process_system
+from tests.support.in_process_services import until
+from tests.support.in_process_system import in_process_system
 
 BUILTIN = {
     "scaling": scheduler_pb2.SCALING_MODE_BUILTIN,

@@ -9,14 +9,14 @@ import pytest
 from motet.api.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 from motet.digest import adapter_digest
 from motet.errors import ContextLengthExceeded, ModelNotFound, NoRunner
-from motet.fleet import RequestClass
 from motet.rpc import open_channel
+from motet.runner_info import RequestClass
 from tests.common.waiting import PATIENCE_S
-from tests.support.control_plane import adapter_entry, fake_operator, until
 from tests.support.fake_engine import FakeEngine, SlowEngines, tokens_of
-from tests.support.house import in_process_system
-from tests.support.runners import write_adapter
-from tests.support.small_gateway import small_gateway
+from tests.support.fake_gateway import small_gateway
+from tests.support.in_process_runner import write_adapter
+from tests.support.in_process_services import adapter_entry, fake_operator, until
+from tests.support.in_process_system import in_process_system
 
 PROMPT = (1, 2, 3)
 

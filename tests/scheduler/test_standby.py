@@ -10,16 +10,16 @@ from prometheus_client import CollectorRegistry
 
 from motet.api.v1 import scheduler_pb2, scheduler_pb2_grpc
 from motet.rpc import FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS, Link, is_healthy, open_channel, serving
-from motet_scheduler import succession
+from motet_scheduler import predecessor
 from motet_scheduler.catalog_file import CatalogFile
-from motet_scheduler.front import LeaderOnlyServicer
+from motet_scheduler.leader_only import LeaderOnlyServicer
 from motet_scheduler.metrics import Metrics
 from motet_scheduler.service import SchedulerService
 from motet_scheduler.settings import Settings
 from tests.common.waiting import PATIENCE_S
-from tests.support.control_plane import until
-from tests.support.runners import in_process_runner
-from tests.support.small_gateway import small_gateway
+from tests.support.fake_gateway import small_gateway
+from tests.support.in_process_runner import in_process_runner
+from tests.support.in_process_services import until
 
 
 class CountingFront(LeaderOnlyServicer):
@@ -167,7 +167,7 @@ async def test_a_standby_explains_nothing(folder):
 async def test_who_has_won_tells_the_one_before_it_until_it_has_heard(folder):
     before = Replica(folder, "a")
     before.lead(1)
-    telling = asyncio.create_task(succession.tell_predecessor(before.address, 2, time_scale=0.05))
+    telling = asyncio.create_task(predecessor.tell_predecessor(before.address, 2, time_scale=0.05))
     await asyncio.sleep(0.2)  # cut off at first
     async with before.up():
         await asyncio.wait_for(telling, PATIENCE_S)
@@ -175,8 +175,8 @@ async def test_who_has_won_tells_the_one_before_it_until_it_has_heard(folder):
 
 
 async def test_who_is_dead_need_not_be_told(folder):
-    await asyncio.wait_for(succession.tell_predecessor(f"unix:{folder}/nobody.sock", 2, time_scale=0.01), PATIENCE_S)
-    await asyncio.wait_for(succession.tell_predecessor("", 2), PATIENCE_S)
+    await asyncio.wait_for(predecessor.tell_predecessor(f"unix:{folder}/nobody.sock", 2, time_scale=0.01), PATIENCE_S)
+    await asyncio.wait_for(predecessor.tell_predecessor("", 2), PATIENCE_S)
 
 
 async def test_a_higher_term_is_announced_once_it_is_written_and_its_asker_is_served_then(folder):

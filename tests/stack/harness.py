@@ -29,7 +29,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import motet_cli
 from motet.processes.linux import all_stats, environment_of
 from motet_cli.status import document_of
-from motet_operator.local.layout import StateDirectory
+from motet_operator.local.state_directory import StateDirectory
 
 REPORTS_AT_ONCE = {"MOTET_RUNNER_REPORT_SECONDS": "0.1"}
 """For tests that look for the runner which has the streams."""

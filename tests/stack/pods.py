@@ -18,7 +18,7 @@ from motet.rpc import Link
 from motet.tls import TlsIdentity, acting_as
 from tests.stack.harness import BUNDLED, free_port
 from tests.support.authority import Authority
-from tests.support.control_plane import adapter_entry
+from tests.support.in_process_services import adapter_entry
 
 SERVICES = ("scheduler", "supervisor", "predictor", "runner", "gateway")
 READY_WITHIN_S = 90.0

@@ -11,9 +11,9 @@ import pytest
 
 from motet.processes.linux import all_stats
 from tests.runner.random_models import EIGHT, llama
-from tests.stack.crowd import ConcurrentStreams
+from tests.stack.concurrent_streams import ConcurrentStreams
 from tests.stack.harness import REPORTS_AT_ONCE, LocalStack, running_stack
-from tests.stack.voices import ServedModel, StreamedAnswer, add_pool, assert_right, lean_stream, prompt_of
+from tests.stack.served_models import ServedModel, StreamedAnswer, add_pool, assert_right, lean_stream, prompt_of
 
 pytestmark = [
     pytest.mark.stack,

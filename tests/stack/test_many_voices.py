@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
-from motet.model import pages_for
+from motet.domain import pages_for
 from tests.stack.harness import LocalStack, running_stack
-from tests.stack.voices import ServedModel, StreamedAnswer, add_pool, assert_right, prompt_of, stream
+from tests.stack.served_models import ServedModel, StreamedAnswer, add_pool, assert_right, prompt_of, stream
 
 pytestmark = [
     pytest.mark.stack,

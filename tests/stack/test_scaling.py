@@ -9,7 +9,7 @@ import pytest
 
 from tests.runner.random_models import EIGHT, llama
 from tests.stack.harness import LocalStack, running_stack
-from tests.stack.voices import ServedModel, StreamedAnswer, add_pool, assert_right, lean_stream, prompt_of
+from tests.stack.served_models import ServedModel, StreamedAnswer, add_pool, assert_right, lean_stream, prompt_of
 
 pytestmark = [
     pytest.mark.stack,

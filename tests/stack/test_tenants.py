@@ -26,7 +26,7 @@ from motet import keys
 from motet.keys import ApiKey, KeyScope
 from motet.processes.linux import environment_of
 from motet.store import keys as kept
-from motet.store import lengths, open_store
+from motet.store import length_samples, open_store
 from tests.docs.blocks import Python, Shell, blocks, type_page
 from tests.repo.tree import ROOT
 from tests.stack.harness import BUNDLED, LocalStack, copy_of_bundled, free_port, running_stack, write_adapter
@@ -361,7 +361,7 @@ def learned(stack: LocalStack) -> list[tuple[str, str]]:
 
     async def read() -> list[tuple[str, str]]:
         async with open_store(database(stack)) as store:
-            return [(one.tenant, one.adapter) for one in await lengths.newest_samples(store, 1000)]
+            return [(one.tenant, one.adapter) for one in await length_samples.newest_samples(store, 1000)]
 
     return asyncio.run(read())
 

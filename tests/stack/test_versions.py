@@ -9,7 +9,7 @@ import pytest
 
 import motet_runner
 from tests.stack.pods import GRACE_S, SERVICES, ServicesAsPods
-from tests.support.version_before import run_before, version_before
+from tests.support.previous_version import run_before, version_before
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 

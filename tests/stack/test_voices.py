@@ -2,7 +2,7 @@
 
 import torch
 
-from tests.stack.voices import NEAR_TIE, departures
+from tests.stack.served_models import NEAR_TIE, departures
 
 
 def test_the_reference_said_again_departs_nowhere() -> None:

@@ -7,10 +7,10 @@ import pytest
 from sqlalchemy import text
 
 from motet.errors import StateDirectoryError
-from motet.store import lengths, migrate, open_store
-from motet.store.versions import OLDEST_READER
+from motet.store import length_samples, migrate, open_store
+from motet.store.schema_versions import OLDEST_READER
 from tests.store.test_store import sample
-from tests.support.version_before import run_before, version_before
+from tests.support.previous_version import run_before, version_before
 
 Before = Callable[..., CompletedProcess[str]]
 
@@ -47,14 +47,14 @@ def brought(before: Before, url: str) -> CompletedProcess[str]:
 async def test_the_version_before_migrates_reads_and_writes_what_this_one_wrote(url: str, before: Before) -> None:
     await migrate(url)
     async with open_store(url) as store:
-        await lengths.save(store, "v1", [], [sample(5)], keep_samples=10)
+        await length_samples.save(store, "v1", [], [sample(5)], keep_samples=10)
     done = brought(before, url)
     assert done.returncode == 0, done.stderr
     done = before("-c", READS_AND_WRITES, url)
     assert done.returncode == 0, done.stderr
     await migrate(url)
     async with open_store(url) as store:
-        assert [one.request for one in await lengths.newest_samples(store, 9)] == ["of the one before", "r5"]
+        assert [one.request for one in await length_samples.newest_samples(store, 9)] == ["of the one before", "r5"]
 
 
 async def test_what_the_version_before_has_made_is_brought_up_to_date(url: str, before: Before) -> None:
@@ -62,8 +62,8 @@ async def test_what_the_version_before_has_made_is_brought_up_to_date(url: str, 
     assert done.returncode == 0, done.stderr
     await migrate(url)
     async with open_store(url) as store:
-        await lengths.save(store, "v1", [], [sample(5, output_tokens=2**32 - 1)], keep_samples=10)
-        assert await lengths.count_samples(store) == 1
+        await length_samples.save(store, "v1", [], [sample(5, output_tokens=2**32 - 1)], keep_samples=10)
+        assert await length_samples.count_samples(store) == 1
 
 
 async def of_another_version(url: str, done: str, reader: str) -> None:
@@ -78,7 +78,7 @@ async def test_a_newer_version_that_lets_us_read_is_read_and_left_as_it_is(url: 
     await of_another_version(url, done="9999", reader=OLDEST_READER)
     await migrate(url)
     async with open_store(url) as store:
-        await lengths.save(store, "v1", [], [sample(5)], keep_samples=10)
+        await length_samples.save(store, "v1", [], [sample(5)], keep_samples=10)
         async with store.read() as connection:
             found = [
                 (await connection.execute(text(f"SELECT version_num FROM {table}"))).scalar_one()

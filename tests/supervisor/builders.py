@@ -3,10 +3,9 @@
 from typing import Any
 
 from motet.clock import FakeClock
-from motet.fleet import Capacity, RunnerIdentity, RunnerRequest, SequenceState
-from motet.model import InstanceName, ParkMethod, RequestId
-from motet_supervisor.policy import effects as do
-from motet_supervisor.policy import events as on
+from motet.domain import InstanceName, ParkMethod, RequestId
+from motet.runner_info import Capacity, RunnerIdentity, RunnerRequest, SequenceState
+from motet_supervisor.policy import effects, events
 from motet_supervisor.policy.supervisor import Supervisor
 from motet_supervisor.policy.values import SupervisorConfig
 
@@ -33,9 +32,9 @@ class SupervisorDriver:
     def __init__(self, **policy: Any) -> None:
         self.clock = FakeClock()
         self.supervisor = Supervisor(SupervisorConfig(**policy))
-        self.effects: list[do.Effect] = []
+        self.effects: list[effects.Effect] = []
 
-    def tell(self, event: on.Event) -> list[do.Effect]:
+    def tell(self, event: events.Event) -> list[effects.Effect]:
         self.effects = self.supervisor.handle(event, self.clock())
         return self.effects
 
@@ -44,32 +43,32 @@ class SupervisorDriver:
 
     def connect(
         self, *live: RunnerRequest, instance: str = "r0", incarnation: str = "1", pages: int = 100, **capacity: Any
-    ) -> list[do.Effect]:
+    ) -> list[effects.Effect]:
         fields = {"pages": pages, "page_bytes": 1024, "host_bytes": 1 << 20, "max_model_length": 4096}
         identity = RunnerIdentity(instance=instance, incarnation=incarnation, pool="default/demo")
-        return self.tell(on.RunnerConnected(identity, Capacity(**(fields | capacity)), live))
+        return self.tell(events.RunnerConnected(identity, Capacity(**(fields | capacity)), live))
 
-    def report(self, *live: RunnerRequest, instance: str = "r0", **how: Any) -> list[do.Effect]:
+    def report(self, *live: RunnerRequest, instance: str = "r0", **how: Any) -> list[effects.Effect]:
         fields: dict[str, Any] = {
             "instance": InstanceName(instance),
             "pages_promised": sum(one.pages for one in live if not one.parked),
             "host_bytes_free": 1 << 20,
             "live": live,
         }
-        return self.tell(on.MemoryReported(**(fields | how)))
+        return self.tell(events.MemoryReported(**(fields | how)))
 
-    def overflow(self, one: RunnerRequest, instance: str = "r0") -> list[do.Effect]:
-        return self.tell(on.OverflowAnnounced(InstanceName(instance), one))
+    def overflow(self, one: RunnerRequest, instance: str = "r0") -> list[effects.Effect]:
+        return self.tell(events.OverflowAnnounced(InstanceName(instance), one))
 
-    def parked(self, request: str, wanted: int, *, by_itself: bool = False) -> list[do.Effect]:
-        return self.tell(on.RequestParked(R0, RequestId(request), 1, wanted, ParkMethod.RECOMPUTE, by_itself))
+    def parked(self, request: str, wanted: int, *, by_itself: bool = False) -> list[effects.Effect]:
+        return self.tell(events.RequestParked(R0, RequestId(request), 1, wanted, ParkMethod.RECOMPUTE, by_itself))
 
-    def resumed(self, request: str, pages: int) -> list[do.Effect]:
-        return self.tell(on.RequestResumed(R0, RequestId(request), 1, pages))
+    def resumed(self, request: str, pages: int) -> list[effects.Effect]:
+        return self.tell(events.RequestResumed(R0, RequestId(request), 1, pages))
 
-    def resumable(self, request: str, pages: int, epoch: int = 1, term: int = 1) -> list[do.Effect]:
-        return self.tell(on.Resumable(term, R0, RequestId(request), epoch, pages))
+    def resumable(self, request: str, pages: int, epoch: int = 1, term: int = 1) -> list[effects.Effect]:
+        return self.tell(events.Resumable(term, R0, RequestId(request), epoch, pages))
 
-    def wait(self, seconds: float) -> list[do.Effect]:
+    def wait(self, seconds: float) -> list[effects.Effect]:
         self.clock.advance(seconds)
-        return self.tell(on.Tick())
+        return self.tell(events.Tick())

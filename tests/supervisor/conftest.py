@@ -1,6 +1,6 @@
 import pytest
 
-from tests.support.runners import short_folder
+from tests.support.in_process_runner import short_folder
 
 
 @pytest.fixture

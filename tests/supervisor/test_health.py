@@ -1,7 +1,6 @@
 """When a runner counts as lost: silent, or hung, but never merely slow."""
 
-from motet_supervisor.policy import effects as do
-from motet_supervisor.policy import events as on
+from motet_supervisor.policy import effects, events
 from tests.supervisor.builders import R0, SupervisorDriver, entry
 
 
@@ -13,8 +12,8 @@ def beat(told, *, seconds, step=1.0, steps_per_beat=0, pending=True, start=0):
         told.clock.advance(step)
         steps += steps_per_beat
         told.report(entry("a", 4), steps=steps, work_pending=pending)
-        told.tell(on.Tick())
-        lost += told.of(do.ReportRunnerLost)
+        told.tell(events.Tick())
+        lost += told.of(effects.ReportRunnerLost)
     return lost, steps
 
 
@@ -86,7 +85,7 @@ def test_a_hung_runner_gets_no_orders_until_it_moves():
     beat(told, seconds=30, start=5)
     assert not told.overflow(entry("a", 4, used=4))
     told.report(entry("a", 4, used=4), steps=99, work_pending=True)
-    assert told.of(do.Extend)
+    assert told.of(effects.Extend)
 
 
 def test_a_hung_runner_is_told_of_again_for_a_scheduler_that_was_away():
@@ -101,9 +100,9 @@ def test_a_hung_runner_is_told_of_again_for_a_scheduler_that_was_away():
 def test_a_runner_whose_stream_is_down_for_long_is_forgotten():
     told = SupervisorDriver(heartbeat=5.0)
     told.connect()
-    told.tell(on.RunnerDisconnected(R0, "1"))
+    told.tell(events.RunnerDisconnected(R0, "1"))
     told.wait(6)
-    assert told.of(do.ReportRunnerLost)
+    assert told.of(effects.ReportRunnerLost)
     told.wait(60)
     assert not told.supervisor.runners
 
@@ -111,7 +110,7 @@ def test_a_runner_whose_stream_is_down_for_long_is_forgotten():
 def test_the_end_of_an_old_stream_says_nothing_about_the_new_one():
     told = SupervisorDriver()
     told.connect(incarnation="2")
-    told.tell(on.RunnerDisconnected(R0, "1"))
+    told.tell(events.RunnerDisconnected(R0, "1"))
     assert told.supervisor.runners[R0].connected
 
 
@@ -150,8 +149,8 @@ def test_a_hung_runner_whose_stream_comes_back_is_hung_until_it_moves():
     told.connect()
     beat(told, seconds=30, start=5)
     told.connect(entry("a", 4, used=4))
-    assert not told.of(do.Extend)
+    assert not told.of(effects.Extend)
     told.report(entry("a", 4, used=4), steps=5, work_pending=True)
-    assert not told.of(do.Extend)
+    assert not told.of(effects.Extend)
     told.report(entry("a", 4, used=4), steps=6, work_pending=True)
-    assert told.of(do.Extend)
+    assert told.of(effects.Extend)

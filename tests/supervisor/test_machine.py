@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from motet import promises
-from motet.fleet import RequestClass, RunnerRequest, SequenceState
-from motet.model import RequestId, pages_for
-from motet_supervisor.policy import effects as do
-from motet_supervisor.policy import events as on
+from motet.domain import RequestId, pages_for
+from motet.runner_info import RequestClass, RunnerRequest, SequenceState
+from motet_supervisor.policy import effects, events
 from tests.supervisor.builders import R0, SupervisorDriver
 
 PAGES = 48
@@ -49,7 +48,7 @@ class World(RuleBasedStateMachine):
         """Orders to the runner get lost."""
         self.scheduler = True
         self.readmissible = {}
-        self.say(on.SchedulerConnected(1, 1))
+        self.say(events.SchedulerConnected(1, 1))
         self.carry_out_all(self.told.connect(pages=PAGES, page_bytes=1, host_bytes=8))
 
     # ------------------------------------------------------------------------------------------------------- carrying
@@ -57,31 +56,31 @@ class World(RuleBasedStateMachine):
     def say(self, event):
         self.carry_out_all(self.told.tell(event))
 
-    def carry_out_all(self, effects):
-        for effect in list(effects):
+    def carry_out_all(self, decided):
+        for effect in list(decided):
             self.carry_out(effect)
 
     def carry_out(self, effect):
         one = self.sequences.get(getattr(effect, "request", None))
         match effect:
-            case do.Extend():
+            case effects.Extend():
                 assert effect.extended > effect.pages
                 if one is not None:
                     assert effect.extended <= max(one.limit, one.promise), "more than it can ever need"
                 obeyed = not self.deaf and one is not None and not one.parked and one.promise == effect.pages
                 if obeyed and effect.extended - one.promise <= self.free:
                     one.promise = effect.extended
-            case do.Park():
+            case effects.Park():
                 if not self.deaf and one is not None and not one.parked and one.promise == effect.pages:
                     self.park(effect.request, one, effect.doubled)
-            case do.Resume():
+            case effects.Resume():
                 if not self.deaf and one is not None and one.parked and one.promise == effect.pages:
                     self.resume(effect.request, one)
-            case do.ReportParked():
+            case effects.ReportParked():
                 self.readmissible[effect.request] = effect.wanted
-            case do.ReportAllParked():
+            case effects.ReportAllParked():
                 self.readmissible = {parked.request: parked.wanted for parked in effect.requests}
-            case do.ReportResumed():
+            case effects.ReportResumed():
                 self.readmissible.pop(effect.request, None)
 
     @property
@@ -93,12 +92,12 @@ class World(RuleBasedStateMachine):
         one.parked, one.promise = True, wanted
         one.parked_times += 1
         assert one.parked_times <= 3, "parked again and again"
-        self.say(on.RequestParked(R0, RequestId(name), 1, wanted, "recompute"))
+        self.say(events.RequestParked(R0, RequestId(name), 1, wanted, "recompute"))
 
     def resume(self, name, one):
         if one.promise <= self.free:
             one.parked = False
-            self.say(on.RequestResumed(R0, RequestId(name), 1, one.promise))
+            self.say(events.RequestResumed(R0, RequestId(name), 1, one.promise))
 
     def entry(self, name):
         one = self.sequences[name]
@@ -146,9 +145,9 @@ class World(RuleBasedStateMachine):
                 one.made += 1
                 if one.made >= one.max_tokens:
                     del self.sequences[name]
-                    self.say(on.RequestEnded(R0, RequestId(name), 1))
+                    self.say(events.RequestEnded(R0, RequestId(name), 1))
                 elif promises.is_near_promise(one.prompt + one.made, one.promise, one.limit) and not self.deaf:
-                    self.say(on.OverflowAnnounced(R0, self.entry(name)))
+                    self.say(events.OverflowAnnounced(R0, self.entry(name)))
 
     @rule()
     def report(self):
@@ -173,14 +172,14 @@ class World(RuleBasedStateMachine):
 
     @rule()
     def runner_reconnects(self):
-        self.say(on.RunnerDisconnected(R0, "1"))
+        self.say(events.RunnerDisconnected(R0, "1"))
         book = tuple(self.entry(name) for name in self.sequences)
         self.carry_out_all(self.told.connect(*book, pages=PAGES, page_bytes=1, host_bytes=8))
 
     @rule()
     def scheduler_comes_or_goes(self):
         self.scheduler = not self.scheduler
-        self.say(on.SchedulerConnected(1, 1) if self.scheduler else on.SchedulerDisconnected(1))
+        self.say(events.SchedulerConnected(1, 1) if self.scheduler else events.SchedulerDisconnected(1))
 
     @rule()
     def scheduler_readmits(self):

@@ -3,13 +3,12 @@
 import pytest
 from pydantic import ValidationError
 
-from motet_supervisor.policy import effects as do
-from motet_supervisor.policy import events as on
+from motet_supervisor.policy import effects, events
 from motet_supervisor.settings import Settings
 from tests.supervisor.builders import R0, SupervisorDriver, entry
-from tests.support.control_plane import until
 from tests.support.fake_engine import FakeEngine, SlowEngines, tokens_of
-from tests.support.house import in_process_system
+from tests.support.in_process_services import until
+from tests.support.in_process_system import in_process_system
 
 LENGTH = 159
 """With its prompt of one token, exactly ten pages."""
@@ -18,22 +17,25 @@ LENGTH = 159
 def test_a_runner_is_told_when_it_connects_and_the_scheduler_after_it():
     told = SupervisorDriver(overcommit=1.5)
     told.connect()
-    assert told.effects[:2] == [do.SetOvercommit(R0, "default/demo", 1.5), do.ReportOvercommit("default/demo", 1.5)]
+    assert told.effects[:2] == [
+        effects.SetOvercommit(R0, "default/demo", 1.5),
+        effects.ReportOvercommit("default/demo", 1.5),
+    ]
 
 
 def test_a_scheduler_that_connects_is_told_of_every_pool():
     told = SupervisorDriver(overcommit=1.5)
     told.connect(instance="r0")
     told.connect(instance="r1")
-    told.tell(on.SchedulerConnected(1, 1))
-    assert told.of(do.ReportOvercommit) == [do.ReportOvercommit("default/demo", 1.5)]
+    told.tell(events.SchedulerConnected(1, 1))
+    assert told.of(effects.ReportOvercommit) == [effects.ReportOvercommit("default/demo", 1.5)]
 
 
 def test_promises_are_extended_up_to_the_larger_limit():
     told = SupervisorDriver(overcommit=1.5)
     told.connect(entry("a", 4), entry("b", 8), pages=10)
     told.overflow(entry("a", 4, used=4))
-    assert [one.extended for one in told.of(do.Extend)] == [7]
+    assert [one.extended for one in told.of(effects.Extend)] == [7]
 
 
 @pytest.mark.parametrize("factor", ["0.9", "4.1"])

@@ -2,10 +2,9 @@
 
 import pytest
 
-from motet.fleet import RequestClass, SequenceState
-from motet.model import ParkMethod, RequestId
-from motet_supervisor.policy import effects as do
-from motet_supervisor.policy import events as on
+from motet.domain import ParkMethod, RequestId
+from motet.runner_info import RequestClass, SequenceState
+from motet_supervisor.policy import effects, events
 from tests.supervisor.builders import R0, SupervisorDriver, entry
 
 
@@ -17,7 +16,7 @@ def test_with_pages_free_a_promise_doubles_and_the_scheduler_hears_of_it():
     told = SupervisorDriver()
     told.connect()
     told.report(overflowing("a", 4))
-    assert told.effects == [do.Extend(R0, "a", 1, 4, 8), do.ReportPromise(R0, "a", 1, 8)]
+    assert told.effects == [effects.Extend(R0, "a", 1, 4, 8), effects.ReportPromise(R0, "a", 1, 8)]
 
 
 def test_b_two_b_four_b():
@@ -27,7 +26,7 @@ def test_b_two_b_four_b():
     pages = 2
     for _ in range(3):
         told.overflow(overflowing("a", pages))
-        pages = told.of(do.Extend)[0].extended
+        pages = told.of(effects.Extend)[0].extended
         promises.append(pages)
         told.clock.advance(10)
     assert promises == [4, 8, 16]
@@ -37,21 +36,21 @@ def test_never_more_than_prompt_and_max_tokens_can_use():
     told = SupervisorDriver()
     told.connect()
     told.overflow(overflowing("a", 4, max_tokens=72))  # 80 tokens in all: five pages
-    assert told.of(do.Extend)[0].extended == 5
+    assert told.of(effects.Extend)[0].extended == 5
 
 
 def test_a_request_of_unknown_length_is_bounded_by_the_model():
     told = SupervisorDriver()
     told.connect(max_model_length=96)
     told.overflow(overflowing("a", 4, max_tokens=0))
-    assert told.of(do.Extend)[0].extended == 6
+    assert told.of(effects.Extend)[0].extended == 6
 
 
 def test_when_not_enough_is_free_for_twice_it_gets_what_there_is():
     told = SupervisorDriver()
     told.connect(entry("b", 93), pages=100)
     told.overflow(overflowing("a", 4))
-    assert told.of(do.Extend)[0].extended == 7
+    assert told.of(effects.Extend)[0].extended == 7
 
 
 def test_at_its_cap_nothing_is_done():
@@ -65,7 +64,7 @@ def test_with_nothing_free_no_neighbour_is_parked_for_a_page_that_can_never_be_u
     # Prompt and answer have 33 tokens in all, and the last is never fed back: two pages are enough for its life.
     last = entry("a", 2, used=2, prompt_tokens=16, output_tokens=16, max_tokens=17)
     told.connect(last, entry("b", 18), pages=20)
-    assert not told.of(do.Park)
+    assert not told.of(effects.Park)
     assert not told.overflow(last)
 
 
@@ -78,59 +77,59 @@ def test_with_nothing_free_the_newest_of_the_lowest_class_gives_way():
         entry("newest", 10, request_class=RequestClass.STANDARD),
         pages=40,
     )
-    (park,) = told.of(do.Park)
+    (park,) = told.of(effects.Park)
     assert (park.request, park.pages, park.doubled) == ("new batch", 10, 20)
 
 
 def test_the_overflowing_one_goes_on_as_soon_as_the_other_is_parked():
     told = SupervisorDriver()
     told.connect(overflowing("a", 10), entry("b", 10), pages=20)
-    assert [one.request for one in told.of(do.Park)] == ["b"]
+    assert [one.request for one in told.of(effects.Park)] == ["b"]
     told.parked("b", 20)
-    assert told.of(do.ReportParked) == [do.ReportParked(R0, "b", 1, 20, ParkMethod.RECOMPUTE)]
-    assert told.of(do.Extend) == [do.Extend(R0, "a", 1, 10, 20)]
+    assert told.of(effects.ReportParked) == [effects.ReportParked(R0, "b", 1, 20, ParkMethod.RECOMPUTE)]
+    assert told.of(effects.Extend) == [effects.Extend(R0, "a", 1, 10, 20)]
 
 
 def test_the_one_that_overflows_may_itself_be_the_newest():
     told = SupervisorDriver()
     told.connect(entry("a", 10), overflowing("b", 10), pages=20)
-    assert [(one.request, one.doubled) for one in told.of(do.Park)] == [("b", 20)]
+    assert [(one.request, one.doubled) for one in told.of(effects.Park)] == [("b", 20)]
 
 
 def test_while_a_park_is_under_way_nobody_else_is_parked():
     told = SupervisorDriver()
     told.connect(entry("a", 10), entry("b", 10), entry("c", 10), pages=30)
     told.overflow(overflowing("a", 10))
-    assert [one.request for one in told.of(do.Park)] == ["c"]
+    assert [one.request for one in told.of(effects.Park)] == ["c"]
     assert not told.overflow(overflowing("b", 10))
     told.parked("c", 20)
-    assert [one.request for one in told.of(do.Extend)] == ["a"]
+    assert [one.request for one in told.of(effects.Extend)] == ["a"]
     # That took all that came free; b waits for a turn of its own.
-    assert [one.request for one in told.of(do.Park)] == ["b"]
+    assert [one.request for one in told.of(effects.Park)] == ["b"]
 
 
 def test_one_that_was_parked_twice_is_no_victim():
     told = SupervisorDriver()
     told.connect(overflowing("a", 10), entry("b", 10), entry("c", 10, parked_times=2), pages=30)
-    assert [one.request for one in told.of(do.Park)] == ["b"]
+    assert [one.request for one in told.of(effects.Park)] == ["b"]
 
 
 def test_when_everybody_was_parked_twice_the_overflowing_one_goes_and_comes_back_with_all_it_can_need():
     told = SupervisorDriver()
     told.connect(overflowing("a", 10, parked_times=2, max_tokens=312), entry("b", 10, parked_times=2), pages=20)
-    assert [(one.request, one.doubled) for one in told.of(do.Park)] == [("a", 20)]
+    assert [(one.request, one.doubled) for one in told.of(effects.Park)] == [("a", 20)]
 
 
 def test_nobody_asks_back_for_more_than_the_runner_has():
     told = SupervisorDriver()
     told.connect(overflowing("a", 15), entry("b", 15), pages=30)
-    assert told.of(do.Park)[0].doubled == 30
+    assert told.of(effects.Park)[0].doubled == 30
 
 
 def test_a_sequence_that_waits_for_its_adapter_is_not_parked():
     told = SupervisorDriver()
     told.connect(overflowing("a", 10), entry("b", 10, state=SequenceState.LOADING), pages=20)
-    assert [one.request for one in told.of(do.Park)] == ["a"]
+    assert [one.request for one in told.of(effects.Park)] == ["a"]
 
 
 def test_an_announcement_that_crossed_its_answer_is_not_answered_twice():
@@ -153,34 +152,34 @@ def test_an_order_that_had_no_effect_is_decided_again():
     told.overflow(overflowing("a", 4))
     told.report(overflowing("a", 4))
     told.report(overflowing("a", 4))
-    assert told.of(do.Extend) == [do.Extend(R0, "a", 1, 4, 8)]
+    assert told.of(effects.Extend) == [effects.Extend(R0, "a", 1, 4, 8)]
 
 
 def test_an_overflow_that_nobody_announced_is_seen_in_the_report():
     told = SupervisorDriver()
     told.connect(entry("a", 4))
-    assert not told.of(do.Extend)
+    assert not told.of(effects.Extend)
     told.report(overflowing("a", 4))
-    assert told.of(do.Extend)
+    assert told.of(effects.Extend)
 
 
 def test_a_request_that_ends_makes_room_for_one_that_waits():
     told = SupervisorDriver()
     told.connect(entry("a", 10, parked_times=2), entry("b", 10, state=SequenceState.LOADING), pages=20)
     told.overflow(overflowing("a", 10, parked_times=2))
-    (park,) = told.of(do.Park)
+    (park,) = told.of(effects.Park)
     assert park.request == "a"
     told = SupervisorDriver()
     told.connect(entry("a", 10), entry("b", 10), entry("c", 10), pages=30)
     told.overflow(overflowing("a", 10))  # c is to be parked
-    told.tell(on.RequestEnded(R0, RequestId("b"), 1))
-    assert [one.request for one in told.of(do.Extend)] == ["a"]
+    told.tell(events.RequestEnded(R0, RequestId("b"), 1))
+    assert [one.request for one in told.of(effects.Extend)] == ["a"]
 
 
 def test_a_runner_whose_stream_is_down_gets_no_orders():
     told = SupervisorDriver()
     told.connect()
-    told.tell(on.RunnerDisconnected(R0, "1"))
+    told.tell(events.RunnerDisconnected(R0, "1"))
     assert not told.overflow(overflowing("a", 4))
 
 
@@ -204,7 +203,7 @@ def test_the_cheaper_way_of_parking_is_taken_if_the_host_has_room(report, forced
     told.connect(pages=20)
     told.report(entry("a", 10), entry("b", 10), **report)
     told.overflow(overflowing("a", 10))
-    assert told.of(do.Park)[0].method is expected
+    assert told.of(effects.Park)[0].method is expected
 
 
 def test_host_memory_that_was_given_away_is_not_given_twice():
@@ -212,6 +211,6 @@ def test_host_memory_that_was_given_away_is_not_given_twice():
     told.connect(pages=20)
     told.report(entry("a", 10), entry("b", 10), host_bytes_free=6 * 1024, **MEASURED)
     told.overflow(overflowing("a", 10))
-    assert told.of(do.Park)[0].method is ParkMethod.SWAP
+    assert told.of(effects.Park)[0].method is ParkMethod.SWAP
     runner = told.supervisor.runners[R0]
     assert runner.host_bytes_free == 1024

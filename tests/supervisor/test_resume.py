@@ -1,14 +1,13 @@
 """How parked requests come back: through the scheduler's ledger, or without it when it is away."""
 
-from motet.model import ParkMethod
-from motet_supervisor.policy import effects as do
-from motet_supervisor.policy import events as on
+from motet.domain import ParkMethod
+from motet_supervisor.policy import effects, events
 from tests.supervisor.builders import R0, SupervisorDriver, entry
 
 
 def with_scheduler(**policy):
     told = SupervisorDriver(**policy)
-    told.tell(on.SchedulerConnected(1, 1))
+    told.tell(events.SchedulerConnected(1, 1))
     return told
 
 
@@ -17,9 +16,9 @@ def test_the_schedulers_word_lets_a_parked_request_back_in():
     told.connect(entry("a", 8))
     told.parked("a", 16)
     told.resumable("a", 16)
-    assert told.effects == [do.Resume(R0, "a", 1, 16)]
+    assert told.effects == [effects.Resume(R0, "a", 1, 16)]
     told.resumed("a", 16)
-    assert told.effects == [do.ReportResumed(R0, "a", 1, 16)]
+    assert told.effects == [effects.ReportResumed(R0, "a", 1, 16)]
 
 
 def test_a_word_for_another_promise_is_answered_with_the_right_one():
@@ -27,13 +26,13 @@ def test_a_word_for_another_promise_is_answered_with_the_right_one():
     told.connect(entry("a", 8))
     told.parked("a", 16)
     told.resumable("a", 8)
-    assert told.effects == [do.ReportParked(R0, "a", 1, 16, ParkMethod.RECOMPUTE)]
+    assert told.effects == [effects.ReportParked(R0, "a", 1, 16, ParkMethod.RECOMPUTE)]
 
 
 def test_a_word_for_one_that_runs_already_says_so():
     told = with_scheduler()
     told.connect(entry("a", 8))
-    assert told.resumable("a", 8) == [do.ReportResumed(R0, "a", 1, 8)]
+    assert told.resumable("a", 8) == [effects.ReportResumed(R0, "a", 1, 8)]
 
 
 def test_a_word_for_an_earlier_epoch_is_ignored():
@@ -45,8 +44,8 @@ def test_a_word_for_an_earlier_epoch_is_ignored():
 def test_a_scheduler_that_connects_is_told_all_that_is_parked():
     told = SupervisorDriver()
     told.connect(entry("a", 8, parked=True), entry("b", 4))
-    told.tell(on.SchedulerConnected(1, 1))
-    (everyone,) = told.of(do.ReportAllParked)
+    told.tell(events.SchedulerConnected(1, 1))
+    (everyone,) = told.of(effects.ReportAllParked)
     assert [one.request for one in everyone.requests] == ["a"]
 
 
@@ -54,36 +53,36 @@ def test_what_a_runner_parked_by_itself_is_told_too():
     told = with_scheduler()
     told.connect(entry("a", 8))
     told.parked("a", 16, by_itself=True)
-    assert told.of(do.ReportParked)
+    assert told.of(effects.ReportParked)
     told = with_scheduler()
     told.connect(entry("a", 8))
     told.report(entry("a", 16, parked=True))
-    assert told.of(do.ReportParked) == [do.ReportParked(R0, "a", 1, 16, ParkMethod.RECOMPUTE)]
+    assert told.of(effects.ReportParked) == [effects.ReportParked(R0, "a", 1, 16, ParkMethod.RECOMPUTE)]
 
 
 def test_a_supervisor_that_comes_back_learns_from_the_runner_who_is_parked():
     told = with_scheduler()
     told.connect(entry("a", 16, parked=True))
-    assert told.of(do.ReportParked)[0].wanted == 16
+    assert told.of(effects.ReportParked)[0].wanted == 16
 
 
 def test_with_the_scheduler_away_they_come_back_after_a_while_when_there_is_room_to_spare():
     told = with_scheduler(resume_alone=2.0, resume_margin=0.1)
     told.connect(entry("a", 30), entry("b", 60), pages=100)
     told.parked("a", 35)
-    told.tell(on.SchedulerDisconnected(1))
+    told.tell(events.SchedulerDisconnected(1))
     told.wait(2.1)
-    assert not told.of(do.Resume), "40 are free, and 35 and a margin of 10 are wanted"
+    assert not told.of(effects.Resume), "40 are free, and 35 and a margin of 10 are wanted"
     told.report(entry("a", 35, parked=True), entry("b", 50))
     told.wait(0.1)
-    assert told.of(do.Resume) == [do.Resume(R0, "a", 1, 35)]
+    assert told.of(effects.Resume) == [effects.Resume(R0, "a", 1, 35)]
 
 
 def test_while_the_scheduler_is_there_they_wait_for_its_word():
     told = with_scheduler()
     told.connect(entry("a", 10, parked=True))
     told.wait(4)
-    assert not told.of(do.Resume)
+    assert not told.of(effects.Resume)
 
 
 def test_an_idle_runner_needs_no_margin():
@@ -91,7 +90,7 @@ def test_an_idle_runner_needs_no_margin():
     told.connect(entry("a", 100, parked=True), pages=100)
     told.wait(0.1)
     told.wait(2.1)
-    assert told.of(do.Resume)
+    assert told.of(effects.Resume)
 
 
 def test_the_first_in_line_is_not_overtaken_by_a_smaller_one():
@@ -99,7 +98,7 @@ def test_the_first_in_line_is_not_overtaken_by_a_smaller_one():
     told.connect(entry("a", 60, parked=True), entry("b", 5, parked=True), entry("c", 80), pages=100)
     told.wait(0.1)
     told.wait(3)
-    assert not told.of(do.Resume)
+    assert not told.of(effects.Resume)
 
 
 def test_a_resume_that_had_no_effect_is_ordered_again():
@@ -107,32 +106,32 @@ def test_a_resume_that_had_no_effect_is_ordered_again():
     told.connect(entry("a", 10, parked=True))
     told.wait(0.1)
     told.wait(2.1)
-    assert told.of(do.Resume)
+    assert told.of(effects.Resume)
     told.wait(1)
-    assert not told.of(do.Resume)
+    assert not told.of(effects.Resume)
     told.wait(2)
-    assert told.of(do.Resume)
+    assert told.of(effects.Resume)
 
 
 def test_the_word_of_a_scheduler_that_has_been_succeeded_is_ignored():
     told = with_scheduler()
     told.connect(entry("a", 8))
     told.parked("a", 16)
-    told.tell(on.SchedulerConnected(2, term=5))
+    told.tell(events.SchedulerConnected(2, term=5))
     assert told.resumable("a", 16, term=1) == []
-    assert told.resumable("a", 16, term=5) == [do.Resume(R0, "a", 1, 16)]
+    assert told.resumable("a", 16, term=5) == [effects.Resume(R0, "a", 1, 16)]
 
 
 def test_orders_are_given_in_the_leaders_term_and_in_nobodys_while_it_is_away():
     told = with_scheduler()
     assert told.supervisor.term == 1
-    told.tell(on.SchedulerConnected(2, term=5))
+    told.tell(events.SchedulerConnected(2, term=5))
     assert told.supervisor.term == 5
-    told.tell(on.TermRaised(2, term=7))
+    told.tell(events.TermRaised(2, term=7))
     assert told.supervisor.term == 7
-    told.tell(on.SchedulerDisconnected(2))
+    told.tell(events.SchedulerDisconnected(2))
     assert told.supervisor.term == 0, "the other one does not lead any more"
-    told.tell(on.SchedulerConnected(3, term=7))
+    told.tell(events.SchedulerConnected(3, term=7))
     assert told.supervisor.term == 7
 
 
@@ -140,7 +139,7 @@ def test_one_that_does_not_lead_any_more_keeps_nobody_parked():
     told = with_scheduler(resume_alone=2.0)
     told.connect(entry("a", 8))
     told.parked("a", 16)
-    told.tell(on.SchedulerConnected(2, term=5))
-    told.tell(on.SchedulerDisconnected(2))
+    told.tell(events.SchedulerConnected(2, term=5))
+    told.tell(events.SchedulerDisconnected(2))
     told.wait(2.1)
-    assert told.of(do.Resume) == [do.Resume(R0, "a", 1, 16)]
+    assert told.of(effects.Resume) == [effects.Resume(R0, "a", 1, 16)]

@@ -6,9 +6,9 @@ import pytest
 
 from motet_scheduler.settings import Settings as SchedulerSettings
 from motet_supervisor.settings import Settings as SupervisorSettings
-from tests.support.control_plane import until
 from tests.support.fake_engine import FakeEngine, SlowEngines, tokens_of
-from tests.support.house import in_process_system
+from tests.support.in_process_services import until
+from tests.support.in_process_system import in_process_system
 
 STREAMS = 6
 LENGTH = 150

@@ -7,7 +7,7 @@ import os
 import sys
 from functools import partial
 
-from motet_runner.child import main
+from motet_runner.engine_process import main
 from tests.support.fake_engine import FakeEngine
 
 DEADLY = 666

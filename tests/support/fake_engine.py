@@ -15,9 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from motet.domain import BASE, PAGE_TOKENS, Digest, ParkMethod, RequestId
 from motet.errors import Declined, MotetError
 from motet.ledger import Ledger
-from motet.model import BASE, PAGE_TOKENS, Digest, ParkMethod, RequestId
 from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.interface import (
     AdapterEvicted,

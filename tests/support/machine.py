@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import pytest
 
-from tools.kube.locate import uses_existing_cluster
+from tools.kube.binaries import uses_existing_cluster
 
 NOT_OURS = "says something of a control plane of our own, and USE_EXISTING_CLUSTER is set"
 

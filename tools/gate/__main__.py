@@ -16,11 +16,11 @@ from collections import Counter
 from pathlib import Path
 
 from tools.gate import change, records
-from tools.gate.closing import closing_line, exit_status, may_run_again, passed_again, seconds_of_files, slowest
 from tools.gate.lanes import LaneResult, Lanes
 from tools.gate.plan import MachineFacts, RunPlan, RunRecord, alone, announced, plan, spelled
-from tools.gate.untouched import FAMILIES, Change, SelectionResult, green, verdicts
-from tools.kube.locate import MODULES, NOT_NEEDED_BESIDE_A_CLUSTER, find, uses_existing_cluster
+from tools.gate.summary import closing_line, exit_status, may_run_again, passed_again, seconds_of_files, slowest
+from tools.gate.test_selection import FAMILIES, Change, SelectionResult, green, verdicts
+from tools.kube.binaries import MODULES, NOT_NEEDED_BESIDE_A_CLUSTER, find, uses_existing_cluster
 
 BASE = "MOTET_CI_BASE"
 """Names a commit at which all tests were green."""

@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 
-from tools.gate.untouched import Change
+from tools.gate.test_selection import Change
 
 
 class _Refused(Exception):

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
-from tools.gate.closing import counts_of, failed_tests, files_not_passed, seconds_of_tests
-from tools.gate.plan import SIDE_BY_SIDE, TestLane
+from tools.gate.plan import SIDE_BY_SIDE, Lane
+from tools.gate.summary import counts_of, failed_tests, files_not_passed, seconds_of_tests
 
 LONGEST_LINE = 1 << 24
 CAME_TO_ITS_END = (0, 1)
@@ -22,7 +22,7 @@ CAME_TO_ITS_END = (0, 1)
 
 @dataclass
 class LaneResult:
-    lane: TestLane
+    lane: Lane
     status: int
     seconds: float
     counts: Counter[str]
@@ -41,7 +41,7 @@ class LaneResult:
 
 
 class Lanes:
-    def __init__(self, lanes: tuple[TestLane, ...], say: Callable[[str], None]) -> None:
+    def __init__(self, lanes: tuple[Lane, ...], say: Callable[[str], None]) -> None:
         self._lanes = lanes
         self._say = say
         self._cores = os.cpu_count() or 1
@@ -63,11 +63,11 @@ class Lanes:
             if process.returncode is None:
                 process.send_signal(signal.SIGINT)
 
-    async def _run(self, lane: TestLane) -> LaneResult:
+    async def _run(self, lane: Lane) -> LaneResult:
         async with self._places:
             return await self._run_now(lane)
 
-    async def _run_now(self, lane: TestLane) -> LaneResult:
+    async def _run_now(self, lane: Lane) -> LaneResult:
         began = time.monotonic()
         if self._stopped:
             return LaneResult(lane, int(signal.SIGINT), 0.0, Counter(), [], {})
@@ -85,7 +85,7 @@ class Lanes:
         tests = seconds_of_tests(said)
         return LaneResult(lane, status, seconds, counts, bad, tests, files_not_passed(said), failed_tests(said))
 
-    async def _start(self, lane: TestLane, report: Path) -> asyncio.subprocess.Process:
+    async def _start(self, lane: Lane, report: Path) -> asyncio.subprocess.Process:
         threads = max(1, self._cores // self._side_by_side)
         # Two runs would write over each other's cache, in which each keeps what failed.
         own = ("-o", f"cache_dir=.pytest_cache/{lane.name}", "-o", "junit_family=xunit1", f"--junitxml={report}")
@@ -101,7 +101,7 @@ class Lanes:
         self._processes.append(process)
         return process
 
-    async def _read(self, lane: TestLane, process: asyncio.subprocess.Process) -> tuple[Counter[str], list[str]]:
+    async def _read(self, lane: Lane, process: asyncio.subprocess.Process) -> tuple[Counter[str], list[str]]:
         assert process.stdout is not None
         counts, bad = Counter[str](), []
         async for raw in process.stdout:

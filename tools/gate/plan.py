@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tools.gate.untouched import SelectionResult
+from tools.gate.test_selection import SelectionResult
 
 LANES = {
     "releases": ("tests/kube/releases/installed", "tests/kube/releases/test_pages.py"),
@@ -39,7 +39,7 @@ class MachineFacts:
 
 
 @dataclass(frozen=True)
-class TestLane:
+class Lane:
     """One run of pytest."""
 
     name: str
@@ -48,7 +48,7 @@ class TestLane:
 
 @dataclass(frozen=True)
 class RunPlan:
-    lanes: tuple[TestLane, ...]
+    lanes: tuple[Lane, ...]
     build: bool = False
     """Whether Kubernetes tools are built first."""
     notes: tuple[str, ...] = ()
@@ -83,7 +83,7 @@ def plan(
     if kube:
         notes += _about_the_cluster(machine)
     if paths:
-        return RunPlan((TestLane("asked", (*common, *asked)),), build, tuple(notes), whole=False)
+        return RunPlan((Lane("asked", (*common, *asked)),), build, tuple(notes), whole=False)
     not_asked_for = () if kube else (OF_A_CLUSTER,)
     in_question = [one for one in untouched if not asked and _elsewhere(one.family.tests, not_asked_for)]
     left_out = tuple(one for one in in_question if one.left_out)
@@ -93,13 +93,13 @@ def plan(
         if own := [path for path in _elsewhere(named, without) if path not in without]:
             order = IN_FILE_ORDER if own[0].startswith(OF_A_CLUSTER) else ()
             others = [path for paths in LANES.values() for path in paths if path not in own]
-            lanes.append(TestLane(name, (*common, *asked, *order, *own, *_all_but([*others, *without], own))))
+            lanes.append(Lane(name, (*common, *asked, *order, *own, *_all_but([*others, *without], own))))
     return RunPlan(tuple(lanes), build, (*notes, *map(str, in_question)), not asked, left_out)
 
 
-def alone(tests: Sequence[str]) -> TestLane:
+def alone(tests: Sequence[str]) -> Lane:
     """Once more, with nothing beside it: what passes then failed in the crowd that lanes are."""
-    return TestLane("again", tuple(tests))
+    return Lane("again", tuple(tests))
 
 
 def _all_but(paths: Sequence[str], folders: Sequence[str]) -> list[str]:

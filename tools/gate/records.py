@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from tools.gate.plan import RunRecord
-from tools.kube.locate import cache
+from tools.kube.binaries import cache
 
 FILE = cache().parent / "tests.json"
 GREEN = "green"

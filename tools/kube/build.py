@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tools.kube.locate import MODULES, NOT_NEEDED_BESIDE_A_CLUSTER, Module, cache, find, uses_existing_cluster
+from tools.kube.binaries import MODULES, NOT_NEEDED_BESIDE_A_CLUSTER, Module, cache, find, uses_existing_cluster
 
 NO_GO = """\
 The Kubernetes tools are built from source, and that needs Go 1.26 or newer; no `go` was found in PATH.

@@ -5,9 +5,9 @@ import asyncio
 from prometheus_client import CollectorRegistry
 
 from motet.health import Health
-from motet.service import read, run
+from motet.service_main import read, run
 from motet.settings import LeaseSettings, ProcessSettings
-from motet_operator.cluster.operator import ClusterOperator
+from motet_operator.cluster.cluster_operator import ClusterOperator
 from motet_operator.settings import ClusterSettings
 
 

@@ -15,7 +15,7 @@ import yaml
 from motet.errors import SetupError
 from motet.resources import ServingPool
 from motet_operator.cluster.kinds import BUDGETS, DEPLOYMENTS, POOLS, Object
-from motet_operator.cluster.view import (
+from motet_operator.cluster.object_parser import (
     DRAIN_SECONDS,
     GROUP_LABEL,
     MODEL,

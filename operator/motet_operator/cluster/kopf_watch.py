@@ -23,7 +23,7 @@ import structlog
 
 from motet.kube import FORBIDDEN, NOT_FOUND, KubeCredentials, authorization, ssl_context
 from motet.resources import GROUP
-from motet.tasks import run_together
+from motet.task_group import run_together
 from motet_operator.cluster.kinds import DECLARED_KINDS, OWNED_KINDS, Kind, Object
 from motet_operator.cluster.watch import Listener
 

@@ -17,12 +17,12 @@ import structlog
 
 from motet.clock import monotonic
 from motet.kube import ApiError
-from motet.tasks import run_together
+from motet.task_group import run_together
 from motet_operator.cluster.api import Api, ApiRefused
 from motet_operator.cluster.cache import Cache
-from motet_operator.cluster.doubts import ObstacleLog
 from motet_operator.cluster.kinds import DECLARED_KINDS, DEPLOYMENTS, OWNED_KINDS, PODS, Kind, Object
-from motet_operator.cluster.view import POOL_LABEL
+from motet_operator.cluster.object_parser import POOL_LABEL
+from motet_operator.cluster.obstacles import ObstacleLog
 from motet_operator.metrics import ClusterMetrics
 
 log = structlog.get_logger(__name__)

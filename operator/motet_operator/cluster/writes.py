@@ -7,7 +7,7 @@ from typing import Protocol
 from motet_operator.cluster.api import Api
 from motet_operator.cluster.cache import Cache, ObjectKey
 from motet_operator.cluster.kinds import DEPLOYMENTS, PODS, Kind, Object, key_of, uid_of, version_of
-from motet_operator.cluster.view import POOL_LABEL, REVISION_LABEL, annotations_of
+from motet_operator.cluster.object_parser import POOL_LABEL, REVISION_LABEL, annotations_of
 from motet_operator.reconcile import Event
 
 CHILDREN_MANAGER = "motet-operator"

@@ -12,13 +12,13 @@ from importlib.metadata import version
 from motet.errors import SetupError
 from motet.keys import CALLERS_VARIABLE
 from motet.processes import LifecycleConfig, ProcessManager, ProcessRecords, ProcessSpec
-from motet.processes.keeper import MANAGED_BY_VARIABLE
 from motet.processes.linux import become_subreaper, reap_orphans, send
-from motet.service import SETUP_FAILED, read
+from motet.processes.manager import MANAGED_BY_VARIABLE
+from motet.service_main import SETUP_FAILED, read
 from motet.settings import ProcessSettings
 from motet.telemetry import configure_logging, is_alive
-from motet_operator.local.layout import StateDirectory
 from motet_operator.local.lock import StackLock
+from motet_operator.local.state_directory import StateDirectory
 from motet_operator.local.status import StatusFile
 from motet_operator.local.teardown import STOP_SECONDS, finish
 from motet_operator.settings import Settings

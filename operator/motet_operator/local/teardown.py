@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from motet.clock import monotonic
 from motet.processes import LifecycleConfig, ProcessManager, ProcessRecords, is_alive
-from motet.processes.keeper import kill_unrecorded
 from motet.processes.linux import kill_session, send
-from motet_operator.local.layout import StateDirectory
+from motet.processes.manager import kill_unrecorded
 from motet_operator.local.lock import StackLock, is_held, read_holder
+from motet_operator.local.state_directory import StateDirectory
 
 STOP_SECONDS = 60.0
 """How long an orderly stop of everything may take before it is done the hard way."""

@@ -8,7 +8,7 @@ this package.
 from collections.abc import Iterable
 from datetime import datetime
 
-from motet.model import ObjectName
+from motet.domain import ObjectName
 from motet.resources.status import AdapterCounts
 from motet_operator.reconcile.adapters import ResultCache, adapter_context, count_adapters
 from motet_operator.reconcile.conditions import ConditionResult, condition_of
@@ -31,8 +31,8 @@ from motet_operator.reconcile.pools import (
     scaling_of,
     with_drains_taken_back,
 )
+from motet_operator.reconcile.rollout_order import RolloutLimiter, rollout_targets
 from motet_operator.reconcile.scaling import Scaling, ScalingAdvice
-from motet_operator.reconcile.turns import RolloutLimiter, rollout_targets
 from motet_operator.reconcile.view import (
     AdapterObject,
     AdapterReplica,

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
-from motet.model import ObjectName
+from motet.domain import ObjectName
 from motet.resources import AdapterVolume, LoRAAdapter, ServingPool
 from motet.resources.status import AdapterCounts
 from motet_operator.reconcile.conditions import (

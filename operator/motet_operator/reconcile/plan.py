@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
-from motet.model import ObjectName
+from motet.domain import ObjectName
 from motet.resources.status import AdapterCounts, Artifact, Condition, Slots
 from motet_operator.reconcile.view import AdapterReplica, RunnerSet
 

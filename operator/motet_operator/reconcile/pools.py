@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
-from motet.model import ObjectName
+from motet.domain import ObjectName
 from motet.resources.status import AdapterCounts, Slots
 from motet_operator.reconcile.conditions import (
     ConditionResult,
@@ -25,8 +25,8 @@ from motet_operator.reconcile.conditions import (
     yes,
 )
 from motet_operator.reconcile.plan import PoolEntry, PoolStatus, RunnerDrain, RunnerReplacement
+from motet_operator.reconcile.rollout_order import RolloutTarget
 from motet_operator.reconcile.scaling import Scaling, decide_replicas
-from motet_operator.reconcile.turns import RolloutTarget
 from motet_operator.reconcile.view import PoolObject, RunnerInstance, RunnerSet, RunnerTemplate, View
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 
-from motet.model import ObjectName
+from motet.domain import ObjectName
 from motet_operator.reconcile.view import PoolObject, RunnerTemplate
 
 

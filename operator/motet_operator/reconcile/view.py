@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from motet.model import ObjectName
+from motet.domain import ObjectName
 from motet.resources import AdapterVolume, EngineSpec, LoRAAdapter, PodTemplate, ServingPool
 from motet.resources.status import Artifact, Condition
 from motet_operator.reconcile.scaling import ScalingAdvice

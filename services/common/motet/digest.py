@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from motet.model import Digest
+from motet.domain import Digest
 
 CHUNK_BYTES = 1 << 20
 

@@ -9,8 +9,9 @@ though no longer sure. It ends when it hears of another holder, or finds that it
 for a while, then: one that the API server hears, and one that it does not. So everything that acts carries the term,
 which grows with each holder, and who wins tells its predecessor where that can be reached.
 
-A term stands in the Lease before anyone hears of it, when it is won and when it is raised (`raise_term_above`): so no two ever
-act under one number. While the Lease cannot be written a holder goes on under the term it has.
+A term stands in the Lease before anyone hears of it, when it is won and when it is raised
+(`raise_term_above`): so no two ever act under one number. While the Lease cannot be written a holder goes on under the
+term it has.
 """
 
 import asyncio

@@ -5,7 +5,7 @@ request can use in its longest life. That life has an entry of KV for every toke
 a token is fed back to bring the next one, and after the last there is no next.
 """
 
-from motet.model import PAGE_TOKENS, pages_for
+from motet.domain import PAGE_TOKENS, pages_for
 
 
 def max_kv_tokens(prompt_tokens: int, max_tokens: int, *, context_tokens: int = 0) -> int:

@@ -8,7 +8,7 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 from motet.health import Health
-from motet.service import read, run
+from motet.service_main import read, run
 from motet.settings import Addresses, Database, ProcessSettings
 from motet_gateway.app import build_app
 from motet_gateway.gateway import Gateway

@@ -7,7 +7,7 @@ from functools import cached_property
 from motet.api.v1 import common_pb2, scheduler_pb2
 from motet.errors import AdapterIncompatible, InvalidRequest, ModelNotFound, Overloaded, from_proto
 from motet_gateway.identity.caller import Caller
-from motet_gateway.names import NameIndex, shown
+from motet_gateway.suggestions import NameIndex, shown
 
 EVERYBODY = "*"
 """Among the namespaces that may use something: all."""

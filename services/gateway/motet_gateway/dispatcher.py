@@ -33,10 +33,10 @@ from motet_gateway.generation import (
     RunnerPlacement,
     Submit,
 )
-from motet_gateway.held import HeldRequests
+from motet_gateway.held_requests import HeldRequests
+from motet_gateway.loss_limits import Loss
 from motet_gateway.metrics import Metrics
-from motet_gateway.replacement import Loss
-from motet_gateway.runners import RunnerStreams
+from motet_gateway.runner_streams import RunnerStreams
 from motet_gateway.usage import RecentUsage
 
 log = structlog.get_logger(__name__)

@@ -10,18 +10,18 @@ from motet.errors import EngineRestarted, MotetError, NotAuthenticated, Overload
 from motet.keys import KEYS_MADE_FILE
 from motet.settings import Addresses, ProcessSettings
 from motet_gateway.assets import AssetStore
-from motet_gateway.bodies import BodyBudget
 from motet_gateway.catalog import CurrentCatalog, NotReadyReason, Target
 from motet_gateway.dispatcher import Dispatcher
 from motet_gateway.estimator import Estimator
-from motet_gateway.held import HeldRequests
+from motet_gateway.held_requests import HeldRequests
 from motet_gateway.identity.access import KeyAccess
 from motet_gateway.identity.caller import Caller
-from motet_gateway.identity.sources import KeySource, NoKeys
+from motet_gateway.identity.key_sources import KeySource, NoKeys
 from motet_gateway.metrics import Metrics
+from motet_gateway.request_bodies import BodyBudget
 from motet_gateway.settings import Settings
-from motet_gateway.tokens.chat import ChatRenderer
-from motet_gateway.tokens.renderers import RenderPool
+from motet_gateway.tokens.chat_renderer import ChatRenderer
+from motet_gateway.tokens.render_pool import RenderPool
 from motet_gateway.tokens.text_model import ModelTokenizer
 
 

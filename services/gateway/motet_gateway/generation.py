@@ -11,7 +11,7 @@ from enum import Enum, StrEnum
 
 from motet.api.v1 import common_pb2, runner_pb2
 from motet.errors import AdapterError, InvalidRequest, MotetError, from_proto
-from motet_gateway.replacement import Loss, LossCounter
+from motet_gateway.loss_limits import Loss, LossCounter
 
 
 class GenerationPhase(Enum):

@@ -7,13 +7,13 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from motet.health import Health
-from motet.service import read, run, run_until
+from motet.service_main import read, run, run_until
 from motet.settings import Addresses, ProcessSettings
-from motet_runner.host import EngineDied, ProcessEngineClient
+from motet_runner.engine_client import EngineDied, ProcessEngineClient
 from motet_runner.service import RunnerService
 from motet_runner.settings import Settings
-from motet_runner.sources.fetching import Sources
-from motet_runner.sources.model import model_folder
+from motet_runner.sources.base_model import model_folder
+from motet_runner.sources.source_access import Sources
 
 log = structlog.get_logger(__name__)
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from motet.api.v1 import runner_pb2
 from motet.digest import asset_files
+from motet.domain import Digest
 from motet.errors import NotFound
-from motet.model import Digest
 
 CHUNK_BYTES = 256 * 1024
 

@@ -12,8 +12,8 @@ from typing import Any, assert_never
 import torch
 
 from motet.clock import Clock
+from motet.domain import PAGE_TOKENS, Digest, ParkMethod, RequestId
 from motet.errors import MotetError, NotFinite, SetupError
-from motet.model import PAGE_TOKENS, Digest, ParkMethod, RequestId
 from motet_kernels import RANKS, rank_class_of
 from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.adapters.slots import SlotChanges, SlotStore

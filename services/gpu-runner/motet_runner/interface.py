@@ -8,8 +8,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
+from motet.domain import BASE, Digest, ParkMethod, RequestId
 from motet.errors import MotetError
-from motet.model import BASE, Digest, ParkMethod, RequestId
 from motet_runner.adapters.layout import AdapterLayout
 
 
@@ -275,7 +275,7 @@ class Engine(Protocol):
     def load_adapter(self, digest: Digest, layout: AdapterLayout) -> None:
         """Say where an adapter's checked bytes lie and bring them to the device when there is room. Idempotent.
 
-        `motet_runner.adapters.certify` checks a folder and makes its layout.
+        `motet_runner.adapters.certification` checks a folder and makes its layout.
         """
 
     def drop_adapter(self, digest: Digest) -> None:

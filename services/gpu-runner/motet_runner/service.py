@@ -18,19 +18,22 @@ from prometheus_client import CollectorRegistry
 from motet.api.v1 import common_pb2, runner_pb2
 from motet.clock import every
 from motet.digest import asset_digest, base_digest
+from motet.domain import Digest
 from motet.errors import ModelFolderError, MotetError, Overloaded
 from motet.health import Health
-from motet.model import Digest
 from motet.rpc import Server, serving
 from motet.settings import Addresses, ProcessSettings
-from motet.tasks import run_together
-from motet_runner.adapters.certify import certify, limits_of
-from motet_runner.adapters.fetch import DiskCache
-from motet_runner.adapters.shelf import AdapterRegistry, Check
+from motet.task_group import run_together
+from motet_runner.accepted_requests import AcceptedRequest, AcceptedRequests, has_work
+from motet_runner.adapters.certification import certify, limits_of
+from motet_runner.adapters.fetcher import DiskCache
+from motet_runner.adapters.registry import AdapterRegistry, Check
 from motet_runner.assets import stream_assets
-from motet_runner.book import AcceptedRequest, AcceptedRequests, has_work
-from motet_runner.generation import GenerateService
-from motet_runner.host import EngineClient, EngineDied
+from motet_runner.control_links import RunnerFacts, SchedulerLink, SupervisorLink
+from motet_runner.engine_client import EngineClient, EngineDied
+from motet_runner.engine_messages import EngineOutputs, ReportNow
+from motet_runner.generate_service import GenerateService
+from motet_runner.hang_detector import HangDetector
 from motet_runner.interface import (
     AdapterEvicted,
     AdapterFailed,
@@ -44,13 +47,10 @@ from motet_runner.interface import (
     State,
     StateChanged,
 )
-from motet_runner.links import RunnerFacts, SchedulerLink, SupervisorLink
 from motet_runner.metrics import Metrics
-from motet_runner.progress import HangDetector
-from motet_runner.protocol import EngineOutputs, ReportNow
 from motet_runner.settings import Settings
-from motet_runner.sources.fetching import Sources
-from motet_runner.sources.model import mark_unverified
+from motet_runner.sources.base_model import mark_unverified
+from motet_runner.sources.source_access import Sources
 
 log = structlog.get_logger(__name__)
 

@@ -8,12 +8,12 @@ from motet.api.v1 import predictor_pb2_grpc
 from motet.clock import every
 from motet.health import Health
 from motet.rpc import serving
-from motet.service import read, run, run_until
+from motet.service_main import read, run, run_until
 from motet.settings import Addresses, Database, ProcessSettings
 from motet.store import open_store
-from motet_predictor.keeper import Persistence
+from motet_predictor.length_model import LengthModel
 from motet_predictor.metrics import Metrics
-from motet_predictor.model import LengthModel
+from motet_predictor.persistence import Persistence
 from motet_predictor.service import SERVICE, PredictorService
 from motet_predictor.settings import Settings
 

@@ -7,10 +7,10 @@ from typing import Any
 import structlog
 
 from motet.api.v1 import common_pb2, predictor_pb2, predictor_pb2_grpc
-from motet.store.lengths import LengthSample
-from motet_predictor.keeper import Persistence
+from motet.store.length_samples import LengthSample
+from motet_predictor.length_model import LengthModel
 from motet_predictor.metrics import Metrics
-from motet_predictor.model import LengthModel
+from motet_predictor.persistence import Persistence
 
 log = structlog.get_logger(__name__)
 

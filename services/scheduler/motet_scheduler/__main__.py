@@ -12,13 +12,13 @@ from motet.kube import KubeApi
 from motet.leadership import Candidacy, LocalLeadership
 from motet.lease import Election
 from motet.rpc import serving
-from motet.service import read, run, run_until
+from motet.service_main import read, run, run_until
 from motet.settings import Addresses, LeaseSettings, ProcessSettings
-from motet.tasks import run_together
-from motet_scheduler import leading, succession
+from motet.task_group import run_together
+from motet_scheduler import leader_loop, predecessor
 from motet_scheduler.catalog_file import CatalogFile
-from motet_scheduler.failures import EventFailures
-from motet_scheduler.front import LeaderOnlyServicer
+from motet_scheduler.event_failures import EventFailures
+from motet_scheduler.leader_only import LeaderOnlyServicer
 from motet_scheduler.metrics import Metrics
 from motet_scheduler.service import SERVICE, SchedulerService
 from motet_scheduler.settings import Settings
@@ -54,8 +54,10 @@ def main() -> None:
 
                 tick = max(TICK_SECONDS * process.time_scale, SHORTEST_TICK)
                 await run_together(
-                    leading.lead(leadership, begin, tick_seconds=tick, time_scale=process.time_scale),
-                    succession.tell_predecessor(leadership.predecessor, leadership.term, time_scale=process.time_scale),
+                    leader_loop.lead(leadership, begin, tick_seconds=tick, time_scale=process.time_scale),
+                    predecessor.tell_predecessor(
+                        leadership.predecessor, leadership.term, time_scale=process.time_scale
+                    ),
                 )
 
             async with serving(

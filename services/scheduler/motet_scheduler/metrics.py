@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from motet.fleet import RequestClass
-from motet_scheduler.policy.capacity_watch import PoolFigures
+from motet.runner_info import RequestClass
+from motet_scheduler.policy.autoscaler import PoolFigures
 from motet_scheduler.policy.scheduler import Scheduler
 
 

@@ -11,21 +11,20 @@ import structlog
 from motet.api.v1 import scheduler_pb2, scheduler_pb2_grpc, supervisor_pb2, supervisor_pb2_grpc
 from motet.api.v1.common_pb2 import Welcome
 from motet.clock import Clock, monotonic
+from motet.domain import InstanceName, RequestId
 from motet.errors import Internal, InvalidRequest, NotFound, Overloaded
-from motet.fleet import Failure, RunnerIdentity
 from motet.leadership import Leadership
-from motet.model import InstanceName, RequestId
 from motet.rpc import Link, Session, Sessions
+from motet.runner_info import Failure, RunnerIdentity
 from motet.terms import check_term
-from motet_scheduler import failures, translate
+from motet_scheduler import conversion, event_failures
 from motet_scheduler.catalog_file import CatalogFile
-from motet_scheduler.failures import EventFailures
-from motet_scheduler.greeted import WelcomedPeers
+from motet_scheduler.event_failures import EventFailures
 from motet_scheduler.metrics import Metrics
-from motet_scheduler.policy import effects as do
-from motet_scheduler.policy import events as on
+from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.scheduler import Scheduler
 from motet_scheduler.policy.values import SchedulerConfig
+from motet_scheduler.welcomed_peers import WelcomedPeers
 
 log = structlog.get_logger(__name__)
 
@@ -87,8 +86,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             lambda channel: supervisor_pb2_grpc.SupervisorStub(channel).Advise(),
             greet=lambda: [supervisor_pb2.AdviseUp(hello=supervisor_pb2.AdviseHello(term=self.term))],
             receive=self._on_supervisor_message,
-            opened=lambda: self._handle(on.SupervisorConnected()),
-            closed=lambda _why: self._handle(on.SupervisorDisconnected()),
+            opened=lambda: self._handle(events.SupervisorConnected()),
+            closed=lambda _why: self._handle(events.SupervisorDisconnected()),
         )
         self._told_term = self.term
         metrics.term.set(self.term)
@@ -98,7 +97,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         return self._leadership.term
 
     def tick(self) -> None:
-        self._handle(on.Tick())
+        self._handle(events.Tick())
         if self._failed.is_set():
             return
         if self._file_stale:
@@ -160,13 +159,13 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             if not self._raise_term_above(f"gateway {gateway}", up.hello.highest_term):
                 session.send(scheduler_pb2.ServeDown(welcome=self._welcome()))
             log.info("gateway connected", gateway=gateway, live=len(up.hello.live))
-            self._handle(translate.gateway_connected(up.hello))
-        elif (event := translate.serve_event(gateway, up)) is not None:
+            self._handle(conversion.gateway_connected(up.hello))
+        elif (event := conversion.serve_event(gateway, up)) is not None:
             self._handle(event)
 
     def _on_gateway_disconnected(self, session: Session[str, scheduler_pb2.ServeDown]) -> None:
         log.info("gateway gone", gateway=session.peer)
-        self._handle(on.GatewayDisconnected(session.peer))
+        self._handle(events.GatewayDisconnected(session.peer))
 
     def _on_runner_message(
         self, session: Session[RunnerIdentity, scheduler_pb2.AttachDown], up: scheduler_pb2.AttachUp
@@ -177,20 +176,20 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             if not self._raise_term_above(f"runner {identity.instance} {identity.incarnation}", up.hello.highest_term):
                 session.send(scheduler_pb2.AttachDown(welcome=self._welcome()))
             log.info("runner attached", runner=identity.instance, pool=identity.pool, live=len(up.hello.live))
-            self._handle(translate.runner_attached(up.hello))
-        elif (event := translate.attach_event(identity, up)) is not None:
+            self._handle(conversion.runner_attached(up.hello))
+        elif (event := conversion.attach_event(identity, up)) is not None:
             self._handle(event)
 
     def _on_runner_disconnected(self, session: Session[RunnerIdentity, scheduler_pb2.AttachDown]) -> None:
         identity = session.peer
         log.info("runner gone", runner=identity.instance, pool=identity.pool)
-        self._handle(on.RunnerDetached(InstanceName(identity.instance), identity.incarnation))
+        self._handle(events.RunnerDetached(InstanceName(identity.instance), identity.incarnation))
 
     def _on_operator_connected(self, session: Session[int, scheduler_pb2.SyncDown]) -> None:
         self._check_not_failed()
         session.send(scheduler_pb2.SyncDown(welcome=self._welcome()))
         log.info("operator connected")
-        self._handle(on.OperatorConnected())
+        self._handle(events.OperatorConnected())
 
     def _on_operator_message(self, session: Session[int, scheduler_pb2.SyncDown], up: scheduler_pb2.SyncUp) -> None:
         self._check_not_failed()
@@ -200,16 +199,16 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             return
         check_term(up.term, self._operator_term, "an operator")
         self._operator_term = up.term
-        if (event := translate.sync_event(up)) is not None:
+        if (event := conversion.sync_event(up)) is not None:
             self._handle(event)
 
     def _on_supervisor_message(self, down: supervisor_pb2.AdviseDown) -> None:
-        for event in translate.supervisor_event(down):
+        for event in conversion.supervisor_event(down):
             self._handle(event)
 
     # ------------------------------------------------------------------------------------------------------- deciding
 
-    def _handle(self, event: on.Event) -> None:
+    def _handle(self, event: events.Event) -> None:
         if self._failed.is_set():
             return
         now = self._clock()
@@ -221,19 +220,19 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         except Exception:
             self._failures.failed(event, now)
             self._metrics.failures.inc()
-            log.exception("could not decide what follows from an event", event_=failures.shown(event))
+            log.exception("could not decide what follows from an event", event_=event_failures.shown(event))
             self._failed.set()
             # Whatever was to be said is lost: all who come back tell, and are told, everything again.
             for sessions in (self._gateways, self._runners, self._operators):
                 sessions.end_all()
 
-    def _reject_event(self, event: on.Event) -> None:
+    def _reject_event(self, event: events.Event) -> None:
         """Others are served meanwhile; whoever waits for an answer gets one."""
-        log.error("not heard, since deciding on it failed again and again", event_=failures.shown(event))
+        log.error("not heard, since deciding on it failed again and again", event_=event_failures.shown(event))
         match event:
-            case on.Enqueued() | on.RequestLost():
-                self._refuse(do.SendRefused(event.gateway, event.request, event.epoch, Failure.of(FAILED)))
-            case on.GatewayConnected() | on.RunnerAttached():
+            case events.Enqueued() | events.RequestLost():
+                self._refuse(effects.SendRefused(event.gateway, event.request, event.epoch, Failure.of(FAILED)))
+            case events.GatewayConnected() | events.RunnerAttached():
                 raise HELLO_REJECTED
 
     async def until_it_fails(self) -> None:
@@ -250,18 +249,18 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         if self._failed.is_set():
             raise RESTARTING
 
-    def _decide(self, event: on.Event, now: float) -> None:
+    def _decide(self, event: events.Event, now: float) -> None:
         started = time.perf_counter()
-        effects = self.scheduler.handle(event, now)
+        decided = self.scheduler.handle(event, now)
         self._metrics.decision_seconds.observe(time.perf_counter() - started)
-        if isinstance(event, on.RequestLost):
+        if isinstance(event, events.RequestLost):
             self._metrics.losses.inc()
             log.info("placement lost", request=event.request, epoch=event.epoch, why=event.why)
-        elif isinstance(event, on.RunnerDeclined):
+        elif isinstance(event, events.RunnerDeclined):
             self._metrics.declines.inc()
-        elif isinstance(event, on.RunnerUnhealthy):
+        elif isinstance(event, events.RunnerUnhealthy):
             log.warning("runner condemned", runner=event.runner.instance, why=event.why, hung=event.hung)
-        for effect in effects:
+        for effect in decided:
             _CARRY_OUT[type(effect)](self, effect)
 
     def _welcome(self) -> Welcome:
@@ -293,11 +292,11 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self._runners.broadcast(scheduler_pb2.AttachDown(welcome=self._welcome()))
         self._operators.broadcast(scheduler_pb2.SyncDown(welcome=self._welcome()))
         self.supervisor.send(supervisor_pb2.AdviseUp(raised=supervisor_pb2.TermRaised(term=self.term)))
-        self._handle(on.TermRaised())
+        self._handle(events.TermRaised())
 
     # --------------------------------------------------------------------------------------------------- carrying out
 
-    def _place(self, effect: do.SendPlaced) -> None:
+    def _place(self, effect: effects.SendPlaced) -> None:
         self._metrics.placements.inc()
         if effect.moved_because:
             self._metrics.moves.inc()
@@ -316,9 +315,9 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             runner=effect.instance,
             pages=effect.promise.pages,
         )
-        self._gateways.send(effect.gateway, translate.place(effect, self.term))
+        self._gateways.send(effect.gateway, conversion.place(effect, self.term))
 
-    def _refuse(self, effect: do.SendRefused) -> None:
+    def _refuse(self, effect: effects.SendRefused) -> None:
         self._metrics.refusals.labels(effect.failure.code).inc()
         log.info(
             "refused",
@@ -327,48 +326,48 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             code=effect.failure.code,
             why=effect.failure.message,
         )
-        self._gateways.send(effect.gateway, translate.refuse(effect, self.term))
+        self._gateways.send(effect.gateway, conversion.refuse(effect, self.term))
 
-    def _tell_position(self, effect: do.SendPosition) -> None:
-        self._gateways.send(effect.gateway, translate.position(effect))
+    def _tell_position(self, effect: effects.SendPosition) -> None:
+        self._gateways.send(effect.gateway, conversion.position(effect))
 
-    def _publish(self, effect: do.PublishCatalog) -> None:
+    def _publish(self, effect: effects.PublishCatalog) -> None:
         if effect.gateway:
-            self._gateways.send(effect.gateway, translate.catalog(effect.catalog, self._catalog_revision))
+            self._gateways.send(effect.gateway, conversion.catalog(effect.catalog, self._catalog_revision))
             return
         # Wall time, so that a successor's revisions are higher.
         self._catalog_revision = max(self._catalog_revision + 1, int(time.time() * 1000))
-        self._gateways.broadcast(translate.catalog(effect.catalog, self._catalog_revision))
+        self._gateways.broadcast(conversion.catalog(effect.catalog, self._catalog_revision))
 
-    def _order_runner(self, effect: do.RunnerEffect) -> None:
-        self._runners.send(effect.instance, translate.runner_message(effect, self.term))
+    def _order_runner(self, effect: effects.RunnerEffect) -> None:
+        self._runners.send(effect.instance, conversion.runner_message(effect, self.term))
 
-    def _tell_operators(self, effect: do.OperatorEffect) -> None:
-        self._operators.broadcast(translate.operator_message(effect))
+    def _tell_operators(self, effect: effects.OperatorEffect) -> None:
+        self._operators.broadcast(conversion.operator_message(effect))
 
-    def _readmit(self, effect: do.AllowResume) -> None:
+    def _readmit(self, effect: effects.AllowResume) -> None:
         self._metrics.readmissions.inc()
-        self.supervisor.send(translate.readmit(effect, self.term))
+        self.supervisor.send(conversion.readmit(effect, self.term))
 
-    def _remember(self, _effect: do.SaveCatalog) -> None:
+    def _remember(self, _effect: effects.SaveCatalog) -> None:
         self._file_stale = True
 
 
 _CARRY_OUT: dict[type, Callable[[SchedulerService, Any], None]] = {
-    do.SendPlaced: SchedulerService._place,
-    do.SendRefused: SchedulerService._refuse,
-    do.SendPosition: SchedulerService._tell_position,
-    do.PublishCatalog: SchedulerService._publish,
-    do.ExpectRequest: SchedulerService._order_runner,
-    do.EnsureAdapter: SchedulerService._order_runner,
-    do.DropAdapter: SchedulerService._order_runner,
-    do.CancelAtRunner: SchedulerService._order_runner,
-    do.DrainRunner: SchedulerService._order_runner,
-    do.TakeWork: SchedulerService._order_runner,
-    do.ReportAdapter: SchedulerService._tell_operators,
-    do.ReportRunner: SchedulerService._tell_operators,
-    do.ReportDesiredReplicas: SchedulerService._tell_operators,
-    do.ReportDrained: SchedulerService._tell_operators,
-    do.AllowResume: SchedulerService._readmit,
-    do.SaveCatalog: SchedulerService._remember,
+    effects.SendPlaced: SchedulerService._place,
+    effects.SendRefused: SchedulerService._refuse,
+    effects.SendPosition: SchedulerService._tell_position,
+    effects.PublishCatalog: SchedulerService._publish,
+    effects.ExpectRequest: SchedulerService._order_runner,
+    effects.EnsureAdapter: SchedulerService._order_runner,
+    effects.DropAdapter: SchedulerService._order_runner,
+    effects.CancelAtRunner: SchedulerService._order_runner,
+    effects.DrainRunner: SchedulerService._order_runner,
+    effects.TakeWork: SchedulerService._order_runner,
+    effects.ReportAdapter: SchedulerService._tell_operators,
+    effects.ReportRunner: SchedulerService._tell_operators,
+    effects.ReportDesiredReplicas: SchedulerService._tell_operators,
+    effects.ReportDrained: SchedulerService._tell_operators,
+    effects.AllowResume: SchedulerService._readmit,
+    effects.SaveCatalog: SchedulerService._remember,
 }

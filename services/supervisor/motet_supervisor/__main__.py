@@ -8,7 +8,7 @@ from motet.api.v1 import supervisor_pb2_grpc
 from motet.clock import every
 from motet.health import Health
 from motet.rpc import serving
-from motet.service import read, run, run_until
+from motet.service_main import read, run, run_until
 from motet.settings import Addresses, ProcessSettings
 from motet_supervisor.metrics import Metrics
 from motet_supervisor.service import SERVICE, SupervisorService

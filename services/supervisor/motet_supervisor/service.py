@@ -8,14 +8,13 @@ import structlog
 
 from motet.api.v1 import supervisor_pb2, supervisor_pb2_grpc
 from motet.clock import Clock, monotonic
-from motet.fleet import RunnerIdentity
-from motet.model import InstanceName
+from motet.domain import InstanceName
 from motet.rpc import Session, Sessions
+from motet.runner_info import RunnerIdentity
 from motet.terms import check_leaders_term, check_term
-from motet_supervisor import translate
+from motet_supervisor import conversion
 from motet_supervisor.metrics import Metrics
-from motet_supervisor.policy import effects as do
-from motet_supervisor.policy import events as on
+from motet_supervisor.policy import effects, events
 from motet_supervisor.policy.supervisor import Supervisor
 from motet_supervisor.policy.values import SupervisorConfig
 
@@ -44,7 +43,7 @@ class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
         self._scheduler_numbers = itertools.count(1)
 
     def tick(self) -> None:
-        self._happened(on.Tick())
+        self._happened(events.Tick())
         self._metrics.observe(self.supervisor)
 
     # ------------------------------------------------------------------------------------------------------- streams
@@ -68,14 +67,14 @@ class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
         if up.HasField("hello"):
             session.send(supervisor_pb2.WatchDown(welcome=supervisor_pb2.WatchWelcome(supervisor="supervisor")))
             log.info("runner watched", runner=instance, live=len(up.hello.live))
-            self._happened(translate.runner_connected(up.hello))
-        elif (event := translate.watch_event(instance, up)) is not None:
+            self._happened(conversion.runner_connected(up.hello))
+        elif (event := conversion.watch_event(instance, up)) is not None:
             self._happened(event)
 
     def _lose_runner(self, session: Session[RunnerIdentity, supervisor_pb2.WatchDown]) -> None:
         identity = session.peer
         log.info("runner gone", runner=identity.instance)
-        self._happened(on.RunnerDisconnected(InstanceName(identity.instance), identity.incarnation))
+        self._happened(events.RunnerDisconnected(InstanceName(identity.instance), identity.incarnation))
 
     def _hear_scheduler(self, session: Session[int, supervisor_pb2.AdviseDown], up: supervisor_pb2.AdviseUp) -> None:
         if up.HasField("hello"):
@@ -83,22 +82,22 @@ class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
             log.info("scheduler connected", term=up.hello.term)
         elif up.HasField("raised"):
             check_term(up.raised.term, self.supervisor.highest_term, "a scheduler")
-        if (event := translate.advise_event(session.peer, up)) is not None:
+        if (event := conversion.advise_event(session.peer, up)) is not None:
             self._happened(event)
 
     def _lose_scheduler(self, session: Session[int, supervisor_pb2.AdviseDown]) -> None:
         log.info("scheduler gone")
-        self._happened(on.SchedulerDisconnected(session.peer))
+        self._happened(events.SchedulerDisconnected(session.peer))
 
     # ------------------------------------------------------------------------------------------------------- deciding
 
-    def _happened(self, event: on.Event) -> None:
-        if isinstance(event, on.OverflowAnnounced):
+    def _happened(self, event: events.Event) -> None:
+        if isinstance(event, events.OverflowAnnounced):
             self._metrics.overflows.inc()
         for effect in self.supervisor.handle(event, self._clock()):
             self._count(effect)
             match effect:
-                case do.Extend() | do.Park() | do.Resume():
+                case effects.Extend() | effects.Park() | effects.Resume():
                     log.debug(
                         type(effect).__name__.lower(),
                         request=effect.request,
@@ -106,21 +105,21 @@ class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
                         runner=effect.instance,
                         pages=effect.pages,
                     )
-                    self._runners.send(effect.instance, translate.order(effect, self.supervisor.term))
-                case do.SetOvercommit():
-                    self._runners.send(effect.instance, translate.order(effect, self.supervisor.term))
+                    self._runners.send(effect.instance, conversion.order(effect, self.supervisor.term))
+                case effects.SetOvercommit():
+                    self._runners.send(effect.instance, conversion.order(effect, self.supervisor.term))
                 case _:
-                    self._schedulers.broadcast(translate.advice(effect))
+                    self._schedulers.broadcast(conversion.advice(effect))
 
-    def _count(self, effect: do.Effect) -> None:
+    def _count(self, effect: effects.Effect) -> None:
         match effect:
-            case do.Extend():
+            case effects.Extend():
                 self._metrics.extensions.inc()
-            case do.Park():
+            case effects.Park():
                 self._metrics.park_orders.labels(effect.method.value).inc()
-            case do.Resume():
+            case effects.Resume():
                 self._metrics.resume_orders.inc()
-            case do.ReportRunnerLost(again=False):
+            case effects.ReportRunnerLost(again=False):
                 self._metrics.runners_lost.labels("hung" if effect.hung else "silent").inc()
                 log.warning("runner condemned", runner=effect.identity.instance, why=effect.why, hung=effect.hung)
             case _:

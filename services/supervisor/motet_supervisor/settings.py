@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from motet.model import ParkMethod
+from motet.domain import ParkMethod
 from motet_supervisor.policy.values import SupervisorConfig
 
 

@@ -15,7 +15,7 @@ from motet.errors import NotAuthenticated, SetupError, StoreUnavailable
 from motet_gateway.identity.access import KeyAccess
 from motet_gateway.settings import Settings
 from tests.common.waiting import PATIENCE_S
-from tests.gateway.identity.kept import MemoryKeySource, id_of
+from tests.gateway.identity.memory_keys import MemoryKeySource, id_of
 from tests.gateway.identity.test_sources import no_thread_free
 
 ELSEWHERE = "0.0.0.0"

@@ -10,7 +10,7 @@ from motet.errors import StoreUnavailable
 from motet.keys import ApiKey, KeyScope
 from motet.store import keys as kept
 from motet.store import migrate, open_store
-from motet_gateway.identity.sources import DatabaseKeys
+from motet_gateway.identity.key_sources import DatabaseKeys
 from tests.support.postgresql import PostgreSQL
 
 GRANTS = """

@@ -6,13 +6,13 @@ import contextlib
 import pytest
 
 from motet.errors import StoreUnavailable
-from motet_gateway.identity import patience
-from motet_gateway.identity.patience import BoundedCall
+from motet_gateway.identity import bounded_call
+from motet_gateway.identity.bounded_call import BoundedCall
 
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> BoundedCall:
-    monkeypatch.setattr(patience, "CLEAN_UP_SECONDS", 0.05)
+    monkeypatch.setattr(bounded_call, "CLEAN_UP_SECONDS", 0.05)
     return BoundedCall(0.05)
 
 

@@ -23,9 +23,9 @@ from motet.keys import ApiKey, KeyScope
 from motet.store import keys as stored
 from motet.store import migrate, open_store
 from motet.store.tables import ApiKeyRow
-from motet_gateway.identity import sources
-from motet_gateway.identity.patience import BoundedCall
-from motet_gateway.identity.sources import Change, DatabaseKeys, FileKeys, KeySource
+from motet_gateway.identity import key_sources
+from motet_gateway.identity.bounded_call import BoundedCall
+from motet_gateway.identity.key_sources import Change, DatabaseKeys, FileKeys, KeySource
 from tests.support.postgresql import PostgreSQL
 
 NOW = datetime(2026, 5, 1, 12, 30, tzinfo=UTC)
@@ -353,7 +353,7 @@ async def test_a_mounted_secret_is_read_as_a_folder(tmp_path: Path) -> None:
 
 
 async def test_a_file_that_is_too_large_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "MOST_BYTES", 100)
+    monkeypatch.setattr(key_sources, "MOST_BYTES", 100)
     file = tmp_path / "keys"
     file.write_text(keys.to_line(key()))
     with pytest.raises(StoreUnavailable, match="more than 100 bytes"):

@@ -5,7 +5,7 @@ import asyncio
 from pathlib import Path
 
 from tests.kube.addons.dns import Resolver, ServiceNames
-from tests.kube.addons.scheduler import PodScheduler
+from tests.kube.addons.pod_scheduler import PodScheduler
 from tests.kube.api import Api, Mirror
 from tests.kube.network import DNS
 

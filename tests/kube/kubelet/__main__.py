@@ -13,8 +13,8 @@ from motet.processes.linux import Stat, all_stats, become_subreaper, send
 from tests.kube.api import Api, Mirror, Object
 from tests.kube.kubelet import faults, logs
 from tests.kube.kubelet.container import Container
-from tests.kube.kubelet.machine import NodeHost, reap
 from tests.kube.kubelet.node import Node
+from tests.kube.kubelet.node_host import NodeHost, reap
 from tests.kube.kubelet.pod import PodWorker
 from tests.kube.kubelet.sandbox import CLONE_NEWNS, MS_PRIVATE, MS_REC
 from tests.kube.kubelet.volumes import NodeObjects

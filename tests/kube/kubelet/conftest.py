@@ -4,12 +4,12 @@ from collections.abc import Iterator
 import pytest
 
 from tests.kube.cluster import Cluster
-from tests.kube.nodes import TestNode
+from tests.kube.nodes import ClusterNode
 from tests.kube.pods import Pods
 
 
 @pytest.fixture(scope="module")
-def pods(cluster: Cluster, node: TestNode) -> Iterator[Pods]:
+def pods(cluster: Cluster, node: ClusterNode) -> Iterator[Pods]:
     """Pods of a namespace that the tests of a module share, on a node that runs them."""
     name = f"pods-{uuid.uuid4().hex[:8]}"
     cluster.kubectl("create", "namespace", name)

@@ -20,7 +20,7 @@ from tests.kube.api import ApiError, Object
 from tests.kube.kubelet import environment
 from tests.kube.kubelet.actions import ActionFailed, act
 from tests.kube.kubelet.images import Image, NotPullable, image, interpreter_folders
-from tests.kube.kubelet.machine import NodeHost, PodNetwork, ended, run, spawn
+from tests.kube.kubelet.node_host import NodeHost, PodNetwork, ended, run, spawn
 from tests.kube.kubelet.probes import RestartBackoff, verdicts
 from tests.kube.kubelet.status import ContainerState, now, waiting
 from tests.kube.kubelet.volumes import Volume

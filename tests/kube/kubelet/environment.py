@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from math import ceil
 from typing import Any
 
-from tests.kube.addons.scheduler import quantity
+from tests.kube.addons.pod_scheduler import quantity
 from tests.kube.api import Object
 
 _REFERENCE = re.compile(r"\$\$|\$\(([-._a-zA-Z0-9]+)\)")

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from tests.kube.api import Api, ApiError, Object
 from tests.kube.kubelet.logs import PORT
-from tests.kube.kubelet.machine import NodeHost
+from tests.kube.kubelet.node_host import NodeHost
 from tests.kube.kubelet.status import now
 
 LEASE_S = 40

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.kube.api import ApiError, Object
 from tests.kube.kubelet.container import Container
-from tests.kube.kubelet.machine import NodeHost, PodNetwork
+from tests.kube.kubelet.node_host import NodeHost, PodNetwork
 from tests.kube.kubelet.status import ContainerState, now, status, waiting
 from tests.kube.kubelet.volumes import Volume, VolumeNotReady, Volumes
 from tests.kube.network import CLUSTER_DOMAIN, DNS

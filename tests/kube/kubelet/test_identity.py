@@ -6,7 +6,7 @@ import json
 import pytest
 
 from tests.kube.cluster import Cluster, CommandRefused
-from tests.kube.nodes import TestNode
+from tests.kube.nodes import ClusterNode
 from tests.kube.pods import Pods, python
 
 pytestmark = pytest.mark.kube
@@ -35,13 +35,13 @@ def allow(cluster: Cluster, namespace: str, account: str, verb: str, what: str) 
     )  # fmt: skip
 
 
-def test_a_pod_without_a_token_is_nobody(cluster: Cluster, node: TestNode, namespace: str) -> None:
+def test_a_pod_without_a_token_is_nobody(cluster: Cluster, node: ClusterNode, namespace: str) -> None:
     pods = Pods(cluster, namespace)
     assert pods.finish(python(ASK % namespace), automountServiceAccountToken=False).strip() == "401"
 
 
 def test_a_pod_is_its_service_account_in_its_own_namespace_only(
-    cluster: Cluster, node: TestNode, namespace: str
+    cluster: Cluster, node: ClusterNode, namespace: str
 ) -> None:
     pods = Pods(cluster, namespace)
     cluster.kubectl("create", "serviceaccount", "reader", f"--namespace={namespace}")
@@ -51,7 +51,7 @@ def test_a_pod_is_its_service_account_in_its_own_namespace_only(
     assert pods.finish(python(ASK % namespace)).strip() == "403"
 
 
-def test_a_token_is_bound_to_its_pod_and_dies_with_it(cluster: Cluster, node: TestNode, namespace: str) -> None:
+def test_a_token_is_bound_to_its_pod_and_dies_with_it(cluster: Cluster, node: ClusterNode, namespace: str) -> None:
     pods = Pods(cluster, namespace)
     name = pods.run(python("import signal; signal.sigwait({signal.SIGTERM})"))
     pods.wait_ready(name)
@@ -67,7 +67,9 @@ def test_a_token_is_bound_to_its_pod_and_dies_with_it(cluster: Cluster, node: Te
     assert not said["status"].get("authenticated"), said
 
 
-def test_a_node_reads_no_secret_of_pods_that_it_does_not_run(cluster: Cluster, node: TestNode, namespace: str) -> None:
+def test_a_node_reads_no_secret_of_pods_that_it_does_not_run(
+    cluster: Cluster, node: ClusterNode, namespace: str
+) -> None:
     cluster.kubectl("create", "secret", "generic", "foreign", "--from-literal=key=1", f"--namespace={namespace}")
     kubeconfig = cluster.folder / f"system-node-{node.name}.kubeconfig"
     with pytest.raises(CommandRefused, match="no relationship found between node"):

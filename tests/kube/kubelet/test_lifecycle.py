@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.kube.nodes import TestNode
+from tests.kube.nodes import ClusterNode
 from tests.kube.pods import IDLE, Pods, python, shell
 from tests.repo.tree import ROOT
 
@@ -25,7 +25,7 @@ def states(status: dict[str, Any]) -> dict[str, tuple[str, str]]:
     return {name: (kind, said.get("reason", "")) for name, (kind, said) in found.items()}
 
 
-def test_a_running_pod_says_where_it_is_and_since_when(pods: Pods, node: TestNode) -> None:
+def test_a_running_pod_says_where_it_is_and_since_when(pods: Pods, node: ClusterNode) -> None:
     name = pods.run(shell(IDLE))
     pods.wait_ready(name)
     status = pods.status(name)
@@ -96,7 +96,7 @@ def test_crashes_are_followed_by_longer_and_longer_waits(pods: Pods) -> None:
     assert ready["message"] == "containers with unready status: [main]"
 
 
-def test_a_killed_container_ended_with_137(pods: Pods, node: TestNode) -> None:
+def test_a_killed_container_ended_with_137(pods: Pods, node: ClusterNode) -> None:
     name = pods.run(shell(IDLE))
     pods.wait_ready(name)
     node.kill(pods.path(name))
@@ -105,7 +105,7 @@ def test_a_killed_container_ended_with_137(pods: Pods, node: TestNode) -> None:
     assert (ended["exitCode"], ended["reason"]) == (137, "Error")
 
 
-def test_out_of_memory_is_said_by_its_name(pods: Pods, node: TestNode) -> None:
+def test_out_of_memory_is_said_by_its_name(pods: Pods, node: ClusterNode) -> None:
     name = pods.run(shell(IDLE), restartPolicy="Never")
     pods.wait_ready(name)
     node.out_of_memory(pods.path(name))

@@ -9,7 +9,7 @@ import pytest
 from tests.kube.cluster import Cluster
 from tests.kube.kubelet.test_probes import HEALTH, POD_IP, SERVER
 from tests.kube.network import API_PORT, CONTROL_PLANE, DNS
-from tests.kube.nodes import TestNode
+from tests.kube.nodes import ClusterNode
 from tests.kube.pods import IDLE, Pods, python, shell
 
 pytestmark = pytest.mark.kube
@@ -40,7 +40,7 @@ for name in sys.argv[1:]:
     return [line.split() for line in said.split("\n")[: len(names)]]
 
 
-def test_a_service_is_the_addresses_of_its_ready_pods(pods: Pods, node: TestNode) -> None:
+def test_a_service_is_the_addresses_of_its_ready_pods(pods: Pods, node: ClusterNode) -> None:
     service(pods, "web")
     service(pods, "headless", clusterIP="None", selector={"app": "web"})
     probe = {"exec": {"command": ["test", "-e", "/tmp/ready"]}, "periodSeconds": 1}
@@ -110,7 +110,7 @@ while True:
 """
 
 
-def test_a_pod_has_its_own_loopback_and_calls_from_its_own_address(pods: Pods, node: TestNode) -> None:
+def test_a_pod_has_its_own_loopback_and_calls_from_its_own_address(pods: Pods, node: ClusterNode) -> None:
     server = pods.run(python(ECHO, readinessProbe={"tcpSocket": {"port": 8000}, "periodSeconds": 1}))
     pods.wait_ready(server)
     code = """
@@ -126,7 +126,7 @@ except OSError as error:
     assert pods.logs(client).split() == [pods.status(client)["podIP"], "ConnectionRefusedError"]
 
 
-def test_a_pair_can_be_cut_while_all_else_passes(pods: Pods, node: TestNode, cluster: Cluster) -> None:
+def test_a_pair_can_be_cut_while_all_else_passes(pods: Pods, node: ClusterNode, cluster: Cluster) -> None:
     def server() -> str:
         return pods.run(python(ECHO, readinessProbe={"tcpSocket": {"port": 8000}, "periodSeconds": 1}))
 
@@ -145,7 +145,7 @@ def test_a_pair_can_be_cut_while_all_else_passes(pods: Pods, node: TestNode, clu
     assert reaches(one)
 
 
-def test_the_tests_are_inside_and_nothing_outside_is_reached(cluster: Cluster, node: TestNode) -> None:
+def test_the_tests_are_inside_and_nothing_outside_is_reached(cluster: Cluster, node: ClusterNode) -> None:
     socket.create_connection((CONTROL_PLANE, API_PORT), timeout=5).close()
     with pytest.raises(OSError, match="Network is unreachable"):
         socket.create_connection(("203.0.113.1", 80), timeout=5)

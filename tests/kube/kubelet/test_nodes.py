@@ -8,7 +8,7 @@ import pytest
 
 from motet.processes.linux import all_stats, environment_of
 from tests.kube.cluster import Cluster, CommandRefused
-from tests.kube.nodes import TestNode
+from tests.kube.nodes import ClusterNode
 from tests.kube.nodes import node as one_node
 from tests.kube.pods import IDLE, Pods, shell
 
@@ -20,7 +20,7 @@ def ready(cluster: Cluster, name: str) -> str:
     return str(conditions["Ready"])
 
 
-def test_a_node_is_ready_and_renews_its_lease(cluster: Cluster, node: TestNode) -> None:
+def test_a_node_is_ready_and_renews_its_lease(cluster: Cluster, node: ClusterNode) -> None:
     cluster.wait_for(lambda: ready(cluster, node.name) == "True", "its condition")
 
     def renewed() -> str:
@@ -30,7 +30,7 @@ def test_a_node_is_ready_and_renews_its_lease(cluster: Cluster, node: TestNode) 
     cluster.wait_for(lambda: renewed() != first, "the next renewal", within_s=10)
 
 
-def test_logs_are_read_of_this_run_and_of_the_one_before(pods: Pods, node: TestNode) -> None:
+def test_logs_are_read_of_this_run_and_of_the_one_before(pods: Pods, node: ClusterNode) -> None:
     script = f"test -e /memory/again && echo second || echo first; touch /memory/again; {IDLE}"
     mount = [{"name": "memory", "mountPath": "/memory"}]
     name = pods.run(shell(script, volumeMounts=mount), volumes=[{"name": "memory", "emptyDir": {}}])
@@ -51,7 +51,7 @@ def test_logs_are_cut_and_followed(pods: Pods) -> None:
     assert pods.logs(name, "--limit-bytes=3") == "one"
 
 
-def test_nobody_reads_logs_past_the_api_server(cluster: Cluster, node: TestNode) -> None:
+def test_nobody_reads_logs_past_the_api_server(cluster: Cluster, node: ClusterNode) -> None:
     logs = f"https://{node.address}:10250/containerLogs/a/b/c"
     asked = subprocess.run(
         # Whose certificates are part of the handshake: later versions of TLS refuse after it.
@@ -62,7 +62,7 @@ def test_nobody_reads_logs_past_the_api_server(cluster: Cluster, node: TestNode)
     assert asked.returncode == 35, "not refused in the handshake"
 
 
-def test_a_frozen_container_is_alive_and_silent(pods: Pods, node: TestNode) -> None:
+def test_a_frozen_container_is_alive_and_silent(pods: Pods, node: ClusterNode) -> None:
     name = pods.run(shell("while :; do date +%N; sleep 0.05; done"))
     pods.wait_ready(name)
     node.pause(pods.path(name))
@@ -75,7 +75,7 @@ def test_a_frozen_container_is_alive_and_silent(pods: Pods, node: TestNode) -> N
     assert pods.container(name)["restartCount"] == 0
 
 
-def test_slow_starts_can_be_ordered(pods: Pods, node: TestNode) -> None:
+def test_slow_starts_can_be_ordered(pods: Pods, node: ClusterNode) -> None:
     node.delay_starts(1.5)
     try:
         began = time.monotonic()
@@ -189,7 +189,7 @@ def test_a_node_that_lost_its_power_starts_its_pods_again(pods: Pods, cluster: C
         other.execute(pods.path(name), "true")
 
 
-def test_pods_run_on_while_the_api_server_is_away(pods: Pods, cluster: Cluster, node: TestNode) -> None:
+def test_pods_run_on_while_the_api_server_is_away(pods: Pods, cluster: Cluster, node: ClusterNode) -> None:
     name = pods.run(shell(IDLE))
     pods.wait_ready(name)
     node.execute(pods.path(name), "touch", "/tmp/first-run")

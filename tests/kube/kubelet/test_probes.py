@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.kube.nodes import TestNode
+from tests.kube.nodes import ClusterNode
 from tests.kube.pods import IDLE, Pods, python, shell
 
 pytestmark = pytest.mark.kube
@@ -49,7 +49,7 @@ def restarts(pods: Pods, name: str) -> int:
 
 
 def test_a_container_is_ready_when_its_probe_says_so_and_not_ready_when_it_no_longer_does(
-    pods: Pods, node: TestNode
+    pods: Pods, node: ClusterNode
 ) -> None:
     name = pods.run(shell(IDLE, readinessProbe=file_exists("ready", failureThreshold=1)))
     wait_refused(pods, name)
@@ -63,7 +63,7 @@ def test_a_container_is_ready_when_its_probe_says_so_and_not_ready_when_it_no_lo
     assert "Unhealthy" in {event["reason"] for event in pods.events(name)}
 
 
-def test_a_container_that_is_no_longer_alive_is_started_again(pods: Pods, node: TestNode) -> None:
+def test_a_container_that_is_no_longer_alive_is_started_again(pods: Pods, node: ClusterNode) -> None:
     name = pods.run(shell(f"touch /tmp/alive; {IDLE}", livenessProbe=file_exists("alive", failureThreshold=2)))
     pods.wait_ready(name)
     node.execute(pods.path(name), "rm", "/tmp/alive")
@@ -72,7 +72,7 @@ def test_a_container_that_is_no_longer_alive_is_started_again(pods: Pods, node: 
     assert "failed liveness probe, will be restarted" in str(pods.events(name))
 
 
-def test_nothing_else_is_asked_before_the_container_has_started(pods: Pods, node: TestNode) -> None:
+def test_nothing_else_is_asked_before_the_container_has_started(pods: Pods, node: ClusterNode) -> None:
     container = shell(
         IDLE,
         startupProbe=file_exists("started", failureThreshold=100),
@@ -158,7 +158,7 @@ def test_a_pod_with_a_gate_is_ready_when_the_gate_is_open(pods: Pods) -> None:
     pods.wait_ready(name)
 
 
-def test_a_probe_can_be_made_to_lie(pods: Pods, node: TestNode) -> None:
+def test_a_probe_can_be_made_to_lie(pods: Pods, node: ClusterNode) -> None:
     name = pods.run(shell(IDLE, readinessProbe={"exec": {"command": ["true"]}, "periodSeconds": 1}))
     pods.wait_ready(name)
     node.lie(pods.path(name), "readiness", says=False)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from motet.processes.linux import all_stats, environment_of
-from tests.kube.nodes import TestNode
+from tests.kube.nodes import ClusterNode
 from tests.kube.pods import IDLE, Pods, shell
 
 pytestmark = pytest.mark.kube
@@ -122,7 +122,9 @@ def test_a_pod_that_never_started_has_not_succeeded(pods: Pods) -> None:
     )
 
 
-def test_a_pod_that_is_ending_gets_no_new_requests_while_it_finishes_its_old_ones(pods: Pods, node: TestNode) -> None:
+def test_a_pod_that_is_ending_gets_no_new_requests_while_it_finishes_its_old_ones(
+    pods: Pods, node: ClusterNode
+) -> None:
     service = {
         "apiVersion": "v1",
         "kind": "Service",

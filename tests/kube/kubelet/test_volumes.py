@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.kube.nodes import TestNode
+from tests.kube.nodes import ClusterNode
 from tests.kube.pods import IDLE, Pods, python, shell
 
 pytestmark = pytest.mark.kube
@@ -34,7 +34,7 @@ def config_map(pods: Pods, name: str, **data: str) -> None:
     pods.cluster.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data})
 
 
-def test_containers_share_an_empty_folder_that_outlives_them(pods: Pods, node: TestNode) -> None:
+def test_containers_share_an_empty_folder_that_outlives_them(pods: Pods, node: ClusterNode) -> None:
     both = mounts(shared="/shared")
     name = pods.run(
         shell(f"echo start >> /shared/starts; {IDLE}", volumeMounts=both),
@@ -50,7 +50,7 @@ def test_containers_share_an_empty_folder_that_outlives_them(pods: Pods, node: T
     pods.cluster.wait_for(starts, "what both runs wrote")
 
 
-def test_what_is_written_beside_volumes_goes_with_the_container(pods: Pods, node: TestNode) -> None:
+def test_what_is_written_beside_volumes_goes_with_the_container(pods: Pods, node: ClusterNode) -> None:
     name = pods.run(shell(f"test ! -e /var/mark && touch /var/mark; {IDLE}"))
     pods.wait_ready(name)
     node.kill(pods.path(name))
@@ -69,7 +69,7 @@ def test_a_folder_in_memory_holds_what_it_may_and_no_more(pods: Pods) -> None:
     assert said.endswith("full\n")
 
 
-def test_files_of_a_config_map_are_replaced_together(pods: Pods, node: TestNode) -> None:
+def test_files_of_a_config_map_are_replaced_together(pods: Pods, node: ClusterNode) -> None:
     config_map(pods, "words", one="1", two="2")
     name = pods.run(
         shell(IDLE, volumeMounts=mounts(words="/words")), volumes=[{"name": "words", "configMap": {"name": "words"}}]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from tests.kube.addons.scheduler import quantity
+from tests.kube.addons.pod_scheduler import quantity
 from tests.kube.api import Api, ApiError, Object
 from tests.kube.kubelet.environment import ConfigError, bytes_of, field, resource
 

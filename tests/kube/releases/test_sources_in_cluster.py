@@ -11,10 +11,10 @@ import pytest
 from motet.digest import adapter_digest
 from tests.kube.cluster import Cluster
 from tests.kube.network import CONTROL_PLANE
-from tests.kube.nodes import TestNode
+from tests.kube.nodes import ClusterNode
 from tests.kube.product import POOLS, SYSTEM, Product, installed
 from tests.repo.tree import ROOT
-from tests.support.sources import HubServer, WebServer, hub_server, in_a_thread, web_server
+from tests.support.source_servers import HubServer, WebServer, hub_server, in_a_thread, web_server
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(600)]
 
@@ -69,7 +69,7 @@ class Sources:
 
 
 @pytest.fixture(scope="module")
-def sources(cluster: Cluster, node: TestNode, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sources]:
+def sources(cluster: Cluster, node: ClusterNode, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sources]:
     folder = tmp_path_factory.mktemp("sources")
     folder.chmod(0o755)
     values: dict[str, Any] = {

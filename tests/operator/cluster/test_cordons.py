@@ -5,9 +5,9 @@ from collections.abc import Collection
 
 from motet.kube import ApiError, Unreachable
 from motet_operator.cluster.api import ApiRefused
-from motet_operator.cluster.cordons import LeavingNodes
-from motet_operator.cluster.doubts import ObstacleLog
 from motet_operator.cluster.kinds import NODES, Kind, Object
+from motet_operator.cluster.leaving_nodes import LeavingNodes
+from motet_operator.cluster.obstacles import ObstacleLog
 from tests.common.waiting import until
 from tests.operator.cluster.objects import made
 

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from motet.model import ObjectName
+from motet.domain import ObjectName
 from motet_operator.cluster.cache import Cache
-from motet_operator.cluster.decide import NO_OBSTACLES, VANISHED, Decider, Decision, SchedulerReports
-from motet_operator.cluster.doubts import Obstacle, Obstacles
+from motet_operator.cluster.decision import NO_OBSTACLES, VANISHED, Decider, Decision, SchedulerReports
 from motet_operator.cluster.kinds import ADAPTERS, BUDGETS, DEPLOYMENTS, POOLS, Kind, Object
+from motet_operator.cluster.obstacles import Obstacle, Obstacles
 from motet_operator.cluster.writes import (
     DeploymentDeletion,
     OwnedObjectWrite,

@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
+from motet.domain import ObjectName
 from motet.errors import SetupError
-from motet.model import ObjectName
 from motet_operator.cluster.deployments import PlatformTemplate, deployment, pod_digest, read_template
-from motet_operator.cluster.view import read_pool
+from motet_operator.cluster.object_parser import read_pool
 from motet_operator.cluster.writes import covers
 from motet_operator.reconcile import RunnerSet
 from motet_operator.reconcile.revisions import template_of

@@ -16,7 +16,7 @@ from motet_operator.cluster.kopf_watch import KopfEngine, LastHeard, _listening
 from motet_operator.cluster.watch import Listener
 from tests.common.waiting import until
 from tests.operator.cluster.objects import adapter
-from tests.support.small_api import FakeWatchApi, Watch
+from tests.support.fake_watch_api import FakeWatchApi, Watch
 
 
 class Server:

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet_operator.cluster.queue import WorkQueue
+from motet_operator.cluster.work_queue import WorkQueue
 
 
 def drained(queue: WorkQueue[str], now: float = 0.0) -> list[str]:

@@ -11,7 +11,6 @@ from prometheus_client import CollectorRegistry
 from motet.kube import Unreachable
 from motet_operator.cluster.api import ApiRefused
 from motet_operator.cluster.cache import Cache
-from motet_operator.cluster.doubts import ObstacleLog
 from motet_operator.cluster.kinds import (
     ADAPTERS,
     BUDGETS,
@@ -24,6 +23,7 @@ from motet_operator.cluster.kinds import (
     Object,
     key_of,
 )
+from motet_operator.cluster.obstacles import ObstacleLog
 from motet_operator.cluster.resync import Resync
 from motet_operator.metrics import ClusterMetrics
 from tests.common.waiting import until

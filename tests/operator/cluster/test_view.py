@@ -4,7 +4,7 @@ import pytest
 
 from motet.resources import LoRAAdapter
 from motet_operator.cluster.kinds import ADAPTERS, PODS, Object
-from motet_operator.cluster.view import (
+from motet_operator.cluster.object_parser import (
     ObjectParser,
     Unreadable,
     conditions_of,

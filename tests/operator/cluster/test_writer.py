@@ -13,16 +13,16 @@ from motet.clock import FakeClock
 from motet.kube import ApiError, KubeCredentials, Unreachable
 from motet_operator.cluster.api import Api, ApiRefused, RequestLimiter
 from motet_operator.cluster.cache import Cache
-from motet_operator.cluster.catalog import VanishedObjects
-from motet_operator.cluster.doubts import Obstacle, ObstacleLog
 from motet_operator.cluster.events import EventWriter
 from motet_operator.cluster.kinds import ADAPTERS, BUDGETS, DEPLOYMENTS, Kind, Object
-from motet_operator.cluster.writer import WriteExecutor
+from motet_operator.cluster.obstacles import Obstacle, ObstacleLog
+from motet_operator.cluster.vanished import VanishedObjects
+from motet_operator.cluster.write_executor import WriteExecutor
 from motet_operator.cluster.writes import OwnedObjectWrite, StatusWrite, Write
 from motet_operator.metrics import ClusterMetrics
 from tests.common.waiting import until
 from tests.operator.cluster.objects import adapter, pool, snapshot
-from tests.support.small_api import FakeWatchApi
+from tests.support.fake_watch_api import FakeWatchApi
 
 
 class ScriptedApi:

@@ -15,13 +15,13 @@ import pytest
 
 from motet.clock import FakeClock
 from motet.errors import AdapterIncompatible
-from motet_runner.adapters.check import check
-from motet_runner.adapters.header import read_header
-from motet_runner.adapters.patterns import MATCHING_SECONDS, Matcher
+from motet_runner.adapters.file_check import check
+from motet_runner.adapters.module_patterns import MATCHING_SECONDS, Matcher
 from motet_runner.adapters.peft_config import parse_config
-from motet_runner.adapters.values import check_values
-from tests.common.yardstick import cpu_unit_seconds
-from tests.support.runners import write_adapter
+from motet_runner.adapters.safetensors_header import read_header
+from motet_runner.adapters.weight_check import check_values
+from tests.common.cpu_speed import cpu_unit_seconds
+from tests.support.in_process_runner import write_adapter
 
 MODULE = "model.layers.0.self_attn.q_proj"
 SHAPES = {MODULE: (16, 16)}

@@ -7,10 +7,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from motet.errors import AdapterIncompatible
-from motet_runner.adapters.check import Shapes, check
+from motet_runner.adapters.file_check import Shapes, check
+from motet_runner.adapters.overflow_check import check_products
 from motet_runner.adapters.peft_config import WEIGHTS_NAME as WEIGHTS
-from motet_runner.adapters.products import check_products
-from motet_runner.adapters.values import check_values
+from motet_runner.adapters.weight_check import check_values
 
 V_PROJ = "model.layers.1.self_attn.v_proj"
 

@@ -1,6 +1,6 @@
 """A device that only pretends: it knows which token's KV lies where, and notices when it is not what it should be."""
 
-from motet.model import PAGE_TOKENS, RequestId
+from motet.domain import PAGE_TOKENS, RequestId
 from motet_runner.interface import Finish, NewSequence, Sampling
 from motet_runner.plan import Book, DropHostCopy, Iteration, Sequence, SwapIn, SwapOut, preset_named
 

@@ -5,8 +5,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from motet.domain import Digest, ParkMethod, RequestId
 from motet.errors import ContextLengthExceeded, Declined, InvalidRequest, MotetError
-from motet.model import Digest, ParkMethod, RequestId
 from motet_runner.interface import Finish, OverflowAhead, ParkedNow, ResumedNow, State, StateChanged
 from motet_runner.plan import Book
 from motet_runner.plan.book import PAUSED_AT_MOST

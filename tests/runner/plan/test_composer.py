@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from motet.domain import RequestId
 from motet.errors import SetupError
-from motet.model import RequestId
 from motet_runner.interface import Finish, State
 from motet_runner.plan import NOT_YET, PRESETS, preset_named
 from tests.runner.plan.pretend import PretendDevice, make_book, new

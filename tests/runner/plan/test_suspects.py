@@ -5,8 +5,8 @@ from contextlib import suppress
 from hypothesis import given
 from hypothesis import strategies as st
 
+from motet.domain import ParkMethod, RequestId
 from motet.errors import MotetError
-from motet.model import ParkMethod, RequestId
 from motet_runner.interface import StateChanged
 from motet_runner.plan import Book, Iteration
 from tests.runner.plan.pretend import PretendDevice, make_book, new

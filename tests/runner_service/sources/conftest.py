@@ -4,11 +4,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from motet.settings import ProcessSettings
-from motet_runner.adapters.fetch import DiskCache, Fetcher, FetchRequest
+from motet_runner.adapters.fetcher import DiskCache, Fetcher, FetchRequest
 from motet_runner.settings import Settings
-from motet_runner.sources.fetching import Sources
-from tests.support.runners import write_adapter
-from tests.support.sources import hub_server, web_server
+from motet_runner.sources.source_access import Sources
+from tests.support.in_process_runner import write_adapter
+from tests.support.source_servers import hub_server, web_server
 
 SCALE = 0.1
 HUB_SCALE = 0.2

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from motet.errors import AdapterFetchFailed
-from motet_runner.sources.guard import NetworkGuard, is_public
+from motet_runner.sources.network_guard import NetworkGuard, is_public
 
 INSIDE = [
     "127.0.0.1", "127.255.0.1", "0.0.0.0", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1",
@@ -69,7 +69,7 @@ def test_once_on_it_sits_before_every_connection_of_the_process():
         code = (
             "import asyncio, http.client, socket, sys, urllib.request\n"
             "from motet.errors import AdapterFetchFailed\n"
-            "from motet_runner.sources.guard import Guard\n"
+            "from motet_runner.sources.network_guard import Guard\n"
             "port = int(sys.argv[1]); Guard([]).install()\n"
             "async def connect(): await asyncio.open_connection('127.0.0.1', port)\n"
             "ways = [lambda: socket.create_connection(('localhost', port)),\n"

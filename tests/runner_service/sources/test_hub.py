@@ -6,8 +6,8 @@ import pytest
 
 from motet.digest import adapter_digest
 from motet.errors import AdapterFetchFailed
-from tests.support.runners import write_adapter
-from tests.support.sources import Cut, Endless, StatusInstead
+from tests.support.in_process_runner import write_adapter
+from tests.support.source_servers import Cut, Endless, StatusInstead
 
 
 def secrets(tmp_path, bench, **data):

@@ -17,10 +17,10 @@ from safetensors.numpy import save_file
 from motet.digest import base_digest
 from motet.errors import ModelFolderError, SetupError
 from motet_runner.settings import Settings
-from motet_runner.sources.model import mark_unverified, model_folder
+from motet_runner.sources.base_model import mark_unverified, model_folder
 from tests.common.waiting import PATIENCE_S
-from tests.support.runners import write_model
-from tests.support.sources import Cut, Drip, StatusInstead
+from tests.support.in_process_runner import write_model
+from tests.support.source_servers import Cut, Drip, StatusInstead
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from pydantic import ValidationError
 from motet.digest import adapter_digest
 from motet.errors import AdapterFetchFailed
 from motet_runner.settings import Settings
-from motet_runner.sources.guard import NetworkGuard
-from tests.support.sources import StatusInstead, hub_server, proxy_server, web_server
+from motet_runner.sources.network_guard import NetworkGuard
+from tests.support.source_servers import StatusInstead, hub_server, proxy_server, web_server
 
 
 @pytest.fixture

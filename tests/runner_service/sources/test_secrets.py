@@ -11,7 +11,7 @@ from prometheus_client import generate_latest
 
 from motet.digest import adapter_digest
 from motet.errors import AdapterFetchFailed
-from tests.support.sources import Drip, StatusInstead, api_server
+from tests.support.source_servers import Drip, StatusInstead, api_server
 
 CANARY = "canary-7f3a9c"
 
@@ -174,7 +174,7 @@ def _children():
         for entry in Path("/proc").iterdir()
         if entry.name.isdigit()
         and f"PPid:\t{os.getpid()}\n" in _readable(f"/proc/{entry.name}/status")
-        and "motet_runner.sources.child" in _readable(f"/proc/{entry.name}/cmdline")
+        and "motet_runner.sources.fetch_process" in _readable(f"/proc/{entry.name}/cmdline")
     ]
 
 

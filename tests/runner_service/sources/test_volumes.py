@@ -7,7 +7,7 @@ import pytest
 
 from motet.digest import adapter_digest
 from motet.errors import AdapterFetchFailed
-from tests.support.runners import write_adapter
+from tests.support.in_process_runner import write_adapter
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ import pytest
 
 from motet.digest import ADAPTER_OPTIONAL_FILES, adapter_digest
 from motet.errors import AdapterFetchFailed, AdapterIncompatible
-from motet_runner.sources.fetching import RemoteFiles
+from motet_runner.sources.source_access import RemoteFiles
 from tests.common.waiting import PATIENCE_S
-from tests.support.runners import write_adapter
-from tests.support.sources import Cut, Drip, Encoded, Endless, StatusInstead, TooShort, web_server
+from tests.support.in_process_runner import write_adapter
+from tests.support.source_servers import Cut, Drip, Encoded, Endless, StatusInstead, TooShort, web_server
 
 WEIGHTS = "/pirate/adapter_model.safetensors"
 CONFIG = "/pirate/adapter_config.json"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 SETUP_FAILED = 2
-"""The exit status by which a service says that a person has to act (motet.service)."""
+"""The exit status by which a service says that a person has to act (motet.service_main)."""
 
 
 LIVENESS_FAILURE_THRESHOLD = 5

@@ -5,7 +5,8 @@ A field is here when something enforces it; `coming` lists those that nothing en
 """
 
 from motet.resources.adapter import AdapterPlacement, AdapterSource, LoRAAdapter, LoRAAdapterSpec, PoolRef
-from motet.resources.core import Namespace, Secret
+from motet.resources.core_kinds import Namespace, Secret
+from motet.resources.fields import API_VERSION, CATEGORY, GROUP, VERSION, ObjectMeta, forbidden_changes
 from motet.resources.namespaces import AllowedNamespaces
 from motet.resources.pool import (
     AdapterVolume,
@@ -14,7 +15,6 @@ from motet.resources.pool import (
     ServingPool,
     ServingPoolSpec,
 )
-from motet.resources.shapes import API_VERSION, CATEGORY, GROUP, VERSION, ObjectMeta, forbidden_changes
 from motet.resources.template import PodTemplate
 from motet.resources.validation import (
     Manifest,

@@ -5,9 +5,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from motet.model import ObjectName
-from motet.resources.rules import Rule, TransitionRule
-from motet.resources.shapes import (
+from motet.domain import ObjectName
+from motet.resources.fields import (
     ALL_NAMESPACES,
     API_VERSION,
     MAX_REPLICAS,
@@ -24,6 +23,7 @@ from motet.resources.shapes import (
     SourceRevision,
     TenantOrAll,
 )
+from motet.resources.validation_rules import Rule, TransitionRule
 
 Priority = Literal["Interactive", "Standard", "Batch"]
 

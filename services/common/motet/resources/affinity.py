@@ -4,9 +4,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from motet.resources.fields import LabelKey, LabelValue, ResourceModel
 from motet.resources.namespaces import LabelSelector
-from motet.resources.rules import Rule
-from motet.resources.shapes import LabelKey, LabelValue, ResourceModel
+from motet.resources.validation_rules import Rule
 
 Weight = Annotated[int, Field(ge=1, le=100)]
 

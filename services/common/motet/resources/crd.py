@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from motet.resources.adapter import LoRAAdapter
+from motet.resources.fields import CATEGORY, GROUP, INT_OR_STRING, PATTERN_SENTENCES, VERSION, ResourceModel
 from motet.resources.pool import ServingPool
-from motet.resources.rules import VALIDATIONS, Rule, quoted, validations
-from motet.resources.shapes import CATEGORY, GROUP, INT_OR_STRING, PATTERN_SENTENCES, VERSION, ResourceModel
 from motet.resources.status import LoRAAdapterStatus, ServingPoolStatus
+from motet.resources.validation_rules import VALIDATIONS, Rule, quoted, validations
 
 Schema = dict[str, Any]
 

@@ -5,8 +5,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from motet.resources.rules import Rule
-from motet.resources.shapes import ALL_NAMESPACES, LabelKey, Labels, LabelValue, ResourceModel
+from motet.resources.fields import ALL_NAMESPACES, LabelKey, Labels, LabelValue, ResourceModel
+from motet.resources.validation_rules import Rule
 
 
 class LabelRequirement(ResourceModel):

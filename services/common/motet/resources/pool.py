@@ -5,10 +5,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from motet.model import ObjectName
-from motet.resources.namespaces import AllowedNamespaces
-from motet.resources.rules import Rule, TransitionRule
-from motet.resources.shapes import (
+from motet.domain import ObjectName
+from motet.resources.fields import (
     API_VERSION,
     MAX_REPLICAS,
     Digest,
@@ -24,7 +22,9 @@ from motet.resources.shapes import (
     SourceRevision,
     UniqueBy,
 )
+from motet.resources.namespaces import AllowedNamespaces
 from motet.resources.template import PodTemplate
+from motet.resources.validation_rules import Rule, TransitionRule
 
 NAMESPACE = "{namespace}"
 """In a `pathPrefix`: the namespace of the adapter."""

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from motet.resources.shapes import MAX_REPLICAS, Digest, DnsLabel, ResourceModel, ServedName
+from motet.resources.fields import MAX_REPLICAS, Digest, DnsLabel, ResourceModel, ServedName
 
 MAX_MESSAGE = 1024
 MAX_MODULES = 64

@@ -5,8 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from motet.resources.affinity import Affinity
-from motet.resources.rules import Rule, quoted
-from motet.resources.shapes import (
+from motet.resources.fields import (
     MAX_REPLICAS,
     Annotations,
     EnvName,
@@ -18,6 +17,7 @@ from motet.resources.shapes import (
     ResourceModel,
     UniqueBy,
 )
+from motet.resources.validation_rules import Rule, quoted
 
 
 class Resources(ResourceModel):

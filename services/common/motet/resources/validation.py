@@ -14,10 +14,10 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from motet.resources.adapter import LoRAAdapter
-from motet.resources.coming import PLANNED_FIELDS, PLANNED_VALUES
-from motet.resources.core import Namespace, Secret
+from motet.resources.core_kinds import Namespace, Secret
+from motet.resources.fields import API_VERSION, GROUP, PATTERN_SENTENCES
+from motet.resources.planned_fields import PLANNED_FIELDS, PLANNED_VALUES
 from motet.resources.pool import ServingPool
-from motet.resources.shapes import API_VERSION, GROUP, PATTERN_SENTENCES
 
 Resource = LoRAAdapter | ServingPool | Namespace | Secret
 

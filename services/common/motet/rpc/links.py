@@ -15,7 +15,7 @@ from motet import tls
 from motet.errors import MotetError, SetupError
 from motet.rpc.channels import FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS, open_channel, socket_path
 from motet.rpc.outbox import LARGEST_OUTBOX_BYTES, Outbox
-from motet.rpc.writing import leader_redirect, unpacked, write_all
+from motet.rpc.packing import leader_redirect, unpacked, write_all
 
 log = structlog.get_logger(__name__)
 

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, TypeVar
 
-from motet.rpc.subjects import coalescing_key
+from motet.rpc.coalescing import coalescing_key
 
 Message = TypeVar("Message")
 

@@ -9,7 +9,7 @@ import structlog
 
 from motet.errors import InvalidRequest, MotetError, Overloaded
 from motet.rpc.outbox import Outbox
-from motet.rpc.writing import unpacked, write_all
+from motet.rpc.packing import unpacked, write_all
 
 log = structlog.get_logger(__name__)
 

@@ -5,7 +5,7 @@ database can do wrong comes out as `StoreUnavailable` (or `StateDirectoryError` 
 `StoreRefused` is a value that it will never take.
 """
 
-from motet.store.engine import Store, open_store
+from motet.store.database import Store, open_store
 from motet.store.migrate import migrate
 
 __all__ = ["Store", "migrate", "open_store"]

@@ -6,7 +6,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from motet.health import Health
-from motet.service import read, run
+from motet.service_main import read, run
 from motet.settings import Database, ProcessSettings
 from motet.store import migrate
 

@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from motet.errors import SetupError
 from motet.keys import ApiKey, KeyScope
-from motet.store.engine import Store
+from motet.store.database import Store
 from motet.store.tables import ApiKeyRow
 
 

@@ -12,8 +12,8 @@ from alembic.util import CommandError
 from sqlalchemy import Connection
 
 from motet.errors import MotetError, StateDirectoryError, StoreUnavailable
-from motet.store.engine import BUSY_SECONDS, may_come, open_store, parse, use_write_ahead_log
-from motet.store.versions import DONE, READERS, only, record_readable_versions, split_version_table
+from motet.store.database import BUSY_SECONDS, may_come, open_store, parse, use_write_ahead_log
+from motet.store.schema_versions import DONE, READERS, only, record_readable_versions, split_version_table
 
 log = structlog.get_logger(__name__)
 

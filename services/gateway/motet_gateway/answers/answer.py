@@ -17,12 +17,12 @@ from starlette.types import Receive, Scope, Send
 from motet.api.v1 import common_pb2, predictor_pb2
 from motet.clock import Clock, monotonic
 from motet.errors import DeadlineExceeded, Internal, ModelNotFound, MotetError, NoRunner
-from motet.fleet import RequestClass
+from motet.runner_info import RequestClass
 from motet_gateway import sse
 from motet_gateway.answers.choice import ChoiceText
 from motet_gateway.answers.formats import ChatFormat, CompletionFormat, Format, usage
 from motet_gateway.answers.prompts import UNKNOWN_CONTEXT, max_answer_tokens, tokenise
-from motet_gateway.answers.timeline import RequestTimings
+from motet_gateway.answers.timings import RequestTimings
 from motet_gateway.catalog import NotReadyReason, Target
 from motet_gateway.dispatcher import GenerationRequest
 from motet_gateway.errors import ClientGone
@@ -30,7 +30,7 @@ from motet_gateway.generation import EndReason
 from motet_gateway.identity.caller import Caller
 from motet_gateway.parameters import Body, ChatBody, CompletionBody, StreamOptions, Tokens, request_class, samplings
 from motet_gateway.tokens.detokenizer import Detokenizer
-from motet_gateway.tokens.stops import StopStrings
+from motet_gateway.tokens.stop_strings import StopStrings
 from motet_gateway.tokens.text_model import ModelTokenizer
 
 if TYPE_CHECKING:

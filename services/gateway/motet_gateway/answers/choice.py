@@ -7,8 +7,8 @@ from motet.api.v1 import runner_pb2
 from motet.errors import MotetError
 from motet_gateway.generation import EndReason
 from motet_gateway.tokens.detokenizer import Detokenizer
-from motet_gateway.tokens.spelling import TokenBytes
-from motet_gateway.tokens.stops import StopStrings
+from motet_gateway.tokens.stop_strings import StopStrings
+from motet_gateway.tokens.token_bytes import TokenBytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,23 @@ class ChoiceText:
     """
 
     __slots__ = (
-        "_begun", "_detokenizer", "_min_tokens", "_ready", "_hidden_ids", "_stops", "_unread", "changed",
-        "error", "finish", "index", "logprobs", "on_placed", "spelling", "stop_here", "tokens", "waiting_for",
+        "_begun",
+        "_detokenizer",
+        "_hidden_ids",
+        "_min_tokens",
+        "_ready",
+        "_stops",
+        "_unread",
+        "changed",
+        "error",
+        "finish",
+        "index",
+        "logprobs",
+        "on_placed",
+        "spelling",
+        "stop_here",
+        "tokens",
+        "waiting_for",
     )  # fmt: skip
 
     def __init__(

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from motet_gateway import sse
 from motet_gateway.answers.choice import ChoiceText, TokenText
-from motet_gateway.tokens.spelling import readable
 from motet_gateway.tokens.text_model import ModelTokenizer
+from motet_gateway.tokens.token_bytes import readable
 
 Json = dict[str, Any]
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from motet.errors import ContextLengthExceeded, InvalidRequest
 from motet_gateway.parameters import DEFAULT_COMPLETION_TOKENS, Body, ChatBody, CompletionBody, Tokens, check_tokens
-from motet_gateway.tokens.chat import ChatRenderer
-from motet_gateway.tokens.renderers import encoded
+from motet_gateway.tokens.chat_renderer import ChatRenderer
+from motet_gateway.tokens.render_pool import encoded
 from motet_gateway.tokens.text_model import ModelTokenizer
 
 UNKNOWN_CONTEXT = 2048

@@ -8,11 +8,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from motet.errors import MotetError
 from motet.keys import KeyScope
 from motet_gateway.answers.answer import AnswerResponse
-from motet_gateway.bodies import RequestBody
 from motet_gateway.errors import MethodNotAllowed, error_response
 from motet_gateway.gateway import Gateway
 from motet_gateway.identity.caller import caller_of
 from motet_gateway.parameters import Body, ChatBody, CompletionBody, parse
+from motet_gateway.request_bodies import RequestBody
 
 _BODIES: dict[str, type[Body]] = {"/v1/chat/completions": ChatBody, "/v1/completions": CompletionBody}
 

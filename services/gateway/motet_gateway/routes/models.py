@@ -12,7 +12,7 @@ from motet.keys import KeyScope
 from motet_gateway.catalog import Target
 from motet_gateway.gateway import Gateway
 from motet_gateway.identity.caller import Caller, caller_of
-from motet_gateway.routes.json import json_response
+from motet_gateway.routes.json_response import json_response
 
 _STATES = {
     scheduler_pb2.ADAPTER_READINESS_UNSPECIFIED: "cold",

@@ -16,7 +16,7 @@ from motet.rpc import socket_path
 from motet_gateway.exposition import exposition, scrape_all
 from motet_gateway.gateway import Gateway
 from motet_gateway.identity.caller import caller_of
-from motet_gateway.routes.json import json_response
+from motet_gateway.routes.json_response import json_response
 
 
 def probe_routes(gateway: Gateway, registry: CollectorRegistry) -> APIRouter:

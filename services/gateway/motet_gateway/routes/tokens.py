@@ -10,12 +10,12 @@ from starlette.responses import Response
 from motet.errors import InvalidRequest, MotetError, NoRunner
 from motet.keys import KeyScope
 from motet_gateway.answers.prompts import chat_prompt, encode
-from motet_gateway.bodies import RequestBody
 from motet_gateway.catalog import NotReadyReason, Target
 from motet_gateway.gateway import Gateway
 from motet_gateway.identity.caller import Caller, caller_of
 from motet_gateway.parameters import AnyBody, DetokenizeBody, TokenizeBody, Tokens, check_tokens, parse
-from motet_gateway.routes.json import json_response
+from motet_gateway.request_bodies import RequestBody
+from motet_gateway.routes.json_response import json_response
 from motet_gateway.tokens.text_model import ModelTokenizer
 
 

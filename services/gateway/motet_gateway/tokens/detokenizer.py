@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from motet_gateway.tokens.spelling import TokenBytes
+from motet_gateway.tokens.token_bytes import TokenBytes
 
 CONTEXT_TOKENS = 8
 """Tokens of the prompt a decoder sees before the first one of the answer: whether that begins with a space depends on

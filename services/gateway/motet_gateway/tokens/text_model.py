@@ -9,8 +9,8 @@ from typing import Any, Self
 from tokenizers import Tokenizer
 
 from motet.errors import Internal, InvalidRequest
-from motet_gateway.tokens.renderers import TemplateText
-from motet_gateway.tokens.spelling import TokenBytes
+from motet_gateway.tokens.render_pool import TemplateText
+from motet_gateway.tokens.token_bytes import TokenBytes
 
 ASSET_FILES = (
     "tokenizer.json",

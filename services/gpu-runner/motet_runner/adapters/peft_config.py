@@ -14,7 +14,7 @@ from typing import Any
 import regex
 
 from motet.errors import AdapterIncompatible
-from motet_runner.adapters.patterns import Matcher
+from motet_runner.adapters.module_patterns import Matcher
 from motet_runner.adapters.strict_json import parse
 
 CONFIG_NAME = "adapter_config.json"

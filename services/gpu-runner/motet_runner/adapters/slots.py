@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 
 import torch
 
+from motet.domain import Digest
 from motet.errors import AdapterError, AdapterIncompatible, MotetError, Overloaded
-from motet.model import Digest
 from motet_kernels import RANKS, AdapterSlot, rank_class_of
 from motet_runner.adapters.layout import AdapterLayout
-from motet_runner.adapters.matrices import WeightReader
-from motet_runner.adapters.room import DeviceAdapter, SlotAllocation, allocate_slot
+from motet_runner.adapters.slot_allocation import DeviceAdapter, SlotAllocation, allocate_slot
+from motet_runner.adapters.weight_reader import WeightReader
 from motet_runner.execute.lora import LoraLinears
 
 SLICE_BYTES = 4 * 1024 * 1024

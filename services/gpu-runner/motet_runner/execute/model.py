@@ -16,15 +16,15 @@ import torch
 import transformers
 from safetensors import SafetensorError, safe_open
 
+from motet.domain import BASE, KVShape, RequestId, pages_for
 from motet.errors import ModelFolderError, SetupError
-from motet.model import BASE, KVShape, RequestId, pages_for
 from motet_runner.execute import attention
 from motet_runner.execute.lora import features
 from motet_runner.execute.rows import CURRENT, Assembler, Rows
 from motet_runner.interface import NewSequence, Sampling, State
 from motet_runner.memory.paged import PagedStore
 from motet_runner.plan import Iteration, Sequence, Work
-from motet_runner.unserved import read_supported_config
+from motet_runner.supported_models import read_supported_config
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.15, torch.float16: 0.05}
 """How far packing may move a logit in the probe, as a share of the largest. Rounding stays far below, a token that

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from motet.model import BASE, PAGE_TOKENS, Digest, pages_for
+from motet.domain import BASE, PAGE_TOKENS, Digest, pages_for
 from motet_kernels import LoraBatch, Segment, make_batch
 from motet_runner.memory.paged import PagedStore
 from motet_runner.plan import Iteration, Work

@@ -2,7 +2,7 @@
 
 import torch
 
-from motet.model import RequestId
+from motet.domain import RequestId
 from motet_runner.memory.paged import PagedStore
 
 

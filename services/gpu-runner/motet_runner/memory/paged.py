@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from motet.model import PAGE_TOKENS, KVShape
+from motet.domain import PAGE_TOKENS, KVShape
 
 READ_BYTES = {"cpu": 1024 * 1024, "cuda": 256 * 1024 * 1024}
 """How much of one layer is brought together at a time. On a CPU it must still be in the core's cache when attention

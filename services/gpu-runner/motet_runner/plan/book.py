@@ -11,9 +11,9 @@ order before the next model call: that is why a page is never reused before its 
 from collections import Counter
 from collections.abc import Callable, Iterator
 
+from motet.domain import BASE, PAGE_TOKENS, Digest, ParkMethod, RequestId, pages_for
 from motet.errors import Declined, MotetError, Overloaded
 from motet.ledger import Ledger
-from motet.model import BASE, PAGE_TOKENS, Digest, ParkMethod, RequestId, pages_for
 from motet_runner.interface import Event, Finish, NewSequence, OverflowAhead, ParkedNow, ResumedNow, State, StateChanged
 from motet_runner.plan.admission import refuse_what_cannot_be
 from motet_runner.plan.composer import Iteration, Work, compose

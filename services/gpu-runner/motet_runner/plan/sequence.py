@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from motet import promises
-from motet.model import PAGE_TOKENS, Digest, ParkMethod, RequestId
+from motet.domain import PAGE_TOKENS, Digest, ParkMethod, RequestId
 from motet_runner.interface import EngineSequenceReport, NewSequence, State
 
 PROVED_BY_TOKENS = 2

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from motet.errors import AdapterFetchFailed
-from motet_runner.sources.failures import forbidden, missing, too_large
-from motet_runner.sources.files import CONFIG, PICKLES, not_there, of_adapter
+from motet_runner.sources.fetch_errors import forbidden, missing, too_large
+from motet_runner.sources.file_selection import CONFIG, PICKLES, not_there, of_adapter
 
 LOOKED_AT = 1000
 """Files of a folder that lacks one, for a hint."""

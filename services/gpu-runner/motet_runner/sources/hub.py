@@ -9,8 +9,8 @@ import httpx2
 
 from motet.digest import CHUNK_BYTES
 from motet.errors import AdapterFetchFailed
-from motet_runner.sources.failures import credentials, forbidden, missing, temporary, too_large
-from motet_runner.sources.files import WantedFile
+from motet_runner.sources.fetch_errors import credentials, forbidden, missing, temporary, too_large
+from motet_runner.sources.file_selection import WantedFile
 from motet_runner.sources.secret import SourceCredentials
 from motet_runner.sources.uri import HubUri
 from motet_runner.sources.web import explain, refused

@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 import httpcore2
 
-from motet_runner.sources.guard import NetworkGuard
+from motet_runner.sources.network_guard import NetworkGuard
 
 ADDRESSES_TRIED = 4
 ANSWER_AT_MOST = 16 << 10

@@ -12,8 +12,8 @@ from urllib.parse import quote
 import httpx2
 import orjson
 
-from motet_runner.sources.failures import credentials, temporary
-from motet_runner.sources.order import NetworkAccess
+from motet_runner.sources.fetch_errors import credentials, temporary
+from motet_runner.sources.fetch_order import NetworkAccess
 
 LARGEST = 2 << 20
 

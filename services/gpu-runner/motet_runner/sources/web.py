@@ -14,10 +14,10 @@ import httpcore2
 import httpx2
 
 from motet.errors import AdapterFetchFailed
-from motet_runner.sources.failures import credentials, forbidden, missing, temporary, too_large
-from motet_runner.sources.files import WantedFile, not_there
-from motet_runner.sources.guard import NetworkGuard
-from motet_runner.sources.order import NetworkAccess
+from motet_runner.sources.fetch_errors import credentials, forbidden, missing, temporary, too_large
+from motet_runner.sources.fetch_order import NetworkAccess
+from motet_runner.sources.file_selection import WantedFile, not_there
+from motet_runner.sources.network_guard import NetworkGuard
 from motet_runner.sources.proxy import Tunnel
 
 ATTEMPTS = 5

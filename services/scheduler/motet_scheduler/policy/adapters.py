@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from motet.fleet import Failure, Tier
-from motet.model import BASE, Digest, InstanceName, ObjectName
-from motet.pace import StartLimiter
+from motet.domain import BASE, Digest, InstanceName, ObjectName
+from motet.runner_info import Failure, Tier
+from motet.start_limit import StartLimiter
 from motet_scheduler.policy.effects import DropAdapter, EnsureAdapter, ReportAdapter
 from motet_scheduler.policy.events import AdapterStateChanged
 from motet_scheduler.policy.runners import Runner

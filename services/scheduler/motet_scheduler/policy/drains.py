@@ -4,10 +4,9 @@ The set is about runners that are here and about runners that are not: one may b
 has just started. What a runner says about its own end is kept apart: nobody takes that back.
 """
 
-from motet.model import InstanceName
-from motet_scheduler.policy import effects as do
-from motet_scheduler.policy import events as on
-from motet_scheduler.policy.lives import RequestLifecycle
+from motet.domain import InstanceName
+from motet_scheduler.policy import effects, events
+from motet_scheduler.policy.request_lifecycle import RequestLifecycle
 from motet_scheduler.policy.room import on_capacity_freed
 from motet_scheduler.policy.runners import Drain, Runner
 from motet_scheduler.policy.state import SchedulerState
@@ -21,7 +20,7 @@ class Drains:
         self._declared: dict[InstanceName, Drain] = {}
         self._revision = 0
 
-    def declared(self, event: on.DrainsDeclared) -> None:
+    def declared(self, event: events.DrainsDeclared) -> None:
         """A drain keeps its first deadline for as long as it stays in the set."""
         before, self._declared = self._declared, {}
         self._revision = event.revision
@@ -47,12 +46,12 @@ class Drains:
         runner.requested_drain = self._drain_of(runner)
         self._tell(runner)
 
-    def ending(self, event: on.RunnerShuttingDown) -> None:
+    def ending(self, event: events.RunnerShuttingDown) -> None:
         runner = self._state.current(event.instance, event.incarnation)
         if runner is not None and runner.shutdown_drain is None:
             runner.shutdown_drain = Drain(runner.identity, self._state.now + event.deadline)
 
-    def tell_all(self, _event: on.TermRaised) -> None:
+    def tell_all(self, _event: events.TermRaised) -> None:
         for runner in self._state.runners.values():
             self._tell(runner)
 
@@ -71,16 +70,16 @@ class Drains:
         if not runner.attached:
             return  # it is told when it comes
         if runner.requested_drain is None:
-            self._state.emit(do.TakeWork(runner.instance))
+            self._state.emit(effects.TakeWork(runner.instance))
         else:
             left = max(0.0, runner.requested_drain.deadline_at - self._state.now)
-            self._state.emit(do.DrainRunner(runner.instance, left))
+            self._state.emit(effects.DrainRunner(runner.instance, left))
 
     def _end(self) -> None:
         for instance, drain in self._declared.items():
             if not drain.over and self._holds_nothing(instance, drain):
                 drain.over = True
-                self._state.emit(do.ReportDrained(drain.runner, self._revision))
+                self._state.emit(effects.ReportDrained(drain.runner, self._revision))
 
     def _holds_nothing(self, instance: InstanceName, drain: Drain) -> bool:
         runner = self._state.runners.get(instance)

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from motet.fleet import NOBODY, Capacity, Failure, RunnerIdentity, Tier
-from motet.model import Digest, InstanceName, RequestId, Tenant
+from motet.domain import Digest, InstanceName, RequestId, Tenant
+from motet.runner_info import NOBODY, Capacity, Failure, RunnerIdentity, Tier
 from motet_scheduler.policy.values import AdapterReadiness, AdapterRef, AdapterStage, Catalog, Certificate, Promise
 
 # --------------------------------------------------------------------------------------------------------- to gateways

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from motet.fleet import Capacity, Failure, RequestClass, ResidentAdapter, RunnerIdentity, RunnerRequest
-from motet.model import Digest, InstanceName, RequestId, Tenant
+from motet.domain import Digest, InstanceName, RequestId, Tenant
+from motet.runner_info import Capacity, Failure, RequestClass, ResidentAdapter, RunnerIdentity, RunnerRequest
 from motet_scheduler.policy.values import (
     AdapterRef,
     AdapterSpec,

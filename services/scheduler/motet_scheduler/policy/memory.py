@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from motet.model import InstanceName
+from motet.domain import InstanceName
 from motet_scheduler.policy.adapters import Revision
 from motet_scheduler.policy.values import AdapterSpec, BaseModel, GroupName, PoolSpec
 

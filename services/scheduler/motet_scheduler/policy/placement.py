@@ -1,102 +1,117 @@
-"""Which runner takes a request (PU-12): of those where it fits, the fullest, so that whole runners become idle.
+"""Giving queued requests their places: who is tried, in which order, and what is written when one goes."""
 
-| it fits when              | otherwise it waits because                    |
-|---------------------------|-----------------------------------------------|
-| the runner takes work     | no runner is up, or all of them drain         |
-| nothing parked waits there| parked requests go first                      |
-| batch cap not reached     | every batch is full                           |
-| an adapter slot is free   | all adapter slots are in use                  |
-| its promise fits          | so many pages are wanted, so many are free    |
-| it did not just decline   | the runner declined a moment ago              |
-
-Ties go to the runner that holds the adapter nearest to the model, then to the highest name.
-"""
-
-from collections.abc import Iterable
-from dataclasses import dataclass
-
-from motet.fleet import Tier
-from motet_scheduler.policy.requests import Request
+from motet.errors import ContextLengthExceeded
+from motet.runner_info import Failure, Tier
+from motet_scheduler.policy import effects
+from motet_scheduler.policy.adapters import ensure
+from motet_scheduler.policy.queue import Queue
+from motet_scheduler.policy.request_lifecycle import RequestLifecycle
+from motet_scheduler.policy.requests import Placement, Request
+from motet_scheduler.policy.runner_choice import STARTING, Chosen, NeverFits, choose
 from motet_scheduler.policy.runners import Runner
-from motet_scheduler.policy.values import Promise, SchedulerConfig
+from motet_scheduler.policy.state import SchedulerState
+from motet_scheduler.policy.values import GroupName, Promise
 
 
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    runner: Runner
-    promise: Promise
+class Placer:
+    def __init__(self, state: SchedulerState, lives: RequestLifecycle) -> None:
+        self._state = state
+        self._lives = lives
 
+    def place_all(self) -> None:
+        if not self._state.settled:
+            return
+        for group, queue in self._state.queues.items():
+            if len(queue) and not queue.blocked:
+                self.place_group(group, queue)
 
-@dataclass(frozen=True, slots=True)
-class MustWait:
-    why: str
+    def place_group(self, group: GroupName, queue: Queue) -> None:
+        """Place all that fits, then call the queue stuck until room comes up somewhere."""
+        if not self._state.settled:
+            return
+        while self._place_until_overdue(group, queue):
+            pass
+        queue.blocked = True
 
+    def _place_until_overdue(self, group: GroupName, queue: Queue) -> bool:
+        """One look at the heads of all lines; True when a placement made somebody overdue, who comes first now."""
+        queue.scans += 1
+        policy = self._state.policy
+        looked = False
+        for request_class, lane in queue.lanes():
+            while (overdue := lane.overdue()) is not None:
+                if not self.place(queue, overdue):
+                    return False  # what is less urgent would take the room it waits for
+            turn = queue.next_turn(lane, 0, policy)
+            while turn < policy.tenants_examined and (head := lane.head(turn)) is not None:
+                placed = self.place(queue, head)
+                if placed and queue.overdue(request_class) is not None:
+                    return True
+                # Room only becomes less while we place.
+                if (placed or not looked) and not self._any_capacity(group):
+                    self._explain(queue, group)
+                    return False
+                looked = True
+                turn = queue.next_turn(lane, turn if placed else turn + 1, policy)
+        queue.end_scan()
+        return False
 
-@dataclass(frozen=True, slots=True)
-class NeverFits:
-    """No runner of the group could hold it even when empty (OR-09)."""
+    def _any_capacity(self, group: GroupName) -> bool:
+        return any(runner.has_capacity for runner in self._state.runners_of(group))
 
-    why: str
+    def _explain(self, queue: Queue, group: GroupName) -> None:
+        """Say why the first in line waits, when a look at the runners was enough to know that nobody can go."""
+        oldest = queue.oldest()
+        if oldest is not None:
+            outcome = choose(oldest, self._state.runners_of(group), self._state.policy, self._state.now)
+            if not isinstance(outcome, Chosen):
+                oldest.waiting_reason = outcome.why
 
+    def place(self, queue: Queue, request: Request) -> bool:
+        """Place a request, or refuse it, or note why it waits; False when it still waits."""
+        if not self._state.settled:
+            request.waiting_reason = STARTING
+            return False
+        outcome = choose(request, self._state.runners_of(request.group), self._state.policy, self._state.now)
+        if isinstance(outcome, Chosen):
+            queue.remove_placed(request)
+            self._assign(request, outcome.runner, outcome.promise)
+            return True
+        if isinstance(outcome, NeverFits):
+            self._lives.refuse(request, Failure.of(ContextLengthExceeded(outcome.why)))
+            return True
+        request.waiting_reason = outcome.why
+        request.tried_in_scan = queue.scans
+        return False
 
-def choose(
-    request: Request, runners: Iterable[Runner], policy: SchedulerConfig, now: float
-) -> Chosen | MustWait | NeverFits:
-    best: tuple[int, Tier, str] | None = None
-    chosen: Chosen | None = None
-    obstacles: set[str] = set()
-    short = ""
-    too_small = ""
-    could = False
-    for runner in runners:
-        need = request.requirement_on(runner.capacity, policy)
-        if need.never:
-            too_small = too_small or need.never
-            continue
-        could = True
-        obstacle = _obstacle(request, runner, need.promise.pages, now)
-        if obstacle:
-            if obstacle is _TOO_FEW_PAGES:
-                short = short or f"{need.promise.pages} pages are wanted and {max(0, runner.ledger.free)} are free"
-            else:
-                obstacles.add(obstacle)
-            continue
-        rank = (runner.sequences, runner.tier_of(request.digest), runner.instance)
-        if best is None or rank > best:
-            best, chosen = rank, Chosen(runner, need.promise)
-    if chosen is not None:
-        return chosen
-    if too_small and not could:
-        return NeverFits(too_small)
-    # Pages first: among several runners the one that is merely short of memory says most.
-    return MustWait(short or min(obstacles, key=_BY_USEFULNESS.index, default=NO_RUNNER))
-
-
-STARTING = "the scheduler has just started and waits for its runners"
-NO_RUNNER = "no runner of this model is up"
-_TOO_FEW_PAGES = "too few pages are free"
-_DOWN = "its runners are down"
-_DRAINING = "its runners are draining"
-_PARKED = "parked requests go first"
-_FULL = "every batch is full"
-_SLOTS = "all adapter slots are in use"
-_DECLINED = "the runner declined a moment ago"
-_BY_USEFULNESS = (_DECLINED, _PARKED, _SLOTS, _FULL, _DRAINING, _DOWN, NO_RUNNER)
-
-
-def _obstacle(request: Request, runner: Runner, pages: int, now: float) -> str:
-    if not runner.takes_work:
-        if runner.drain is None:
-            return _DOWN
-        return _DRAINING if runner.attached else NO_RUNNER  # it went as it was told to
-    if runner.parked:
-        return _PARKED
-    if runner.sequences >= runner.max_sequences:
-        return _FULL
-    if not runner.slot_for(request.digest):
-        return _SLOTS
-    if pages > runner.ledger.free:
-        return _TOO_FEW_PAGES
-    if request.avoids(runner.instance, now):
-        return _DECLINED
-    return ""
+    def _assign(self, request: Request, runner: Runner, promise: Promise) -> None:
+        source = self._state.adapters.source_of(request.digest)
+        if source is not None and runner.tier_of(request.digest) is not Tier.DEVICE:
+            promise = Promise(promise.pages, promise.tokens, source.bytes)
+            ordered = runner.loads_ordered.get(request.digest)
+            if ordered is None or self._state.now - ordered > self._state.policy.load_retry:
+                runner.loads_ordered[request.digest] = self._state.now
+                self._state.emit(ensure(runner, request.digest, source))
+        request.epoch += 1
+        request.placement = Placement(runner.instance, runner.identity.incarnation, request.epoch, self._state.now)
+        request.deadline_at = None
+        request.waiting_reason, request.reported_position = "", (0, "")
+        self._lives.placed(request.id, request.epoch)
+        runner.record_promise((request.id, request.epoch), promise.pages, request.digest, self._state.now)
+        self._state.emit(effects.ExpectRequest(runner.instance, request.id, request.epoch, promise, request.digest))
+        self._state.emit(
+            effects.SendPlaced(
+                gateway=request.gateway,
+                request=request.id,
+                tenant=request.tenant,
+                epoch=request.epoch,
+                instance=runner.instance,
+                incarnation=runner.identity.incarnation,
+                address=runner.address,
+                promise=promise,
+                moved_because=request.moved_because,
+                engine_hung=request.engine_hung,
+            )
+        )
+        request.moved_because, request.engine_hung = "", False
+        self._state.note_event(request.id, "placed", f"{runner.instance}, epoch {request.epoch}, {promise.pages} pages")

@@ -10,8 +10,8 @@ as nothing.
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 
-from motet.fleet import RequestClass
-from motet.model import Tenant
+from motet.domain import Tenant
+from motet.runner_info import RequestClass
 from motet_scheduler.policy.requests import QueueKey, Request
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.values import SchedulerConfig

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 
 from motet import promises
-from motet.fleet import Capacity, RequestClass
-from motet.model import Digest, InstanceName, RequestId, Tenant
+from motet.domain import Digest, InstanceName, RequestId, Tenant
+from motet.runner_info import Capacity, RequestClass
 from motet_scheduler.policy.values import Estimate, GroupName, Promise, SchedulerConfig
 
 QueueKey = tuple[float, int]

@@ -3,9 +3,9 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from motet.fleet import Capacity, ResidentAdapter, RunnerIdentity, Tier
+from motet.domain import BASE, Digest, InstanceName, RequestId
 from motet.ledger import Ledger
-from motet.model import BASE, Digest, InstanceName, RequestId
+from motet.runner_info import Capacity, ResidentAdapter, RunnerIdentity, Tier
 from motet_scheduler.policy.values import BaseModel, GroupName, Promise
 
 PlacementKey = tuple[RequestId, int]

@@ -8,19 +8,18 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from motet.model import BASE
-from motet_scheduler.policy import effects as do
-from motet_scheduler.policy import events as on
-from motet_scheduler.policy.advice import SupervisorEvents
-from motet_scheduler.policy.attachments import RunnerEvents
-from motet_scheduler.policy.capacity_watch import Autoscaler
+from motet.domain import BASE
+from motet_scheduler.policy import effects, events
+from motet_scheduler.policy.autoscaler import Autoscaler
+from motet_scheduler.policy.catalog import CatalogPublisher
 from motet_scheduler.policy.drains import Drains
-from motet_scheduler.policy.gateways import GatewayEvents
-from motet_scheduler.policy.lives import RequestLifecycle
+from motet_scheduler.policy.gateway_events import GatewayEvents
 from motet_scheduler.policy.memory import SavedCatalog
-from motet_scheduler.policy.offering import CatalogPublisher
-from motet_scheduler.policy.placing import Placer
+from motet_scheduler.policy.placement import Placer
+from motet_scheduler.policy.request_lifecycle import RequestLifecycle
+from motet_scheduler.policy.runner_events import RunnerEvents
 from motet_scheduler.policy.state import SchedulerState, StartupWait
+from motet_scheduler.policy.supervisor_events import SupervisorEvents
 from motet_scheduler.policy.telling import Positions
 from motet_scheduler.policy.values import Catalog, SchedulerConfig
 
@@ -48,32 +47,32 @@ class Scheduler:
         self.adapters = state.adapters
         self.timelines = state.timelines
         self._handlers: dict[type, Callable[[Any], None]] = {
-            on.Enqueued: self._gateways.enqueued,
-            on.GatewayConnected: self._gateways.connected,
-            on.GatewayDisconnected: self._gateways.gone,
-            on.CancelRequested: self._gateways.cancel_asked,
-            on.RequestFinished: self._gateways.finished,
-            on.RequestLost: self._gateways.lost,
-            on.RequestsHeld: self._gateways.requests_held,
-            on.RunnerAttached: self._attachments.attached,
-            on.RunnerDetached: self._attachments.detached,
-            on.RunnerReported: self._attachments.reported,
-            on.RunnerDeclined: self._attachments.declined,
-            on.RunnerShuttingDown: self._drains.ending,
-            on.TermRaised: self._drains.tell_all,
-            on.AdapterStateChanged: self._attachments.adapter_changed,
-            on.OperatorConnected: self._offering.operator_connected,
-            on.CatalogReplaced: self._offering.catalog_replaced,
-            on.CatalogUpdated: self._offering.catalog_updated,
-            on.DrainsDeclared: self._drains.declared,
-            on.SupervisorConnected: self._advice.connected,
-            on.SupervisorDisconnected: self._advice.gone,
-            on.PromiseChanged: self._advice.promise_changed,
-            on.RequestParked: self._advice.parked,
-            on.RequestResumed: self._advice.resumed,
-            on.RunnerUnhealthy: self._advice.condemned,
-            on.OvercommitSet: self._attachments.overcommit_set,
-            on.Tick: self._tick,
+            events.Enqueued: self._gateways.enqueued,
+            events.GatewayConnected: self._gateways.connected,
+            events.GatewayDisconnected: self._gateways.gone,
+            events.CancelRequested: self._gateways.cancel_asked,
+            events.RequestFinished: self._gateways.finished,
+            events.RequestLost: self._gateways.lost,
+            events.RequestsHeld: self._gateways.requests_held,
+            events.RunnerAttached: self._attachments.attached,
+            events.RunnerDetached: self._attachments.detached,
+            events.RunnerReported: self._attachments.reported,
+            events.RunnerDeclined: self._attachments.declined,
+            events.RunnerShuttingDown: self._drains.ending,
+            events.TermRaised: self._drains.tell_all,
+            events.AdapterStateChanged: self._attachments.adapter_changed,
+            events.OperatorConnected: self._offering.operator_connected,
+            events.CatalogReplaced: self._offering.catalog_replaced,
+            events.CatalogUpdated: self._offering.catalog_updated,
+            events.DrainsDeclared: self._drains.declared,
+            events.SupervisorConnected: self._advice.connected,
+            events.SupervisorDisconnected: self._advice.gone,
+            events.PromiseChanged: self._advice.promise_changed,
+            events.RequestParked: self._advice.parked,
+            events.RequestResumed: self._advice.resumed,
+            events.RunnerUnhealthy: self._advice.condemned,
+            events.OvercommitSet: self._attachments.overcommit_set,
+            events.Tick: self._tick,
         }
 
     @property
@@ -86,7 +85,7 @@ class Scheduler:
         """The last one published."""
         return self._state.catalog
 
-    def handle(self, event: on.Event, now: float) -> list[do.Effect]:
+    def handle(self, event: events.Event, now: float) -> list[effects.Effect]:
         state = self._state
         state.now = now
         state.effects = []
@@ -113,7 +112,7 @@ class Scheduler:
         counted = Counter(r.digest for r in self.requests.values() if r.digest != BASE)
         assert counted == self._state.adapter_uses, "uses of adapters were miscounted"
 
-    def _tick(self, _event: on.Tick) -> None:
+    def _tick(self, _event: events.Tick) -> None:
         if self._state.settling.expires(self._state.now):
             for queue in self.queues.values():
                 queue.retry_everywhere()

@@ -7,7 +7,7 @@ decision.
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from motet.model import Digest, InstanceName, RequestId
+from motet.domain import Digest, InstanceName, RequestId
 from motet_scheduler.policy.adapters import Adapters
 from motet_scheduler.policy.effects import Effect
 from motet_scheduler.policy.queue import Queue

@@ -6,7 +6,7 @@ Bounded by what is known, and by a number of ended ones; forgotten with the proc
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from motet.model import RequestId
+from motet.domain import RequestId
 
 ENTRIES_PER_REQUEST = 64
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import NewType, Self
 
-from motet.fleet import Failure, RequestClass
-from motet.model import Digest, ObjectName
+from motet.domain import Digest, ObjectName
+from motet.runner_info import Failure, RequestClass
 
 GroupName = NewType("GroupName", str)
 """namespace/name of the pool group whose base model and adapters a runner serves."""

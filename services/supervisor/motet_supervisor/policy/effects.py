@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from motet.fleet import RunnerIdentity
-from motet.model import InstanceName, ParkMethod, RequestId
+from motet.domain import InstanceName, ParkMethod, RequestId
+from motet.runner_info import RunnerIdentity
 
 # ---------------------------------------------------------------------------------------------------------- to runners
 

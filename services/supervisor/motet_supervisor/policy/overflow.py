@@ -12,8 +12,8 @@
 
 from dataclasses import dataclass
 
-from motet.fleet import SequenceState
-from motet.model import ParkMethod
+from motet.domain import ParkMethod
+from motet.runner_info import SequenceState
 from motet_supervisor.policy.runners import TrackedRequest, WatchedRunner
 
 MAX_PARKS_PER_REQUEST = 2

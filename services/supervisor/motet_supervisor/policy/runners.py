@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 
 from motet import promises
-from motet.fleet import Capacity, RunnerIdentity, RunnerRequest, SequenceState
-from motet.model import InstanceName, ParkMethod, RequestId
+from motet.domain import InstanceName, ParkMethod, RequestId
+from motet.runner_info import Capacity, RunnerIdentity, RunnerRequest, SequenceState
 
 
 @dataclass(slots=True)

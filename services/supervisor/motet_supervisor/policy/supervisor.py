@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from motet.fleet import RunnerIdentity, RunnerRequest, SequenceState
-from motet.model import InstanceName, RequestId
-from motet_supervisor.policy import effects as do
-from motet_supervisor.policy import events as on
+from motet.domain import InstanceName, RequestId
+from motet.runner_info import RunnerIdentity, RunnerRequest, SequenceState
+from motet_supervisor.policy import effects, events
 from motet_supervisor.policy.overflow import ExtendTo, ParkVictim, cheapest, decide
 from motet_supervisor.policy.runners import TrackedRequest, WatchedRunner
 from motet_supervisor.policy.values import SupervisorConfig
@@ -26,7 +25,7 @@ class Supervisor:
         self.highest_term = 0
         self._alone_since: float | None = None
         self._now = 0.0
-        self._effects: list[do.Effect] = []
+        self._effects: list[effects.Effect] = []
 
     @property
     def has_leader(self) -> bool:
@@ -38,7 +37,7 @@ class Supervisor:
         """In whose name orders are given; 0 for those that are nobody's but ours, while no leader is connected."""
         return self.highest_term if self.has_leader else 0
 
-    def handle(self, event: on.Event, now: float) -> list[do.Effect]:
+    def handle(self, event: events.Event, now: float) -> list[effects.Effect]:
         self._now = now
         self._effects = []
         _HANDLERS[type(event)](self, event)
@@ -46,7 +45,7 @@ class Supervisor:
 
     # ------------------------------------------------------------------------------------------------------- runners
 
-    def _runner_connected(self, event: on.RunnerConnected) -> None:
+    def _runner_connected(self, event: events.RunnerConnected) -> None:
         instance = InstanceName(event.identity.instance)
         runner = self.runners.get(instance)
         if runner is None or runner.identity.incarnation != event.identity.incarnation:
@@ -63,15 +62,15 @@ class Supervisor:
     def _tell_overcommit(self, runner: RunnerIdentity) -> None:
         """The runner first: a scheduler that knows a larger factor before it does would be declined."""
         factor = self.policy.overcommit
-        self._effects.append(do.SetOvercommit(InstanceName(runner.instance), runner.pool, factor))
-        self._effects.append(do.ReportOvercommit(runner.pool, factor))
+        self._effects.append(effects.SetOvercommit(InstanceName(runner.instance), runner.pool, factor))
+        self._effects.append(effects.ReportOvercommit(runner.pool, factor))
 
-    def _runner_disconnected(self, event: on.RunnerDisconnected) -> None:
+    def _runner_disconnected(self, event: events.RunnerDisconnected) -> None:
         runner = self.runners.get(event.instance)
         if runner is not None and runner.identity.incarnation == event.incarnation:
             runner.connected = False
 
-    def _memory_reported(self, event: on.MemoryReported) -> None:
+    def _memory_reported(self, event: events.MemoryReported) -> None:
         runner = self.runners.get(event.instance)
         if runner is None:
             return
@@ -93,7 +92,7 @@ class Supervisor:
                 sequence.overflowing_since = self._now
         self._answer_overflows(runner)
 
-    def _overflow_ahead(self, event: on.OverflowAnnounced) -> None:
+    def _overflow_ahead(self, event: events.OverflowAnnounced) -> None:
         runner = self.runners.get(event.instance)
         if runner is None:
             return
@@ -110,7 +109,7 @@ class Supervisor:
         known.overflowing_since = self._now
         self._answer_overflows(runner)
 
-    def _parked(self, event: on.RequestParked) -> None:
+    def _parked(self, event: events.RequestParked) -> None:
         runner, sequence = self._find(event.instance, event.request, event.epoch)
         if runner is None or sequence is None:
             return
@@ -126,15 +125,15 @@ class Supervisor:
         self._tell_parked(runner, [sequence])
         self._answer_overflows(runner)
 
-    def _resumed(self, event: on.RequestResumed) -> None:
+    def _resumed(self, event: events.RequestResumed) -> None:
         runner, sequence = self._find(event.instance, event.request, event.epoch)
         if runner is None or sequence is None:
             return
         sequence.entry = replace(sequence.entry, pages=event.pages, state=SequenceState.WAITING)
         sequence.order_done()
-        self._effects.append(do.ReportResumed(event.instance, event.request, event.epoch, event.pages))
+        self._effects.append(effects.ReportResumed(event.instance, event.request, event.epoch, event.pages))
 
-    def _ended(self, event: on.RequestEnded) -> None:
+    def _ended(self, event: events.RequestEnded) -> None:
         runner, sequence = self._find(event.instance, event.request, event.epoch)
         if runner is None or sequence is None:
             return
@@ -143,22 +142,22 @@ class Supervisor:
 
     # ----------------------------------------------------------------------------------------------------- scheduler
 
-    def _scheduler_connected(self, event: on.SchedulerConnected) -> None:
+    def _scheduler_connected(self, event: events.SchedulerConnected) -> None:
         self._hear_term(event.scheduler, event.term)
         parked = [
-            do.ReportParked(runner.instance, one.entry.request, one.entry.epoch, one.entry.pages, one.method)
+            effects.ReportParked(runner.instance, one.entry.request, one.entry.epoch, one.entry.pages, one.method)
             for runner in self.runners.values()
             for one in runner.sequences.values()
             if one.parked
         ]
         pools = sorted({runner.identity.pool for runner in self.runners.values()})
-        self._effects += [do.ReportOvercommit(pool, self.policy.overcommit) for pool in pools]
-        self._effects.append(do.ReportAllParked(tuple(parked)))
+        self._effects += [effects.ReportOvercommit(pool, self.policy.overcommit) for pool in pools]
+        self._effects.append(effects.ReportAllParked(tuple(parked)))
 
-    def _term_raised(self, event: on.TermRaised) -> None:
+    def _term_raised(self, event: events.TermRaised) -> None:
         self._hear_term(event.scheduler, event.term)
 
-    def _scheduler_gone(self, event: on.SchedulerDisconnected) -> None:
+    def _scheduler_gone(self, event: events.SchedulerDisconnected) -> None:
         self._schedulers.pop(event.scheduler, None)
         if not self.has_leader and self._alone_since is None:
             self._alone_since = self._now
@@ -169,7 +168,7 @@ class Supervisor:
         if self.has_leader:
             self._alone_since = None
 
-    def _resumable(self, event: on.Resumable) -> None:
+    def _resumable(self, event: events.Resumable) -> None:
         if event.term < self.highest_term:
             return  # of a ledger that no longer counts
         runner, sequence = self._find(event.instance, event.request, event.epoch)
@@ -177,7 +176,7 @@ class Supervisor:
             return  # its runner's report will tell the scheduler
         entry = sequence.entry
         if not sequence.parked:
-            self._effects.append(do.ReportResumed(event.instance, entry.request, entry.epoch, entry.pages))
+            self._effects.append(effects.ReportResumed(event.instance, entry.request, entry.epoch, entry.pages))
         elif event.pages != entry.pages:
             # It asks for another promise than the scheduler wrote down: let it look again.
             self._tell_parked(runner, [sequence])
@@ -186,7 +185,7 @@ class Supervisor:
 
     # ---------------------------------------------------------------------------------------------------------- time
 
-    def _tick(self, _event: on.Tick) -> None:
+    def _tick(self, _event: events.Tick) -> None:
         if not self.has_leader and self._alone_since is None:
             self._alone_since = self._now
         for runner in list(self.runners.values()):
@@ -215,7 +214,7 @@ class Supervisor:
             self._mark_unhealthy(runner, f"its engine has work and took no step for {still:.1f} seconds", hung=True)
 
     def _mark_unhealthy(self, runner: WatchedRunner, why: str, *, hung: bool) -> None:
-        self._effects.append(do.ReportRunnerLost(runner.identity, why, hung, again=runner.unhealthy))
+        self._effects.append(effects.ReportRunnerLost(runner.identity, why, hung, again=runner.unhealthy))
         runner.condemned_at = self._now
         if hung:
             runner.hung_because = why
@@ -249,8 +248,8 @@ class Supervisor:
 
     def _extend(self, runner: WatchedRunner, sequence: TrackedRequest, pages: int) -> None:
         entry = sequence.entry
-        self._effects.append(do.Extend(runner.instance, entry.request, entry.epoch, entry.pages, pages))
-        self._effects.append(do.ReportPromise(runner.instance, entry.request, entry.epoch, pages))
+        self._effects.append(effects.Extend(runner.instance, entry.request, entry.epoch, entry.pages, pages))
+        self._effects.append(effects.ReportPromise(runner.instance, entry.request, entry.epoch, pages))
         sequence.entry = replace(entry, pages=pages)
         sequence.order(self._now)
         sequence.overflowing_since = None
@@ -258,7 +257,7 @@ class Supervisor:
     def _park(self, runner: WatchedRunner, sequence: TrackedRequest, doubled: int) -> None:
         entry = sequence.entry
         method = cheapest(runner, sequence, self.policy.park_method)
-        self._effects.append(do.Park(runner.instance, entry.request, entry.epoch, entry.pages, doubled, method))
+        self._effects.append(effects.Park(runner.instance, entry.request, entry.epoch, entry.pages, doubled, method))
         if method == "swap":
             runner.host_bytes_free -= entry.pages_used * runner.capacity.page_bytes
         sequence.entry = replace(entry, parked_times=entry.parked_times + 1)
@@ -266,7 +265,7 @@ class Supervisor:
 
     def _resume(self, runner: WatchedRunner, sequence: TrackedRequest) -> None:
         entry = sequence.entry
-        self._effects.append(do.Resume(runner.instance, entry.request, entry.epoch, entry.pages))
+        self._effects.append(effects.Resume(runner.instance, entry.request, entry.epoch, entry.pages))
         sequence.order(self._now)
 
     def _resume_without_scheduler(self, runner: WatchedRunner) -> None:
@@ -296,7 +295,7 @@ class Supervisor:
 
     def _tell_parked(self, runner: WatchedRunner, sequences: Iterable[TrackedRequest]) -> None:
         self._effects += [
-            do.ReportParked(runner.instance, one.entry.request, one.entry.epoch, one.entry.pages, one.method)
+            effects.ReportParked(runner.instance, one.entry.request, one.entry.epoch, one.entry.pages, one.method)
             for one in sequences
         ]
 
@@ -311,16 +310,16 @@ class Supervisor:
 
 
 _HANDLERS: dict[type, Callable[[Supervisor, Any], None]] = {
-    on.RunnerConnected: Supervisor._runner_connected,
-    on.RunnerDisconnected: Supervisor._runner_disconnected,
-    on.MemoryReported: Supervisor._memory_reported,
-    on.OverflowAnnounced: Supervisor._overflow_ahead,
-    on.RequestParked: Supervisor._parked,
-    on.RequestResumed: Supervisor._resumed,
-    on.RequestEnded: Supervisor._ended,
-    on.SchedulerConnected: Supervisor._scheduler_connected,
-    on.TermRaised: Supervisor._term_raised,
-    on.SchedulerDisconnected: Supervisor._scheduler_gone,
-    on.Resumable: Supervisor._resumable,
-    on.Tick: Supervisor._tick,
+    events.RunnerConnected: Supervisor._runner_connected,
+    events.RunnerDisconnected: Supervisor._runner_disconnected,
+    events.MemoryReported: Supervisor._memory_reported,
+    events.OverflowAnnounced: Supervisor._overflow_ahead,
+    events.RequestParked: Supervisor._parked,
+    events.RequestResumed: Supervisor._resumed,
+    events.RequestEnded: Supervisor._ended,
+    events.SchedulerConnected: Supervisor._scheduler_connected,
+    events.TermRaised: Supervisor._term_raised,
+    events.SchedulerDisconnected: Supervisor._scheduler_gone,
+    events.Resumable: Supervisor._resumable,
+    events.Tick: Supervisor._tick,
 }

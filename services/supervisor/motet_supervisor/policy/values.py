@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from motet.model import ParkMethod
+from motet.domain import ParkMethod
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,12 +12,12 @@ from safetensors.torch import load_file, save_file
 from torch.nn.functional import pad
 
 from tests.kube.cluster import Cluster
-from tests.kube.nodes import TestNode
+from tests.kube.nodes import ClusterNode
 from tests.kube.product import POOLS, Product, bring_demo, installed
 
 
 @pytest.fixture(scope="package")
-def product(cluster: Cluster, node: TestNode, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
+def product(cluster: Cluster, node: ClusterNode, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
     folder = tmp_path_factory.mktemp("product")
     folder.chmod(0o755)
     with cluster.inside(), installed(cluster, folder) as running:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.kube.changes import quiet, told, writes_of
+from tests.kube.audit_writes import quiet, told, writes_of
 from tests.kube.product import (
     ADAPTERS,
     MANIFESTS,

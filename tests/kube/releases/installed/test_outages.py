@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.kube.nodes import TestNode
+from tests.kube.nodes import ClusterNode
 from tests.kube.operators import definition_gone
 from tests.kube.product import ADAPTERS, FIXED, MANIFESTS, POOLS, RELEASE, SYSTEM, ClientLoad, Product, stream
 from tests.kube.releases.installed.steps import (
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.kube, pytest.mark.timeout(600)]
 
 
 async def test_row_20_a_runner_that_is_killed_costs_its_clients_a_pause(
-    product: Product, node: TestNode, two_runners: list[str]
+    product: Product, node: ClusterNode, two_runners: list[str]
 ) -> None:
     undisturbed = await asyncio.gather(*(stream(product, model, tokens=600) for model in ADAPTERS))
     await asyncio.to_thread(wait_for_silence, product)
@@ -35,7 +35,7 @@ async def test_row_20_a_runner_that_is_killed_costs_its_clients_a_pause(
         assert answer.text == whole.text, "after the pause it went on with something else"
 
 
-async def test_row_22_a_scheduler_that_is_killed_is_followed_by_the_other(product: Product, node: TestNode) -> None:
+async def test_row_22_a_scheduler_that_is_killed_is_followed_by_the_other(product: Product, node: ClusterNode) -> None:
     def leader() -> str:
         holder: str = product.cluster.get("lease", f"{RELEASE}-scheduler", f"--namespace={SYSTEM}")["spec"][
             "holderIdentity"
@@ -70,7 +70,7 @@ async def test_row_22_a_scheduler_that_is_killed_is_followed_by_the_other(produc
 
 
 async def test_row_21_a_runner_that_hangs_in_a_cluster_is_replaced_and_its_streams_go_on(
-    product: Product, node: TestNode, two_runners: list[str]
+    product: Product, node: ClusterNode, two_runners: list[str]
 ) -> None:
     def starts() -> dict[str, int]:
         return {

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.kube.cluster import Cluster
-from tests.kube.nodes import TestNode
+from tests.kube.nodes import ClusterNode
 from tests.kube.product import POOLS, RELEASE, SYSTEM, Product
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(600)]
@@ -24,7 +24,7 @@ class Right(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def used_in_full(product: Product, node: TestNode) -> Product:
+def used_in_full(product: Product, node: ClusterNode) -> Product:
     """A product that has done everything once for which it has a right."""
     product.patch_pool(replicas=2)
     product.cluster.wait_for(lambda: product.pool()["status"]["readyReplicas"] == 2, "two runners", within_s=120)
@@ -45,7 +45,7 @@ def _say_the_same_twice(product: Product) -> None:
         product.wait_ready("lora", "zeta", "json")
 
 
-def _hang_a_runner(product: Product, node: TestNode) -> None:
+def _hang_a_runner(product: Product, node: ClusterNode) -> None:
     hung = product.runners()[0]["metadata"]["name"]
     node.lie(f"{POOLS}/{hung}", "liveness", True)  # else the kubelet would be faster than the operator
     node.pause(f"{POOLS}/{hung}")

@@ -2,8 +2,8 @@
 
 from alembic import context
 
+from motet.store.schema_versions import DONE, READERS
 from motet.store.tables import Table
-from motet.store.versions import DONE, READERS
 
 connection = context.config.attributes["connection"]
 context.configure(

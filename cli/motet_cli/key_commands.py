@@ -1,0 +1,313 @@
+"""What `motet key` does: keys in the database, or one line for a file of them. A secret is printed once, by itself.
+
+Messages never repeat what was typed where a key might have been: terminals and logs of builds keep them.
+"""
+
+import asyncio
+import os
+import re
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import orjson
+import typer
+from pydantic import TypeAdapter, ValidationError
+from rich.console import Console
+from rich.table import Table
+
+from motet import keys
+from motet.errors import NotFound, SetupError, StateDirectoryError, StoreUnavailable
+from motet.keys import ApiKey, KeyScope
+from motet.resources.fields import DnsLabel
+from motet.service_main import read
+from motet.settings import Database, ProcessSettings
+from motet.store import Store, migrate, open_store
+from motet.store import keys as kept
+from motet.store.database import parse
+from motet_cli.durations import duration
+from motet_cli.log_file import log_to
+from motet_operator.local.state_directory import StateDirectory
+
+_ID = re.compile(rf"[0-9a-f]{{{2 * keys.ID_BYTES}}}")
+
+KEY_ONE_LINER = """python3 -c 'import secrets as s; print("motet_" + s.token_hex(8) + "_" + s.token_urlsafe(32))'"""
+"""A shell's words for a key that no database knows. A test reads what they print."""
+
+HOW_TO_HASH = f"""Without a database a key is made, kept in a file of yours, and hashed, like this:
+
+  (umask 077; {KEY_ONE_LINER} > key)
+  motet key hash --tenant acme < key"""
+
+
+def create(data_dir: Path, *, tenant: str, scopes: str, expires: str | None) -> int:
+    made = keys.new_key()
+    key = _key(made, tenant=tenant, scopes=scopes, expires=expires, now=_now())
+    _check_gateways_read_them(HOW_TO_HASH)
+    url = _database(data_dir)
+
+    async def run() -> bool:
+        await migrate(url)
+        async with open_store(url) as store:
+            first = not await kept.any_was_made(store)
+            await kept.add(store, key)
+            return first
+
+    first = asyncio.run(run())
+    _note_keys_made(data_dir, url)
+    _show(made)
+    _say(f"{_about(key)} It is shown only now: keep it.")
+    if first:
+        _say("It is the first one: from now on gateways ask everybody for a key, on this machine too.")
+    return 0
+
+
+def ls(data_dir: Path, *, as_json: bool) -> int:
+    url = _database(data_dir)
+
+    async def run() -> list[tuple[ApiKey, datetime | None]]:
+        async with _existing_database(url) as store:
+            return await kept.all_keys(store) if store is not None else []
+
+    found, now = asyncio.run(run()), _now()
+    if as_json:
+        document = {"keys": [document_of(key, used, now) for key, used in found]}
+        typer.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
+    elif found:
+        _print(found, now)
+    else:
+        _say("There are no keys. `motet key create --tenant NAMESPACE` makes one.")
+    return 0
+
+
+def revoke(data_dir: Path, id_: str) -> int:
+    id_ = _id(id_, command="revoke")
+    _check_gateways_read_them("To end a key, take its line away there.")
+    url, now = _database(data_dir), _now()
+
+    async def run() -> ApiKey:
+        async with _database_with_key(url, id_) as (store, key):
+            await kept.revoke(store, id_, tenant=key.tenant, at=now)
+            return key
+
+    key = asyncio.run(run())
+    if key.revoked is not None:
+        _say(f"Key {id_} of tenant {key.tenant} was revoked before, at {_time(key.revoked)}.")
+    else:
+        _say(f"Key {id_} of tenant {key.tenant} is revoked. Gateways refuse it within 5 seconds.")
+    return 0
+
+
+def rotate(data_dir: Path, id_: str, *, overlap: str) -> int:
+    id_, stays = _id(id_, command="rotate"), _duration("--overlap", overlap)
+    _check_gateways_read_them(HOW_TO_HASH)
+    made, url, now = keys.successor_key(id_), _database(data_dir), _now()
+
+    async def run() -> tuple[ApiKey, ApiKey]:
+        async with _database_with_key(url, id_) as (store, old):
+            new = successor(old, made, now=now)
+            await kept.rotate(store, old, new, at=now + stays)
+            return old, new
+
+    old, new = asyncio.run(run())
+    _show(made)
+    _say(f"{_about(new)} It is shown only now: keep it.")
+    ends = min(now + stays, old.expires or now + stays)
+    _say(f"Key {id_}, which it follows, ends at {_time(ends)}." if ends > now else f"Key {id_} is revoked.")
+    return 0
+
+
+def hash_(*, tenant: str, scopes: str, expires: str | None, arguments: Sequence[str]) -> int:
+    if arguments:
+        raise SetupError(
+            "a key is no argument: the shell's history keeps it, and everybody on this machine can read it. "
+            f"If that was one, do not use it. {HOW_TO_HASH}"
+        )
+    if sys.stdin.isatty():
+        raise SetupError(f"the key comes from standard input, which is a terminal here. {HOW_TO_HASH}")
+    read_in = sys.stdin.buffer.read(keys.MAX_KEY_LENGTH + 16).decode("ascii", errors="replace").strip()
+    made = keys.parse_key(read_in)
+    if made is None:
+        what = "has not the form motet_<id>_<secret> of a key" if read_in else "is empty"
+        raise SetupError(f"standard input {what}. {HOW_TO_HASH}")
+    key = _key(made, tenant=tenant, scopes=scopes, expires=expires, now=_now())
+    typer.echo(keys.to_line(key))
+    _say(f"{_about(key)} The line above holds its hash, not the key.")
+    return 0
+
+
+def successor(old: ApiKey, made: keys.PresentedKey, *, now: datetime) -> ApiKey:
+    """Of the same tenant and scopes; one that expires is followed by one that lasts as long as it was made for."""
+    expires = now + (old.expires - old.created) if old.expires is not None else None
+    return ApiKey(id=made.id, tenant=old.tenant, scopes=old.scopes, hash=made.hash, created=now, expires=expires)
+
+
+def state_of(key: ApiKey, now: datetime) -> str:
+    """active, expired or revoked. One that was rotated is active until it expires."""
+    return key.refused_because(now) or "active"
+
+
+def document_of(key: ApiKey, used: datetime | None, now: datetime) -> dict[str, Any]:
+    """What `--json` prints of one."""
+    return {
+        "id": key.id,
+        "tenant": key.tenant,
+        "scopes": sorted(key.scopes),
+        "created": key.created,
+        "expires": key.expires,
+        "revoked": key.revoked,
+        "last_used": used,
+        "state": state_of(key, now),
+    }
+
+
+def _print(found: Sequence[tuple[ApiKey, datetime | None]], now: datetime) -> None:
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 200  # a pipe has no width; do not fold for it
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
+    for column in ("id", "tenant", "scopes", "created", "expires", "last used", "state"):
+        table.add_column(column, overflow="fold")
+    for key, used in found:
+        table.add_row(
+            key.id,
+            key.tenant,
+            ",".join(sorted(key.scopes)),
+            _time(key.created),
+            _time(key.expires) if key.expires is not None else "never",
+            _time(used) if used is not None else "-",
+            state_of(key, now),
+        )
+    console.print(table)
+
+
+def _check_gateways_read_them(instead: str) -> None:
+    """Raises SetupError where gateways look for keys elsewhere than in the database, as in their pods."""
+    if file := os.environ.get("MOTET_GATEWAY_KEYS_FILE"):
+        raise SetupError(
+            f"gateways read keys from {file} (MOTET_GATEWAY_KEYS_FILE), not from the database: a change there would do "
+            "nothing. They are lines of `motet key hash`; on a cluster a Secret holds them (`gateway.keysSecret` "
+            f"of the chart). {instead}"
+        )
+
+
+def _note_keys_made(data_dir: Path, url: str) -> None:
+    """That a key was made, for gateways of this state directory, which may not have run yet."""
+    if parse(url).get_backend_name() != "sqlite":
+        return
+    memory = StateDirectory.of(data_dir).data / keys.KEYS_MADE_FILE
+    try:
+        memory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        memory.touch()
+    except OSError as error:
+        _say(f"{memory} cannot be written ({error.strerror}): without the database nobody here would know of the key.")
+
+
+def _database(data_dir: Path) -> str:
+    """Its URL. What this process makes from here on is this user's alone."""
+    layout = StateDirectory.of(data_dir)
+    log_to(layout.log("up"))
+    os.umask(0o077)
+    return read(Database).url(read(ProcessSettings).model_copy(update={"data_dir": layout.data}))
+
+
+@asynccontextmanager
+async def _existing_database(url: str) -> AsyncIterator[Store | None]:
+    """None: it is not there, or of a version that knew no keys. Only who makes a key makes or changes a database: one
+    of the version that its other users have may be older. Raises StateDirectoryError when it cannot be read."""
+    parsed = parse(url)
+    if parsed.get_backend_name() == "sqlite" and not Path(parsed.database or "").is_file():
+        yield None
+        return
+    async with open_store(url) as store:
+        try:
+            has_keys = await kept.table_exists(store)
+        except StoreUnavailable as error:
+            raise StateDirectoryError(error.message) from error
+        yield store if has_keys else None
+
+
+@asynccontextmanager
+async def _database_with_key(url: str, id_: str) -> AsyncIterator[tuple[Store, ApiKey]]:
+    """The database and the key of that id. Raises NotFound."""
+    async with _existing_database(url) as store:
+        key = await kept.find(store, id_) if store is not None else None
+        if store is not None and key is not None:
+            yield store, key
+            return
+        raise NotFound(f"there is no key {id_} in this database: `motet key ls` shows those that there are.")
+
+
+def _key(made: keys.PresentedKey, *, tenant: str, scopes: str, expires: str | None, now: datetime) -> ApiKey:
+    """As the options say. Raises SetupError that names the one that is wrong."""
+    return ApiKey(
+        id=made.id,
+        tenant=_tenant(tenant),
+        scopes=_scopes(scopes),
+        hash=made.hash,
+        created=now,
+        expires=now + _duration("--expires", expires, least=timedelta(seconds=1)) if expires is not None else None,
+    )
+
+
+def _tenant(text: str) -> str:
+    try:
+        return TypeAdapter(DnsLabel).validate_python(text, strict=True)
+    except ValidationError:
+        near = re.sub(r"[^a-z0-9]+", "-", text.lower())[:63].strip("-")
+        hint = f" Perhaps --tenant {near}?" if near else ""
+        raise SetupError(
+            f"--tenant {text!r} is no name of a namespace, which a tenant is: at most 63 lower-case letters, digits "
+            f"and '-', beginning and ending with a letter or digit.{hint}"
+        ) from None
+
+
+def _scopes(text: str) -> frozenset[KeyScope]:
+    said = [one.strip() for one in text.split(",")]
+    if unknown := [one for one in said if one not in set(KeyScope)]:
+        raise SetupError(f"--scopes has {unknown[0]!r}; there are {', '.join(KeyScope)}, with commas between.")
+    return frozenset(KeyScope(one) for one in said)
+
+
+def _duration(option: str, text: str, *, least: timedelta = timedelta()) -> timedelta:
+    try:
+        length = duration(text)
+    except ValueError as error:
+        raise SetupError(f"{option} {text!r} {error}.") from None
+    if length < least:
+        raise SetupError(f"{option} {text!r} is too short.")
+    return length
+
+
+def _id(text: str, *, command: str) -> str:
+    if (whole := keys.parse_key(text)) is not None:
+        raise SetupError(
+            f"that is a whole key, which belongs in no command line. Its id is enough: motet key {command} {whole.id}"
+        )
+    if _ID.fullmatch(text) is None:
+        raise SetupError(f"ID has to be the {2 * keys.ID_BYTES} characters, 0-9 and a-f, that `motet key ls` shows.")
+    return text
+
+
+def _about(key: ApiKey) -> str:
+    ends = f"ends at {_time(key.expires)}" if key.expires is not None else "does not expire"
+    return f"Key {key.id} of tenant {key.tenant}, for {', '.join(sorted(key.scopes))}, {ends}."
+
+
+def _time(at: datetime) -> str:
+    return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _now() -> datetime:
+    return datetime.now(UTC).replace(microsecond=0)
+
+
+def _show(made: keys.PresentedKey) -> None:
+    typer.echo(str(made))
+
+
+def _say(sentence: str) -> None:
+    typer.echo(sentence, err=True)

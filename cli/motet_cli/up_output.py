@@ -1,0 +1,131 @@
+"""What `motet up` says: services as they become ready, the URL, three things to try, and later what goes wrong."""
+
+import asyncio
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from motet.keys import KEYS_MADE_FILE
+from motet_cli.readiness import StartupFailed, StartupReady, StartupWatch, ready_of
+from motet_operator.local.state_directory import StateDirectory
+
+NEEDS_KEY = (
+    "Each of these needs an API key: chat sends the one in MOTET_API_KEY, curl the one in a file that says\n"
+    "'authorization: Bearer <key>', with --header @FILE. `motet key create --tenant default` makes one."
+)
+
+
+class UpOutput:
+    """Lines for a file, a spinner above them for a terminal."""
+
+    def __init__(self, layout: StateDirectory, url: str, question: str) -> None:
+        self._layout = layout
+        self._url = url
+        self._question = question
+        self._console = Console(highlight=False, soft_wrap=True)
+        self._errors = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._began = time.monotonic()
+        self._shown: set[str] = set()
+        self._spinner = self._console.status("starting") if self._console.is_terminal else None
+        if self._spinner is not None:
+            self._spinner.start()
+
+    def close(self) -> None:
+        if self._spinner is not None:
+            self._spinner.stop()
+
+    def say(self, text: str) -> None:
+        self._console.print(text, markup=False)
+
+    def show(self, watch: StartupWatch) -> None:
+        for name, record in watch.records.items():
+            if record.ready and name not in self._shown:
+                self._shown.add(name)
+                self._console.print(f"  [green]✓[/] {name:<24} ready after {self._elapsed:.1f} s")
+        waiting = [name for name, record in watch.records.items() if not record.ready]
+        if self._spinner is not None:
+            self._spinner.update(f"waiting for {', '.join(waiting)}" if waiting else "waiting for the adapters")
+
+    def failed(self, failure: StartupFailed) -> None:
+        self.close()
+        self._errors.print(f"[red bold]motet:[/] {failure.who} could not start", end=": ")
+        self._errors.print(failure.reason.removeprefix(f"{failure.who}: "), markup=False)
+        self._errors.print(f"Its log: {failure.log}", markup=False)
+
+    def ready(self, outcome: StartupReady, *, hint: str) -> None:
+        self.close()
+        console = self._console
+        for kind in ("pool", "adapter"):
+            for item in outcome.status[f"{kind}s"]:
+                ready = ready_of(item)
+                if ready.get("status") != "True":
+                    console.print(f"  [yellow]![/] {kind} {item['namespace']}/{item['name']} is not ready", end=": ")
+                    self.say(f"{ready.get('reason', '')}: {ready.get('message', '')}")
+        console.print(f"\nMotet is up at [bold]{self._url}[/] after {self._elapsed:.1f} s. Try:\n")
+        for command in things_to_try(self._url, self._layout, outcome.status, self._question):
+            self.say(f"  {command}\n")
+        if needs_key(self._layout, os.environ):
+            self.say(f"{NEEDS_KEY}\n")
+        self.say(hint)
+
+    async def follow(self) -> None:
+        """Say what dies and what comes back, and what becomes wrong in the manifests."""
+        watch = StartupWatch(self._layout)
+        watch.look()
+        restarts = {name: record.restarts for name, record in watch.records.items()}
+        problems: set[str] = set()
+        while True:
+            await asyncio.sleep(0.5)
+            watch.look()
+            for name, record in watch.records.items():
+                if record.restarts > restarts.get(name, 0):
+                    self.say(f"{time.strftime('%H:%M:%S')} {name} died ({record.reason}) and is started again")
+            restarts = {name: record.restarts for name, record in watch.records.items()}
+            found = set(watch.status.get("problems", []))
+            for problem in sorted(found - problems):
+                self.say(f"{time.strftime('%H:%M:%S')} {problem}")
+            problems = found
+
+    @property
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._began
+
+
+def needs_key(layout: StateDirectory, environment: Mapping[str, str]) -> bool:
+    """Whether the gateway asks for one, as far as can be said from here: its own settings are its own."""
+    match environment.get("MOTET_GATEWAY_AUTH"):
+        case "none":
+            return False
+        case "keys":
+            return True
+    return bool(environment.get("MOTET_GATEWAY_KEYS_FILE")) or (layout.data / KEYS_MADE_FILE).exists()
+
+
+def things_to_try(url: str, layout: StateDirectory, status: dict[str, Any], question: str) -> list[str]:
+    """A request, the same to another voice, and the chat."""
+    ready = [adapter for adapter in status["adapters"] if adapter["ready"]]
+    models = [adapter["model"] for adapter in ready] + [pool["model"] for pool in status["pools"]]
+    commands = [_curl(url, model, question) for model in models[:2]]
+    return [*commands, f"{program()} chat {models[0]} --data-dir {layout.shell_path}"] if models else commands
+
+
+def program() -> str:
+    """How to call this command again: `motet` if the PATH leads here, else the path that it was called by."""
+    own = Path(sys.argv[0])
+    on_path = shutil.which("motet")
+    if own.name != "motet" or (on_path is not None and own.exists() and Path(on_path).samefile(own)):
+        return "motet"
+    return sys.argv[0]
+
+
+def _curl(url: str, model: str, question: str) -> str:
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": question}]}, ensure_ascii=False)
+    quoted = body.replace("'", "'\\''")
+    return f"curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{quoted}'"

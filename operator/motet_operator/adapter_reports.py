@@ -1,0 +1,52 @@
+"""What is known of adapters: what the scheduler has said last, across its takeovers.
+
+One that has just taken over hears of runners one after the other. What the one before has said of runners that it has
+not heard of yet holds until then: they hold what they held.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection
+from dataclasses import replace
+
+from motet.domain import ObjectName
+from motet_operator.reconcile import AdapterReplica, AdapterReport
+
+
+class AdapterReports:
+    def __init__(self) -> None:
+        self.known: dict[ObjectName, AdapterReport] = {}
+        self._reported: dict[ObjectName, AdapterReport] = {}
+        """As it was said on this stream."""
+
+        self._before: dict[str, dict[ObjectName, tuple[AdapterReplica, ...]]] = {}
+        """Places by runner, as they were said before it, of runners of which it has said nothing yet."""
+
+    def stream_opened(self, runners: Collection[str]) -> None:
+        """A stream has come up; these runners exist."""
+        before: defaultdict[str, dict[ObjectName, tuple[AdapterReplica, ...]]] = defaultdict(dict)
+        for name, one in self.known.items():
+            for place in one.replicas:
+                if place.runner in runners:
+                    before[place.runner][name] = (*before[place.runner].get(name, ()), place)
+        self._before, self._reported = dict(before), {}
+
+    def report(self, name: ObjectName, reported: AdapterReport) -> None:
+        self._reported[name] = reported
+        self._settle(name)
+
+    def runner_reported(self, runner: str) -> None:
+        """From here on what is said of adapters is the whole truth about this runner."""
+        for name in self._before.pop(runner, ()):
+            if name in self._reported:
+                self._settle(name)
+
+    def keep_only(self, names: Collection[ObjectName]) -> None:
+        self.known = {name: one for name, one in self.known.items() if name in names}
+        self._reported = {name: one for name, one in self._reported.items() if name in names}
+
+    def _settle(self, name: ObjectName) -> None:
+        said = self._reported[name]
+        of = {place.runner for place in said.replicas}
+        more = [place for runner, held in self._before.items() if runner not in of for place in held.get(name, ())]
+        places = sorted((*said.replicas, *more), key=lambda place: (place.runner, place.tier))
+        self.known[name] = replace(said, replicas=tuple(places)) if more else said

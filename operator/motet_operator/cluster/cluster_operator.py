@@ -1,0 +1,322 @@
+"""The operator on a cluster: watches everywhere, and where it leads, makes what is equal to what should be."""
+
+import asyncio
+import os
+import random
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import structlog
+from prometheus_client import CollectorRegistry
+
+from motet.clock import monotonic
+from motet.health import Health
+from motet.kube import KubeApi, KubeCredentials
+from motet.lease import Election
+from motet.service_main import run_until
+from motet.settings import Addresses, LeaseSettings, ProcessSettings
+from motet.task_group import run_together
+from motet_operator.cluster.api import Api, RequestLimiter
+from motet_operator.cluster.cache import Cache
+from motet_operator.cluster.decision import Decider, Decision, SchedulerReports
+from motet_operator.cluster.deployments import read_template
+from motet_operator.cluster.events import EventWriter
+from motet_operator.cluster.kinds import OWNED_KINDS, PODS, Kind
+from motet_operator.cluster.kopf_watch import KopfWatch
+from motet_operator.cluster.leaving_nodes import LeavingNodes
+from motet_operator.cluster.obstacles import Obstacle, ObstacleLog
+from motet_operator.cluster.resync import Resync
+from motet_operator.cluster.vanished import VanishedObjects
+from motet_operator.cluster.watch import Listener, Watch
+from motet_operator.cluster.write_executor import WriteExecutor
+from motet_operator.cluster.writes import StatusWrite, Write
+from motet_operator.metrics import ClusterMetrics
+from motet_operator.reconcile import AdapterStatus, PoolStatus
+from motet_operator.settings import ClusterSettings
+from motet_operator.sync import SchedulerSync
+
+log = structlog.get_logger(__name__)
+
+LEAST_PAUSE_SECONDS = 0.02
+PAUSE_PER_ROUND = 3.0
+"""After a round that took t nothing happens for so many t: at most a quarter of a core thinks."""
+
+LOOK_SECONDS = 10.0
+"""A round comes at least so often, whether or not anything is known to have changed."""
+
+STALLED_SECONDS = 60.0
+SILENT_SECONDS = 150.0
+"""Bookmarks come every minute, and a watch that is silent for a little longer is opened anew: this one is lost."""
+
+ANSWERED_SECONDS = 30.0
+"""A watch is taken for dead only while the API server answers everything else: nobody starts again for an outage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorLiveness:
+    """Whether the operator still does its work: by how many seconds ago each part of it last did something."""
+
+    round: float
+    answer: float
+    watches: Mapping[str, float]
+    """By the path that is watched."""
+
+    def dead_because(self) -> str:
+        """Why only another process can help; empty: nothing is wrong, or nothing that it could mend."""
+        if self.round > STALLED_SECONDS:
+            return f"the work loop has not ticked for {self.round:.0f} s"
+        if self.answer > ANSWERED_SECONDS:
+            return ""
+        path, silent = max(self.watches.items(), key=lambda one: one[1], default=("", 0.0))
+        return f"the watch of {path} has said nothing for {silent:.0f} s" if silent > SILENT_SECONDS else ""
+
+    def unready_because(self, resync_seconds: float) -> str:
+        """Lists are asked for so often, and are all that is asked for while nothing changes."""
+        if self.answer > ANSWERED_SECONDS + resync_seconds:
+            return f"the API server has said nothing for {self.answer:.0f} s"
+        return ""
+
+
+class ClusterOperator:
+    def __init__(self, process: ProcessSettings, settings: ClusterSettings, lease: LeaseSettings) -> None:
+        self._process, self._settings, self._lease = process, settings, lease
+        self._scale = process.time_scale
+        self._wake = asyncio.Event()
+        self._ticked = monotonic()
+        self._leading = False
+        self._election: Election | None = None
+        self._denials = ObstacleLog()
+        self._decider = Decider(
+            settings.pool_namespaces,
+            timedelta(seconds=settings.condemned_seconds * self._scale),
+            settings.rolling_pools,
+            timedelta(seconds=settings.rollout_seconds * self._scale),
+        )
+        self._platform = read_template(settings.runner_template)
+        self._silent_until = 0.0
+
+    async def run(self, stop: asyncio.Event, registry: CollectorRegistry, health: Health) -> None:
+        """Raises SetupError for what a person has to put right."""
+        settings = self._settings
+        self._metrics = metrics = ClusterMetrics(registry)
+        health.add_liveness_check(self._dead_because)
+        credentials = KubeCredentials(settings.kubeconfig, "MOTET_CLUSTER_KUBECONFIG")
+        await credentials.configuration()
+        limiter = RequestLimiter(settings.writes_per_second, settings.write_burst)
+        self._api = Api(
+            credentials, limiter, metrics, request_seconds=settings.request_seconds, may_write=self._may_write
+        )
+        self._cache = Cache(lambda _: self._wake.set())
+        self._resync = Resync(
+            self._api,
+            self._cache,
+            self._denials,
+            metrics,
+            settings.pool_namespaces,
+            seconds=settings.resync_seconds,
+            changed=self._wake.set,
+            watch_anew=self._watch_anew,
+            unwatchable=self._cannot_watch,
+            time_scale=self._scale,
+        )
+        self._cordons = LeavingNodes(
+            self._api,
+            self._denials,
+            seconds=settings.cordon_seconds * self._scale,
+            taints=settings.leaving_taints,
+            hosts=self._hosts,
+            changed=self._wake.set,
+        )
+        self._events = EventWriter(
+            self._api,
+            metrics,
+            self._lease.pod_name or os.uname().nodename,
+            per_second=settings.events_per_second,
+            time_scale=self._scale,
+        )
+        self._writer = WriteExecutor(
+            self._api,
+            self._cache,
+            self._denials,
+            metrics,
+            leading=self._may_write,
+            written=self._written,
+            denied=self._denied,
+            time_scale=self._scale,
+        )
+        self._sync = SchedulerSync(Addresses().scheduler_address, self._wake.set, office=lambda: self._election)
+        self._continuity = VanishedObjects(self._api, settings.vanished_seconds * self._scale)
+        self._watch: Watch = KopfWatch(
+            credentials,
+            settings.pool_namespaces,
+            Listener(
+                seen=self._cache.put,
+                deleted=self._cache.remove,
+                opened=self._resync.watch_opened,
+                restarted=self._watch_restarted,
+            ),
+            time_scale=self._scale,
+        )
+        health.add_readiness_check(self._unready_because)
+        health.set_ready(True)
+        try:
+            await run_until(stop, self._resync.run(), self._follow(), self._lead(), self._publish_metrics())
+        finally:
+            await self._api.close()
+
+    # ------------------------------------------------------------------------------------------------------- watching
+
+    async def _follow(self) -> None:
+        # A watch looks once for the kinds there are: what is not there by then is never watched.
+        await self._resync.listed.wait()
+        await self._watch.run()
+
+    def _watch_restarted(self, name: str) -> None:
+        self._metrics.watch_restarts.labels(name).inc()
+        self._resync.request_now()
+
+    def _hosts(self) -> set[str]:
+        """Nodes with runners."""
+        pods = self._cache.snapshot()[PODS].values()
+        return {node for pod in pods if (node := (pod.get("spec") or {}).get("nodeName"))}
+
+    def _cannot_watch(self, path: str) -> None:
+        self._watch.forget(path)
+
+    def _watch_anew(self, kind: Kind) -> None:
+        self._watch.restart(kind)
+        self._wake.set()
+
+    # -------------------------------------------------------------------------------------------------------- leading
+
+    async def _lead(self) -> None:
+        async with AsyncExitStack() as stack:
+            if self._lease.name:
+                door = await stack.enter_async_context(
+                    KubeApi(self._lease.kubeconfig or self._settings.kubeconfig, "MOTET_LEASE_KUBECONFIG")
+                )
+                self._election = Election(door, self._lease, time_scale=self._scale)
+                await stack.enter_async_context(self._election)
+                await self._election.wait_until_leader()
+            self._leading = True
+            self._metrics.leader.set(1)
+            await self._resync.listed.wait()
+            await self._resync.once()  # a standby's watch may have been behind
+            await self._cordons.look()  # else the first round would take a runner that moves for one that stays
+            self._silent_until = monotonic() + self._settings.takeover_seconds * self._scale
+            log.info("leads; everything is listed")
+            await run_together(
+                self._reconcile_for_ever(),
+                self._writer.run(self._settings.writers),
+                self._events.run(),
+                self._sync.run(),
+                self._cordons.run(),
+            )
+
+    def _may_write(self) -> bool:
+        return self._leading and (self._election is None or self._election.is_leader_for_sure)
+
+    async def _reconcile_for_ever(self) -> None:
+        while True:
+            self._wake.clear()
+            began = monotonic()
+            try:
+                again = await self._round() if self._resync.of_one_state else LOOK_SECONDS
+            except Exception:
+                log.exception("reconciling failed")
+                again = 1.0
+            took = monotonic() - began
+            self._ticked = monotonic()
+            self._metrics.reconciles.inc()
+            self._metrics.reconcile_seconds.observe(took)
+            # What comes together is looked at together, and a large cluster leaves time for everything else.
+            await asyncio.sleep(max(LEAST_PAUSE_SECONDS, PAUSE_PER_ROUND * took))
+            try:
+                async with asyncio.timeout(min(again or LOOK_SECONDS, LOOK_SECONDS)):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+
+    async def _round(self) -> float | None:
+        """Returns the seconds after which something happens by itself."""
+        # Before the snapshot: what has been seen since is perhaps not in it.
+        obstacles = self._denials.standing(self._resync.unseen)
+        snapshot = await self._continuity.complete(self._cache.snapshot())
+        now = datetime.now(UTC).replace(microsecond=0)
+        word = self._scheduler_said()
+        # In a thread: with ten thousand adapters a round takes a while, and watches and the Lease must not wait.
+        decision = await asyncio.to_thread(
+            self._decider.decide, snapshot, word, self._platform, now, self._cordons.nodes, obstacles=obstacles
+        )
+        self._count(decision)
+        if self._may_write():
+            pods = (name for _, name in snapshot[PODS])
+            self._sync.send_state(decision.plan.catalog, decision.drains, pods)
+        self._writer.set_writes(decision.writes)
+        silence = self._silent_until - monotonic() if word.awaited else None
+        due = [each for each in (decision.due, silence, self._continuity.due()) if each]
+        return max(0.05, min(due)) if due else None
+
+    def _scheduler_said(self) -> SchedulerReports:
+        sync = self._sync
+        return SchedulerReports(
+            known=dict(sync.adapter_reports),
+            drained=frozenset(sync.drained),
+            attached=frozenset(sync.attached),
+            condemned=dict(sync.condemned),
+            advice=dict(sync.advice),
+            slots=dict(sync.slots),
+            awaited=monotonic() < self._silent_until,
+        )
+
+    def _written(self, write: Write) -> None:
+        if isinstance(write, StatusWrite):
+            for event in write.events:
+                if (it := self._cache.get(write.kind, write.object)) is not None:
+                    self._events.post(write.kind, it, event.type, event.reason, event.message)
+
+    def _denied(self, write: Write, obstacle: Obstacle) -> None:
+        """Said where its owner looks: on the pool whose runners it is about, else on the object itself."""
+        self._wake.set()
+        kind, key = write.key.kind, write.key.object
+        if kind in OWNED_KINDS or obstacle.reason != "PermissionDenied":
+            return  # the pool's own conditions tell, and their event
+        if (it := self._cache.get(kind, key)) is not None:
+            self._events.post(kind, it, "Warning", obstacle.reason, obstacle.message)
+
+    def _count(self, decision: Decision) -> None:
+        kinds: tuple[tuple[str, tuple[PoolStatus, ...] | tuple[AdapterStatus, ...]], ...] = (
+            ("ServingPool", decision.plan.pools),
+            ("LoRAAdapter", decision.plan.adapters),
+        )
+        for kind, statuses in kinds:
+            self._metrics.objects.labels(kind).set(len(statuses))
+            ready = sum(one.type == "Ready" and one.holds for status in statuses for one in status.conditions)
+            self._metrics.ready_objects.labels(kind).set(ready)
+
+    # --------------------------------------------------------------------------------------------------------- health
+
+    async def _publish_metrics(self) -> None:
+        """Tells how it goes."""
+        while True:
+            if not self._leading or not self._resync.listed.is_set():
+                self._ticked = monotonic()  # a standby has no rounds that could hang
+            self._metrics.watch_age.clear()  # not every watch that was is still one
+            for path, age in self._watch.ages().items():
+                self._metrics.watch_age.labels(path).set(age)
+            await asyncio.sleep(random.uniform(0.8, 1.0) * max(0.1, self._scale))  # noqa: S311
+
+    def _unready_because(self) -> str:
+        """A standby is ready, too: it would act at once."""
+        return self._pulse().unready_because(self._settings.resync_seconds * self._scale) or self._resync.waiting_for()
+
+    def _dead_because(self) -> str:
+        return self._pulse().dead_because()
+
+    def _pulse(self) -> OperatorLiveness:
+        now = monotonic()
+        return OperatorLiveness(
+            round=now - self._ticked, answer=now - self._api.answered_at, watches=self._watch.ages()
+        )

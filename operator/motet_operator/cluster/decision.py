@@ -1,0 +1,408 @@
+"""One round: from what the API server and the scheduler have said to everything that should be written. Pure but for
+its memory of the rounds before, which saves work, and keeps a pool that changes all the time from rolling as often."""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from motet.domain import ObjectName
+from motet.resources.status import Condition
+from motet_operator.cluster.cache import ObjectKey, Snapshot
+from motet_operator.cluster.deployments import PlatformTemplate, budget, deployment, pod_digest
+from motet_operator.cluster.kinds import (
+    ADAPTERS,
+    BUDGETS,
+    DEPLOYMENTS,
+    NAMESPACES,
+    PODS,
+    POOLS,
+    Kind,
+    Object,
+    key_of,
+    uid_of,
+    version_of,
+)
+from motet_operator.cluster.object_parser import (
+    DELETION_COST,
+    DRAINING,
+    LEAVING_COST,
+    ObjectParser,
+    Unreadable,
+    annotations_of,
+    conditions_of,
+    drain_of_terminating_pod,
+    is_live,
+    is_runner,
+    pool_of,
+    read_adapter,
+    read_instance,
+    read_labels,
+    read_pool,
+    read_runner_set,
+    readable,
+    renewed_adapter,
+    renewed_pool,
+    revision_of,
+    with_leaving_node,
+    with_scheduler_state,
+)
+from motet_operator.cluster.obstacles import Obstacles, PartialKnowledge
+from motet_operator.cluster.status_documents import adapter_status, pool_status, unreadable_status, unseen_status
+from motet_operator.cluster.writes import (
+    DeploymentDeletion,
+    OwnedObjectWrite,
+    PodAnnotationWrite,
+    PodDeletion,
+    ScaleWrite,
+    StatusWrite,
+    Write,
+    WriteKey,
+    covers,
+    made_by_us,
+    scaled_by_us,
+)
+from motet_operator.reconcile import (
+    AdapterObject,
+    AdapterReport,
+    AdapterStatus,
+    Event,
+    Plan,
+    PoolObject,
+    ResultCache,
+    RolloutLimiter,
+    RunnerDrain,
+    RunnerSet,
+    ScalingAdvice,
+    View,
+    reconcile,
+)
+from motet_operator.sync import UnhealthyRunner
+
+NO_FILES = {"file": "name a claim of the pool's adapterVolumes under persistentVolumeClaim, or use hf:// or https://"}
+"""A path means nothing where runners may be on any node."""
+
+NO_OBSTACLES = Obstacles()
+
+Documents = dict[tuple[Kind, ObjectName], Object]
+"""Statuses by whose they are."""
+
+VANISHED = "ghost"
+"""Set on an object that is gone because its kind is: it is still to be served, and nothing can be written about it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerReports:
+    """What the scheduler last said."""
+
+    known: Mapping[ObjectName, AdapterReport] = field(default_factory=dict)
+    drained: Collection[str] = ()
+    attached: Collection[str] = ()
+    condemned: Mapping[str, UnhealthyRunner] = field(default_factory=dict)
+    advice: Mapping[ObjectName, ScalingAdvice] = field(default_factory=dict)
+    slots: Mapping[str, int] = field(default_factory=dict)
+    awaited: bool = False
+    """It has not yet told all it knows: an adapter that it has not named may be served all the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    plan: Plan
+    drains: Collection[RunnerDrain]
+    """Who takes no work: what drains and has it written on it, and what is being deleted."""
+
+    writes: Mapping[WriteKey, Write]
+    due: float | None
+    """Seconds after which something happens by itself."""
+
+
+class Decider:
+    def __init__(
+        self,
+        pool_namespaces: Collection[str],
+        condemned_patience: timedelta,
+        rolling_pools: int | None = None,
+        rollout_pause: timedelta = timedelta(0),
+    ) -> None:
+        self._pools = ObjectParser(
+            POOLS, lambda it: read_pool(it, prepared=lambda name: name in pool_namespaces), renewed_pool
+        )
+        self._adapters = ObjectParser(ADAPTERS, read_adapter, renewed_adapter)
+        self._labels = ObjectParser(NAMESPACES, read_labels)
+        self._instances = ObjectParser(PODS, read_instance)
+        self._sets = ObjectParser(DEPLOYMENTS, read_runner_set)
+        self._memory = ResultCache()
+        self._pace = RolloutLimiter(rollout_pause)
+        self._documents: dict[ObjectName, tuple[AdapterStatus, Object]] = {}
+        self._digested: dict[ObjectName, tuple[PoolObject, PlatformTemplate, PoolObject]] = {}
+        self._patience = condemned_patience
+        self._rolling_pools = rolling_pools
+
+    def decide(
+        self,
+        snapshot: Snapshot,
+        word: SchedulerReports,
+        platform: PlatformTemplate,
+        now: datetime,
+        cordoned: Collection[str] = (),
+        *,
+        obstacles: Obstacles = NO_OBSTACLES,
+    ) -> Decision:
+        """`cordoned` are the nodes that take no new pods."""
+        pools = self._pools(_declared(snapshot[POOLS]))
+        adapters = self._adapters(_declared(snapshot[ADAPTERS]))
+        snapshot = {**snapshot, **_of_ours(snapshot)}
+        pods = {key: pod for key, pod in snapshot[PODS].items() if is_live(pod)}
+        view = View(
+            now=now,
+            pools=tuple(self._with_digests(readable(pools), platform)),
+            adapters=tuple(readable(adapters)),
+            namespaces=dict(self._namespaces(snapshot)),
+            runner_sets=tuple(readable(self._sets(snapshot[DEPLOYMENTS]))),
+            instances=tuple(
+                with_scheduler_state(
+                    with_leaving_node(one, cordoned),
+                    word.drained,
+                    word.attached,
+                    word.condemned.get(one.name),
+                    self._patience,
+                )
+                for one in readable(self._instances(pods))
+            ),
+            adapter_reports=word.known,
+            scaling_advice=word.advice,
+            slots=word.slots,
+            rolling_pools=self._rolling_pools,
+            refused_schemes=NO_FILES,
+        )
+        doubts = PartialKnowledge.about(obstacles, view, pools, adapters, snapshot)
+        plan = doubts.applied_to(reconcile(view, self._memory, self._pace), view, snapshot)
+        documents = {
+            **_pool_documents(plan, view, snapshot, doubts, word),
+            **self._adapter_documents(plan, view, snapshot, doubts, word),
+        }
+        writes: list[Write] = [
+            *_statuses(documents, [*_unreadable(POOLS, pools), *_unreadable(ADAPTERS, adapters)], plan, snapshot, now),
+            *_children(plan, view, snapshot, doubts, pods, platform),
+            *_budgets(plan, view, snapshot),
+        ]
+        return Decision(
+            plan=plan,
+            drains=tuple(_drains(plan, snapshot)),
+            writes={write.key: write for write in writes},
+            due=max(0.05, (plan.due - now).total_seconds()) if plan.due is not None else None,
+        )
+
+    def _with_digests(self, pools: Iterable[PoolObject], platform: PlatformTemplate) -> Iterable[PoolObject]:
+        """Made again only where the pool is another than in the round before."""
+        before, self._digested = self._digested, {}
+        for pool in pools:
+            name = pool.resource.object_name
+            known = before.get(name)
+            if known is None or known[0] is not pool or known[1] is not platform:
+                known = (pool, platform, replace(pool, pod_digest=pod_digest(pool, platform)))
+            self._digested[name] = known
+            yield known[2]
+
+    def _namespaces(self, snapshot: Snapshot) -> Iterable[tuple[str, Mapping[str, str]]]:
+        for (_, name), labels in self._labels(snapshot[NAMESPACES]).items():
+            if not isinstance(labels, Unreadable):
+                yield name, labels
+
+    def _adapter_documents(
+        self, plan: Plan, view: View, snapshot: Snapshot, doubts: PartialKnowledge, word: SchedulerReports
+    ) -> Documents:
+        """Of those of which enough is known."""
+        before, self._documents = self._documents, {}
+        found: Documents = {}
+        for adapter, status in zip(view.adapters, plan.adapters, strict=True):
+            known = before.get(status.name)
+            if known is None or known[0] is not status:
+                known = (status, adapter_status(status))
+            self._documents[status.name] = known
+            if status.name in doubts.unconfirmed_adapters:
+                continue
+            awaited = word.awaited and status.name not in word.known
+            hidden = adapter.resource.group in doubts.unseen_groups and _has_reason(
+                status.conditions, "Ready", "WaitingForRunner"
+            )
+            if (awaited or hidden) and conditions_of(snapshot[ADAPTERS][status.name.namespace, status.name.name]):
+                continue
+            found[ADAPTERS, status.name] = known[1]
+        return found
+
+
+def _of_ours(snapshot: Snapshot) -> Snapshot:
+    """Runners and their Deployments. What somebody else has given our labels is left as it is, and counts for
+    nothing."""
+    return {
+        DEPLOYMENTS: {key: it for key, it in snapshot[DEPLOYMENTS].items() if made_by_us(it)},
+        PODS: {key: pod for key, pod in snapshot[PODS].items() if is_runner(pod)},
+    }
+
+
+def _declared(objects: Mapping[ObjectKey, Object]) -> Mapping[ObjectKey, Object]:
+    """Without those that are on their way out."""
+    return {key: it for key, it in objects.items() if "deletionTimestamp" not in it["metadata"]}
+
+
+def _has_reason(conditions: Iterable[Condition], type_: str, reason: str) -> bool:
+    return any(one.type == type_ and one.reason == reason for one in conditions)
+
+
+def _pool_documents(
+    plan: Plan, view: View, snapshot: Snapshot, doubts: PartialKnowledge, word: SchedulerReports
+) -> Documents:
+    """Of those of which enough is known."""
+    found: Documents = {}
+    unheard = set(_awaiting_scheduler(view, word)) if word.awaited else set()
+    for pool in plan.pools:
+        name, it = pool.name, snapshot[POOLS][pool.name.namespace, pool.name.name]
+        if name in unheard and conditions_of(it):
+            continue
+        if not doubts.leaves_alone(name):
+            found[POOLS, name] = pool_status(pool)
+        elif (why := doubts.unseen_because(name)) is not None:
+            found[POOLS, name] = unseen_status(why, it, view.now)
+    return found
+
+
+def _awaiting_scheduler(view: View, word: SchedulerReports) -> Iterable[ObjectName]:
+    """Pools of whose demand, or of one of whose runners, the scheduler has not said anything yet. Of adapters it speaks
+    before it does."""
+    yield from (one.pool for one in view.instances if one.ready and one.name not in word.slots)
+    yield from (name for pool in view.pools if (name := pool.resource.object_name) not in word.advice)
+
+
+def _unreadable(
+    kind: Kind, found: Mapping[ObjectKey, PoolObject | AdapterObject | Unreadable[Any]]
+) -> Iterable[tuple[Kind, ObjectName, str]]:
+    return ((kind, ObjectName(*key), one.message) for key, one in found.items() if isinstance(one, Unreadable))
+
+
+def _statuses(
+    documents: Documents,
+    unreadable: Iterable[tuple[Kind, ObjectName, str]],
+    plan: Plan,
+    snapshot: Snapshot,
+    now: datetime,
+) -> Iterable[Write]:
+    """What is not said already, with the events that go with it."""
+    events: dict[tuple[str, ObjectName], list[Event]] = defaultdict(list)
+    for event in plan.events:
+        events[event.kind, event.name].append(event)
+    for kind, name, message in unreadable:
+        it = snapshot[kind][name.namespace, name.name]
+        documents[kind, name] = unreadable_status(message, it, documents.get((kind, name), it.get("status") or {}), now)
+        news = not _has_reason(conditions_of(it), "Ready", "Unreadable")
+        event = Event(kind=kind.name, name=name, type="Warning", reason="Unreadable", message=message)
+        events[kind.name, name] = [event] if news else []
+    for (kind, name), document in documents.items():
+        it = snapshot[kind][name.namespace, name.name]
+        before = it.get("status") or {}
+        if VANISHED in it or before == document:
+            continue
+        # That a new object is new is no news.
+        told = (one for one in events[kind.name, name] if before.get("conditions") or one.type == "Warning")
+        yield StatusWrite(kind, key_of(it), uid_of(it), document, tuple(told))
+
+
+# ------------------------------------------------------------------------------------------------------------- runners
+
+
+def _children(  # noqa: PLR0917
+    plan: Plan,
+    view: View,
+    snapshot: Snapshot,
+    doubts: PartialKnowledge,
+    pods: Mapping[ObjectKey, Object],
+    platform: PlatformTemplate,
+) -> Iterable[Write]:
+    members: dict[tuple[ObjectName, str], dict[str, Object]] = defaultdict(dict)
+    pods = {key: pod for key, pod in pods.items() if not doubts.leaves_alone(pool_of(pod))}
+    for pod in pods.values():
+        members[pool_of(pod), revision_of(pod)][pod["metadata"]["name"]] = pod
+    existing = {
+        (owner, revision_of(one)): one
+        for one in snapshot[DEPLOYMENTS].values()
+        if not doubts.leaves_alone(owner := pool_of(one))
+    }
+    newest = {pool.name: pool.revision for pool in plan.pools}
+    pools = {pool.resource.object_name: pool.resource for pool in view.pools}
+    by_name = {pod["metadata"]["name"]: pod for pod in pods.values()}
+
+    ghosts = {ObjectName(*key) for key, it in snapshot[POOLS].items() if VANISHED in it}
+
+    yield from _pod_annotations(plan, pods.values())
+    wanted = set()
+    for each in plan.runner_sets:
+        wanted.add((each.pool, each.revision))
+        if each.pool in ghosts:
+            continue  # what is owned by nobody would be collected at once
+        found = existing.get((each.pool, each.revision))
+        if each.revision == newest.get(each.pool) and each.pool in pools:
+            uid = uid_of(snapshot[POOLS][each.pool.namespace, each.pool.name])
+            document = deployment(each, pools[each.pool], uid, platform)
+            if found is None or not covers(found, document):
+                # Without a number there would be one pod until the scaler has spoken.
+                yield OwnedObjectWrite(DEPLOYMENTS, document, {"replicas": each.replicas})
+        if found is not None:
+            yield from _resize(each, found, members[each.pool, each.revision])
+    for (pool, revision), old in existing.items():
+        # Without pods nothing of an old revision is left. A pool that is gone takes its Deployments with it.
+        if (pool, revision) not in wanted and not members[pool, revision] and pool in newest:
+            yield DeploymentDeletion(key_of(old), uid_of(old), pool.name, revision)
+    for replacement in plan.replacements:
+        if (condemned := by_name.get(replacement.instance)) is not None:
+            yield PodDeletion(key_of(condemned), uid_of(condemned), version_of(condemned), replacement.why)
+
+
+def _budgets(plan: Plan, view: View, snapshot: Snapshot) -> Iterable[Write]:
+    """Of every pool that has, or may have, runners. One that is refused wants none of them."""
+    run = {each.pool for each in plan.runner_sets}
+    wanted = {status.name: status.replicas for status in plan.pools}
+    for pool in view.pools:
+        name = pool.resource.object_name
+        key = (name.namespace, name.name)
+        owner = snapshot[POOLS][key]
+        if name not in run or VANISHED in owner:
+            continue
+        document = budget(pool.resource, uid_of(owner), wanted[name])
+        found = snapshot[BUDGETS].get(key)
+        if found is None or not covers(found, document):
+            yield OwnedObjectWrite(BUDGETS, document)
+
+
+def _resize(each: RunnerSet, found: Object, members: Mapping[str, Object]) -> Iterable[Write]:
+    """Up at once. Down once those who leave are marked, and nobody else is, so that they are the ones."""
+    spec, key, uid = found["spec"], key_of(found), uid_of(found)
+    leaving = [members[name] for name in each.leaving if name in members]
+    sure = all((DELETION_COST in annotations_of(pod)) == (name in each.leaving) for name, pod in members.items())
+    now = spec.get("replicas", 1)
+    if each.replicas > now or (each.replicas < now and sure) or (now == each.replicas and not scaled_by_us(found)):
+        yield ScaleWrite(key, uid, each.replicas)
+        return
+    status = found.get("status") or {}
+    settled = status.get("observedGeneration") == found["metadata"].get("generation")
+    if now == each.replicas and settled and status.get("replicas", 0) == now:
+        # The number is right and they are still there: another pod went in their place, or one is to take it.
+        for pod in leaving:
+            yield PodDeletion(key_of(pod), uid_of(pod), version_of(pod), "its time is over")
+
+
+def _pod_annotations(plan: Plan, pods: Iterable[Object]) -> Iterable[Write]:
+    """On each pod what is so now, in every round: a write that failed comes again, and so does one that takes back."""
+    leaving, until = plan.leaving, plan.deadlines
+    for pod in pods:
+        name = pod["metadata"]["name"]
+        marks = {DRAINING: until[name].isoformat()} if name in until else {}
+        if name in leaving:
+            marks[DELETION_COST] = LEAVING_COST
+        if marks != annotations_of(pod):
+            yield PodAnnotationWrite(key_of(pod), uid_of(pod), marks)
+
+
+def _drains(plan: Plan, snapshot: Snapshot) -> Iterable[RunnerDrain]:
+    yield from (drain for drain in plan.drains if drain.begun)
+    yield from (drain for pod in snapshot[PODS].values() if (drain := drain_of_terminating_pod(pod)) is not None)

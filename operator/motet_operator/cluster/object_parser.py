@@ -1,0 +1,430 @@
+"""From the API server's objects to what reconcile reads.
+
+What has not changed since the round before is the same object as then: reconcile thinks again only about the rest.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Generic, TypeVar, cast
+
+from pydantic import ValidationError
+
+from motet.domain import ObjectName
+from motet.resources import API_VERSION, GROUP, LoRAAdapter, ServingPool
+from motet.resources.status import Condition
+from motet_operator.cluster.cache import ObjectKey
+from motet_operator.cluster.kinds import Kind, Object, uid_of
+from motet_operator.reconcile import AdapterObject, PoolObject, RunnerDrain, RunnerInstance, RunnerSet, RunnerTemplate
+from motet_operator.sync import UnhealthyRunner
+
+POOL_LABEL = f"{GROUP}/pool"
+GROUP_LABEL = f"{GROUP}/group"
+REVISION_LABEL = f"{GROUP}/revision"
+DRAINING = f"{GROUP}/draining-until"
+DRAIN_SECONDS = f"{GROUP}/drain-seconds"
+DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
+
+LEAVING_COST = "-1000"
+"""Below any other: this pod goes first."""
+
+VOLUMES = "/var/lib/motet/volumes"
+MODEL = "/var/lib/motet/model"
+MODEL_CACHE = "/var/lib/motet/models"
+
+Parsed = TypeVar("Parsed")
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable(Generic[Parsed]):
+    """An object that this operator cannot read: a newer schema has stored it, or an older one."""
+
+    message: str
+    instead: Parsed | None = None
+    """What goes on: it as it was when it could be read last, or else the part of it that can be read now."""
+
+    in_part: bool = False
+
+
+class ObjectParser(Generic[Parsed]):
+    """Reads each version of each object once. What says the same as the version before is the same object.
+
+    A version is known by the object that the cache holds, and not by its number: a store that was brought back to an
+    earlier state gives its numbers again.
+    """
+
+    def __init__(
+        self,
+        kind: Kind,
+        read: Callable[[Object], Parsed],
+        renewed: Callable[[Parsed, Object], Parsed] = lambda before, _: before,
+    ) -> None:
+        """`renewed` is what was read before with what its status says now."""
+        self._kind, self._read, self._renewed = kind, read, renewed
+        self._known: dict[ObjectKey, tuple[Object, Parsed | Unreadable[Parsed]]] = {}
+
+    def __call__(self, objects: Mapping[ObjectKey, Object]) -> dict[ObjectKey, Parsed | Unreadable[Parsed]]:
+        before, self._known = self._known, {}
+        for key, it in objects.items():
+            known = before.get(key)
+            if known is None or known[0] is not it:
+                parsed = self._once(it, known[1] if known is not None and uid_of(known[0]) == uid_of(it) else None)
+                known = (it, parsed if known is None else _sharing(known[1], parsed))
+            self._known[key] = known
+        return {key: parsed for key, (_, parsed) in self._known.items()}
+
+    def _once(self, it: Object, before: Parsed | Unreadable[Parsed] | None) -> Parsed | Unreadable[Parsed]:
+        refused: ValidationError | None = None
+        try:
+            return self._read(it)
+        except ValidationError as error:
+            refused = error
+            problem = error.errors(include_url=False)[0]
+            where = ".".join(str(part) for part in problem["loc"])
+            message = (
+                f"{where}: {problem['msg']}. This operator is of another version than the resource definitions: "
+                "bring both to the same one, or change the field."
+            )
+        except Exception as error:  # whatever one object holds, the others go on
+            message = f"cannot be read: {type(error).__name__}: {error}"
+        if isinstance(before, Unreadable):
+            before = None if before.in_part else before.instead
+        with suppress(Exception):
+            if before is not None:
+                return Unreadable(message, self._renewed(before, it))
+            if refused is not None and (understood := _what_is_understood(it, refused)) is not None:
+                return Unreadable(message, self._read(understood), in_part=True)
+        return Unreadable(message)
+
+
+VARIABLES = ("spec", "template", "env")
+
+
+def _what_is_understood(it: Object, error: ValidationError) -> Object | None:
+    """The object without the fields that are not known here, and without variables that a version before took from
+    pools, if that is all that is wrong with it."""
+    problems = [(problem["type"], problem["loc"]) for problem in error.errors(include_url=False)]
+    if any(kind != "extra_forbidden" and not (kind == "rule" and where[:-1] == VARIABLES) for kind, where in problems):
+        return None
+    rest = deepcopy(it)
+    for _, (*path, name) in reversed(problems):  # the later of a list first, so that the earlier keep their places
+        within: Any = rest
+        for step in path:
+            within = within[step]
+        del within[name]
+    return rest
+
+
+def _sharing(before: Parsed | Unreadable[Parsed], now: Parsed | Unreadable[Parsed]) -> Parsed | Unreadable[Parsed]:
+    if now == before:
+        return before
+    # Most versions differ in nothing but status.
+    if (
+        isinstance(now, PoolObject | AdapterObject)
+        and isinstance(before, PoolObject | AdapterObject)
+        and now.resource == before.resource
+    ):
+        return cast("Parsed", replace(cast("Any", now), resource=before.resource))
+    return now
+
+
+def readable(found: Mapping[ObjectKey, Parsed | Unreadable[Parsed]]) -> Iterable[Parsed]:
+    """With what goes on of those that are not."""
+    for one in found.values():
+        if not isinstance(one, Unreadable):
+            yield one
+        elif one.instead is not None:
+            yield one.instead
+
+
+def read_pool(it: Object, *, prepared: Callable[[str], bool]) -> PoolObject:
+    resource = ServingPool.model_validate(_resource(it, "ServingPool"), by_alias=True, by_name=False)
+    pool = PoolObject(
+        resource=resource,
+        model_uri=model_uri(resource),
+        generation=it["metadata"].get("generation", 1),
+        age=_age(it),
+        namespace_prepared=prepared(resource.metadata.namespace),
+    )
+    return renewed_pool(pool, it)
+
+
+def renewed_pool(pool: PoolObject, it: Object) -> PoolObject:
+    status = it.get("status") or {}
+    return replace(
+        pool,
+        conditions=conditions_of(it),
+        wanted=status.get("desiredReplicas"),
+        current_revision=status.get("currentRevision", ""),
+        scale_writers=scale_writers(it),
+    )
+
+
+def read_adapter(it: Object) -> AdapterObject:
+    resource = LoRAAdapter.model_validate(_resource(it, "LoRAAdapter"), by_alias=True, by_name=False)
+    adapter = AdapterObject(
+        resource=resource,
+        source=adapter_source(resource),
+        volume=adapter_volume(resource),
+        generation=it["metadata"].get("generation", 1),
+        age=_age(it),
+    )
+    return renewed_adapter(adapter, it)
+
+
+def renewed_adapter(adapter: AdapterObject, it: Object) -> AdapterObject:
+    status = it.get("status") or {}
+    return replace(
+        adapter,
+        conditions=conditions_of(it),
+        last_load=_time(status.get("lastLoadTime")),
+        loaded=status.get("loadedReplicas", 0),
+    )
+
+
+def read_labels(it: Object) -> Mapping[str, str]:
+    return dict(it["metadata"].get("labels") or {})
+
+
+def _resource(it: Object, kind: str) -> Object:
+    metadata = it["metadata"]
+    return {
+        "apiVersion": API_VERSION,
+        "kind": kind,
+        "metadata": {"name": metadata["name"], "namespace": metadata["namespace"]},
+        "spec": it.get("spec") or {},
+    }
+
+
+def model_uri(pool: ServingPool) -> str:
+    scheme, _, rest = pool.spec.model.uri.partition("://")
+    if scheme != "pvc":
+        return pool.spec.model.uri
+    _, _, path = rest.partition("/")
+    return f"file://{MODEL}/{path}".rstrip("/")
+
+
+def model_claim(pool: ServingPool) -> str:
+    """The claim that holds the model; empty when it comes from elsewhere."""
+    scheme, _, rest = pool.spec.model.uri.partition("://")
+    return rest.partition("/")[0] if scheme == "pvc" else ""
+
+
+def adapter_source(adapter: LoRAAdapter) -> str:
+    source = adapter.spec.source
+    claim = source.persistent_volume_claim
+    return f"{adapter_volume(adapter)}/{claim.path}" if claim is not None else source.uri or ""
+
+
+def adapter_volume(adapter: LoRAAdapter) -> str:
+    """Where its pool mounts the claim that it names; empty: it names none."""
+    claim = adapter.spec.source.persistent_volume_claim
+    return f"file://{VOLUMES}/{claim.claim_name}" if claim is not None else ""
+
+
+def scale_writers(pool: Object) -> tuple[str, ...]:
+    return tuple(
+        sorted(
+            entry.get("manager", "")
+            for entry in pool["metadata"].get("managedFields") or ()
+            if entry.get("subresource") == "scale" and "f:replicas" in (entry.get("fieldsV1") or {}).get("f:spec", {})
+        )
+    )
+
+
+def conditions_of(it: Object) -> tuple[Condition, ...]:
+    """As last written, by whichever version of us. What makes no sense counts as never written."""
+    found = []
+    for each in (it.get("status") or {}).get("conditions") or ():
+        with suppress(ValidationError):
+            since = _time(each.get("lastTransitionTime"))
+            found.append(Condition.model_validate({**each, "lastTransitionTime": since}, by_alias=True, by_name=False))
+    return tuple(found)
+
+
+def _time(text: object) -> datetime | None:
+    """In UTC where it names no zone: of two times, one without cannot be compared with one that has one."""
+    try:
+        time = datetime.fromisoformat(text) if isinstance(text, str) else None
+    except ValueError:
+        return None
+    return time.replace(tzinfo=UTC) if time is not None and time.tzinfo is None else time
+
+
+def _age(it: Object) -> int:
+    created = _time(it["metadata"].get("creationTimestamp"))
+    return int(created.timestamp()) if created is not None else 0
+
+
+# ------------------------------------------------------------------------------------------------------------- runners
+
+
+def pool_of(child: Object) -> ObjectName:
+    metadata = child["metadata"]
+    return ObjectName(metadata.get("namespace", ""), (metadata.get("labels") or {}).get(POOL_LABEL, ""))
+
+
+def revision_of(child: Object) -> str:
+    return str((child["metadata"].get("labels") or {}).get(REVISION_LABEL, ""))
+
+
+def is_runner(pod: Object) -> bool:
+    """Of a Deployment of its pool, and of the revision that it names. Labels alone are anybody's to give."""
+    ours = f"{pool_of(pod).name}-{revision_of(pod)}-"
+    return any(
+        owner.get("controller") and owner["kind"] == "ReplicaSet" and owner["name"].startswith(ours)
+        for owner in pod["metadata"].get("ownerReferences") or ()
+    )
+
+
+def is_live(pod: Object) -> bool:
+    """Neither on its way out nor over: what its Deployment counts."""
+    return not has_finished(pod) and "deletionTimestamp" not in pod["metadata"]
+
+
+def annotations_of(pod: Object) -> dict[str, str]:
+    """What we have written on it. A cost of another's choice is none of ours."""
+    annotations = pod["metadata"].get("annotations") or {}
+    return {
+        name: value
+        for name, value in annotations.items()
+        if name == DRAINING or (name == DELETION_COST and value == LEAVING_COST)
+    }
+
+
+def drain_of_terminating_pod(pod: Object) -> RunnerDrain | None:
+    """A pod that has been told to go, by whomever: its process may not know it yet, and takes no work from now on."""
+    metadata = pod["metadata"]
+    if "deletionTimestamp" not in metadata or has_finished(pod):
+        return None
+    ends = [
+        at for at in (_time(metadata["deletionTimestamp"]), _time(annotations_of(pod).get(DRAINING))) if at is not None
+    ]
+    if not ends:
+        return None
+    return RunnerDrain(
+        instance=metadata["name"], pool=pool_of(pod), revision=revision_of(pod), deadline=min(ends), begun=True
+    )
+
+
+def has_finished(pod: Object) -> bool:
+    return (pod.get("status") or {}).get("phase") in ("Failed", "Succeeded")
+
+
+def read_instance(pod: Object) -> RunnerInstance:
+    """What the pod says. What the scheduler says of it is added by `with_advice`."""
+    status = pod.get("status") or {}
+    told: Object = next((one for one in status.get("conditions") or () if one["type"] == "Ready"), {})
+    ready, since = told.get("status") == "True", _time(told.get("lastTransitionTime"))
+    containers = status.get("containerStatuses") or ()
+    return RunnerInstance(
+        name=pod["metadata"]["name"],
+        pool=pool_of(pod),
+        revision=revision_of(pod),
+        ordinal=_age(pod),
+        ready=ready,
+        node=(pod.get("spec") or {}).get("nodeName") or "",
+        draining_until=_time((pod["metadata"].get("annotations") or {}).get(DRAINING)),
+        started_at=max(
+            (
+                at
+                for one in containers
+                if (at := _time(((one.get("state") or {}).get("running") or {}).get("startedAt")))
+            ),
+            default=None,
+        ),
+        failures=0 if ready else sum(_deaths_in_a_row(one, since) for one in containers),
+        reason="" if ready else _trouble(status, containers, since),
+    )
+
+
+_UNREMARKABLE = ("ContainerCreating", "PodInitializing")
+
+NOT_READY = "it runs, and its readiness check fails"
+LONGEST_TROUBLE = 900
+"""Whole sentences, with the commands that mend it, and with the pod's name still less than a condition holds."""
+
+
+def _deaths_in_a_row(container: Object, unready_since: datetime | None) -> int:
+    """Those after which it has not been ready. Kubernetes counts all there ever were, and says since when the pod is
+    not ready: a process that began before that has been."""
+    deaths: int = container.get("restartCount", 0)
+    state, last = container.get("state") or {}, container.get("lastState") or {}
+    if _was_ready(state.get("running"), unready_since):
+        return 0
+    return min(deaths, 1) if _was_ready(state.get("terminated") or last.get("terminated"), unready_since) else deaths
+
+
+def _was_ready(life: Object | None, unready_since: datetime | None) -> bool:
+    began = _time((life or {}).get("startedAt"))
+    return began is not None and unready_since is not None and began < unready_since
+
+
+def _trouble(status: Object, containers: Iterable[Object], unready_since: datetime | None) -> str:
+    """The first thing that keeps a pod from serving, as Kubernetes puts it."""
+    for one in containers:
+        running = (one.get("state") or {}).get("running")
+        ended = (one.get("lastState") or {}).get("terminated")
+        if ended is not None and not _was_ready(running, unready_since):
+            # A process of ours leaves a sentence when it cannot start.
+            said = ended.get("message") or f"{ended.get('reason', 'Error')}, exit code {ended.get('exitCode', '?')}"
+            return str(said)[:LONGEST_TROUBLE]
+        if _was_ready(running, unready_since):
+            return NOT_READY
+        waiting = (one.get("state") or {}).get("waiting") or {}
+        if waiting.get("reason") and waiting["reason"] not in _UNREMARKABLE:
+            return ": ".join(part for part in (waiting["reason"], waiting.get("message", "")) if part)[:LONGEST_TROUBLE]
+    for one in status.get("conditions") or ():
+        if one["type"] == "PodScheduled" and one["status"] == "False":
+            return f"{one.get('reason', 'Unschedulable')}: {one.get('message', '')}"[:LONGEST_TROUBLE]
+    return ""
+
+
+def with_scheduler_state(
+    instance: RunnerInstance,
+    drained: Collection[str],
+    attached: Collection[str],
+    condemned: UnhealthyRunner | None,
+    patience: timedelta,
+) -> RunnerInstance:
+    """`patience` is how long a condemned one may try to come back by itself."""
+    if condemned is not None and instance.started_at is not None and instance.started_at > condemned.since:
+        condemned = None  # the kubelet was faster: this is its successor
+    if instance.name not in drained and instance.name not in attached and condemned is None:
+        return instance
+    return replace(
+        instance,
+        drained=instance.name in drained,
+        attached=instance.name in attached,
+        unhealthy=condemned.why if condemned is not None else "",
+        replace_at=condemned.since + patience if condemned is not None else None,
+    )
+
+
+def with_leaving_node(instance: RunnerInstance, cordoned: Collection[str]) -> RunnerInstance:
+    """Told to leave where its node is one of these."""
+    return replace(instance, node_is_leaving=True) if instance.node in cordoned else instance
+
+
+def read_runner_set(deployment: Object) -> RunnerSet:
+    """Its template is left open: nothing is ever added to a set of an old revision."""
+    metadata = deployment["metadata"]
+    pool = pool_of(deployment)
+    seconds = (metadata.get("annotations") or {}).get(DRAIN_SECONDS, "0")
+    return RunnerSet(
+        pool=pool,
+        revision=revision_of(deployment),
+        template=RunnerTemplate(group=pool, model_uri=""),
+        replicas=cast("int", (deployment.get("spec") or {}).get("replicas", 1)),
+        drain_seconds=float(seconds) if seconds.replace(".", "", 1).isdigit() else 0.0,
+        trouble=next(
+            (
+                one.get("message") or one.get("reason", "")
+                for one in (deployment.get("status") or {}).get("conditions") or ()
+                if one["type"] == "ReplicaFailure" and one["status"] == "True"
+            ),
+            "",
+        ),
+    )

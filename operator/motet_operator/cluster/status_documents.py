@@ -1,0 +1,77 @@
+"""What is decided about an object, as its status subresource says it. Pure."""
+
+from datetime import datetime
+
+from motet.resources.status import LoRAAdapterStatus, ServingPoolStatus, StatusModel
+from motet_operator.cluster.kinds import Object
+from motet_operator.cluster.object_parser import POOL_LABEL, conditions_of
+from motet_operator.cluster.obstacles import Obstacle
+from motet_operator.reconcile import AdapterStatus, ConditionResult, PoolStatus
+from motet_operator.reconcile.conditions import no, progress, with_transition_times
+
+
+def adapter_status(found: AdapterStatus) -> Object:
+    return _document(
+        LoRAAdapterStatus(
+            observed_generation=found.observed_generation,
+            conditions=found.conditions,
+            model_name=found.model,
+            base_model=found.base_model or None,
+            artifact=found.artifact,
+            desired_replicas=found.desired,
+            loaded_replicas=found.loaded,
+            placement_summary=f"{found.loaded}/{found.desired}" if found.desired else f"{found.loaded}",
+            last_load_time=found.last_load,
+        )
+    )
+
+
+def pool_status(found: PoolStatus) -> Object:
+    adapters = found.adapters
+    return _document(
+        ServingPoolStatus(
+            observed_generation=found.observed_generation,
+            conditions=found.conditions,
+            served_name=found.model,
+            desired_replicas=found.replicas,
+            replicas=found.existing,
+            staying_replicas=found.staying,
+            ready_replicas=found.ready,
+            updated_replicas=found.updated,
+            draining_replicas=found.draining,
+            replica_summary=f"{found.ready}/{found.replicas}",
+            selector=f"{POOL_LABEL}={found.name.name}",
+            adapters=adapters.model_copy(update={"summary": f"{adapters.loaded}/{adapters.registered}"}),
+            slots=found.slots,
+            current_revision=found.current_revision or None,
+            update_revision=found.revision,
+        )
+    )
+
+
+def unreadable_status(message: str, it: Object, status: Object, now: datetime) -> Object:
+    """For an object that says what we do not understand: what went on before goes on, as `status` has it."""
+    accepted = no("Accepted", "Unreadable", message)
+    return _restated(it, status, now, accepted, no("Ready", "Unreadable", message), *progress(stalled=accepted))
+
+
+def unseen_status(why: Obstacle, it: Object, now: datetime) -> Object:
+    """For a pool of which nobody can see what it has."""
+    ready = no("Ready", why.reason, why.message)
+    progressing = no("Progressing", why.reason, why.message)
+    return _restated(it, it.get("status") or {}, now, progressing, ready, *progress(stalled=ready))
+
+
+def _restated(it: Object, status: Object, now: datetime, *conditions: ConditionResult) -> Object:
+    """What else `status` says stays: what an applied one leaves out is removed, a pool's memory of its scale, too."""
+    generation = it["metadata"].get("generation", 1)
+    types = {one.type for one in conditions} | {"Reconciling", "Stalled"}
+    others = [one for one in conditions_of({"status": status}) if one.type not in types]
+    found = with_transition_times((*others, *conditions), conditions_of(it), now=now, generation=generation)
+    said = _document(LoRAAdapterStatus(observed_generation=generation, conditions=found))
+    return {**status, **said}
+
+
+def _document(report: StatusModel) -> Object:
+    document: Object = report.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return document

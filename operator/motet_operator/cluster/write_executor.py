@@ -1,0 +1,162 @@
+"""Carries out what is wanted: the newest word for each object, a few at a time, until it is so."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+import structlog
+
+from motet.clock import monotonic
+from motet.kube import Unreachable
+from motet_operator.cluster.api import Api, ApiRefused, NotLeading
+from motet_operator.cluster.cache import Cache
+from motet_operator.cluster.obstacles import Obstacle, ObstacleLog, name_taken, permission, refusal
+from motet_operator.cluster.work_queue import FIRST_WAIT_SECONDS, LAST_WAIT_SECONDS, WorkQueue
+from motet_operator.cluster.writes import NameTaken, Write, WriteKey
+from motet_operator.metrics import ClusterMetrics
+
+log = structlog.get_logger(__name__)
+
+RETRY_UNKNOWN_SECONDS = 0.2
+"""How often a leader that is not sure of it looks whether it is again. It is no failure, and leaves no wait behind."""
+
+MAX_IMMEDIATE_RETRIES = 3
+"""A write that has failed more often in a row is told of: a conflict that passes by itself is no news to anybody."""
+
+AUTHORIZERS = '" cannot '
+"""What everybody who decides about rights says after the user's name. Admission answers 403, too, in other words."""
+
+
+class WriteExecutor:
+    def __init__(
+        self,
+        api: Api,
+        cache: Cache,
+        denials: ObstacleLog,
+        metrics: ClusterMetrics,
+        *,
+        leading: Callable[[], bool],
+        written: Callable[[Write], None],
+        denied: Callable[[Write, Obstacle], None],
+        time_scale: float = 1.0,
+    ) -> None:
+        self._api, self._cache, self._denials, self._metrics = api, cache, denials, metrics
+        self._leading, self._written, self._denied = leading, written, denied
+        self._queue: WorkQueue[WriteKey] = WorkQueue(
+            first_wait=FIRST_WAIT_SECONDS * time_scale, last_wait=LAST_WAIT_SECONDS * time_scale
+        )
+        self._wanted: dict[WriteKey, Write] = {}
+        self._more = asyncio.Event()
+
+    @property
+    def depth(self) -> int:
+        return len(self._queue) + self._queue.busy
+
+    def set_writes(self, writes: Mapping[WriteKey, Write]) -> None:
+        """This is all that is wanted; what was wanted before and is not any more is dropped."""
+        for key in [key for key in self._wanted if key not in writes]:
+            del self._wanted[key]
+            self._queue.drop(key)
+            self._denials.forget(key)
+        for key, write in writes.items():
+            if self._wanted.get(key) != write:
+                self._wanted[key] = write
+                self._ask_for(key)
+        self._metrics.queue_depth.set(self.depth)
+
+    async def run(self, workers: int) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for number in range(workers):
+                group.create_task(self._work(), name=f"writer {number}")
+
+    async def _work(self) -> None:
+        while True:
+            key = await self._next()
+            # The door would not let it pass. What decides is a clock, and no clock sets an event.
+            while not self._leading():  # noqa: ASYNC110
+                await asyncio.sleep(RETRY_UNKNOWN_SECONDS)
+            write = self._wanted.get(key)
+            if write is None or not write.needed(self._cache):
+                self._finish(key, write)
+            else:
+                await self._carry_out(key, write)
+
+    async def _next(self) -> WriteKey:
+        while True:
+            if (key := self._queue.pop(monotonic())) is not None:
+                return key
+            self._more.clear()
+            due = self._queue.next_due()
+            try:
+                async with asyncio.timeout(None if due is None else max(0.0, due - monotonic())):
+                    await self._more.wait()
+            except TimeoutError:
+                continue
+
+    async def _carry_out(self, key: WriteKey, write: Write) -> None:
+        outcome = "done"
+        try:
+            await write.carry_out(self._api, self._cache)
+        except ApiRefused as error:
+            outcome = _outcome(error)
+            if outcome == "forbidden":
+                self._block(key, write, permission(error))
+            elif outcome != "gone":
+                log.info("a write was refused", write=str(key), status=error.status, error=error.message[:300])
+            if outcome in ("conflict", "refused") and self._queue.failures(key) >= MAX_IMMEDIATE_RETRIES:
+                self._block(key, write, refusal(error))
+        except NotLeading:
+            outcome = "unsure"
+        except NameTaken as error:
+            outcome = "foreign"
+            self._block(key, write, name_taken(error))
+        except Unreachable as error:
+            outcome = "unreachable"
+            log.debug("the API server did not answer", write=str(key), error=str(error))
+        except Exception:
+            outcome = "error"
+            log.exception("a write failed", write=str(key))
+        self._metrics.writes.labels(key.what, outcome).inc()
+        if outcome == "done":
+            self._finish(key, write)
+            self._written(write)
+        elif outcome == "unsure":
+            self._queue.done(key)
+            if key in self._wanted:
+                self._ask_for(key)  # it has not failed: at once, when we lead again
+        else:
+            # Also for what is gone: the watch tells so in a moment, and it is not wanted any more. Or it never does: an
+            # object may outlive its namespace, and every round would try in vain.
+            self._queue.failed(key, monotonic())
+            self._more.set()  # somebody who sleeps may have to wake earlier
+        self._metrics.queue_depth.set(self.depth)
+
+    def _block(self, key: WriteKey, write: Write, obstacle: Obstacle) -> None:
+        if self._wanted.get(key) is not None and self._denials.block_write(key, obstacle):
+            log.warning("something stands in the way of a write", write=str(key), reason=obstacle.reason)
+            self._denied(write, obstacle)
+
+    def _finish(self, key: WriteKey, write: Write | None) -> None:
+        self._denials.forget(key)
+        if self._wanted.get(key) is write:
+            self._wanted.pop(key, None)
+        self._queue.done(key)
+        if self._wanted.get(key) is not None:
+            self._ask_for(key)  # a newer word came while the older was being written
+
+    def _ask_for(self, key: WriteKey) -> None:
+        self._queue.add(key, key.object[0], urgent=key.urgent)
+        self._more.set()
+
+
+def _outcome(error: ApiRefused) -> str:
+    if error.gone:
+        return "gone"
+    if error.forbidden:
+        # A namespace that is going takes nothing new. It is no right that is missing.
+        if "because it is being terminated" in error.message:
+            return "gone"
+        return "forbidden" if AUTHORIZERS in error.message else "refused"
+    if error.conflict:
+        return "conflict"
+    return "throttled" if error.status == 429 else "refused"

@@ -1,0 +1,353 @@
+"""The local operator: reads the folder, asks `reconcile` what to do, and does it with processes."""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import structlog
+import watchfiles
+from prometheus_client import CollectorRegistry
+
+from motet.clock import monotonic
+from motet.errors import ManifestError, ModelFolderError
+from motet.health import Health
+from motet.processes import LifecycleConfig, ProcessManager, ProcessRecords
+from motet.resources import LoRAAdapter, Manifest, ServingPool
+from motet.service_main import run_until
+from motet.settings import Database, ProcessSettings
+from motet_operator.local.manifest_folder import (
+    Debouncer,
+    DeclaredObjects,
+    ManifestFolder,
+    absolute_uri,
+    folder_of,
+    source_of,
+    stamp_of,
+)
+from motet_operator.local.object_metadata import MetadataFile
+from motet_operator.local.runner_table import RunnerTable
+from motet_operator.local.service_specs import ServiceSpecs
+from motet_operator.local.state_directory import StateDirectory
+from motet_operator.local.status import StatusFile, conditions_from, status_document, wanted_from
+from motet_operator.metrics import LocalMetrics
+from motet_operator.reconcile import AdapterObject, Plan, PoolObject, View, reconcile
+from motet_operator.settings import Settings
+from motet_operator.sync import SchedulerSync
+
+log = structlog.get_logger(__name__)
+
+MAX_PROBLEMS_SHOWN = 20
+
+NEEDED_OF_A_MODEL = ("config.json", "tokenizer.json")
+"""Without the one no runner starts, without the other no request can be read."""
+
+TAKEOVER_SECONDS = 3.0
+"""How long an operator that follows another keeps quiet while the scheduler tells it what the other knew. Otherwise
+every adapter would seem to come and go with each operator."""
+
+
+class LocalOperator:
+    def __init__(self, layout: StateDirectory, process: ProcessSettings, settings: Settings) -> None:
+        self._layout = layout
+        self._process = process
+        self._settings = settings
+        self._wake = asyncio.Event()
+        self._folder = ManifestFolder(settings.manifests)
+        self._settled = Debouncer(settings.quiet_seconds)
+        self._objects = DeclaredObjects()
+        self._stamps: dict[str, str] = {}
+        self._memory = MetadataFile(layout.run / "objects.json")
+        self._services = ServiceSpecs(layout, process, settings)
+        self._runners = RunnerTable(layout.run / "runners.json", self._services)
+        self._sync = SchedulerSync(layout.address("scheduler"), self._wake.set)
+        self._status = StatusFile(layout.status)
+        policy = LifecycleConfig(stop_grace=settings.stop_grace_seconds, liveness_seconds=settings.silent_seconds)
+        policy = policy.scaled(process.time_scale)
+        self._keeper = ProcessManager(ProcessRecords(layout.service_records), policy=policy, changed=self._wake.set)
+        predictor = self._keeper.recorded("predictor")
+        self._metrics = LocalMetrics(CollectorRegistry())  # until `run` brings the one that is served
+        self._store_ready = predictor is not None and predictor.alive  # then somebody has migrated it before us
+        earlier = self._status.read()
+        self._condemned_patience = timedelta(seconds=settings.condemned_seconds * process.time_scale)
+        self._silent_until = monotonic() + (TAKEOVER_SECONDS if earlier else 0.0)
+        self._pool_conditions = conditions_from(earlier, "pools")
+        self._wanted = wanted_from(earlier)
+        self._adapter_conditions = conditions_from(earlier, "adapters")
+
+    async def run(self, stop: asyncio.Event, registry: CollectorRegistry, health: Health) -> None:
+        """Raises SetupError for what a person has to put right before anything can start."""
+        self._metrics = LocalMetrics(registry)
+        self._objects = self._folder.read()
+        self._refuse_what_cannot_start()
+        self._look_at_adapters()
+        health.set_ready(True)
+        try:
+            await run_until(stop, self._reconcile_for_ever(), self._sync.run(), self._watch(), self._migrate())
+        finally:
+            if stop.is_set():
+                await self._keeper.stop_all()
+            else:
+                self._keeper.release()  # a crash of ours: whoever comes next finds everything running
+
+    def _refuse_what_cannot_start(self) -> None:
+        """At start nothing is half right. Later, problems are shown and what was right goes on."""
+        problems = self._objects.problems
+        if problems:
+            shown = [str(problem) for problem in problems[:MAX_PROBLEMS_SHOWN]]
+            if len(problems) > len(shown):
+                shown.append(f"and {len(problems) - len(shown)} more")
+            raise ManifestError("; ".join(shown))
+        if not self._objects.pools:
+            raise ManifestError(f"{self._settings.manifests} declares no ServingPool: there is nothing to serve.")
+        for manifest in self._objects.pools:
+            pool = manifest.resource
+            assert isinstance(pool, ServingPool)
+            folder = folder_of(absolute_uri(pool.spec.model.uri, manifest=manifest.place.file))
+            if folder is None:
+                continue  # the runner fetches it, and says what is wrong with it
+            missing = next((name for name in NEEDED_OF_A_MODEL if not (folder / name).is_file()), None)
+            if missing is not None:
+                what = f"has no {missing}" if folder.is_dir() else "does not exist"
+                place = manifest.place_of(("spec", "model", "uri"))
+                raise ModelFolderError(f"{place}: ServingPool {pool.object_name}: the model folder {folder} {what}.")
+
+    # -------------------------------------------------------------------------------------------------- the loop
+
+    async def _reconcile_for_ever(self) -> None:
+        while True:
+            self._wake.clear()
+            try:
+                again = self._reconcile()
+            except Exception:
+                log.exception("reconciling failed")
+                again = 1.0
+            with suppress(TimeoutError):
+                async with asyncio.timeout(again):
+                    await self._wake.wait()
+            await asyncio.sleep(0.01)  # what comes together is looked at together
+
+    def _reconcile(self) -> float | None:
+        """One round. Returns the seconds after which something happens by itself."""
+        began = monotonic()
+        view = self._view()
+        plan = reconcile(view)
+        for replacement in plan.replacements:
+            self._keeper.kill(replacement.instance, replacement.why)
+            self._runners.replaced(replacement.instance, self._sync.condemned[replacement.instance].incarnation)
+        self._runners.carry_out(plan)
+        self._wanted = {(one.name.namespace, one.name.name): one.replicas for one in plan.pools}
+        # The runners first: they take longest to be ready.
+        self._keeper.apply([*self._runners.specs(), *self._services.control(store_ready=self._store_ready)])
+        drains = self._runners.drains(plan, [status.name for status in self._keeper.statuses()])
+        self._sync.send_state(plan.catalog, drains, (instance.name for instance in view.instances))
+        self._count(plan, monotonic() - began)
+        due = [(plan.due - view.now).total_seconds()] if plan.due is not None else []
+        silence = self._silent_until - monotonic()
+        if silence > 0 and any(adapter.name not in self._sync.adapter_reports for adapter in plan.catalog.adapters):
+            due.append(silence)
+        else:
+            self._publish(plan)
+        return max(0.05, min(due)) if due else None
+
+    def _view(self) -> View:
+        objects = self._objects
+        remembered = self._memory.remember([*objects.pools, *objects.adapters])
+        statuses = {status.name: status for status in self._keeper.statuses()}
+        pools = []
+        for manifest in objects.pools:
+            pool = manifest.resource
+            assert isinstance(pool, ServingPool)
+            pools.append(
+                PoolObject(
+                    resource=pool,
+                    model_uri=absolute_uri(pool.spec.model.uri, manifest=manifest.place.file),
+                    generation=remembered[manifest.key].generation,
+                    conditions=self._pool_conditions.get((pool.object_name.namespace, pool.object_name.name), ()),
+                    wanted=self._wanted.get((pool.object_name.namespace, pool.object_name.name)),
+                )
+            )
+        adapters = []
+        for manifest in objects.adapters:
+            adapter = manifest.resource
+            assert isinstance(adapter, LoRAAdapter)
+            source, volume = self._source_of(manifest)
+            adapters.append(
+                AdapterObject(
+                    resource=adapter,
+                    source=source,
+                    volume=volume,
+                    generation=remembered[manifest.key].generation,
+                    age=remembered[manifest.key].age,
+                    content_stamp=self._stamps.get(source, ""),
+                    conditions=self._adapter_conditions.get(
+                        (adapter.object_name.namespace, adapter.object_name.name), ()
+                    ),
+                )
+            )
+        return View(
+            now=datetime.now(UTC),
+            pools=tuple(pools),
+            adapters=tuple(adapters),
+            namespaces=objects.namespaces,
+            runner_sets=self._runners.sets(),
+            instances=self._runners.instances(
+                statuses,
+                self._sync.drained,
+                self._sync.condemned,
+                self._condemned_patience,
+                attached=self._sync.attached,
+            ),
+            adapter_reports=self._sync.adapter_reports,
+            slots=self._sync.slots,
+            scaling_advice=self._sync.advice,
+            runners_override=self._settings.runners,
+        )
+
+    def _publish(self, plan: Plan) -> None:
+        self._pool_conditions = {(one.name.namespace, one.name.name): one.conditions for one in plan.pools}
+        self._adapter_conditions = {(one.name.namespace, one.name.name): one.conditions for one in plan.adapters}
+        for event in plan.events:
+            say = log.warning if event.type == "Warning" else log.info
+            say("status changed", kind=event.kind, name=str(event.name), reason=event.reason, message=event.message)
+        host = self._settings.host if self._settings.host not in ("0.0.0.0", "::", "") else "127.0.0.1"
+        document = status_document(
+            plan,
+            self._keeper.statuses(),
+            self._objects.problems,
+            url=f"http://{host}:{self._settings.port}",
+            operator_pid=os.getpid(),
+        )
+        try:
+            self._status.write(document)
+        except OSError as error:
+            log.warning("cannot write the status", path=str(self._layout.status), error=str(error))
+
+    def _count(self, plan: Plan, seconds: float) -> None:
+        metrics = self._metrics
+        metrics.reconciles.inc()
+        metrics.reconcile_seconds.observe(seconds)
+        for kind, statuses in (("ServingPool", plan.pools), ("LoRAAdapter", plan.adapters)):
+            metrics.objects.labels(kind).set(len(statuses))
+            ready = sum(one.type == "Ready" and one.holds for status in statuses for one in status.conditions)
+            metrics.ready_objects.labels(kind).set(ready)
+        metrics.manifest_problems.set(len(self._objects.problems))
+        metrics.process_restarts.clear()  # of runners that are no more
+        for status in self._keeper.statuses():
+            metrics.process_restarts.labels(status.name).set(status.restarts)
+
+    # ------------------------------------------------------------------------------------------------- the store
+
+    async def _migrate(self) -> None:
+        await migrate(Database().url(self._process))
+        self._store_ready = True
+        self._wake.set()
+
+    # ------------------------------------------------------------------------------------------------- the files
+
+    async def _watch(self) -> None:
+        """Look at the files whenever something says that they changed, and now and then without being told."""
+        looked = self._signature()
+        async for _ in self._timer():
+            signature = self._settled("manifests", self._signature(), monotonic())
+            if signature != looked:
+                looked = signature
+                self._objects = self._folder.read()
+                for problem in self._objects.problems:
+                    log.warning("a manifest is wrong; what it said before goes on", problem=str(problem))
+                self._wake.set()
+            if self._look_at_adapters():
+                self._wake.set()
+
+    async def _timer(self) -> AsyncIterator[None]:
+        told = asyncio.Event()
+        listener = asyncio.create_task(self._listen(told), name="file notifications")
+        try:
+            while True:
+                told.clear()
+                # While something is settling, look again just after its quiet time would be over.
+                pause = self._settings.quiet_seconds / 3 if self._settled.waiting else self._settings.poll_seconds
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(pause):
+                        await told.wait()
+                yield
+                await asyncio.sleep(0.02)
+        finally:
+            listener.cancel()
+            await asyncio.gather(listener, return_exceptions=True)
+
+    async def _listen(self, told: asyncio.Event) -> None:
+        while True:
+            paths = self._watched_paths()
+            try:
+                async with asyncio.timeout(5):  # then the set of folders is looked at again
+                    async for _ in watchfiles.awatch(
+                        *paths, debounce=100, step=20, rust_timeout=1000, recursive=False, watch_filter=None
+                    ):
+                        told.set()
+                        if self._watched_paths() != paths:
+                            break
+            except TimeoutError:
+                continue
+            except (OSError, RuntimeError) as error:
+                log.debug("no file notifications; polling goes on", error=str(error))
+                await asyncio.sleep(5)
+
+    def _watched_paths(self) -> list[Path]:
+        sources = (folder_of(self._source_of(manifest)[0]) for manifest in self._objects.adapters)
+        folders = {folder for folder in sources if folder is not None}
+        folders.add(self._settings.manifests if self._settings.manifests.is_dir() else self._settings.manifests.parent)
+        return sorted(folder for folder in folders if folder.is_dir())
+
+    def _signature(self) -> str:
+        path = self._settings.manifests
+        if path.is_dir():
+            return stamp_of(path)
+        try:
+            found = path.stat()
+        except OSError:
+            return "missing"
+        return f"{found.st_size} {found.st_mtime_ns} {found.st_ino}"
+
+    def _look_at_adapters(self) -> bool:
+        """Whether the bytes behind some adapter have changed, and have then been left alone for a moment."""
+        sources = {self._source_of(manifest)[0] for manifest in self._objects.adapters}
+        now = monotonic()
+        stamps = {
+            source: self._settled(source, stamp_of(folder), now)
+            for source in sources
+            if (folder := folder_of(source)) is not None
+        }
+        self._settled.forget({"manifests", *sources})
+        changed = stamps != self._stamps
+        self._stamps = stamps
+        return changed
+
+    def _source_of(self, manifest: Manifest) -> tuple[str, str]:
+        adapter = manifest.resource
+        assert isinstance(adapter, LoRAAdapter)
+        source = adapter.spec.source
+        claim = source.persistent_volume_claim
+        volumes = (
+            volume
+            for pool in self._objects.pools
+            if isinstance(pool.resource, ServingPool) and pool.resource.group == adapter.group
+            for volume in pool.resource.spec.adapter_volumes
+        )
+        sub_path = next((one.sub_path for one in volumes if claim and one.claim_name == claim.claim_name), None)
+        return source_of(source, manifest=manifest.place.file, sub_path=sub_path)
+
+
+async def migrate(url: str) -> None:
+    def in_a_thread() -> None:
+        from motet import store
+
+        asyncio.run(store.migrate(url))
+
+    began = time.monotonic()
+    # In a thread, with a loop of its own: much of it is imports, and starting processes should not wait for them.
+    await asyncio.to_thread(in_a_thread)
+    log.info("store migrated", seconds=round(time.monotonic() - began, 3))

@@ -1,0 +1,202 @@
+"""Runner sets as processes: which instances exist, at which revision, and which of them are on their way out.
+
+The table is on disk, so that an operator that takes over knows what the instances it adopts are.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import orjson
+import structlog
+
+from motet.domain import ObjectName
+from motet.processes import ProcessSpec, ProcessStatus
+from motet.processes.records import write_atomically
+from motet.resources import EngineSpec
+from motet_operator.local.service_specs import ServiceSpecs
+from motet_operator.reconcile import Plan, RunnerDrain, RunnerInstance, RunnerSet, RunnerTemplate
+from motet_operator.sync import UnhealthyRunner
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalRunner:
+    """One instance as we decided it."""
+
+    name: str
+    pool: ObjectName
+    revision: str
+    ordinal: int
+    template: RunnerTemplate
+    drain_seconds: float
+    draining_until: datetime | None = None
+    replaced: str = ""
+    """The incarnation that was killed because it hung or was silent: old news about it must not kill its successor."""
+
+
+class RunnerTable:
+    def __init__(self, path: Path, services: ServiceSpecs) -> None:
+        self._path = path
+        self._services = services
+        self._table = _read(path)
+        self._condemned_pids: dict[str, int | None] = {}
+        self._drains: dict[str, RunnerDrain] = {}
+
+    def __iter__(self) -> Iterator[LocalRunner]:
+        return iter(self._table.values())
+
+    def get(self, instance: str) -> LocalRunner | None:
+        return self._table.get(instance)
+
+    def specs(self) -> list[ProcessSpec]:
+        return [
+            self._services.runner(runner.name, str(runner.pool), runner.revision, runner.template)
+            for runner in self._table.values()
+        ]
+
+    def sets(self) -> tuple[RunnerSet, ...]:
+        members: dict[tuple[ObjectName, str], list[LocalRunner]] = {}
+        for runner in self._table.values():
+            members.setdefault((runner.pool, runner.revision), []).append(runner)
+        return tuple(
+            RunnerSet(
+                pool=pool,
+                revision=revision,
+                template=runners[0].template,
+                replicas=len(runners),
+                drain_seconds=runners[0].drain_seconds,
+            )
+            for (pool, revision), runners in members.items()
+        )
+
+    def instances(
+        self,
+        statuses: Mapping[str, ProcessStatus],
+        drained: Collection[str],
+        condemned: Mapping[str, UnhealthyRunner] | None = None,
+        patience: timedelta = timedelta(0),
+        *,
+        attached: Collection[str] = (),
+    ) -> tuple[RunnerInstance, ...]:
+        """`patience` is how long a condemned one may try to come back by itself."""
+        dead = {
+            name: one
+            for name, one in (condemned or {}).items()
+            if name in self._table
+            and one.incarnation != self._table[name].replaced
+            and self._still_runs(one.incarnation, statuses.get(name))
+        }
+        return tuple(
+            RunnerInstance(
+                name=runner.name,
+                pool=runner.pool,
+                revision=runner.revision,
+                ordinal=runner.ordinal,
+                ready=runner.name in statuses and statuses[runner.name].ready,
+                attached=runner.name in attached,
+                draining_until=runner.draining_until,
+                drained=runner.name in drained,
+                unhealthy=dead[runner.name].why if runner.name in dead else "",
+                replace_at=dead[runner.name].since + patience if runner.name in dead else None,
+                failures=statuses[runner.name].failures if runner.name in statuses else 0,
+                reason=statuses[runner.name].reason if runner.name in statuses else "",
+            )
+            for runner in self._table.values()
+        )
+
+    def _still_runs(self, incarnation: str, status: ProcessStatus | None) -> bool:
+        """False of one that has ended meanwhile, and whose successor has another pid."""
+        pid = status.pid if status is not None else None
+        return self._condemned_pids.setdefault(incarnation, pid) == pid
+
+    def carry_out(self, plan: Plan) -> None:
+        """Make the table what the plan says; the keeper then makes the processes what the table says."""
+        before = dict(self._table)
+        until = plan.deadlines
+        for runner in before.values():
+            if runner.draining_until != until.get(runner.name):
+                log.info("runner drains" if runner.name in until else "runner works again", instance=runner.name)
+                self._table[runner.name] = replace(runner, draining_until=until.get(runner.name))
+        for each in plan.runner_sets:
+            for name in each.leaving:
+                self._table.pop(name, None)
+            members = sum((one.pool, one.revision) == (each.pool, each.revision) for one in self._table.values())
+            for _ in range(each.replicas - members):
+                self._add(each)
+        if self._table != before:
+            self._write()
+
+    def drains(self, plan: Plan, processes: Collection[str]) -> Collection[RunnerDrain]:
+        """Who takes no work. One that has left the table does not either while its process ends."""
+        ending = {name: drain for name, drain in self._drains.items() if name in processes and name not in self._table}
+        self._drains = ending | {drain.instance: drain for drain in plan.drains}
+        return self._drains.values()
+
+    def replaced(self, instance: str, incarnation: str) -> None:
+        """Remember that this incarnation has been killed, also for an operator that follows."""
+        self._table[instance] = replace(self._table[instance], replaced=incarnation)
+        self._write()
+
+    def _add(self, each: RunnerSet) -> None:
+        stem = f"{each.pool.name[:20].rstrip('-')}-{each.revision[:6]}"
+        index = next(index for index in range(10_000) if f"{stem}-{index}" not in self._table)
+        name = f"{stem}-{index}"
+        self._table[name] = LocalRunner(
+            name=name,
+            pool=each.pool,
+            revision=each.revision,
+            ordinal=max((runner.ordinal for runner in self._table.values()), default=0) + 1,
+            template=each.template,
+            drain_seconds=each.drain_seconds,
+        )
+
+    def _write(self) -> None:
+        with suppress(OSError):  # a full disk: serving goes on, and only an operator's crash would now be noticed
+            write_atomically(self._path, orjson.dumps([_to_json(runner) for runner in self._table.values()]))
+
+
+def _to_json(runner: LocalRunner) -> dict[str, object]:
+    return {
+        "name": runner.name,
+        "pool": str(runner.pool),
+        "revision": runner.revision,
+        "ordinal": runner.ordinal,
+        "group": str(runner.template.group),
+        "modelUri": runner.template.model_uri,
+        "modelDigest": runner.template.model_digest,
+        "modelRevision": runner.template.model_revision,
+        "modelCredentials": runner.template.model_credentials,
+        "engine": runner.template.engine.model_dump(by_alias=True, exclude_none=True),
+        "drainSeconds": runner.drain_seconds,
+        "drainingUntil": runner.draining_until.isoformat() if runner.draining_until else None,
+        "replaced": runner.replaced,
+    }
+
+
+def _read(path: Path) -> dict[str, LocalRunner]:
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        return {
+            each["name"]: LocalRunner(
+                name=each["name"],
+                pool=ObjectName.parse(each["pool"]),
+                revision=each["revision"],
+                ordinal=each["ordinal"],
+                template=RunnerTemplate(
+                    group=ObjectName.parse(each["group"]),
+                    model_uri=each["modelUri"],
+                    model_digest=each["modelDigest"],
+                    model_revision=each.get("modelRevision", ""),
+                    model_credentials=each.get("modelCredentials", ""),
+                    engine=EngineSpec.model_validate(each["engine"]),
+                ),
+                drain_seconds=each["drainSeconds"],
+                draining_until=datetime.fromisoformat(each["drainingUntil"]) if each["drainingUntil"] else None,
+                replaced=each.get("replaced", ""),
+            )
+            for each in orjson.loads(path.read_bytes())
+        }
+    return {}

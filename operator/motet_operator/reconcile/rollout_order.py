@@ -1,0 +1,152 @@
+"""Which revision each pool's runners are brought to: the newest, or while others roll, the one that they have.
+
+A new release, or a change of what the platform says of all runners, is a new revision of many pools at once. Only so
+many of them roll at a time: what is wrong with it shows on few, and spare machines are needed for few. The others keep,
+scale and replace the runners of the revision that they have. So does a pool whose template changes all the time, until
+it is taken as it is by then: each turn would start runners that the next one ends.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from motet.domain import ObjectName
+from motet.start_limit import StartLimiter
+from motet_operator.reconcile.revisions import revision_of, template_of
+from motet_operator.reconcile.view import PoolObject, RunnerInstance, RunnerSet, RunnerTemplate, View
+
+EPOCH = datetime.fromtimestamp(0, UTC)
+MICROSECOND = timedelta(microseconds=1)
+
+WAITING_FOR_OTHER_POOLS = "the runners of the revision before go on until fewer pools roll at once"
+CHANGED_TOO_OFTEN = (
+    "the runners of the revision before stay for now: after three changes in a row the next is rolled out later"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutTarget:
+    newest: str
+    """The revision of what the pool says now."""
+
+    revision: str
+    """The one that its runners are brought to now."""
+
+    template: RunnerTemplate
+    """Of `revision`."""
+
+    waits_because: str = ""
+    """Why that is not the newest; empty: it is."""
+
+    @property
+    def waits(self) -> bool:
+        return self.revision != self.newest
+
+
+class RolloutLimiter:
+    """How often pools have begun to roll of late. Whoever begins anew without it lets a few more rollouts begin."""
+
+    def __init__(self, pause: timedelta = timedelta(0)) -> None:
+        self._aimed: dict[ObjectName, str] = {}
+        self._rollouts = StartLimiter[ObjectName](pause / MICROSECOND)
+
+    def held(self, name: ObjectName, newest: str, members: Sequence[RunnerInstance], now: datetime) -> str | None:
+        """The revision at which a pool stays for now."""
+        before = self._aimed.get(name)
+        if before is None or not _starts_runners(before, newest, members):
+            return None
+        if self._rollouts.may_begin(name, _microseconds(now)):
+            return None
+        return before
+
+    def note(
+        self,
+        aimed: Mapping[ObjectName, RolloutTarget],
+        members: Mapping[ObjectName, list[RunnerInstance]],
+        now: datetime,
+    ) -> None:
+        """What all pools are brought to from now on."""
+        for name, aim in aimed.items():
+            before = self._aimed.get(name)
+            if before is not None and _starts_runners(before, aim.revision, members.get(name, ())):
+                self._rollouts.begun(name, _microseconds(now))
+        for gone in self._aimed.keys() - aimed.keys():
+            self._rollouts.forget(gone)
+        self._aimed = {name: aim.revision for name, aim in aimed.items()}
+        self._rollouts.expire(_microseconds(now))
+
+    def due(self, aimed: Mapping[ObjectName, RolloutTarget]) -> list[datetime]:
+        """When those that are held may begin."""
+        held = [name for name, aim in aimed.items() if aim.waits_because == CHANGED_TOO_OFTEN]
+        return [EPOCH + self._rollouts.next_at(name) * MICROSECOND for name in held]
+
+
+def _microseconds(at: datetime) -> int:
+    """Whole ones: seconds would be rounded, and a pool that is due at a time has its turn at exactly that time."""
+    return (at - EPOCH) // MICROSECOND
+
+
+def _starts_runners(before: str, after: str, members: Sequence[RunnerInstance]) -> bool:
+    """Whether the change takes more than going back to what most of those that serve are."""
+    if before == after:
+        return False
+    ready = Counter(one.revision for one in members if one.ready)
+    return ready[after] <= ready[before]
+
+
+def rollout_targets(
+    view: View, refused: Collection[ObjectName], pace: RolloutLimiter
+) -> Mapping[ObjectName, RolloutTarget]:
+    """Of all pools."""
+    found = {pool.resource.object_name: _newest(pool) for pool in view.pools}
+    members: dict[ObjectName, list[RunnerInstance]] = {}
+    for one in view.instances:
+        members.setdefault(one.pool, []).append(one)
+    sets = {(each.pool, each.revision): each for each in view.runner_sets}
+    for name, aim in found.items():
+        held = pace.held(name, aim.newest, members.get(name, ()), view.now)
+        if held is not None and (name, held) in sets:
+            found[name] = _stays(aim, sets[name, held], CHANGED_TOO_OFTEN)
+    if view.rolling_pools is not None:
+        _take_turns(view.rolling_pools, found, refused, members, sets)
+    pace.note(found, members, view.now)
+    return found
+
+
+def _take_turns(
+    limit: int,
+    found: dict[ObjectName, RolloutTarget],
+    refused: Collection[ObjectName],
+    members: Mapping[ObjectName, Sequence[RunnerInstance]],
+    sets: Mapping[tuple[ObjectName, str], RunnerSet],
+) -> None:
+    rolling = 0
+    waiting: list[tuple[ObjectName, str]] = []
+    for name, aim in found.items():
+        revisions = {one.revision for one in members.get(name, ())}
+        if name in refused or revisions <= {aim.revision}:
+            continue
+        if len(revisions) > 1 or (name, aim.revision) in sets:
+            rolling += 1
+            continue
+        (has,) = revisions
+        if (name, has) in sets and _serves(members[name]):
+            waiting.append((name, has))
+    for name, revision in sorted(waiting)[max(0, limit - rolling) :]:
+        found[name] = _stays(found[name], sets[name, revision], WAITING_FOR_OTHER_POOLS)
+
+
+def _stays(aim: RolloutTarget, at: RunnerSet, why: str) -> RolloutTarget:
+    return RolloutTarget(newest=aim.newest, revision=at.revision, template=at.template, waits_because=why)
+
+
+def _newest(pool: PoolObject) -> RolloutTarget:
+    template = template_of(pool)
+    revision = revision_of(pool.resource.object_name, template)
+    return RolloutTarget(newest=revision, revision=revision, template=template)
+
+
+def _serves(members: Sequence[RunnerInstance]) -> bool:
+    """One of which no runner serves has nothing to lose, and the change is perhaps what mends it."""
+    return any(one.ready or one.attached for one in members)

@@ -1,0 +1,43 @@
+"""The two kinds of Kubernetes' own that the same folder may hold, as far as Motet reads them."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from motet.domain import ObjectName
+from motet.resources.fields import DnsLabel, Labels, ObjectMeta, ResourceModel
+
+
+class NamespaceMeta(ResourceModel):
+    name: DnsLabel
+    labels: Labels = Field(default_factory=dict)
+    annotations: Annotated[dict[str, str], Field(max_length=64)] = Field(default_factory=dict)
+
+
+class Namespace(ResourceModel):
+    """A tenant. Its labels are what a pool's selector looks at."""
+
+    api_version: Literal["v1"] = "v1"
+    kind: Literal["Namespace"] = "Namespace"
+    metadata: NamespaceMeta
+    spec: dict[str, object] = Field(default_factory=dict)
+
+    @property
+    def object_name(self) -> ObjectName:
+        return ObjectName("", self.metadata.name)
+
+
+class Secret(ResourceModel):
+    """What opens a source: `token`, or `username` and `password`. Only the process that fetches reads it."""
+
+    api_version: Literal["v1"] = "v1"
+    kind: Literal["Secret"] = "Secret"
+    metadata: ObjectMeta
+    type: str = "Opaque"
+    immutable: bool = False
+    data: Annotated[dict[str, str], Field(repr=False)] = Field(default_factory=dict)
+    string_data: Annotated[dict[str, str], Field(repr=False)] = Field(default_factory=dict)
+
+    @property
+    def object_name(self) -> ObjectName:
+        return ObjectName(self.metadata.namespace, self.metadata.name)

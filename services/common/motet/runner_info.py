@@ -1,0 +1,232 @@
+"""What runners say about themselves, as plain values: scheduler, supervisor and simulator decide on these.
+
+No decisions here and no I/O: only the words, and how they are read from the messages.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+from typing import Self
+
+from motet.api.v1 import common_pb2
+from motet.domain import BASE, PAGE_TOKENS, Digest, RequestId, Tenant, pages_for
+from motet.errors import MotetError
+from motet.terms import check_epoch
+
+NOBODY = Tenant("")
+
+
+class RequestClass(IntEnum):
+    """Smaller is more urgent; the numbers are the messages' own."""
+
+    INTERACTIVE = 1
+    STANDARD = 2
+    BATCH = 3
+
+    @classmethod
+    def from_proto(cls, value: int) -> Self:
+        """One of a newer peer is served as most requests are: neither before others nor after all of them."""
+        return cls(value) if value in _CLASSES else cls(cls.STANDARD)
+
+
+_CLASSES = frozenset(RequestClass)
+
+
+class SequenceState(StrEnum):
+    LOADING = "loading"
+    WAITING = "waiting"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    PARKED = "parked"
+
+
+# One of a newer runner is waiting: not counted among those that run, and not among those that somebody must resume.
+_STATES = {
+    common_pb2.SEQUENCE_STATE_LOADING: SequenceState.LOADING,
+    common_pb2.SEQUENCE_STATE_PREFILL: SequenceState.PREFILL,
+    common_pb2.SEQUENCE_STATE_DECODE: SequenceState.DECODE,
+    common_pb2.SEQUENCE_STATE_PARKED: SequenceState.PARKED,
+}
+
+
+class Tier(IntEnum):
+    """Where a runner holds an adapter; larger is nearer to the model."""
+
+    NONE = 0
+    DISK = 1
+    HOST = 2
+    DEVICE = 3
+
+    @classmethod
+    def from_proto(cls, value: int) -> Self:
+        """One of a newer runner counts as no nearer than the adapter's source: at worst a load is ordered in vain."""
+        return cls(value) if value in _TIERS else cls(cls.NONE)
+
+
+_TIERS = frozenset(Tier)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A refusal as a value: `code` is a row of `motet.errors.TABLE`."""
+
+    code: str
+    message: str
+    retry_after: float = 0.0
+    reason: str = ""
+
+    @classmethod
+    def of(cls, error: MotetError) -> Self:
+        return cls(error.code, error.message, error.retry_after, error.reason)
+
+    @classmethod
+    def from_proto(cls, failure: common_pb2.Failure) -> Self:
+        return cls(failure.code, failure.message, failure.retry_after_seconds, failure.reason)
+
+    def to_proto(self) -> common_pb2.Failure:
+        return common_pb2.Failure(
+            code=self.code, message=self.message, retry_after_seconds=self.retry_after, reason=self.reason
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerIdentity:
+    """One start of one runner process; `instance` survives restarts, `incarnation` does not."""
+
+    instance: str
+    incarnation: str = ""
+    pool: str = ""
+    group: str = ""
+    revision: str = ""
+    pod_name: str = ""
+    pod_uid: str = ""
+
+    @classmethod
+    def from_proto(cls, it: common_pb2.RunnerIdentity) -> Self:
+        return cls(
+            instance=it.instance,
+            incarnation=it.incarnation,
+            pool=it.pool,
+            group=it.group,
+            revision=it.revision,
+            pod_name=it.pod_name,
+            pod_uid=it.pod_uid,
+        )
+
+    def to_proto(self) -> common_pb2.RunnerIdentity:
+        return common_pb2.RunnerIdentity(
+            instance=self.instance,
+            incarnation=self.incarnation,
+            pool=self.pool,
+            group=self.group,
+            revision=self.revision,
+            pod_name=self.pod_name,
+            pod_uid=self.pod_uid,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """What a runner can hold."""
+
+    pages: int
+    page_tokens: int = PAGE_TOKENS
+    page_bytes: int = 0
+    max_sequences: int = 64
+    max_model_length: int = 2048
+    adapter_slots: int = 16
+    max_lora_rank: int = 64
+    host_bytes: int = 0
+
+    def pages_for(self, tokens: int) -> int:
+        return pages_for(tokens, self.page_tokens)
+
+    @classmethod
+    def from_proto(cls, it: common_pb2.Capacity) -> Self:
+        return cls(
+            pages=it.pages,
+            page_tokens=it.page_tokens or PAGE_TOKENS,
+            page_bytes=it.page_bytes,
+            max_sequences=it.max_sequences,
+            max_model_length=it.max_model_length,
+            adapter_slots=it.adapter_slots,
+            max_lora_rank=it.max_lora_rank,
+            host_bytes=it.host_bytes,
+        )
+
+    def to_proto(self) -> common_pb2.Capacity:
+        return common_pb2.Capacity(
+            pages=self.pages,
+            page_tokens=self.page_tokens,
+            page_bytes=self.page_bytes,
+            max_sequences=self.max_sequences,
+            max_model_length=self.max_model_length,
+            adapter_slots=self.adapter_slots,
+            max_lora_rank=self.max_lora_rank,
+            host_bytes=self.host_bytes,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResidentAdapter:
+    """An adapter that a runner holds, and how near."""
+
+    digest: Digest
+    tier: Tier
+    bytes: int = 0
+    live_sequences: int = 0
+
+    @classmethod
+    def from_proto(cls, it: common_pb2.ResidentAdapter) -> Self:
+        return cls(digest=Digest(it.digest), tier=Tier.from_proto(it.tier), bytes=it.bytes, live_sequences=it.live)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerRequest:
+    """One request as its runner's book has it."""
+
+    request: RequestId
+    epoch: int
+    pages: int
+    """Promised."""
+    pages_used: int = 0
+    state: SequenceState = SequenceState.DECODE
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    max_tokens: int = 0
+    """Of output; 0 when the runner did not say."""
+    tenant: Tenant = NOBODY
+    digest: Digest = BASE
+    request_class: RequestClass = RequestClass.STANDARD
+    parked_times: int = 0
+    gateway: str = ""
+
+    @property
+    def parked(self) -> bool:
+        return self.state is SequenceState.PARKED
+
+    @classmethod
+    def from_proto(cls, it: common_pb2.RunnerRequest) -> Self:
+        return cls(
+            request=RequestId(it.request),
+            epoch=check_epoch(it.epoch, it.request),
+            pages=it.promise.pages,
+            pages_used=it.pages_used,
+            state=_STATES.get(it.state, SequenceState.WAITING),
+            prompt_tokens=it.prompt_tokens,
+            output_tokens=it.output_tokens,
+            max_tokens=it.max_tokens,
+            tenant=Tenant(it.tenant),
+            digest=Digest(it.adapter_digest),
+            request_class=RequestClass.from_proto(it.request_class),
+            parked_times=it.parked_times,
+            gateway=it.gateway,
+        )
+
+
+def read_runner_requests(entries: Iterable[common_pb2.RunnerRequest]) -> tuple[RunnerRequest, ...]:
+    return tuple(RunnerRequest.from_proto(entry) for entry in entries)
+
+
+def read_resident_adapters(entries: Iterable[common_pb2.ResidentAdapter]) -> tuple[ResidentAdapter, ...]:
+    return tuple(ResidentAdapter.from_proto(entry) for entry in entries)

@@ -1,0 +1,125 @@
+"""How a service's process begins and ends: signals, logging, metrics, and a clear last word when it cannot start."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import structlog
+from prometheus_client import CollectorRegistry
+from pydantic import ValidationError
+from pydantic_settings import BaseSettings, SettingsError
+
+from motet import tls
+from motet.errors import SetupError
+from motet.health import Health
+from motet.settings import ProcessSettings
+from motet.task_group import run_together
+from motet.telemetry import configure_logging, new_registry, serving_metrics
+
+log = structlog.get_logger(__name__)
+
+SETUP_FAILED = 2
+"""Exit status for what a person has to put right; a supervisor of processes need not hurry to try again."""
+
+Read = TypeVar("Read", bound=BaseSettings)
+
+
+def read(kind: type[Read]) -> Read:
+    """Settings from the environment. A wrong one ends the process with a sentence that names the variable."""
+    try:
+        return kind()
+    except ValidationError as error:
+        prefix = kind.model_config.get("env_prefix", "")
+        for problem in error.errors():
+            field, *inside = problem["loc"] or ("",)
+            where = "".join(f"[{step!r}]" for step in inside)
+            given = f" is {problem['input']!r}" if not isinstance(problem["input"], dict) else ""
+            _last_word(f"{prefix}{field}".upper() + f"{where}{given}: {problem['msg']}.")
+    except SettingsError as error:
+        _last_word(f"{error}. Lists and mappings are written as JSON.")
+    sys.exit(SETUP_FAILED)
+
+
+TERMINATION_LOG = Path("/dev/termination-log")
+"""In a pod, what is written here is its status' message: the operator repeats it in the pool's."""
+
+
+def _last_word(sentence: str) -> None:
+    print(sentence, file=sys.stderr)  # noqa: T201 - the last line a person sees
+    with suppress(OSError):
+        if TERMINATION_LOG.is_file():
+            TERMINATION_LOG.write_text(sentence)
+
+
+Main = Callable[[asyncio.Event, CollectorRegistry, Health], Awaitable[None]]
+
+
+LoopFactory = Callable[[], asyncio.AbstractEventLoop]
+
+
+def run(name: str, settings: ProcessSettings, main: Main, *, loop_factory: LoopFactory | None = None) -> None:
+    """Run `main(stop, registry, health)` until it returns; SIGTERM and SIGINT set `stop`.
+
+    `name` is the role that this process's certificate must carry. Ends the process by SystemExit.
+    """
+    configure_logging(name, settings)
+    try:
+        with tls.acting_as(_identity(name, settings)), asyncio.Runner(loop_factory=loop_factory) as runner:
+            runner.run(_run(settings, main))
+    except SetupError as error:
+        log.error("cannot start", reason=error.message, code=error.code)
+        _last_word(f"{name}: {error.message}")
+        sys.exit(SETUP_FAILED)
+
+
+def _identity(role: str, settings: ProcessSettings) -> tls.TlsIdentity | None:
+    if settings.tls_dir is None:
+        return None
+    identity = tls.TlsIdentity(settings.tls_dir, role)
+    identity.check()
+    return identity
+
+
+async def _run(settings: ProcessSettings, main: Main) -> None:
+    stop, health = asyncio.Event(), Health()
+
+    def end() -> None:
+        health.stop()
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(_complain)
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, end)
+    registry = new_registry()
+    async with serving_metrics(settings.metrics_address, registry, health):
+        log.info("starting")
+        await main(stop, registry, health)
+        log.info("stopped")
+
+
+def _complain(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    # gRPC asks a call that came while its server ended how it went: that it was cancelled is no error.
+    if not isinstance(context.get("exception"), asyncio.CancelledError):
+        loop.default_exception_handler(context)
+
+
+async def run_until(stop: asyncio.Event, *work: Awaitable[None]) -> None:
+    """Run everything until `stop` is set, then cancel it. The first failure cancels the rest and is raised."""
+    running = asyncio.ensure_future(run_together(*work))
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            try:
+                running.result()
+            except BaseExceptionGroup as group:
+                raise group.exceptions[0] from None  # a SetupError must be one to whoever catches it
+    finally:
+        for task in (running, stopping):
+            task.cancel()
+        await asyncio.gather(running, stopping, return_exceptions=True)

@@ -1,0 +1,115 @@
+"""Length samples and predictor state: what the predictor writes in batches and reads at start."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+
+from sqlalchemy import delete, func, insert, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from motet.store.database import Store
+from motet.store.tables import LengthSampleRow, PredictorStateRow, PredictorVersionRow, now
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthSample:
+    """A finished answer; the columns are explained in `tables`."""
+
+    request: str
+    tenant: str
+    adapter: str
+    prompt_tokens: int
+    output_tokens: int
+    censored: bool
+    estimated_q50: int
+    estimated_q95: int
+    estimate_source: str
+    features: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PredictorState:
+    level: str
+    tenant: str
+    adapter: str
+    statistics: bytes
+
+
+def name_of(row: LengthSample | PredictorState) -> str:
+    """The table that it belongs to."""
+    return (LengthSampleRow if isinstance(row, LengthSample) else PredictorStateRow).__tablename__
+
+
+async def activate_version(store: Store, version: str) -> None:
+    """Make `version` the one in use."""
+    async with store.write() as connection:
+        await connection.execute(update(PredictorVersionRow).values(active=PredictorVersionRow.version == version))
+        known = await connection.scalar(
+            select(func.count()).select_from(PredictorVersionRow).where(PredictorVersionRow.version == version)
+        )
+        if not known:
+            await connection.execute(insert(PredictorVersionRow).values(version=version, active=True, created=now()))
+
+
+async def load_states(store: Store, version: str, *, limit: int) -> list[PredictorState]:
+    """What `version` has learned: the `limit` last changed scopes, the oldest change first."""
+    query = (
+        select(
+            PredictorStateRow.level, PredictorStateRow.tenant, PredictorStateRow.adapter, PredictorStateRow.statistics
+        )
+        .where(PredictorStateRow.version == version)
+        .order_by(PredictorStateRow.updated.desc())
+        .limit(limit)
+    )
+    async with store.read() as connection:
+        rows = (await connection.execute(query)).all()
+    return [PredictorState(*row) for row in reversed(rows)]
+
+
+async def save(
+    store: Store, version: str, states: Iterable[PredictorState], samples: Sequence[LengthSample], *, keep_samples: int
+) -> None:
+    """Write what has been learned and the samples it was learned from, together or not at all.
+
+    Only the newest `keep_samples` samples stay.
+    """
+    moment = now()
+    rows = [
+        {
+            "version": version,
+            "level": state.level,
+            "tenant": state.tenant,
+            "adapter": state.adapter,
+            "statistics": state.statistics,
+            "updated": moment,
+        }
+        for state in states
+    ]
+    async with store.write() as connection:
+        if rows:
+            dialect = postgresql if store.dialect == "postgresql" else sqlite
+            statement = dialect.insert(PredictorStateRow)
+            await connection.execute(
+                statement.on_conflict_do_update(
+                    index_elements=["version", "level", "tenant", "adapter"],
+                    set_={"statistics": statement.excluded.statistics, "updated": statement.excluded.updated},
+                ),
+                rows,
+            )
+        if samples:
+            await connection.execute(
+                insert(LengthSampleRow), [asdict(sample) | {"created": moment} for sample in samples]
+            )
+            newest = select(func.max(LengthSampleRow.id)).scalar_subquery()
+            await connection.execute(delete(LengthSampleRow).where(LengthSampleRow.id <= newest - keep_samples))
+
+
+async def count_samples(store: Store) -> int:
+    async with store.read() as connection:
+        return await connection.scalar(select(func.count()).select_from(LengthSampleRow)) or 0
+
+
+async def newest_samples(store: Store, limit: int) -> list[LengthSample]:
+    columns = [getattr(LengthSampleRow, name) for name in LengthSample.__dataclass_fields__]
+    query = select(*columns).order_by(LengthSampleRow.id.desc()).limit(limit)
+    async with store.read() as connection:
+        return [LengthSample(**row) for row in (await connection.execute(query)).mappings()]

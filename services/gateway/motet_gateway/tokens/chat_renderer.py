@@ -1,0 +1,80 @@
+"""Where a chat template is rendered: short messages here on the event loop, all others in processes of their own.
+
+A crossing between processes costs far more than most renderings, and on a busy machine a process waits for its turn. So
+what is short and made by a template whose work can be counted (`metered`) does not leave this process.
+"""
+
+import asyncio
+import time
+
+import structlog
+
+from motet.errors import InvalidRequest
+from motet_gateway.tokens.chat_template import CannotRender
+from motet_gateway.tokens.metered_template import MeteredTemplate, NotMeterable
+from motet_gateway.tokens.render_pool import RenderPool, TemplateText
+
+log = structlog.get_logger(__name__)
+
+SHORT_BYTES = 8 * 1024
+"""The longest messages that are rendered here: their size bounds what each step may cost."""
+SLOW_SECONDS = 0.01
+"""A template that has once taken so much CPU time for short messages is not rendered here again. Most take a thousandth
+of it."""
+MOST_TEMPLATES = 64
+"""Compiled templates that are kept; beyond it the oldest goes to the processes."""
+
+
+class ChatRenderer:
+    def __init__(self, processes: RenderPool) -> None:
+        self._processes = processes
+        self._metered: dict[bytes, MeteredTemplate | None] = {}
+        """None for those that are being compiled, or that belong into processes."""
+        self._compiling: set[asyncio.Task[None]] = set()
+
+    async def render(self, template: TemplateText, context: bytes) -> str:
+        """The prompt as text. Raises InvalidRequest when these messages cannot be rendered within the limits."""
+        if len(context) <= SHORT_BYTES:
+            if (metered := self._metered.get(template.digest)) is not None:
+                try:
+                    return self._render_here(template, metered, context)
+                except (NotMeterable, MemoryError):
+                    pass
+            elif template.digest not in self._metered:
+                self._start_compiling(template)
+        return await self._processes.render(template, context)
+
+    async def close(self) -> None:
+        await asyncio.gather(*self._compiling)
+        await self._processes.close()
+
+    def _render_here(self, template: TemplateText, metered: MeteredTemplate, context: bytes) -> str:
+        began = time.thread_time()
+        try:
+            # No lone surrogates, which a template may write and no tokenizer takes.
+            return metered.render(context).encode(errors="replace").decode()
+        except NotMeterable:
+            raise
+        except CannotRender as error:
+            raise InvalidRequest(error.message, param=error.param) from None
+        finally:
+            if (took := time.thread_time() - began) > SLOW_SECONDS:
+                log.warning("a chat template is slow and goes to a process", seconds=round(took, 3))
+                self._metered[template.digest] = None
+
+    def _start_compiling(self, template: TemplateText) -> None:
+        if len(self._metered) >= MOST_TEMPLATES:
+            del self._metered[next(iter(self._metered))]
+        self._metered[template.digest] = None
+        task = asyncio.create_task(self._compile(template), name="compile a chat template")
+        self._compiling.add(task)
+        task.add_done_callback(self._compiling.discard)
+
+    async def _compile(self, template: TemplateText) -> None:
+        """In a thread: a long template takes a while."""
+        try:
+            metered = await asyncio.to_thread(MeteredTemplate, template.text, template.special_tokens)
+        except (ValueError, MemoryError) as error:
+            log.info("a chat template is rendered in processes only", reason=str(error) or "it cannot be compiled here")
+        else:
+            self._metered[template.digest] = metered

@@ -1,0 +1,305 @@
+"""Chat templates rendered in processes of their own, a few that are started when needed and then kept."""
+
+import asyncio
+import hashlib
+import os
+import signal
+import socket
+import sys
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, cast
+
+import orjson
+import structlog
+
+from motet.errors import Internal, InvalidRequest, MotetError, Overloaded
+from motet_gateway.tokens.render_process import BROKEN, LENGTH_BYTES, NO_MEMORY, OUT_OF_TIME, REFUSED
+
+log = structlog.get_logger(__name__)
+
+LONG_BYTES = 64 * 1024
+"""Messages above this size wait in a line of their own, so that they never stand before short ones."""
+MOST_AT_ONCE = 64
+"""Messages of one line that are handed over together. What arrives together stays together on its further way, and a
+crossing between processes costs more than most renderings."""
+MOST_TEMPLATES = 64
+"""A process that has had so many is replaced by a new one, which forgets them."""
+PATIENCE_SECONDS = 60.0
+"""Backstop of real time, starting a process included. The kernel ends a rendering by its CPU time long before, however
+busy the machine is."""
+_GAVE_UP = "The gateway could not render the chat template. Try again soon."
+_ENVIRONMENT = ("PATH", "PYTHONPATH", "TZ", "LANG", "LC_ALL", "LD_LIBRARY_PATH")
+"""What a process may inherit: no address, no secret, no setting."""
+
+
+class TemplateText:
+    """A chat template as the model brings it; nobody has looked into it yet."""
+
+    __slots__ = ("declared", "digest", "special_tokens", "text")
+
+    def __init__(self, text: str, special_tokens: Mapping[str, str]) -> None:
+        self.text: Final = text
+        self.special_tokens: Final = special_tokens
+        self.declared: Final = orjson.dumps({"text": text, "special_tokens": dict(special_tokens)})
+        self.digest: Final = hashlib.sha256(self.declared).digest()
+
+
+def encoded(
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    extra: Mapping[str, Any] | None = None,
+) -> bytes:
+    """What `ChatTemplate.render` takes, as JSON. Raises InvalidRequest for what no JSON can hold."""
+    context = {
+        "messages": messages,
+        "add_generation_prompt": add_generation_prompt,
+        "continue_final_message": continue_final_message,
+        "extra": extra,
+    }
+    try:
+        return orjson.dumps(context)
+    except TypeError as error:
+        raise InvalidRequest(f"messages: no template can take them: {error}", param="messages") from None
+
+
+_RenderJob = tuple[bytes, "asyncio.Future[bytes]"]
+"""What to render, and who waits for it."""
+
+
+class _TemplateQueue:
+    """The line of one template, and the task that serves it."""
+
+    def __init__(self) -> None:
+        self.orders: deque[_RenderJob] = deque()
+        self.task: asyncio.Task[None] | None = None
+
+
+class _Died(Overloaded):
+    """A process ended instead of answering, and not because a rendering had used up its CPU time."""
+
+
+class RenderPool:
+    """Renders each template, short and long messages apart, one after the other: a template or a request that takes its
+    time makes only its own line wait."""
+
+    def __init__(self, *, processes: int, cpu_seconds: float, memory_bytes: int) -> None:
+        self._cpu_seconds = cpu_seconds
+        self._memory_bytes = memory_bytes
+        self._places = asyncio.Semaphore(processes)
+        self._lines: dict[tuple[bytes, bool], _TemplateQueue] = {}
+        self._idle: list[_RenderProcess] = []
+        self._running: dict[_RenderProcess, asyncio.Task[int]] = {}
+        self._closed = False
+
+    async def render(self, template: TemplateText, context: bytes) -> str:
+        """The prompt as text, from what `encoded` has made. Raises InvalidRequest when it cannot be rendered within the
+        limits."""
+        key = (template.digest, len(context) > LONG_BYTES)
+        if (line := self._lines.get(key)) is None:
+            line = self._lines[key] = _TemplateQueue()
+            line.task = asyncio.create_task(self._serve(key, template, line), name="render")
+        answer = asyncio.get_running_loop().create_future()
+        line.orders.append((context, answer))
+        return self._text(await answer)
+
+    async def close(self) -> None:
+        self._closed = True
+        self._idle.clear()
+        for process in list(self._running):
+            process.kill()
+        serving = [line.task for line in self._lines.values() if line.task is not None]
+        await asyncio.gather(*serving, *self._running.values(), return_exceptions=True)
+
+    async def _serve(self, key: tuple[bytes, bool], template: TemplateText, line: _TemplateQueue) -> None:
+        _, long = key
+        batch: list[_RenderJob] = []
+        try:
+            while line.orders:
+                most = 1 if long else MOST_AT_ONCE
+                batch = [line.orders.popleft() for _ in range(min(len(line.orders), most))]
+                while batch := [order for order in batch if not order[1].done()]:  # some may have gone away
+                    await self._answer(template, batch)
+        finally:
+            del self._lines[key]
+            for _, answer in (*batch, *line.orders):
+                _settle(answer, Overloaded(_GAVE_UP))
+
+    async def _answer(self, template: TemplateText, batch: list[_RenderJob]) -> None:
+        """Those of a batch that can be answered together; at least the first one."""
+        try:
+            answers = await self._ask(template, [context for context, _ in batch])
+        except OSError as error:
+            log.error("no process for chat templates", reason=str(error))
+            for _, answer in batch:
+                _settle(answer, Overloaded(_GAVE_UP))
+            return
+        except MotetError as error:
+            if len(batch) == 1 or self._closed:
+                for _, answer in batch:
+                    _settle(answer, error)
+                return
+            # One of them is to blame: each by itself.
+            for order in batch:
+                if not order[1].done():
+                    await self._answer(template, [order])
+            return
+        for order, said in zip(batch, answers, strict=False):
+            if said[:1] == NO_MEMORY and len(batch) > 1:
+                await self._answer(template, [order])  # others of the batch may have had what it lacked
+            else:
+                _settle(order[1], said)
+
+    async def _ask(self, template: TemplateText, contexts: list[bytes]) -> list[bytes]:
+        """A process may die of anything, memory that others used up or a signal from outside; nobody's messages are to
+        blame until a new one has died of them as well."""
+        async with self._places:
+            try:
+                return await self._ask_one(self._waiting_process() or await self._start(), template, contexts)
+            except _Died:
+                if self._closed:
+                    raise
+                return await self._ask_one(await self._start(), template, contexts)
+
+    def _waiting_process(self) -> "_RenderProcess | None":
+        while self._idle:
+            process = self._idle.pop()
+            if process.alive:
+                return process
+        return None
+
+    async def _ask_one(self, process: "_RenderProcess", template: TemplateText, contexts: list[bytes]) -> list[bytes]:
+        try:
+            answers = await process.ask(template, contexts)
+        except BaseException:
+            process.kill()  # somebody else's answer must never come out of it
+            raise
+        if len(process.known) < MOST_TEMPLATES and answers[-1][:1] != NO_MEMORY:
+            self._idle.append(process)
+        else:
+            process.kill()
+        return answers
+
+    def _text(self, answer: bytes) -> str:
+        kind, content = answer[:1], answer[1:]
+        if kind == REFUSED:
+            message, param = orjson.loads(content)
+            raise InvalidRequest(message, param=param)
+        if kind == BROKEN:
+            raise Internal(f"the model has a broken chat template: {content.decode()}")
+        if kind == NO_MEMORY:
+            raise InvalidRequest(
+                f"the model's chat template makes too much of these messages: it needs more than "
+                f"{self._memory_bytes >> 20} MiB",
+                param="messages",
+            )
+        return content.decode()
+
+    async def _start(self) -> "_RenderProcess":
+        ours, theirs = socket.socketpair()
+        with theirs:
+            child = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", "motet_gateway.tokens.render_process"),
+                *(str(self._cpu_seconds), str(self._memory_bytes)),
+                stdin=theirs.fileno(),
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.DEVNULL,
+                env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
+                start_new_session=True,
+            )
+        process = _RenderProcess(child, self._cpu_seconds)
+        ours.setblocking(False)
+        await asyncio.get_running_loop().create_unix_connection(lambda: process, sock=ours)
+        self._running[process] = ended = asyncio.create_task(child.wait(), name=f"renderer {child.pid}")
+        ended.add_done_callback(lambda _: self._running.pop(process, None))
+        return process
+
+
+def _settle(answer: "asyncio.Future[bytes]", how: bytes | MotetError) -> None:
+    if answer.done():  # its client has gone
+        return
+    if isinstance(how, MotetError):
+        answer.set_exception(how)
+    else:
+        answer.set_result(how)
+
+
+class _RenderProcess(asyncio.Protocol):
+    """One at work, or waiting for the next order."""
+
+    def __init__(self, child: asyncio.subprocess.Process, cpu_seconds: float) -> None:
+        self._child = child
+        self._cpu_seconds = cpu_seconds
+        self._received = bytearray()
+        self._answer: asyncio.Future[None] | None = None
+        self._answers: list[bytes] = []
+        self._wanted = 0
+        self.known: set[bytes] = set()
+
+    async def ask(self, template: TemplateText, contexts: list[bytes]) -> list[bytes]:
+        """An answer for each, or fewer when the last one has used up the memory."""
+        loop = asyncio.get_running_loop()
+        declared = b"" if template.digest in self.known else template.declared
+        self.known.add(template.digest)
+        self._received.clear()
+        self._wanted, self._answers = len(contexts), []
+        self._answer = loop.create_future()
+        parts = (template.digest, declared, b"[" + b",".join(contexts) + b"]")
+        self._transport.write(b"".join(len(part).to_bytes(LENGTH_BYTES, "big") + part for part in parts))
+        backstop = loop.call_later(PATIENCE_SECONDS, self.kill)
+        try:
+            await self._answer
+        except EOFError:
+            raise await self._why() from None
+        finally:
+            backstop.cancel()
+            self._answer = None
+        return self._answers
+
+    @property
+    def alive(self) -> bool:
+        return not self._transport.is_closing()
+
+    def kill(self) -> None:
+        self._transport.abort()
+        if self._child.returncode is None:
+            self._child.send_signal(signal.SIGKILL)
+
+    async def _why(self) -> MotetError:
+        """It ended instead of answering."""
+        status = await self._child.wait()
+        if status == -OUT_OF_TIME:
+            log.warning("a chat template was stopped", cpu_seconds=self._cpu_seconds)
+            return InvalidRequest(
+                f"the model's chat template takes more than {self._cpu_seconds:g} s of CPU time for these messages",
+                param="messages",
+            )
+        log.error("a process for chat templates died", status=status)
+        return _Died(_GAVE_UP)
+
+    # ------------------------------------------------------------------------------------------- called by the loop
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's own are no subclasses of it
+
+    def data_received(self, data: bytes) -> None:
+        received = self._received
+        received += data
+        while len(received) >= LENGTH_BYTES:
+            end = LENGTH_BYTES + int.from_bytes(received[:LENGTH_BYTES], "big")
+            if len(received) < end:
+                return
+            self._answers.append(bytes(received[LENGTH_BYTES:end]))
+            del received[:end]
+        waiter = self._answer
+        answers = self._answers
+        if not answers or (len(answers) < self._wanted and answers[-1][:1] != NO_MEMORY):
+            return
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        if (answer := self._answer) is not None and not answer.done():
+            answer.set_exception(EOFError())

@@ -1,0 +1,119 @@
+"""`python -m motet_gateway.tokens.render_process`: renders chat templates where it can be ended at any moment.
+
+A template may loop in jinja2, or in one call into C that nothing inside of Python can interrupt, and it may ask for
+more memory than there is. So the kernel counts both: the process is killed when one rendering has used its CPU time,
+and gets no more memory than its share. It reads orders from a socket at descriptor 0, answers there, and ends with it.
+
+An order is three parts, each behind its length in four bytes: the template's digest, the template as JSON (empty when
+this process has had it), and a JSON list of what to render it with. Each of these gets an answer, behind its length
+too. The first byte of an answer says what follows.
+"""
+
+import contextlib
+import ctypes
+import resource
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from motet_gateway.tokens.chat_template import CannotRender, ChatTemplate
+
+TEXT, REFUSED, BROKEN, NO_MEMORY = b"+", b"-", b"!", b"m"
+OUT_OF_TIME = signal.SIGPROF
+LENGTH_BYTES = 4
+TOGETHER_BYTES = 64 * 1024
+"""Answers up to this size in all are sent in one write, and read in one."""
+_PR_SET_PDEATHSIG = 1
+
+
+def serve(link: socket.socket, cpu_seconds: float) -> None:
+    templates: dict[bytes, ChatTemplate | bytes] = {}
+    while True:
+        try:
+            digest, declared, contexts = bytes(_receive(link)), _receive(link), _receive(link)
+        except EOFError:
+            return
+        signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
+        answers = []
+        try:
+            if declared:
+                templates[digest] = _compiled(declared)
+            for context in orjson.loads(contexts):
+                signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
+                answers.append(_framed(*_rendered(templates[digest], context)))
+        except (MemoryError, orjson.JSONDecodeError):
+            # With too little memory orjson says that it cannot read what the gateway's own orjson has written. What is
+            # left may be in pieces: the rest is for another process.
+            _send(link, [*answers, _framed(NO_MEMORY)])
+            return
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        _send(link, answers)
+
+
+def _compiled(declared: bytearray) -> ChatTemplate | bytes:
+    said = orjson.loads(declared)
+    try:
+        return ChatTemplate(said["text"], said["special_tokens"])
+    except ValueError as error:
+        return str(error).encode(errors="replace")
+
+
+def _rendered(template: ChatTemplate | bytes, context: dict[str, Any]) -> tuple[bytes, bytes]:
+    if isinstance(template, bytes):
+        return BROKEN, template
+    try:
+        return TEXT, template.render(**context).encode(errors="replace")
+    except CannotRender as error:
+        return REFUSED, orjson.dumps([error.message.encode(errors="replace").decode(), error.param])
+
+
+def _framed(kind: bytes, content: bytes = b"") -> bytes:
+    return (len(kind) + len(content)).to_bytes(LENGTH_BYTES, "big") + kind + content
+
+
+def _send(link: socket.socket, answers: list[bytes]) -> None:
+    together = sum(map(len, answers)) <= TOGETHER_BYTES  # there may be no memory for large ones once more
+    for part in [b"".join(answers)] if together else answers:
+        link.sendall(part)
+
+
+def _receive(link: socket.socket) -> bytearray:
+    return _exactly(link, int.from_bytes(_exactly(link, LENGTH_BYTES), "big"))
+
+
+def _exactly(link: socket.socket, size: int) -> bytearray:
+    buffer = bytearray(size)
+    view, at = memoryview(buffer), 0
+    while at < size:
+        got = link.recv_into(view[at:])
+        if not got:
+            raise EOFError
+        at += got
+    return buffer
+
+
+def confine(memory_bytes: int) -> None:
+    """Take from this process what no template needs."""
+    with contextlib.suppress(AttributeError):  # only Linux has it; elsewhere the socket's end must do
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    with contextlib.suppress(OSError, ValueError):
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        most = pages * resource.getpagesize() + memory_bytes
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def main() -> None:
+    cpu_seconds, memory_bytes = float(sys.argv[1]), int(sys.argv[2])
+    confine(memory_bytes)
+    serve(socket.socket(fileno=0), cpu_seconds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""From the check of an adapter's files to what is kept of it: the certificate, which travels, and the layout."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from google.protobuf import json_format
+
+from motet.api.v1 import scheduler_pb2
+from motet_runner.adapters.file_check import check
+from motet_runner.adapters.layout import AdapterLayout, FileStamp, LoraLinear, Matrix
+from motet_runner.adapters.overflow_check import check_products
+from motet_runner.adapters.peft_config import WEIGHTS_NAME
+from motet_runner.adapters.weight_check import check_values
+from motet_runner.interface import EngineInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Certification:
+    """What a check has found, for people and for the engine."""
+
+    certificate: scheduler_pb2.Certificate
+    layout: AdapterLayout
+    engine: str = ""
+    """What of an engine it was checked for, beside the base: see `limits_of`."""
+
+    def encode(self) -> str:
+        """As it is kept beside the bytes."""
+        layout = self.layout
+        kept = {
+            "engine": self.engine,
+            "certificate": json_format.MessageToDict(self.certificate, preserving_proto_field_name=True),
+            "layout": {"stamp": layout.stamp, "rank": layout.rank, "linears": layout.linears},
+        }
+        return json.dumps(kept, indent=1) + "\n"
+
+    @classmethod
+    def decode(cls, text: str, folder: Path) -> "Certification":
+        """Raises ValueError for what no `encode` has written."""
+        try:
+            kept = json.loads(text)
+            certificate = json_format.ParseDict(kept["certificate"], scheduler_pb2.Certificate())
+            layout = kept["layout"]
+            linears = [
+                LoraLinear(module, _matrix(*a), _matrix(*b), float(scale)) for module, a, b, scale in layout["linears"]
+            ]
+            stamp = FileStamp(*layout["stamp"])
+            found = AdapterLayout.of(folder / WEIGHTS_NAME, stamp, layout["rank"], linears)
+            return cls(certificate, found, kept["engine"])
+        except (KeyError, TypeError, ValueError, json_format.ParseError) as error:
+            raise ValueError(f"no check has written this: {error}") from error
+
+
+def certify(folder: Path, info: EngineInfo) -> Certification:
+    """Check an adapter's files and weights against a base's linears. Raises AdapterIncompatible with what is wrong."""
+    found = check(folder, info.target_modules, max_rank=info.max_lora_rank)
+    check_values(folder, info.target_modules)
+    check_products(found.layout, info.dtype)
+    certificate = scheduler_pb2.Certificate(
+        rank=found.rank,
+        alpha=found.alpha,
+        target_modules=found.modules,
+        mapped=found.mapped,
+        unmapped=found.unmapped,
+        method=found.method,
+    )
+    return Certification(certificate, found.layout, limits_of(info))
+
+
+def limits_of(info: EngineInfo) -> str:
+    """What an engine adds to the base model: another type of numbers overflows elsewhere, another pool serves other
+    ranks."""
+    return f"{info.dtype}, rank {info.max_lora_rank}"
+
+
+def _matrix(start: int, shape: list[int], dtype: str, size: int) -> Matrix:
+    rows, columns = shape
+    return Matrix(start, (rows, columns), dtype, size)

@@ -1,0 +1,200 @@
+"""Does every tensor of an adapter have its place in the base? Reads names and shapes only; needs no torch.
+
+Fail closed: a tensor without a place, a shape that does not fit, an A without its B, or nothing at all is a refusal.
+"""
+
+import difflib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from motet.errors import AdapterIncompatible
+from motet_runner.adapters.layout import AdapterLayout, FileStamp, LoraLinear, Matrix
+from motet_runner.adapters.peft_config import CONFIG_NAME, WEIGHTS_NAME, LoraConfig, read_config
+from motet_runner.adapters.safetensors_header import TensorHeader, read_header
+
+CHECK_VERSION = 2
+"""The version of the checks, which every certificate names; what another version has checked is checked again.
+
+Raise it when an adapter that passed could be refused now (here, in `values`, `products`, `peft_config` or `header`), or
+when what is kept of a check (`certify.Checked`) gets another form or another meaning.
+"""
+
+Shapes = dict[str, tuple[int, int]]
+"""Module path in the base → (in, out): `EngineInfo.target_modules`."""
+
+PREFIXES = ("base_model.model.", "base_model.", "")
+"""What PEFT and its relatives put before the base's own module path."""
+
+LARGEST_RANK = 256
+
+FLOATS = ("F32", "BF16", "F16", "F64")
+"""Rounded to whole numbers a LoRA is all zeros, and would answer as the base."""
+
+_NAME = re.compile(r"(?P<module>.+)\.lora_(?P<half>[AB])(?:\.default)?\.weight")
+
+LONGEST_NAME = 200
+"""Of what a stranger has named: so much of it is compared and repeated, in a message or a status."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckResult:
+    """What the check found. `unmapped` is empty in every certificate: an adapter with such tensors is refused."""
+
+    bytes: int
+    tensors: int
+    mapped: int
+    unmapped: tuple[str, ...]
+    modules: tuple[str, ...]
+    rank: int
+    """The largest."""
+    alpha: float
+    method: str
+    base_model: str | None
+    """What the config claims; a hint, never trusted."""
+    layout: AdapterLayout
+
+
+@dataclass(frozen=True, slots=True)
+class LoraTensor:
+    """One tensor and its place: half A or B of the LoRA of one linear."""
+
+    module: str
+    half: Literal["A", "B"]
+    tensor: TensorHeader
+
+
+def check(folder: Path, shapes: Shapes, *, max_rank: int) -> CheckResult:
+    """The certificate of an adapter on a base, or AdapterIncompatible with what stands in the way."""
+    config = read_config(folder)
+    weights = weights_of(folder)
+    stamp = FileStamp.of(weights)  # before anything is read: what changes from here on is noticed
+    tensors = read_header(weights)
+    places = map_tensors(tensors, shapes)
+    halves = _halves(places)
+    ranks = _fit(halves, config, shapes, max_rank)
+    rank = max(ranks.values())
+    linears = tuple(
+        LoraLinear(module, _matrix(found["A"]), _matrix(found["B"]), config.scale_of(module))
+        for module, found in sorted(halves.items())
+    )
+    return CheckResult(
+        bytes=sum(tensor.bytes for tensor in tensors.values()),
+        tensors=len(tensors),
+        mapped=len(places),
+        unmapped=(),
+        modules=tuple(sorted(ranks)),
+        rank=rank,
+        alpha=config.alpha,
+        method=config.method,
+        base_model=config.base_model,
+        layout=AdapterLayout.of(weights, stamp, rank, linears),
+    )
+
+
+def read_weights(folder: Path) -> dict[str, TensorHeader]:
+    return read_header(weights_of(folder))
+
+
+def weights_of(folder: Path) -> Path:
+    """The file with the weights. Raises AdapterIncompatible when there is none that may be read."""
+    path = folder / WEIGHTS_NAME
+    if not path.is_file():
+        pickles = [name for name in ("adapter_model.bin", "adapter_model.pt") if (folder / name).exists()]
+        if pickles:
+            raise AdapterIncompatible(
+                f"{pickles[0]} is a pickle, which is never opened. Save it as {WEIGHTS_NAME} with "
+                "PEFT's save_pretrained(safe_serialization=True)."
+            )
+        raise AdapterIncompatible(f"{folder} holds no {WEIGHTS_NAME}.")
+    return path
+
+
+def map_tensors(tensors: dict[str, TensorHeader], shapes: Shapes) -> dict[str, LoraTensor]:
+    """Tensor name → its place. Raises AdapterIncompatible naming what has none, with the nearest module."""
+    places: dict[str, LoraTensor] = {}
+    unmapped: list[str] = []
+    for name, tensor in tensors.items():
+        match = _NAME.fullmatch(name)
+        module = _module(match["module"], shapes) if match else None
+        if match is None or module is None:
+            unmapped.append(name)
+        else:
+            places[name] = LoraTensor(module, "A" if match["half"] == "A" else "B", tensor)
+    if unmapped:
+        nearest = _nearest(unmapped[0], shapes)
+        some = ", ".join(name[:LONGEST_NAME] for name in unmapped[:3])
+        hint = f" The nearest module of this base is {nearest}." if nearest else ""
+        raise AdapterIncompatible(
+            f"{len(unmapped)} of {len(tensors)} tensors have no place in this base ({len(places)} have), "
+            f"for example {some}.{hint} Was it trained on another model?",
+            reason="UnmappedTensors",
+        )
+    strange = next((name for name in places if tensors[name].dtype not in FLOATS), None)
+    if strange is not None:
+        raise AdapterIncompatible(
+            f"{strange} is of type {tensors[strange].dtype}; served are {', '.join(FLOATS)}. Save the adapter again."
+        )
+    if not places:
+        raise AdapterIncompatible(f"{WEIGHTS_NAME} holds no LoRA tensors at all.", reason="NoEffect")
+    return places
+
+
+def _module(path: str, shapes: Shapes) -> str | None:
+    for prefix in PREFIXES:
+        if path.startswith(prefix) and path.removeprefix(prefix) in shapes:
+            return path.removeprefix(prefix)
+    return None
+
+
+def _nearest(name: str, shapes: Shapes) -> str | None:
+    close = difflib.get_close_matches(re.sub(r"\.lora_.*", "", name[:LONGEST_NAME]), shapes, n=1, cutoff=0.3)
+    return close[0] if close else None
+
+
+def _halves(places: dict[str, LoraTensor]) -> dict[str, dict[str, TensorHeader]]:
+    """Module → its halves, each there once."""
+    halves: dict[str, dict[str, TensorHeader]] = {}
+    for half in places.values():
+        of_module = halves.setdefault(half.module, {})
+        if half.half in of_module:
+            raise AdapterIncompatible(f"{half.module} has two lora_{half.half} tensors.", reason="ShapeMismatch")
+        of_module[half.half] = half.tensor
+    return halves
+
+
+def _fit(
+    halves: dict[str, dict[str, TensorHeader]], config: LoraConfig, shapes: Shapes, max_rank: int
+) -> dict[str, int]:
+    """Rank of every module; both halves are there, fit the linear, and have the rank that the config says."""
+    ranks = {}
+    for module, found in halves.items():
+        if found.keys() != {"A", "B"}:
+            missing = "B" if "A" in found else "A"
+            raise AdapterIncompatible(f"{module} has no lora_{missing}.", reason="UnmappedTensors")
+        inputs, outputs = shapes[module]
+        rank = config.rank_of(module)
+        if found["A"].shape != (rank, inputs) or found["B"].shape != (outputs, rank):
+            raise AdapterIncompatible(
+                f"{module}: lora_A is {found['A'].shape} and lora_B {found['B'].shape}; with rank {rank} from "
+                f"{CONFIG_NAME} and this base they must be {(rank, inputs)} and {(outputs, rank)}.",
+                reason="ShapeMismatch",
+            )
+        if not config.targets(module):
+            raise AdapterIncompatible(
+                f"{module} has tensors and target_modules in {CONFIG_NAME} does not name it.", reason="UnmappedTensors"
+            )
+        ranks[module] = rank
+    largest = max(ranks.values())
+    if largest > min(max_rank, LARGEST_RANK):
+        raise AdapterIncompatible(
+            f"Its rank is {largest} and this pool serves up to {min(max_rank, LARGEST_RANK)} (engine.maxLoraRank).",
+            reason="RankTooLarge",
+        )
+    return ranks
+
+
+def _matrix(tensor: TensorHeader) -> Matrix:
+    rows, columns = tensor.shape
+    return Matrix(tensor.start, (rows, columns), tensor.dtype, tensor.bytes)

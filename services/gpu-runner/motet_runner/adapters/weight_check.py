@@ -1,0 +1,53 @@
+"""Do an adapter's weights act at all, and are they numbers? Reads the bytes with numpy; needs no torch."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from motet.errors import AdapterIncompatible
+from motet_runner.adapters.file_check import LoraTensor, map_tensors, read_weights
+from motet_runner.adapters.peft_config import WEIGHTS_NAME
+
+# Of each float type: an integer of its width, the bits of its exponent (all set: infinite or not a number), and all
+# bits but the sign's (none set: zero). bfloat16 has no numpy type of its own, and needs none here.
+_BITS: dict[str, tuple[type[np.unsignedinteger], int, int]] = {
+    "F64": (np.uint64, 0x7FF0000000000000, 0x7FFFFFFFFFFFFFFF),
+    "F32": (np.uint32, 0x7F800000, 0x7FFFFFFF),
+    "F16": (np.uint16, 0x7C00, 0x7FFF),
+    "BF16": (np.uint16, 0x7F80, 0x7FFF),
+}
+
+
+def check_values(folder: Path, shapes: Mapping[str, tuple[int, int]]) -> None:
+    """Raises AdapterIncompatible for weights that are not finite, and for a LoRA that is zero everywhere."""
+    path = folder / WEIGHTS_NAME
+    places = map_tensors(read_weights(folder), dict(shapes))
+    acting: set[str] = set()
+    idle: set[tuple[str, str]] = set()
+    for name, half in places.items():
+        _, exponent, magnitude = _BITS[half.tensor.dtype]
+        bits = _read(path, half)
+        if bool(((bits & exponent) == exponent).any()):
+            raise AdapterIncompatible(
+                f"{name} in {WEIGHTS_NAME} holds values that are infinite or not numbers; its training has diverged.",
+                reason="FormatRejected",
+            )
+        if not bool((bits & magnitude).any()):
+            idle.add((half.module, half.half))
+        acting.add(half.module)
+    if all((module, "A") in idle or (module, "B") in idle for module in acting):
+        raise AdapterIncompatible(
+            f"{WEIGHTS_NAME} changes nothing: of every module lora_A or lora_B is all zeros, so it would answer as the "
+            "base. Was it saved before training?",
+            reason="NoEffect",
+        )
+
+
+def _read(path: Path, half: LoraTensor) -> "npt.NDArray[np.unsignedinteger]":
+    kind, _, _ = _BITS[half.tensor.dtype]
+    values: npt.NDArray[np.unsignedinteger] = np.memmap(
+        path, dtype=kind, mode="r", offset=half.tensor.start, shape=(half.tensor.bytes // kind().itemsize,)
+    )
+    return values

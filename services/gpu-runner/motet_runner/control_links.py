@@ -1,0 +1,428 @@
+"""The runner's two streams out: to the scheduler, which places requests, and to the supervisor, which minds memory.
+
+Each is told everything again whenever it connects. What they order is checked for being up to date (term, epoch,
+promise) here or in the engine, and acted on; nothing here blocks.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import structlog
+
+from motet.api.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc, supervisor_pb2, supervisor_pb2_grpc
+from motet.clock import monotonic
+from motet.domain import BASE, Digest, ParkMethod, RequestId
+from motet.errors import Internal, MotetError
+from motet.rpc import Link
+from motet_runner.accepted_requests import AcceptedRequests, has_work
+from motet_runner.adapters.registry import AdapterRegistry, RegisteredAdapter, wanted
+from motet_runner.engine_loop import FINISHES
+from motet_runner.engine_messages import Command, Extend, Park, Resume, SequenceEnded, SetOvercommit, SetSupervised
+from motet_runner.interface import AdapterFailed, EngineInfo, EngineReport, OverflowAhead, ParkedNow, ResumedNow
+
+log = structlog.get_logger(__name__)
+
+PARK_METHOD_TO_PROTO = {
+    ParkMethod.SWAP: common_pb2.PARK_METHOD_SWAP,
+    ParkMethod.RECOMPUTE: common_pb2.PARK_METHOD_RECOMPUTE,
+}
+_OF_A_TERM = (supervisor_pb2.Extend, supervisor_pb2.Park, supervisor_pb2.Resume)
+PARK_METHOD_FROM_PROTO = {proto: method for method, proto in PARK_METHOD_TO_PROTO.items()}
+
+EXPECT_SECONDS = 2.0
+"""How long an announced request keeps its adapter from being evicted, before the time scale."""
+
+PROGRESS_SECONDS = 2.0
+"""Between two words about an adapter that is still being fetched, before the time scale."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerFacts:
+    """What does not change while a runner lives."""
+
+    identity: common_pb2.RunnerIdentity
+    address: str
+    info: EngineInfo
+    base_digest: Digest
+    asset_digest: Digest
+
+    @property
+    def capacity(self) -> common_pb2.Capacity:
+        return common_pb2.Capacity(
+            pages=self.info.pages,
+            page_tokens=self.info.page_tokens,
+            page_bytes=self.info.page_bytes,
+            max_sequences=self.info.max_sequences,
+            max_model_length=self.info.max_model_length,
+            adapter_slots=self.info.adapter_slots,
+            max_lora_rank=self.info.max_lora_rank,
+            host_bytes=self.info.host_bytes,
+        )
+
+    @property
+    def base(self) -> scheduler_pb2.BaseModel:
+        return scheduler_pb2.BaseModel(
+            digest=self.base_digest,
+            asset_digest=self.asset_digest,
+            architecture=self.info.architecture,
+            vocabulary=self.info.vocabulary,
+            dtype=self.info.dtype,
+            device=self.info.device,
+        )
+
+
+class RequestControl(Protocol):
+    """What the scheduler's orders need of the part that serves gateways."""
+
+    asked_to_drain: bool
+
+    def cancel(self, request: str, epoch: int) -> None: ...
+
+
+class SchedulerLink:
+    def __init__(
+        self,
+        address: str,
+        *,
+        facts: RunnerFacts,
+        book: AcceptedRequests,
+        shelf: AdapterRegistry,
+        requests: RequestControl,
+        last_report: Callable[[], EngineReport | None],
+        welcomed: Callable[[], None],
+        time_scale: float,
+    ) -> None:
+        self._welcomed = welcomed
+        self._drain_ends: float | None = None
+        self._facts = facts
+        self._book = book
+        self._shelf = shelf
+        self._requests = requests
+        self._last_report = last_report
+        self._scale = time_scale
+        self._sequence = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.link: Link[scheduler_pb2.AttachUp, scheduler_pb2.AttachDown] = Link(
+            "scheduler",
+            address,
+            lambda channel: scheduler_pb2_grpc.SchedulerStub(channel).Attach(),
+            greet=self._greet,
+            receive=self._receive,
+        )
+
+    async def run(self) -> None:
+        try:
+            await self.link.run()
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def report(self, report: EngineReport) -> None:
+        self._sequence += 1
+        up = scheduler_pb2.AttachUp(
+            report=scheduler_pb2.Report(
+                sequence=self._sequence,
+                pages_free=report.pages_free,
+                pages_promised=report.pages_promised,
+                running=report.running,
+                waiting=report.waiting,
+                parked=report.parked,
+                pending_prefill_tokens=report.pending_prefill_tokens,
+                step_seconds=report.step_seconds,
+                steps=report.steps,
+                resident=self._shelf.resident(report.adapters),
+                live=self._book.runner_requests(report),
+                host_bytes_free=report.host_bytes_free,
+            )
+        )
+        self.link.send(up)
+
+    def declined(self, declined: scheduler_pb2.RunnerDeclined) -> None:
+        self.link.send(scheduler_pb2.AttachUp(declined=declined))
+
+    def draining(self, seconds: float) -> None:
+        """Tell this scheduler, and any that follows, that nothing more must come here."""
+        self._drain_ends = monotonic() + seconds
+        self.link.send(self._draining())
+
+    def _draining(self) -> scheduler_pb2.AttachUp:
+        assert self._drain_ends is not None
+        left = max(0.0, self._drain_ends - monotonic())
+        return scheduler_pb2.AttachUp(draining=scheduler_pb2.RunnerDraining(deadline_seconds=left))
+
+    def adapter_loaded(self, one: RegisteredAdapter) -> None:
+        """The engine has it on the device: tell everybody's name for it."""
+        for ref in one.refs.values():
+            self._tell_adapter(state_of(ref, one))
+
+    def adapter_failed(self, one: RegisteredAdapter, event: AdapterFailed) -> None:
+        for ref in one.refs.values():
+            state = state_of(ref, one)
+            state.failure.CopyFrom(event.error.to_proto())
+            self._tell_adapter(state)
+
+    def _greet(self) -> Iterable[scheduler_pb2.AttachUp]:
+        report = self._last_report()
+        yield scheduler_pb2.AttachUp(
+            hello=scheduler_pb2.RunnerHello(
+                identity=self._facts.identity,
+                address=self._facts.address,
+                capacity=self._facts.capacity,
+                base=self._facts.base,
+                resident=self._shelf.resident(report.adapters if report is not None else []),
+                live=self._book.runner_requests(report),
+                highest_term=self._book.highest_term,
+            )
+        )
+        if self._drain_ends is not None:
+            yield self._draining()
+
+    def _receive(self, down: scheduler_pb2.AttachDown) -> None:
+        kind = down.WhichOneof("message")
+        if kind is None:
+            return  # of a later version
+        order = getattr(down, kind)
+        if not self._book.accepts_term(order.term, greeting=kind == "welcome"):
+            log.info("ignored an order of a past term", order=kind, term=order.term, highest=self._book.highest_term)
+            return
+        match kind:
+            case "welcome":
+                # Who does not say that we are to drain wants us to work; one of an earlier version says nothing else.
+                self._requests.asked_to_drain = False
+                self._welcomed()
+            case "expect":
+                self._book.expect(order.request, order.epoch)
+                if order.adapter_digest != BASE:
+                    self._shelf.expect(Digest(order.adapter_digest), EXPECT_SECONDS * self._scale)
+            case "ensure":
+                self._spawn(self._ensure(order))
+            case "drop":
+                self._shelf.drop(Digest(order.digest))
+            case "cancel":
+                self._requests.cancel(order.request, order.epoch)
+            case "drain":
+                self._requests.asked_to_drain = True
+            case "take_work":
+                self._requests.asked_to_drain = False
+            case _:
+                pass
+
+    async def _ensure(self, order: scheduler_pb2.EnsureAdapter) -> None:
+        telling = asyncio.create_task(self._tell_progress(order))
+        try:
+            state = state_of(order.adapter, await self._shelf.ensure(order))
+            state.answers = order.stage
+            self._tell_adapter(state)
+        except MotetError as error:
+            log.warning(
+                "adapter refused",
+                adapter=f"{order.adapter.namespace}/{order.adapter.name}",
+                code=error.code,
+                reason=error.message,
+            )
+            self._tell_adapter(
+                scheduler_pb2.AdapterState(
+                    ref=order.adapter, digest=order.expected_digest, failure=error.to_proto(), answers=order.stage
+                )
+            )
+        except Exception:
+            log.exception("an adapter's check failed", adapter=f"{order.adapter.namespace}/{order.adapter.name}")
+            failure = Internal("the runner could not check this adapter; its log says why").to_proto()
+            self._tell_adapter(
+                scheduler_pb2.AdapterState(
+                    ref=order.adapter, digest=order.expected_digest, failure=failure, answers=order.stage
+                )
+            )
+        finally:
+            telling.cancel()
+
+    async def _tell_progress(self, order: scheduler_pb2.EnsureAdapter) -> None:
+        """While it is being fetched, so that a long download is not ordered again from another runner."""
+        while True:
+            await asyncio.sleep(PROGRESS_SECONDS * self._scale)
+            state = scheduler_pb2.AdapterState(
+                ref=order.adapter,
+                digest=order.expected_digest,
+                bytes=self._shelf.fetcher.bytes_of(wanted(order)),
+                answers=order.stage,
+            )
+            self._tell_adapter(state)
+
+    def _tell_adapter(self, state: scheduler_pb2.AdapterState) -> None:
+        self.link.send(scheduler_pb2.AttachUp(adapter=state))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def state_of(ref: common_pb2.AdapterRef, one: RegisteredAdapter) -> scheduler_pb2.AdapterState:
+    return scheduler_pb2.AdapterState(
+        ref=ref, digest=one.digest, stage=one.stage, progress=1.0, certificate=one.certificate, bytes=one.bytes
+    )
+
+
+class SupervisorLink:
+    """While it is down, or leaves an overflow unanswered, the engine protects itself."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        facts: RunnerFacts,
+        book: AcceptedRequests,
+        last_report: Callable[[], EngineReport | None],
+        post: Callable[[Command], None],
+        answer_seconds: float,
+    ) -> None:
+        self._facts = facts
+        self._book = book
+        self._last_report = last_report
+        self._post = post
+        self._answer_seconds = answer_seconds
+        self._sequence = 0
+        self._supervised = False
+        self._unanswered: dict[RequestId, asyncio.TimerHandle] = {}
+        self.link: Link[supervisor_pb2.WatchUp, supervisor_pb2.WatchDown] = Link(
+            "supervisor",
+            address,
+            lambda channel: supervisor_pb2_grpc.SupervisorStub(channel).Watch(),
+            greet=self._greet,
+            receive=self._receive,
+            closed=self._closed,
+        )
+
+    async def run(self) -> None:
+        try:
+            await self.link.run()
+        finally:
+            self._forget_questions()
+
+    def report(self, report: EngineReport) -> None:
+        self._sequence += 1
+        memory = supervisor_pb2.MemoryReport(
+            sequence=self._sequence,
+            pages_free=report.pages_free,
+            pages_promised=report.pages_promised,
+            host_bytes_free=report.host_bytes_free,
+            steps=report.steps,
+            work_pending=has_work(report, self._book),
+            prefill_seconds_per_token=report.prefill_seconds_per_token,
+            swap_seconds_per_page=report.swap_seconds_per_page,
+            live=self._book.runner_requests(report),
+        )
+        self.link.send(supervisor_pb2.WatchUp(memory=memory))
+
+    def overflow(self, event: OverflowAhead) -> None:
+        report = self._last_report()
+        entry = next((x for x in self._book.runner_requests(report) if x.request == event.request), None)
+        if entry is None or entry.epoch != event.epoch:
+            return
+        entry.promise.pages = event.promise
+        free = report.pages_free if report is not None else 0
+        sent = self.link.send(supervisor_pb2.WatchUp(overflow=supervisor_pb2.Overflow(request=entry, pages_free=free)))
+        if sent:
+            self._answered(event.request)
+            loop = asyncio.get_running_loop()
+            self._unanswered[event.request] = loop.call_later(self._answer_seconds, self._give_up, event.request)
+
+    def parked(self, event: ParkedNow) -> None:
+        self._answered(event.request)
+        parked = supervisor_pb2.Parked(
+            request=event.request,
+            epoch=event.epoch,
+            promise=common_pb2.Promise(pages=event.wanted),
+            method=PARK_METHOD_TO_PROTO[event.method],
+            by_itself=event.by_itself,
+        )
+        self.link.send(supervisor_pb2.WatchUp(parked=parked))
+
+    def resumed(self, event: ResumedNow) -> None:
+        resumed = supervisor_pb2.Resumed(
+            request=event.request,
+            epoch=event.epoch,
+            promise=common_pb2.Promise(pages=event.promise),
+            method=PARK_METHOD_TO_PROTO[event.method],
+        )
+        self.link.send(supervisor_pb2.WatchUp(resumed=resumed))
+
+    def ended(self, ended: SequenceEnded) -> None:
+        self._answered(ended.request)
+        message = supervisor_pb2.Ended(
+            request=ended.request,
+            epoch=ended.epoch,
+            output_tokens=ended.output_tokens,
+            reason=FINISHES[ended.finish],
+        )
+        self.link.send(supervisor_pb2.WatchUp(ended=message))
+
+    def _greet(self) -> Iterable[supervisor_pb2.WatchUp]:
+        yield supervisor_pb2.WatchUp(
+            hello=supervisor_pb2.WatchHello(
+                identity=self._facts.identity,
+                capacity=self._facts.capacity,
+                live=self._book.runner_requests(self._last_report()),
+            )
+        )
+
+    def _receive(self, down: supervisor_pb2.WatchDown) -> None:
+        kind = down.WhichOneof("message")
+        order = getattr(down, kind) if kind is not None else None
+        # Terms are learned from schedulers alone: what the supervisor repeats is only compared.
+        if isinstance(order, _OF_A_TERM) and self._book.is_stale_term(order.term):
+            log.info("ignored an order of a past term", order=kind, term=order.term, highest=self._book.highest_term)
+            self._set_supervised(False)  # it follows a past leader: what waits for it would wait in vain
+            return
+        match kind:
+            case "welcome":
+                self._set_supervised(True)
+                return
+            case "extend":
+                extend = down.extend
+                self._post(Extend(RequestId(extend.request), extend.epoch, extend.promise.pages, extend.extended.pages))
+                self._answered(extend.request)
+            case "park":
+                park = down.park
+                method = PARK_METHOD_FROM_PROTO.get(park.method, ParkMethod.RECOMPUTE)
+                self._post(Park(RequestId(park.request), park.epoch, park.promise.pages, park.doubled.pages, method))
+                # It may park one so that another can go on: that is an answer to all who wait.
+                self._forget_questions()
+            case "resume":
+                resume = down.resume
+                self._post(Resume(RequestId(resume.request), resume.epoch, resume.promise.pages))
+            case "overcommit":
+                # Kept while the supervisor is away: the scheduler keeps it too, so both books go on by one limit.
+                self._post(SetOvercommit(down.overcommit.factor))
+            case "compact":
+                return  # pages need not lie together
+            case _:
+                return  # of a later version
+        self._set_supervised(True)
+
+    def _closed(self, why: str) -> None:
+        log.info("supervisor away; this runner protects itself", why=why)
+        self._forget_questions()
+        self._set_supervised(False)
+
+    def _give_up(self, request: RequestId) -> None:
+        del self._unanswered[request]
+        log.warning("the supervisor does not answer; this runner protects itself", request=request)
+        self._set_supervised(False)
+
+    def _answered(self, request: str) -> None:
+        if (timer := self._unanswered.pop(RequestId(request), None)) is not None:
+            timer.cancel()
+
+    def _forget_questions(self) -> None:
+        for timer in self._unanswered.values():
+            timer.cancel()
+        self._unanswered.clear()
+
+    def _set_supervised(self, supervised: bool) -> None:
+        if self._supervised != supervised:
+            self._supervised = supervised
+            self._post(SetSupervised(supervised))

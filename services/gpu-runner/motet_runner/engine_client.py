@@ -1,0 +1,193 @@
+"""Where the engine lives, as its service sees it: something that takes commands and gives batches.
+
+`ChildHost` runs it in a process of its own, which is how a runner runs. `ThreadHost` runs any engine in a thread of
+this process, over the same pipe and the same loop: for tests and for embedding.
+"""
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from motet.errors import ErrorMapping, MotetError
+from motet.settings import ProcessSettings
+from motet_runner.engine_messages import Command, EngineOutputs, Loaded, LoadFailed, Start
+from motet_runner.engine_process import drive
+from motet_runner.interface import Engine, EngineConfig, EngineInfo
+from motet_runner.pipe import HEADER, Pipe, pack, unpack
+
+log = structlog.get_logger(__name__)
+
+STOP_SECONDS = 0.5
+"""How long an engine gets to end by itself. It holds nothing that would need saving."""
+
+BUFFER_BYTES = 1 << 18
+
+ENGINE_COMMAND = (sys.executable, "-m", "motet_runner.engine_process")
+"""Starts the engine's process; the number of its socket follows."""
+
+
+class EngineDied(MotetError):
+    """The engine is gone, and with it all KV: the service ends too, and its requests go on elsewhere."""
+
+    mapping = ErrorMapping("engine_died", 500, "server_error", MotetError.mapping.grpc)
+
+
+class EngineClient(ABC):
+    """An engine behind a pipe. `start` begins loading, `loaded` waits for it, `run` hands on every batch."""
+
+    def __init__(self) -> None:
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._commands: list[Command] = []
+
+    async def start(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._spawn(theirs)
+        self._reader, self._writer = await asyncio.open_connection(sock=ours, limit=BUFFER_BYTES)
+        self._greet()
+
+    async def loaded(self) -> EngineInfo:
+        """Raises what the engine says when the model does not load."""
+        answer = await self._receive()
+        if isinstance(answer, LoadFailed):
+            raise answer.error
+        assert isinstance(answer, Loaded)
+        return answer.info
+
+    def post(self, command: Command) -> None:
+        """Send a command. All that are posted in one turn of the event loop travel as one message."""
+        if not self._commands:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._commands.append(command)
+
+    async def run(self, receive: Callable[[EngineOutputs], None]) -> None:
+        """Hand every batch to `receive` until cancelled. Raises EngineDied when the engine ends."""
+        while True:
+            batch = await self._receive()
+            assert isinstance(batch, EngineOutputs)
+            receive(batch)
+
+    async def stop(self) -> None:
+        """End the engine and wait until it has gone."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        await asyncio.to_thread(self._wait_for_exit)
+
+    @abstractmethod
+    def _spawn(self, connection: socket.socket) -> None:
+        """Start the other end on this socket, which is closed here afterwards."""
+
+    def _greet(self) -> None:  # noqa: B027 - most need no greeting
+        """Say what the other end needs before it loads."""
+
+    @abstractmethod
+    def _wait_for_exit(self) -> None: ...
+
+    @abstractmethod
+    def _exit_reason(self) -> str:
+        """How it ended, for people."""
+
+    def _send(self, message: object) -> None:
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(pack(message))
+
+    def _flush(self) -> None:
+        commands, self._commands = self._commands, []
+        self._send(commands)
+
+    async def _receive(self) -> Loaded | LoadFailed | EngineOutputs:
+        assert self._reader is not None, "start comes first"
+        try:
+            (size,) = HEADER.unpack(await self._reader.readexactly(HEADER.size))
+            return unpack(await self._reader.readexactly(size))  # type: ignore[no-any-return]
+        except (asyncio.IncompleteReadError, ConnectionError):
+            raise EngineDied(f"the engine has ended: {await asyncio.to_thread(self._exit_reason)}") from None
+
+
+class ProcessEngineClient(EngineClient):
+    """The engine in one spawned process: torch and its threads stay out of the service's."""
+
+    def __init__(self, config: EngineConfig, process: ProcessSettings, command: Sequence[str] = ENGINE_COMMAND) -> None:
+        super().__init__()
+        self._start = Start(config, os.getpid(), process)
+        self._command = command
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def _spawn(self, connection: socket.socket) -> None:
+        # Threads that spin while they wait take the cores from everybody else; torch reads this when it is imported.
+        environment = {"OMP_WAIT_POLICY": "passive", **os.environ}
+        self._process = subprocess.Popen(
+            [*self._command, str(connection.fileno())],
+            pass_fds=[connection.fileno()],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+        )
+
+    def _greet(self) -> None:
+        self._send(self._start)
+
+    def _wait_for_exit(self) -> None:
+        if self._process is None:
+            return
+        try:
+            self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _exit_reason(self) -> str:
+        assert self._process is not None
+        try:
+            status = self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            return "it closed its connection"
+        return f"killed by signal {-status}" if status < 0 else f"exit status {status}"
+
+
+class ThreadEngineClient(EngineClient):
+    """The engine in a thread. `crash` ends it without a word, as a killed process would."""
+
+    def __init__(self, load: Callable[[], Engine]) -> None:
+        super().__init__()
+        self._load = load
+        self._connection: socket.socket | None = None
+        self._thread: threading.Thread | None = None
+
+    def crash(self) -> None:
+        assert self._connection is not None
+        self._connection.shutdown(socket.SHUT_RDWR)
+
+    def _spawn(self, connection: socket.socket) -> None:
+        self._connection = connection.dup()
+        self._thread = threading.Thread(target=self._run, args=(self._connection,), name="engine", daemon=True)
+        self._thread.start()
+
+    def _run(self, connection: socket.socket) -> None:
+        with connection:
+            try:
+                drive(self._load, Pipe(connection))
+            except EOFError:
+                pass
+            except Exception:
+                log.exception("the engine failed")
+
+    def _wait_for_exit(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+
+    def _exit_reason(self) -> str:
+        return "its thread has ended"

@@ -1,0 +1,286 @@
+"""The loop around an engine: commands in at iteration boundaries, one iteration, one Batch out (OR-01).
+
+Knows no sockets and no torch. Encodes each stream's tokens once, straight from the engine's output.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import assert_never
+
+import structlog
+
+from motet.api.v1 import common_pb2, runner_pb2
+from motet.clock import Clock, monotonic
+from motet.domain import RequestId
+from motet.errors import Declined, MotetError
+from motet_runner.engine_messages import (
+    Add,
+    Cancel,
+    Command,
+    DropAdapter,
+    EngineOutputs,
+    Extend,
+    LoadAdapter,
+    Park,
+    ReportNow,
+    Resume,
+    SequenceEnded,
+    SequenceRefused,
+    SetOvercommit,
+    SetSupervised,
+)
+from motet_runner.interface import (
+    AdapterEvicted,
+    AdapterFailed,
+    AdapterLoaded,
+    Engine,
+    Event,
+    Finish,
+    Logprobs,
+    OverflowAhead,
+    ParkedNow,
+    ResumedNow,
+    SequenceOutput,
+    State,
+    StateChanged,
+)
+
+log = structlog.get_logger(__name__)
+
+UNPRODUCTIVE_WAIT = 0.002
+"""Seconds to rest when an iteration could do nothing (all wait for an order or an adapter); a command ends it."""
+
+REPORT_CHECK_SECONDS = 0.05
+"""How often the fill level is looked at while working: a report each step would cost more than it says."""
+
+FREE_LEVELS = (0.5, 0.25, 0.1, 0.05)
+"""Shares of free pages whose crossing is worth a report at once."""
+
+REPORT_AT_ONCE = (OverflowAhead, ParkedNow, ResumedNow, AdapterLoaded, AdapterEvicted, AdapterFailed)
+
+FINISHES = {
+    Finish.STOP: common_pb2.FINISH_REASON_STOP,
+    Finish.LENGTH: common_pb2.FINISH_REASON_LENGTH,
+    Finish.CANCELLED: common_pb2.FINISH_REASON_CANCELLED,
+    Finish.FAILED: common_pb2.FINISH_REASON_FAILED,
+}
+STATES = {
+    State.LOADING: common_pb2.SEQUENCE_STATE_LOADING,
+    State.WAITING: common_pb2.SEQUENCE_STATE_WAITING,
+    State.PREFILL: common_pb2.SEQUENCE_STATE_PREFILL,
+    State.DECODE: common_pb2.SEQUENCE_STATE_DECODE,
+    State.PARKED: common_pb2.SEQUENCE_STATE_PARKED,
+}
+
+
+@dataclass(slots=True)
+class _LiveSequence:
+    """A sequence whose tokens still have somewhere to go."""
+
+    epoch: int
+    choice: int
+    stream: int
+    next_index: int
+    reported_state: tuple[State, int, bool] | None = None
+
+    @property
+    def told_alone(self) -> bool:
+        return self.reported_state is not None and self.reported_state[2]
+
+
+class EngineLoop:
+    def __init__(self, engine: Engine, *, clock: Clock = monotonic) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._live: dict[RequestId, _LiveSequence] = {}
+        self._batch = EngineOutputs()
+        self._down: dict[int, runner_pb2.GenerateDown] = {}
+        self._report_wanted = False
+        self._level = 0
+        self._looked = clock()
+        self._productive = True
+        self._handlers: dict[type[Command], Callable[..., object]] = {
+            Add: self._add,
+            Cancel: self._cancel,
+            Extend: lambda c: engine.extend(c.request, c.epoch, c.promise, c.extended),
+            Park: lambda c: engine.park(c.request, c.epoch, c.promise, c.wanted, c.method),
+            Resume: lambda c: engine.resume(c.request, c.epoch, c.promise),
+            SetSupervised: lambda c: engine.set_supervised(c.supervised),
+            SetOvercommit: lambda c: engine.set_overcommit(c.factor),
+            LoadAdapter: lambda c: engine.load_adapter(c.digest, c.layout),
+            DropAdapter: lambda c: engine.drop_adapter(c.digest),
+            ReportNow: self._want_report,
+        }
+
+    def apply(self, commands: Iterable[Command]) -> None:
+        """Take commands at a boundary. None of them can fail the loop: a fault belongs to its request."""
+        for command in commands:
+            self._handlers[type(command)](command)
+
+    def turn(self) -> EngineOutputs | None:
+        """One iteration if there is work; what has happened since the last turn, or None when that is nothing."""
+        worked = self._engine.has_work()
+        if worked:
+            output = self._engine.step()
+            self._batch.number = output.number
+            self._tell(output.sequences)
+            for event in output.events:
+                self._note(event)
+            self._productive = bool(output.sequences or output.events)
+            self._check_report_due()
+        return self._take()
+
+    def command_wait_seconds(self) -> float | None:
+        """How long to wait for commands before the next turn: for ever when idle."""
+        if not self._engine.has_work():
+            return None
+        return 0.0 if self._productive else UNPRODUCTIVE_WAIT
+
+    # ------------------------------------------------------------------------------------------------------- commands
+
+    def _add(self, command: Add) -> None:
+        new = command.sequence
+        old = self._live.get(new.request)
+        if old is not None:
+            if old.epoch > new.epoch:
+                late = Declined(f"{new.request} has been placed again as epoch {old.epoch}")
+                self._batch.refused.append(SequenceRefused(new.request, new.epoch, command.stream, late))
+                return
+            # A new placement of what still runs here: the old one makes room first (PU-17).
+            self._engine.cancel(new.request, old.epoch)
+            self._end(new.request, old, Finish.CANCELLED)
+        try:
+            self._engine.add(new)
+        except MotetError as error:
+            self._batch.refused.append(SequenceRefused(new.request, new.epoch, command.stream, error))
+            return
+        self._live[new.request] = _LiveSequence(new.epoch, new.choice, command.stream, len(new.delivered))
+
+    def _cancel(self, command: Cancel) -> None:
+        live = self._live.get(command.request)
+        if live is None or live.epoch != command.epoch:
+            return
+        self._engine.cancel(command.request, command.epoch)
+        self._batch.cancel_seconds.append(self._clock() - command.sent)
+        self._step_for(live.stream).sequences.add(
+            request=command.request,
+            choice=live.choice,
+            epoch=live.epoch,
+            index=live.next_index,
+            finish=common_pb2.FINISH_REASON_CANCELLED,
+        )
+        self._end(command.request, live, Finish.CANCELLED)
+
+    def _want_report(self, _: ReportNow) -> None:
+        self._report_wanted = True
+
+    # ---------------------------------------------------------------------------------------------------------- output
+
+    def _tell(self, outputs: list[SequenceOutput]) -> None:
+        """Encode what an iteration brought. Runs once per token between two iterations, so it is kept short."""
+        live_of = self._live
+        steps: dict[int, runner_pb2.Step] = {}
+        generated = 0
+        for output in outputs:
+            request, tokens = output.request, output.tokens
+            live = live_of.get(request)
+            if live is None or live.epoch != output.epoch:
+                continue  # cancelled or placed again while its last iteration ran
+            step = steps.get(live.stream)
+            if step is None:
+                step = steps[live.stream] = self._step_for(live.stream)
+            message = step.sequences.add()
+            message.request = request
+            message.epoch = live.epoch
+            message.index = index = output.index
+            message.tokens.extend(tokens)
+            if output.choice:
+                message.choice = output.choice
+            if output.logprobs:
+                _add_logprobs(message, output.logprobs)
+            count = len(tokens)
+            generated += count
+            live.next_index = index + count
+            if output.finish is not None or output.error is not None:
+                self._finish(output, live, message)
+        self._batch.generated += generated
+
+    def _finish(self, output: SequenceOutput, live: _LiveSequence, message: runner_pb2.SequenceStep) -> None:
+        finish = output.finish
+        if finish is None or output.error is not None:
+            finish = Finish.FAILED
+        message.finish = FINISHES[finish]
+        if output.error is not None:
+            message.failure.CopyFrom(output.error.to_proto())
+        self._end(output.request, live, finish)
+
+    def _note(self, event: Event) -> None:
+        self._batch.events.append(event)
+        match event:
+            case StateChanged(request, epoch, state, percent, alone):
+                self._tell_state(request, epoch, (state, percent, alone))
+            case ParkedNow(request, epoch):
+                self._tell_state(request, epoch, (State.PARKED, 0, False))
+            case OverflowAhead() | ResumedNow() | AdapterLoaded() | AdapterEvicted() | AdapterFailed():
+                pass  # nothing that a gateway is told
+            case _:
+                assert_never(event)
+        if isinstance(event, REPORT_AT_ONCE):
+            self._report_wanted = True
+
+    def _tell_state(self, request: RequestId, epoch: int, now: tuple[State, int, bool]) -> None:
+        live = self._live.get(request)
+        if live is None or live.epoch != epoch or live.reported_state == now:
+            return
+        state, percent, alone = now
+        self._batch.report_now |= alone or live.told_alone
+        live.reported_state = now
+        self._step_for(live.stream).progress.add(
+            request=request, epoch=epoch, state=STATES[state], percent=percent, alone=alone
+        )
+
+    def _step_for(self, stream: int) -> runner_pb2.Step:
+        down = self._down.get(stream)
+        if down is None:
+            down = self._down[stream] = runner_pb2.GenerateDown()
+        return down.step
+
+    def _end(self, request: RequestId, live: _LiveSequence, finish: Finish) -> None:
+        del self._live[request]
+        self._batch.report_now |= live.told_alone
+        self._batch.ended.append(SequenceEnded(request, live.epoch, live.stream, live.next_index, finish))
+
+    def _check_report_due(self) -> None:
+        now = self._clock()
+        if now - self._looked < REPORT_CHECK_SECONDS:
+            return
+        self._looked = now
+        report = self._engine.report()
+        level = sum(report.pages_free < share * self._engine.info.pages for share in FREE_LEVELS)
+        if level != self._level:
+            self._level = level
+            self._batch.report = report
+
+    def _take(self) -> EngineOutputs | None:
+        batch = self._batch
+        if self._report_wanted:
+            self._report_wanted = False
+            batch.report = self._engine.report()
+        for stream, down in self._down.items():
+            down.step.number = batch.number
+            batch.steps[stream] = down.SerializeToString()
+        quiet = not (
+            batch.steps or batch.refused or batch.ended or batch.events or batch.report or batch.cancel_seconds
+        )
+        if quiet:
+            return None
+        self._down = {}
+        self._batch = EngineOutputs()
+        return batch
+
+
+def _add_logprobs(message: runner_pb2.SequenceStep, logprobs: list[Logprobs]) -> None:
+    for one in logprobs:
+        message.logprobs.add(
+            logprob=one.logprob, top_ids=[token for token, _ in one.top], top_logprobs=[value for _, value in one.top]
+        )

@@ -1,0 +1,297 @@
+"""Runner.Generate: requests in from gateways, tokens out to them, one message per engine step and gateway.
+
+Decides what this runner takes on (terms, epochs, adapters, drain) and routes what the engine says; the engine decides
+what fits.
+"""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from motet.api.v1 import common_pb2, runner_pb2, scheduler_pb2
+from motet.clock import monotonic
+from motet.domain import BASE, Digest, RequestId
+from motet.errors import Declined, InvalidRequest, MotetError, UnsupportedParameter
+from motet.rpc import Session, Sessions
+from motet.runner_info import RequestClass
+from motet_runner.accepted_requests import AcceptedRequest, AcceptedRequests
+from motet_runner.adapters.registry import AdapterRegistry
+from motet_runner.engine_client import EngineClient
+from motet_runner.engine_messages import Add, Cancel, EngineOutputs
+from motet_runner.interface import NewSequence, Sampling
+from motet_runner.metrics import Metrics
+from motet_runner.step_outbox import StepOutbox
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayStream:
+    """One gateway's connection. The next one of the same gateway is another: what runs here belongs to a stream."""
+
+    number: int
+    gateway: str
+
+
+class GenerateService:
+    def __init__(
+        self,
+        *,
+        identity: common_pb2.RunnerIdentity,
+        book: AcceptedRequests,
+        shelf: AdapterRegistry,
+        host: EngineClient,
+        metrics: Metrics,
+        model: str,
+        grace_seconds: float,
+        adapter_wait_seconds: float,
+        outbox_bytes: int,
+        declined: Callable[[scheduler_pb2.RunnerDeclined], None],
+    ) -> None:
+        self._identity = identity
+        self._book = book
+        self._shelf = shelf
+        self._host = host
+        self._metrics = metrics
+        self._model = model
+        self._grace = grace_seconds
+        self._adapter_wait = adapter_wait_seconds
+        self._declined = declined
+        self._streams: Sessions[GatewayStream, runner_pb2.GenerateUp, bytes | runner_pb2.GenerateDown] = Sessions(
+            hello=lambda up: GatewayStream(next(self._numbers), up.hello.gateway) if up.hello.gateway else None,
+            key=lambda stream: stream.number,
+            heard=self._on_message,
+            closed=self._on_gateway_disconnected,
+            outbox=lambda: StepOutbox(outbox_bytes, metrics.merged_steps.inc),
+        )
+        self._numbers = itertools.count(1)
+        self._waiting: dict[tuple[str, int], asyncio.Task[None]] = {}
+        """Requests whose adapter is not here yet."""
+        self.asked_to_drain = False
+        """The scheduler's last word about this runner."""
+        self.ending = False
+        """The process ends, whatever a scheduler says."""
+
+    @property
+    def refusal_reason(self) -> str:
+        """Why nothing new is taken on; empty while it is."""
+        return "this runner is being drained" if self.ending or self.asked_to_drain else ""
+
+    @property
+    def flushed(self) -> bool:
+        """Whether everything that there was to say has been handed to gRPC."""
+        return all(session.flushed for session in self._streams)
+
+    # -------------------------------------------------------------------------------------------------------- streams
+
+    async def serve(self, requests: AsyncIterator[runner_pb2.GenerateUp], context: Any) -> None:
+        await self._streams.serve(requests, context)
+
+    def _on_message(
+        self, session: Session[GatewayStream, bytes | runner_pb2.GenerateDown], up: runner_pb2.GenerateUp
+    ) -> None:
+        match up.WhichOneof("message"):
+            case "hello":
+                self._metrics.gateway_streams.set(len(self._streams))
+                welcome = runner_pb2.GenerateWelcome(runner=self._identity)
+                session.send(runner_pb2.GenerateDown(welcome=welcome))
+            case "submit":
+                self._submit(session.peer, up.submit)
+            case "cancel":
+                self.cancel(up.cancel.request, up.cancel.epoch)
+            case _:
+                pass  # of a later version
+
+    def _on_gateway_disconnected(self, session: Session[GatewayStream, bytes | runner_pb2.GenerateDown]) -> None:
+        """The gateway has gone. Another of its streams may bring its requests again under a new epoch meanwhile."""
+        stream = session.peer
+        self._metrics.gateway_streams.set(len(self._streams))
+
+        def drop() -> None:
+            orphans = [one for one in self._book if one.stream == stream.number]
+            for one in orphans:
+                self.cancel(one.request, one.epoch)
+            if orphans:
+                log.info("dropped what a lost gateway left", gateway=stream.gateway, requests=len(orphans))
+
+        asyncio.get_running_loop().call_later(self._grace, drop)
+
+    # -------------------------------------------------------------------------------------------------------- requests
+
+    def _submit(self, stream: GatewayStream, submit: runner_pb2.Submit) -> None:
+        try:
+            if self.refusal_reason:
+                raise Declined(self.refusal_reason)
+            self._book.check(submit)
+            sequence = sequence_of(submit)
+        except MotetError as error:
+            self._decline(stream.number, submit.request, submit.epoch, submit.term, error)
+            return
+        old = self._book.get(submit.request)
+        if old is not None:
+            # A gateway that brings it on another stream has lost the one before, though that may not be known here yet.
+            again = old.stream == stream.number or old.gateway != stream.gateway
+            if old.epoch == submit.epoch and old.stream in self._streams and again:
+                log.warning("submitted twice", request=submit.request, epoch=submit.epoch)
+                return
+            self.cancel(old.request, old.epoch)
+        placement = AcceptedRequest(
+            request=sequence.request,
+            epoch=submit.epoch,
+            promise=submit.promise,
+            prompt_tokens=len(sequence.prompt),
+            delivered_tokens=len(sequence.delivered),
+            tenant=submit.tenant,
+            adapter=sequence.adapter,
+            request_class=submit.request_class,
+            gateway=stream.gateway,
+            stream=stream.number,
+            max_tokens=sequence.sampling.max_tokens,
+            term=submit.term,
+        )
+        self._book.add(placement)
+        if sequence.adapter == BASE or self._shelf.layout_of(sequence.adapter) is not None:
+            self._start(placement, sequence)
+        else:
+            key = (submit.request, submit.epoch)
+            task = asyncio.create_task(self._start_with_adapter(placement, sequence), name=f"adapter for {key[0]}")
+            self._waiting[key] = task
+            task.add_done_callback(lambda done: self._waiting.pop(key) if self._waiting.get(key) is done else None)
+
+    def _start(self, placement: AcceptedRequest, sequence: NewSequence) -> None:
+        placement.in_engine = True
+        self._metrics.vllm_prompt_tokens.labels(self._model).inc(placement.prompt_tokens)
+        self._host.post(Add(sequence, placement.stream))
+
+    async def _start_with_adapter(self, placement: AcceptedRequest, sequence: NewSequence) -> None:
+        """The scheduler has asked for the adapter before it placed the request; its bytes may still be under way."""
+        step = runner_pb2.Step()
+        state = common_pb2.SEQUENCE_STATE_LOADING
+        step.progress.add(request=placement.request, epoch=placement.epoch, state=state)
+        self._streams.send(placement.stream, runner_pb2.GenerateDown(step=step))
+        failure: MotetError
+        try:
+            async with asyncio.timeout(self._adapter_wait):
+                await self._shelf.wait_for(placement.adapter)
+            if self._shelf.layout_of(placement.adapter) is not None:
+                self._start(placement, sequence)
+                return
+            failure = Declined(f"adapter {placement.adapter} left again before the request could start")
+        except TimeoutError:
+            failure = Declined(f"adapter {placement.adapter} did not come within {self._adapter_wait:g} s")
+        except MotetError as error:
+            failure = error
+        self._close(placement.request, placement.epoch, placement.stream)
+        self._decline(placement.stream, placement.request, placement.epoch, placement.term, failure)
+
+    def cancel(self, request: str, epoch: int) -> None:
+        """End a request here. Another epoch of it is left alone."""
+        placement = self._book.get(request)
+        if placement is None or placement.epoch != epoch:
+            return
+        if placement.in_engine:
+            self._host.post(Cancel(placement.request, epoch, monotonic()))
+            return
+        if (task := self._waiting.get((request, epoch))) is not None:
+            task.cancel()
+        self._close(request, epoch, placement.stream)
+        step = runner_pb2.Step()
+        step.sequences.add(
+            request=request,
+            epoch=epoch,
+            index=placement.delivered_tokens,
+            finish=common_pb2.FINISH_REASON_CANCELLED,
+        )
+        self._streams.send(placement.stream, runner_pb2.GenerateDown(step=step))
+
+    def _decline(self, stream: int, request: str, epoch: int, term: int, error: MotetError) -> None:
+        self._metrics.declines.labels(error.code).inc()
+        failure = error.to_proto()
+        declined = runner_pb2.SubmitDeclined(request=request, epoch=epoch, failure=failure, term=term)
+        self._streams.send(stream, runner_pb2.GenerateDown(declined=declined))
+        self._declined(scheduler_pb2.RunnerDeclined(request=request, epoch=epoch, failure=failure))
+
+    def _close(self, request: str, epoch: int, stream: int) -> AcceptedRequest | None:
+        placement = self._book.remove(request, epoch, stream)
+        if placement is not None and placement.adapter != BASE:
+            self._shelf.request_ended(placement.adapter)
+        return placement
+
+    # ---------------------------------------------------------------------------------------------------------- engine
+
+    def on_batch(self, batch: EngineOutputs) -> None:
+        for stream, step in batch.steps.items():
+            self._streams.send(stream, step)
+        for refused in batch.refused:
+            placement = self._close(refused.request, refused.epoch, refused.stream)
+            if placement is not None:  # else it has come again since, and another answer is under way
+                self._decline(refused.stream, refused.request, refused.epoch, placement.term, refused.error)
+        for ended in batch.ended:
+            self._metrics.requests.labels(ended.finish.value).inc()
+            self._close(ended.request, ended.epoch, ended.stream)
+        if batch.generated:
+            self._metrics.vllm_generation_tokens.labels(self._model).inc(batch.generated)
+        for seconds in batch.cancel_seconds:
+            self._metrics.cancel_seconds.observe(seconds)
+
+    def engine_died(self, why: str) -> None:
+        """Take on nothing more, and tell every gateway why its stream is going to end."""
+        self.ending = True
+        for session in self._streams:
+            session.send(runner_pb2.GenerateDown(engine_died=runner_pb2.EngineDied(why=why)))
+
+    async def close(self) -> None:
+        waiting = list(self._waiting.values())
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+
+def sequence_of(submit: runner_pb2.Submit) -> NewSequence:
+    """The one sequence of a Submit. Raises InvalidRequest for what no runner could take."""
+    if not submit.request:
+        raise InvalidRequest("request is empty: a Submit names its request", param="request")
+    if len(submit.choices) != 1:
+        raise InvalidRequest(
+            f"a Submit has one choice, not {len(submit.choices)}: send one per choice", param="choices"
+        )
+    if submit.sampling.WhichOneof("grammar") is not None:
+        raise UnsupportedParameter("structured output is not there yet", param="response_format")
+    choice = submit.choices[0]
+    return NewSequence(
+        request=RequestId(submit.request),
+        epoch=submit.epoch,
+        choice=choice.choice,
+        prompt=tuple(submit.prompt_ids),
+        delivered=tuple(choice.delivered_ids),
+        adapter=Digest(submit.adapter_digest),
+        promise=submit.promise.pages,
+        sampling=sampling_of(submit.sampling),
+        seed=submit.seed,
+        priority=RequestClass.from_proto(submit.request_class),
+        tenant=submit.tenant,
+        engines_lost=submit.engines_lost,
+    )
+
+
+def sampling_of(sampling: runner_pb2.Sampling) -> Sampling:
+    return Sampling(
+        max_tokens=sampling.max_tokens,
+        min_tokens=sampling.min_tokens,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p or 1.0,
+        min_p=sampling.min_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty or 1.0,
+        logit_bias=dict(sampling.logit_bias),
+        stop_token_ids=frozenset(sampling.stop_token_ids),
+        ignore_eos=sampling.ignore_eos,
+        logprobs=sampling.logprobs,
+        top_logprobs=sampling.top_logprobs,
+    )

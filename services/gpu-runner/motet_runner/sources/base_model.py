@@ -1,0 +1,109 @@
+"""The base model, in a folder of this machine before the engine starts: where it lies, or fetched first."""
+
+import asyncio
+import random
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import orjson
+import structlog
+
+from motet.errors import AdapterFetchFailed, ModelFolderError, SetupError
+from motet_runner.settings import Settings
+from motet_runner.sources.fetch_errors import RETRY_LATER_SECONDS
+from motet_runner.sources.folder import snapshot_in
+from motet_runner.sources.partial_fetch import key_of, locked_across_machines
+from motet_runner.sources.source_access import RemoteFiles, Sources, may_go_on
+from motet_runner.sources.uri import FolderUri, parse
+from motet_runner.supported_models import read_supported_config
+
+log = structlog.get_logger(__name__)
+
+COMPLETE = ".complete.json"
+"""In the folder of a model that has come whole."""
+
+ATTEMPTS = 5
+"""Fetches that break off without a new byte, until the runner gives up. Its next life goes on where this one ended."""
+
+LOG_SECONDS = 10.0
+
+
+async def model_folder(settings: Settings, sources: Sources, root: Path) -> Path:
+    """Raises SetupError that says what is wrong with the source, and ends the runner."""
+    if not settings.model_uri:
+        raise SetupError(
+            "MOTET_RUNNER_MODEL_URI is not set: give the base model as file:///folder, hf://org/name or "
+            "https://host/folder/."
+        )
+    try:
+        source = parse(settings.model_uri, settings.model_revision)
+        if isinstance(source, FolderUri):
+            inside = snapshot_in(source.path, settings.model_revision)
+            return _checked(settings.model_folder() if inside is None else settings.check_model(inside))
+        folder = root / key_of(settings.model_uri, settings.model_revision)
+        async with locked_across_machines(folder):
+            if not _is_complete(folder):
+                await _fetch(settings, sources, folder)
+        return _checked(settings.check_model(folder))
+    except AdapterFetchFailed as failure:
+        message = failure.message.replace("source.credentialsSecretRef", "model.credentialsSecretRef")
+        raise ModelFolderError(f"the model of pool {settings.pool}: {message}", reason=failure.reason) from None
+
+
+def _checked(folder: Path) -> Path:
+    read_supported_config(folder)
+    return folder
+
+
+async def _fetch(settings: Settings, sources: Sources, folder: Path) -> None:
+    remote = RemoteFiles(
+        uri=settings.model_uri,
+        revision=settings.model_revision,
+        credentials=settings.model_credentials,
+        max_bytes=settings.max_model_gib << 30,
+    )
+    progress = _FetchLog(sources, LOG_SECONDS * sources.time_scale)
+    log.info("fetching the model", source=settings.model_uri, revision=settings.model_revision or "main")
+    failures = 0
+    while True:
+        before = progress.here
+        try:
+            await sources.bring("model", remote, folder, progress)
+        except AdapterFetchFailed as failure:
+            failures = 1 if progress.here > before else failures + 1
+            if not may_go_on(failure) or failures >= ATTEMPTS:
+                raise
+            pause = min(failure.retry_after * 2 ** (failures - 1), RETRY_LATER_SECONDS) * random.uniform(0.8, 1.2)  # noqa: S311
+            log.warning("the model's fetch broke off", reason=failure.message, seconds=round(pause, 1))
+            await asyncio.sleep(pause * sources.time_scale)
+        else:
+            (folder / COMPLETE).write_bytes(orjson.dumps({"source": settings.model_uri, "bytes": progress.here}))
+            log.info("the model is here", folder=str(folder), bytes=progress.here)
+            return
+
+
+class _FetchLog:
+    def __init__(self, sources: Sources, log_seconds: float) -> None:
+        self._metrics = sources.metrics
+        self._log_seconds = log_seconds
+        self._logged = time.monotonic()
+        self.here = 0
+
+    def __call__(self, here: int, total: int) -> None:
+        self.here = here
+        self._metrics.model_bytes.set(here)
+        self._metrics.model_total.set(total)
+        if time.monotonic() - self._logged >= self._log_seconds:
+            self._logged = time.monotonic()
+            log.info("fetching the model", bytes=here, total=total or None)
+
+
+def mark_unverified(folder: Path) -> None:
+    """It was not what the pool asks for: its next fetch looks whether the source has something else by now."""
+    with suppress(OSError):  # a folder of somebody else's has none
+        (folder / COMPLETE).unlink()
+
+
+def _is_complete(folder: Path) -> bool:
+    return (folder / COMPLETE).exists()

@@ -1,0 +1,228 @@
+"""`python -m motet_runner.sources.fetch_process`: one fetch. It reads an order, speaks in lines of JSON, and ends.
+
+It alone holds the Secret, and for as long as the fetch takes. It leaves no core, lets nobody look into its memory, and
+dies with the service.
+"""
+
+import ctypes
+import errno
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+import orjson
+
+from motet.errors import AdapterFetchFailed, MotetError
+from motet_runner.sources.fetch_errors import malformed, no_space, temporary, too_large
+from motet_runner.sources.fetch_order import FetchOrder
+from motet_runner.sources.file_selection import (
+    INDEX,
+    MEDIUM,
+    WantedFile,
+    check_listing,
+    most_of_adapter,
+    not_there,
+    of_adapter,
+    of_model,
+    shards,
+)
+from motet_runner.sources.network_guard import NetworkGuard
+from motet_runner.sources.secret import NO_CREDENTIALS, SourceCredentials, read_credentials
+from motet_runner.sources.uri import HubUri, WebUri, parse
+
+MIN_BYTES_PER_SECOND = 1024
+"""Bytes a second. A source that gives less over the whole patience is as good as dead."""
+
+WORKING_FILES = 1 << 20
+"""Bytes of entity tags and of the hub's library's own notes beside the files."""
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
+
+
+class FileSource(Protocol):
+    def fetch(self, file: WantedFile, into: Path) -> bool: ...
+
+
+def say(**words: Any) -> None:
+    # One write, so that the threads' lines never mix.
+    os.write(1, orjson.dumps(words) + b"\n")
+
+
+def exit_with_parent(parent: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    libc.prctl(_PR_SET_DUMPABLE, 0)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if parent and os.getppid() != parent:
+        sys.exit(1)  # it died before we could ask
+
+
+def carry_out(order: FetchOrder, secret: SourceCredentials) -> None:
+    into = Path(order.into)
+    into.mkdir(parents=True, exist_ok=True)
+    source = parse(order.uri, order.revision)
+    allowed = _allowed(order)
+    NetworkGuard([*allowed, *_hosts(order.access.proxy)]).install()
+    from motet_runner.sources.web import WebFolder, client
+
+    browser = client(order.access, NetworkGuard(allowed), timeout=order.stall_seconds)
+    if isinstance(source, WebUri):
+        TransferWatch(order).start()
+        _fetch_all(order, WebFolder(source.url, browser, secret.header, pause=order.stall_seconds / 60), into, None)
+    elif isinstance(source, HubUri):
+        # Read when the library is imported: no other way in than through our client, nothing of its own on this disk.
+        os.environ |= {
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+            "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1",
+            "HF_HUB_DOWNLOAD_TIMEOUT": str(max(1, round(order.stall_seconds))),
+            "HF_HOME": str(into / ".cache"),
+        }
+        from motet_runner.sources.hub import HubRepository
+
+        watch = TransferWatch(order)
+        watch.start()
+        repository = HubRepository(
+            source, order.access.hub_endpoint, secret, browser, timeout=order.stall_seconds, checked=watch.check
+        )
+        say(revision=repository.commit)
+        _fetch_all(order, repository, into, repository.sizes)
+    else:
+        raise malformed(f"{order.uri} is a folder of this machine: it needs no fetching.")
+
+
+def _fetch_all(order: FetchOrder, source: FileSource, into: Path, sizes: dict[str, int | None] | None) -> None:
+    name = order.uri
+    if order.what == "adapter":
+        wanted = of_adapter(order.max_bytes)
+        if sizes is not None:
+            check_listing(sizes, wanted, order.max_bytes, name)
+        _fetch_those_there(source, wanted, into)
+        return
+    first = of_model()
+    if sizes is not None:
+        check_listing(sizes, first, order.max_bytes, name)
+    _fetch_those_there(source, first, into)
+    index = into / INDEX
+    weights = shards(index.read_bytes() if index.exists() else None, order.max_bytes)
+    if sizes is not None:
+        check_listing(sizes, weights, order.max_bytes, name)
+        say(total=sum(sizes[file.name] or 0 for file in weights))
+    with ThreadPoolExecutor(order.parallel) as pool:
+        for coming in [pool.submit(source.fetch, file, into) for file in weights]:
+            if not coming.result():
+                raise not_there(name, "*.safetensors", sizes or ())
+    for stale in {path.name for path in into.glob("*.safetensors")} - {file.name for file in weights}:
+        (into / stale).unlink()
+
+
+def _fetch_those_there(source: FileSource, wanted: Iterable[WantedFile], into: Path) -> None:
+    for file in wanted:
+        if not source.fetch(file, into):
+            (into / file.name).unlink(missing_ok=True)  # of an earlier attempt, at another state of the source
+
+
+class TransferWatch(threading.Thread):
+    """Tells how many bytes have come, and ends a fetch that drips, or that brings more than it may."""
+
+    def __init__(self, order: FetchOrder) -> None:
+        super().__init__(name="watch", daemon=True)
+        self._folder = Path(order.into)
+        most = order.max_bytes + MEDIUM if order.what == "model" else most_of_adapter(order.max_bytes)
+        self._limit = most + WORKING_FILES
+        self._patience = order.stall_seconds
+        self._uri = order.uri
+        self.checked = 0
+        """Bytes read again to see that they are right: progress too, though nothing grows."""
+
+    def check(self, count: int) -> None:
+        self.checked += count
+
+    def run(self) -> None:
+        beat = min(1.0, self._patience / 10)
+        seen: deque[tuple[float, int]] = deque()
+        while True:
+            now, size = time.monotonic(), _size_of(self._folder)
+            if size > self._limit:
+                self._end(too_large(f"{self._uri} brings more than {self._limit} bytes, which are the limit."))
+            done = size + self.checked
+            if not seen or done != seen[-1][1]:
+                say(bytes=size)
+            seen.append((now, done))
+            while len(seen) > 1 and seen[1][0] <= now - self._patience:
+                seen.popleft()
+            since, before = seen[0]
+            if now - since >= self._patience and done - before < MIN_BYTES_PER_SECOND * (now - since):
+                self._end(temporary(f"{self._uri} gave {done - before} bytes in {now - since:.0f} s."))
+            time.sleep(beat)
+
+    def _end(self, failure: AdapterFetchFailed) -> None:
+        tell(failure, NO_CREDENTIALS)
+        os._exit(1)
+
+
+def _size_of(folder: Path) -> int:
+    total = 0
+    for root, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.stat(os.path.join(root, name)).st_size  # noqa: PTH116, PTH118 - called often
+            except FileNotFoundError:
+                continue
+    return total
+
+
+def _allowed(order: FetchOrder) -> list[str]:
+    """The platform's list, and the hub that the platform itself has named."""
+    return [*order.access.allowed_hosts, *(_hosts(order.access.hub_endpoint) if order.uri.startswith("hf://") else ())]
+
+
+def _hosts(url: str) -> list[str]:
+    host = urlsplit(url).hostname
+    return [host] if host else []
+
+
+def tell(failure: MotetError, secret: SourceCredentials) -> None:
+    say(
+        failure=secret.scrub(failure.message)[:1024],
+        reason=failure.reason,
+        retry_after=failure.retry_after,
+    )
+
+
+def main() -> None:
+    order = FetchOrder.decode(sys.stdin.buffer.readline())
+    exit_with_parent(order.parent)
+    secret = NO_CREDENTIALS
+    try:
+        secret = read_credentials(order.credentials, order.access, timeout=order.stall_seconds)
+        carry_out(order, secret)
+    except AdapterFetchFailed as failure:
+        tell(failure, secret)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            tell(no_space(f"no space left in {order.into} for {order.uri}."), secret)
+        else:
+            tell(temporary(f"{order.uri} cannot be fetched: {error.strerror or type(error).__name__}."), secret)
+    except Exception as error:
+        # Its text may hold anything, a password too.
+        tell(temporary(f"{order.uri} cannot be fetched: {type(error).__name__}."), secret)
+    else:
+        say(bytes=_size_of(Path(order.into)), done=True)
+    sys.stdout.flush()
+    os._exit(0)  # downloads that are still under way beside a failed one are not waited for
+
+
+if __name__ == "__main__":
+    main()

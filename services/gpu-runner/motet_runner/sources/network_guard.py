@@ -1,0 +1,109 @@
+"""No connection to where a tenant has no business: loopback, the cluster's own network, a cloud's metadata service.
+
+It sits where sockets connect, so it sees the very address that is connected to, after every redirect and whatever a
+name resolved to a moment ago. It cannot be taken off again: it belongs into a process that does nothing else. Where a
+proxy connects instead (`proxy.py`), it is asked about the address that the proxy is given.
+"""
+
+import ipaddress
+import socket
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from motet.errors import AdapterFetchFailed
+from motet_runner.sources.fetch_errors import forbidden, temporary
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+_NOT_PUBLIC = tuple(
+    ipaddress.ip_network(network)
+    for network in (
+        "168.63.129.16/32",  # globally routed by its number, and yet a cloud's own service to its machines
+        "192.0.0.0/24",  # a cloud's metadata lies in it; what Python takes for global differs by its version
+        "192.88.99.0/24",
+        "64:ff9b:1::/48",
+        "100::/64",
+        "2001::/23",
+        "3fff::/20",
+        "5f00::/16",
+        "fec0::/10",
+    )
+)
+
+
+class NetworkGuard:
+    """`allowed` are networks (10.1.0.0/16, 10.1.2.3) and names of hosts, which platform people trust."""
+
+    def __init__(self, allowed: Sequence[str]) -> None:
+        self._networks: list[Network] = []
+        self._hosts: list[str] = []
+        for entry in allowed:
+            try:
+                self._networks.append(ipaddress.ip_network(entry, strict=False))
+            except ValueError:
+                self._hosts.append(entry)
+
+    def install(self) -> None:
+        sys.addaudithook(self._hook)
+
+    def check(self, family: int, address: Any) -> None:
+        """Raises AdapterFetchFailed for an address that may not be connected to."""
+        if family not in (socket.AF_INET, socket.AF_INET6):
+            raise forbidden("the source leads to a socket of this machine, which is not allowed.")
+        found = ipaddress.ip_address(str(address[0]).partition("%")[0])
+        if is_public(found) or any(_plain(found) in network for network in self._networks):
+            return
+        if any(_plain(found) in _resolve(host) for host in self._hosts):
+            return
+        raise _refused(found)
+
+    def resolve(self, host: str) -> list[str]:
+        """The addresses that a name leads to. Raises AdapterFetchFailed when any of them may not be connected to."""
+        try:
+            found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError):
+            raise temporary(
+                f"{host} cannot be resolved by this runner, which looks at an address before it asks the proxy for it. "
+                "If the proxy itself refuses addresses inside, the platform sets MOTET_RUNNER_FETCH_PROXY_GUARDS."
+            ) from None
+        for family, _, _, _, address in found:
+            self.check(family, address)
+        return list(dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in found))
+
+    def _hook(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event in ("socket.connect", "socket.sendto"):
+            found, address = arguments[:2]
+            self.check(found.family, address)
+
+
+def is_public(address: Address) -> bool:
+    plain = _plain(address)
+    return plain.is_global and not plain.is_multicast and not any(plain in network for network in _NOT_PUBLIC)
+
+
+def _plain(address: Address) -> Address:
+    """The IPv4 address that an IPv6 one may carry inside it."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return address
+    inside = address.ipv4_mapped or address.sixtofour
+    if inside is None and address in _NAT64:
+        inside = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    return inside or address
+
+
+def _resolve(host: str) -> set[Address]:
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return set()
+    return {_plain(ipaddress.ip_address(str(entry[4][0]).partition("%")[0])) for entry in found}
+
+
+def _refused(address: Address) -> AdapterFetchFailed:
+    return forbidden(
+        f"the source leads to {address}, which is not a public address. If it is a mirror of yours, the platform adds "
+        "its host or network to MOTET_RUNNER_FETCH_ALLOWED_HOSTS."
+    )

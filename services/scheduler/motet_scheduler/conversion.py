@@ -1,0 +1,506 @@
+"""Messages into events, effects into messages. Every line of the protocol that the scheduler speaks is here."""
+
+from typing import cast
+
+from motet.api.v1 import common_pb2, scheduler_pb2, supervisor_pb2
+from motet.domain import Digest, InstanceName, RequestId, Tenant
+from motet.runner_info import (
+    Capacity,
+    Failure,
+    RequestClass,
+    RunnerIdentity,
+    read_resident_adapters,
+    read_runner_requests,
+)
+from motet.terms import check_epoch
+from motet_scheduler.policy import effects, events
+from motet_scheduler.policy.values import (
+    AdapterReadiness,
+    AdapterRef,
+    AdapterSpec,
+    AdapterStage,
+    BaseModel,
+    Catalog,
+    Certificate,
+    Estimate,
+    GroupName,
+    PoolSpec,
+    Promise,
+    RevisionKey,
+    ScalingMode,
+)
+
+_READINESS = {
+    AdapterReadiness.COLD: scheduler_pb2.ADAPTER_READINESS_COLD,
+    AdapterReadiness.READY: scheduler_pb2.ADAPTER_READINESS_READY,
+    AdapterReadiness.LOADING: scheduler_pb2.ADAPTER_READINESS_LOADING,
+    AdapterReadiness.FAILED: scheduler_pb2.ADAPTER_READINESS_FAILED,
+}
+_SCALING = {
+    scheduler_pb2.SCALING_MODE_BUILTIN: ScalingMode.BUILTIN,
+    scheduler_pb2.SCALING_MODE_EXTERNAL: ScalingMode.EXTERNAL,
+}
+_FINISHES = {
+    common_pb2.FINISH_REASON_STOP: "stop",
+    common_pb2.FINISH_REASON_LENGTH: "length",
+    common_pb2.FINISH_REASON_CANCELLED: "cancelled",
+    common_pb2.FINISH_REASON_FAILED: "failed",
+}
+
+# --------------------------------------------------------------------------------------------------------------- words
+
+
+def read_promise(it: common_pb2.Promise) -> Promise:
+    return Promise(it.pages, it.tokens, it.adapter_bytes)
+
+
+def write_promise(it: Promise) -> common_pb2.Promise:
+    return common_pb2.Promise(pages=it.pages, tokens=it.tokens, adapter_bytes=it.adapter_bytes)
+
+
+def _read_estimate(it: common_pb2.Estimate) -> Estimate:
+    return Estimate(q50=it.q50, q80=it.q80, q90=it.q90, q95=it.q95, rank=it.rank, source=it.source)
+
+
+def _read_ref(it: common_pb2.AdapterRef) -> AdapterRef:
+    return AdapterRef(it.namespace, it.name, it.generation)
+
+
+def _write_ref(it: AdapterRef) -> common_pb2.AdapterRef:
+    return common_pb2.AdapterRef(namespace=it.namespace, name=it.name, generation=it.generation)
+
+
+def _read_certificate(it: scheduler_pb2.Certificate) -> Certificate:
+    return Certificate(
+        digest=Digest(it.digest),
+        size_bytes=it.size_bytes,
+        rank=it.rank,
+        alpha=it.alpha,
+        target_modules=tuple(it.target_modules),
+        mapped=it.mapped,
+        unmapped=tuple(it.unmapped),
+        base_digest=it.base_digest,
+        method=it.method,
+        max_delta_to_base=it.max_delta_to_base,
+        max_delta_to_reference=it.max_delta_to_reference,
+        checker=it.checker,
+    )
+
+
+def _write_certificate(it: Certificate) -> scheduler_pb2.Certificate:
+    return scheduler_pb2.Certificate(
+        digest=it.digest,
+        size_bytes=it.size_bytes,
+        rank=it.rank,
+        alpha=it.alpha,
+        target_modules=it.target_modules,
+        mapped=it.mapped,
+        unmapped=it.unmapped,
+        base_digest=it.base_digest,
+        method=it.method,
+        max_delta_to_base=it.max_delta_to_base,
+        max_delta_to_reference=it.max_delta_to_reference,
+        checker=it.checker,
+    )
+
+
+def _class(it: RequestClass) -> "common_pb2.RequestClass.ValueType":
+    return cast("common_pb2.RequestClass.ValueType", int(it))
+
+
+# ------------------------------------------------------------------------------------------------------------ gateways
+
+
+def gateway_connected(hello: scheduler_pb2.GatewayHello) -> events.GatewayConnected:
+    return events.GatewayConnected(
+        hello.gateway,
+        tuple(
+            events.LiveRequest(
+                request=RequestId(live.request),
+                epoch=check_epoch(live.epoch, live.request),
+                instance=InstanceName(live.instance),
+                incarnation=live.incarnation,
+                promise=read_promise(live.promise),
+                tenant=Tenant(live.tenant),
+                group=GroupName(live.group),
+                digest=Digest(live.adapter_digest),
+                request_class=RequestClass.from_proto(live.request_class),
+                prompt_tokens=live.prompt_tokens,
+                max_tokens=live.max_tokens,
+                delivered=live.delivered_tokens,
+                age=live.age_seconds,
+                deadline=live.deadline_seconds,
+                estimate=_read_estimate(live.estimate),
+            )
+            for live in hello.live
+        ),
+    )
+
+
+def serve_event(gateway: str, up: scheduler_pb2.ServeUp) -> events.Event | None:
+    """What a gateway says after its hello; None for words of a later version."""
+    match up.WhichOneof("message"):
+        case "enqueue":
+            it = up.enqueue
+            return events.Enqueued(
+                gateway=gateway,
+                request=RequestId(it.request),
+                tenant=Tenant(it.tenant),
+                group=GroupName(it.group),
+                digest=Digest(it.adapter_digest),
+                request_class=RequestClass.from_proto(it.request_class),
+                prompt_tokens=it.prompt_tokens,
+                max_tokens=it.max_tokens,
+                delivered=it.delivered_tokens,
+                epoch=check_epoch(it.epoch, it.request),
+                estimate=_read_estimate(it.estimate),
+                deadline=it.deadline_seconds,
+                age=it.age_seconds,
+                avoid=tuple(it.avoid),
+            )
+        case "cancel":
+            return events.CancelRequested(gateway, RequestId(up.cancel.request))
+        case "finished":
+            done = up.finished
+            reason = _FINISHES.get(done.reason, "for a reason of a newer gateway")
+            return events.RequestFinished(gateway, RequestId(done.request), done.epoch, done.output_tokens, reason)
+        case "lost":
+            lost = up.lost
+            return events.RequestLost(gateway, RequestId(lost.request), lost.epoch, lost.why, lost.delivered_tokens)
+        case "held":
+            return events.RequestsHeld(gateway, tuple((GroupName(one.group), one.requests) for one in up.held.groups))
+        case _:
+            return None
+
+
+def place(effect: effects.SendPlaced, term: int) -> scheduler_pb2.ServeDown:
+    placed = scheduler_pb2.Placed(
+        term=term,
+        request=effect.request,
+        epoch=effect.epoch,
+        instance=effect.instance,
+        incarnation=effect.incarnation,
+        address=effect.address,
+        promise=write_promise(effect.promise),
+    )
+    if effect.moved_because:
+        moved = scheduler_pb2.Moved(placement=placed, reason=effect.moved_because, engine_hung=effect.engine_hung)
+        return scheduler_pb2.ServeDown(moved=moved)
+    return scheduler_pb2.ServeDown(placed=placed)
+
+
+def refuse(effect: effects.SendRefused, term: int) -> scheduler_pb2.ServeDown:
+    return scheduler_pb2.ServeDown(
+        refused=scheduler_pb2.Refused(
+            request=effect.request, failure=effect.failure.to_proto(), term=term, epoch=effect.epoch
+        )
+    )
+
+
+def position(effect: effects.SendPosition) -> scheduler_pb2.ServeDown:
+    return scheduler_pb2.ServeDown(
+        position=scheduler_pb2.Position(request=effect.request, position=effect.position, why=effect.why)
+    )
+
+
+def catalog(it: Catalog, revision: int) -> scheduler_pb2.ServeDown:
+    return scheduler_pb2.ServeDown(
+        catalog=scheduler_pb2.Catalog(
+            revision=revision,
+            groups=[
+                scheduler_pb2.CatalogGroup(
+                    group=group.group,
+                    served_name=group.served_name,
+                    base_digest=group.base_digest,
+                    asset_digest=group.asset_digest,
+                    max_model_length=group.max_model_length,
+                    runners=[
+                        scheduler_pb2.CatalogRunner(instance=instance, address=address)
+                        for instance, address in group.runners
+                    ],
+                    model_uri=group.model_uri,
+                    pools=group.pools,
+                    tenants=group.tenants,
+                )
+                for group in it.groups
+            ],
+            adapters=[
+                scheduler_pb2.CatalogAdapter(
+                    ref=_write_ref(adapter.ref),
+                    group=adapter.group,
+                    model_name=adapter.model_name,
+                    state=_READINESS[adapter.state],
+                    digest=adapter.digest,
+                    failure=adapter.failure.to_proto() if adapter.failure is not None else None,
+                    rank=adapter.rank,
+                    source=adapter.source,
+                    max_class=_class(adapter.max_class),
+                    share=adapter.share,
+                )
+                for adapter in it.adapters
+            ],
+        )
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------- runners
+
+
+def runner_attached(hello: scheduler_pb2.RunnerHello) -> events.RunnerAttached:
+    return events.RunnerAttached(
+        identity=RunnerIdentity.from_proto(hello.identity),
+        address=hello.address,
+        capacity=Capacity.from_proto(hello.capacity),
+        base=BaseModel(
+            digest=hello.base.digest, asset_digest=hello.base.asset_digest, architecture=hello.base.architecture
+        ),
+        resident=read_resident_adapters(hello.resident),
+        live=read_runner_requests(hello.live),
+    )
+
+
+def attach_event(identity: RunnerIdentity, up: scheduler_pb2.AttachUp) -> events.Event | None:
+    """What a runner says after its hello; None for words of a later version."""
+    instance = InstanceName(identity.instance)
+    match up.WhichOneof("message"):
+        case "report":
+            it = up.report
+            return events.RunnerReported(
+                instance=instance,
+                incarnation=identity.incarnation,
+                pages_free=it.pages_free,
+                running=it.running,
+                waiting=it.waiting,
+                steps=it.steps,
+                resident=read_resident_adapters(it.resident),
+                live=read_runner_requests(it.live),
+            )
+        case "declined":
+            no = up.declined
+            return events.RunnerDeclined(instance, RequestId(no.request), no.epoch, Failure.from_proto(no.failure))
+        case "draining":
+            return events.RunnerShuttingDown(instance, identity.incarnation, max(0.0, up.draining.deadline_seconds))
+        case "adapter":
+            state = up.adapter
+            return events.AdapterStateChanged(
+                instance=instance,
+                ref=_read_ref(state.ref),
+                digest=Digest(state.digest),
+                stage=AdapterStage.from_proto(state.stage),
+                certificate=_read_certificate(state.certificate) if state.HasField("certificate") else None,
+                failure=Failure.from_proto(state.failure) if state.HasField("failure") else None,
+                bytes=state.bytes,
+                progress=state.progress,
+                answered_order=AdapterStage.from_proto(state.answers),
+            )
+        case _:
+            return None
+
+
+def runner_message(effect: effects.RunnerEffect, term: int) -> scheduler_pb2.AttachDown:
+    match effect:
+        case effects.ExpectRequest():
+            return scheduler_pb2.AttachDown(
+                expect=scheduler_pb2.Expect(
+                    term=term,
+                    request=effect.request,
+                    epoch=effect.epoch,
+                    promise=write_promise(effect.promise),
+                    adapter_digest=effect.digest,
+                )
+            )
+        case effects.EnsureAdapter():
+            return scheduler_pb2.AttachDown(
+                ensure=scheduler_pb2.EnsureAdapter(
+                    term=term,
+                    adapter=_write_ref(effect.ref),
+                    source=effect.source,
+                    expected_digest=effect.expected_digest,
+                    stage=cast("common_pb2.AdapterStage.ValueType", int(effect.stage)),
+                    revision=effect.source_revision,
+                    credentials=effect.credentials,
+                    max_bytes=effect.max_bytes,
+                    volume=effect.volume,
+                    folder=effect.folder,
+                )
+            )
+        case effects.DropAdapter():
+            return scheduler_pb2.AttachDown(
+                drop=scheduler_pb2.DropAdapter(term=term, digest=effect.digest, adapter=_write_ref(effect.ref))
+            )
+        case effects.CancelAtRunner():
+            return scheduler_pb2.AttachDown(
+                cancel=scheduler_pb2.CancelRequest(
+                    term=term, request=effect.request, epoch=effect.epoch, reason=effect.reason
+                )
+            )
+        case effects.DrainRunner():
+            return scheduler_pb2.AttachDown(drain=scheduler_pb2.Drain(term=term, deadline_seconds=effect.deadline))
+        case effects.TakeWork():
+            return scheduler_pb2.AttachDown(take_work=scheduler_pb2.TakeWork(term=term))
+
+
+# ------------------------------------------------------------------------------------------------------------ operator
+
+
+def _read_pool(it: scheduler_pb2.PoolEntry) -> PoolSpec:
+    return PoolSpec(
+        pool=it.pool,
+        group=GroupName(it.group or it.pool),
+        served_name=it.served_name,
+        model_uri=it.model_uri,
+        replicas=it.replicas,
+        max_sequences=it.max_sequences,
+        scaling=_SCALING.get(it.scaling, ScalingMode.DISABLED),
+        min_replicas=it.min_replicas,
+        max_replicas=it.max_replicas or None,
+        stabilization=it.scale_down_stabilization_seconds,
+        tenants=tuple(it.tenants),
+    )
+
+
+def _read_adapter(it: scheduler_pb2.AdapterEntry) -> AdapterSpec:
+    return AdapterSpec(
+        ref=_read_ref(it.ref),
+        group=GroupName(it.group),
+        model_name=it.model_name,
+        revision=RevisionKey(
+            source=it.source,
+            source_revision=it.revision,
+            expected_digest=it.expected_digest,
+            content_stamp=it.content_stamp,
+            credentials=it.credentials,
+            volume=it.volume,
+            folder=it.folder,
+        ),
+        max_class=RequestClass.from_proto(it.max_class) if it.max_class else RequestClass.INTERACTIVE,
+        min_replicas=it.min_replicas,
+        max_replicas=it.max_replicas,
+        max_bytes=it.max_bytes,
+        share=tuple(it.share),
+    )
+
+
+def sync_event(up: scheduler_pb2.SyncUp) -> events.Event | None:
+    match up.WhichOneof("message"):
+        case "snapshot":
+            stated = up.snapshot
+            return events.CatalogReplaced(
+                tuple(_read_pool(pool) for pool in stated.pools),
+                tuple(_read_adapter(adapter) for adapter in stated.adapters),
+            )
+        case "delta":
+            delta = up.delta
+            return events.CatalogUpdated(
+                tuple(_read_pool(pool) for pool in delta.pools),
+                tuple(_read_adapter(adapter) for adapter in delta.adapters),
+                tuple(delta.removed_pools),
+                tuple(_read_ref(ref) for ref in delta.removed_adapters),
+            )
+        case "drains":
+            return events.DrainsDeclared(
+                tuple(
+                    events.DrainRequested(RunnerIdentity.from_proto(one.runner), max(0.0, one.deadline_seconds))
+                    for one in up.drains.runners
+                ),
+                up.drains.revision,
+            )
+        case _:
+            return None
+
+
+def operator_message(effect: effects.OperatorEffect) -> scheduler_pb2.SyncDown:
+    match effect:
+        case effects.ReportAdapter():
+            return scheduler_pb2.SyncDown(
+                adapter=scheduler_pb2.AdapterReport(
+                    ref=_write_ref(effect.ref),
+                    serving_digest=effect.serving,
+                    state=_READINESS[effect.state],
+                    certificate=_write_certificate(effect.certificate) if effect.certificate is not None else None,
+                    failure=effect.failure.to_proto() if effect.failure is not None else None,
+                    places=[
+                        scheduler_pb2.AdapterPlace(
+                            instance=instance,
+                            tier=cast("common_pb2.MemoryTier.ValueType", int(tier)),
+                            digest=digest,
+                        )
+                        for instance, tier, digest in effect.replicas
+                    ],
+                )
+            )
+        case effects.ReportRunner():
+            return scheduler_pb2.SyncDown(
+                runner=scheduler_pb2.RunnerReport(
+                    runner=effect.identity.to_proto(),
+                    address=effect.address,
+                    attached=effect.attached,
+                    capacity=effect.capacity.to_proto(),
+                    running=effect.running,
+                    waiting=effect.waiting,
+                    pages_free=effect.pages_free,
+                    condemned=effect.condemned,
+                )
+            )
+        case effects.ReportDesiredReplicas():
+            return scheduler_pb2.SyncDown(
+                desired=scheduler_pb2.DesiredCapacity(
+                    pool=effect.pool,
+                    replicas=effect.replicas,
+                    reason=effect.reason,
+                    reason_code=effect.code,
+                    stale=effect.stale,
+                )
+            )
+        case effects.ReportDrained():
+            return scheduler_pb2.SyncDown(
+                drained=scheduler_pb2.Drained(runner=effect.runner.to_proto(), drains_revision=effect.revision)
+            )
+
+
+# ---------------------------------------------------------------------------------------------------------- supervisor
+
+
+def _parked(it: supervisor_pb2.RequestParked) -> events.RequestParked:
+    return events.RequestParked(InstanceName(it.instance), RequestId(it.request), it.epoch, read_promise(it.promise))
+
+
+def supervisor_event(down: supervisor_pb2.AdviseDown) -> list[events.Event]:
+    match down.WhichOneof("message"):
+        case "promise":
+            it = down.promise
+            return [
+                events.PromiseChanged(
+                    InstanceName(it.instance), RequestId(it.request), it.epoch, read_promise(it.promise)
+                )
+            ]
+        case "parked":
+            return [_parked(down.parked)]
+        case "parked_now":
+            return [_parked(one) for one in down.parked_now.requests]
+        case "resumed":
+            back = down.resumed
+            return [
+                events.RequestResumed(
+                    InstanceName(back.instance), RequestId(back.request), back.epoch, read_promise(back.promise)
+                )
+            ]
+        case "lost":
+            lost = down.lost
+            return [events.RunnerUnhealthy(RunnerIdentity.from_proto(lost.runner), lost.why, lost.hung)]
+        case "overcommit":
+            return [events.OvercommitSet(down.overcommit.pool, down.overcommit.factor)]
+        case _:
+            return []  # a top-up needs no answer: reports bring the same news
+
+
+def readmit(effect: effects.AllowResume, term: int) -> supervisor_pb2.AdviseUp:
+    return supervisor_pb2.AdviseUp(
+        resumable=supervisor_pb2.Resumable(
+            term=term,
+            instance=effect.instance,
+            request=effect.request,
+            epoch=effect.epoch,
+            promise=write_promise(effect.promise),
+        )
+    )

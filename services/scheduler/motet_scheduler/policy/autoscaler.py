@@ -1,0 +1,260 @@
+"""Looks at every pool now and then and says how many runners it should have. The rule itself is `capacity`.
+
+Pools of one group share a queue: what waits there is asked of the first of them, by name, that may still grow, and the
+slots of their adapters of the first that anybody scales.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from math import ceil
+
+from motet.domain import Digest
+from motet.runner_info import Capacity
+from motet_scheduler.policy.effects import ReportDesiredReplicas
+from motet_scheduler.policy.runners import Runner
+from motet_scheduler.policy.scaling_rule import (
+    DesiredReplicas,
+    PoolLoad,
+    ReplicaBounds,
+    ReplicaStabilizer,
+    RunnerSize,
+    ScaleDownBlock,
+    required_replicas,
+)
+from motet_scheduler.policy.state import SchedulerState
+from motet_scheduler.policy.values import GroupName, PoolSpec, ScalingMode
+
+REPEAT_AFTER_LOOKS = 10
+"""Looks until another reason for the same number is told: sentences change with every request."""
+
+SAMPLE = 200
+"""Waiting requests whose size is looked at; the others are taken to be like them."""
+
+NO_GATEWAY = ScaleDownBlock("NoGateway", "no gateway is connected, so that nobody knows what is asked for", stale=True)
+JUST_STARTED = ScaleDownBlock("JustStarted", "the scheduler has just started, and not all runners are back", stale=True)
+ROLLOUT = ScaleDownBlock("RollingOut", "runners are being replaced; none leaves meanwhile")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolFigures:
+    """A pool at the last look, for whoever scales it by figures."""
+
+    desired: int
+    serving: int
+    running: int
+    waiting: int
+    held: int
+    pages: int
+    pages_used: int
+    pages_promised: int
+
+
+@dataclass(slots=True)
+class _Watched:
+    mode: ScalingMode
+    pace: ReplicaStabilizer
+    told: ReportDesiredReplicas | None = None
+    looks_since: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """What waits in a group's queue."""
+
+    requests: int = 0
+    pages: int = 0
+    waited: float = 0.0
+    held: int = 0
+
+
+@dataclass(slots=True)
+class _Adapters:
+    """Those of a group that need places in device memory."""
+
+    in_use: set[Digest] = field(default_factory=set)
+    pinned: dict[Digest, int] = field(default_factory=dict)
+    """To be kept resident, on so many runners."""
+
+    @property
+    def slots(self) -> int:
+        return len(self.in_use | self.pinned.keys()) + sum(self.pinned.values()) - len(self.pinned)
+
+
+class Autoscaler:
+    def __init__(self, state: SchedulerState) -> None:
+        self._state = state
+        self._watched: dict[str, _Watched] = {}
+        self._capacity: dict[str, Capacity] = {}
+        """Of one runner of each pool, when somebody last looked: also a pool without any knows what one would take."""
+        self._began_at = state.now
+        self._looked_at: float | None = None
+        self.figures: Mapping[str, PoolFigures] = {}
+
+    def tick(self) -> None:
+        now, policy = self._state.now, self._state.policy
+        if not self._state.settled or (self._looked_at is not None and now - self._looked_at < policy.capacity_every):
+            return
+        self._looked_at = now
+        groups: dict[GroupName, list[PoolSpec]] = {}
+        for name, pool in sorted(self._state.pools.items()):
+            groups.setdefault(pool.group, []).append(pool)
+            watched = self._watched.get(name)
+            if watched is None or watched.mode is not pool.scaling:
+                self._watched[name] = _Watched(
+                    pool.scaling, ReplicaStabilizer(pool.replicas, now, window=policy.growth_window)
+                )
+        for name in self._watched.keys() - self._state.pools.keys():
+            del self._watched[name]
+            self._capacity.pop(name, None)
+        adapters = self._adapters()
+        self.figures = {
+            name: figures
+            for group, pools in groups.items()
+            for name, figures in self._look(group, pools, adapters.get(group, _Adapters()))
+        }
+
+    def pools_changed(self) -> None:
+        """Look at the next tick."""
+        self._looked_at = None
+
+    def tell_all(self) -> None:
+        """Somebody new listens."""
+        for watched in self._watched.values():
+            if watched.told is not None:
+                self._state.emit(watched.told)
+
+    # ------------------------------------------------------------------------------------------------------- one group
+
+    def _look(
+        self, group: GroupName, pools: Sequence[PoolSpec], adapters: _Adapters
+    ) -> Iterator[tuple[str, PoolFigures]]:
+        members: dict[str, list[Runner]] = {pool.pool: [] for pool in pools}
+        for runner in self._state.runners_of(group):
+            if runner.identity.pool in members:
+                members[runner.identity.pool].append(runner)
+        for name, runners in members.items():
+            newest = next((runner for runner in reversed(runners) if runner.takes_work), None)
+            if newest is not None:
+                self._capacity[name] = newest.capacity
+        scalable = [pool for pool in pools if pool.scalable]
+        taker = next((pool for pool in scalable if self._may_grow(pool)), next(iter(scalable[-1:]), pools[0]))
+        waiting = self._waiting(group, self._capacity.get(taker.pool))
+        for pool in pools:
+            runners = members[pool.pool]
+            load = self._load(pool, runners, waiting if pool is taker else _Waiting())
+            if scalable and pool is scalable[0]:
+                load = replace(
+                    load, adapters=adapters.slots, min_replicas_of_adapters=max(adapters.pinned.values(), default=0)
+                )
+            advice = self._advise(pool, load, self._hold(pool, runners))
+            yield pool.pool, _figures(runners, load, advice)
+
+    def _may_grow(self, pool: PoolSpec) -> bool:
+        return pool.max_replicas is None or self._watched[pool.pool].pace.replicas < pool.max_replicas
+
+    def _adapters(self) -> Mapping[GroupName, _Adapters]:
+        found: dict[GroupName, _Adapters] = {}
+        for adapter in self._state.adapters:
+            spec, serving = adapter.spec, adapter.serving
+            # One that no runner has checked yet has no digest; it needs its places all the same.
+            digest = serving.digest if serving is not None else Digest(str(spec.ref))
+            if spec.min_replicas:
+                pinned = found.setdefault(spec.group, _Adapters()).pinned
+                pinned[digest] = max(spec.min_replicas, pinned.get(digest, 0))
+            if digest in self._state.adapter_uses:
+                found.setdefault(spec.group, _Adapters()).in_use.add(digest)
+        return found
+
+    def _waiting(self, group: GroupName, capacity: Capacity | None) -> _Waiting:
+        held = sum(groups.get(group, 0) for groups in self._state.held.values())
+        queue = self._state.queues.get(group)
+        oldest = queue.oldest() if queue is not None else None
+        if queue is None or oldest is None:
+            return _Waiting(held=held)
+        pages = 0
+        if capacity is not None:
+            sample = list(islice(queue.unordered(), 0, None, ceil(len(queue) / SAMPLE)))
+            wanted = sum(request.requirement_on(capacity, self._state.policy).promise.pages for request in sample)
+            pages = round(wanted / len(sample) * len(queue))
+        return _Waiting(len(queue), pages, self._state.now - oldest.waits_since, held)
+
+    # -------------------------------------------------------------------------------------------------------- one pool
+
+    def _load(self, pool: PoolSpec, runners: Iterable[Runner], waiting: _Waiting) -> PoolLoad:
+        serving = [runner for runner in runners if runner.takes_work]
+        capacity = self._capacity.get(pool.pool)
+        room = None
+        if capacity is not None:
+            room = RunnerSize(
+                pages=min((runner.ledger.limit for runner in serving), default=capacity.pages),
+                sequences=min(capacity.max_sequences, pool.max_sequences or capacity.max_sequences),
+                adapter_slots=capacity.adapter_slots,
+            )
+        return PoolLoad(
+            requests=waiting.requests + sum(runner.sequences + len(runner.parked) for runner in runners),
+            pages=waiting.pages + sum(runner.pages_wanted for runner in runners),
+            waiting=waiting.requests,
+            waited=waiting.waited,
+            held=waiting.held,
+            serving=len(serving),
+            starting=max(pool.replicas, self._watched[pool.pool].pace.replicas),
+            room=room,
+        )
+
+    def _hold(self, pool: PoolSpec, runners: Sequence[Runner]) -> ScaleDownBlock | None:
+        if not self._state.gateways:
+            return NO_GATEWAY
+        staying = [runner for runner in runners if runner.drain is None]
+        for runner in staying:
+            if not runner.attached:
+                return ScaleDownBlock("RunnerAway", f"{runner.instance} is not connected", stale=True)
+            if self._state.now - runner.last_report_at > self._state.policy.report_patience:
+                return ScaleDownBlock("ReportsMissing", f"{runner.instance} does not report", stale=True)
+        just_started = self._state.now - self._began_at < self._state.policy.report_patience
+        if just_started and len(staying) < pool.replicas:
+            return JUST_STARTED
+        if len({runner.identity.revision for runner in staying}) > 1:
+            return ROLLOUT
+        return None
+
+    def _advise(self, pool: PoolSpec, load: PoolLoad, hold: ScaleDownBlock | None) -> DesiredReplicas:
+        watched = self._watched[pool.pool]
+        if not pool.scalable:
+            watched.pace.replicas = pool.replicas
+            advice = DesiredReplicas(pool.replicas, "Disabled", "spec.replicas decides")
+        else:
+            bounds = ReplicaBounds(
+                minimum=pool.min_replicas, maximum=pool.max_replicas, stabilization=pool.stabilization
+            )
+            need = required_replicas(load, patience=self._state.policy.queue_patience)
+            advice = watched.pace.advise(need, bounds, self._state.now, hold)
+        self._tell(pool, watched, advice)
+        return advice
+
+    def _tell(self, pool: PoolSpec, watched: _Watched, advice: DesiredReplicas) -> None:
+        told = watched.told
+        watched.looks_since += 1
+        if (
+            told is not None
+            and (told.replicas, told.stale) == (advice.replicas, advice.stale)
+            and (told.code == advice.code or watched.looks_since < REPEAT_AFTER_LOOKS)
+        ):
+            return
+        watched.looks_since = 0
+        watched.told = ReportDesiredReplicas(pool.pool, advice.replicas, advice.reason, advice.code, advice.stale)
+        self._state.emit(watched.told)
+
+
+def _figures(runners: Iterable[Runner], load: PoolLoad, advice: DesiredReplicas) -> PoolFigures:
+    attached = [runner for runner in runners if runner.attached]
+    return PoolFigures(
+        desired=advice.replicas,
+        serving=load.serving,
+        running=sum(runner.sequences for runner in attached),
+        waiting=load.waiting,
+        held=load.held,
+        pages=sum(runner.capacity.pages for runner in attached),
+        pages_used=sum(max(0, runner.capacity.pages - runner.pages_free) for runner in attached),
+        pages_promised=sum(runner.ledger.promised for runner in attached),
+    )

@@ -1,0 +1,131 @@
+"""What is on offer: pools and adapters as the operator states them, and the catalog that gateways get."""
+
+from collections.abc import Iterator
+
+from motet_scheduler.policy import effects, events
+from motet_scheduler.policy.autoscaler import Autoscaler
+from motet_scheduler.policy.memory import SavedAdapter, SavedCatalog, SavedGroup
+from motet_scheduler.policy.runners import Runner
+from motet_scheduler.policy.state import SchedulerState
+from motet_scheduler.policy.telling import runner_report
+from motet_scheduler.policy.values import BaseModel, Catalog, CatalogGroup, GroupName, PoolSpec
+
+
+class CatalogPublisher:
+    def __init__(self, state: SchedulerState, capacity: Autoscaler) -> None:
+        self._state = state
+        self._capacity = capacity
+
+    def operator_connected(self, _event: events.OperatorConnected) -> None:
+        self.report_adapters(again=True)
+        self._capacity.tell_all()
+        for runner in self._state.runners.values():
+            self._state.emit(runner_report(runner))
+
+    def catalog_replaced(self, event: events.CatalogReplaced) -> None:
+        self._state.catalog_known = True
+        pools = {pool.pool: pool for pool in event.pools}
+        changed = self._state.adapters.state(event.adapters) or pools != self._state.pools
+        self._state.pools = pools
+        if changed:
+            self._state.emit(effects.SaveCatalog())
+            self._state.catalog_changed = True
+        for runner in self._state.runners.values():
+            self.apply_pool(runner)
+        self._capacity.pools_changed()
+        self.order_adapter_loads()
+        self.report_adapters()
+
+    def catalog_updated(self, event: events.CatalogUpdated) -> None:
+        gone = {ref.object for ref in event.removed_adapters}
+        pools = self._state.pools | {pool.pool: pool for pool in event.pools}
+        specs = {adapter.spec.ref.object: adapter.spec for adapter in self._state.adapters}
+        specs |= {spec.ref.object: spec for spec in event.adapters}
+        self.catalog_replaced(
+            events.CatalogReplaced(
+                tuple(pool for name, pool in pools.items() if name not in event.removed_pools),
+                tuple(spec for name, spec in specs.items() if name not in gone),
+            )
+        )
+
+    def apply_pool(self, runner: Runner) -> None:
+        pool = self._state.pools.get(runner.identity.pool)
+        own = runner.capacity.max_sequences
+        runner.max_sequences = min(own, pool.max_sequences) if pool is not None and pool.max_sequences else own
+
+    def order_adapter_loads(self) -> None:
+        if not self._state.settled:
+            return
+        runners = self._state.runners.values()
+        self._state.effects += self._state.adapters.checks(runners, self._state.now)
+        self._state.effects += self._state.adapters.replicas(runners, self._state.now)
+
+    def drop_unused_adapters(self) -> None:
+        if self._state.adapters.retired:
+            self._state.effects += self._state.adapters.drops(
+                self._state.digests_in_use(), self._state.runners.values()
+            )
+
+    def report_adapters(self, *, again: bool = False) -> None:
+        """What has changed, or `again` all of it. Who has just taken over says nothing of an adapter before a runner
+        has: the operator still knows what the one before has said, and would take it back."""
+        for adapter in self._state.adapters:
+            if adapter.last_report is None and adapter.serving is None and adapter.failure is None:
+                continue
+            report = self._state.adapters.report(adapter, self._state.runners.values())
+            if again or report != adapter.last_report:
+                adapter.last_report = report
+                self._state.emit(report)
+
+    def publish(self) -> None:
+        self._state.catalog_changed = False
+        catalog = Catalog(
+            groups=tuple(self._groups()),
+            adapters=tuple(
+                self._state.adapters.entry(adapter, self._state.runners.values()) for adapter in self._state.adapters
+            ),
+        )
+        if catalog != self._state.catalog:
+            self._state.catalog = catalog
+            self._state.emit(effects.PublishCatalog(catalog))
+
+    def _groups(self) -> Iterator[CatalogGroup]:
+        names: dict[GroupName, list[PoolSpec]] = {}
+        for pool in self._state.pools.values():
+            names.setdefault(pool.group, []).append(pool)
+        for group, pools in sorted(names.items()):
+            base, length = self._state.bases.get(group, (BaseModel(), 0))
+            yield CatalogGroup(
+                group=group,
+                served_name=pools[0].served_name,
+                model_uri=pools[0].model_uri,
+                pools=tuple(sorted(pool.pool for pool in pools)),
+                tenants=pools[0].tenants,  # the same in each
+                base_digest=base.digest,
+                asset_digest=base.asset_digest,
+                max_model_length=length,
+                runners=tuple(
+                    sorted(
+                        (runner.instance, runner.address)
+                        for runner in self._state.runners_of(group)
+                        if runner.attached and not runner.unhealthy
+                    )
+                ),
+            )
+
+    def restore(self, remembered: SavedCatalog) -> None:
+        self._state.pools = {pool.pool: pool for pool in remembered.pools}
+        for adapter in remembered.adapters:
+            self._state.adapters.restore(adapter.spec, adapter.serving)
+        self._state.bases = {one.group: (one.base, one.max_model_length) for one in remembered.groups}
+
+    def to_save(self) -> SavedCatalog:
+        return SavedCatalog(
+            pools=tuple(self._state.pools.values()),
+            adapters=tuple(SavedAdapter(spec=one.spec, serving=one.serving) for one in self._state.adapters),
+            groups=tuple(
+                SavedGroup(group=group, base=base, max_model_length=length)
+                for group, (base, length) in self._state.bases.items()
+            ),
+            runners=tuple(sorted(runner.instance for runner in self._state.runners.values() if runner.attached)),
+        )

@@ -1,0 +1,209 @@
+"""What gateways say: requests come, are given up, get lost, and end."""
+
+from motet.domain import BASE, RequestId, Tenant
+from motet.errors import EngineRestarted, Internal, ModelNotFound, MotetError, PoolSaturated
+from motet.runner_info import NOBODY, Failure
+from motet_scheduler.policy import effects, events
+from motet_scheduler.policy.placement import Placer
+from motet_scheduler.policy.queue import Queue
+from motet_scheduler.policy.request_lifecycle import RequestLifecycle
+from motet_scheduler.policy.requests import Placement, Request
+from motet_scheduler.policy.runner_choice import STARTING
+from motet_scheduler.policy.state import SchedulerState
+from motet_scheduler.policy.telling import OTHERS_FIRST, Positions
+
+_NOT_YOURS = Internal("a request of this id belongs to another gateway; send it again under another")
+
+
+class GatewayEvents:
+    def __init__(self, state: SchedulerState, lives: RequestLifecycle, placing: Placer, positions: Positions) -> None:
+        self._state = state
+        self._lives = lives
+        self._placing = placing
+        self._positions = positions
+        self._departed: set[str] = set()
+        """Those that left work behind: forgotten once their runners no longer list it."""
+
+    def connected(self, event: events.GatewayConnected) -> None:
+        self._state.gateways.add(event.gateway)
+        self._state.held.pop(event.gateway, None)
+        self._departed.discard(event.gateway)
+        running = {live.request for live in event.live}
+        for request in [r for r in self._state.requests.values() if r.gateway == event.gateway and r.id not in running]:
+            # It ended while the stream was down, or its placement never arrived: the gateway enqueues that one again.
+            self._lives.end(request)
+        for live in event.live:
+            self._adopt(event.gateway, live)
+        if self._state.settled and self._state.catalog is not None:
+            self._state.emit(effects.PublishCatalog(self._state.catalog, event.gateway))
+
+    def _adopt(self, gateway: str, live: events.LiveRequest) -> None:
+        """Take over what already runs, as its gateway knows it."""
+        request = self._state.requests.get(live.request)
+        if request is not None and request.gateway != gateway:
+            self._refuse(gateway, live.request, live.epoch, _NOT_YOURS, live.tenant)
+            return
+        if request is None:
+            request = self._lives.begin(
+                live.request,
+                gateway=gateway,
+                tenant=live.tenant,
+                group=live.group,
+                digest=live.digest,
+                request_class=live.request_class,
+                prompt_tokens=live.prompt_tokens,
+                max_tokens=live.max_tokens,
+                estimate=live.estimate,
+                asked_at=self._state.now - live.age,
+                patience=live.deadline,
+            )
+        elif request.waiting:
+            self._state.queues[request.group].remove(request)
+        elif request.placement is not None and request.placement.epoch != live.epoch:
+            self._lives.release_promise(request)
+        request.delivered = live.delivered
+        request.epoch = max(request.epoch, live.epoch)
+        request.moved_because, request.engine_hung = "", False
+        request.placement = Placement(live.instance, live.incarnation, live.epoch, self._state.now)
+        self._lives.placed(request.id, live.epoch)
+        runner = self._state.runner_of(request.placement)
+        if runner is None:
+            return
+        key = (request.id, live.epoch)
+        if key not in runner.entries and request.id not in runner.parked:
+            runner.record_promise(key, live.promise.pages, live.digest, self._state.now)
+        if runner.unhealthy and runner.hung:
+            self._lives.move(request, runner.unhealthy)
+
+    def gone(self, event: events.GatewayDisconnected) -> None:
+        self._state.gateways.discard(event.gateway)
+        self._state.held.pop(event.gateway, None)
+        self._departed.add(event.gateway)
+        for request in [r for r in self._state.requests.values() if r.gateway == event.gateway and r.waiting]:
+            self._lives.end(request)
+
+    def enqueued(self, event: events.Enqueued) -> None:
+        epoch = event.epoch
+        known = self._state.requests.get(event.request)
+        if known is not None and known.gateway != event.gateway:
+            self._refuse(event.gateway, event.request, epoch, _NOT_YOURS, event.tenant)
+            return
+        if known is not None:
+            epoch = max(epoch, known.epoch)
+            self._lives.end(known)
+        queue = self._state.queue(event.group)
+        refusal = self._refusal(event, queue)
+        if refusal is not None:
+            self._state.note_event(event.request, "refused", refusal.message)
+            self._refuse(event.gateway, event.request, epoch, refusal, event.tenant)
+            return
+        request = self._lives.begin(
+            event.request,
+            gateway=event.gateway,
+            tenant=event.tenant,
+            group=event.group,
+            digest=event.digest,
+            request_class=event.request_class,
+            prompt_tokens=event.prompt_tokens,
+            max_tokens=event.max_tokens,
+            estimate=event.estimate,
+            asked_at=self._state.now - event.age,
+            patience=event.deadline,
+        )
+        request.delivered = event.delivered
+        request.epoch = epoch
+        request.avoid = dict.fromkeys(event.avoid, self._state.now + self._state.policy.avoid_after_decline)
+        self._state.note_event(request.id, "queued", f"class {request.request_class.name.lower()}, epoch {epoch}")
+        self._lives.enqueue(request)
+        if queue.blocked and queue.overdue(request.request_class) is None and queue.has_turn(request):
+            # The rest has been tried; only this one is new.
+            self._placing.place(queue, request)
+        elif not queue.blocked:
+            self._placing.place_group(event.group, queue)
+        if request.id in self._state.requests and request.waiting:
+            request.waiting_reason = request.waiting_reason or (OTHERS_FIRST if self._state.settled else STARTING)
+            self._positions.tell(request, len(queue))
+
+    def _refusal(self, event: events.Enqueued, queue: Queue) -> MotetError | None:
+        if len(queue) >= self._state.policy.queue_limit:
+            return PoolSaturated(f"{len(queue)} requests wait for this model already; come back in a moment")
+        adapters = self._state.adapters
+        if (
+            event.digest != BASE
+            and self._state.catalog_known
+            and adapters.source_of(event.digest) is None
+            and not adapters.undecided(event.group)
+        ):
+            return ModelNotFound("this revision of the adapter is no longer served; ask again to use the current one")
+        return None
+
+    def _refuse(self, gateway: str, request: RequestId, epoch: int, error: MotetError, tenant: Tenant = NOBODY) -> None:
+        """Answer about a request that is not on the books, or not this gateway's."""
+        self._state.emit(effects.SendRefused(gateway, request, epoch, Failure.of(error), tenant))
+
+    def _request_of(self, gateway: str, name: RequestId) -> Request | None:
+        """A request belongs to the gateway that told of it: no other can end or move it."""
+        request = self._state.requests.get(name)
+        return request if request is not None and request.gateway == gateway else None
+
+    def cancel_asked(self, event: events.CancelRequested) -> None:
+        request = self._request_of(event.gateway, event.request)
+        if request is None:
+            return
+        placement = request.placement
+        self._state.note_event(request.id, "cancelled")
+        self._lives.end(request)
+        if placement is not None:
+            # The cancellation crossed the placement: nothing was submitted, and nothing will be.
+            self._lives.cancel_at_runner(placement, request.id, "cancelled by its client")
+
+    def finished(self, event: events.RequestFinished) -> None:
+        request = self._request_of(event.gateway, event.request)
+        if request is None:
+            return
+        self._state.note_event(request.id, "finished", f"{event.output_tokens} tokens, {event.reason}")
+        placement = request.placement
+        self._lives.end(request)
+        if placement is not None and placement.epoch != event.epoch:
+            self._lives.cancel_at_runner(placement, request.id, "finished under an earlier placement")
+
+    def requests_held(self, event: events.RequestsHeld) -> None:
+        self._state.held[event.gateway] = dict(event.groups)
+
+    def lost(self, event: events.RequestLost) -> None:
+        request = self._request_of(event.gateway, event.request)
+        if request is None:
+            error = EngineRestarted("the scheduler no longer knows this request; send it again")
+            self._refuse(event.gateway, event.request, event.epoch, error)
+            return
+        request.delivered = max(request.delivered, event.delivered)
+        placement = request.placement
+        if placement is None:
+            # Its gateway gave the old place up before we found a new one.
+            request.moved_because, request.engine_hung = "", False
+            return
+        # Its gateway may run it under an earlier epoch than the last: then it never heard of the last.
+        if event.epoch < placement.epoch:
+            return  # an old story: it has been placed again since
+        request.epoch = max(request.epoch, event.epoch)
+        self._state.note_event(request.id, "lost", event.why)
+        self._lives.release_promise(request)
+        self._lives.avoid(request, placement.instance)
+        request.placement = None
+        self._lives.enqueue(request)
+        self._state.queue(request.group).blocked = False
+        if isinstance(request.final_failure, Failure):
+            self._lives.refuse(request, request.final_failure)
+
+    def tick(self) -> None:
+        """Forget those that left, with what they left behind, once nothing of it runs any more."""
+        if not self._departed:
+            return
+        left = [request for request in self._state.requests.values() if request.gateway in self._departed]
+        self._departed = set()
+        for request in left:
+            runner = self._state.runner_of(request.placement) if request.placement is not None else None
+            if runner is not None and request.placement and runner.holds(request.id, request.placement.epoch):
+                self._departed.add(request.gateway)
+            else:
+                self._lives.end(request)

@@ -1,0 +1,109 @@
+"""Setting the scheduler's ledger right by what a runner says it holds.
+
+| in our ledger | in the runner's book | then                                                                  |
+|---------------|----------------------|-----------------------------------------------------------------------|
+| yes           | yes                  | the runner's promise stands                                           |
+| yes           | parked               | struck; it waits for its turn to come back                            |
+| yes           | no                   | struck after two reports and `unsubmitted` seconds: it never came, or |
+|               |                      | has ended; when its gateway does not say which, it is taken back      |
+| no            | yes                  | adopted, unless we heard of its end a moment ago                      |
+| another epoch | yes                  | adopted, for it takes room, and cancelled, for it has been superseded |
+"""
+
+from collections.abc import Mapping
+
+from motet.domain import RequestId
+from motet.runner_info import RunnerRequest
+from motet_scheduler.policy.effects import CancelAtRunner, Effect
+from motet_scheduler.policy.requests import Request
+from motet_scheduler.policy.runners import ParkedRequest, PlacementKey, Runner
+from motet_scheduler.policy.values import Promise, SchedulerConfig
+
+REPORTS_BEFORE_RELEASE = 2
+REPORTS_BEFORE_ORPHAN = 3
+
+
+def sync_ledger(
+    runner: Runner,
+    live: tuple[RunnerRequest, ...],
+    *,
+    requests: Mapping[RequestId, Request],
+    gateways: frozenset[str] | set[str],
+    ended: Mapping[PlacementKey, float],
+    unlisted: dict[PlacementKey, float],
+    policy: SchedulerConfig,
+    now: float,
+) -> list[Effect]:
+    effects: list[Effect] = []
+    listed: set[PlacementKey] = set()
+    parked: set[RequestId] = set()
+    for entry in live:
+        key = (entry.request, entry.epoch)
+        if key in ended:
+            continue
+        listed.add(key)
+        unlisted.pop(key, None)
+        request = requests.get(entry.request)
+        if entry.parked:
+            if _stays_parked(runner, key, now, policy):
+                parked.add(entry.request)
+                _park(runner, entry, request, now)
+            continue
+        runner.parked.pop(entry.request, None)
+        runner.record_promise(key, entry.pages, entry.digest, now)
+        line = runner.entries[key]
+        line.missed = 0
+        line.readmitted = False
+        effects += _superseded(runner, entry, request, gateways)
+    for key, line in list(runner.entries.items()):
+        if key not in listed:
+            line.missed += 1
+            if line.missed >= REPORTS_BEFORE_RELEASE and now - line.since > policy.unsubmitted_timeout:
+                runner.release_promise(key)
+                _note_unlisted(key, requests, unlisted, now)
+    for name in [name for name in runner.parked if name not in parked]:
+        _note_unlisted((name, runner.parked.pop(name).epoch), requests, unlisted, now)
+    return effects
+
+
+def _note_unlisted(
+    key: PlacementKey, requests: Mapping[RequestId, Request], unlisted: dict[PlacementKey, float], now: float
+) -> None:
+    request = requests.get(key[0])
+    if request is not None and request.placement is not None and request.placement.epoch == key[1]:
+        unlisted.setdefault(key, now)
+
+
+def _stays_parked(runner: Runner, key: PlacementKey, now: float, policy: SchedulerConfig) -> bool:
+    """Whether a parked entry is still waiting; not so while it is on its way back in."""
+    line = runner.entries.get(key)
+    if line is None or not line.readmitted:
+        return True
+    line.missed = 0
+    return now - line.since > policy.unsubmitted_timeout
+
+
+def _park(runner: Runner, entry: RunnerRequest, request: Request | None, now: float) -> None:
+    known = runner.parked.get(entry.request)
+    if known is not None and known.epoch == entry.epoch:
+        return
+    pages = max(entry.pages, entry.pages_used, 1)
+    asked_at = request.asked_at if request is not None else now
+    wanted = Promise(pages, pages * runner.capacity.page_tokens)
+    runner.park(entry.request, ParkedRequest(entry.epoch, wanted, entry.digest, (int(entry.request_class), asked_at)))
+
+
+def _superseded(
+    runner: Runner, entry: RunnerRequest, request: Request | None, gateways: frozenset[str] | set[str]
+) -> list[Effect]:
+    """Work that nobody will read: an earlier placement of a request, or one that its gateway does not know."""
+    if request is None:
+        line = runner.entries[entry.request, entry.epoch]
+        line.orphaned = line.orphaned + 1 if entry.gateway in gateways else 0
+        if line.orphaned < REPORTS_BEFORE_ORPHAN:
+            return []
+        return [CancelAtRunner(runner.instance, entry.request, entry.epoch, "its gateway does not know it")]
+    current = request.placement.epoch if request.placement is not None else request.epoch + 1
+    if entry.epoch >= current:
+        return []
+    return [CancelAtRunner(runner.instance, entry.request, entry.epoch, "it was placed again")]

@@ -1,0 +1,169 @@
+"""A request's life: it begins, waits, is moved, and ends, each time with all books set right."""
+
+from heapq import heappop, heappush
+from typing import Any
+
+from motet.domain import BASE, RequestId
+from motet.errors import DeadlineExceeded, NoRunner
+from motet.runner_info import Failure
+from motet_scheduler.policy import effects
+from motet_scheduler.policy.deadlines import Deadlines
+from motet_scheduler.policy.requests import Placement, Request
+from motet_scheduler.policy.room import on_capacity_freed
+from motet_scheduler.policy.runner_choice import STARTING
+from motet_scheduler.policy.runners import PlacementKey, Runner
+from motet_scheduler.policy.state import SchedulerState
+from motet_scheduler.policy.values import GroupName
+
+
+class RequestLifecycle:
+    def __init__(self, state: SchedulerState) -> None:
+        self._state = state
+        self.ended: dict[PlacementKey, float] = {}
+        """Placements that ended a moment ago: a report that left before that still lists them."""
+        self.unlisted: dict[PlacementKey, float] = {}
+        """Placements that their runner does not list, and since when; the longest first."""
+        self.deadlines = Deadlines()
+        self._retry_times: list[tuple[float, GroupName]] = []
+        """When a request may ask again a runner that it avoids."""
+        self._sequence = 0
+
+    def begin(self, name: RequestId, **fields: Any) -> Request:
+        self._sequence += 1
+        request = Request(id=name, sequence=self._sequence, **fields)
+        self._state.requests[name] = request
+        self._state.timelines.begin(name, self._state.now)
+        if request.digest != BASE:
+            self._state.adapter_uses[request.digest] += 1
+        return request
+
+    def enqueue(self, request: Request) -> None:
+        """Join the queue with the age it has, and with its patience whole."""
+        request.deadline_at = self._state.now + request.queue_timeout if request.queue_timeout > 0 else None
+        self.deadlines.add(request)
+        for until in request.avoid.values():
+            heappush(self._retry_times, (until, request.group))
+        request.tried_in_scan = -1
+        self._state.queue(request.group).add(request)
+
+    def end(self, request: Request) -> None:
+        """Forget a request: it is over, or its gateway will tell of it anew."""
+        if request.waiting:
+            self._state.queues[request.group].remove(request)
+        else:
+            self.release_promise(request)
+        request.deadline_at = None
+        del self._state.requests[request.id]
+        self._state.timelines.end(request.id)
+        if request.digest != BASE:
+            self._state.adapter_uses[request.digest] -= 1
+            if not self._state.adapter_uses[request.digest]:
+                del self._state.adapter_uses[request.digest]
+
+    def release_promise(self, request: Request) -> None:
+        """Release what is promised to its placement."""
+        placement = request.placement
+        if placement is None:
+            return
+        key = (request.id, placement.epoch)
+        self.ended[key] = self._state.now
+        self.unlisted.pop(key, None)
+        runner = self._state.runner_of(placement)
+        if runner is None:
+            return
+        runner.release_promise(key)
+        parked = runner.parked.get(request.id)
+        if parked is not None and parked.epoch == placement.epoch:
+            del runner.parked[request.id]
+        on_capacity_freed(self._state, runner)
+
+    def placed(self, request: RequestId, epoch: int) -> None:
+        """From here on its runner has to list it before long."""
+        self.ended.pop((request, epoch), None)
+        self.unlisted.pop((request, epoch), None)
+        self.unlisted[request, epoch] = self._state.now
+
+    def runner_lost(self, runner: Runner) -> None:
+        """It will list nothing any more. The gateways notice, and tell what was lost; what they do not tell of is taken
+        back."""
+        for request in self._placed_on(runner):
+            assert request.placement is not None
+            self.unlisted.setdefault((request.id, request.placement.epoch), self._state.now)
+
+    def refuse(self, request: Request, failure: Failure) -> None:
+        self._state.note_event(request.id, "refused", failure.message)
+        self._state.emit(effects.SendRefused(request.gateway, request.id, request.epoch, failure, request.tenant))
+        self.end(request)
+
+    def avoid(self, request: Request, instance: str) -> None:
+        pause = min(self._state.policy.avoid_after_decline * 2**request.declines, self._state.policy.avoid_longest)
+        request.declines = min(request.declines + 1, 16)
+        request.avoid = {name: until for name, until in request.avoid.items() if until > self._state.now}
+        request.avoid[instance] = self._state.now + pause
+        heappush(self._retry_times, (self._state.now + pause, request.group))
+
+    def move_everything(self, runner: Runner, why: str) -> None:
+        for request in self._placed_on(runner):
+            if request.gateway in self._state.gateways:
+                self.move(request, why)
+
+    def _placed_on(self, runner: Runner) -> list[Request]:
+        return [
+            request
+            for request in self._state.requests.values()
+            if request.placement is not None and self._state.runner_of(request.placement) is runner
+        ]
+
+    def move(self, request: Request, why: str) -> None:
+        """Cancel there, then place elsewhere under a new epoch (PU-17)."""
+        assert request.placement is not None
+        runner = self._state.runner_of(request.placement)
+        self._state.note_event(request.id, "moving", why)
+        self.cancel_at_runner(request.placement, request.id, why)
+        self.release_promise(request)
+        request.placement = None
+        request.moved_because, request.engine_hung = why, runner is not None and runner.hung
+        self.enqueue(request)
+        self._state.queue(request.group).blocked = False
+
+    def cancel_at_runner(self, placement: Placement, request: RequestId, reason: str) -> None:
+        runner = self._state.runner_of(placement)
+        if runner is not None and runner.attached:
+            self._state.emit(effects.CancelAtRunner(runner.instance, request, placement.epoch, reason))
+
+    def tick(self) -> None:
+        self._expire_deadlines()
+        self._requeue_unlisted()
+        while self._retry_times and self._retry_times[0][0] <= self._state.now:
+            self._state.queue(heappop(self._retry_times)[1]).retry_everywhere()
+        for key in [
+            key for key, at in self.ended.items() if self._state.now - at > self._state.policy.unsubmitted_timeout
+        ]:
+            del self.ended[key]
+
+    def _requeue_unlisted(self) -> None:
+        """Place again what neither its runner nor its gateway knows of."""
+        patience = self._state.policy.unlisted_timeout
+        for (name, _), since in list(self.unlisted.items()):
+            if self._state.now - since <= patience:
+                return
+            request = self._state.requests[name]
+            assert request.placement is not None
+            runner = self._state.runner_of(request.placement)
+            # One that has said nothing since may serve it all the same, and the gateway knows: it is away, or we have
+            # stood still ourselves, and what it said is still to be read.
+            silent = runner is not None and (not runner.attached or runner.last_report_at - since < patience)
+            if silent or request.gateway not in self._state.gateways:
+                continue
+            if isinstance(request.final_failure, Failure):
+                self.refuse(request, request.final_failure)
+                continue
+            self.avoid(request, request.placement.instance)
+            self.move(request, f"its runner has not had it for {patience:.3g} seconds")
+
+    def _expire_deadlines(self) -> None:
+        self.deadlines.sweep(sum(len(queue) for queue in self._state.queues.values()))
+        for request in self.deadlines.expired(self._state.now):
+            waited = f"no place within {request.queue_timeout:.3g} seconds: {request.waiting_reason or STARTING}"
+            up = any(runner.takes_work for runner in self._state.runners_of(request.group))
+            self.refuse(request, Failure.of(DeadlineExceeded(waited) if up else NoRunner(waited)))

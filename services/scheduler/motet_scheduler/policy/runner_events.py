@@ -1,0 +1,169 @@
+"""What runners say, and what is asked of one as a whole: it comes, reports, declines, and goes."""
+
+from collections.abc import Iterable
+
+from motet.domain import InstanceName
+from motet.errors import TABLE, AdapterError, InvalidRequest
+from motet.runner_info import Failure, ResidentAdapter, RunnerRequest, SequenceState, Tier
+from motet_scheduler.policy import effects, events
+from motet_scheduler.policy.catalog import CatalogPublisher
+from motet_scheduler.policy.drains import Drains
+from motet_scheduler.policy.ledger_sync import sync_ledger
+from motet_scheduler.policy.request_lifecycle import RequestLifecycle
+from motet_scheduler.policy.room import on_capacity_freed
+from motet_scheduler.policy.runners import Runner
+from motet_scheduler.policy.state import SchedulerState
+from motet_scheduler.policy.telling import runner_report
+
+
+class RunnerEvents:
+    def __init__(
+        self, state: SchedulerState, lives: RequestLifecycle, offering: CatalogPublisher, drains: Drains
+    ) -> None:
+        self._state = state
+        self._lives = lives
+        self._offering = offering
+        self._drains = drains
+        self._overcommit: dict[str, float] = {}
+        """The supervisor's factor for each pool."""
+
+    def attached(self, event: events.RunnerAttached) -> None:
+        instance = InstanceName(event.identity.instance)
+        runner = self._state.runners.get(instance)
+        if runner is None or runner.identity.incarnation != event.identity.incarnation:
+            # A runner begins with the factor 1 and hears of another from the supervisor, as we do.
+            overcommit = self._overcommit.get(event.identity.pool, 1.0) if self._state.supervised else 1.0
+            if runner is not None:
+                self._lives.runner_lost(runner)
+                self._state.by_group[runner.group].remove(runner)
+            # One object for all that are alike: what a request needs of them is then computed once.
+            alike = (one.capacity for one in self._state.runners.values() if one.capacity == event.capacity)
+            runner = Runner(event.identity, event.address, next(alike, event.capacity), overcommit)
+            self._state.runners[instance] = runner
+            self._state.by_group.setdefault(runner.group, []).append(runner)
+            self._state.emit(effects.SaveCatalog())
+        runner.identity, runner.address, runner.base = event.identity, event.address, event.base
+        runner.attached = True
+        runner.last_report_at = self._state.now
+        if not runner.hung:
+            runner.unhealthy = ""
+        self._offering.apply_pool(runner)
+        self._state.bases[runner.group] = (event.base, event.capacity.max_model_length)
+        self._state.settling.runner_attached(instance)
+        self._drains.attached(runner)
+        self._apply_requests(runner, event.live)
+        self._apply_resident_adapters(runner, event.resident)
+        self._offering.report_adapters()  # also what the process before this one held
+        self._state.catalog_changed = True
+        self._state.emit(runner_report(runner))
+        self._offering.order_adapter_loads()
+
+    def detached(self, event: events.RunnerDetached) -> None:
+        runner = self._state.current(event.instance, event.incarnation)
+        if runner is None:
+            return
+        runner.attached = False
+        runner.detached_at = self._state.now
+        runner.loads_ordered.clear()
+        self._state.catalog_changed = True
+        self._state.emit(runner_report(runner))
+
+    def reported(self, event: events.RunnerReported) -> None:
+        runner = self._state.current(event.instance, event.incarnation)
+        if runner is None:
+            return
+        runner.last_report_at = self._state.now
+        runner.pages_free, runner.running, runner.waiting = event.pages_free, event.running, event.waiting
+        # Speaking is not enough: after a silence, too, an engine with work must take a step.
+        moves = event.steps > runner.steps if runner.steps is not None else not runner.hung
+        idle = all(entry.state in (SequenceState.PARKED, SequenceState.LOADING) for entry in event.live)
+        if runner.unhealthy and (moves or idle):
+            runner.unhealthy, runner.hung = "", False
+            self._state.catalog_changed = True
+        runner.steps = event.steps
+        self._apply_requests(runner, event.live)
+        self._apply_resident_adapters(runner, event.resident)
+        self._state.emit(runner_report(runner))
+        self._offering.order_adapter_loads()
+
+    def _apply_requests(self, runner: Runner, live: tuple[RunnerRequest, ...]) -> None:
+        self._state.effects += sync_ledger(
+            runner,
+            live,
+            requests=self._state.requests,
+            gateways=self._state.gateways,
+            ended=self._lives.ended,
+            unlisted=self._lives.unlisted,
+            policy=self._state.policy,
+            now=self._state.now,
+        )
+        for entry in live:
+            request = self._state.requests.get(entry.request)
+            if request is not None and request.placement is not None and request.placement.epoch == entry.epoch:
+                request.delivered = max(request.delivered, entry.output_tokens)
+        on_capacity_freed(self._state, runner)
+
+    def _apply_resident_adapters(self, runner: Runner, resident: Iterable[ResidentAdapter]) -> None:
+        before = {digest: found.tier for digest, found in runner.resident.items()}
+        runner.resident = {found.digest: found for found in resident}
+        for digest, found in runner.resident.items():
+            if found.tier is Tier.DEVICE:
+                runner.loads_ordered.pop(digest, None)
+        if before != {digest: found.tier for digest, found in runner.resident.items()}:
+            self._state.catalog_changed = True
+            self._offering.report_adapters()
+        if self._state.catalog_known:
+            in_use = self._state.digests_in_use()
+            self._state.effects += self._state.adapters.unneeded_on(runner, in_use)
+
+    def declined(self, event: events.RunnerDeclined) -> None:
+        request = self._state.requests.get(event.request)
+        if request is None or event.epoch != (request.placement.epoch if request.placement else request.epoch):
+            return
+        self._state.note_event(request.id, "declined", f"{event.instance}: {event.failure.message}")
+        self._lives.avoid(request, event.instance)
+        if _is_final(event.failure):
+            request.final_failure = event.failure
+        if request.placement is not None:
+            # The room is free again; the gateway, told by the runner too, says how far the request has come.
+            self._lives.release_promise(request)
+            self._lives.unlisted[request.id, event.epoch] = self._state.now
+        elif request.final_failure is not None:
+            self._lives.refuse(request, event.failure)
+
+    def adapter_changed(self, event: events.AdapterStateChanged) -> None:
+        runner = self._state.runners.get(event.instance)
+        if runner is not None and event.failure is not None:
+            runner.loads_ordered.pop(event.digest, None)
+        if self._state.adapters.adapter_state_changed(event, self._state.now):
+            self._state.catalog_changed = True
+            self._state.emit(effects.SaveCatalog())
+            self._offering.report_adapters()
+        self._offering.order_adapter_loads()
+
+    def overcommit_set(self, event: events.OvercommitSet) -> None:
+        self._overcommit[event.pool] = event.factor
+        for runner in self._state.runners.values():
+            if runner.identity.pool == event.pool:
+                runner.ledger.overcommit = event.factor
+                on_capacity_freed(self._state, runner)
+
+    def tick(self) -> None:
+        for runner in list(self._state.runners.values()):
+            if not runner.attached and self._state.now - runner.detached_at > self._state.policy.forget_runner:
+                self._forget(runner)
+
+    def _forget(self, runner: Runner) -> None:
+        self._lives.runner_lost(runner)
+        del self._state.runners[runner.instance]
+        self._state.by_group[runner.group].remove(runner)
+        self._state.queue(runner.group).retry_everywhere()
+        self._state.catalog_changed = True
+        self._state.emit(effects.SaveCatalog())
+        self._offering.report_adapters()
+
+
+def _is_final(failure: Failure) -> bool:
+    """Whether no other runner will say anything else: the request or its adapter is at fault."""
+    kind = TABLE.get(failure.code)
+    return kind is not None and issubclass(kind, InvalidRequest | AdapterError)

@@ -1,0 +1,71 @@
+"""What the supervisor says: promises that grew, requests that were parked or came back, runners taken for dead."""
+
+from motet.domain import InstanceName
+from motet_scheduler.policy import events
+from motet_scheduler.policy.request_lifecycle import RequestLifecycle
+from motet_scheduler.policy.room import on_capacity_freed
+from motet_scheduler.policy.runners import ParkedRequest
+from motet_scheduler.policy.state import SchedulerState
+from motet_scheduler.policy.telling import runner_report
+
+
+class SupervisorEvents:
+    def __init__(self, state: SchedulerState, lives: RequestLifecycle) -> None:
+        self._state = state
+        self._lives = lives
+
+    def connected(self, _event: events.SupervisorConnected) -> None:
+        self._state.supervised = True
+        for runner in self._state.runners.values():
+            on_capacity_freed(self._state, runner)
+
+    def gone(self, _event: events.SupervisorDisconnected) -> None:
+        self._state.supervised = False
+
+    def promise_changed(self, event: events.PromiseChanged) -> None:
+        runner = self._state.runners.get(event.instance)
+        key = (event.request, event.epoch)
+        if runner is None or key not in runner.entries:
+            return
+        runner.record_promise(key, event.promise.pages, runner.entries[key].digest, self._state.now)
+        self._state.note_event(event.request, "extended", f"to {event.promise.pages} pages")
+
+    def parked(self, event: events.RequestParked) -> None:
+        runner = self._state.runners.get(event.instance)
+        request = self._state.requests.get(event.request)
+        if runner is None:
+            return
+        key = (event.request, event.epoch)
+        line = runner.entries.get(key)
+        if line is None and event.request not in runner.parked:
+            return  # ended, or never heard of: the runner's next report tells
+        digest = line.digest if line is not None else runner.parked[event.request].digest
+        order = (int(request.request_class), request.asked_at) if request is not None else (0, self._state.now)
+        runner.park(event.request, ParkedRequest(event.epoch, event.wanted, digest, order))
+        self._state.note_event(event.request, "parked", f"comes back with {event.wanted.pages} pages")
+        on_capacity_freed(self._state, runner)
+
+    def resumed(self, event: events.RequestResumed) -> None:
+        runner = self._state.runners.get(event.instance)
+        if runner is None:
+            return
+        parked = runner.parked.pop(event.request, None)
+        key = (event.request, event.epoch)
+        if parked is not None:
+            runner.record_promise(key, event.promise.pages, parked.digest, self._state.now)
+        elif key in runner.entries:
+            runner.record_promise(key, event.promise.pages, runner.entries[key].digest, self._state.now)
+            runner.entries[key].readmitted = False
+        self._state.note_event(event.request, "resumed", f"with {event.promise.pages} pages")
+        on_capacity_freed(self._state, runner)
+
+    def condemned(self, event: events.RunnerUnhealthy) -> None:
+        runner = self._state.current(InstanceName(event.runner.instance), event.runner.incarnation)
+        if runner is None:
+            return
+        runner.unhealthy = event.why
+        runner.hung = runner.hung or event.hung  # falling silent after it does not end a hang
+        self._state.catalog_changed = True
+        self._state.emit(runner_report(runner))
+        if event.hung:
+            self._lives.move_everything(runner, event.why)

@@ -1,0 +1,163 @@
+"""Messages into events, effects into messages. Every line of the protocol that the supervisor speaks is here."""
+
+from motet.api.v1 import common_pb2, supervisor_pb2
+from motet.domain import PAGE_TOKENS, InstanceName, ParkMethod, RequestId
+from motet.runner_info import Capacity, RunnerIdentity, RunnerRequest, read_runner_requests
+from motet_supervisor.policy import effects, events
+
+_METHODS = {
+    ParkMethod.SWAP: common_pb2.PARK_METHOD_SWAP,
+    ParkMethod.RECOMPUTE: common_pb2.PARK_METHOD_RECOMPUTE,
+}
+
+
+def _promise(pages: int) -> common_pb2.Promise:
+    return common_pb2.Promise(pages=pages, tokens=pages * PAGE_TOKENS)
+
+
+def _read_method(it: "common_pb2.ParkMethod.ValueType") -> ParkMethod:
+    return ParkMethod.SWAP if it == common_pb2.PARK_METHOD_SWAP else ParkMethod.RECOMPUTE
+
+
+# ------------------------------------------------------------------------------------------------------------- runners
+
+
+def runner_connected(hello: supervisor_pb2.WatchHello) -> events.RunnerConnected:
+    return events.RunnerConnected(
+        RunnerIdentity.from_proto(hello.identity), Capacity.from_proto(hello.capacity), read_runner_requests(hello.live)
+    )
+
+
+def watch_event(instance: InstanceName, up: supervisor_pb2.WatchUp) -> events.Event | None:
+    """What a runner says after its hello; None for words of a later version."""
+    match up.WhichOneof("message"):
+        case "memory":
+            it = up.memory
+            return events.MemoryReported(
+                instance=instance,
+                pages_promised=it.pages_promised,
+                host_bytes_free=it.host_bytes_free,
+                steps=it.steps,
+                work_pending=it.work_pending,
+                prefill_seconds_per_token=it.prefill_seconds_per_token,
+                swap_seconds_per_page=it.swap_seconds_per_page,
+                live=read_runner_requests(it.live),
+            )
+        case "overflow":
+            return events.OverflowAnnounced(instance, RunnerRequest.from_proto(up.overflow.request))
+        case "parked":
+            parked = up.parked
+            return events.RequestParked(
+                instance,
+                RequestId(parked.request),
+                parked.epoch,
+                parked.promise.pages,
+                _read_method(parked.method),
+                parked.by_itself,
+            )
+        case "resumed":
+            back = up.resumed
+            return events.RequestResumed(instance, RequestId(back.request), back.epoch, back.promise.pages)
+        case "ended":
+            return events.RequestEnded(instance, RequestId(up.ended.request), up.ended.epoch)
+        case _:
+            return None
+
+
+def _overcommit(effect: effects.SetOvercommit | effects.ReportOvercommit) -> supervisor_pb2.Overcommit:
+    return supervisor_pb2.Overcommit(pool=effect.pool, factor=effect.factor)
+
+
+def order(effect: effects.RunnerOrder, term: int) -> supervisor_pb2.WatchDown:
+    match effect:
+        case effects.Extend():
+            return supervisor_pb2.WatchDown(
+                extend=supervisor_pb2.Extend(
+                    request=effect.request,
+                    epoch=effect.epoch,
+                    promise=_promise(effect.pages),
+                    extended=_promise(effect.extended),
+                    term=term,
+                )
+            )
+        case effects.Park():
+            return supervisor_pb2.WatchDown(
+                park=supervisor_pb2.Park(
+                    request=effect.request,
+                    epoch=effect.epoch,
+                    promise=_promise(effect.pages),
+                    doubled=_promise(effect.doubled),
+                    method=_METHODS[effect.method],
+                    term=term,
+                )
+            )
+        case effects.Resume():
+            return supervisor_pb2.WatchDown(
+                resume=supervisor_pb2.Resume(
+                    request=effect.request, epoch=effect.epoch, promise=_promise(effect.pages), term=term
+                )
+            )
+        case effects.SetOvercommit():
+            return supervisor_pb2.WatchDown(overcommit=_overcommit(effect))
+
+
+# ---------------------------------------------------------------------------------------------------------- scheduler
+
+
+def advise_event(scheduler: int, up: supervisor_pb2.AdviseUp) -> events.Event | None:
+    """What a scheduler says; None for words of a later version."""
+    match up.WhichOneof("message"):
+        case "hello":
+            return events.SchedulerConnected(scheduler, up.hello.term)
+        case "raised":
+            return events.TermRaised(scheduler, up.raised.term)
+        case "resumable":
+            it = up.resumable
+            return events.Resumable(
+                it.term, InstanceName(it.instance), RequestId(it.request), it.epoch, it.promise.pages
+            )
+        case _:
+            return None
+
+
+def _parked(effect: effects.ReportParked) -> supervisor_pb2.RequestParked:
+    return supervisor_pb2.RequestParked(
+        instance=effect.instance,
+        request=effect.request,
+        epoch=effect.epoch,
+        promise=_promise(effect.wanted),
+        method=_METHODS[effect.method],
+    )
+
+
+def advice(effect: effects.SchedulerMessage) -> supervisor_pb2.AdviseDown:
+    match effect:
+        case effects.ReportPromise():
+            return supervisor_pb2.AdviseDown(
+                promise=supervisor_pb2.PromiseChanged(
+                    instance=effect.instance,
+                    request=effect.request,
+                    epoch=effect.epoch,
+                    promise=_promise(effect.pages),
+                )
+            )
+        case effects.ReportParked():
+            return supervisor_pb2.AdviseDown(parked=_parked(effect))
+        case effects.ReportAllParked():
+            everyone = supervisor_pb2.ParkedRequests(requests=[_parked(one) for one in effect.requests])
+            return supervisor_pb2.AdviseDown(parked_now=everyone)
+        case effects.ReportResumed():
+            return supervisor_pb2.AdviseDown(
+                resumed=supervisor_pb2.RequestResumed(
+                    instance=effect.instance,
+                    request=effect.request,
+                    epoch=effect.epoch,
+                    promise=_promise(effect.pages),
+                )
+            )
+        case effects.ReportRunnerLost():
+            return supervisor_pb2.AdviseDown(
+                lost=supervisor_pb2.RunnerLost(runner=effect.identity.to_proto(), why=effect.why, hung=effect.hung)
+            )
+        case effects.ReportOvercommit():
+            return supervisor_pb2.AdviseDown(overcommit=_overcommit(effect))

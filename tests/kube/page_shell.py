@@ -1,0 +1,50 @@
+"""Somebody who reads a page and types what it says, on the test cluster."""
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.docs.blocks import Shell
+from tests.kube.cluster import Cluster
+from tests.kube.product import provide_volume, remove
+from tests.repo.tree import ROOT
+from tools.kube.binaries import find
+
+# What pages take from the repository.
+FOLDERS = ("charts", "examples", "crds")
+
+
+@contextmanager
+def page_shell(cluster: Cluster, folder: Path, *, timeout_s: float = 330) -> Iterator[Shell]:
+    """In a copy of the repository, with kubectl, helm and motet in the PATH, and a cluster that has a volume to give.
+    What is left of the product in the end goes."""
+    here, tools, scratch = (folder / name for name in ("motet", "tools", "scratch"))
+    for name in FOLDERS:
+        ignored = shutil.ignore_patterns(".mypy_cache", "__pycache__", "volumes")
+        shutil.copytree(ROOT / name, here / name, symlinks=True, ignore=ignored)
+    for one in (tools, scratch):
+        one.mkdir()
+    helm = find("helm")
+    assert helm is not None, "helm is not built: run make kube"
+    (tools / "kubectl").symlink_to(cluster.tool)
+    (tools / "helm").symlink_to(helm)
+    motet = shutil.which("motet", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    assert motet is not None, "motet is not installed: run make venv"
+    (tools / "motet").symlink_to(motet)
+    env = {
+        "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
+        "HOME": str(scratch),
+        "KUBECONFIG": str(cluster.kubeconfig),
+        "LANG": "C.UTF-8",
+    }
+    with cluster.inside():
+        remove(cluster)  # what other tests have left of our definitions is not Helm's
+        provide_volume(cluster, folder)
+        try:
+            with Shell(here, scratch=scratch, env=env, timeout_s=timeout_s) as shell:
+                yield shell
+        finally:
+            remove(cluster)

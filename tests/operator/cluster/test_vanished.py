@@ -1,0 +1,79 @@
+"""What is gone and what only seems to be, against an API server that cannot always say."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+import motet_operator.cluster.vanished as under_test
+from motet.clock import FakeClock
+from motet.kube import ApiError, Unreachable
+from motet_operator.cluster.api import ApiRefused
+from motet_operator.cluster.kinds import ADAPTERS, Kind, Object
+from motet_operator.cluster.vanished import VanishedObjects
+from tests.operator.cluster.objects import adapter, pool, snapshot
+
+
+class Discovery:
+    def __init__(self) -> None:
+        self.answer: frozenset[str] | ApiError | None = frozenset({"create"})
+        """None: it says nothing."""
+
+    async def verbs(self, kind: Kind) -> frozenset[str]:
+        if self.answer is None:
+            await asyncio.Event().wait()
+        if isinstance(self.answer, ApiError):
+            raise self.answer
+        assert self.answer is not None
+        return self.answer
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.api, self.clock = Discovery(), FakeClock()
+        api: Any = self.api
+        self.continuity = VanishedObjects(api, 600, self.clock)
+
+    async def serves(self, *objects: Object) -> list[str]:
+        return sorted(name for _, name in (await self.continuity.complete(snapshot(*objects)))[ADAPTERS])
+
+
+FAILURES = [Unreachable("away"), ApiRefused("discover", ADAPTERS, "", status=503, message="later"), None]
+
+
+@pytest.mark.parametrize("failure", FAILURES, ids=["unreachable", "unavailable", "silent"])
+async def test_what_is_deleted_while_nobody_can_tell_why_goes_with_the_next_answer(
+    failure: ApiError | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(under_test, "ANSWER_SECONDS", 0.01)
+    bench = Bench()
+    await bench.serves(pool(), adapter(), adapter("other"))
+    bench.api.answer = failure
+    assert await bench.serves(pool(), adapter("other")) == ["legal", "other"]
+    assert bench.continuity.due() == 1.0  # it asks again
+    assert await bench.serves(pool()) == ["legal", "other"]
+    bench.api.answer = frozenset({"create"})
+    assert await bench.serves(pool()) == []
+    assert bench.continuity.due() is None
+
+
+async def test_what_goes_with_its_kind_stays_also_when_that_is_heard_later() -> None:
+    bench = Bench()
+    await bench.serves(pool(), adapter())
+    bench.api.answer = Unreachable("away")
+    await bench.serves(pool())
+    bench.api.answer = frozenset()
+    assert await bench.serves(pool()) == ["legal"]
+    bench.api.answer = frozenset({"create"})  # the definition is back, and its objects are not
+    assert await bench.serves(pool()) == ["legal"]
+    bench.clock.advance(601)
+    assert await bench.serves(pool()) == []
+
+
+async def test_nobody_is_kept_for_ever_by_an_answer_that_never_comes() -> None:
+    bench = Bench()
+    await bench.serves(pool(), adapter())
+    bench.api.answer = Unreachable("away")
+    assert await bench.serves(pool()) == ["legal"]
+    bench.clock.advance(601)
+    assert await bench.serves(pool()) == []

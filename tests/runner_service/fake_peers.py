@@ -1,0 +1,214 @@
+"""The other ends of a runner's streams, as small as they can be: they record what comes and say what a test wants."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+
+from motet.api.v1 import (
+    common_pb2,
+    runner_pb2,
+    runner_pb2_grpc,
+    scheduler_pb2,
+    scheduler_pb2_grpc,
+    supervisor_pb2,
+    supervisor_pb2_grpc,
+)
+from motet.domain import pages_for
+from motet.rpc import Outbox, open_channel, run_stream, serving
+from tests.common.waiting import PATIENCE_S
+
+PATIENCE = PATIENCE_S
+
+
+async def until(condition: Callable[[], Any], *, seconds: float = PATIENCE) -> Any:
+    """What `condition` gives, as soon as that is something."""
+    async with asyncio.timeout(seconds):
+        while not (value := condition()):
+            await asyncio.sleep(0.002)
+    return value
+
+
+class Peer:
+    """One connection at a time is enough; `received` has the messages of all."""
+
+    def __init__(self) -> None:
+        self.received: list[Any] = []
+        self.connections = 0
+        self._outbox: Outbox[Any] | None = None
+
+    def of(self, kind: str) -> list[Any]:
+        return [getattr(up, kind) for up in self.received if up.WhichOneof("message") == kind]
+
+    def send(self, down: Any) -> None:
+        assert self._outbox is not None, "nobody is connected"
+        self._outbox.put(down)
+
+    async def _converse(self, requests: AsyncIterator[Any], context: Any, greeting: Any) -> None:
+        self.connections += 1
+        outbox = self._outbox = Outbox[Any]()
+        if greeting is not None:
+            outbox.put(greeting)
+        await run_stream(context, requests, outbox, self.received.append)
+
+
+class RecordingScheduler(Peer, scheduler_pb2_grpc.SchedulerServicer):
+    term = 1
+
+    async def Attach(self, requests, context):
+        await self._converse(requests, context, scheduler_pb2.AttachDown(welcome={"term": self.term}))
+
+    def ensure(self, name: str, source: str, stage: int = common_pb2.ADAPTER_STAGE_CERTIFIED, **more: Any) -> None:
+        ref = common_pb2.AdapterRef(namespace="default", name=name, generation=1)
+        order = scheduler_pb2.EnsureAdapter(term=self.term, adapter=ref, source=source, stage=stage, **more)
+        self.send(scheduler_pb2.AttachDown(ensure=order))
+
+    async def adapter(
+        self, name: str, *, stage: int = common_pb2.ADAPTER_STAGE_CERTIFIED, failed: bool = False
+    ) -> scheduler_pb2.AdapterState:
+        """The first state of this adapter that has come so far, or failed. Before it there may be words of progress."""
+
+        def found() -> Any:
+            states = [state for state in self.of("adapter") if state.ref.name == name]
+            if failed:
+                return next((state for state in states if state.HasField("failure")), None)
+            return next((state for state in states if state.stage >= stage and not state.HasField("failure")), None)
+
+        return await until(found)
+
+
+class RecordingSupervisor(Peer, supervisor_pb2_grpc.SupervisorServicer):
+    async def Watch(self, requests, context):
+        await self._converse(requests, context, supervisor_pb2.WatchDown(welcome={"supervisor": "s"}))
+
+
+@asynccontextmanager
+async def scheduler_at(address: str) -> AsyncIterator[RecordingScheduler]:
+    peer = RecordingScheduler()
+    async with serving(address, lambda s: scheduler_pb2_grpc.add_SchedulerServicer_to_server(peer, s), grace=0):
+        yield peer
+
+
+@asynccontextmanager
+async def supervisor_at(address: str) -> AsyncIterator[RecordingSupervisor]:
+    peer = RecordingSupervisor()
+    async with serving(address, lambda s: supervisor_pb2_grpc.add_SupervisorServicer_to_server(peer, s), grace=0):
+        yield peer
+
+
+class CheckingGateway:
+    """A Generate stream that puts tokens in order by (request, epoch) and fails on a gap or a repetition."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self.steps: list[runner_pb2.Step] = []
+        self.declined: list[runner_pb2.SubmitDeclined] = []
+        self.welcome: runner_pb2.GenerateWelcome | None = None
+        self.tokens: dict[tuple[str, int], list[int]] = {}
+        self.first_index: dict[tuple[str, int], int] = {}
+        self.finish: dict[tuple[str, int], runner_pb2.SequenceStep] = {}
+        self.engine_died = ""
+        self.error: grpc.aio.AioRpcError | None = None
+
+    async def send(self, **message: Any) -> None:
+        await self._call.write(runner_pb2.GenerateUp(**message))
+
+    async def submit(
+        self,
+        request: str,
+        *,
+        prompt: tuple[int, ...] = (1, 2, 3),
+        max_tokens: int = 8,
+        epoch: int = 1,
+        term: int = 1,
+        adapter: str = "",
+        seed: int = 7,
+        pages: int | None = None,
+        delivered: tuple[int, ...] = (),
+        choices: int = 1,
+        engines_lost: int = 0,
+    ) -> None:
+        await self.send(
+            submit=runner_pb2.Submit(
+                term=term,
+                request=request,
+                epoch=epoch,
+                promise=common_pb2.Promise(pages=pages or pages_for(len(prompt) + max_tokens)),
+                adapter_digest=adapter,
+                prompt_ids=prompt,
+                choices=[runner_pb2.Choice(choice=n, delivered_ids=delivered) for n in range(choices)],
+                sampling=runner_pb2.Sampling(max_tokens=max_tokens, ignore_eos=True),
+                seed=seed,
+                tenant="default",
+                request_class=common_pb2.REQUEST_CLASS_INTERACTIVE,
+                engines_lost=engines_lost,
+            )
+        )
+
+    async def cancel(self, request: str, epoch: int = 1) -> None:
+        await self.send(cancel=runner_pb2.CancelGeneration(request=request, epoch=epoch))
+
+    async def finished(self, request: str, epoch: int = 1) -> runner_pb2.SequenceStep:
+        return await until(lambda: self.finish.get((request, epoch)))
+
+    async def refusal(self, request: str, epoch: int = 1) -> runner_pb2.SubmitDeclined:
+        return await until(
+            lambda: next((one for one in self.declined if (one.request, one.epoch) == (request, epoch)), None)
+        )
+
+    def progress(self, request: str) -> list[int]:
+        return [one.state for step in self.steps for one in step.progress if one.request == request]
+
+    async def read(self) -> None:
+        try:
+            async for down in self._call:
+                match down.WhichOneof("message"):
+                    case "step":
+                        self._take(down.step)
+                    case "declined":
+                        self.declined.append(down.declined)
+                    case "welcome":
+                        self.welcome = down.welcome
+                    case "engine_died":
+                        self.engine_died = down.engine_died.why
+        except grpc.aio.AioRpcError as error:
+            self.error = error
+
+    def _take(self, step: runner_pb2.Step) -> None:
+        self.steps.append(step)
+        for one in step.sequences:
+            key = (one.request, one.epoch)
+            tokens = self.tokens.setdefault(key, [])
+            first = self.first_index.setdefault(key, one.index)
+            assert one.index == first + len(tokens), "a gap or a repetition"
+            tokens.extend(one.tokens)
+            if one.finish:
+                assert key not in self.finish, "finished twice"
+                self.finish[key] = one
+
+
+SMALL_WINDOW = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 14)]
+"""Of a client: it takes some KiB that nobody reads, and not some MiB, which a busy machine needs long to make."""
+
+
+@asynccontextmanager
+async def gateway_to(
+    address: str, name: str = "g0", *, hello: bool = True, deaf: bool = False
+) -> AsyncIterator[CheckingGateway]:
+    """A gateway's stream; a deaf one does not read by itself."""
+    async with grpc.aio.insecure_channel(address, SMALL_WINDOW) if deaf else open_channel(address) as channel:
+        call = runner_pb2_grpc.RunnerStub(channel).Generate()
+        gateway = CheckingGateway(call)
+        reader = asyncio.create_task(asyncio.sleep(3600) if deaf else gateway.read())
+        try:
+            if hello:
+                await gateway.send(hello=runner_pb2.GenerateHello(gateway=name))
+            yield gateway
+            if reader.done():
+                reader.result()
+        finally:
+            call.cancel()
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)

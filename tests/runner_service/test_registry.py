@@ -1,0 +1,268 @@
+"""Which adapters a runner keeps on its disk: a bound, the longest unused goes first, what is in use stays."""
+
+import asyncio
+import shutil
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from motet.api.v1 import common_pb2, scheduler_pb2
+from motet.clock import FakeClock
+from motet.domain import Digest
+from motet.errors import AdapterFetchFailed, AdapterIncompatible
+from motet_runner.adapters import fetcher
+from motet_runner.adapters.certification import Certification
+from motet_runner.adapters.fetcher import DiskCache
+from motet_runner.adapters.file_check import CHECK_VERSION
+from motet_runner.adapters.layout import AdapterLayout, FileStamp
+from motet_runner.adapters.peft_config import WEIGHTS_NAME
+from motet_runner.adapters.registry import AdapterRegistry
+from motet_runner.engine_messages import DropAdapter, LoadAdapter
+from motet_runner.interface import AdapterFailed, AdapterLoaded
+from motet_runner.metrics import Metrics
+from tests.support.in_process_runner import write_adapter
+
+BASE_DIGEST = Digest("sha256:" + "b" * 64)
+
+
+class Bench:
+    def __init__(self, folder, *, capacity=2, base=BASE_DIGEST, checker=CHECK_VERSION, refuses="refuse", engine=""):
+        self.folder = folder
+        self.posted = []
+        self.users = {}
+        self.checks = 0
+        self.refuses = refuses
+        self.engine = engine
+        self.clock = FakeClock()
+        cache = DiskCache(folder / "cache", max_adapter_bytes=1 << 20)
+        cache.prepare()
+        self.cache = cache
+        self.shelf = AdapterRegistry(
+            cache,
+            check=self.check,
+            base_digest=base,
+            engine=engine,
+            checker=checker,
+            capacity=capacity,
+            users_of=lambda digest: self.users.get(digest, 0),
+            post=self.posted.append,
+            metrics=Metrics(CollectorRegistry()),
+            clock=self.clock,
+        )
+
+    def check(self, folder):
+        self.checks += 1
+        if self.refuses in (folder / "adapter_config.json").read_text():
+            raise AdapterIncompatible("it says refuse")
+        layout = AdapterLayout.of(folder / WEIGHTS_NAME, FileStamp.of(folder / WEIGHTS_NAME), 4, ())
+        return Certification(scheduler_pb2.Certificate(rank=4), layout, self.engine)
+
+    async def ensure(self, n, stage=common_pb2.ADAPTER_STAGE_CERTIFIED, **config):
+        source = write_adapter(self.folder / f"a{n}", seed=n, **config)
+        ref = common_pb2.AdapterRef(namespace="default", name=f"a{n}")
+        return await self.shelf.ensure(scheduler_pb2.EnsureAdapter(adapter=ref, source=source.as_uri(), stage=stage))
+
+    async def ensure_digest(self, n, digest):
+        order = scheduler_pb2.EnsureAdapter(
+            adapter=common_pb2.AdapterRef(namespace="default", name=f"a{n}"),
+            source=(self.folder / f"a{n}").as_uri(),
+            expected_digest=digest,
+            stage=common_pb2.ADAPTER_STAGE_DEVICE,
+        )
+        return await self.shelf.ensure(order)
+
+    def cached(self):
+        return set(self.cache.by_last_use())
+
+
+@pytest.fixture
+def bench(tmp_path):
+    bench = Bench(tmp_path)
+    yield bench
+    bench.shelf.close()
+
+
+async def test_the_longest_unused_leaves_the_disk_first(bench):
+    first, second = await bench.ensure(1), await bench.ensure(2)
+    bench.shelf.take(first.digest)
+    third = await bench.ensure(3)
+    assert bench.cached() == {first.digest, third.digest}
+    assert DropAdapter(second.digest) in bench.posted
+    assert bench.shelf.get(second.digest) is None
+
+
+async def test_an_adapter_with_requests_never_leaves(bench):
+    kept = [await bench.ensure(n) for n in (1, 2)]
+    for one in kept:
+        bench.users[one.digest] = 1
+    third = await bench.ensure(3)
+    assert bench.cached() == {one.digest for one in kept} | {third.digest}
+    fourth = await bench.ensure(4)
+    assert bench.cached() == {one.digest for one in kept} | {fourth.digest}
+
+
+async def test_an_expected_adapter_stays_until_the_hint_lapses(bench):
+    first = await bench.ensure(1)
+    bench.shelf.expect(first.digest, 2.0)
+    await bench.ensure(2)
+    await bench.ensure(3)
+    assert first.digest in bench.cached()
+    bench.clock.advance(3.0)
+    await bench.ensure(4)
+    assert first.digest not in bench.cached()
+
+
+async def test_a_certificate_is_kept_and_not_made_twice(bench, tmp_path):
+    first = await bench.ensure(1)
+    bench.shelf.close()
+    again = Bench(tmp_path)
+    found = again.shelf.layout_of(first.digest)
+    assert found is not None
+    assert found.certificate == first.certificate
+    assert again.checks == 0
+    assert LoadAdapter(first.digest, first.checked.layout) in again.posted
+    again.shelf.close()
+
+
+async def test_a_certificate_for_another_base_model_counts_for_nothing(bench, tmp_path):
+    first = await bench.ensure(1)
+    other = Bench(tmp_path, base=Digest("sha256:" + "c" * 64))
+    assert other.shelf.layout_of(first.digest) is None
+    checked = await other.ensure(1)
+    assert other.checks == 1
+    assert checked.certificate.base_digest.endswith("c")
+    other.shelf.close()
+
+
+async def test_what_an_older_checker_let_pass_is_checked_again_and_may_be_refused(bench, tmp_path):
+    first = await bench.ensure(1)
+    assert first.certificate.checker == CHECK_VERSION
+    bench.shelf.close()
+    newer = Bench(tmp_path, checker=CHECK_VERSION + 1)
+    assert newer.shelf.layout_of(first.digest) is None
+    checked = await newer.ensure(1)
+    assert (newer.checks, checked.certificate.checker) == (1, CHECK_VERSION + 1)
+    newer.shelf.close()
+    stricter = Bench(tmp_path, checker=CHECK_VERSION + 2, refuses="LORA")
+    assert first.digest in stricter.cached()
+    with pytest.raises(AdapterIncompatible):
+        await stricter.ensure_digest(1, first.digest)
+    assert stricter.shelf.layout_of(first.digest) is None
+    assert not any(isinstance(command, LoadAdapter) for command in stricter.posted)
+    stricter.shelf.close()
+
+
+async def test_what_was_checked_for_other_numbers_or_ranks_is_checked_again(bench, tmp_path):
+    first = await bench.ensure(1)
+    bench.shelf.close()
+    other = Bench(tmp_path, engine="float16, rank 8", refuses="LORA")
+    assert other.shelf.layout_of(first.digest) is None
+    with pytest.raises(AdapterIncompatible):
+        await other.ensure_digest(1, first.digest)
+    other.shelf.close()
+
+
+async def test_a_certificate_from_before_checkers_had_versions_counts_for_nothing(bench, tmp_path):
+    first = await bench.ensure(1)
+    bench.shelf.close()
+    kept = first.folder / "certificate.json"
+    kept.write_text(kept.read_text().replace('"checker"', '"mapped"'))
+    again = Bench(tmp_path)
+    assert again.shelf.layout_of(first.digest) is None
+    again.shelf.close()
+
+
+async def test_a_refused_adapter_is_not_on_the_shelf(bench):
+    with pytest.raises(AdapterIncompatible):
+        await bench.ensure(1, refuse=True)
+    assert not bench.shelf.resident([])
+    assert (await bench.ensure(2)).certificate is not None
+
+
+async def test_all_who_wait_for_an_adapter_hear_of_it(bench):
+    digest = (await bench.ensure(1)).digest
+    bench.shelf.drop(digest)
+    waiting = [asyncio.create_task(bench.shelf.arrival(digest)) for _ in range(3)]
+    await asyncio.sleep(0)
+    await bench.ensure(1)
+    await asyncio.gather(*waiting)
+
+
+async def test_at_stage_fetched_nothing_is_checked(bench):
+    one = await bench.ensure(1, common_pb2.ADAPTER_STAGE_FETCHED)
+    assert (one.stage, bench.checks) == (common_pb2.ADAPTER_STAGE_FETCHED, 0)
+    assert not bench.shelf.resident([])
+
+
+async def test_the_tier_follows_the_engines_events(bench):
+    one = await bench.ensure(1, common_pb2.ADAPTER_STAGE_DEVICE)
+    assert bench.posted == [LoadAdapter(one.digest, one.checked.layout)]
+    assert one.stage == common_pb2.ADAPTER_STAGE_CERTIFIED
+    bench.shelf.on_loaded(AdapterLoaded(one.digest, 10, 0.1))
+    assert one.stage == common_pb2.ADAPTER_STAGE_DEVICE
+    assert bench.shelf.resident([])[0].tier == common_pb2.MEMORY_TIER_DEVICE
+    bench.shelf.on_failed(AdapterFailed(one.digest, AdapterIncompatible("no")))
+    assert bench.shelf.resident([])[0].tier == common_pb2.MEMORY_TIER_DISK
+
+
+async def test_cached_bytes_that_changed_are_noticed_when_a_load_fails_and_fetched_again(bench):
+    one = await bench.ensure(1)
+    weights = one.folder / WEIGHTS_NAME
+    with weights.open("r+b") as file:
+        file.write(b"\xff")
+    assert bench.shelf.on_failed(AdapterFailed(one.digest, AdapterFetchFailed("changed"))) is one
+    assert bench.shelf.take(one.digest) is None
+    with pytest.raises(AdapterFetchFailed, match="have changed"):
+        await bench.ensure_digest(1, one.digest)
+    assert one.digest not in bench.cached()
+    again = await bench.ensure(1)
+    assert bench.shelf.take(again.digest) is again
+
+
+async def test_a_certificate_of_bytes_that_changed_meanwhile_counts_for_nothing(bench, tmp_path):
+    one = await bench.ensure(1)
+    bench.shelf.close()
+    (one.folder / WEIGHTS_NAME).touch()
+    again = Bench(tmp_path)
+    assert again.shelf.layout_of(one.digest) is None
+    assert (await again.ensure(1)).digest == one.digest
+    assert again.checks == 1
+    again.shelf.close()
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        b'{"rank": 4, "digest": "sha256:00", "mapped": 2}',  # before the layout was kept, too
+        b'{"engine": "", "certificate": {}, "layout": {"stamp": [1], "rank": 4, "linears": []}}',
+        b"[]",
+        b"",
+        b"\xff\xfe",
+    ],
+)
+async def test_a_certificate_that_no_check_of_today_has_written_is_made_anew(bench, tmp_path, kept):
+    first = await bench.ensure(1)
+    bench.shelf.close()
+    (first.folder / "certificate.json").write_bytes(kept)
+    again = Bench(tmp_path)
+    assert again.shelf.layout_of(first.digest) is None
+    assert (await again.ensure(1)).checked is not None
+    assert again.checks == 1
+    again.shelf.close()
+
+
+async def test_changed_bytes_that_another_runner_has_removed_meanwhile_are_fetched_again(bench, monkeypatch):
+    """Runners of one machine share the cache."""
+    one = await bench.ensure(1)
+    (one.folder / WEIGHTS_NAME).write_bytes(b"changed")
+    bench.shelf.on_failed(AdapterFailed(one.digest, AdapterFetchFailed("changed")))
+
+    def removed(folder):
+        shutil.rmtree(folder)
+        raise FileNotFoundError(folder)
+
+    monkeypatch.setattr(fetcher, "adapter_digest", removed)
+    with pytest.raises(AdapterFetchFailed, match="have changed"):
+        await bench.ensure_digest(1, one.digest)
+    monkeypatch.undo()
+    assert bench.shelf.take((await bench.ensure(1)).digest) is not None

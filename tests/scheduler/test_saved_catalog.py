@@ -1,0 +1,82 @@
+"""What survives on disk, and how a successor begins."""
+
+from motet_scheduler.catalog_file import CatalogFile
+from motet_scheduler.policy import effects
+from motet_scheduler.policy.memory import SavedCatalog
+from tests.scheduler.builders import PIRATE, SchedulerDriver, adapter, entry, ready
+
+
+def remembered():
+    told = ready()
+    told.attach("r0")
+    told.attach("r1")
+    told.state(adapter())
+    told.certify()
+    return told.scheduler.remembered()
+
+
+def test_what_is_written_is_read_back_the_same(tmp_path):
+    file = CatalogFile(tmp_path / "scheduler" / "catalog.json")
+    assert file.read() is None
+    assert file.write(remembered())
+    assert file.read() == remembered()
+
+
+def test_a_file_that_makes_no_sense_is_left_aside(tmp_path):
+    for content in (
+        "",
+        "{",
+        "[]",
+        '{"version": 1}',
+        '{"version": 99, "remembered": {}}',
+        '{"version": 1, "remembered": 7}',
+    ):
+        (tmp_path / "catalog.json").write_text(content)
+        assert CatalogFile(tmp_path / "catalog.json").read() is None
+
+
+def test_a_disk_that_takes_nothing_is_not_the_end(tmp_path):
+    (tmp_path / "in the way").write_text("")
+    assert not CatalogFile(tmp_path / "in the way" / "catalog.json").write(remembered())
+
+
+def test_a_successor_places_nothing_before_the_runners_that_were_there_have_spoken():
+    told = SchedulerDriver(remembered=remembered(), settle=0.5)
+    told.gateway()
+    told.enqueue("a", digest=PIRATE)
+    assert told.of(effects.SendPosition)[0].why.startswith("the scheduler has just started")
+    told.attach("r0", live=(entry("x", 3),))
+    assert told.where("a") == ""
+    told.attach("r1")
+    assert told.where("a") == "r0", "the fullest"
+
+
+def test_it_does_not_wait_longer_than_it_takes_to_settle():
+    told = SchedulerDriver(remembered=remembered(), settle=0.5)
+    told.gateway()
+    told.attach("r0")
+    told.enqueue("a")
+    told.wait(0.4)
+    assert told.where("a") == ""
+    told.wait(0.2)
+    assert told.where("a") == "r0"
+
+
+def test_with_nothing_remembered_there_is_nothing_to_wait_for():
+    told = SchedulerDriver(remembered=SavedCatalog())
+    told.gateway()
+    told.attach()
+    told.enqueue("a")
+    assert told.where("a") == "r0"
+
+
+def test_the_catalog_goes_out_once_it_is_whole():
+    told = SchedulerDriver(remembered=remembered(), settle=0.5)
+    told.gateway()
+    assert not told.of(effects.PublishCatalog)
+    told.attach("r0")
+    assert not told.of(effects.PublishCatalog)
+    told.attach("r1")
+    (publish,) = told.of(effects.PublishCatalog)
+    assert publish.catalog.adapters[0].digest == PIRATE
+    assert len(publish.catalog.groups[0].runners) == 2

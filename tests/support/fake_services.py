@@ -1,0 +1,545 @@
+"""A whole cluster in miniature, over real gRPC: a scheduler that places at once, runners that echo, a predictor.
+
+Everything works for real; each part can be told to misbehave in one way. For tests and benchmarks of the gateway.
+"""
+
+import asyncio
+import functools
+import itertools
+import json
+import math
+import shutil
+import tempfile
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import grpc
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from motet.api.v1 import (
+    common_pb2,
+    predictor_pb2,
+    predictor_pb2_grpc,
+    runner_pb2,
+    runner_pb2_grpc,
+    scheduler_pb2,
+    scheduler_pb2_grpc,
+)
+from motet.errors import ModelNotFound, MotetError
+from motet.rpc import Session, Sessions, serving
+from motet_runner.accepted_requests import AcceptedRequests
+from motet_runner.generate_service import sequence_of
+
+BASE_DIGEST = "sha256:" + "b" * 64
+ASSET_DIGEST = "sha256:" + "a" * 64
+GROUP = "default/tiny"
+EOS = "<|end|>"
+END = 0
+"""Its token."""
+TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message.role == 'forbidden' %}{{ raise_exception('roles must be user or assistant') }}{% endif %}"
+    "{{ message.content }}{% if message.role == 'system' %}\n{% endif %}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %} {% endif %}"
+)
+CORPUS = [
+    "The quick brown fox jumps over the lazy dog while the choir sings a motet in five voices.",
+    "Several voices sing different texts at the same time; each tenant brings adapters of its own.",
+    "naïve café 東京 🙂 – “quotes”, {json: [1, 2, 3]}, and\nlines.",
+]
+
+
+@functools.cache
+def tiny_tokenizer() -> Tokenizer:
+    """Byte-level, so that any text survives, and with characters that need several tokens."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=[EOS],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    return tokenizer
+
+
+def tiny_assets(*, template: str | None = TEMPLATE) -> dict[str, bytes]:
+    assets = {
+        "tokenizer.json": tiny_tokenizer().to_str().encode(),
+        "tokenizer_config.json": json.dumps({"eos_token": EOS}).encode(),
+        "generation_config.json": json.dumps({"eos_token_id": 0}).encode(),
+        "config.json": json.dumps({"max_position_embeddings": 512}).encode(),
+    }
+    return assets | ({"chat_template.jinja": template.encode()} if template is not None else {})
+
+
+Stream = Session[int, runner_pb2.GenerateDown]
+"""One connection of a gateway to a runner."""
+
+Gateway = Session[int, scheduler_pb2.ServeDown]
+"""One connection of a gateway to the scheduler."""
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
+@dataclass
+class Running:
+    submit: runner_pb2.Submit
+    output: deque[int]
+    index: int
+    session: Stream
+
+
+class FakeRunner(runner_pb2_grpc.RunnerServicer):
+    """Answers with the prompt's own tokens and then the end token; with `ignore_eos`, with the prompt again and again.
+    A stop token ends it sooner, and with `min_tokens` it says the prompt as often as that takes.
+
+    Tokens depend only on prompt and index, so a moved request goes on as if nothing had happened. Unless it is told to
+    misbehave it keeps to what `tests/contract/test_runners.py` asks of the real one, and a gateway before it to what
+    `tests/contract/test_http.py` asks of the whole stack.
+    """
+
+    def __init__(self, folder: Path, instance: str, assets: dict[str, bytes]) -> None:
+        self.instance = instance
+        self.address = f"unix:{folder}/{instance}.sock"
+        self.incarnation = f"{instance}-1"
+        self.assets = assets
+        self.asset_digest = ASSET_DIGEST
+        self.step_seconds = 0.0
+        self.tokens_per_step = 1
+        self.submits: list[runner_pb2.Submit] = []
+        self.cancels: list[runner_pb2.CancelGeneration] = []
+        self.asset_requests = 0
+        self.keeps_record = True
+        # Ways to misbehave.
+        self.silent = False
+        self.repeats_steps = False
+        self.speaks_of_the_past = False
+        self.skips_an_index_at: int | None = None
+        self.dies_after: int | None = None
+        self.declines: list[common_pb2.Failure] = []
+        self.fails_after: tuple[int, common_pb2.Failure] | None = None
+        self.progress: list[runner_pb2.Progress] = []
+        self._running: dict[str, Running] = {}
+        self._book = AcceptedRequests()
+        self._numbers = itertools.count(1)
+        self._sessions: Sessions[int, runner_pb2.GenerateUp, runner_pb2.GenerateDown] = Sessions(
+            hello=lambda up: next(self._numbers) if up.hello.gateway else None, heard=self._hear, closed=self._lose
+        )
+        self._work = asyncio.Event()
+        self._stack: AsyncExitStack | None = None
+        self._steps = 0
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    async def start(self) -> None:
+        self._stack = AsyncExitStack()
+        add = functools.partial(runner_pb2_grpc.add_RunnerServicer_to_server, self)
+        await self._stack.enter_async_context(serving(self.address, add, grace=0))
+        loop = asyncio.create_task(self._loop())
+
+        async def end() -> None:
+            loop.cancel()
+            await asyncio.gather(loop, return_exceptions=True)
+
+        self._stack.push_async_callback(end)
+
+    async def stop(self) -> None:
+        """As by kill -9: streams break, nothing is said."""
+        if self._stack is not None:
+            stack, self._stack = self._stack, None
+            self._running.clear()
+            self._book = AcceptedRequests()
+            await stack.aclose()
+
+    async def restart(self) -> None:
+        await self.stop()
+        name, _, start = self.incarnation.rpartition("-")
+        self.incarnation = f"{name}-{int(start) + 1}"
+        await self.start()
+
+    async def Generate(  # type: ignore[override] # it writes to the context, and yields nothing
+        self, request_iterator: AsyncIterator[runner_pb2.GenerateUp], context: Context
+    ) -> None:
+        await self._sessions.serve(request_iterator, context)
+
+    async def Assets(self, request: runner_pb2.AssetsRequest, context: Context) -> AsyncIterator[runner_pb2.AssetChunk]:
+        self.asset_requests += 1
+        if request.digest != self.asset_digest:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"there are no assets {request.digest!r} here")
+        for name, data in self.assets.items():
+            half = len(data) // 2
+            yield runner_pb2.AssetChunk(name=name, data=data[:half])
+            yield runner_pb2.AssetChunk(name=name, data=data[half:], last=True)
+
+    def _hear(self, session: Stream, message: runner_pb2.GenerateUp) -> None:
+        match message.WhichOneof("message"):
+            case "hello":
+                identity = common_pb2.RunnerIdentity(instance=self.instance, incarnation=self.incarnation)
+                session.send(runner_pb2.GenerateDown(welcome=runner_pb2.GenerateWelcome(runner=identity)))
+            case "submit":
+                self._submit(message.submit, session)
+            case "cancel":
+                self.cancels.append(message.cancel)
+                self._end(message.cancel.request, message.cancel.epoch)
+
+    def _lose(self, session: Stream) -> None:
+        for name in [name for name, running in self._running.items() if running.session is session]:
+            del self._running[name]
+
+    def _end(self, request: str, epoch: int) -> None:
+        running = self._running.get(request)
+        if running is None or running.submit.epoch != epoch:
+            return
+        del self._running[request]
+        step = runner_pb2.Step(number=self._steps)
+        step.sequences.add(request=request, epoch=epoch, index=running.index, finish=common_pb2.FINISH_REASON_CANCELLED)
+        running.session.send(runner_pb2.GenerateDown(step=step))
+
+    def _submit(self, submit: runner_pb2.Submit, session: Stream) -> None:
+        if self.keeps_record:
+            self.submits.append(submit)
+        try:
+            self._book.check(submit)
+            sequence_of(submit)
+        except MotetError as error:
+            self._decline(submit, error.to_proto(), session)
+            return
+        self._book.expect(submit.request, submit.epoch)
+        if self.declines:
+            self._decline(submit, self.declines.pop(0), session)
+            return
+        old = self._running.get(submit.request)
+        if old is not None:
+            if old.submit.epoch == submit.epoch and old.session is session:
+                return
+            self._end(submit.request, old.submit.epoch)
+        have = len(submit.choices[0].delivered_ids)
+        output = deque(answer_of(submit)[have:])
+        self._running[submit.request] = Running(submit, output, have, session)
+        self._work.set()
+
+    @staticmethod
+    def _decline(submit: runner_pb2.Submit, failure: common_pb2.Failure, session: Stream) -> None:
+        declined = runner_pb2.SubmitDeclined(
+            request=submit.request, epoch=submit.epoch, term=submit.term, failure=failure
+        )
+        session.send(runner_pb2.GenerateDown(declined=declined))
+
+    async def _loop(self) -> None:
+        while True:
+            if not self._running or self.silent:
+                self._work.clear()
+                await self._work.wait()
+            await asyncio.sleep(self.step_seconds)
+            if not self.silent:
+                await self._step()
+
+    async def _step(self) -> None:
+        self._steps += 1
+        steps: dict[int, tuple[Stream, list[runner_pb2.SequenceStep]]] = {}
+        for running in list(self._running.values()):
+            _, sequences = steps.setdefault(running.session.peer, (running.session, []))
+            sequences.extend(self._advance(running))
+        for session, sequences in steps.values():
+            step = runner_pb2.Step(number=self._steps, sequences=sequences, progress=self.progress)
+            for _ in range(2 if self.repeats_steps else 1):
+                session.send(runner_pb2.GenerateDown(step=step))
+        self.progress = []
+        if self.dies_after is not None and self._steps >= self.dies_after:
+            self.dies_after = None
+            self._running.clear()
+            asyncio.get_running_loop().create_task(self.stop())
+
+    def _advance(self, running: Running) -> Sequence[runner_pb2.SequenceStep]:
+        submit = running.submit
+        tokens = [running.output.popleft() for _ in range(min(self.tokens_per_step, len(running.output)))]
+        step = runner_pb2.SequenceStep(request=submit.request, epoch=submit.epoch, index=running.index, tokens=tokens)
+        if submit.sampling.logprobs:
+            top = range(submit.sampling.top_logprobs)
+            for token in tokens:
+                step.logprobs.append(
+                    runner_pb2.TokenLogprobs(
+                        logprob=-0.5, top_ids=[token + i for i in top], top_logprobs=[-0.5 - i for i in top]
+                    )
+                )
+        running.index += len(tokens)
+        if self.fails_after is not None and running.index >= self.fails_after[0]:
+            step.finish = common_pb2.FINISH_REASON_FAILED
+            step.failure.CopyFrom(self.fails_after[1])
+            self.fails_after = None
+        elif not running.output:
+            step.finish = common_pb2.FINISH_REASON_STOP if ends(submit, tokens) else common_pb2.FINISH_REASON_LENGTH
+        if step.finish:
+            self._running.pop(submit.request, None)
+        sent = [step]
+        if self.speaks_of_the_past:
+            past = runner_pb2.SequenceStep(
+                request=submit.request, epoch=submit.epoch - 1, index=step.index, tokens=[5, 6, 7]
+            )
+            sent.insert(0, past)
+        if self.skips_an_index_at is not None and running.index > self.skips_an_index_at:
+            self.skips_an_index_at = None
+            sent.remove(step)
+        return sent
+
+
+def answer_of(submit: runner_pb2.Submit) -> list[int]:
+    """All of the output for a prompt: what every runner would say."""
+    prompt, sampling = list(submit.prompt_ids), submit.sampling
+    if sampling.ignore_eos:
+        said = prompt * (sampling.max_tokens // len(prompt) + 1)
+    else:
+        said = [*prompt * max(1, math.ceil(sampling.min_tokens / len(prompt))), END]
+    if stops := set(sampling.stop_token_ids):
+        over = (at + 1 for at in range(sampling.min_tokens, len(said)) if said[at] in stops)
+        said = said[: next(over, len(said))]
+    return said[: sampling.max_tokens]
+
+
+def ends(submit: runner_pb2.Submit, tokens: Sequence[int]) -> bool:
+    """Whether an answer with these last tokens is over by itself."""
+    sampling = submit.sampling
+    return bool(tokens) and (tokens[-1] in sampling.stop_token_ids or (tokens[-1] == END and not sampling.ignore_eos))
+
+
+class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
+    """Places at once, on the first runner that is up and not to be avoided. Unless it is told to misbehave it keeps to
+    what `tests/contract/test_schedulers.py` asks of the real one."""
+
+    def __init__(self, folder: Path, runners: Sequence[FakeRunner]) -> None:
+        self.address = f"unix:{folder}/scheduler.sock"
+        self.runners = list(runners)
+        self.term = 1
+        self.adapters: list[scheduler_pb2.CatalogAdapter] = []
+        self.groups: list[scheduler_pb2.CatalogGroup] | None = None
+        self.max_model_length = 512
+        self.tenants = ["*"]
+        self.hellos: list[scheduler_pb2.GatewayHello] = []
+        self.enqueued: list[scheduler_pb2.Enqueue] = []
+        self.cancelled: list[scheduler_pb2.CancelRequest] = []
+        self.finished: list[scheduler_pb2.Finished] = []
+        self.lost: list[scheduler_pb2.Lost] = []
+        self.held: list[dict[str, int]] = []
+        self.keeps_record = True
+        # Ways to misbehave.
+        self.holds = False
+        self.refuses: common_pb2.Failure | None = None
+        self.retired: set[str] = set()
+        """Digests of revisions that are no longer served."""
+        self.places_at: FakeRunner | None = None
+        self._epochs: dict[str, int] = {}
+        self._numbers = itertools.count(1)
+        self._sessions: Sessions[int, scheduler_pb2.ServeUp, scheduler_pb2.ServeDown] = Sessions(
+            hello=lambda up: next(self._numbers) if up.hello.gateway else None,
+            heard=self._hear,
+            closed=lambda _: None,
+        )
+        self._stack: AsyncExitStack | None = None
+
+    async def start(self) -> None:
+        self._stack = AsyncExitStack()
+        add = functools.partial(scheduler_pb2_grpc.add_SchedulerServicer_to_server, self)
+        await self._stack.enter_async_context(serving(self.address, add, grace=0))
+
+    async def stop(self) -> None:
+        if self._stack is not None:
+            stack, self._stack = self._stack, None
+            await stack.aclose()
+
+    async def restart(self) -> None:
+        await self.stop()
+        self.term += 1
+        await self.start()
+
+    async def Serve(  # type: ignore[override] # it writes to the context, and yields nothing
+        self, request_iterator: AsyncIterator[scheduler_pb2.ServeUp], context: Context
+    ) -> None:
+        await self._sessions.serve(request_iterator, context)
+
+    def catalog(self) -> scheduler_pb2.Catalog:
+        runners = [
+            scheduler_pb2.CatalogRunner(instance=runner.instance, address=runner.address) for runner in self.runners
+        ]
+        group = scheduler_pb2.CatalogGroup(
+            group=GROUP,
+            served_name="tiny",
+            base_digest=BASE_DIGEST if runners else "",
+            asset_digest=ASSET_DIGEST if runners else "",
+            max_model_length=self.max_model_length,
+            runners=runners,
+            model_uri="file:///models/tiny",
+            pools=[GROUP],
+            tenants=self.tenants,
+        )
+        return scheduler_pb2.Catalog(groups=[group] if self.groups is None else self.groups, adapters=self.adapters)
+
+    def publish(self) -> None:
+        self.say(scheduler_pb2.ServeDown(catalog=self.catalog()))
+
+    def say(self, message: scheduler_pb2.ServeDown) -> None:
+        self._sessions.broadcast(message)
+
+    def release(self) -> None:
+        """Place everything that was held."""
+        self.holds = False
+        for enqueue in self.enqueued:
+            if enqueue.request not in self._epochs:
+                for session in self._sessions:
+                    self.place(enqueue.request, 0, session)
+
+    def place(
+        self,
+        request: str,
+        epoch: int,
+        session: Gateway,
+        avoid: Sequence[str] = (),
+    ) -> None:
+        self._epochs[request] = epoch = max(epoch, self._epochs.get(request, 0)) + 1
+        able = [r for r in self.runners if r._stack is not None and r.instance not in avoid] or self.runners
+        runner = self.places_at or able[0]
+        session.send(scheduler_pb2.ServeDown(placed=self.placed(request, epoch, runner)))
+
+    def placed(self, request: str, epoch: int, runner: FakeRunner) -> scheduler_pb2.Placed:
+        return scheduler_pb2.Placed(
+            term=self.term,
+            request=request,
+            epoch=epoch,
+            instance=runner.instance,
+            incarnation=runner.incarnation,
+            address=runner.address,
+            promise=common_pb2.Promise(pages=4, tokens=64),
+        )
+
+    def refusal(self, request: str, epoch: int, failure: common_pb2.Failure) -> scheduler_pb2.ServeDown:
+        refused = scheduler_pb2.Refused(term=self.term, request=request, epoch=epoch, failure=failure)
+        return scheduler_pb2.ServeDown(refused=refused)
+
+    def _hear(self, session: Gateway, message: scheduler_pb2.ServeUp) -> None:
+        match message.WhichOneof("message"):
+            case "hello":
+                self.hellos.append(message.hello)
+                session.send(scheduler_pb2.ServeDown(welcome=common_pb2.Welcome(term=self.term)))
+                session.send(scheduler_pb2.ServeDown(catalog=self.catalog()))
+            case "enqueue":
+                self._enqueue(message.enqueue, session)
+            case "cancel":
+                self.cancelled.append(message.cancel)
+            case "held":
+                self.held.append({one.group: one.requests for one in message.held.groups})
+            case "finished" if self.keeps_record:
+                self.finished.append(message.finished)
+            case "finished":
+                self._epochs.pop(message.finished.request, None)
+            case "lost":
+                self.lost.append(message.lost)
+                runner = next((r.instance for r in self.runners if r._stack is None), "")
+                self.place(message.lost.request, message.lost.epoch, session, avoid=[runner])
+
+    def _serves(self, digest: str) -> bool:
+        return not digest or digest in {adapter.digest for adapter in self.adapters} - self.retired
+
+    def _enqueue(self, enqueue: scheduler_pb2.Enqueue, session: Gateway) -> None:
+        if self.keeps_record:
+            self.enqueued.append(enqueue)
+        if self.refuses is not None:
+            session.send(self.refusal(enqueue.request, enqueue.epoch, self.refuses))
+        elif not self._serves(enqueue.adapter_digest):
+            gone = ModelNotFound("this revision of the adapter is no longer served").to_proto()
+            session.send(self.refusal(enqueue.request, enqueue.epoch, gone))
+        elif self.holds:
+            position = scheduler_pb2.Position(request=enqueue.request, position=3)
+            session.send(scheduler_pb2.ServeDown(position=position))
+        else:
+            self.place(enqueue.request, enqueue.epoch, session, avoid=enqueue.avoid)
+
+
+class FakePredictor(predictor_pb2_grpc.PredictorServicer):
+    def __init__(self, folder: Path) -> None:
+        self.address = f"unix:{folder}/predictor.sock"
+        self.outcomes: list[predictor_pb2.Outcome] = []
+        self.asked = 0
+        self.prompts: list[predictor_pb2.Prompt] = []
+        self.slow_seconds = 0.0
+        self.keeps_record = True
+        self._stack: AsyncExitStack | None = None
+
+    async def start(self) -> None:
+        self._stack = AsyncExitStack()
+        add = functools.partial(predictor_pb2_grpc.add_PredictorServicer_to_server, self)
+        await self._stack.enter_async_context(serving(self.address, add, grace=0))
+
+    async def stop(self) -> None:
+        if self._stack is not None:
+            stack, self._stack = self._stack, None
+            await stack.aclose()
+
+    async def Predict(self, request: predictor_pb2.PredictRequest, context: Context) -> predictor_pb2.PredictResponse:
+        self.asked += bool(request.prompts)
+        if self.keeps_record:
+            self.prompts.extend(request.prompts)
+        await asyncio.sleep(self.slow_seconds)
+        estimates = [
+            common_pb2.Estimate(q50=10, q80=20, q90=30, q95=40, rank=10, source="model:v1") for _ in request.prompts
+        ]
+        return predictor_pb2.PredictResponse(estimates=estimates, model_version="v1")
+
+    async def Observe(self, request: predictor_pb2.ObserveRequest, context: Context) -> predictor_pb2.ObserveResponse:
+        if self.keeps_record:
+            self.outcomes.extend(request.outcomes)
+        return predictor_pb2.ObserveResponse(accepted=len(request.outcomes))
+
+
+@dataclass
+class FakeServices:
+    folder: Path
+    runners: list[FakeRunner]
+    scheduler: FakeScheduler
+    predictor: FakePredictor
+    tokenizer: Tokenizer = field(default_factory=tiny_tokenizer)
+
+    def add_adapter(self, name: str, *, tenant: str = "default", **more: Any) -> scheduler_pb2.CatalogAdapter:
+        """An adapter of the group, ready unless `more` says otherwise."""
+        facts: dict[str, Any] = {
+            "ref": common_pb2.AdapterRef(namespace=tenant, name=name, generation=1),
+            "group": GROUP,
+            "model_name": name,
+            "state": scheduler_pb2.ADAPTER_READINESS_READY,
+            "digest": "sha256:" + format(len(self.scheduler.adapters) + 1, "064x"),
+            "rank": 8,
+            "source": f"file:///adapters/{name}",
+        }
+        adapter = scheduler_pb2.CatalogAdapter(**(facts | more))
+        self.scheduler.adapters.append(adapter)
+        return adapter
+
+
+@asynccontextmanager
+async def mini_cluster(
+    *, runners: int = 1, assets: dict[str, bytes] | None = None, predictor: bool = True
+) -> AsyncIterator[FakeServices]:
+    # Sockets have short names: pytest's own folders can exceed the 107 bytes of a socket's path.
+    folder = Path(tempfile.mkdtemp(prefix="motet-"))
+    try:
+        assets = tiny_assets() if assets is None else assets
+        parts = [FakeRunner(folder, f"runner-{i}", assets) for i in range(runners)]
+        scheduler = FakeScheduler(folder, parts)  # type: ignore[abstract] # gRPC refuses calls of what it lacks
+        cluster = FakeServices(folder, parts, scheduler, FakePredictor(folder))
+        async with AsyncExitStack() as stack:
+            every: list[FakeRunner | FakeScheduler | FakePredictor] = [*parts, cluster.scheduler, cluster.predictor]
+            for part in every:
+                if part is not cluster.predictor or predictor:
+                    await part.start()
+                stack.push_async_callback(part.stop)
+            yield cluster
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

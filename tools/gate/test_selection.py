@@ -1,0 +1,185 @@
+"""Slow tests of things that a change cannot touch. Pure: what has changed in, what may be left out and why.
+
+Only `.ci/run` asks; `make test` runs everything. A path that no rule knows, or a change that is not known, leaves out
+nothing. `tests/repo/test_untouched.py` holds each family against what its tests import, start and read.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+KNOWN = (
+    *("services/", "operator/", "cli/", "kernels/", "charts/", "crds/", "docs/", "examples/", "benchmarks/", "tests/"),
+    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE"),
+)
+"""Where a family can say what touches it. All else, such as the versions in pyproject.toml, or tools/, touches all."""
+
+EVERY_TEST = (
+    "tests/__init__.py",
+    "tests/conftest.py",
+    "tests/support/",
+    "tests/repo/__init__.py",
+    "tests/repo/tree.py",
+)
+A_CLUSTER = (
+    *(*EVERY_TEST, "tests/kube/", "tests/docs/__init__.py", "tests/docs/blocks.py"),
+    *("services/common/motet/__init__.py", "services/common/motet/clock.py", "services/common/motet/processes/"),
+    "services/common/motet/keys.py",
+    *("services/*/Dockerfile", "operator/Dockerfile"),
+)
+"""What starts the control plane and its nodes, says which images there are, and asks a gateway there."""
+AN_OPERATOR = (*A_CLUSTER, "services/common/", "operator/", "crds/")
+HELPERS = ("tests/", "services/*/Dockerfile", "operator/Dockerfile")
+"""Of all tests: what starts the product leans on many."""
+THE_PRODUCT = ("services/", "operator/", "cli/", "kernels/", "examples/")
+PACKAGES = tuple(f"{folder}/{name}" for folder in ("*/*", "services/*/*") for name in ("__init__.py", "__main__.py"))
+
+
+@dataclass(frozen=True)
+class Family:
+    """Tests that one change touches together."""
+
+    name: str
+    what: str
+    tests: tuple[str, ...]
+    """Files, and folders with a slash at their end."""
+    touched_by: tuple[str, ...]
+    """Files, folders with a slash at their end, patterns of one name for each name. A file of tests touches itself
+    alone, unless it is named here: whoever imports one says so."""
+
+    def is_touched_by(self, path: str) -> bool:
+        is_of_tests = path.startswith("tests/") and path.rpartition("/")[2].startswith("test_")
+        if is_of_tests and path not in self.touched_by:
+            return any(_matches(pattern, path) for pattern in self.tests)
+        return any(_matches(pattern, path) for pattern in self.tests + self.touched_by)
+
+
+FAMILIES = (
+    Family(
+        "bench",
+        "the test cluster's own tests",
+        (
+            "tests/kube/kubelet/",
+            "tests/kube/test_test_cluster.py",
+            "tests/kube/test_control_plane.py",
+            "tests/kube/test_tools.py",
+        ),
+        (*A_CLUSTER, "services/gateway/motet_gateway/__init__.py"),
+    ),
+    Family(
+        "operator",
+        "the operator on a real API server",
+        tuple(f"tests/kube/test_operator_{name}.py" for name in ("basics", "faults", "obstacles", "restore")),
+        AN_OPERATOR,
+    ),
+    Family(
+        "replay",
+        "the operator beside a scheduler, killed after each of its writes, and of two versions",
+        ("tests/kube/test_operator_lives.py", "tests/kube/test_operator_scheduler.py", "tests/kube/test_versions.py"),
+        (*AN_OPERATOR, "services/scheduler/"),
+    ),
+    Family(
+        "images",
+        "installations of images",
+        ("tests/images/test_installation.py",),
+        (
+            *(*EVERY_TEST, "tests/images/", "services/*/Dockerfile", "operator/Dockerfile"),
+            # The wheel is made of all packages and says what README.md says; those that are started are the scheduler,
+            # the operator and the migrations. The others are started by `make soak`.
+            *(*PACKAGES, "README.md", "LICENSE", "services/common/", "services/scheduler/", "operator/"),
+        ),
+    ),
+    Family(
+        "runner",
+        "the runner and its engine",
+        ("tests/runner/", "tests/runner_service/", "tests/contract/test_engines.py", "tests/contract/test_runners.py"),
+        (
+            *HELPERS,
+            "services/common/",
+            "services/gpu-runner/",
+            "services/scheduler/",
+            "services/supervisor/",
+            "kernels/",
+        ),
+    ),
+    Family(
+        "gateway",
+        "the gateway",
+        ("tests/gateway/",),
+        (*HELPERS, "services/", "kernels/", "cli/motet_cli/bundled/"),
+    ),
+    Family(
+        "stack",
+        "all processes together",
+        ("tests/stack/", "tests/contract/test_http.py"),
+        (*HELPERS, *THE_PRODUCT, "docs/guides/client.md"),
+    ),
+    Family(
+        "releases",
+        "installations of the charts, and the pages",
+        ("tests/kube/releases/",),
+        (*HELPERS, *THE_PRODUCT, "charts/", "crds/", "docs/", "README.md", "LICENSE"),
+    ),
+    Family(
+        "benchmarks",
+        "a short run of each benchmark",
+        ("tests/benchmarks/test_runs.py",),
+        (*HELPERS, *THE_PRODUCT, "benchmarks/"),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Change:
+    """What has changed since everything that is asked about was green."""
+
+    paths: tuple[str, ...] | None
+    """None: not known."""
+    said: str
+    """Since when; or why it is not known."""
+
+
+@dataclass(frozen=True)
+class SelectionResult:
+    family: Family
+    left_out: bool
+    why: str
+
+    def __str__(self) -> str:
+        return f"{'Left out' if self.left_out else 'Not left out'}: {self.family.what} ({self.why})."
+
+
+def verdicts(changes: Mapping[str, Change], families: Sequence[Family] = FAMILIES) -> list[SelectionResult]:
+    """`changes` by the name of the family."""
+    return [_verdict(family, changes[family.name]) for family in families]
+
+
+def _verdict(family: Family, change: Change) -> SelectionResult:
+    if change.paths is None:
+        return SelectionResult(family, False, change.said)
+    if unknown := [path for path in change.paths if not any(_matches(known, path) for known in KNOWN)]:
+        return SelectionResult(family, False, f"{change.said} {_named(unknown)} changed, which may touch anything")
+    if touching := [path for path in change.paths if family.is_touched_by(path)]:
+        return SelectionResult(family, False, f"{change.said} {_named(touching)} changed")
+    return SelectionResult(family, True, f"{change.said} nothing changed that they use")
+
+
+def green(not_left_out: Sequence[Family], ran: Collection[str], not_passed: Collection[str]) -> list[Family]:
+    """Those of which all has run, and passed. `ran` and `not_passed` are files of tests."""
+    return [
+        family
+        for family in not_left_out
+        if all(any(_matches(tests, file) for file in ran) for tests in family.tests)
+        and not any(_matches(tests, file) for tests in family.tests for file in not_passed)
+    ]
+
+
+def _matches(pattern: str, path: str) -> bool:
+    if pattern.endswith("/"):
+        return path.startswith(pattern)
+    names, wanted = path.split("/"), pattern.split("/")
+    return len(names) == len(wanted) and all(map(fnmatchcase, names, wanted))
+
+
+def _named(paths: Sequence[str]) -> str:
+    return paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
