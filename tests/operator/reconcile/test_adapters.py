@@ -27,7 +27,7 @@ def world(*adapters: AdapterObject, known: dict[str, AdapterReport] | None = Non
         pools=[one],
         adapters=list(adapters),
         instances=[instance(letter, revision) for letter in "rst"[:runners]],
-        known={name(key): value for key, value in (known or {}).items()},
+        adapter_reports={name(key): value for key, value in (known or {}).items()},
     )
 
 
