@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from motet.api.v1 import common_pb2, runner_pb2, scheduler_pb2, supervisor_pb2
+from motet.domain import InstanceName
 from motet.rpc.packing import unpacked
 from motet.runner_info import RequestClass, ResidentAdapter, RunnerIdentity, SequenceState, Tier, read_runner_requests
 from motet_gateway.routes import models
@@ -15,7 +16,6 @@ from motet_scheduler import conversion as scheduler
 from motet_scheduler.policy import events
 from motet_scheduler.policy.values import AdapterStage
 from motet_supervisor import conversion as supervisor
-from motet.domain import InstanceName
 
 UNKNOWN = 77
 
