@@ -2,9 +2,14 @@
 
 VENV    := .venv
 BIN     := $(VENV)/bin
+# Installed and up to date: all that tests and checks need, too; or what running needs, which is enough for `make up`
+# until somebody asks for more.
 STAMP   := $(VENV)/.up-to-date
+RUNS    := $(VENV)/.can-run
+TO_RUN  := $(if $(wildcard $(STAMP)),$(STAMP),$(RUNS))
 # What is torch called in pyproject.toml? Installed first, on its own, so that TORCH_INDEX applies to it and to nothing else.
 TORCH   := $(shell sed -n 's/^ *"\(torch>=[^"]*\)",*$$/\1/p' pyproject.toml)
+COMMA   := ,
 PYTHON  ?= $(shell for name in python3.11 python3.12 python3.13 python3 python; do \
              "$$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$name" && break; done)
 # What `make check` can afford: the repository's own tests, the shared core, and policies without a process or a socket.
@@ -19,33 +24,42 @@ help:  ## Show this.
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r word text; do \
 	  printf '  make %-9s %s\n' "$$word" "$$text"; done
 
-venv: $(STAMP)  ## Set up .venv (TORCH_INDEX=URL takes torch from there, e.g. an index of CPU-only builds).
+venv: $(STAMP)  ## Set up .venv for everything below (TORCH_INDEX=URL takes torch from there, e.g. an index of CPU-only builds).
+
+HAS_TORCH = $(BIN)/python -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)'
+PIP       = $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
+
+# $(call install,EXTRA,WHAT): the product with an extra of pyproject.toml, into .venv, which is made if it is not there.
+define install
+@test -n "$(PYTHON)" || { echo "Motet needs Python 3.11 or newer; none was found. Say where it is: make PYTHON=/path/to/python3.11 $(or $(firstword $(MAKECMDGOALS)),venv)" >&2; exit 1; }
+@"$(PYTHON)" -c 'import venv, ensurepip' 2>/dev/null || { echo "$(PYTHON) cannot make virtual environments. On Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+@test -x $(BIN)/python || { echo "Setting up $(VENV) with $$($(PYTHON) --version)."; "$(PYTHON)" -m venv $(VENV); }
+@echo "Downloading from the Python package index what $(VENV) lacks:"
+@$(HAS_TORCH) || echo "  torch        runs the model. $(if $(TORCH_INDEX),From $(TORCH_INDEX).,With its GPU libraries it is about 3 GB; without a GPU, TORCH_INDEX=URL of a CPU-only index saves most of that.)"
+@echo "  the product  servers (grpcio, fastapi), model code (transformers, tokenizers), database (sqlalchemy): about 60 MB."
+$(2)
+@echo "Nothing is installed elsewhere. This runs again only when pyproject.toml or constraints.txt change."
+@$(HAS_TORCH) || $(PIP) $(if $(TORCH_INDEX),--index-url "$(TORCH_INDEX)") "$(TORCH)"
+@$(PIP) --quiet --editable '.[$(1)]'
+@touch $@
+endef
+
+$(RUNS): pyproject.toml constraints.txt
+	$(call install,local)
 
 $(STAMP): pyproject.toml constraints.txt
-	@test -n "$(PYTHON)" || { echo "Motet needs Python 3.11 or newer; none was found. Say where it is: make PYTHON=/path/to/python3.11 venv" >&2; exit 1; }
-	@"$(PYTHON)" -c 'import venv, ensurepip' 2>/dev/null || { echo "$(PYTHON) cannot make virtual environments. On Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
-	@test -x $(BIN)/python || { echo "Setting up $(VENV) with $$($(PYTHON) --version)."; "$(PYTHON)" -m venv $(VENV); }
-	@echo "Downloading from the Python package index what $(VENV) lacks:"
-	@echo "  torch        runs the model. $(if $(TORCH_INDEX),From $(TORCH_INDEX).,With its GPU libraries it is about 3 GB; without a GPU, TORCH_INDEX=URL of a CPU-only index saves most of that.)"
-	@echo "  the rest     servers (grpcio, fastapi), model code (transformers, tokenizers), database (sqlalchemy), and what"
-	@echo "               the tests need (pytest, peft, openai, ruff, mypy): about 200 MB."
-	@echo "Nothing is installed elsewhere. This runs again only when pyproject.toml or constraints.txt change."
-	@$(BIN)/python -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)' || \
-	  $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt \
-	  $(if $(TORCH_INDEX),--index-url "$(TORCH_INDEX)") "$(TORCH)"
-	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable '.[dev]'
-	@touch $(STAMP)
+	$(call install,dev,@echo "  the rest     what tests and checks need (pytest$(COMMA) peft$(COMMA) openai$(COMMA) kubernetes$(COMMA) ruff$(COMMA) mypy): about 80 MB.")
 
-up: venv  ## Start the whole system with the bundled model; ctrl-C stops it (UP_ARGS='-f folder --runners 2').
+up: $(TO_RUN)  ## Start the whole system with the bundled model; ctrl-C stops it (UP_ARGS='-f folder --runners 2').
 	@$(BIN)/motet up $(UP_ARGS)
 
-down: venv  ## Stop a system that was started with --detach.
+down: $(TO_RUN)  ## Stop a system that was started with --detach.
 	@$(BIN)/motet down $(DOWN_ARGS)
 
-status: venv  ## Show services, pools and adapters.
+status: $(TO_RUN)  ## Show services, pools and adapters.
 	@$(BIN)/motet status $(STATUS_ARGS)
 
-test: venv  ## Run every test this machine can run (KUBE=no: none of a cluster; TEST_ARGS='-k name' narrows it).
+test: venv  ## Run the tests that this machine can run, without the long ones (KUBE=no: none of a cluster; TEST_ARGS='-k name').
 	@$(BIN)/python -m tools.gate $(if $(filter no,$(KUBE)),--no-kube) $(GATE_ARGS) -- $(TEST_ARGS)
 
 lint: venv  ## Format, lint, types, import contracts, the newest commit's subject.
@@ -86,7 +100,7 @@ generate: venv  ## Write the generated files again: gRPC modules, CRDs, the char
 site: venv  ## Build the pages of docs/ into build/site, which a browser opens without a server.
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
-train: venv  ## Train the bundled model and its adapters again (about half an hour on two cores).
+train: venv  ## Train the bundled model and its adapters again (about a quarter of an hour on two cores).
 	@$(BIN)/python examples/demo/train.py $(TRAIN_ARGS)
 
 clean:  ## Remove caches and build results; .venv and state directories stay.
