@@ -1,4 +1,4 @@
-"""`make test`: every test that this machine can run, in lanes side by side, with one closing line for all of them.
+"""`make test`: the tests that this machine can run, in lanes side by side, with one closing line for all of them.
 
     python -m tools.gate [--no-kube] [--leave-out-untouched] [--slowest N] [--rerun N] [-- arguments of pytest]
 
