@@ -21,7 +21,7 @@ esac
 """
 """Whatever the Makefile calls: it notes how, and does as little as keeps the Makefile going."""
 RUN_WORDS = ["up", "down", "status"]
-OTHER_WORDS = ["venv", "test", "lint", "format", "bench", "soak", "generate", "train"]
+OTHER_WORDS = ["venv", "test", "lint", "format", "bench", "soak", "generate", "site", "train"]
 TORCH, RUNNING, ALL = "torch", ".[local]", ".[dev]"
 
 
@@ -137,7 +137,8 @@ def test_it_says_what_it_downloads_and_no_more(checkout: Checkout) -> None:
 
 
 def test_torch_may_come_from_an_index_of_its_own(checkout: Checkout) -> None:
-    assert "From https://example.com/cpu." in checkout.make("up", "TORCH_INDEX=https://example.com/cpu")
+    index = "https://example.com/cpu"
+    assert f"From {index}." in checkout.make("up", f"TORCH_INDEX={index}")
     of_torch, of_the_rest = re.findall(r"^python -m pip install (.*)$", checkout.calls.read_text(), re.MULTILINE)
-    assert "--index-url https://example.com/cpu torch>=" in of_torch
+    assert f"--index-url {index} torch>=" in of_torch
     assert "--index-url" not in of_the_rest
