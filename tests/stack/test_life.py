@@ -8,13 +8,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from motet.processes.linux import all_stats
-from tests.docs.blocks import Shell, blocks, matches
+from tests.docs.blocks import Python, Shell, blocks, type_page
 from tests.repo.tree import ROOT
 from tests.stack.harness import BUNDLED, MOTET, LocalStack, copy_of_bundled, free_port, running_stack, write_adapter
 
@@ -117,16 +116,10 @@ def test_the_front_page_shows_what_is_printed(shared: LocalStack, tmp_path: Path
     here = [replace(block, text=block.text.replace("http://127.0.0.1:8000", shared.url)) for block in blocks(README)]
     env = shared.environment()
     env |= {"PATH": f"{Path(sys.executable).parent}:{env['PATH']}", "MOTET_DATA_DIR": str(shared.data)}
+    typed = [block for block in here if block.kind in ("console", "python", "text") or block.text.startswith("curl ")]
+    assert [block.kind for block in typed] == ["sh", "console", "python", "text"]
     with Shell(tmp_path, scratch=tmp_path, env=env) as shell:
-        typed = [block for block in here if block.kind == "console" or block.text.startswith("curl ")]
-        assert len(typed) == 2
-        for block in typed:
-            shell.run(block)
-    shown = {block.text: after.text for block, after in pairwise(here) if block.kind == "python"}
-    assert len(shown) == 1
-    for program, prints in shown.items():
-        done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False)
-        assert matches(prints, done.stdout), done.stdout + done.stderr
+        type_page(typed, shell, Python())
 
 
 def test_what_is_stopped_is_replaced(shared: LocalStack) -> None:
