@@ -141,7 +141,8 @@ class NotFound(MotetError):
 
 
 class RateLimited(MotetError):
-    """The tenant has used up what the pool grants it for now. Wait for the time in `retry-after`."""
+    """The tenant has used up what it may use for now. Nothing answers this yet: quotas per tenant come later. Wait for
+    the time in `retry-after`."""
 
     mapping = ErrorMapping("rate_limit_exceeded", 429, "rate_limit_error", grpc.StatusCode.RESOURCE_EXHAUSTED, 1.0)
 
@@ -159,7 +160,8 @@ class PoolSaturated(Overloaded):
 
 
 class AdapterLoading(Overloaded):
-    """The adapter is being fetched or checked. Try again in a moment."""
+    """The adapter is being fetched or checked. Nothing answers this yet: a request waits for its adapter instead. Try
+    again in a moment."""
 
     mapping = ErrorMapping("adapter_loading", 503, "overloaded_error", grpc.StatusCode.UNAVAILABLE, 2.0)
 

@@ -1,6 +1,8 @@
 """The ASGI application: routes, middleware, and one shape for every error."""
 
+from functools import partial
 from http import HTTPStatus
+from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -15,7 +17,7 @@ from motet_gateway.errors import MethodNotAllowed, error_response
 from motet_gateway.gateway import Gateway
 from motet_gateway.identity.authentication import Authentication
 from motet_gateway.middleware import CRASHED, LocalHostsOnly, RequestContext
-from motet_gateway.routes.generate import GenerateRoutes, describe
+from motet_gateway.routes.generate import GenerateRoutes
 from motet_gateway.routes.models import model_routes
 from motet_gateway.routes.probes import probe_routes
 from motet_gateway.routes.tokens import token_routes
@@ -26,12 +28,20 @@ def build_app(gateway: Gateway, registry: CollectorRegistry) -> ASGIApp:
     app.include_router(model_routes(gateway))
     app.include_router(token_routes(gateway))
     app.include_router(probe_routes(gateway, registry))
-    app.openapi = lambda: describe(FastAPI.openapi(app))  # type: ignore[method-assign]
+    app.openapi = partial(_description, metrics=gateway.settings.metrics_dir is not None)  # type: ignore[method-assign]
     add_error_handlers(app)
     guarded: ASGIApp = Authentication(GenerateRoutes(app, gateway), gateway.access, gateway.metrics)
     if gateway.settings.is_local:
         guarded = LocalHostsOnly(guarded, allowed=gateway.settings.allowed_hosts)
     return RequestContext(guarded)
+
+
+def _description(*, metrics: bool) -> dict[str, Any]:
+    from motet_gateway.openapi import (
+        document,
+    )  # its models take time to make, which nobody should wait for at the start
+
+    return document(metrics=metrics)
 
 
 def add_error_handlers(app: FastAPI) -> None:

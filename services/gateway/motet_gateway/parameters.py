@@ -37,16 +37,18 @@ the request."""
 
 
 class StreamOptions(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True)
+    model_config = ConfigDict(extra="ignore", strict=True, use_attribute_docstrings=True)
 
     include_usage: bool = False
+    """One more event before `[DONE]` has the usage of the whole answer."""
     continuous_usage_stats: bool = False
+    """Every event has the usage so far."""
 
 
 class Body(BaseModel):
     """What chat and plain completions have in common."""
 
-    model_config = ConfigDict(extra="allow", strict=True)
+    model_config = ConfigDict(extra="allow", strict=True, use_attribute_docstrings=True)
 
     hints: ClassVar[frozenset[str]] = frozenset({
         "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "metadata", "store", "verbosity",
@@ -55,30 +57,57 @@ class Body(BaseModel):
     """Known, and without effect here or checked elsewhere: no reason to count them as unknown."""
 
     model: str = Field(min_length=1, max_length=LONGEST_MODEL_NAME)
+    """A name that `GET /v1/models` lists."""
     stream: bool | None = None
+    """Send the answer as server-sent events."""
     stream_options: StreamOptions | None = None
+    """Only with `stream: true`; ignored otherwise."""
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
+    """How many choices, each an answer of its own, for each prompt."""
     max_tokens: Annotated[int, Field(ge=1)] | None = None
+    """The most tokens of an answer. Unset, a chat answer may fill the context, and a completion has 16."""
     min_tokens: Annotated[int, Field(ge=0)] | None = None
+    """No answer ends before it has so many tokens. At most what the answer may have."""
     temperature: Annotated[float, Field(ge=0, le=10)] | None = None
+    """0 always takes the most likely token. Unset: the model's own default."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Sample from the most likely tokens that together have this probability. Unset: the model's own default."""
     top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    """Sample from so many of the most likely tokens; 0 and -1 from all. Unset: the model's own default."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Leave out tokens below this part of the most likely token's probability. Unset: the model's own default."""
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    """Lowers tokens that the answer already has, once each."""
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    """Lowers tokens that the answer already has, as often as it has them."""
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    """Divides what prompt and answer already have; 1 changes nothing. Unset: the model's own default."""
     logit_bias: Annotated[dict[str, Any], Field(max_length=MOST_LOGIT_BIASES)] | None = None
+    """By token id: what to add to the token, -100 to 100."""
     seed: int | None = None
+    """Makes sampling repeatable: any integer."""
     stop: Any = None
+    """The answer ends before the first of these strings. One string or up to 16, each of 1 to 256 characters."""
     stop_token_ids: Annotated[TokenIds, Field(max_length=MOST_STOP_TOKENS)] | None = None
+    """The answer ends before the first of these tokens."""
     include_stop_str_in_output: bool | None = None
+    """Keep the stop string in the answer."""
     ignore_eos: bool | None = None
+    """Go on past the token with which the model ends an answer."""
     skip_special_tokens: bool | None = None
+    """Leave special tokens out of the text. Unset: true."""
     truncate_prompt_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Keep only so many tokens of the prompt, those at its end."""
     add_special_tokens: bool | None = None
+    """Let the tokenizer add its special tokens to the prompt. Unset: true for a completion and for `/tokenize` with a
+    prompt, false for a chat, whose template has them."""
     priority: int | None = None
+    """Below 0: before others. Above 0: after others. Never above what the adapter's manifest grants."""
     service_tier: str | None = None
+    """`priority` goes first; `flex` and `batch` go last; the others are as usual. Never above what the adapter's
+    manifest grants."""
     response_format: Any = None
+    """Only `{"type": "text"}` is supported."""
 
     def unknown_fields(self) -> int:
         return sum(name not in self.hints for name in self.model_extra or ())
@@ -121,17 +150,29 @@ class Body(BaseModel):
 
 class ChatBody(Body):
     messages: Messages
+    """The conversation. `content` is a string, or a list of parts of type `text`."""
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    """The newer name of `max_tokens`; of both, this one counts."""
     logprobs: bool | None = None
+    """Return the log probability of each token."""
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
+    """So many alternatives for each token. Needs `logprobs: true`."""
     add_generation_prompt: bool | None = None
+    """Let the template begin the assistant's message. Unset: true, unless `continue_final_message` is set."""
     continue_final_message: bool | None = None
+    """Go on with the last message, which must be the assistant's."""
     chat_template_kwargs: dict[str, Any] | None = None
+    """Variables for the model's chat template."""
     tools: Any = None
+    """Not supported; only an empty list."""
     tool_choice: Any = None
+    """Tools are not supported."""
     functions: Any = None
+    """Not supported; only an empty list."""
     function_call: Any = None
+    """Tools are not supported."""
     modalities: Any = None
+    """Only `["text"]`."""
 
     def refuse_unsupported(self) -> None:
         super().refuse_unsupported()
@@ -173,8 +214,11 @@ class ChatBody(Body):
 
 class CompletionBody(Body):
     prompt: Any
+    """A string, a list of up to 128 strings, a list of token ids, or up to 128 such lists."""
     logprobs: Annotated[int, Field(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
+    """Return the log probability of each token and of so many alternatives."""
     echo: bool | None = None
+    """Put the prompt before the answer. Not with `stream` or `logprobs`."""
 
     def refuse_unsupported(self) -> None:
         super().refuse_unsupported()
@@ -213,16 +257,24 @@ class CompletionBody(Body):
 
 
 class TokenizeBody(BaseModel):
-    model_config = ConfigDict(extra="allow", strict=True)
+    model_config = ConfigDict(extra="allow", strict=True, use_attribute_docstrings=True)
 
     model: Annotated[str, Field(min_length=1, max_length=LONGEST_MODEL_NAME)] | None = None
+    """May be left out where only one base model is served."""
     prompt: str | None = None
+    """The text to count. Either this or `messages`."""
     messages: Messages | None = None
+    """The conversation to count, after the model's chat template."""
     add_special_tokens: bool | None = None
+    """As in a request for an answer."""
     add_generation_prompt: bool | None = None
+    """As in `/v1/chat/completions`."""
     continue_final_message: bool | None = None
+    """As in `/v1/chat/completions`."""
     chat_template_kwargs: dict[str, Any] | None = None
+    """As in `/v1/chat/completions`."""
     return_token_strs: bool | None = None
+    """Return each token's text too."""
 
     def chat(self) -> ChatBody:
         """The same as a request for an answer: what that would refuse has no tokens to count either."""
@@ -237,10 +289,12 @@ class TokenizeBody(BaseModel):
 
 
 class DetokenizeBody(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True)
+    model_config = ConfigDict(extra="ignore", strict=True, use_attribute_docstrings=True)
 
     model: Annotated[str, Field(min_length=1, max_length=LONGEST_MODEL_NAME)] | None = None
+    """May be left out where only one base model is served."""
     tokens: TokenIds
+    """Token ids of the model's vocabulary."""
 
 
 AnyBody = TypeVar("AnyBody", bound=BaseModel)
@@ -378,7 +432,7 @@ _TIERS: dict[str, "common_pb2.RequestClass.ValueType"] = {
     "flex": common_pb2.REQUEST_CLASS_BATCH,
     "batch": common_pb2.REQUEST_CLASS_BATCH,
 }
-_USUAL_TIERS = ("auto", "default", "scale")
+TIERS = ("auto", "default", "scale", *_TIERS)
 
 
 def request_class(body: Body, most_urgent: "common_pb2.RequestClass.ValueType") -> "common_pb2.RequestClass.ValueType":
@@ -392,9 +446,7 @@ def request_class(body: Body, most_urgent: "common_pb2.RequestClass.ValueType") 
         wanted = common_pb2.REQUEST_CLASS_INTERACTIVE if body.priority < 0 else common_pb2.REQUEST_CLASS_BATCH
     else:
         tier = body.service_tier or "auto"
-        if tier not in _TIERS and tier not in _USUAL_TIERS:
-            raise InvalidRequest(
-                f"service_tier: must be one of {', '.join((*_USUAL_TIERS, *_TIERS))}", param="service_tier"
-            )
+        if tier not in TIERS:
+            raise InvalidRequest(f"service_tier: must be one of {', '.join(TIERS)}", param="service_tier")
         wanted = _TIERS.get(tier, usual)
     return max(wanted, granted)  # a higher number is less urgent

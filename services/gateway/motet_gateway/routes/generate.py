@@ -1,7 +1,5 @@
 """/v1/chat/completions and /v1/completions."""
 
-from typing import Any
-
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -58,29 +56,3 @@ class GenerateRoutes:
         if Headers(scope=scope).get("x-stainless-retry-count", "0") != "0":
             gateway.metrics.client_retries.inc()
         return AnswerResponse(gateway, caller, body)
-
-
-def describe(schema: dict[str, Any]) -> dict[str, Any]:
-    """Put both endpoints into an OpenAPI schema, which knows only what FastAPI validates by itself."""
-    schemas = schema.setdefault("components", {}).setdefault("schemas", {})
-    for path, kind in _BODIES.items():
-        body = kind.model_json_schema(ref_template="#/components/schemas/{model}")
-        schemas.update(body.pop("$defs", {}))
-        schemas[kind.__name__] = body
-        schema["paths"][path] = {
-            "post": {
-                "tags": ["answers"],
-                "operationId": kind.__name__.removesuffix("Body").lower(),
-                "requestBody": {
-                    "required": True,
-                    "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}},
-                },
-                "responses": {
-                    "200": {
-                        "description": "One JSON object, or server-sent events with `stream: true`",
-                        "content": {"application/json": {}, "text/event-stream": {}},
-                    }
-                },
-            }
-        }
-    return schema

@@ -52,7 +52,7 @@ def probe_routes(gateway: Gateway, registry: CollectorRegistry) -> APIRouter:
         content = await asyncio.to_thread(exposition, registry, others)
         return Response(content, headers={"content-type": CONTENT_TYPE_LATEST})
 
-    router.get("/metrics", include_in_schema=folder is not None)(metrics)
+    router.get("/metrics", include_in_schema=False)(metrics)
     endpoints["/metrics"] = metrics
 
     # Load generators look with HEAD first. Said apart, so that each operation keeps an id of its own in the schema.

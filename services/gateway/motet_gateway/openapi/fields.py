@@ -1,0 +1,71 @@
+"""Schemas of body fields that are checked by hand, and of which a model's annotation says less than is asked for."""
+
+from typing import Any
+
+from motet_gateway.parameters import LONGEST_STOP, MOST_PROMPTS, MOST_STOPS, TIERS
+
+Json = dict[str, Any]
+
+NULL: Json = {"type": "null"}
+STOP: Json = {"type": "string", "minLength": 1, "maxLength": LONGEST_STOP}
+TEXT: Json = {"type": "string", "minLength": 1}
+TOKENS: Json = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
+PART: Json = {
+    "type": "object",
+    "required": ["type", "text"],
+    "properties": {"type": {"enum": ["text", "input_text"]}, "text": {"type": "string"}},
+}
+MESSAGE: Json = {
+    "type": "object",
+    "required": ["role"],
+    "properties": {
+        "role": {**TEXT, "description": "`system`, `user`, `assistant`, or what else the model's template knows."},
+        "content": {
+            "anyOf": [{"type": "string"}, {"type": "array", "items": PART}, NULL],
+            "description": "Required unless the role is `assistant`.",
+        },
+    },
+}
+NOTHING: Json = {"anyOf": [{"type": "array", "maxItems": 0}, NULL]}
+NO_TOOL: Json = {"enum": ["none", "auto", None]}
+
+OF_BOTH: dict[str, Json] = {
+    "stop": {"anyOf": [STOP, {"type": "array", "maxItems": MOST_STOPS, "items": STOP}, NULL]},
+    "response_format": {
+        "anyOf": [{"type": "object", "required": ["type"], "properties": {"type": {"const": "text"}}}, NULL]
+    },
+    "service_tier": {"enum": [*TIERS, None]},
+}
+FIELDS: dict[str, dict[str, Json]] = {
+    "ChatBody": OF_BOTH
+    | {
+        "tools": NOTHING,
+        "functions": NOTHING,
+        "tool_choice": NO_TOOL,
+        "function_call": NO_TOOL,
+        "modalities": {"enum": [["text"], None]},
+    },
+    "CompletionBody": OF_BOTH
+    | {
+        "prompt": {
+            "anyOf": [
+                TEXT,
+                TOKENS,
+                {"type": "array", "minItems": 1, "maxItems": MOST_PROMPTS, "items": TEXT},
+                {"type": "array", "minItems": 1, "maxItems": MOST_PROMPTS, "items": TOKENS},
+            ]
+        }
+    },
+}
+"""By model and field."""
+
+
+def complete(schemas: dict[str, Json]) -> None:
+    """Put them in the place of what the annotations say."""
+    for model, fields in FIELDS.items():
+        properties = schemas[model]["properties"]
+        for name, schema in fields.items():
+            kept = ("title", "description", "default")
+            properties[name] = {key: value for key, value in properties[name].items() if key in kept} | schema
+        if "messages" in properties:
+            properties["messages"]["items"] = MESSAGE

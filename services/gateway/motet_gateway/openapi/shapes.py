@@ -1,0 +1,212 @@
+"""What clients get, as schemas. They only describe: answers are written by hand, and a test compares the two."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+FinishReason = Literal["stop", "length"]
+
+
+class Shape(BaseModel):
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+
+class Error(Shape):
+    message: str
+    """What is wrong and what to do, for people. It may change."""
+    type: str
+    """The family of the error, as OpenAI's clients know it."""
+    param: str | None
+    """The field of the request that is wrong, such as `messages[0].content`."""
+    code: str
+    """Which error it is, for programs. Codes are stable."""
+
+
+class ErrorBody(Shape):
+    """Every error has this shape. A stream that has begun sends it as its last event before `[DONE]`."""
+
+    error: Error
+
+
+class Usage(Shape):
+    prompt_tokens: int = Field(ge=0)
+    """Of all prompts of the request together."""
+    completion_tokens: int = Field(ge=0)
+    """Of all choices together."""
+    total_tokens: int = Field(ge=0)
+
+
+class TokenAlternative(Shape):
+    token: str
+    logprob: float
+    """At least -9999, which stands for minus infinity."""
+    bytes: list[int]
+    """Of the token in UTF-8. A character may need the bytes of several tokens."""
+
+
+class TokenLogprob(TokenAlternative):
+    top_logprobs: list[TokenAlternative]
+    """The most likely tokens at this place, as many as `top_logprobs` asks for."""
+
+
+class ChatLogprobs(Shape):
+    content: list[TokenLogprob]
+    refusal: None
+
+
+class ChatMessage(Shape):
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class ChatChoice(Shape):
+    index: int
+    """0 to `n` - 1."""
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    """Null unless the request asks for `logprobs`."""
+    finish_reason: FinishReason
+    """`stop`: the model ended it, or a stop string did. `length`: it has as many tokens as it may."""
+
+
+class ChatCompletion(Shape):
+    id: str
+    """`chatcmpl-` and the id in the header `x-motet-request`."""
+    object: Literal["chat.completion"]
+    created: int
+    """Seconds since 1970."""
+    model: str
+    """As the request names it."""
+    choices: list[ChatChoice]
+    system_fingerprint: str
+    """Changes with the weights that answer: those of the base model, and of the adapter's revision."""
+    usage: Usage
+
+
+class ChatDelta(Shape):
+    role: Literal["assistant"] = "assistant"
+    """In the first event of a choice only."""
+    content: str = ""
+    """What to add to the text."""
+
+
+class ChatChunkChoice(Shape):
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+    """Null until the last event of the choice."""
+
+
+class ChatCompletionChunk(Shape):
+    """One event of a stream."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    """Empty in the event that has the usage of the whole answer."""
+    system_fingerprint: str
+    usage: Usage | None = None
+    """Only with `stream_options`; null until there is one."""
+
+
+class CompletionLogprobs(Shape):
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+    """Where each token begins in the text, in characters."""
+
+
+class CompletionChoice(Shape):
+    index: int
+    """Choices of the first prompt come first: with two prompts and `n: 2`, 2 and 3 are of the second."""
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason
+
+
+class Completion(Shape):
+    id: str
+    """`cmpl-` and the id in the header `x-motet-request`."""
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    system_fingerprint: str
+    usage: Usage
+
+
+class CompletionChunkChoice(Shape):
+    index: int
+    text: str
+    """What to add to the text."""
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class CompletionChunk(Shape):
+    """One event of a stream."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChunkChoice]
+    system_fingerprint: str
+    usage: Usage | None = None
+    """Only with `stream_options`; null until there is one."""
+
+
+class Model(Shape):
+    id: str
+    """What a request puts into `model`."""
+    object: Literal["model"]
+    created: int
+    """When this gateway started, in seconds since 1970."""
+    owned_by: str
+    """The tenant of an adapter; `motet` for a base model."""
+    root: str | None
+    """Where the weights come from. Null for an adapter that another tenant shares."""
+    parent: str | None
+    """The base model of an adapter."""
+    max_model_len: int | None
+    """The most tokens of prompt and answer together. Null until a runner has loaded the model."""
+    permission: list[Any]
+    """Always empty; OpenAI's clients expect the field."""
+    tenant: str | None
+    revision: int | None
+    """The generation of the adapter's manifest."""
+    digest: str | None
+    """Of the bytes that serve."""
+    state: Literal["ready", "loading", "cold", "failed", "unknown"]
+    """`ready`: in memory. `cold`: its next request loads it. `loading`: a runner fetches, checks or loads it. `failed`:
+    it cannot be served; requests get the reason. `unknown`: the scheduler is newer than this gateway."""
+    rank: int | None
+    """Of an adapter, once it is checked."""
+
+
+class ModelList(Shape):
+    object: Literal["list"]
+    data: list[Model]
+    """Sorted by name."""
+
+
+class TokenCount(Shape):
+    count: int = Field(ge=0)
+    max_model_len: int
+    """The most tokens of prompt and answer together; 0 until a runner has loaded the model."""
+    tokens: list[int]
+    token_strs: list[str | None] = []
+    """Only with `return_token_strs`."""
+
+
+class Text(Shape):
+    prompt: str
+
+
+class Version(Shape):
+    version: str

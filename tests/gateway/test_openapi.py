@@ -1,0 +1,231 @@
+"""What /openapi.json says is what the gateway does: paths, bodies, answers, errors and headers."""
+
+import json
+from typing import Any
+
+import httpx2
+import pytest
+from fastapi import FastAPI
+from jsonschema import Draft202012Validator
+from prometheus_client import CollectorRegistry
+
+from motet_gateway.app import build_app
+from motet_gateway.openapi import document
+from motet_gateway.openapi.document import OPERATIONS
+from motet_gateway.routes import generate
+from tests.gateway.conftest import Served, serve
+from tests.support.mini_cluster import MiniCluster
+
+Json = dict[str, Any]
+
+API = document(metrics=True)
+SCHEMAS = API["components"]["schemas"]
+CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
+HELLO = [{"role": "user", "content": "Hello"}]
+STREAMED = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+
+
+def validator(schema: Json) -> Draft202012Validator:
+    return Draft202012Validator(schema | {"components": API["components"]})
+
+
+def complaints(schema: Json, value: object) -> list[str]:
+    return [f"{error.json_path}: {error.message}" for error in validator(schema).iter_errors(value)]
+
+
+def undescribed(schema: Json, value: object, where: str = "$") -> list[str]:
+    """Fields that are there and not in the description."""
+    schema = resolved(schema)
+    if isinstance(value, list):
+        return [one for item in value for one in undescribed(schema.get("items", {}), item, f"{where}[]")]
+    if not isinstance(value, dict):
+        return []
+    if "additionalProperties" in schema:
+        return []
+    own = schema.get("properties", {})
+    unknown = [f"{where}.{name}" for name in value.keys() - own.keys()]
+    return unknown + [
+        one for name in value.keys() & own.keys() for one in undescribed(own[name], value[name], f"{where}.{name}")
+    ]
+
+
+def resolved(schema: Json) -> Json:
+    if "anyOf" in schema:
+        (schema,) = [one for one in schema["anyOf"] if one != {"type": "null"}]
+    if "$ref" in schema:
+        schema = SCHEMAS[schema["$ref"].rpartition("/")[2]]
+    return schema
+
+
+def operation_of(path: str, method: str) -> Json:
+    at = "/v1/models/{model}" if path.startswith("/v1/models/") else path
+    found: Json = API["paths"][at][method.lower()]
+    return found
+
+
+def check(answer: httpx2.Response) -> None:
+    """Status, media type, body and headers of an answer are described."""
+    request = answer.request
+    described = operation_of(request.url.path, request.method)["responses"][str(answer.status_code)]
+    headers = {
+        name for name in answer.headers if name.startswith(("x-", "retry", "server-t", "www-", "allow", "cache"))
+    }
+    assert headers <= described["headers"].keys()
+    media = answer.headers.get("content-type", "").partition(";")[0]
+    if not media:
+        assert "content" not in described or not answer.content
+        return
+    schema = described["content"][media].get("schema")
+    for value in values(answer.text, media):
+        if isinstance(value, dict) and "error" in value:
+            assert value["error"]["code"] in described["description"]
+        if schema is not None:
+            assert complaints(schema, value) == []
+            assert undescribed(schema, value) == []
+
+
+def values(text: str, media: str) -> list[Any]:
+    if media == "application/json":
+        return [json.loads(text)]
+    lines = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
+    return [json.loads(line) for line in lines if line != "[DONE]"]
+
+
+def test_it_is_made_of_sound_schemas() -> None:
+    for schema in SCHEMAS.values():
+        Draft202012Validator.check_schema(schema)
+    ids = [one.id for one in OPERATIONS]
+    assert len(ids) == len(set(ids))
+    named = set(json.dumps(API).split('"#/components/schemas/')[1:])
+    assert {name.partition('"')[0] for name in named} == SCHEMAS.keys(), "each is used, and each that is used is there"
+
+
+def test_every_field_of_a_body_and_of_an_answer_is_explained_or_a_word_of_openais() -> None:
+    for one in OPERATIONS:
+        if one.body is not None:
+            fields = SCHEMAS[one.body.__name__]["properties"]
+            assert {name for name, field in fields.items() if not field.get("description")} == set(), one.path
+
+
+async def test_every_path_is_described_and_no_other(served: Served) -> None:
+    app: Any = build_app(served.gateway, CollectorRegistry())
+    while not isinstance(app, FastAPI):
+        app = app._app
+    routes = {
+        (route.path.replace(":path", ""), method.lower())
+        for router in [
+            app.router,
+            *[one.original_router for one in app.router.routes if hasattr(one, "original_router")],
+        ]
+        for route in router.routes
+        for method in getattr(route, "methods", None) or ()
+        if method != "HEAD"
+    }
+    assert routes | {(path, "post") for path in generate._BODIES} == {(one.path, one.method) for one in OPERATIONS}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": HELLO, "max_tokens": 4}),
+        (CHAT, {"messages": HELLO, "max_tokens": 4, "n": 2, "logprobs": True, "top_logprobs": 2}),
+        (CHAT, {"messages": HELLO, "max_tokens": 4, "logprobs": True, "top_logprobs": 1, **STREAMED}),
+        (CHAT, {"messages": HELLO, "max_tokens": 4, "stream": True}),
+        (PLAIN, {"prompt": "Hello", "max_tokens": 4, "echo": True}),
+        (PLAIN, {"prompt": ["a", "b"], "max_tokens": 4, "logprobs": 2}),
+        (PLAIN, {"prompt": "Hello", "max_tokens": 4, "logprobs": 1, **STREAMED}),
+        ("/tokenize", {"prompt": "Hello", "return_token_strs": True}),
+        ("/tokenize", {"messages": HELLO}),
+        ("/detokenize", {"tokens": [1, 2]}),
+    ],
+)
+async def test_an_answer_to_a_body_is_as_described(served: Served, path: str, body: Json) -> None:
+    answer = await served.http.post(path, json={"model": "legal"} | body)
+    assert answer.status_code == 200, answer.text
+    check(answer)
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/tiny", "/v1/models/legal", "/version", "/health", "/ping"])
+async def test_an_answer_to_a_question_is_as_described(served: Served, path: str) -> None:
+    answer = await served.http.get(path)
+    assert answer.status_code == 200
+    check(answer)
+
+
+async def test_what_is_served_is_the_description(served: Served) -> None:
+    answer = await served.http.get("/openapi.json")
+    check(answer)
+    assert answer.json() == document(metrics=False)
+    assert answer.json()["paths"].keys() | {"/metrics"} == API["paths"].keys()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("GET", "/v1/models/nobody", None, 404),
+        ("POST", CHAT, {"model": "nobody", "messages": HELLO}, 404),
+        ("POST", CHAT, {"model": "tiny", "messages": HELLO, "tools": [{}]}, 400),
+        ("POST", CHAT, {"model": "tiny", "messages": [{"role": "user", "content": "fox " * 600}]}, 400),
+        ("POST", PLAIN, {"model": "tiny", "prompt": ""}, 400),
+        ("POST", "/tokenize", {"model": "nobody", "prompt": "x"}, 404),
+        ("POST", "/detokenize", {"model": "tiny", "tokens": [99999]}, 400),
+    ],
+)
+async def test_a_refusal_is_as_described(
+    served: Served, method: str, path: str, body: Json | None, status: int
+) -> None:
+    answer = await served.http.request(method, path, json=body)
+    assert answer.status_code == status
+    check(answer)
+
+
+async def test_what_concerns_the_connection_and_the_gateway_is_as_described(cluster: MiniCluster) -> None:
+    async with serve(cluster, max_live_requests=2, max_body_bytes=1000) as served:
+        http = served.http
+        answers = {
+            403: await http.get("/version", headers={"host": "evil.example"}),
+            413: await http.post(CHAT, json={"model": "x" * 1000}),
+            415: await http.post(CHAT, content=b"{}", headers={"content-type": "text/plain"}),
+            503: await http.post(PLAIN, json={"model": "tiny", "prompt": "x", "n": 3}),
+        }
+    for status, answer in answers.items():
+        assert answer.status_code == status
+        check(answer)
+
+
+FIELDS: list[tuple[str, Json]] = [
+    *((CHAT, {"stop": stop}) for stop in (None, "a", ["a", "b"], [], "", [""], ["a"] * 17, 5, "x" * 257)),
+    *((CHAT, {"service_tier": tier}) for tier in (None, "auto", "priority", "gold")),
+    *((CHAT, {"tools": tools}) for tools in (None, [], [{"type": "function"}])),
+    *((CHAT, {"tool_choice": choice}) for choice in (None, "none", "auto", "required")),
+    *((CHAT, {"modalities": modalities}) for modalities in (None, ["text"], ["audio"], [], ["text", "text"])),
+    *((CHAT, {"response_format": form}) for form in (None, {"type": "text"}, {"type": "json_object"}, {})),
+    *((CHAT, {"n": n}) for n in (1, 8, 9, 0, "1")),
+    *((CHAT, {"temperature": value}) for value in (0, 10, 10.1, -1, "hot")),
+    *((CHAT, {"top_p": value}) for value in (0, 0.1, 1)),
+    *((CHAT, {"messages": [message]}) for message in ({"role": "user"}, {"content": "x"}, "x", HELLO[0])),
+    *(
+        (CHAT, {"messages": [{"role": "user", "content": content}]})
+        for content in ("x", [{"type": "text", "text": "x"}])
+    ),
+    (CHAT, {"messages": []}),
+    (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}),
+    *(
+        (PLAIN, {"prompt": prompt})
+        for prompt in ("x", ["x"], [1], [[1], [2]], "", [], [-1], ["a", [1]], {}, ["a"] * 129)
+    ),
+    *((PLAIN, {"logprobs": value}) for value in (0, 20, 21)),
+]
+ROLE_ALONE = {"messages": [{"role": "user"}]}
+"""Allowed by the schema: whether content is required depends on the role."""
+
+
+@pytest.mark.parametrize(("path", "body"), FIELDS, ids=str)
+async def test_the_description_takes_what_the_gateway_takes(served: Served, path: str, body: Json) -> None:
+    asked = {"messages": HELLO} if path == CHAT else {"prompt": "x"}
+    whole = {"model": "tiny", "max_tokens": 1} | asked | body
+    (content,) = operation_of(path, "post")["requestBody"]["content"].values()
+    allowed = not complaints(content["schema"], whole)
+    answer = await served.http.post(path, json=whole)
+    assert answer.status_code in (200, 400)
+    assert allowed is (answer.status_code == 200 or body == ROLE_ALONE)
