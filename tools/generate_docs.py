@@ -1,4 +1,4 @@
-"""Write docs/reference from the code (`make generate`): settings, metrics, errors, manifest fields, CRDs.
+"""Write docs/reference from the code (`make generate`): API, settings, metrics, errors, manifest fields, CRDs.
 
 What has no explanation where it is defined is refused here, so nothing stays unexplained. The result is committed;
 tests/repo writes it again and compares. `--out DIR` writes elsewhere.
@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import inspect
 import json
+import re
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -23,6 +24,9 @@ from prometheus_client.metrics import MetricWrapperBase
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 from pydantic_settings import BaseSettings
+
+import motet_gateway.errors
+from motet.errors import TABLE, MotetError
 
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "docs" / "reference"
@@ -39,6 +43,10 @@ PACKAGES = {
 }
 
 NOTE = "<!-- Written by tools/generate_docs.py (`make generate`). Change the code, not this page. -->\n"
+
+
+Schema = dict[str, Any]
+Schemas = dict[str, Schema]
 
 
 def module_of(package: str, name: str) -> ModuleType | None:
@@ -160,17 +168,25 @@ def metrics_page() -> str:
     ]
     for package, title in PACKAGES.items():
         module = module_of(package, "metrics")
-        if module is not None and hasattr(module, "Metrics"):
-            parts += [f"## {title}\n", table(["metric", "type", "labels", "meaning"], metrics_of(module))]
+        if module is not None and (rows := metrics_of(module)):
+            parts += [f"## {title}\n", table(["metric", "type", "labels", "meaning"], rows)]
     return "\n".join(parts)
 
 
 # Errors --------------------------------------------------------------------------------------------------------------
 
 
-def errors_page() -> str:
-    from motet.errors import TABLE
+def errors_by_code() -> dict[str, type[MotetError]]:
+    """Those of every process, and those that only the gateway answers."""
+    own = [kind for kind in vars(motet_gateway.errors).values() if inspect.isclass(kind)]
+    return TABLE | {
+        kind.mapping.code: kind
+        for kind in own
+        if kind.__module__ == motet_gateway.errors.__name__ and issubclass(kind, MotetError)
+    }
 
+
+def errors_page() -> str:
     parts = [
         NOTE,
         "# Errors\n",
@@ -179,11 +195,11 @@ def errors_page() -> str:
         to do.""")
         + "\n",
     ]
-    for name, kind in sorted(TABLE.items()):
+    for name, kind in sorted(errors_by_code().items()):
         row = kind.mapping
         meaning = vars(kind).get("__doc__")
         if not meaning:
-            sys.exit(f"motet.errors.{kind.__name__} has no docstring: say what happened and what to do")
+            sys.exit(f"{kind.__module__}.{kind.__name__} has no docstring: say what happened and what to do")
         retry = f"after {row.retry_after:g} s, unless the answer says otherwise" if row.retry_after else "will not help"
         parts += [
             f"## {name}\n",
@@ -191,6 +207,169 @@ def errors_page() -> str:
             f"HTTP {row.http} · type `{row.type}` · gRPC `{row.grpc.name}` · trying again {retry}\n",
         ]
     return "\n".join(parts)
+
+
+# API -----------------------------------------------------------------------------------------------------------------
+
+
+def api_page() -> str:
+    from motet_gateway.openapi import document
+    from motet_gateway.openapi.document import OPERATIONS
+    from motet_gateway.parameters import Body
+    from motet_gateway.settings import Settings
+    from motet_gateway.unsupported_parameters import UNSUPPORTED
+
+    described = document(metrics=True)
+    schemas = described["components"]["schemas"]
+    body_mib, counted_mib = (
+        Settings.model_fields[name].default // 2**20 for name in ("max_body_bytes", "max_counted_bytes")
+    )
+    overview, sections = [], []
+    for one in OPERATIONS:
+        heading, said = f"{one.method.upper()} {one.path}", described["paths"][one.path][one.method]
+        scope = "no key" if one.keyless else code(one.scope) if one.scope else "any"
+        overview.append([f"[{heading}](#{anchor(heading)})", one.summary, scope])
+        sections += [f"## {heading}\n", *operation_section(said, schemas)]
+    failed = described["paths"]["/v1/models"]["get"]["responses"]["503"]["headers"]
+    without_effect = ", ".join(map(code, sorted(Body.hints - Body.model_fields.keys() - {"best_of", "suffix"})))
+    return "\n".join(
+        [
+            NOTE,
+            "# API\n",
+            flat("""What the gateway takes and answers over HTTP. OpenAI's clients work with it: give them the gateway's
+            address with `/v1` as the base URL. `/openapi.json` has the same description, for generators of clients.""")
+            + "\n",
+            table(["path", "what it does", "scope of the key"], overview),
+            "## What holds for every path\n",
+            inspect.cleandoc(f"""
+            - A gateway with keys asks for `authorization: Bearer <key>` ([API keys](../guides/keys.md)). A gateway
+              without keys ignores the header.
+            - A body is JSON with `content-type: application/json`. It may have {body_mib} MiB
+              (`MOTET_GATEWAY_MAX_BODY_BYTES`), for `/tokenize` and `/detokenize` {counted_mib} MiB
+              (`MOTET_GATEWAY_MAX_COUNTED_BYTES`).
+            - A field without a default may be null, which is the same as leaving it out.
+            - Every answer has the header `x-request-id`. Send your own to find the request in the gateway's log: 1 to
+              128 letters, digits, `.`, `_`, `:` or `-`.
+            - Every error has the body and the headers shown [below](#an-error), and a code from [errors](errors.md).
+            - Another path answers 404 with `not_found`, another method 405 with `method_not_allowed`.
+            """)
+            + "\n",
+            *sections,
+            "## An error\n",
+            table(["field", "value", "meaning"], answer_rows(schemas["ErrorBody"], schemas)),
+            header_table(failed),
+            "## Parameters of other servers\n",
+            flat("""Motet refuses these parameters of chat and plain completions with `unsupported_parameter`: it does
+            not have them, and without them the answer would not be what they ask for. It takes a value that asks for
+            nothing, such as null.""")
+            + "\n",
+            table(["parameter", "why"], [[code(name), why] for name, (why, _) in UNSUPPORTED.items()]),
+            f"Motet takes these, and they change nothing: {without_effect}.\n",
+            flat("""It ignores every other field that it does not know, and counts it in the metric
+            `motet_unknown_fields_total`.""")
+            + "\n",
+        ]
+    )
+
+
+def anchor(heading: str) -> str:
+    """As GitHub makes it."""
+    return re.sub(r"[^a-z0-9_ -]", "", heading.lower()).replace(" ", "-")
+
+
+def operation_section(said: Schema, schemas: Schemas) -> Iterator[str]:
+    end = "" if said["summary"].endswith("?") else "."
+    yield f"{said['summary']}{end} {said['description']}\n"
+    if "requestBody" in said:
+        yield "Body:\n"
+        rows = schema_rows(said["requestBody"]["content"]["application/json"]["schema"], schemas)
+        yield table(["field", "value", "default", "meaning"], list(rows))
+    answer = said["responses"]["200"]
+    for media, content in answer.get("content", {"nothing": {}}).items():
+        if "schema" in content:
+            yield "Each event of a stream:\n" if media == "text/event-stream" else "Answer:\n"
+            yield table(["field", "value", "meaning"], answer_rows(content["schema"], schemas))
+        else:
+            yield "Answer: 200 without a body.\n" if media == "nothing" else f"Answer: `{media}`.\n"
+    if own := {name: one for name, one in answer["headers"].items() if name != "x-request-id"}:
+        yield "Headers of the answer:\n"
+        yield header_table(own)
+    yield "Errors:\n"
+    refusals = ((status, one) for status, one in said["responses"].items() if status != "200")
+    yield table(["status", "code"], [[status, linked(one)] for status, one in refusals])
+
+
+def linked(response: Schema) -> str:
+    """The codes, each as a link to the page on errors."""
+    said: str = response["description"]
+    return re.sub(r"`(\w+)`", r"[`\1`](errors.md#\1)", said) if "content" in response else said
+
+
+def header_table(headers: Schemas) -> str:
+    return table(["header", "meaning"], [[code(name), one["description"]] for name, one in headers.items()])
+
+
+def answer_rows(schema: Schema, schemas: Schemas) -> list[list[str]]:
+    """Without the column for defaults: an answer has none."""
+    return [[where, value, meaning] for where, value, _, meaning in schema_rows(schema, schemas)]
+
+
+def schema_rows(schema: Schema, schemas: Schemas, path: str = "") -> Iterator[list[str]]:
+    """One row per field of an object, depth first."""
+    schema = dereferenced(schema, schemas)
+    for name, one in schema.get("properties", {}).items():
+        where = f"{path}.{name}" if path else name
+        default = code(json.dumps(one["default"])) if one.get("default") is not None else ""
+        default = "required" if name in schema.get("required", []) else default
+        yield [code(where), value_of(one, schemas), default, flat(one.get("description", ""))]
+        for choice in choices(one):
+            inner = dereferenced(choice, schemas)
+            yield from schema_rows(inner, schemas, where)
+            yield from schema_rows(inner.get("items", {}), schemas, f"{where}[]")
+
+
+def dereferenced(schema: Schema, schemas: Schemas) -> Schema:
+    return schemas[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+
+
+def choices(schema: Schema) -> list[Schema]:
+    """What it may be beside null."""
+    return [one for one in schema.get("anyOf", [schema]) if one != {"type": "null"}]
+
+
+def value_of(schema: Schema, schemas: Schemas) -> str:
+    """The type with its bounds, in words."""
+    if "anyOf" in schema:
+        said = " or ".join(value_of(one, schemas) for one in choices(schema))
+        # Of a field that may be left out, the page says once that null is the same.
+        return said + (" or null" if {"type": "null"} in schema["anyOf"] and "default" not in schema else "")
+    schema = dereferenced(schema, schemas)
+    if "enum" in schema or "const" in schema:
+        values = schema.get("enum", [schema.get("const")])
+        return ", ".join(code(json.dumps(one)) for one in values if one is not None)
+    match schema.get("type", "anything"):
+        case "array":
+            of = value_of(schema["items"], schemas) if schema.get("items") else "anything"
+            return f"list of {of}{sizes(schema.get('minItems'), schema.get('maxItems'))}"
+        case "string":
+            return f"string{sizes(schema.get('minLength'), schema.get('maxLength'), ' characters')}"
+        case "null":
+            return code("null")
+        case str(kind):
+            return kind + numbers(schema)
+    raise TypeError(schema)
+
+
+def numbers(schema: Schema) -> str:
+    low, above, high = (schema.get(name) for name in ("minimum", "exclusiveMinimum", "maximum"))
+    least = f" from {low:g}" if low is not None else f" above {above:g}" if above is not None else ""
+    return least + (f" to {high}" if high is not None else "")
+
+
+def sizes(least: int | None, most: int | None, what: str = "") -> str:
+    if most is not None:
+        return f" ({least} to {most}{what})" if least else f" (at most {most}{what})"
+    return " (not empty)" if least else ""
 
 
 # Manifests -----------------------------------------------------------------------------------------------------------
@@ -354,6 +533,7 @@ def conditions_page() -> str:
 
 
 PAGES = {
+    "api.md": api_page,
     "settings.md": settings_page,
     "metrics.md": metrics_page,
     "errors.md": errors_page,

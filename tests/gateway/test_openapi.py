@@ -14,7 +14,7 @@ from motet_gateway.openapi import document
 from motet_gateway.openapi.document import OPERATIONS
 from motet_gateway.routes import generate
 from tests.gateway.conftest import Served, serve
-from tests.support.mini_cluster import MiniCluster
+from tests.support.fake_services import FakeServices
 
 Json = dict[str, Any]
 
@@ -179,7 +179,7 @@ async def test_a_refusal_is_as_described(
     check(answer)
 
 
-async def test_what_concerns_the_connection_and_the_gateway_is_as_described(cluster: MiniCluster) -> None:
+async def test_what_concerns_the_connection_and_the_gateway_is_as_described(cluster: FakeServices) -> None:
     async with serve(cluster, max_live_requests=2, max_body_bytes=1000) as served:
         http = served.http
         answers = {
