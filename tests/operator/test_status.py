@@ -7,7 +7,7 @@ from tests.operator.builders import name, pool, view
 
 def test_a_following_operator_holds_what_was_wanted_last() -> None:
     scaling = {"mode": "Builtin", "minReplicas": 0, "maxReplicas": 5}
-    plan = reconcile(view(pools=[pool(autoscaling=scaling)], advice={name("demo"): ScalingAdvice(replicas=4)}))
+    plan = reconcile(view(pools=[pool(autoscaling=scaling)], scaling_advice={name("demo"): ScalingAdvice(replicas=4)}))
     document = status_document(plan, [], [], url="http://127.0.0.1:1", operator_pid=1)
     assert wanted_from(document) == {("default", "demo"): 4}
 

@@ -215,7 +215,7 @@ def test_a_condition_keeps_its_time_until_its_answer_changes() -> None:
     same = world(adapter(conditions=first.conditions))
     same = replace(same, now=later(60))
     assert condition(only(reconcile(same)).conditions, "Ready").last_transition_time == NOW
-    after = replace(same, known={name("legal"): SERVING})
+    after = replace(same, adapter_reports={name("legal"): SERVING})
     assert condition(only(reconcile(after)).conditions, "Ready").last_transition_time == later(60)
     assert condition(only(reconcile(after)).conditions, "Accepted").last_transition_time == NOW
 
@@ -452,15 +452,15 @@ def test_the_load_is_dated_once_whatever_else_is_said(spec: dict[str, Any], runn
     one = replace(place.adapters[0], conditions=first.conditions, last_load=first.last_load, loaded=first.loaded)
     looked_again = replace(place, adapters=(one,), now=later(60))
     assert only(reconcile(looked_again)) == first
-    on_another = replace(held, places=(*held.replicas, AdapterReplica(runner="s", tier="device", digest=DIGEST)))
-    assert only(reconcile(replace(looked_again, known={name("legal"): on_another}))).last_load == later(60)
+    on_another = replace(held, replicas=(*held.replicas, AdapterReplica(runner="s", tier="device", digest=DIGEST)))
+    assert only(reconcile(replace(looked_again, adapter_reports={name("legal"): on_another}))).last_load == later(60)
 
 
 def test_what_has_not_changed_is_not_judged_again() -> None:
     memory, place = ResultCache(), world(adapter("a"), adapter("b"), known={"a": SERVING})
     first = reconcile(place, memory)
     assert all(one is two for one, two in zip(first.adapters, reconcile(place, memory).adapters, strict=True))
-    changed = replace(place, known={**place.adapter_reports, name("b"): SERVING})
+    changed = replace(place, adapter_reports={**place.adapter_reports, name("b"): SERVING})
     again = reconcile(changed, memory)
     assert again.adapters[0] is first.adapters[0]
     assert again.adapters[1].ready

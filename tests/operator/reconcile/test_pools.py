@@ -101,7 +101,7 @@ def test_the_next_moment_is_the_earliest_that_is_still_to_come() -> None:
     serves, leaves = (instance(who, revision(one), ordinal=number) for number, who in enumerate(("a", "b")))
     assert reconcile(view(pools=[one], instances=[serves])).due is None
     assert reconcile(view(pools=[one], instances=[serves, draining(leaves)])).due == later(30)
-    condemned = replace(serves, condemned="it hangs", replace_at=later(5))
+    condemned = replace(serves, unhealthy="it hangs", replace_at=later(5))
     assert reconcile(view(pools=[one], instances=[condemned, draining(leaves)])).due == later(5)
     # One that is past its deadline and still there goes when it goes: nobody looks for that all the time.
     assert reconcile(view(pools=[one], instances=[serves, draining(leaves, draining_until=NOW)])).due is None
@@ -363,7 +363,7 @@ def moved(of: PoolObject, *members: RunnerInstance) -> tuple[int, list[str]]:
 
 def test_a_runner_on_a_cordoned_node_goes_once_another_serves_elsewhere() -> None:
     one = pool(replicas=1)
-    here = instance("here", revision(one), moving=True)
+    here = instance("here", revision(one), node_is_leaving=True)
     assert moved(one, here) == (2, [])
     there = instance("there", revision(one), ordinal=2, ready=False)
     assert moved(one, here, there) == (2, [])
@@ -378,7 +378,7 @@ def test_a_runner_on_a_cordoned_node_goes_once_another_serves_elsewhere() -> Non
 
 def test_runners_that_are_all_on_cordoned_nodes_move_one_at_a_time() -> None:
     one = pool(replicas=2)
-    members = [instance(name, revision(one), ordinal=number, moving=True) for number, name in enumerate("ab")]
+    members = [instance(name, revision(one), ordinal=number, node_is_leaving=True) for number, name in enumerate("ab")]
     assert moved(one, *members) == (3, [])
     members.append(instance("c", revision(one), ordinal=3))
     assert moved(one, *members) == (4, ["b"]), "the next comes while the first drains"
@@ -388,7 +388,7 @@ def test_runners_that_are_all_on_cordoned_nodes_move_one_at_a_time() -> None:
 
 def test_more_surge_moves_more_at_once() -> None:
     one = pool(replicas=3, updateStrategy={"maxSurge": 2})
-    members = [instance(name, revision(one), moving=True) for name in "abc"]
+    members = [instance(name, revision(one), node_is_leaving=True) for name in "abc"]
     assert moved(one, *members)[0] == 5
 
 
@@ -396,7 +396,7 @@ def test_more_surge_moves_more_at_once() -> None:
 def test_a_cordon_takes_nobody_away_even_where_some_may_be_missing(surge: int) -> None:
     """Maybe nothing fits elsewhere. Who drains the node may evict it: the pool's budget says so."""
     one = pool(replicas=1, updateStrategy={"maxSurge": surge, "maxUnavailable": 1})
-    assert moved(one, instance("here", revision(one), moving=True)) == (1 + surge, [])
+    assert moved(one, instance("here", revision(one), node_is_leaving=True)) == (1 + surge, [])
     assert moved(one) == (1, []), "evicted, it is made again elsewhere"
 
 
@@ -413,7 +413,7 @@ def test_a_node_that_is_uncordoned_again_keeps_its_runner_and_the_newest_goes() 
 def test_a_rollout_takes_runners_off_cordoned_nodes_first() -> None:
     before, after = pool(replicas=2), pool(replicas=2, engine={"maxLoraRank": 8})
     members = [
-        instance("a", revision(before), ordinal=1, moving=True),
+        instance("a", revision(before), ordinal=1, node_is_leaving=True),
         instance("b", revision(before), ordinal=2),
         instance("c", revision(after), ordinal=3),
     ]
@@ -427,7 +427,7 @@ def test_a_rollout_takes_runners_off_cordoned_nodes_first() -> None:
 def test_a_new_runner_on_a_node_that_is_cordoned_in_a_rollout_moves_too() -> None:
     before, after = pool(replicas=1), pool(replicas=1, engine={"maxLoraRank": 8})
     old = instance("old", revision(before), ordinal=1)
-    new = instance("new", revision(after), ordinal=2, moving=True)
+    new = instance("new", revision(after), ordinal=2, node_is_leaving=True)
     known = [runner_set(before)]
     plan = reconcile(view(pools=[after], instances=[old, new], runner_sets=known))
     assert [drain.instance for drain in plan.drains] == ["new"], "one of them makes room for the third"
@@ -438,19 +438,19 @@ def test_a_new_runner_on_a_node_that_is_cordoned_in_a_rollout_moves_too() -> Non
 
 def test_fewer_replicas_take_runners_off_cordoned_nodes_first() -> None:
     one = pool(replicas=1)
-    moving = instance("a", revision(one), ordinal=1, moving=True)
+    moving = instance("a", revision(one), ordinal=1, node_is_leaving=True)
     assert moved(one, moving, instance("b", revision(one), ordinal=2)) == (2, ["a"])
 
 
 def test_a_pool_at_zero_moves_nobody() -> None:
     one = pool(replicas=0)
     assert moved(one) == (0, [])
-    assert moved(one, instance("a", revision(one), moving=True)) == (1, ["a"])
+    assert moved(one, instance("a", revision(one), node_is_leaving=True)) == (1, ["a"])
 
 
 def test_a_pool_says_that_its_runners_move() -> None:
     one = pool(replicas=1)
-    here = instance("here", revision(one), moving=True)
+    here = instance("here", revision(one), node_is_leaving=True)
     (status,) = reconcile(view(pools=[one], instances=[here])).pools
     assert condition(status.conditions, "Progressing").reason == "RunnersMoving"
     assert condition(status.conditions, "Ready").holds
@@ -554,8 +554,8 @@ def test_whatever_happens_it_serves_as_it_can_and_arrives(
                 "ready": {"ready": True},
                 "dies": {"ready": False},
                 "drained": {"drained": True},
-                "cordon": {"moving": True},
-                "uncordon": {"moving": False},
+                "cordon": {"node_is_leaving": True},
+                "uncordon": {"node_is_leaving": False},
             }[what]
             if what != "drained" or one.draining_until is not None:
                 world.members[chosen] = replace(one, **change)
@@ -614,7 +614,7 @@ def test_the_last_old_runner_that_serves_nobody_takes_nobody_else_along() -> Non
     strategy = {"maxSurge": 0, "maxUnavailable": 1}
     back = pool(replicas=1, updateStrategy=strategy)
     other = revision(pool(replicas=1, engine={"maxLoraRank": 8}, updateStrategy=strategy))
-    cordoned = instance("cordoned", revision(back), ordinal=1, moving=True)
+    cordoned = instance("cordoned", revision(back), ordinal=1, node_is_leaving=True)
     starts = instance("starts", other, ordinal=2, ready=False)
     plan = reconcile(view(pools=[back], instances=[cordoned, starts]))
     assert [drain.instance for drain in plan.drains] == ["starts"]
@@ -637,7 +637,7 @@ def arrives(world: World) -> None:
 
 
 def condemned(**more: object) -> RunnerInstance:
-    return instance("demo-0", revision(pool()), condemned="its engine hangs", replace_at=later(5), **more)
+    return instance("demo-0", revision(pool()), unhealthy="its engine hangs", replace_at=later(5), **more)
 
 
 def replaced(plan: Plan) -> list[tuple[str, str]]:
@@ -663,7 +663,7 @@ def test_a_condemned_runner_that_drains_is_left_to_its_deadline() -> None:
 
 
 def test_a_pool_where_nothing_may_run_says_what_to_do() -> None:
-    plan = reconcile(view(pools=[replace(pool(), prepared=False)]))
+    plan = reconcile(view(pools=[replace(pool(), namespace_prepared=False)]))
     (status,) = plan.pools
     found = condition(status.conditions, "Accepted")
     assert (found.status, found.reason) == ("False", "NamespaceNotPrepared")
@@ -722,7 +722,7 @@ def test_adapters_and_slots_are_counted() -> None:
             pools=[one],
             instances=[instance("demo-0", revision(one))],
             adapters=[adapter("a"), adapter("b"), adapter("c"), adapter("d", poolRef={"name": "other"})],
-            known={name("a"): loaded, name("b"): broken},
+            adapter_reports={name("a"): loaded, name("b"): broken},
             slots={"demo-0": 8, "gone": 8},
         )
     )
@@ -747,7 +747,7 @@ def test_why_so_many_is_said_when_it_is_decided() -> None:
 
     def decided(before: PoolObject, replicas: int, reason: str) -> PoolStatus:
         advice = {name("demo"): ScalingAdvice(replicas=replicas, reason=reason)}
-        (status,) = reconcile(view(pools=[before], advice=advice)).pools
+        (status,) = reconcile(view(pools=[before], scaling_advice=advice)).pools
         return status
 
     first = decided(busy, 2, "90 requests wait")
