@@ -14,7 +14,9 @@ class _ReconcileMetrics:
             buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0),
             registry=registry,
         )
-        self.objects = Gauge("motet_objects", "Objects that are declared, by kind.", ["kind"], registry=registry)
+        self.objects = Gauge(
+            "motet_declared_objects", "Objects that are declared, by kind.", ["kind"], registry=registry
+        )
         self.ready_objects = Gauge("motet_ready_objects", "Those whose Ready is True.", ["kind"], registry=registry)
 
 
@@ -42,21 +44,23 @@ class ClusterMetrics(_ReconcileMetrics):
             "1 once pools, adapters and namespaces have been listed: before that nothing is done.",
             registry=registry,
         )
-        self.queue_depth = Gauge("motet_queue_depth", "Writes that wait for their turn.", registry=registry)
+        self.queue_depth = Gauge(
+            "motet_kubernetes_write_queue_depth", "Writes that wait for their turn.", registry=registry
+        )
         self.writes = Counter(
-            "motet_writes_total",
+            "motet_kubernetes_writes_total",
             "Writes by what they are and what came of them.",
             ["write", "outcome"],
             registry=registry,
         )
         self.api_requests = Counter(
-            "motet_api_requests_total",
+            "motet_kubernetes_api_requests_total",
             "Requests to the API server, by HTTP status; `none`: no answer came.",
             ["verb", "resource", "code"],
             registry=registry,
         )
         self.api_seconds = Histogram(
-            "motet_api_request_seconds",
+            "motet_kubernetes_api_request_seconds",
             "Seconds until the API server answered.",
             ["verb", "resource"],
             buckets=(0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0),
@@ -75,19 +79,19 @@ class ClusterMetrics(_ReconcileMetrics):
             registry=registry,
         )
         self.repairs = Counter(
-            "motet_cache_repairs_total",
+            "motet_watch_cache_repairs_total",
             "Objects that a periodic list knew better than the watch.",
             ["resource", "repair"],
             registry=registry,
         )
         self.rewinds = Counter(
-            "motet_store_rewinds_total",
+            "motet_kubernetes_store_rewinds_total",
             "Times that the API server's store had gone back to an earlier state: what was known was replaced.",
             ["resource"],
             registry=registry,
         )
         self.events = Counter(
-            "motet_events_total",
+            "motet_kubernetes_events_total",
             "Kubernetes Events, posted, merged into an earlier one, or dropped.",
             ["outcome"],
             registry=registry,

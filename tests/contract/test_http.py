@@ -565,4 +565,4 @@ async def test_figures_count_answers_tokens_and_unknown_fields(server: Server) -
     assert grown["motet_requests_total"] == 1
     assert grown["motet_tokens_total"] == content["usage"]["total_tokens"]
     assert grown["motet_time_to_first_token_seconds_count"] == 1
-    assert grown["motet_unknown_fields_total"] == 1
+    assert grown["motet_unknown_request_fields_total"] == 1

@@ -73,6 +73,12 @@ def test_metrics_on_pages_exist() -> None:
         assert named - known == set(), page
 
 
+def test_a_metric_belongs_to_one_process() -> None:
+    """Locally all of them stand on one page: the same name twice would be added up."""
+    names = re.findall(r"^\| `([\w:]+)`", (DOCS / "reference" / "metrics.md").read_text(), re.MULTILINE)
+    assert [name for name in set(names) if names.count(name) > 1] == []
+
+
 def test_fields_and_values_on_pages_exist() -> None:
     """Whatever is written with dots and backticks is a chart's value or a field of ours, or its last parts are."""
     known = chart_values() | {f"{kind}.{name}" for kind in ("spec", "status") for name in fields()}

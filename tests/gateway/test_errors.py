@@ -187,7 +187,7 @@ async def test_a_request_id_is_echoed_or_made(served: Served) -> None:
 async def test_unknown_fields_are_ignored_and_counted(served: Served) -> None:
     body = {"model": "tiny", "prompt": "x", "no_such_field": 1, "another": 2, "user": "me"}
     assert (await served.http.post("/v1/completions", json=body)).status_code == 200
-    assert served.registry.get_sample_value("motet_unknown_fields_total") == 2
+    assert served.registry.get_sample_value("motet_unknown_request_fields_total") == 2
 
 
 async def test_answers_say_how_their_time_was_spent(served: Served) -> None:

@@ -220,7 +220,7 @@ async def test_wrong_keys_are_all_answered_alike_and_the_rest_goes_on(
         seen = {(a.status_code, a.content, tuple(n for n, _ in a.headers.multi_items())) for a in refused}
         assert len(seen) == 1
         assert refused[0].status_code == 401
-        count = served.registry.get_sample_value("motet_refused_callers_total", {"code": "invalid_api_key"})
+        count = served.registry.get_sample_value("motet_authentication_failures_total", {"code": "invalid_api_key"})
         assert count == len(wrong)
 
 
@@ -252,7 +252,7 @@ async def test_as_many_wrong_keys_as_come_keep_nobody_else_out(cluster: FakeServ
             assert refused > before, "they came meanwhile"
         ended = True
         await asyncio.gather(*flooding)
-        count = served.registry.get_sample_value("motet_refused_callers_total", {"code": "invalid_api_key"})
+        count = served.registry.get_sample_value("motet_authentication_failures_total", {"code": "invalid_api_key"})
         assert count == refused
 
 

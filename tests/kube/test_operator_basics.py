@@ -57,12 +57,12 @@ def test_a_pool_owns_a_budget_that_follows_it_and_comes_back(
     cluster.wait_for(lambda: budget()["status"]["expectedPods"] == 2, "the controller to count its pods")
     assert budget()["spec"]["minAvailable"] == 2
     assert budget()["status"]["disruptionsAllowed"] == 0
-    written = operator.metric("motet_writes_total", write="poddisruptionbudget")
+    written = operator.metric("motet_kubernetes_writes_total", write="poddisruptionbudget")
     cluster.apply(home.pool("guarded", replicas=2, updateStrategy={"maxUnavailable": 1}))
     cluster.wait_for(lambda: budget()["spec"]["minAvailable"] == 1, "one that may be missing")
     before = budget()["metadata"]["uid"]
     cluster.kubectl("delete", "pdb", "guarded", f"--namespace={home.pools}")
     cluster.wait_for(lambda: budget()["metadata"]["uid"] != before, "it to be made again")
-    assert operator.metric("motet_writes_total", write="poddisruptionbudget") == written + 2
+    assert operator.metric("motet_kubernetes_writes_total", write="poddisruptionbudget") == written + 2
     (owner,) = budget()["metadata"]["ownerReferences"]
     assert owner["uid"] == cluster.get("spool", "guarded", f"--namespace={home.pools}")["metadata"]["uid"]

@@ -88,7 +88,7 @@ def test_row_3_a_watch_that_says_nothing_more_is_opened_anew(
         sees_changes(home, tenant, "while-it-speaks")
         door.mute_watches()
         sees_changes(home, tenant, "while-it-is-silent", within_s=75 * TIME_SCALE + 8)
-        assert operator.metric("motet_cache_repairs_total") == 0  # it was the watch that told
+        assert operator.metric("motet_watch_cache_repairs_total") == 0  # it was the watch that told
 
 
 def test_row_3_how_long_a_watch_has_said_nothing_is_a_metric(
@@ -129,9 +129,9 @@ def test_row_4_an_error_on_a_watch_is_followed_by_a_new_one(
         said = {"type": "ERROR", "object": status(code, "Expired")[1]}
         assert door.say_on_watches(said, last=True) == WATCHES
         cluster.wait_for(lambda: door.watches == WATCHES, "new watches")
-        repaired = operator.metric("motet_cache_repairs_total")
+        repaired = operator.metric("motet_watch_cache_repairs_total")
         sees_changes(home, tenant, f"after-{code}")
-        assert operator.metric("motet_cache_repairs_total") == repaired  # it was the watch that told
+        assert operator.metric("motet_watch_cache_repairs_total") == repaired  # it was the watch that told
         assert [one["metadata"]["uid"] for one in cluster.items("deployments", *where)] == uids
 
 
@@ -144,7 +144,8 @@ def test_row_5_an_event_that_never_came_is_made_up_for(
     with OperatorProcess(home, kubeconfig=door.kubeconfig, env=env) as operator:
         _lose_an_event(cluster, home, door, lost)
         cluster.wait_for(
-            lambda: operator.metric("motet_cache_repairs_total", resource="loraadapters", repair=repair), "the repair"
+            lambda: operator.metric("motet_watch_cache_repairs_total", resource="loraadapters", repair=repair),
+            "the repair",
         )
 
 

@@ -80,10 +80,10 @@ def test_when_nothing_changes_nothing_is_written_and_a_restart_writes_nothing_ei
 def writes_what_is_new(home: OperatorNamespaces, operator: OperatorProcess, tenant: str) -> None:
     """Where nobody leads nothing is written, either."""
     assert operator.metric("motet_operator_leader") == 1
-    name, before = f"new-{len(writes(home))}", operator.metric("motet_writes_total")
+    name, before = f"new-{len(writes(home))}", operator.metric("motet_kubernetes_writes_total")
     home.cluster.apply(home.adapter(name, tenant))
     home.cluster.wait_for(lambda: home.ready_reason("lora", name, tenant) == "WaitingForRunner")
-    assert operator.metric("motet_writes_total") > before
+    assert operator.metric("motet_kubernetes_writes_total") > before
 
 
 def test_what_belongs_to_tenants_is_left_as_they_made_it(cluster: Cluster, home: OperatorNamespaces) -> None:
@@ -112,7 +112,7 @@ def test_another_replica_takes_over(cluster: Cluster, home: OperatorNamespaces, 
         standby = other if leader is one else one
         cluster.apply(home.adapter("before", tenant, "nowhere"))
         cluster.wait_for(lambda: home.ready_reason("lora", "before", tenant))
-        assert standby.metric("motet_writes_total") == 0
+        assert standby.metric("motet_kubernetes_writes_total") == 0
         (leader.program.stop if polite else leader.program.kill)()
         cluster.apply(home.adapter("after", tenant, "nowhere"))
         cluster.wait_for(lambda: home.ready_reason("lora", "after", tenant), within_s=10)
@@ -228,7 +228,7 @@ def test_adapters_are_kept_when_their_definition_is_deleted_and_made_again(
     def alone() -> bool:
         """The operator knows of this adapter and no other: what other tests have left goes in its own time."""
         found = cluster.items("loraadapters", "--all-namespaces")
-        return len(found) == operator.metric("motet_objects", kind="LoRAAdapter") == 1
+        return len(found) == operator.metric("motet_declared_objects", kind="LoRAAdapter") == 1
 
     with OperatorProcess(home, env=env) as operator:
         cluster.apply(home.adapter("kept", tenant, "nowhere"))
@@ -239,10 +239,10 @@ def test_adapters_are_kept_when_their_definition_is_deleted_and_made_again(
             cluster.wait_for(lambda: "a kind is no longer served" in log.read_text(), "the loss to be seen")
             rounds = operator.metric("motet_reconciles_total")
             cluster.wait_for(lambda: operator.metric("motet_reconciles_total") >= rounds + 2, "another round")
-            assert operator.metric("motet_objects", kind="LoRAAdapter") == 1, "it is kept"
+            assert operator.metric("motet_declared_objects", kind="LoRAAdapter") == 1, "it is kept"
         cluster.apply(home.adapter("again", tenant, "nowhere"))
         cluster.wait_for(lambda: home.ready_reason("lora", "again", tenant))
-        assert operator.metric("motet_objects", kind="LoRAAdapter") == 2, "one that comes ends no other"
+        assert operator.metric("motet_declared_objects", kind="LoRAAdapter") == 2, "one that comes ends no other"
         operator.program.assert_alive()
 
 

@@ -81,7 +81,7 @@ def test_row_7_after_a_restore_of_etcd_the_operator_is_in_sync_without_a_restart
             within_s=IN_SYNC_WITHIN_S,
         )
         for resource in ("loraadapters", "servingpools", "deployments"):
-            assert operator.metric("motet_store_rewinds_total", resource=resource) >= 1
+            assert operator.metric("motet_kubernetes_store_rewinds_total", resource=resource) >= 1
         cluster.apply(home.adapter("changed-since", tenant, "kept", suspend=True))  # by a watch, and by no look
         cluster.wait_for(lambda: says("changed-since", "Suspended"), within_s=IN_SYNC_WITHIN_S)
         operator.program.assert_alive()

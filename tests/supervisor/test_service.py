@@ -47,7 +47,7 @@ async def test_sequences_that_outgrow_their_promises_are_extended_then_parked_an
         runner = await house.runner("r0", engines, supervisor_answer_seconds=PATIENT)
         await until(lambda: "r0" in house.control.supervisor_service.supervisor.runners)
         await all_right(await ask_long_ones(house, engines))
-        assert count(house, "extensions") > 0
+        assert count(house, "promise_extensions") > 0
         assert ordered_parks(house, "swap") + ordered_parks(house, "recompute") > 0
         assert count(house, "resume_orders") > 0
         assert runner.service.metrics.self_parks._value.get() == 0, "it was supervised, so it never had to help itself"
@@ -159,7 +159,9 @@ async def test_a_hung_engine_is_noticed_and_its_requests_go_on_elsewhere(folder)
         finally:
             engines[0].hung = False
         assert all(asked.moves == 1 for asked in house.gateway.asked.values())
-        assert house.control.supervisor_metrics.get_sample_value("motet_runners_condemned_total", {"seen": "hung"}) == 1
+        assert (
+            house.control.supervisor_metrics.get_sample_value("motet_runners_unhealthy_total", {"reason": "hung"}) == 1
+        )
 
 
 async def test_a_scheduler_that_was_away_hears_of_a_hung_runner_and_tells_the_operator(folder):

@@ -74,11 +74,13 @@ class Metrics:
             registry=registry,
         )
         self.replacements = Counter(
-            "motet_replacements", "Placed requests that lost their runner and were placed again.", registry=registry
+            "motet_requests_placed_again",
+            "Placed requests that lost their runner and were placed again.",
+            registry=registry,
         )
         self.cancelled = Counter("motet_cancelled_requests", "Requests whose client went away.", registry=registry)
         self.refused_callers = Counter(
-            "motet_refused_callers",
+            "motet_authentication_failures",
             "Requests with no API key, a wrong one (invalid_api_key), or one that nobody could check.",
             ("code",),
             registry=registry,
@@ -89,7 +91,7 @@ class Metrics:
             registry=registry,
         )
         self.unknown_fields = Counter(
-            "motet_unknown_fields", "Fields of request bodies that nobody knows, ignored.", registry=registry
+            "motet_unknown_request_fields", "Fields of request bodies that nobody knows, ignored.", registry=registry
         )
         self.client_retries = Counter(
             "motet_client_retries", "Requests that a client's library sent again.", registry=registry

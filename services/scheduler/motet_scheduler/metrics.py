@@ -17,14 +17,16 @@ class Metrics:
         self.moves = Counter("motet_moves_total", "Running requests that were placed elsewhere.", registry=registry)
         self.refusals = Counter("motet_refusals_total", "Requests refused, by code.", ["code"], registry=registry)
         self.losses = Counter("motet_lost_placements_total", "Placements that a gateway gave up.", registry=registry)
-        self.declines = Counter("motet_declines_total", "Placements that a runner declined.", registry=registry)
+        self.declines = Counter(
+            "motet_placement_declines_total", "Placements that a runner declined.", registry=registry
+        )
         self.failures = Counter(
             "motet_scheduler_failures_total",
             "Events on which deciding failed: each time the scheduler began anew.",
             registry=registry,
         )
         self.readmissions = Counter(
-            "motet_readmissions_total", "Parked requests let back in by the ledger.", registry=registry
+            "motet_resumes_allowed_total", "Parked requests let back in by the ledger.", registry=registry
         )
         self.decision_seconds = Histogram(
             "motet_scheduler_decision_seconds",

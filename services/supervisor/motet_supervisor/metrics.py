@@ -8,10 +8,10 @@ from motet_supervisor.policy.supervisor import Supervisor
 class Metrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.overflows = Counter(
-            "motet_overflows_total", "Sequences that came within a page of their promise.", registry=registry
+            "motet_supervisor_overflows_total", "Sequences that came within a page of their promise.", registry=registry
         )
         self.extensions = Counter(
-            "motet_extensions_total", "Promises that were made larger in place.", registry=registry
+            "motet_promise_extensions_total", "Promises that were made larger in place.", registry=registry
         )
         self.park_orders = Counter(
             "motet_park_orders_total", "Requests told to give way, by method.", ["method"], registry=registry
@@ -20,7 +20,7 @@ class Metrics:
             "motet_resume_orders_total", "Parked requests told to come back.", registry=registry
         )
         self.runners_lost = Counter(
-            "motet_runners_condemned_total", "Runners taken for dead, by what was seen.", ["seen"], registry=registry
+            "motet_runners_unhealthy_total", "Runners taken for dead, by what was seen.", ["reason"], registry=registry
         )
         self.watched = Gauge("motet_watched_runners", "Runners whose stream is up.", registry=registry)
         self.free = Gauge(

@@ -83,7 +83,7 @@ class Place:
         )
 
     def rewinds(self, kind: Kind) -> float:
-        return self.registry.get_sample_value("motet_store_rewinds_total", {"resource": kind.plural}) or 0.0
+        return self.registry.get_sample_value("motet_kubernetes_store_rewinds_total", {"resource": kind.plural}) or 0.0
 
 
 def adapters(number: int) -> list[Object]:
