@@ -109,6 +109,8 @@ def variable(kind: type[BaseSettings], name: str) -> str:
 
 
 def settings_page() -> str:
+    from motet.settings import RENAMED
+
     parts = [
         NOTE,
         "# Settings\n",
@@ -133,6 +135,12 @@ def settings_page() -> str:
                     sys.exit(f"{kind.__module__}.{kind.__name__}.{name} has no docstring under it: say what it changes")
                 rows.append([code(variable(kind, name)), default_of(field), flat(docstrings[name])])
             parts.append(table(["variable", "default", "meaning"], rows))
+    renamed = [[code(new), code(old)] for old, new in sorted(RENAMED.items(), key=lambda pair: pair[1])]
+    parts += [
+        "## Renamed\n",
+        "Where an old name is still set, the process ends with exit status 2 and says the new one.\n",
+        table(["variable", "old name"], renamed),
+    ]
     return "\n".join(parts)
 
 

@@ -30,7 +30,7 @@ class Settings(BaseSettings):
     poll_seconds: float = Field(1.0, gt=0)
     """How often files are looked at without being told of a change: notifications do not work everywhere."""
 
-    condemned_seconds: float = Field(5.0, ge=0)
+    unhealthy_seconds: float = Field(5.0, ge=0)
     """A runner that hangs or is silent may come back by itself for so long; then its process is killed and started
     again. Multiplied by MOTET_TIME_SCALE."""
 
@@ -102,7 +102,7 @@ class ClusterSettings(BaseSettings):
     """How long a new leader leaves the status of adapters and pools alone that the scheduler has not yet told it of.
     Multiplied by MOTET_TIME_SCALE."""
 
-    condemned_seconds: float = Field(5.0, ge=0)
+    unhealthy_seconds: float = Field(5.0, ge=0)
     """A runner that hangs or is silent may come back by itself for so long; then its pod is deleted and made again.
     Multiplied by MOTET_TIME_SCALE."""
 

@@ -11,7 +11,7 @@ import pytest
 from motet import service_main
 from motet.errors import SetupError
 from motet.service_main import run_until
-from motet.settings import Addresses, Database, ProcessSettings
+from motet.settings import RENAMED, Addresses, Database, ProcessSettings
 from tests.common.waiting import PATIENCE_S, until
 
 SERVE = """
@@ -89,6 +89,14 @@ def test_a_wrong_variable_is_named_with_its_value(name: str, value: str, said: s
         assert child.returncode == 2
         assert said in logged
         assert "Traceback" not in logged
+
+
+def test_a_variable_that_has_a_new_name_is_not_ignored() -> None:
+    old, new = next(iter(RENAMED.items()))
+    with process("fail", **{old: "1"}) as child:
+        _, logged = child.communicate(timeout=PATIENCE_S)
+        assert child.returncode == 2
+        assert logged.splitlines()[-1] == f"{old} is now called {new}: set that instead."
 
 
 def test_an_address_for_metrics_that_cannot_be_served_is_a_setup_error() -> None:

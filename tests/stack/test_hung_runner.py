@@ -37,7 +37,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalStack
     patience = REPORTS_AT_ONCE | {
         "MOTET_SUPERVISOR_HANG_SECONDS": str(HANG_S),
         "MOTET_SUPERVISOR_HEARTBEAT_SECONDS": "3",
-        "MOTET_OPERATOR_CONDEMNED_SECONDS": "1",
+        "MOTET_OPERATOR_UNHEALTHY_SECONDS": "1",
     }
     with running_stack(folder, manifests=folder / "manifests", env=patience) as stack:
         yield stack, base, voices

@@ -31,7 +31,7 @@ from tests.common.waiting import PATIENCE_S
 
 SCALE = 0.05
 
-NEVER_LOST = {"unsubmitted_seconds": 1000, "placed_seconds": 1000}
+NEVER_LOST = {"unsubmitted_seconds": 1000, "unlisted_seconds": 1000}
 """Seconds (× 0.05) until a placement that no report lists counts as lost. All parts are in this process: on a busy
 machine they are late, and nothing is lost."""
 

@@ -90,7 +90,7 @@ class ClusterOperator:
         self._denials = ObstacleLog()
         self._decider = Decider(
             settings.pool_namespaces,
-            timedelta(seconds=settings.condemned_seconds * self._scale),
+            timedelta(seconds=settings.unhealthy_seconds * self._scale),
             settings.rolling_pools,
             timedelta(seconds=settings.rollout_seconds * self._scale),
         )

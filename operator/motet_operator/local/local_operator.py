@@ -72,7 +72,7 @@ class LocalOperator:
         self._metrics = LocalMetrics(CollectorRegistry())  # until `run` brings the one that is served
         self._store_ready = predictor is not None and predictor.alive  # then somebody has migrated it before us
         earlier = self._status.read()
-        self._condemned_patience = timedelta(seconds=settings.condemned_seconds * process.time_scale)
+        self._condemned_patience = timedelta(seconds=settings.unhealthy_seconds * process.time_scale)
         self._silent_until = monotonic() + (TAKEOVER_SECONDS if earlier else 0.0)
         self._pool_conditions = conditions_from(earlier, "pools")
         self._wanted = wanted_from(earlier)

@@ -1,6 +1,7 @@
 """How a service's process begins and ends: signals, logging, metrics, and a clear last word when it cannot start."""
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
@@ -16,7 +17,7 @@ from pydantic_settings import BaseSettings, SettingsError
 from motet import tls
 from motet.errors import SetupError
 from motet.health import Health
-from motet.settings import ProcessSettings
+from motet.settings import RENAMED, ProcessSettings
 from motet.task_group import run_together
 from motet.telemetry import configure_logging, new_registry, serving_metrics
 
@@ -30,6 +31,9 @@ Read = TypeVar("Read", bound=BaseSettings)
 
 def read(kind: type[Read]) -> Read:
     """Settings from the environment. A wrong one ends the process with a sentence that names the variable."""
+    if old_names := sorted(RENAMED.keys() & os.environ.keys()):
+        _last_word("\n".join(f"{old} is now called {RENAMED[old]}: set that instead." for old in old_names))
+        sys.exit(SETUP_FAILED)
     try:
         return kind()
     except ValidationError as error:

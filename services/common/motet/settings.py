@@ -1,7 +1,7 @@
 """Settings that every process has. Each deployable derives its own class and explains each field where it stands.
 
 Values come from the environment, as MOTET_<FIELD> here and MOTET_<SERVICE>_<FIELD> in a service's own class; nothing
-else in the code reads the environment.
+else in the code reads the environment. A setting that gets another name leaves the old one in `RENAMED`.
 """
 
 from pathlib import Path
@@ -9,6 +9,15 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+RENAMED = {
+    "MOTET_CLUSTER_CONDEMNED_SECONDS": "MOTET_CLUSTER_UNHEALTHY_SECONDS",
+    "MOTET_OPERATOR_CONDEMNED_SECONDS": "MOTET_OPERATOR_UNHEALTHY_SECONDS",
+    "MOTET_RUNNER_HUNG_SECONDS": "MOTET_RUNNER_HANG_SECONDS",
+    "MOTET_SCHEDULER_PLACED_SECONDS": "MOTET_SCHEDULER_UNLISTED_SECONDS",
+}
+"""Old names of settings and what they are called now. A process that finds an old one does not start: a value that
+nothing reads must not look as if it had an effect."""
 
 
 class ProcessSettings(BaseSettings):

@@ -90,7 +90,7 @@ class RunnerService:
         self._sources = sources or Sources(settings, process, registry)
         self._folder = model or settings.model_folder()
         self._server: Server | None = None
-        self._progress = HangDetector(settings.hung_seconds)
+        self._progress = HangDetector(settings.hang_seconds)
         self._welcome = False
         health = health or Health()
         health.add_liveness_check(self._progress.hung_reason)

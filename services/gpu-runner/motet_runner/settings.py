@@ -173,7 +173,7 @@ class Settings(BaseSettings):
     """How long running answers may go on after SIGTERM. Nothing new is taken on meanwhile, what waits goes back at
     once, and what still runs at the end moves to another runner. 0: everything moves at once."""
 
-    hung_seconds: float = Field(60.0, gt=0)
+    hang_seconds: float = Field(60.0, gt=0)
     """An engine that has work and completes no step for this long counts as hung: /livez says so."""
 
     outbox_kib: int = Field(16 * 1024, ge=1)

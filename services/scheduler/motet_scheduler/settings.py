@@ -31,7 +31,7 @@ class Settings(BaseSettings):
     unsubmitted_seconds: float = Field(2.0, gt=0)
     """A placement that its runner does not list is given up after two reports and this long: it never arrived."""
 
-    placed_seconds: float = Field(10.0, gt=0)
+    unlisted_seconds: float = Field(10.0, gt=0)
     """A placement that its runner's reports do not list for so long, and of which its gateway says nothing, is taken
     back, and the request is placed again. Longer than a gateway's `connect_seconds` and a few reports, so that whoever
     knows better has spoken by then."""
@@ -78,7 +78,7 @@ class Settings(BaseSettings):
             tenants_examined=self.tenants_examined,
             startup_wait=self.settle_seconds * time_scale,
             unsubmitted_timeout=self.unsubmitted_seconds * time_scale,
-            unlisted_timeout=self.placed_seconds * time_scale,
+            unlisted_timeout=self.unlisted_seconds * time_scale,
             avoid_after_decline=self.avoid_seconds * time_scale,
             avoid_longest=20 * self.avoid_seconds * time_scale,
             forget_runner=self.forget_runner_seconds * time_scale,
