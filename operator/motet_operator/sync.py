@@ -282,13 +282,13 @@ class SchedulerSync:
         slots = report.capacity.adapter_slots
         resized, self.slots[identity.instance] = slots != self.slots.get(identity.instance), slots
         before = self.condemned.get(identity.instance)
-        if report.condemned and before is not None and before.incarnation == identity.incarnation:
+        if report.unhealthy and before is not None and before.incarnation == identity.incarnation:
             return resized or came_or_went  # also when its streams are given up at last: it hangs as before
         self.condemned.pop(identity.instance, None)
         # One whose streams were down first has died, as far as can be seen, and its successor may be loading.
-        if report.condemned and report.attached:
+        if report.unhealthy and report.attached:
             now = datetime.now(UTC)
-            self.condemned[identity.instance] = UnhealthyRunner(identity.incarnation, report.condemned, now)
+            self.condemned[identity.instance] = UnhealthyRunner(identity.incarnation, report.unhealthy, now)
             return True
         return before is not None or resized or came_or_went
 
@@ -303,8 +303,8 @@ def _knowledge(report: scheduler_pb2.AdapterReport) -> AdapterReport:
         failure_message=report.failure.message,
         failure_passes=report.failure.retry_after_seconds > 0,
         replicas=tuple(
-            AdapterReplica(runner=place.instance, tier=_TIERS.get(place.tier, "unknown"), digest=place.digest)
-            for place in sorted(report.places, key=lambda place: (place.instance, place.tier))
+            AdapterReplica(runner=replica.instance, tier=_TIERS.get(replica.tier, "unknown"), digest=replica.digest)
+            for replica in sorted(report.replicas, key=lambda replica: (replica.instance, replica.tier))
         ),
     )
 

@@ -13,7 +13,8 @@ def test_what_was_on_the_wire_keeps_its_number_its_name_and_its_type() -> None:
     ]
     assert not changed, (
         "an older peer would misread these. Give a new meaning a new field; to take one away, write `reserved` with "
-        f"its number in the message, and run `python -m tests.common.wire`: {changed}"
+        "its number in the message, and run `python -m tests.common.wire`. Names of fields and messages are not sent: "
+        f"where nothing but such a name changes, change its lines in {wire.RECORD.name} by hand: {changed}"
     )
 
 

@@ -301,7 +301,7 @@ async def test_a_stream_says_that_its_adapter_is_loading(cluster: FakeServices) 
         result = Read()
         task = asyncio.create_task(read(served, long_request(3, model="legal"), result))
         await eventually(lambda: runner.submits)
-        progress = runner_pb2.Progress(
+        progress = runner_pb2.SequenceProgress(
             request=runner.submits[0].request, epoch=1, state=common_pb2.SEQUENCE_STATE_LOADING, percent=40
         )
         (running,) = runner._running.values()

@@ -144,9 +144,9 @@ async def test_reports_become_knowledge_until_the_adapter_goes(tmp_path: Path) -
                     serving_digest=DIGEST,
                     certificate=scheduler_pb2.Certificate(digest=DIGEST, rank=8, target_modules=["q_proj"]),
                     failure=common_pb2.Failure(code="adapter_incompatible", message="no", reason="RankTooLarge"),
-                    places=[
-                        scheduler_pb2.AdapterPlace(instance="r1", tier=common_pb2.MEMORY_TIER_HOST, digest=DIGEST),
-                        scheduler_pb2.AdapterPlace(instance="r0", tier=common_pb2.MEMORY_TIER_DEVICE, digest=DIGEST),
+                    replicas=[
+                        scheduler_pb2.AdapterReplica(instance="r1", tier=common_pb2.MEMORY_TIER_HOST, digest=DIGEST),
+                        scheduler_pb2.AdapterReplica(instance="r0", tier=common_pb2.MEMORY_TIER_DEVICE, digest=DIGEST),
                     ],
                 )
             )
@@ -254,7 +254,7 @@ async def test_a_runner_is_condemned_until_the_scheduler_pardons_it_or_a_success
         def say(incarnation: str, why: str = "", *, attached: bool = True) -> None:
             identity = common_pb2.RunnerIdentity(instance="r0", incarnation=incarnation)
             room = common_pb2.Capacity(adapter_slots=4 if incarnation == "fourth" else 1)
-            report = scheduler_pb2.RunnerReport(runner=identity, attached=attached, condemned=why, capacity=room)
+            report = scheduler_pb2.RunnerReport(runner=identity, attached=attached, unhealthy=why, capacity=room)
             scheduler.outbox.put(scheduler_pb2.SyncDown(runner=report))
 
         say("first", "it hangs")
@@ -285,7 +285,7 @@ async def test_what_is_known_of_a_runner_goes_with_it(tmp_path: Path) -> None:
         def say(instance: str, *, attached: bool = True) -> None:
             identity = common_pb2.RunnerIdentity(instance=instance, incarnation="first")
             report = scheduler_pb2.RunnerReport(
-                runner=identity, attached=attached, condemned="it hangs", capacity=common_pb2.Capacity(adapter_slots=4)
+                runner=identity, attached=attached, unhealthy="it hangs", capacity=common_pb2.Capacity(adapter_slots=4)
             )
             scheduler.outbox.put(scheduler_pb2.SyncDown(runner=report))
 

@@ -182,7 +182,7 @@ async def test_a_scheduler_that_was_away_hears_of_a_hung_runner_and_tells_the_op
             await house.control.restart_scheduler()
             await until(lambda: "r0" in house.control.scheduler.runners)
             await until(lambda: house.control.scheduler.runners["r0"].hung, why="it is said again")
-            await until(lambda: house.operator.of("runner")[-1].condemned)
+            await until(lambda: house.operator.of("runner")[-1].unhealthy)
         finally:
             engines[0].step_seconds = 0.0
             engines[0].hung = False

@@ -126,7 +126,7 @@ class FakeRunner(runner_pb2_grpc.RunnerServicer):
         self.dies_after: int | None = None
         self.declines: list[common_pb2.Failure] = []
         self.fails_after: tuple[int, common_pb2.Failure] | None = None
-        self.progress: list[runner_pb2.Progress] = []
+        self.progress: list[runner_pb2.SequenceProgress] = []
         self._running: dict[str, Running] = {}
         self._book = AcceptedRequests()
         self._numbers = itertools.count(1)

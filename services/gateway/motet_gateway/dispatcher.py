@@ -265,7 +265,7 @@ class Dispatcher:
             case unknown:
                 log.debug("message not understood", sender="runner", kind=unknown)
 
-    def _progress(self, progress: runner_pb2.Progress) -> None:
+    def _progress(self, progress: runner_pb2.SequenceProgress) -> None:
         live = self._live.get(progress.request)
         if live is not None and live.generation.epoch == progress.epoch:
             live.generation.alone = progress.alone
@@ -449,7 +449,7 @@ def _tokens_of(live: _LiveChoice) -> tuple[str, int, int]:
     return live.order.tenant, len(live.order.prompt_ids), len(live.generation.delivered)
 
 
-def _waiting_for(progress: runner_pb2.Progress, order: GenerationRequest) -> str:
+def _waiting_for(progress: runner_pb2.SequenceProgress, order: GenerationRequest) -> str:
     percent = f" {progress.percent}%" if progress.percent else ""
     match progress.state:
         case common_pb2.SEQUENCE_STATE_LOADING:

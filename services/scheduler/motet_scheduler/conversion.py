@@ -419,8 +419,8 @@ def operator_message(effect: effects.OperatorEffect) -> scheduler_pb2.SyncDown:
                     state=_READINESS[effect.state],
                     certificate=_write_certificate(effect.certificate) if effect.certificate is not None else None,
                     failure=effect.failure.to_proto() if effect.failure is not None else None,
-                    places=[
-                        scheduler_pb2.AdapterPlace(
+                    replicas=[
+                        scheduler_pb2.AdapterReplica(
                             instance=instance,
                             tier=cast("common_pb2.MemoryTier.ValueType", int(tier)),
                             digest=digest,
@@ -439,7 +439,7 @@ def operator_message(effect: effects.OperatorEffect) -> scheduler_pb2.SyncDown:
                     running=effect.running,
                     waiting=effect.waiting,
                     pages_free=effect.pages_free,
-                    condemned=effect.condemned,
+                    unhealthy=effect.condemned,
                 )
             )
         case effects.ReportDesiredReplicas():

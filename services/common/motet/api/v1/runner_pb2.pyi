@@ -369,13 +369,13 @@ class Step(_message.Message):
     @_builtins.property
     def sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___SequenceStep]: ...
     @_builtins.property
-    def progress(self) -> _containers.RepeatedCompositeFieldContainer[Global___Progress]: ...
+    def progress(self) -> _containers.RepeatedCompositeFieldContainer[Global___SequenceProgress]: ...
     def __init__(
         self,
         *,
         number: _builtins.int = ...,
         sequences: _abc.Iterable[Global___SequenceStep] | None = ...,
-        progress: _abc.Iterable[Global___Progress] | None = ...,
+        progress: _abc.Iterable[Global___SequenceProgress] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -457,7 +457,7 @@ class TokenLogprobs(_message.Message):
 Global___TokenLogprobs: _TypeAlias = TokenLogprobs  # noqa: Y015
 
 @_typing.final
-class Progress(_message.Message):
+class SequenceProgress(_message.Message):
     """What a sequence without new tokens is doing; sent when it changes."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -488,7 +488,7 @@ class Progress(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Progress: _TypeAlias = Progress  # noqa: Y015
+Global___SequenceProgress: _TypeAlias = SequenceProgress  # noqa: Y015
 
 @_typing.final
 class SubmitDeclined(_message.Message):

@@ -1715,7 +1715,7 @@ class AdapterReport(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     CERTIFICATE_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
-    PLACES_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
     serving_digest: _builtins.str
     state: Global___AdapterReadiness.ValueType
     @_builtins.property
@@ -1727,7 +1727,7 @@ class AdapterReport(_message.Message):
         """of the newest revision"""
 
     @_builtins.property
-    def places(self) -> _containers.RepeatedCompositeFieldContainer[Global___AdapterPlace]: ...
+    def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___AdapterReplica]: ...
     def __init__(
         self,
         *,
@@ -1736,18 +1736,20 @@ class AdapterReport(_message.Message):
         state: Global___AdapterReadiness.ValueType = ...,
         certificate: Global___Certificate | None = ...,
         failure: _common_pb2.Failure | None = ...,
-        places: _abc.Iterable[Global___AdapterPlace] | None = ...,
+        replicas: _abc.Iterable[Global___AdapterReplica] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "failure", b"failure", "ref", b"ref"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "failure", b"failure", "places", b"places", "ref", b"ref", "serving_digest", b"serving_digest", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "failure", b"failure", "ref", b"ref", "replicas", b"replicas", "serving_digest", b"serving_digest", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AdapterReport: _TypeAlias = AdapterReport  # noqa: Y015
 
 @_typing.final
-class AdapterPlace(_message.Message):
+class AdapterReplica(_message.Message):
+    """A copy of it in a runner's memory."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     INSTANCE_FIELD_NUMBER: _builtins.int
@@ -1769,7 +1771,7 @@ class AdapterPlace(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___AdapterPlace: _TypeAlias = AdapterPlace  # noqa: Y015
+Global___AdapterReplica: _TypeAlias = AdapterReplica  # noqa: Y015
 
 @_typing.final
 class DesiredCapacity(_message.Message):
@@ -1842,13 +1844,13 @@ class RunnerReport(_message.Message):
     RUNNING_FIELD_NUMBER: _builtins.int
     WAITING_FIELD_NUMBER: _builtins.int
     PAGES_FREE_FIELD_NUMBER: _builtins.int
-    CONDEMNED_FIELD_NUMBER: _builtins.int
+    UNHEALTHY_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     attached: _builtins.bool
     running: _builtins.int
     waiting: _builtins.int
     pages_free: _builtins.int
-    condemned: _builtins.str
+    unhealthy: _builtins.str
     """why it is taken for dead; empty: it is not"""
     @_builtins.property
     def runner(self) -> _common_pb2.RunnerIdentity: ...
@@ -1864,11 +1866,11 @@ class RunnerReport(_message.Message):
         running: _builtins.int = ...,
         waiting: _builtins.int = ...,
         pages_free: _builtins.int = ...,
-        condemned: _builtins.str = ...,
+        unhealthy: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "runner", b"runner"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "attached", b"attached", "capacity", b"capacity", "condemned", b"condemned", "pages_free", b"pages_free", "runner", b"runner", "running", b"running", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "attached", b"attached", "capacity", b"capacity", "pages_free", b"pages_free", "runner", b"runner", "running", b"running", "unhealthy", b"unhealthy", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
