@@ -164,7 +164,7 @@ def test_the_notes_warn_of_gateways_that_ask_for_no_key_until_clients_are_named(
 @pytest.fixture
 def check() -> ModuleType:
     """The script of `helm test`."""
-    spec = importlib.util.spec_from_file_location("check", MOTET / "files" / "check.py")
+    spec = importlib.util.spec_from_file_location("helm_test", MOTET / "files" / "helm_test.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

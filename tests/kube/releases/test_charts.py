@@ -653,8 +653,8 @@ def check(release: Release, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (account / "namespace").write_text(release.system)
     (account / "ca.crt").write_text(authority(cluster))
     (pod,) = of_kind(of_the_test, "Pod")
-    (tmp_path / "check.py").write_text(pod["spec"]["containers"][0]["args"][0])
-    spec = importlib.util.spec_from_file_location("check", tmp_path / "check.py")
+    (tmp_path / "helm_test.py").write_text(pod["spec"]["containers"][0]["args"][0])
+    spec = importlib.util.spec_from_file_location("helm_test", tmp_path / "helm_test.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
