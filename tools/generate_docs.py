@@ -147,9 +147,19 @@ def settings_page() -> str:
 # Metrics -------------------------------------------------------------------------------------------------------------
 
 
-def metrics_of(module: ModuleType) -> list[list[str]]:
+def metrics_classes(package: str) -> Iterator[type]:
+    """Those of every module `metrics` in the package and in its subpackages."""
+    (folder,) = importlib.import_module(package).__path__
+    for path in sorted(Path(folder).rglob("metrics.py")):
+        name = ".".join((package, *path.relative_to(folder).with_suffix("").parts))
+        for value in vars(importlib.import_module(name)).values():
+            if isinstance(value, type) and value.__module__ == name and value.__name__.endswith("Metrics"):
+                yield value
+
+
+def metrics_of(package: str) -> list[list[str]]:
     rows: dict[str, list[str]] = {}
-    for kind in (value for name, value in vars(module).items() if name.endswith("Metrics") and isinstance(value, type)):
+    for kind in metrics_classes(package):
         # A registry for each: two classes of one package may have figures in common.
         registry = CollectorRegistry(auto_describe=True)
         kind(registry)
@@ -157,7 +167,7 @@ def metrics_of(module: ModuleType) -> list[list[str]]:
             labels = getattr(collector, "_labelnames", ()) if isinstance(collector, MetricWrapperBase) else ()
             for metric in collector.describe() if hasattr(collector, "describe") else collector.collect():
                 if not metric.documentation:
-                    sys.exit(f"{module.__name__}: the metric {metric.name} has no explanation")
+                    sys.exit(f"{kind.__module__}: the metric {metric.name} has no explanation")
                 name = metric.name + ("_total" if metric.type == "counter" else "")
                 rows[name] = [code(name), metric.type, ", ".join(map(code, labels)), flat(metric.documentation)]
     return [rows[name] for name in sorted(rows)]
@@ -169,14 +179,13 @@ def metrics_page() -> str:
         "# Metrics\n",
         flat("""In the Prometheus text format. Locally each process serves its own on a Unix socket, and the gateway's
         `/metrics` appends all of them with a label `service`. Beside these every process has the usual `process_`,
-        `python_info` and `python_gc_` figures. Histograms appear as `_bucket`, `_sum` and `_count`. The labels
-        `tenant`, `adapter` and those that list adapters are empty unless MOTET_METRICS_NAMES says how many may be
-        named.""")
+        `python_info` and `python_gc_` metrics. Histograms appear as `_bucket`, `_sum` and `_count`. Counters grow from
+        the start of the process; look at their rate. The labels `tenant`, `adapter` and those that list adapters are
+        empty unless MOTET_METRICS_NAMES says how many may be named.""")
         + "\n",
     ]
     for package, title in PACKAGES.items():
-        module = module_of(package, "metrics")
-        if module is not None and (rows := metrics_of(module)):
+        if rows := metrics_of(package):
             parts += [f"## {title}\n", table(["metric", "type", "labels", "meaning"], rows)]
     return "\n".join(parts)
 

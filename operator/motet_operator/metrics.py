@@ -7,17 +7,26 @@ class _ReconcileMetrics:
     """What both operators count."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.reconciles = Counter("motet_reconciles_total", "Rounds of reconciliation.", registry=registry)
+        self.reconciles = Counter(
+            "motet_reconciles_total",
+            "Rounds of reconciliation: each compares all objects with what is there, and decides.",
+            registry=registry,
+        )
         self.reconcile_seconds = Histogram(
             "motet_reconcile_seconds",
-            "Seconds that one round took.",
+            "Seconds that one round of reconciliation took.",
             buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0),
             registry=registry,
         )
         self.objects = Gauge(
-            "motet_declared_objects", "Objects that are declared, by kind.", ["kind"], registry=registry
+            "motet_declared_objects", "ServingPools and LoRAAdapters that exist, by kind.", ["kind"], registry=registry
         )
-        self.ready_objects = Gauge("motet_ready_objects", "Those whose Ready is True.", ["kind"], registry=registry)
+        self.ready_objects = Gauge(
+            "motet_ready_objects",
+            "ServingPools and LoRAAdapters whose condition Ready is True, by kind.",
+            ["kind"],
+            registry=registry,
+        )
 
 
 class LocalMetrics(_ReconcileMetrics):
@@ -26,10 +35,10 @@ class LocalMetrics(_ReconcileMetrics):
     def __init__(self, registry: CollectorRegistry) -> None:
         super().__init__(registry)
         self.manifest_problems = Gauge(
-            "motet_manifest_problems", "Things that are wrong in the manifests.", registry=registry
+            "motet_manifest_problems", "Errors in the manifests. `motet status` shows them.", registry=registry
         )
         self.process_restarts = Gauge(
-            "motet_process_restarts", "How often each process has been started again.", ["process"], registry=registry
+            "motet_process_restarts", "Restarts of each process.", ["process"], registry=registry
         )
 
 
@@ -38,61 +47,68 @@ class ClusterMetrics(_ReconcileMetrics):
 
     def __init__(self, registry: CollectorRegistry) -> None:
         super().__init__(registry)
-        self.leader = Gauge("motet_operator_leader", "1 while this replica is the one that writes.", registry=registry)
+        self.leader = Gauge(
+            "motet_operator_leader", "1 while this replica of the operator leads and writes, else 0.", registry=registry
+        )
         self.listed = Gauge(
             "motet_operator_listed",
-            "1 once pools, adapters and namespaces have been listed: before that nothing is done.",
+            "1 once pools, adapters and namespaces have been listed. Before that the operator changes nothing.",
             registry=registry,
         )
         self.queue_depth = Gauge(
-            "motet_kubernetes_write_queue_depth", "Writes that wait for their turn.", registry=registry
+            "motet_kubernetes_write_queue_depth",
+            "Writes to the API server that wait in the operator's queue.",
+            registry=registry,
         )
         self.writes = Counter(
             "motet_kubernetes_writes_total",
-            "Writes by what they are and what came of them.",
+            "Writes to the API server, by what was written and how it ended: done, or why not.",
             ["write", "outcome"],
             registry=registry,
         )
         self.api_requests = Counter(
             "motet_kubernetes_api_requests_total",
-            "Requests to the API server, by HTTP status; `none`: no answer came.",
+            "Requests to the API server, by HTTP status. `none`: no answer came.",
             ["verb", "resource", "code"],
             registry=registry,
         )
         self.api_seconds = Histogram(
             "motet_kubernetes_api_request_seconds",
-            "Seconds until the API server answered.",
+            "Seconds until the API server answered a request.",
             ["verb", "resource"],
             buckets=(0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0),
             registry=registry,
         )
         self.watch_age = Gauge(
             "motet_watch_age_seconds",
-            "Seconds since a watch last said anything; bookmarks come every minute.",
+            "Seconds since a watch last brought anything. The API server sends a bookmark every minute: far "
+            "above 60 the watch is broken.",
             ["resource"],
             registry=registry,
         )
         self.watch_restarts = Counter(
             "motet_watch_restarts_total",
-            "Restarts of the watch layer inside the process.",
+            "Restarts of all watches inside the process, after a failure of the library that watches.",
             ["engine"],
             registry=registry,
         )
         self.repairs = Counter(
             "motet_watch_cache_repairs_total",
-            "Objects that a periodic list knew better than the watch.",
+            "Objects that the watch had missed and a periodic list has corrected: added, changed or removed.",
             ["resource", "repair"],
             registry=registry,
         )
         self.rewinds = Counter(
             "motet_kubernetes_store_rewinds_total",
-            "Times that the API server's store had gone back to an earlier state: what was known was replaced.",
+            "Times that the API server's store (etcd) had gone back to an earlier state, such as a backup, and "
+            "the operator replaced what it knew.",
             ["resource"],
             registry=registry,
         )
         self.events = Counter(
             "motet_kubernetes_events_total",
-            "Kubernetes Events, posted, merged into an earlier one, or dropped.",
+            "Kubernetes Events, by outcome: posted, merged into an earlier one, or dropped because there were "
+            "too many.",
             ["outcome"],
             registry=registry,
         )

@@ -25,103 +25,123 @@ class Metrics:
         """`names`: how many pairs of tenant and adapter may stand in labels."""
         who = ("tenant", "adapter")
         self.requests = Counter(
-            "motet_requests", "HTTP requests for an answer, by how they ended.", (*who, "code"), registry=registry
+            "motet_requests",
+            "Requests for chat or text completions that have ended, by HTTP status. 499: the client was gone first.",
+            (*who, "code"),
+            registry=registry,
         )
         self.tokens = Counter(
-            "motet_tokens", "Tokens read (input) and written (output).", (*who, "kind"), registry=registry
+            "motet_tokens",
+            "Prompt tokens (input) and generated tokens (output) of requests that got at least one token.",
+            (*who, "kind"),
+            registry=registry,
         )
         self.time_to_first_token = Histogram(
             "motet_time_to_first_token_seconds",
-            "From the request's arrival to its first token.",
+            "Seconds from a request's arrival to its first token.",
             who,
             buckets=FIRST_TOKEN_BUCKETS,
             registry=registry,
         )
         self.time_per_output_token = Histogram(
             "motet_time_per_output_token_seconds",
-            "Time between tokens after the first one, averaged over a request.",
+            "Seconds between two tokens after the first one, averaged over a request.",
             who,
             buckets=TOKEN_BUCKETS,
             registry=registry,
         )
         self.request_duration = Histogram(
             "motet_request_duration_seconds",
-            "From the request's arrival to its last byte.",
+            "Seconds from a request's arrival to its last byte.",
             who,
             buckets=DURATION_BUCKETS,
             registry=registry,
         )
         self.queue_duration = Histogram(
             "motet_request_queue_seconds",
-            "From enqueueing a request to its first place, by its class: interactive, standard or batch.",
+            "Seconds that a request was in the queue before it was first placed on a runner, by its class: "
+            "interactive, standard or batch.",
             ("class",),
             buckets=FIRST_TOKEN_BUCKETS,
             registry=registry,
         )
         self.estimates = Counter(
             "motet_length_estimates",
-            "Output length estimates by source: model, tenant or max_tokens.",
+            "Estimates of output length, by what they come from: the predictor's model, statistics of the "
+            "tenant, or max_tokens.",
             ("source",),
             registry=registry,
         )
         self.live_requests = Gauge(
-            "motet_live_requests", "Choices under way, waiting ones included.", registry=registry
+            "motet_live_requests",
+            "Choices under way, waiting ones included: a request with n=3 counts three times.",
+            registry=registry,
         )
         self.dropped = Counter(
             "motet_dropped_messages",
-            "What runners and schedulers said too late or twice, and was ignored.",
+            "Messages of runners and schedulers that were ignored because they came too late or twice, by reason.",
             ("reason",),
             registry=registry,
         )
         self.replacements = Counter(
             "motet_requests_placed_again",
-            "Placed requests that lost their runner and were placed again.",
+            "Requests that lost their runner and were sent back to the scheduler, to be placed again.",
             registry=registry,
         )
-        self.cancelled = Counter("motet_cancelled_requests", "Requests whose client went away.", registry=registry)
+        self.cancelled = Counter(
+            "motet_cancelled_requests",
+            "Requests whose client closed the connection before the answer was complete.",
+            registry=registry,
+        )
         self.refused_callers = Counter(
             "motet_authentication_failures",
-            "Requests with no API key, a wrong one (invalid_api_key), or one that nobody could check.",
+            "Requests refused because of their API key, by error code. invalid_api_key: a wrong key or none. "
+            "Others: no key could be checked.",
             ("code",),
             registry=registry,
         )
         self.keys_read_age = Gauge(
             "motet_keys_read_age_seconds",
-            "Time since API keys were last read; +Inf before the first time, 0 where nobody needs one.",
+            "Seconds since API keys were last read. +Inf: not yet. 0: no keys are needed. If it grows, the "
+            "gateway cannot read keys.",
             registry=registry,
         )
         self.unknown_fields = Counter(
-            "motet_unknown_request_fields", "Fields of request bodies that nobody knows, ignored.", registry=registry
+            "motet_unknown_request_fields",
+            "Fields of request bodies that the gateway does not know and has ignored.",
+            registry=registry,
         )
         self.client_retries = Counter(
-            "motet_client_retries", "Requests that a client's library sent again.", registry=registry
+            "motet_client_retries",
+            "Requests that an OpenAI client sent again after a failure (header x-stainless-retry-count).",
+            registry=registry,
         )
         # What dashboards made for vLLM look for and only a gateway knows; runners have the rest.
         model = ("model_name",)
         self.vllm_time_to_first_token = Histogram(
             "vllm:time_to_first_token_seconds",
-            "As motet_time_to_first_token_seconds, by base model.",
+            "Same as motet_time_to_first_token_seconds, by base model.",
             model,
             buckets=FIRST_TOKEN_BUCKETS,
             registry=registry,
         )
         self.vllm_time_per_output_token = Histogram(
             "vllm:request_time_per_output_token_seconds",
-            "As motet_time_per_output_token_seconds, by base model.",
+            "Same as motet_time_per_output_token_seconds, by base model.",
             model,
             buckets=TOKEN_BUCKETS,
             registry=registry,
         )
         self.vllm_request_duration = Histogram(
             "vllm:e2e_request_latency_seconds",
-            "As motet_request_duration_seconds, by base model.",
+            "Same as motet_request_duration_seconds for requests that got a token, by base model.",
             model,
             buckets=DURATION_BUCKETS,
             registry=registry,
         )
         self.vllm_success = Counter(
             "vllm:request_success",
-            "Choices that ended well, by why.",
+            "Choices that ended without an error, by finish reason.",
             (*model, "finished_reason"),
             registry=registry,
         )

@@ -21,51 +21,91 @@ class Metrics:
         def gauge(name: str, text: str, *labels: str) -> Gauge:
             return Gauge(name, text, labels, registry=registry)
 
-        self.parks = counter("motet_parks", "Requests parked.", "method")
-        self.resumes = counter("motet_resumes", "Parked requests resumed.", "method")
+        self.parks = counter(
+            "motet_parks",
+            "Requests parked, by what happened to their KV: swap (copied to host memory) or recompute (dropped).",
+            "method",
+        )
+        self.resumes = counter("motet_resumes", "Parked requests that resumed, by how they had been parked.", "method")
         for method in ParkMethod:
             self.parks.labels(method)
             self.resumes.labels(method)
-        self.self_parks = counter("motet_self_parks", "Requests parked without a supervisor's order.")
-        self.overflows = counter("motet_overflows", "Requests that came within a page of their promise.")
-        self.requests = counter("motet_runner_requests", "Requests that ended here.", "finish")
-        self.declines = counter("motet_runner_declines", "Requests not taken in, by the error's code.", "code")
-        self.steps = counter("motet_engine_steps", "Iterations of the engine.")
-        self.step_seconds = gauge("motet_engine_step_seconds", "Median duration of the last iterations.")
-        self.running = gauge("motet_sequences_running", "Sequences that take part in iterations.")
-        self.waiting = gauge("motet_sequences_waiting", "Sequences submitted and not yet in an iteration.")
-        self.parked = gauge("motet_sequences_parked", "Sequences parked.")
-        self.pages = gauge("motet_kv_pages", "KV pages of the device.")
-        self.pages_free = gauge("motet_kv_pages_free", "KV pages that hold nothing.")
-        self.pages_promised = gauge("motet_kv_pages_promised", "KV pages promised to requests.")
-        self.host_bytes_free = gauge("motet_host_kv_bytes_free", "Host memory left for parked KV.")
-        self.adapters = gauge("motet_adapters_on_device", "Adapters on the device.")
-        self.adapter_loads = counter("motet_adapter_loads", "Adapters brought to the device.")
-        self.adapter_evictions = counter("motet_adapter_evictions", "Adapters that left the device for others.")
-        self.adapter_failures = counter("motet_adapter_failures", "Adapters that could not be fetched or loaded.")
+        self.self_parks = counter(
+            "motet_self_parks",
+            "Requests that the runner parked without an order, because the supervisor was away or too slow.",
+        )
+        self.overflows = counter(
+            "motet_overflows", "Sequences that came within one KV page of the end of their promise."
+        )
+        self.requests = counter("motet_runner_requests", "Requests that ended on this runner, by how.", "finish")
+        self.declines = counter("motet_runner_declines", "Requests that this runner declined, by error code.", "code")
+        self.steps = counter(
+            "motet_engine_steps", "Iterations of the engine. If it stands still while sequences run, the engine hangs."
+        )
+        self.step_seconds = gauge("motet_engine_step_seconds", "Median seconds of the latest iterations.")
+        self.running = gauge("motet_sequences_running", "Sequences that are being computed.")
+        self.waiting = gauge("motet_sequences_waiting", "Sequences that were submitted and are not computed yet.")
+        self.parked = gauge("motet_sequences_parked", "Sequences that are parked.")
+        self.pages = gauge("motet_kv_pages", "KV pages in device memory.")
+        self.pages_free = gauge("motet_kv_pages_free", "KV pages in device memory that are not in use.")
+        self.pages_promised = gauge(
+            "motet_kv_pages_promised", "KV pages in device memory that are promised to requests."
+        )
+        self.host_bytes_free = gauge("motet_host_kv_bytes_free", "Bytes of host memory that are free for parked KV.")
+        self.adapters = gauge("motet_adapters_on_device", "Adapters in device memory.")
+        self.adapter_loads = counter("motet_adapter_loads", "Adapters loaded into device memory.")
+        self.adapter_evictions = counter(
+            "motet_adapter_evictions",
+            "Adapters removed from device memory. Many: more adapters are in use than fit.",
+        )
+        self.adapter_failures = counter(
+            "motet_adapter_failures", "Adapters that could not be fetched, checked or loaded."
+        )
         self.adapter_load_seconds = Histogram(
-            "motet_adapter_load_seconds", "From disk to device.", registry=registry, buckets=_LOAD_BUCKETS
+            "motet_adapter_load_seconds",
+            "Seconds to load an adapter from disk into device memory.",
+            registry=registry,
+            buckets=_LOAD_BUCKETS,
         )
         self.adapter_fetch_seconds = Histogram(
-            "motet_adapter_fetch_seconds", "From source to disk, checked.", registry=registry, buckets=_LOAD_BUCKETS
+            "motet_adapter_fetch_seconds",
+            "Seconds to fetch an adapter from its source to disk and to check it.",
+            registry=registry,
+            buckets=_LOAD_BUCKETS,
         )
         self.cancel_seconds = Histogram(
-            "motet_cancel_to_free_seconds", "From a cancel's arrival to its pages being free.", registry=registry,
+            "motet_cancel_to_free_seconds",
+            "Seconds from a request's cancellation until its KV pages are free.",
+            registry=registry,
             buckets=_FREE_BUCKETS,
-        )  # fmt: skip
-        self.gateway_streams = gauge("motet_gateway_streams", "Gateways connected.")
-        self.merged_steps = counter("motet_merged_steps", "Steps that reached a slow gateway together with another.")
+        )
+        self.gateway_streams = gauge("motet_gateway_streams", "Gateways that are connected to this runner.")
+        self.merged_steps = counter(
+            "motet_merged_steps",
+            "Iterations whose tokens waited and went to a gateway together with those of another: the gateway "
+            "reads slowly.",
+        )
 
-        self.vllm_running = gauge("vllm:num_requests_running", "Requests in iterations.", "model_name")
-        self.vllm_waiting = gauge("vllm:num_requests_waiting", "Requests waiting.", "model_name")
-        self.vllm_kv_usage = gauge("vllm:kv_cache_usage_perc", "Share of KV pages in use, 0 to 1.", "model_name")
+        self.vllm_running = gauge("vllm:num_requests_running", "Requests that are being computed.", "model_name")
+        self.vllm_waiting = gauge(
+            "vllm:num_requests_waiting", "Requests that wait, parked ones included.", "model_name"
+        )
+        self.vllm_kv_usage = gauge(
+            "vllm:kv_cache_usage_perc", "Share of KV pages that are in use, 0 to 1.", "model_name"
+        )
         self.vllm_lora = gauge(
-            "vllm:lora_requests_info", "Adapters with requests, if MOTET_METRICS_NAMES is set; the value is the time.",
-            "max_lora", "waiting_lora_adapters", "running_lora_adapters",
-        )  # fmt: skip
-        self.vllm_prompt_tokens = counter("vllm:prompt_tokens", "Prompt tokens taken in.", "model_name")
-        self.vllm_generation_tokens = counter("vllm:generation_tokens", "Tokens generated.", "model_name")
-        self.vllm_preemptions = counter("vllm:num_preemptions", "Requests parked.", "model_name")
+            "vllm:lora_requests_info",
+            "Names of adapters with requests, if MOTET_METRICS_NAMES is set. The value is the time of the report, in "
+            "Unix seconds.",
+            "max_lora",
+            "waiting_lora_adapters",
+            "running_lora_adapters",
+        )
+        self.vllm_prompt_tokens = counter("vllm:prompt_tokens", "Prompt tokens of submitted requests.", "model_name")
+        self.vllm_generation_tokens = counter("vllm:generation_tokens", "Generated tokens.", "model_name")
+        self.vllm_preemptions = counter(
+            "vllm:num_preemptions", "Requests parked: computed no more until pages are free.", "model_name"
+        )
         self._steps_seen = 0
         self._names = names
 

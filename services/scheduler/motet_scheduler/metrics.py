@@ -12,70 +12,106 @@ from motet_scheduler.policy.scheduler import Scheduler
 class Metrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.placements = Counter(
-            "motet_placements_total", "Requests placed on a runner, again after a loss included.", registry=registry
+            "motet_placements_total",
+            "Placements of requests on runners. A request that is placed again counts again.",
+            registry=registry,
         )
-        self.moves = Counter("motet_moves_total", "Running requests that were placed elsewhere.", registry=registry)
-        self.refusals = Counter("motet_refusals_total", "Requests refused, by code.", ["code"], registry=registry)
-        self.losses = Counter("motet_lost_placements_total", "Placements that a gateway gave up.", registry=registry)
+        self.moves = Counter(
+            "motet_moves_total",
+            "Requests that the scheduler took from one runner and placed again, for example for a drain.",
+            registry=registry,
+        )
+        self.refusals = Counter(
+            "motet_refusals_total", "Requests that the scheduler refused, by error code.", ["code"], registry=registry
+        )
+        self.losses = Counter(
+            "motet_lost_placements_total",
+            "Placements that a gateway reported as lost: their runner died or could not be reached.",
+            registry=registry,
+        )
         self.declines = Counter(
-            "motet_placement_declines_total", "Placements that a runner declined.", registry=registry
+            "motet_placement_declines_total",
+            "Placements that a runner declined. motet_runner_declines_total of the runners says why.",
+            registry=registry,
         )
         self.failures = Counter(
             "motet_scheduler_failures_total",
-            "Events on which deciding failed: each time the scheduler began anew.",
+            "Events that the scheduler failed to decide on because of a defect. Each time it starts again in a "
+            "higher term.",
             registry=registry,
         )
         self.readmissions = Counter(
-            "motet_resumes_allowed_total", "Parked requests let back in by the ledger.", registry=registry
+            "motet_resumes_allowed_total",
+            "Parked requests that the scheduler allowed to resume, because pages were free for them again.",
+            registry=registry,
         )
         self.decision_seconds = Histogram(
             "motet_scheduler_decision_seconds",
-            "Time to decide what follows from one event.",
+            "Seconds to decide what follows from one event.",
             buckets=[1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 5e-3, 2.5e-2, 0.1, 1.0],
             registry=registry,
         )
-        self.queued = Gauge("motet_queued_requests", "Requests that wait for a place.", ["class"], registry=registry)
-        self.known = Gauge("motet_known_requests", "Requests waiting or placed.", registry=registry)
-        self.runners = Gauge("motet_attached_runners", "Runners whose stream is up.", registry=registry)
-        self.pages = Gauge("motet_ledger_pages", "Pages that runners have.", ["instance"], registry=registry)
+        self.queued = Gauge("motet_queued_requests", "Requests in the queue, by class.", ["class"], registry=registry)
+        self.known = Gauge(
+            "motet_known_requests", "Requests that are in the queue or placed on a runner.", registry=registry
+        )
+        self.runners = Gauge(
+            "motet_attached_runners", "Runners that are connected to the scheduler.", registry=registry
+        )
+        self.pages = Gauge("motet_ledger_pages", "KV pages of each runner.", ["instance"], registry=registry)
         self.promised = Gauge(
-            "motet_ledger_promised_pages", "Pages promised to requests.", ["instance"], registry=registry
+            "motet_ledger_promised_pages",
+            "KV pages of each runner that are promised to requests.",
+            ["instance"],
+            registry=registry,
         )
         self.parked = Gauge(
-            "motet_ledger_parked_requests", "Requests that wait to come back.", ["instance"], registry=registry
+            "motet_ledger_parked_requests",
+            "Parked requests of each runner, as the scheduler knows them.",
+            ["instance"],
+            registry=registry,
         )
         # Two labels, since a selector of Kubernetes cannot ask for a value with a slash in it.
         pool = ["pool_namespace", "pool"]
         self.desired = Gauge(
-            "motet_pool_desired_replicas", "Runners that a pool should have, as advised.", pool, registry=registry
+            "motet_pool_desired_replicas", "Runners that the scheduler advises a pool to have.", pool, registry=registry
         )
-        self.serving = Gauge("motet_pool_serving_runners", "Runners of a pool that take work.", pool, registry=registry)
+        self.serving = Gauge(
+            "motet_pool_serving_runners", "Runners of a pool that take new requests.", pool, registry=registry
+        )
         self.pool_running = Gauge(
-            "motet_pool_running_requests", "Requests placed on a pool's runners.", pool, registry=registry
+            "motet_pool_running_requests", "Requests that are placed on a pool's runners.", pool, registry=registry
         )
         self.pool_waiting = Gauge(
-            "motet_pool_waiting_requests", "Requests that wait for a place on a pool.", pool, registry=registry
+            "motet_pool_waiting_requests",
+            "Requests in the queue of a pool. Pools that share a queue: all count for the first that may grow.",
+            pool,
+            registry=registry,
         )
         self.pool_held = Gauge(
             "motet_pool_held_requests",
-            "Requests that gateways hold because a pool has had no runner yet.",
+            "Requests that gateways hold until a pool gets its first runner.",
             pool,
             registry=registry,
         )
         self.pool_used = Gauge(
             "motet_pool_kv_used_ratio",
-            "Share of a pool's KV pages that hold something, 0 to 1.",
+            "Share of a pool's KV pages that are in use, 0 to 1.",
             pool,
             registry=registry,
         )
         self.pool_promised = Gauge(
             "motet_pool_kv_promised_ratio",
-            "KV pages promised to requests, as a share of a pool's; overcommitted above 1.",
+            "KV pages promised to requests, divided by the pool's KV pages. Above 1 the pool is overcommitted.",
             pool,
             registry=registry,
         )
         self._pools: Mapping[str, PoolFigures] | None = None
-        self.term = Gauge("motet_scheduler_term", "The term this scheduler leads in.", registry=registry)
+        self.term = Gauge(
+            "motet_scheduler_term",
+            "The term in which this scheduler leads. It grows each time another scheduler begins to lead.",
+            registry=registry,
+        )
 
     def observe(self, scheduler: Scheduler) -> None:
         """Take the levels, now and then."""

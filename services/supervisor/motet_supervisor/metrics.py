@@ -8,27 +8,41 @@ from motet_supervisor.policy.supervisor import Supervisor
 class Metrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.overflows = Counter(
-            "motet_supervisor_overflows_total", "Sequences that came within a page of their promise.", registry=registry
+            "motet_supervisor_overflows_total",
+            "Overflows that runners reported: sequences one KV page away from the end of their promise.",
+            registry=registry,
         )
         self.extensions = Counter(
-            "motet_promise_extensions_total", "Promises that were made larger in place.", registry=registry
+            "motet_promise_extensions_total",
+            "Promises that were made larger while their request went on.",
+            registry=registry,
         )
         self.park_orders = Counter(
-            "motet_park_orders_total", "Requests told to give way, by method.", ["method"], registry=registry
+            "motet_park_orders_total",
+            "Orders to park a request, by what happens to its KV: swap (copied to host memory) or recompute (dropped).",
+            ["method"],
+            registry=registry,
         )
         self.resume_orders = Counter(
-            "motet_resume_orders_total", "Parked requests told to come back.", registry=registry
+            "motet_resume_orders_total", "Orders to resume a parked request.", registry=registry
         )
         self.runners_lost = Counter(
-            "motet_runners_unhealthy_total", "Runners taken for dead, by what was seen.", ["reason"], registry=registry
+            "motet_runners_unhealthy_total",
+            "Times that a runner was found unhealthy: its engine has work and takes no step (hung), or it sends"
+            " no reports (silent).",
+            ["reason"],
+            registry=registry,
         )
-        self.watched = Gauge("motet_watched_runners", "Runners whose stream is up.", registry=registry)
+        self.watched = Gauge(
+            "motet_watched_runners", "Runners that are connected to the supervisor.", registry=registry
+        )
         self.free = Gauge(
-            "motet_unpromised_pages", "Pages of a runner that are not promised.", ["instance"], registry=registry
+            "motet_unpromised_pages",
+            "KV pages of each runner that are promised to no request.",
+            ["instance"],
+            registry=registry,
         )
-        self.parked = Gauge(
-            "motet_parked_requests", "Requests that are parked on a runner.", ["instance"], registry=registry
-        )
+        self.parked = Gauge("motet_parked_requests", "Parked requests of each runner.", ["instance"], registry=registry)
 
     def observe(self, supervisor: Supervisor) -> None:
         """Take the levels, now and then."""
