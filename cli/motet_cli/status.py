@@ -15,6 +15,12 @@ from motet_operator.local.state_directory import StateDirectory
 
 NOTHING_RUNS = 1
 
+WIDTH_OF_A_PIPE = 10_000
+"""Who reads a pipe looks for a line that has all of it: nothing is folded."""
+
+CHECKS = ("Accepted", "ArtifactReady", "Certified")
+"""Conditions of an adapter that are about its newest revision. `Ready` is about the one that serves."""
+
 
 def status(data_dir: Path, *, as_json: bool) -> int:
     layout = StateDirectory.of(data_dir)
@@ -78,7 +84,7 @@ def _notes(layout: StateDirectory, operator: ProcessRecord | None, *, running: b
 def _print(document: dict[str, Any], notes: list[str]) -> None:
     console = Console(highlight=False)
     if not console.is_terminal:
-        console.width = 200  # a pipe has no width; do not fold for it
+        console.width = WIDTH_OF_A_PIPE
     for note in [*notes, *document["problems"]]:
         console.print(note, style="yellow", markup=False, soft_wrap=True)
     if document["url"]:
@@ -117,5 +123,11 @@ def _mark(ready: bool) -> str:
 
 def _why(item: dict[str, Any]) -> str:
     ready = ready_of(item)
-    reason, message = str(ready.get("reason", "")), ready.get("message", "")
-    return reason if not message or ready.get("status") == "True" else f"{reason}: {message}"
+    if ready.get("status") != "True":
+        return _said(ready)
+    refused = next((one for one in item["conditions"] if one["type"] in CHECKS and one["status"] == "False"), None)
+    return str(ready["reason"]) + (f", but {_said(refused)}" if refused is not None else "")
+
+
+def _said(condition: dict[str, Any]) -> str:
+    return ": ".join(part for part in (condition.get("reason"), condition.get("message")) if part)

@@ -1,0 +1,53 @@
+"""What `motet status` says of adapters, from the document that `--json` prints."""
+
+from typing import Any
+
+import pytest
+
+from motet_cli import status
+
+BEFORE_SERVES = "adapter_model.safetensors is cut short. The version before it keeps serving."
+
+
+def adapter(**conditions: tuple[str, str, str]) -> dict[str, Any]:
+    """By type: status, reason and message."""
+    fields = ("status", "reason", "message")
+    listed = [{"type": name, **dict(zip(fields, said, strict=True))} for name, said in conditions.items()]
+    return {"namespace": "default", "name": "desk", "model": "default/desk", "resident": [], "conditions": listed}
+
+
+def printed(adapter: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> str:
+    ready = next(one["status"] == "True" for one in adapter["conditions"] if one["type"] == "Ready")
+    document = {"services": [], "pools": [], "adapters": [adapter | {"ready": ready}], "problems": [], "url": ""}
+    status._print(document, [])
+    return capsys.readouterr().out.splitlines()[-1].rstrip()
+
+
+def test_it_says_that_an_adapter_serves(capsys: pytest.CaptureFixture[str]) -> None:
+    line = printed(adapter(ArtifactReady=("True", "Verified", "sha256:…"), Ready=("True", "Serving", "")), capsys)
+    assert line.split() == ["default/desk", "default/desk", "yes", "-", "Serving"]
+
+
+def test_it_says_why_an_adapter_does_not_serve(capsys: pytest.CaptureFixture[str]) -> None:
+    refused = ("False", "FormatRejected", "adapter_model.safetensors is cut short.")
+    line = printed(adapter(ArtifactReady=refused, Ready=refused), capsys)
+    assert line.endswith("no      -          FormatRejected: adapter_model.safetensors is cut short.")
+
+
+def test_it_says_why_new_bytes_are_refused_while_those_before_them_serve(capsys: pytest.CaptureFixture[str]) -> None:
+    """Else whoever saved them would wait for answers that never come."""
+    line = printed(
+        adapter(
+            Accepted=("True", "Valid", ""),
+            ArtifactReady=("False", "FormatRejected", BEFORE_SERVES),
+            Certified=("Unknown", "FormatRejected", "not tried, because its bytes are not in order"),
+            Ready=("True", "Serving", ""),
+        ),
+        capsys,
+    )
+    assert line.endswith(f"yes     -          Serving, but FormatRejected: {BEFORE_SERVES}")
+
+
+def test_a_pipe_gets_one_line_for_each_adapter(capsys: pytest.CaptureFixture[str]) -> None:
+    long = ("False", "FetchFailed", "a long path " * 40)
+    assert printed(adapter(Ready=long), capsys).startswith("default/desk")
