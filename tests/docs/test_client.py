@@ -10,7 +10,7 @@ from tests.docs.pages import DOCS, rows
 
 PAGE = DOCS / "guides" / "client.md"
 OF_THE_GATEWAY = {
-    kind.row.code: kind for kind in MotetError.__subclasses__() if kind.__module__ == gateway_errors.__name__
+    kind.mapping.code: kind for kind in MotetError.__subclasses__() if kind.__module__ == gateway_errors.__name__
 }
 NEVER_ANSWERED = {
     "setup_error": "a process does not start",
@@ -27,13 +27,15 @@ NEVER_ANSWERED = {
 
 
 def test_every_code_that_a_client_can_read_is_in_the_table_with_its_status_and_hint() -> None:
-    known = {code: (str(kind.row.http), kind.row.retry_after > 0) for code, kind in (TABLE | OF_THE_GATEWAY).items()}
+    known = {
+        code: (str(kind.mapping.http), kind.mapping.retry_after > 0) for code, kind in (TABLE | OF_THE_GATEWAY).items()
+    }
     said = {
         code: (status, again == "yes")
         for status, codes, _, again in rows(PAGE, "Errors")
         for code in re.findall(r"`(\w+)`", codes)
     }
-    assert said == {code: row for code, row in known.items() if code not in NEVER_ANSWERED}
+    assert said == {code: said_of for code, said_of in known.items() if code not in NEVER_ANSWERED}
 
 
 def test_the_limits_are_those_of_the_gateway() -> None:
