@@ -55,7 +55,7 @@ class GatewayEvents:
                 max_tokens=live.max_tokens,
                 estimate=live.estimate,
                 asked_at=self._state.now - live.age,
-                patience=live.deadline,
+                queue_timeout=live.deadline,
             )
         elif request.waiting:
             self._state.queues[request.group].remove(request)
@@ -108,7 +108,7 @@ class GatewayEvents:
             max_tokens=event.max_tokens,
             estimate=event.estimate,
             asked_at=self._state.now - event.age,
-            patience=event.deadline,
+            queue_timeout=event.deadline,
         )
         request.delivered = event.delivered
         request.epoch = epoch
