@@ -5,6 +5,7 @@ import re
 import subprocess
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -77,6 +78,16 @@ def test_a_metric_belongs_to_one_process() -> None:
     """Locally all of them stand on one page: the same name twice would be added up."""
     names = re.findall(r"^\| `([\w:]+)`", (DOCS / "reference" / "metrics.md").read_text(), re.MULTILINE)
     assert [name for name in set(names) if names.count(name) > 1] == []
+
+
+@pytest.mark.parametrize(
+    "page", [*written_pages(), *map(ROOT.joinpath, ("README.md", "CONTRIBUTING.md"))], ids=lambda page: page.name
+)
+def test_a_link_with_the_name_of_a_file_leads_to_that_file(page: Path) -> None:
+    links = re.findall(r"\[`?([\w./-]+\.(?:py|proto))`?\]\(([^)#]+)", page.read_text())
+    assert [
+        name for name, path in links if not f"/{path}".endswith(f"/{name}") or not (page.parent / path).is_file()
+    ] == []
 
 
 def test_fields_and_values_on_pages_exist() -> None:
