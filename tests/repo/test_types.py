@@ -12,9 +12,9 @@ from tools import type_check
 CALLS = """
 import numpy
 import torch
-from motet_kernels import Batch, Weights, add_lora
+from motet_kernels import LoraBatch, LoraWeights, add_lora
 
-def calls(y: torch.Tensor, x: torch.Tensor, rows: numpy.ndarray, weights: Weights, batch: Batch) -> None:
+def calls(y: torch.Tensor, x: torch.Tensor, rows: numpy.ndarray, weights: LoraWeights, batch: LoraBatch) -> None:
     add_lora(y, x, weights, batch)
     add_lora(y, x @ x.t(), weights, batch)
     add_lora(y, rows, weights, batch)  # wrong: ndarray
