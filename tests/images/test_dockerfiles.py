@@ -17,7 +17,7 @@ MODULES = {
     "operator": "motet_operator.cluster",
 }
 PORTS = {"gateway": "8000", "scheduler": "7101", "predictor": "7102", "supervisor": "7103", "runner": "7110"}
-OF_A_CLUSTER = {"kubernetes", "postgres", "cli"}
+OF_A_CLUSTER = {"kubernetes", "cluster", "postgres", "cli"}
 """Extras for what a deployable meets in a cluster and not on a laptop. There, `motet key` is run in a gateway's pod."""
 
 every_deployable = pytest.mark.parametrize("name", FOLDERS)

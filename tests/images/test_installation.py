@@ -57,7 +57,7 @@ def test_an_image_holds_no_more_than_it_needs(installed: Installed) -> None:
     ).stdout
     held = {one["name"] for one in json.loads(said)}
     assert {"motet", "grpcio", "kubernetes"} <= held
-    assert not held & {"torch", "transformers", "fastapi", "SQLAlchemy", "typer", "pytest", "ruff"}
+    assert not held & {"torch", "transformers", "fastapi", "SQLAlchemy", "typer", "pytest", "ruff", "kopf"}
 
 
 @image("operator")

@@ -18,7 +18,7 @@ ALSO = {
     # Each part of the core that needs more is imported by those alone who have it.
     "motet": ("store", "kubernetes"),
     "motet_scheduler": ("kubernetes",),
-    "motet_operator": ("kubernetes",),
+    "motet_operator": ("cluster", "folder"),
     "motet_kernels": ("runner",),
     # `motet up` starts everything.
     "motet_cli": ("local",),
