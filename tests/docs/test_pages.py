@@ -17,6 +17,7 @@ from tests.repo.tree import ROOT, package_folders
 
 EXECUTED = {
     *("tutorials/kubernetes.md", "guides/platform.md", "guides/tenant.md"),  # tests/kube/releases/test_pages.py
+    "tutorials/laptop.md",  # tests/stack/test_pages.py
     "guides/client.md",  # tests/stack/test_tenants.py
     "guides/keys.md",  # tests/docs/test_keys.py
 }
@@ -24,7 +25,7 @@ EXECUTED = {
 BLOCKS = [block for page in (*written_pages(), ROOT / "README.md") for block in blocks(page)]
 SHELL = [block for block in BLOCKS if block.kind in ("sh", "console")]
 PYTHON = [block for block in BLOCKS if block.kind == "python"]
-EXCUSED_AT_MOST = 4
+EXCUSED_AT_MOST = 5
 
 
 def test_a_block_is_of_a_kind_that_is_tried() -> None:

@@ -106,6 +106,7 @@ NEITHER_MODELS_NOR_GATEWAYS = {"bench", "operator", "replay", "images"}
         ("CHANGELOG.md", set()),
         ("docs/architecture.md", {"releases"}),
         ("docs/guides/client.md", {"stack", "releases"}),
+        ("docs/tutorials/laptop.md", {"stack", "releases"}),
         ("charts/motet/values.yaml", {"releases"}),
         ("benchmarks/gateway.py", {"benchmarks"}),
         ("kernels/motet_kernels/lora_batch.py", BY_NAME.keys() - NEITHER_MODELS_NOR_GATEWAYS),

@@ -55,10 +55,12 @@ class LocalStack:
     runners: int | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     port: int = field(default_factory=free_port)
+    data_dir: Path | None = None
+    """The state directory. None: `data` in the folder."""
 
     @property
     def data(self) -> Path:
-        return self.folder / "data"
+        return self.data_dir or self.folder / "data"
 
     @property
     def url(self) -> str:
@@ -192,10 +194,16 @@ def running_stack(
     env: Mapping[str, str] | None = None,
 ) -> Iterator[LocalStack]:
     """A stack that is up. Afterwards it is down, and nothing of it is left."""
-    stack = LocalStack(folder, manifests=manifests, runners=runners, env=env or {})
-    try:
+    with taken_down(LocalStack(folder, manifests=manifests, runners=runners, env=env or {})) as stack:
         began = stack.up()
         assert began.returncode == 0, began.stdout + began.stderr + _logs(stack)
+        yield stack
+
+
+@contextmanager
+def taken_down(stack: LocalStack) -> Iterator[LocalStack]:
+    """Whoever brings it up: afterwards it is down, and nothing of it is left."""
+    try:
         yield stack
     except BaseException:
         print(_logs(stack))

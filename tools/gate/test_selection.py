@@ -112,7 +112,7 @@ FAMILIES = (
         "stack",
         "all processes together",
         ("tests/stack/", "tests/contract/test_http.py"),
-        (*HELPERS, *THE_PRODUCT, "docs/guides/client.md", "README.md"),
+        (*HELPERS, *THE_PRODUCT, "docs/guides/client.md", "docs/tutorials/laptop.md", "README.md"),
     ),
     Family(
         "releases",

@@ -1,0 +1,37 @@
+"""The tutorial for a laptop, typed by somebody who does nothing but read it."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs.blocks import Shell, blocks, type_page
+from tests.repo.tree import ROOT
+from tests.stack.harness import LocalStack, taken_down
+
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
+
+
+def test_the_laptop_tutorial_does_what_it_says(tmp_path: Path) -> None:
+    here, home, programs = (tmp_path / name for name in ("motet", "home", "bin"))
+    for folder in (here, home, programs):
+        folder.mkdir()
+    (here / "cli").symlink_to(ROOT / "cli")
+    stack = LocalStack(tmp_path, data_dir=home / ".local" / "share" / "motet")
+    write_programs(programs, stack)
+    ours = ("XDG_DATA_HOME", "PYTHONWARNINGS")
+    outside = {name: value for name, value in stack.environment().items() if name not in ours}
+    env = outside | {"HOME": str(home), "PATH": f"{programs}:{os.environ['PATH']}", "LANG": "C.UTF-8"}
+    with taken_down(stack), Shell(here, scratch=tmp_path, env=env, timeout_s=120) as shell:
+        type_page(blocks(ROOT / "docs" / "tutorials" / "laptop.md"), shell)
+        assert not stack.processes(), "the page stops what it starts"
+
+
+def write_programs(folder: Path, stack: LocalStack) -> None:
+    """`motet` and `python` of this environment. Port 8000 may be taken on this machine: `up` takes another one."""
+    up = f'case $1 in up) set -- "$@" --port {stack.port};; esac'
+    (folder / "motet").write_text(f'#!/bin/sh\n{up}\nexec {sys.executable} -P -m motet_cli.main "$@"\n')
+    (folder / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    for program in folder.iterdir():
+        program.chmod(0o755)
