@@ -36,7 +36,7 @@ define install
 @test -x $(BIN)/python || { echo "Setting up $(VENV) with $$($(PYTHON) --version)."; "$(PYTHON)" -m venv $(VENV); }
 @echo "Downloading from the Python package index what $(VENV) lacks:"
 @$(HAS_TORCH) || echo "  torch        runs the model. $(if $(TORCH_INDEX),From $(TORCH_INDEX).,With its GPU libraries it is about 3 GB; without a GPU, TORCH_INDEX=URL of a CPU-only index saves most of that.)"
-@echo "  the product  servers (grpcio, fastapi), model code (transformers, tokenizers), database (sqlalchemy): about 60 MB."
+$(if $(wildcard $(RUNS) $(STAMP)),,@echo "  the product  servers (grpcio$(COMMA) fastapi)$(COMMA) model code (transformers$(COMMA) tokenizers)$(COMMA) database (sqlalchemy): about 70 MB.")
 $(2)
 @echo "Nothing is installed elsewhere. This runs again only when pyproject.toml or constraints.txt change."
 @$(HAS_TORCH) || $(PIP) $(if $(TORCH_INDEX),--index-url "$(TORCH_INDEX)") "$(TORCH)"
@@ -48,7 +48,7 @@ $(RUNS): pyproject.toml constraints.txt
 	$(call install,local)
 
 $(STAMP): pyproject.toml constraints.txt
-	$(call install,dev,@echo "  the rest     what tests and checks need (pytest$(COMMA) peft$(COMMA) openai$(COMMA) kubernetes$(COMMA) ruff$(COMMA) mypy): about 80 MB.")
+	$(call install,dev,@echo "  the rest     what tests and checks need (pytest$(COMMA) peft$(COMMA) openai$(COMMA) kubernetes$(COMMA) ruff$(COMMA) mypy): about 90 MB.")
 
 up: $(TO_RUN)  ## Start the whole system with the bundled model; ctrl-C stops it (UP_ARGS='-f folder --runners 2').
 	@$(BIN)/motet up $(UP_ARGS)

@@ -132,6 +132,7 @@ def test_it_says_what_it_downloads_and_no_more(checkout: Checkout) -> None:
     assert "pytest" not in said
     said = checkout.make("venv")
     assert "torch " not in said
+    assert "the product " not in said
     assert "pytest" in said
     assert "Downloading" not in checkout.make("up")
 
