@@ -20,7 +20,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, *results: Result) -> None:
-    monkeypatch.setattr(operator, "in_a_cluster_of_our_own", lambda given: list(results))
+    monkeypatch.setattr(operator, "in_own_cluster", lambda given: list(results))
 
 
 def test_a_figure_that_misses_its_target_is_its_status(
@@ -48,7 +48,7 @@ def test_a_machine_that_makes_no_network_is_said_and_skipped(
     def cannot(_: object) -> list[Result]:
         raise CannotIsolate("needs root")
 
-    monkeypatch.setattr(operator, "in_a_cluster_of_our_own", cannot)
+    monkeypatch.setattr(operator, "in_own_cluster", cannot)
     with pytest.raises(SystemExit) as ended:
         operator.main()
     assert ended.value.code == SKIPPED

@@ -19,7 +19,7 @@ def test_what_it_starts_does_not_inherit_the_key_of_who_typed_it(
         seen.append(dict(os.environ))
         return 0
 
-    monkeypatch.setattr(module, "_in_front", in_front)
+    monkeypatch.setattr(module, "_run_in_foreground", in_front)
     monkeypatch.setattr(module, "log_to", lambda _: None)
     monkeypatch.setattr(os, "environ", os.environ.copy())
     os.environ["MOTET_API_KEY"] = "motet_0123456789abcdef_of-a-person"

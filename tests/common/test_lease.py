@@ -322,11 +322,11 @@ def test_settings_that_cannot_work_are_refused(fields: dict[str, object], said: 
 LEAD = """
 import asyncio, sys, time
 from motet.lease import Election
-from tests.common.leases import Leases
+from tests.common.leases import FakeLeaseApi
 from tests.common.test_lease import SETTINGS
 
 async def lead():
-    leases = Leases()
+    leases = FakeLeaseApi()
     async with Election(leases, SETTINGS):
         print("leads", flush=True)
         leases.away = True

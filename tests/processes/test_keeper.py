@@ -297,7 +297,7 @@ async def test_a_process_that_is_stopped_is_replaced(tmp_path: Path) -> None:
 
 
 async def test_what_is_stopped_and_shall_end_is_killed_after_its_grace(tmp_path: Path) -> None:
-    async with keeper(tmp_path, replace(POLICY, grace=0.2)) as one:
+    async with keeper(tmp_path, replace(POLICY, stop_grace=0.2)) as one:
         one.apply([script(tmp_path, "a", SLEEPER)])
         await until(lambda: only(one).ready)
         os.kill(pid_of(only(one)), signal.SIGSTOP)

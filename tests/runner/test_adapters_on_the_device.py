@@ -68,7 +68,7 @@ def test_all_who_wait_share_one_load(llama: Path, adapters: list[Path]) -> None:
 
 
 def test_others_go_on_while_an_adapter_loads_in_slices(llama: Path, adapters: list[Path], monkeypatch) -> None:
-    monkeypatch.setattr("motet_runner.adapters.slots.BYTES_A_SLICE", 1)
+    monkeypatch.setattr("motet_runner.adapters.slots.SLICE_BYTES", 1)
     engine = make_engine(llama)
     ran = run(engine, ask("base", max_tokens=60), steps=1)
     load(engine, A, adapters[0])
@@ -137,7 +137,7 @@ def overwrite(weights: Path) -> None:
 def test_a_file_that_changes_between_two_slices_fails_the_load_and_not_the_engine(
     llama: Path, adapters: list[Path], tmp_path: Path, monkeypatch, change
 ) -> None:
-    monkeypatch.setattr("motet_runner.adapters.slots.BYTES_A_SLICE", 1)
+    monkeypatch.setattr("motet_runner.adapters.slots.SLICE_BYTES", 1)
     changed = Path(shutil.copytree(adapters[0], tmp_path / "changed"))
     engine = make_engine(llama)
     ran = run(engine, ask("base", max_tokens=60), steps=1)

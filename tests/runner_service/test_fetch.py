@@ -222,7 +222,7 @@ async def test_a_runner_that_starts_beside_a_fetch_breaks_nothing(tmp_path, cach
         starts.pop(0)()
         return FolderLock(folder)
 
-    monkeypatch.setattr(fetcher, "Lease", lease_beside_a_start)
+    monkeypatch.setattr(fetcher, "FolderLock", lease_beside_a_start)
     fetched = await Fetcher(cache).fetch(FetchRequest(source=write_adapter(tmp_path / "a").as_uri()))
     assert contents(cache) == [fetched.folder.name]
     assert not starts

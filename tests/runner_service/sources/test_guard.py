@@ -69,8 +69,8 @@ def test_once_on_it_sits_before_every_connection_of_the_process():
         code = (
             "import asyncio, http.client, socket, sys, urllib.request\n"
             "from motet.errors import AdapterFetchFailed\n"
-            "from motet_runner.sources.network_guard import Guard\n"
-            "port = int(sys.argv[1]); Guard([]).install()\n"
+            "from motet_runner.sources.network_guard import NetworkGuard\n"
+            "port = int(sys.argv[1]); NetworkGuard([]).install()\n"
             "async def connect(): await asyncio.open_connection('127.0.0.1', port)\n"
             "ways = [lambda: socket.create_connection(('localhost', port)),\n"
             "    lambda: socket.socket().connect_ex(('127.0.0.1', port)),\n"
