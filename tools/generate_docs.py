@@ -530,9 +530,9 @@ def conditions_page() -> str:
         NOTE,
         "# Conditions and their reasons\n",
         flat("""What `kubectl describe`, `kubectl wait --for=condition=…` and `motet status` show. Reasons are stable;
-        messages are for people and may change. An absent condition is unknown. `Reconciling` is there while work is in
-        progress and `Stalled` when nothing will happen until somebody changes something; both repeat the reason of the
-        condition that they are about.""")
+        messages are for people and may change. An absent condition is unknown. `Reconciling` is present while work is
+        in progress, `Stalled` while nothing will happen until somebody changes something; both repeat the reason of the
+        condition that causes them.""")
         + "\n",
     ]
     for kind, conditions, reasons in (

@@ -249,7 +249,8 @@ class SchedulerSync:
     def _lost(self) -> None:
         """Nobody knows any more what is asked for: what was advised holds what there is, and takes nothing away."""
         self.advice = {
-            name: replace(advice, stale=True, reason="the scheduler is away") for name, advice in self.advice.items()
+            name: replace(advice, stale=True, reason="the scheduler is not connected")
+            for name, advice in self.advice.items()
         }
         self._changed()
 

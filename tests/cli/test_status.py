@@ -6,7 +6,7 @@ import pytest
 
 from motet_cli import status
 
-BEFORE_SERVES = "adapter_model.safetensors is cut short. The version before it keeps serving."
+BEFORE_SERVES = "adapter_model.safetensors is cut short. The previous version keeps serving."
 
 
 def adapter(**conditions: tuple[str, str, str]) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def test_it_says_why_new_bytes_are_refused_while_those_before_them_serve(capsys:
         adapter(
             Accepted=("True", "Valid", ""),
             ArtifactReady=("False", "FormatRejected", BEFORE_SERVES),
-            Certified=("Unknown", "FormatRejected", "not tried, because its bytes are not in order"),
+            Certified=("Unknown", "FormatRejected", "not checked, because ArtifactReady is False"),
             Ready=("True", "Serving", ""),
         ),
         capsys,

@@ -231,7 +231,7 @@ def test_what_somebody_else_has_made_is_not_taken_over_and_the_pool_names_it(
         cluster.apply(home.pool("taken"))
         cluster.wait_for(lambda: home.conditions("spool", "taken", home.pools)["Stalled"]["reason"] == "NameTaken")
         message = home.conditions("spool", "taken", home.pools)["Progressing"]["message"]
-        assert message.startswith("PodDisruptionBudget taken of this namespace is not the operator's")
+        assert message.startswith("PodDisruptionBudget taken of this namespace was not created by the operator")
         cluster.wait_for(lambda: pods(cluster, home.pools), "the pool's runners all the same")
         after = cluster.get(*where)
         assert (after["spec"], after["metadata"]) == (before["spec"], before["metadata"])

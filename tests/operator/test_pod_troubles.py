@@ -61,7 +61,7 @@ def test_a_long_last_word_is_cut():
 def test_deaths_of_long_ago_say_nothing_of_a_runner_that_served_since():
     instance = unready(running(100, 2, life(50, 99)), since=500)
     assert instance.failures == 0
-    assert instance.reason == "it runs, and its readiness check fails"
+    assert instance.reason == "the container runs, but its readiness check fails"
 
 
 def test_a_runner_that_served_and_died_has_died_once_however_often_it_did_before():

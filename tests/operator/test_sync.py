@@ -324,7 +324,9 @@ async def test_advice_is_remembered_with_its_reason_and_goes_stale_with_the_stre
             await until(lambda: demo in sync.advice)
             assert sync.advice[demo] == ScalingAdvice(replicas=2, code="Much", reason="much")
         await until(lambda: not sync.connected)
-        assert sync.advice[demo] == ScalingAdvice(replicas=2, code="Much", reason="the scheduler is away", stale=True)
+        assert sync.advice[demo] == ScalingAdvice(
+            replicas=2, code="Much", reason="the scheduler is not connected", stale=True
+        )
     sync.send_state(CatalogSnapshot(), [])
     assert not sync.advice
 

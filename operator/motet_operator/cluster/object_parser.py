@@ -84,11 +84,11 @@ class ObjectParser(Generic[Parsed]):
             problem = error.errors(include_url=False)[0]
             where = ".".join(str(part) for part in problem["loc"])
             message = (
-                f"{where}: {problem['msg']}. This operator is of another version than the resource definitions: "
-                "bring both to the same one, or change the field."
+                f"{where}: {problem['msg']}. The operator and the resource definitions (CRDs) have "
+                "different versions: install the same version of both, or change the field."
             )
         except Exception as error:  # whatever one object holds, the others go on
-            message = f"cannot be read: {type(error).__name__}: {error}"
+            message = f"the operator cannot read this object: {type(error).__name__}: {error}"
         if isinstance(before, Unreadable):
             before = None if before.in_part else before.instead
         with suppress(Exception):
@@ -342,7 +342,7 @@ def read_instance(pod: Object) -> RunnerInstance:
 
 _UNREMARKABLE = ("ContainerCreating", "PodInitializing")
 
-NOT_READY = "it runs, and its readiness check fails"
+NOT_READY = "the container runs, but its readiness check fails"
 LONGEST_TROUBLE = 900
 """Whole sentences, with the commands that mend it, and with the pod's name still less than a condition holds."""
 

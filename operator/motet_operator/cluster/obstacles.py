@@ -51,7 +51,7 @@ def permission(refused: ApiRefused) -> Obstacle:
     where = f"in namespace {refused.namespace}" if refused.namespace else "in all namespaces"
     return Obstacle(
         "PermissionDenied",
-        f"the operator may not {refused.verb} {resource} {where}; grant its ServiceAccount that verb",
+        f"the operator may not {refused.verb} {resource} {where}; grant that verb to its ServiceAccount",
     )
 
 
@@ -63,8 +63,8 @@ def refusal(refused: ApiRefused) -> Obstacle:
 def name_taken(found: NameTaken) -> Obstacle:
     return Obstacle(
         "NameTaken",
-        f"{found} of this namespace is not the operator's, and has the name that the pool's own should have; delete "
-        "it, or give the pool another name",
+        f"{found} of this namespace was not created by the operator, but has the name that the operator needs for the "
+        "pool; delete it, or give the pool another name",
     )
 
 

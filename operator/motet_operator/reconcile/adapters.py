@@ -279,14 +279,16 @@ def _accepted(view: View, adapter: AdapterObject, around: AdapterContext) -> Con
         return no(
             "Accepted",
             "NamespaceNotAllowed",
-            f"pool {resource.group} takes no adapters from namespace {namespace}; its spec.allowedNamespaces decides",
+            f"pool {resource.group} does not admit namespace {namespace}; ask the platform team to add it to the "
+            "pool's spec.allowedNamespaces",
         )
     claim = resource.spec.base_model
     if claim is not None and claim != pool.resource.served_name:
         return no(
             "Accepted",
             "BaseModelMismatch",
-            f"the adapter is for {claim}, pool {resource.group} serves {pool.resource.served_name}",
+            f"spec.baseModel is {claim}, but pool {resource.group} serves {pool.resource.served_name}; choose a pool "
+            "with that model, or create the adapter again with another spec.baseModel",
         )
     against = _against_policy(view, adapter, pool, labels)
     if against:
@@ -303,7 +305,8 @@ def _accepted(view: View, adapter: AdapterObject, around: AdapterContext) -> Con
         return no(
             "Accepted",
             "QuotaExceeded",
-            f"pool {resource.group} takes {bound} adapters and has older ones; its spec.admission.maxAdapters decides",
+            f"pool {resource.group} takes at most {bound} adapters and already has older ones; delete one, or ask the "
+            "platform team to raise the pool's spec.admission.maxAdapters",
         )
     return yes("Accepted", "Valid")
 
@@ -313,10 +316,10 @@ def _against_policy(view: View, adapter: AdapterObject, pool: PoolObject, labels
     resource, spec = adapter.resource, pool.resource.spec
     source, group = resource.spec.source, resource.group
     if source.scheme in view.refused_schemes:
-        return f"{source.scheme}:// sources do not exist here; {view.refused_schemes[source.scheme]}"
+        return f"{source.scheme}:// sources do not work here; {view.refused_schemes[source.scheme]}"
     allowed = spec.admission.allowed_schemes
     if source.uri is not None and allowed is not None and source.scheme not in allowed:
-        known = " or ".join(f"{scheme}://" for scheme in allowed) or "its volumes only"
+        known = " or ".join(f"{scheme}://" for scheme in allowed) or "a volume of its spec.adapterVolumes"
         return f"pool {group} takes no adapters from {source.scheme}://; use {known}"
     if spec.admission.require_digest and source.digest is None:
         return f"pool {group} takes only adapters with a digest; set spec.source.digest"
@@ -328,15 +331,15 @@ def _against_policy(view: View, adapter: AdapterObject, pool: PoolObject, labels
     # The same sentence for one that is not there: who may use which volume is not everybody's to know.
     if volume is None or not volume.allowed_namespaces.admits(namespace, own=own, labels=labels):
         return (
-            f"pool {group} mounts no volume {claim.claim_name} for namespace {namespace}; its spec.adapterVolumes "
-            "decides"
+            f"pool {group} mounts no volume {claim.claim_name} for namespace {namespace}; ask the platform team to add "
+            "it to the pool's spec.adapterVolumes"
         )
     folder = volume.folder_of(namespace)
     if PurePosixPath(claim.path).is_relative_to(folder):
         return ""
     return (
-        f"pool {group} reads adapters of namespace {namespace} from the folder {folder} of volume {claim.claim_name} "
-        "only; its spec.adapterVolumes decides"
+        f"pool {group} reads adapters of namespace {namespace} only from the folder {folder} of volume "
+        f"{claim.claim_name}; move the adapter there, or ask the platform team to change the pool's spec.adapterVolumes"
     )
 
 
@@ -351,8 +354,8 @@ def _artifact(known: AdapterReport, *, accepted: ConditionResult, has_runner: bo
     if not accepted.holds:
         return unknown("ArtifactReady", accepted.reason, "not fetched, because the adapter is not accepted")
     if not has_runner:
-        return unknown("ArtifactReady", "WaitingForRunner", "a runner checks the adapter; none is ready")
-    return unknown("ArtifactReady", "Checking", "a runner fetches and checks the adapter")
+        return unknown("ArtifactReady", "WaitingForRunner", "no runner is ready to fetch and check the adapter")
+    return unknown("ArtifactReady", "Checking", "a runner is fetching and checking the adapter")
 
 
 def _certified(known: AdapterReport, artifact: ConditionResult) -> ConditionResult:
@@ -360,7 +363,7 @@ def _certified(known: AdapterReport, artifact: ConditionResult) -> ConditionResu
     if reason in _CERTIFYING:
         return no("Certified", reason, _failure_message(known))
     if reason:
-        return unknown("Certified", reason, "not tried, because its bytes are not in order")
+        return unknown("Certified", reason, "not checked, because ArtifactReady is False")
     if known.serving_digest:
         return yes("Certified", "FitsBaseModel")
     return unknown("Certified", artifact.reason, artifact.message)
@@ -375,7 +378,7 @@ def _failure(known: AdapterReport) -> str:
 
 def _failure_message(known: AdapterReport) -> str:
     if known.serving_digest:
-        return f"{known.failure_message.rstrip('.')}. The version before it keeps serving."
+        return f"{known.failure_message.rstrip('.')}. The previous version keeps serving."
     return known.failure_message
 
 
@@ -384,25 +387,24 @@ def _loaded(
 ) -> ConditionResult:
     spec = adapter.resource.spec
     if spec.suspend:
-        return no("Loaded", "Suspended", "spec.suspend is true")
+        return no("Loaded", "Suspended", "spec.suspend is true; set it to false to load the adapter")
     if not accepted.holds:
         return no("Loaded", accepted.reason, "not loaded, because the adapter is not accepted")
     if not ready_runners:
-        return unknown("Loaded", "WaitingForRunner", "no runner is ready")
+        return unknown("Loaded", "WaitingForRunner", f"no runner of pool {adapter.resource.group} is ready")
     on_device, wanted = _runners_holding(known), spec.placement.min_replicas
     if on_device < wanted and ready_runners < wanted:
         return no(
             "Loaded",
             "NoCapacity",
-            f"{wanted} runners should hold it and {ready_runners} of pool {adapter.resource.group} "
-            f"{'is' if ready_runners == 1 else 'are'} ready; raise the pool's replicas, or lower "
-            "spec.placement.minReplicas",
+            f"spec.placement.minReplicas asks for {wanted} runners, but pool {adapter.resource.group} has only "
+            f"{ready_runners} ready; raise the pool's replicas, or lower spec.placement.minReplicas",
         )
     if on_device < wanted:
         return no("Loaded", "Loading", f"{on_device} of {wanted} runners hold it")
     if on_device:
         return yes("Loaded", "Resident", f"{on_device} runners hold it")
-    return yes("Loaded", "OnDemand", "loads at its next request")
+    return yes("Loaded", "OnDemand", "a runner loads it at its next request")
 
 
 def _ready(

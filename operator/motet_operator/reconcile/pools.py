@@ -56,16 +56,17 @@ def refusals(pools: Sequence[PoolObject]) -> dict[ObjectName, PoolRefusal]:
         if not pool.namespace_prepared:
             found[name] = PoolRefusal(
                 reason="NamespaceNotPrepared",
-                message=f"the operator may not run anything in namespace {name.namespace}; "
-                "add it to the chart's value pools.namespaces",
+                message=f"the operator may not run pools in namespace {name.namespace}; add the namespace to the "
+                "chart's value pools.namespaces and upgrade the release",
             )
             continue
         leader = first.setdefault(pool.resource.group, pool)
         if _model_of(pool) != _model_of(leader):
             found[name] = PoolRefusal(
                 reason="ModelMismatch",
-                message=f"pools of one group share one base model; {leader.resource.object_name} already serves "
-                f"{leader.resource.served_name} in group {pool.resource.group}. Use the same model or another group.",
+                message=f"all pools of a group have the same base model, and pool {leader.resource.object_name} "
+                f"already serves {leader.resource.served_name} in group {pool.resource.group}; "
+                "set the same spec.model or another spec.group",
             )
     return found
 
@@ -80,7 +81,9 @@ def scaling_of(view: View, pool: PoolObject, aim: RolloutTarget) -> Scaling:
     if view.runners_override is not None:
         return Scaling(
             replicas=view.runners_override,
-            condition=no("ScalingActive", "ScalingDisabled", f"--runners {view.runners_override} decides"),
+            condition=no(
+                "ScalingActive", "ScalingDisabled", f"--runners {view.runners_override} sets the number of runners"
+            ),
         )
     found = decide_replicas(
         pool.resource,
@@ -323,7 +326,8 @@ def _progressing(
         return yes(
             "Progressing",
             "RunnersMoving",
-            f"{moving} runners are on nodes that are to be emptied; each leaves once another serves elsewhere"
+            f"{moving} {'runner is' if moving == 1 else 'runners are'} on nodes that are being emptied; each leaves "
+            "when its replacement on another node is ready"
             f"{_waiting(members)}",
         )
     if len(updated) < wanted:
@@ -339,7 +343,7 @@ def _adapters_healthy(adapters: AdapterCounts) -> ConditionResult:
     return no(
         "AdaptersHealthy",
         "AdaptersFailed",
-        f"{adapters.failed} of {adapters.registered} adapters cannot be served; their own conditions say why",
+        f"{adapters.failed} of {adapters.registered} adapters cannot be served; the conditions of each say why",
     )
 
 
@@ -354,7 +358,11 @@ def _ready(  # noqa: PLR0917
     if refusal:
         return no("Ready", refusal.reason, refusal.message)
     if wanted == 0:
-        return unknown("Ready", "ScaledToZero", "no runner is wanted now; a request or a larger replicas brings one")
+        return unknown(
+            "Ready",
+            "ScaledToZero",
+            "no runner is needed now; a request (mode Builtin) or a higher spec.replicas starts one",
+        )
     if len(updated) >= wanted:
         return yes("Ready", "AllRunnersReady", f"{len(updated)} of {wanted} runners are ready")
     if any(instance.failures > 1 for instance in members):

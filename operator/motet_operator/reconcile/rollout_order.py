@@ -19,9 +19,11 @@ from motet_operator.reconcile.view import PoolObject, RunnerInstance, RunnerSet,
 EPOCH = datetime.fromtimestamp(0, UTC)
 MICROSECOND = timedelta(microseconds=1)
 
-WAITING_FOR_OTHER_POOLS = "the runners of the revision before go on until fewer pools roll at once"
+WAITING_FOR_OTHER_POOLS = (
+    "the new revision waits until fewer pools roll out at the same time; the current runners keep serving"
+)
 CHANGED_TOO_OFTEN = (
-    "the runners of the revision before stay for now: after three changes in a row the next is rolled out later"
+    "the new revision waits, because the pool has changed three times in a row; the current runners keep serving"
 )
 
 

@@ -53,7 +53,9 @@ def decide_replicas(
     wanted = pool.spec.replicas
     match pool.spec.autoscaling.mode:
         case "Disabled":
-            return Scaling(replicas=wanted, condition=_no("ScalingDisabled", "spec.replicas decides"))
+            return Scaling(
+                replicas=wanted, condition=_no("ScalingDisabled", "spec.replicas sets the number of runners")
+            )
         case "External":
             return _external(pool, wanted)
         case "Builtin":
@@ -66,26 +68,26 @@ def decide_replicas(
 def _external(pool: ServingPool, wanted: int) -> Scaling:
     replicas = _bounded(pool, wanted)
     if replicas == wanted:
-        return Scaling(replicas=replicas, condition=yes("ScalingActive", "External", f"spec.replicas says {wanted}"))
+        return Scaling(replicas=replicas, condition=yes("ScalingActive", "External", f"spec.replicas is {wanted}"))
     word, bound = ("AtMinimum", "minReplicas") if replicas > wanted else ("AtMaximum", "maxReplicas")
-    why = f"spec.replicas says {wanted}, autoscaling.{bound} {replicas}"
+    why = f"spec.replicas is {wanted}, but autoscaling.{bound} is {replicas}"
     return Scaling(replicas=replicas, condition=yes("ScalingActive", word, why))
 
 
 def _builtin(pool: ServingPool, held: int, advice: ScalingAdvice | None, *, rolling_out: bool) -> Scaling:
     if advice is None:
-        why = f"the scheduler has not said how many runners are needed; {held} stay"
+        why = f"the scheduler has not reported yet how many runners are needed; the pool keeps {held}"
         return Scaling(replicas=held, condition=unknown("ScalingActive", "HoldingStaleAdvice", why))
     asked = _bounded(pool, advice.replicas)
     if advice.stale:
         replicas = max(held, asked)
-        why = advice.reason or "the scheduler cannot be heard"
+        why = advice.reason or "the scheduler is not connected"
         return Scaling(
             replicas=replicas,
-            condition=unknown("ScalingActive", "HoldingStaleAdvice", f"{replicas} runners stay: {why}"),
+            condition=unknown("ScalingActive", "HoldingStaleAdvice", f"the pool keeps {replicas} runners: {why}"),
         )
     if rolling_out and asked < held:
-        why = f"{asked} runners would do; {held} stay until the rollout is complete"
+        why = f"{asked} runners would be enough; the pool keeps {held} until the rollout is complete"
         return Scaling(replicas=held, condition=yes("ScalingActive", "HoldingForRollout", why))
     return Scaling(replicas=asked, condition=yes("ScalingActive", _advice_message(asked, advice), advice.reason))
 
@@ -109,8 +111,9 @@ def _conflict(writers: Sequence[str], held: int) -> str:
     who = " and ".join(sorted(set(writers)))
     return (
         f"{who} writes spec.replicas through the scale subresource, as a HorizontalPodAutoscaler and kubectl scale do; "
-        f"{held} runners stay. Set autoscaling.mode to External, or remove the other writer and apply the pool with "
-        "another spec.replicas than now and --server-side --force-conflicts; an equal one leaves the other in place."
+        f"the pool keeps {held} runners. Set autoscaling.mode to External; or remove the other writer, change "
+        "spec.replicas in the manifest, and apply it with --server-side --force-conflicts (with an unchanged "
+        "spec.replicas the other writer stays its owner)."
     )
 
 

@@ -316,7 +316,7 @@ async def test_what_the_server_makes_of_it_is_not_fought() -> None:
 def test_a_missing_right_is_said_in_words_an_administrator_can_use() -> None:
     denials = ObstacleLog()
     denials.note(ApiRefused("list", DEPLOYMENTS, "pools", status=403, message="no"))
-    why = "the operator may not list deployments.apps in namespace pools; grant its ServiceAccount that verb"
+    why = "the operator may not list deployments.apps in namespace pools; grant that verb to its ServiceAccount"
     assert denials.standing().forbidden_namespaces == {"pools": Obstacle("PermissionDenied", why)}
     denials.clear(DEPLOYMENTS, "pools")
     assert denials.standing().forbidden_namespaces == {}

@@ -150,7 +150,7 @@ def test_a_failed_new_revision_leaves_the_old_one_serving() -> None:
     status = only(reconcile(world(adapter(), known={"legal": both})))
     assert status.ready
     found = condition(status.conditions, "ArtifactReady")
-    assert (found.status, found.message) == ("False", "no such folder. The version before it keeps serving.")
+    assert (found.status, found.message) == ("False", "no such folder. The previous version keeps serving.")
 
 
 def test_loaded_counts_the_runners_that_hold_it() -> None:
@@ -169,8 +169,8 @@ def test_more_runners_than_there_are_cannot_hold_it_and_a_request_is_served_all_
     found = condition(status.conditions, "Loaded")
     assert (found.status, found.reason) == ("False", "NoCapacity")
     assert found.message == (
-        "3 runners should hold it and 2 of pool default/demo are ready; raise the pool's replicas, or lower "
-        "spec.placement.minReplicas"
+        "spec.placement.minReplicas asks for 3 runners, but pool default/demo has only 2 ready; raise the pool's "
+        "replicas, or lower spec.placement.minReplicas"
     )
     assert says(only(reconcile(world(wanted, known=held, runners=3), memory)), "Loaded") == ("False", "Loading")
 
@@ -226,8 +226,12 @@ def test_nothing_new_makes_no_event() -> None:
     assert [event for event in plan.events if event.kind == "LoRAAdapter"] == []
 
 
+NO_VOLUME = (
+    "pool default/demo mounts no volume adapters for namespace default; ask the platform team to add it to the pool's "
+    "spec.adapterVolumes"
+)
 POLICY = {
-    "file": ({}, {}, "file:// sources do not exist here; use a volume"),
+    "file": ({}, {}, "file:// sources do not work here; use a volume"),
     "scheme": (
         {"source": {"uri": "https://files.example.com/legal/"}},
         {"admission": {"allowedSchemes": ["hf"]}},
@@ -241,7 +245,7 @@ POLICY = {
     "no volume": (
         {"source": {"persistentVolumeClaim": {"claimName": "adapters", "path": "legal"}}},
         {},
-        "pool default/demo mounts no volume adapters for namespace default; its spec.adapterVolumes decides",
+        NO_VOLUME,
     ),
     "another's volume": (
         {"source": {"persistentVolumeClaim": {"claimName": "adapters", "path": "legal"}}},
@@ -253,7 +257,7 @@ POLICY = {
                 }
             ]
         },
-        "pool default/demo mounts no volume adapters for namespace default; its spec.adapterVolumes decides",
+        NO_VOLUME,
     ),
 }
 
@@ -303,8 +307,8 @@ def test_on_a_volume_of_several_tenants_none_names_what_is_not_in_a_folder_of_it
     found = condition(only(plan).conditions, "Accepted")
     assert (found.status, found.reason) == ("False", "PolicyDenied")
     assert found.message == (
-        "pool default/demo reads adapters of namespace acme from the folder acme of volume shared only; its "
-        "spec.adapterVolumes decides"
+        "pool default/demo reads adapters of namespace acme only from the folder acme of volume shared; move the "
+        "adapter there, or ask the platform team to change the pool's spec.adapterVolumes"
     )
     assert plan.catalog.adapters == ()
 

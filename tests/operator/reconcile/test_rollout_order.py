@@ -244,7 +244,7 @@ def test_a_pool_that_goes_back_to_what_its_runners_are_does_so_at_once_and_says_
     status = told(plan, "a")
     progressing = condition(status.conditions, "Progressing")
     assert (status.target_revision, progressing.reason) == (revision(one(1)[0]), "WaitingForTurn")
-    assert "three changes in a row" in progressing.message
+    assert "three times in a row" in progressing.message
     assert plan.due == later(30)
     cluster.now = 30
     assert told(cluster.look(), "a").target_revision == revision(one(2)[0])

@@ -16,21 +16,22 @@ MAX_COUNT = 2**53 - 1
 """The largest whole number that every reader of JSON keeps."""
 
 ADAPTER_CONDITIONS = {
-    "Ready": "a request for this adapter would be served now; otherwise the reason of the first below that is not True",
-    "Accepted": "the pool exists and takes this adapter: namespace, base model and name",
-    "ArtifactReady": "the bytes are fetched, and digest and format are verified",
-    "Certified": "a runner has found that the adapter fits the base model and changes what it says",
+    "Ready": "a request for this adapter would be served now; otherwise it has the reason of the first condition below "
+    "that is not True",
+    "Accepted": "the pool exists and accepts this adapter: its namespace, base model and name",
+    "ArtifactReady": "the files are fetched, and digest and format are verified",
+    "Certified": "a runner has checked that the adapter fits the base model and changes its answers",
     "Loaded": "as many runners hold it as `placement.minReplicas` asks for",
     "Reconciling": "work is in progress; absent when there is none",
     "Stalled": "nothing will happen until somebody changes something",
 }
 POOL_CONDITIONS = {
-    "Ready": "every wanted runner serves with the newest revision",
+    "Ready": "all desired runners serve with the newest revision",
     "Accepted": "the pool may run: its namespace is prepared, and its group agrees on the base model",
     "Available": "at least one runner serves",
     "Progressing": "runners are starting, leaving or being replaced",
     "AdaptersHealthy": "no adapter of the pool has failed",
-    "ScalingActive": "the number of runners follows demand, and nobody else writes it",
+    "ScalingActive": "the number of runners follows demand, and no other client writes it",
     "Reconciling": "work is in progress; absent when there is none",
     "Stalled": "nothing will happen until somebody changes something",
 }

@@ -109,13 +109,13 @@ def test_an_adapter_is_served_once_it_is_applied(product: Product) -> None:
             {"source": {"persistentVolumeClaim": {"claimName": "secrets", "path": "a"}}},
             "Accepted",
             "PolicyDenied",
-            "its spec.adapterVolumes decides",
+            "mounts no volume secrets for namespace acme",
         ),
         (
             {"source": {"persistentVolumeClaim": {"claimName": "motet-demo", "path": "zeta/json"}}},
             "Accepted",
             "PolicyDenied",
-            "reads adapters of namespace acme from the folder acme of volume motet-demo only",
+            "reads adapters of namespace acme only from the folder acme of volume motet-demo",
         ),
         (
             {"source": {"persistentVolumeClaim": {"claimName": "motet-demo", "path": "acme/borrowed"}}},
