@@ -283,7 +283,7 @@ def api_page() -> str:
             table(["parameter", "why"], [[code(name), why] for name, (why, _) in UNSUPPORTED.items()]),
             f"Motet takes these, and they change nothing: {without_effect}.\n",
             flat("""It ignores every other field that it does not know, and counts it in the metric
-            `motet_unknown_fields_total`.""")
+            `motet_unknown_request_fields_total`.""")
             + "\n",
         ]
     )
