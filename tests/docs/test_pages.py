@@ -13,7 +13,7 @@ import pytest
 from motet.resources import read_text
 from tests.docs.blocks import Block, blocks
 from tests.docs.pages import DOCS, written_pages
-from tests.repo.tree import ROOT, package_folders
+from tests.repo.tree import ROOT, package_folders, tracked
 
 EXECUTED = {
     *("tutorials/kubernetes.md", "guides/platform.md", "guides/tenant.md"),  # tests/kube/releases/test_pages.py
@@ -89,6 +89,18 @@ def test_a_link_with_the_name_of_a_file_leads_to_that_file(page: Path) -> None:
     assert [
         name for name, path in links if not f"/{path}".endswith(f"/{name}") or not (page.parent / path).is_file()
     ] == []
+
+
+def readmes_of_packages() -> list[Path]:
+    return [path for path in tracked(*(folder.parent for folder in package_folders())) if path.name == "README.md"]
+
+
+@pytest.mark.parametrize("page", readmes_of_packages(), ids=lambda page: page.parent.name)
+def test_a_module_in_the_readme_of_a_package_exists(page: Path) -> None:
+    modules = [f"/{path.as_posix()}" for path in tracked(page.parent, ROOT / "tests")]
+    named = set(re.findall(r"[\w/]+\.py\b", page.read_text()))
+    assert named
+    assert {name for name in named if not any(module.endswith(f"/{name}") for module in modules)} == set()
 
 
 def test_fields_and_values_on_pages_exist() -> None:
