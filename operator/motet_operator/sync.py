@@ -324,5 +324,5 @@ def _artifact(it: scheduler_pb2.Certificate) -> Artifact | None:
             checker=it.checker,
         )
     except ValidationError as error:
-        log.warning("a certificate makes no sense", digest=it.digest[:80], problems=error.error_count())
+        log.warning("certificate_invalid", digest=it.digest[:80], problems=error.error_count())
         return None

@@ -236,7 +236,7 @@ def test_adapters_are_kept_when_their_definition_is_deleted_and_made_again(
         cluster.wait_for(alone, "the adapters of other tests to be gone", within_s=60)
         with definition_gone(cluster):
             log = operator.program.log
-            cluster.wait_for(lambda: "a kind is no longer served" in log.read_text(), "the loss to be seen")
+            cluster.wait_for(lambda: "kind_vanished" in log.read_text(), "the loss to be seen")
             rounds = operator.metric("motet_reconciles_total")
             cluster.wait_for(lambda: operator.metric("motet_reconciles_total") >= rounds + 2, "another round")
             assert operator.metric("motet_declared_objects", kind="LoRAAdapter") == 1, "it is kept"

@@ -206,7 +206,7 @@ class ClusterOperator:
             await self._resync.once()  # a standby's watch may have been behind
             await self._cordons.look()  # else the first round would take a runner that moves for one that stays
             self._silent_until = monotonic() + self._settings.takeover_seconds * self._scale
-            log.info("leads; everything is listed")
+            log.info("operator_leading")
             await run_together(
                 self._reconcile_for_ever(),
                 self._writer.run(self._settings.writers),
@@ -225,7 +225,7 @@ class ClusterOperator:
             try:
                 again = await self._round() if self._resync.of_one_state else LOOK_SECONDS
             except Exception:
-                log.exception("reconciling failed")
+                log.exception("reconcile_failed")
                 again = 1.0
             took = monotonic() - began
             self._ticked = monotonic()

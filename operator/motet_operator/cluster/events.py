@@ -85,7 +85,7 @@ class EventWriter:
                 self._metrics.events.labels("posted").inc()
             except ApiError as error:
                 self._metrics.events.labels("dropped").inc()
-                log.debug("an event was dropped", reason=event["reason"], error=str(error))
+                log.debug("event_dropped", reason=event["reason"], error=str(error))
 
 
 def _event(  # noqa: PLR0917

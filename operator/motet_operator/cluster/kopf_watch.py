@@ -183,7 +183,7 @@ class KopfEngine:
             try:
                 self._run_once(stopping)
             except BaseException as error:  # whatever ended it, it starts again
-                log.warning("the watch layer ended and starts again", engine=self._name, error=f"{error!r:.500}")
+                log.warning("watch_restarted", engine=self._name, error=f"{error!r:.500}")
             if stopping.is_set():
                 return
             if time.monotonic() - began > 60 * self._scale:
@@ -229,7 +229,7 @@ class KopfEngine:
         deadline = time.monotonic() + ABANDON_SECONDS
         while left := asyncio.all_tasks() - {asyncio.current_task()}:
             if time.monotonic() > deadline:
-                log.warning("parts of the watch layer do not end", engine=self._name, tasks=len(left))
+                log.warning("watch_stop_timeout", engine=self._name, tasks=len(left))
                 break
             for task in left:
                 task.cancel()

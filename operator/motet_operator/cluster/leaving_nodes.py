@@ -68,7 +68,7 @@ class LeavingNodes:
 
     def _now(self, nodes: frozenset[str]) -> None:
         if nodes != self.nodes:
-            log.info("nodes that are to be emptied", nodes=sorted(nodes))
+            log.info("leaving_nodes_changed", nodes=sorted(nodes))
             self.nodes = nodes
             self._changed()
 
@@ -77,7 +77,11 @@ class LeavingNodes:
             self._denials.note(error)
         if self._problem != str(error):
             self._problem = str(error)
-            log.warning("cannot list nodes: no runner leaves before it is evicted", error=str(error)[:300])
+            log.warning(
+                "node_list_failed",
+                error=str(error)[:300],
+                hint="Until nodes can be listed, runners on cordoned nodes stay there until they are evicted.",
+            )
 
 
 def _taints_of(node: Object) -> Collection[Object]:

@@ -167,7 +167,7 @@ class Resync:
         try:
             items, version = await self._ask(kind, namespace, fresh=place not in self._seen)
             if doubt := self._distrust_reason(place, items, version, seen):
-                log.warning(f"a list {doubt}; asking what is stored", kind=kind.name, listed=len(items))
+                log.warning("stale_list", why=doubt, kind=kind.name, listed=len(items))
                 items, version = await self._ask(kind, namespace, fresh=True)
         except ApiError as error:
             self._complain(place, error)
@@ -177,13 +177,13 @@ class Resync:
         self._denials.clear(kind, namespace)
         if kind in self.missing:
             self.missing.discard(kind)
-            log.info("a kind is served again", kind=kind.name)
+            log.info("kind_served_again", kind=kind.name)
             self._watch_anew(kind)
         first = place not in self._seen
         self._seen.add(place)
         self._marks[place] = version
         if version < seen or self._cache.contradicted_by(kind, items, version, namespace):
-            log.warning("the store was brought back to an earlier state", kind=kind.name, version=version, seen=seen)
+            log.warning("kubernetes_store_rewound", kind=kind.name, version=version, seen=seen)
             self._metrics.rewinds.labels(kind.plural).inc()
             self._rewound.add(kind)
             if place not in self._from_before:  # the first of all to tell
@@ -197,7 +197,7 @@ class Resync:
         if first:
             self._changed()
         if repairs.any and not first:
-            log.info("a list knew better than the watch", kind=kind.name, repairs=str(repairs))
+            log.info("watch_missed_changes", kind=kind.name, repairs=str(repairs))
             for name in ("added", "changed", "removed"):
                 self._metrics.repairs.labels(kind.plural, name).inc(getattr(repairs, name))
         return True
@@ -221,9 +221,9 @@ class Resync:
         kind, namespace = place
         lost = len(self._cache.unlisted(kind, items, version, namespace))
         if lost > max(FEW, SMALL_SHARE * self._cache.count(kind, namespace)):
-            return "lacks much that is known"
+            return "the list lacks many known objects"
         if version < seen or self._cache.contradicted_by(kind, items, version, namespace):
-            return "is older than what is known"
+            return "the list is older than the cache"
         return ""
 
     def _complain(self, place: tuple[Kind, str], error: ApiError) -> None:
@@ -241,4 +241,4 @@ class Resync:
             self._settle(place)
         if self._problems.get(place) != str(error):
             self._problems[place] = str(error)
-            log.warning("cannot list", kind=kind.name, namespace=namespace, error=str(error)[:300])
+            log.warning("list_failed", kind=kind.name, namespace=namespace, error=str(error)[:300])

@@ -75,7 +75,10 @@ class VanishedObjects:
             return
         if not served:
             log.warning(
-                "a kind is no longer served; what was last known goes on", kind=str(kind), objects=len(doubtful)
+                "kind_vanished",
+                kind=str(kind),
+                objects=len(doubtful),
+                hint="The API server no longer serves this kind; Motet keeps serving what it last knew.",
             )
         for key in doubtful:
             if served:

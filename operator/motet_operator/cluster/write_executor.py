@@ -102,7 +102,7 @@ class WriteExecutor:
             if outcome == "forbidden":
                 self._block(key, write, permission(error))
             elif outcome != "gone":
-                log.info("a write was refused", write=str(key), status=error.status, error=error.message[:300])
+                log.info("write_refused", write=str(key), status=error.status, error=error.message[:300])
             if outcome in ("conflict", "refused") and self._queue.failures(key) >= MAX_IMMEDIATE_RETRIES:
                 self._block(key, write, refusal(error))
         except NotLeading:
@@ -112,10 +112,10 @@ class WriteExecutor:
             self._block(key, write, name_taken(error))
         except Unreachable as error:
             outcome = "unreachable"
-            log.debug("the API server did not answer", write=str(key), error=str(error))
+            log.debug("write_unanswered", write=str(key), error=str(error))
         except Exception:
             outcome = "error"
-            log.exception("a write failed", write=str(key))
+            log.exception("write_failed", write=str(key))
         self._metrics.writes.labels(key.what, outcome).inc()
         if outcome == "done":
             self._finish(key, write)
@@ -133,7 +133,7 @@ class WriteExecutor:
 
     def _block(self, key: WriteKey, write: Write, obstacle: Obstacle) -> None:
         if self._wanted.get(key) is not None and self._denials.block_write(key, obstacle):
-            log.warning("something stands in the way of a write", write=str(key), reason=obstacle.reason)
+            log.warning("write_blocked", write=str(key), reason=obstacle.reason, message=obstacle.message)
             self._denied(write, obstacle)
 
     def _finish(self, key: WriteKey, write: Write | None) -> None:

@@ -123,7 +123,7 @@ class LocalOperator:
             try:
                 again = self._reconcile()
             except Exception:
-                log.exception("reconciling failed")
+                log.exception("reconcile_failed")
                 again = 1.0
             with suppress(TimeoutError):
                 async with asyncio.timeout(again):
@@ -212,7 +212,7 @@ class LocalOperator:
         self._adapter_conditions = {(one.name.namespace, one.name.name): one.conditions for one in plan.adapters}
         for event in plan.events:
             say = log.warning if event.type == "Warning" else log.info
-            say("status changed", kind=event.kind, name=str(event.name), reason=event.reason, message=event.message)
+            say("status_changed", kind=event.kind, name=str(event.name), reason=event.reason, message=event.message)
         host = self._settings.host if self._settings.host not in ("0.0.0.0", "::", "") else "127.0.0.1"
         document = status_document(
             plan,
@@ -224,7 +224,7 @@ class LocalOperator:
         try:
             self._status.write(document)
         except OSError as error:
-            log.warning("cannot write the status", path=str(self._layout.status), error=str(error))
+            log.warning("status_write_failed", path=str(self._layout.status), error=str(error))
 
     def _count(self, plan: Plan, seconds: float) -> None:
         metrics = self._metrics
@@ -257,7 +257,7 @@ class LocalOperator:
                 looked = signature
                 self._objects = self._folder.read()
                 for problem in self._objects.problems:
-                    log.warning("a manifest is wrong; what it said before goes on", problem=str(problem))
+                    log.warning("manifest_invalid", problem=str(problem), hint="The last valid version stays in use.")
                 self._wake.set()
             if self._look_at_adapters():
                 self._wake.set()
@@ -293,7 +293,7 @@ class LocalOperator:
             except TimeoutError:
                 continue
             except (OSError, RuntimeError) as error:
-                log.debug("no file notifications; polling goes on", error=str(error))
+                log.debug("file_notifications_unavailable", error=str(error))
                 await asyncio.sleep(5)
 
     def _watched_paths(self) -> list[Path]:
@@ -350,4 +350,4 @@ async def migrate(url: str) -> None:
     began = time.monotonic()
     # In a thread, with a loop of its own: much of it is imports, and starting processes should not wait for them.
     await asyncio.to_thread(in_a_thread)
-    log.info("store migrated", seconds=round(time.monotonic() - began, 3))
+    log.info("database_migrated", seconds=round(time.monotonic() - began, 3))

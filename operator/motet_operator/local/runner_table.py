@@ -119,7 +119,7 @@ class RunnerTable:
         until = plan.deadlines
         for runner in before.values():
             if runner.draining_until != until.get(runner.name):
-                log.info("runner drains" if runner.name in until else "runner works again", instance=runner.name)
+                log.info("runner_draining" if runner.name in until else "runner_drain_cancelled", instance=runner.name)
                 self._table[runner.name] = replace(runner, draining_until=until.get(runner.name))
         for each in plan.runner_sets:
             for name in each.leaving:
