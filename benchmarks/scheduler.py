@@ -27,7 +27,7 @@ from motet.domain import Digest, InstanceName, RequestId, Tenant
 from motet.runner_info import Capacity, RequestClass, RunnerIdentity
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.adapters import Revision
-from motet_scheduler.policy.memory import SavedAdapter, SavedCatalog
+from motet_scheduler.policy.catalog import SavedAdapter, SavedCatalog
 from motet_scheduler.policy.requests import Placement, QueueKey, Request
 from motet_scheduler.policy.runner_choice import Chosen, choose
 from motet_scheduler.policy.runners import Runner

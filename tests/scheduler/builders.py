@@ -14,7 +14,7 @@ from motet.runner_info import (
     Tier,
 )
 from motet_scheduler.policy import effects, events
-from motet_scheduler.policy.memory import SavedCatalog
+from motet_scheduler.policy.catalog import SavedCatalog
 from motet_scheduler.policy.scheduler import Scheduler
 from motet_scheduler.policy.values import (
     AdapterRef,

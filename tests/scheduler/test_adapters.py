@@ -75,7 +75,7 @@ def test_a_check_whose_runner_goes_is_given_to_another():
 
 
 def test_a_check_that_brings_no_word_is_ordered_again():
-    told = ready(ensure_patience=10.0)
+    told = ready(load_retry=10.0)
     told.attach()
     told.state(adapter())
     told.wait(11)
@@ -134,8 +134,8 @@ def test_bytes_that_change_during_their_check_are_checked_again():
 def test_news_of_a_load_is_not_taken_for_the_answer_of_a_check():
     told = with_pirate()
     told.state(adapter(stamp="2"))
-    told.certify(digest=PIRATE, stage=AdapterStage.DEVICE, answers=AdapterStage.NONE)
-    told.certify(digest=PIRATE, stage=AdapterStage.DEVICE, answers=AdapterStage.DEVICE)
+    told.certify(digest=PIRATE, stage=AdapterStage.DEVICE, answered_order=AdapterStage.NONE)
+    told.certify(digest=PIRATE, stage=AdapterStage.DEVICE, answered_order=AdapterStage.DEVICE)
     told.certify(digest=POET)
     assert published(told)["pirate"].digest == POET
 
@@ -239,7 +239,7 @@ def test_where_an_adapter_lies_is_reported_when_it_changes():
     told = with_pirate()
     told.report("r0", resident=(resident(PIRATE, Tier.DEVICE),))
     (report,) = told.of(effects.ReportAdapter)
-    assert report.places == (("r0", Tier.DEVICE, PIRATE),)
+    assert report.replicas == (("r0", Tier.DEVICE, PIRATE),)
     assert report.state is AdapterReadiness.READY
     told.report("r0", resident=(resident(PIRATE, Tier.DEVICE),))
     assert not told.of(effects.ReportAdapter)
@@ -347,11 +347,11 @@ def test_what_a_runner_no_longer_holds_when_it_comes_back_is_told():
     told.detach()
     told.attach()
     (report,) = told.of(effects.ReportAdapter)
-    assert report.places == ()
+    assert report.replicas == ()
     told.report(resident=(resident(PIRATE),))
     told.detach()
     told.attach(incarnation="2")
-    assert told.of(effects.ReportAdapter)[-1].places == ()
+    assert told.of(effects.ReportAdapter)[-1].replicas == ()
 
 
 def test_a_runner_that_does_not_come_back_is_no_place_any_more():
@@ -360,7 +360,7 @@ def test_a_runner_that_does_not_come_back_is_no_place_any_more():
     told.detach()
     told.wait(told.scheduler.policy.forget_runner + 1)
     (report,) = told.of(effects.ReportAdapter)
-    assert report.places == ()
+    assert report.replicas == ()
 
 
 def test_a_successor_says_nothing_of_an_adapter_before_a_runner_has():
@@ -374,7 +374,7 @@ def test_a_successor_says_nothing_of_an_adapter_before_a_runner_has():
     heir.certify()
     (report,) = heir.of(effects.ReportAdapter)
     assert report.serving == PIRATE
-    assert [tier for _, tier, _ in report.places] == [Tier.DEVICE]
+    assert [tier for _, tier, _ in report.replicas] == [Tier.DEVICE]
 
 
 def test_what_was_told_and_is_so_no_longer_is_told_again():
@@ -479,8 +479,8 @@ def test_what_is_shared_or_not_changes_no_revision_and_ends_nothing():
     told.gateway()
     told.enqueue("a", digest=PIRATE, tenant="acme")
     assert told.where("a") == "r0"
-    effects = told.state(adapter(share=()))
-    assert [type(effect) for effect in effects] == [effects.SaveCatalog, effects.PublishCatalog]
+    decided = told.state(adapter(share=()))
+    assert [type(effect) for effect in decided] == [effects.SaveCatalog, effects.PublishCatalog]
     assert published(told)["pirate"].share == ()
     assert published(told)["pirate"].digest == PIRATE
     told.attach("r1")

@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from motet.domain import InstanceName, RequestId
 from motet.runner_info import RunnerIdentity
 from motet_scheduler.policy import effects, events
-from motet_scheduler.policy.memory import SavedCatalog
+from motet_scheduler.policy.catalog import SavedCatalog
 from tests.scheduler.builders import SchedulerDriver, entry, ready
 
 

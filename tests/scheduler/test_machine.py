@@ -38,7 +38,7 @@ class World(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.told = SchedulerDriver(max_passed_over=MAX_PASSED_OVER, avoid=0.2)
+        self.told = SchedulerDriver(max_passed_over=MAX_PASSED_OVER, avoid_after_decline=0.2)
         self.count = 0
         self.incarnations = dict.fromkeys(INSTANCES, 0)
         self.attached = set()

@@ -33,7 +33,7 @@ class Line:
     def names(self):
         return [request.id for request in self.queue]
 
-    def heads(self):
+    def oldest_of_each_tenant(self):
         found = []
         for _, lane in self.queue.lanes():
             turn = 0
@@ -70,7 +70,7 @@ def test_each_tenant_offers_only_its_oldest():
     line.add("a1", age=9, tenant="a")
     line.add("a2", age=8, tenant="a")
     line.add("b1", age=7, tenant="b")
-    assert line.heads() == ["a1", "b1"]
+    assert line.oldest_of_each_tenant() == ["a1", "b1"]
     assert not line.queue.has_turn(line.by_name["a2"])
 
 
@@ -80,7 +80,7 @@ def test_when_a_tenants_oldest_goes_its_next_takes_the_turn_that_its_age_gives()
     line.add("a2", age=5, tenant="a")
     line.add("b1", age=7, tenant="b")
     line.queue.remove_placed(line.by_name["a1"])
-    assert line.heads() == ["b1", "a2"]
+    assert line.oldest_of_each_tenant() == ["b1", "a2"]
 
 
 def test_removing_from_the_middle_keeps_the_others_in_order():

@@ -17,7 +17,15 @@ def test_the_same_events_bring_the_same_effects_whatever_the_seed_of_hashes():
     ]
     first, *others = [process.communicate()[0] for process in processes]
     assert all(process.returncode == 0 for process in processes)
-    for kind in ("Place(", "Drop(", "Refuse(", "Ensure(", "CancelAtRunner(", "Park(", "Extend("):
+    for kind in (
+        "SendPlaced(",
+        "DropAdapter(",
+        "SendRefused(",
+        "EnsureAdapter(",
+        "CancelAtRunner(",
+        "Park(",
+        "Extend(",
+    ):
         assert kind in first, f"the story has no {kind}...) in it"
     for other in others:
         assert other.splitlines() == first.splitlines()

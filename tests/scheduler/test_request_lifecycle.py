@@ -57,7 +57,7 @@ def test_losing_what_nobody_knows_is_answered_so_that_no_client_hangs():
 
 
 def test_the_runner_that_declined_is_not_asked_again_at_once():
-    told = ready(avoid=1.0)
+    told = ready(avoid_after_decline=1.0)
     told.attach()
     told.enqueue("a")
     decline(told, "a")
@@ -497,7 +497,7 @@ def test_what_runs_under_an_earlier_epoch_than_the_last_is_kept_when_its_gateway
 
 
 def test_a_placement_that_its_runner_never_lists_is_taken_back_and_placed_again():
-    told = ready(placed_patience=10.0)
+    told = ready(unlisted_timeout=10.0)
     told.attach("r0")
     told.enqueue("a")
     told.attach("r1")
@@ -513,7 +513,7 @@ def test_a_placement_that_its_runner_never_lists_is_taken_back_and_placed_again(
 
 
 def test_a_scheduler_that_stood_still_hears_its_runners_before_it_takes_anything_back():
-    told = ready(placed_patience=10.0)
+    told = ready(unlisted_timeout=10.0)
     told.attach("r0")
     told.enqueue("a")
     told.attach("r1")
@@ -525,7 +525,7 @@ def test_a_scheduler_that_stood_still_hears_its_runners_before_it_takes_anything
 
 
 def test_a_placement_that_its_runner_lists_stays_however_long_it_takes():
-    told = ready(placed_patience=10.0)
+    told = ready(unlisted_timeout=10.0)
     told.attach()
     told.enqueue("a")
     for _ in range(60):
@@ -536,7 +536,7 @@ def test_a_placement_that_its_runner_lists_stays_however_long_it_takes():
 
 
 def test_what_vanishes_from_its_runner_while_its_gateway_says_nothing_is_placed_again():
-    told = ready(placed_patience=10.0)
+    told = ready(unlisted_timeout=10.0)
     told.attach()
     told.enqueue("a")
     told.report("r0", entry("a", 5))
@@ -547,7 +547,7 @@ def test_what_vanishes_from_its_runner_while_its_gateway_says_nothing_is_placed_
 
 
 def test_a_runner_that_is_away_may_serve_what_it_was_given_until_it_is_forgotten():
-    told = ready(placed_patience=10.0, forget_runner=30.0)
+    told = ready(unlisted_timeout=10.0, forget_runner=30.0)
     told.attach("r0")
     told.enqueue("a")
     told.detach("r0")
@@ -560,7 +560,7 @@ def test_a_runner_that_is_away_may_serve_what_it_was_given_until_it_is_forgotten
 
 
 def test_a_decline_that_the_gateway_never_tells_of_is_placed_again():
-    told = ready(placed_patience=10.0)
+    told = ready(unlisted_timeout=10.0)
     told.attach()
     told.enqueue("a")
     decline(told, "a")

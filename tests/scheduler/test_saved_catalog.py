@@ -2,7 +2,7 @@
 
 from motet_scheduler.catalog_file import CatalogFile
 from motet_scheduler.policy import effects
-from motet_scheduler.policy.memory import SavedCatalog
+from motet_scheduler.policy.catalog import SavedCatalog
 from tests.scheduler.builders import PIRATE, SchedulerDriver, adapter, entry, ready
 
 
@@ -41,7 +41,7 @@ def test_a_disk_that_takes_nothing_is_not_the_end(tmp_path):
 
 
 def test_a_successor_places_nothing_before_the_runners_that_were_there_have_spoken():
-    told = SchedulerDriver(remembered=remembered(), settle=0.5)
+    told = SchedulerDriver(remembered=remembered(), startup_wait=0.5)
     told.gateway()
     told.enqueue("a", digest=PIRATE)
     assert told.of(effects.SendPosition)[0].why.startswith("the scheduler has just started")
@@ -52,7 +52,7 @@ def test_a_successor_places_nothing_before_the_runners_that_were_there_have_spok
 
 
 def test_it_does_not_wait_longer_than_it_takes_to_settle():
-    told = SchedulerDriver(remembered=remembered(), settle=0.5)
+    told = SchedulerDriver(remembered=remembered(), startup_wait=0.5)
     told.gateway()
     told.attach("r0")
     told.enqueue("a")
@@ -71,7 +71,7 @@ def test_with_nothing_remembered_there_is_nothing_to_wait_for():
 
 
 def test_the_catalog_goes_out_once_it_is_whole():
-    told = SchedulerDriver(remembered=remembered(), settle=0.5)
+    told = SchedulerDriver(remembered=remembered(), startup_wait=0.5)
     told.gateway()
     assert not told.of(effects.PublishCatalog)
     told.attach("r0")

@@ -23,7 +23,7 @@ WINDOW = 30.0
 
 
 def load(**how) -> PoolLoad:
-    return PoolLoad(**({"room": ROOM, "serving": 1, "ordered": 1} | how))
+    return PoolLoad(**({"room": ROOM, "serving": 1, "starting": 1} | how))
 
 
 @pytest.mark.parametrize(
@@ -37,13 +37,13 @@ def load(**how) -> PoolLoad:
         ({"requests": 4, "pages": 240}, 4, "Requests"),  # of 60 pages each only one has a place on a runner
         ({"requests": 2, "pages": 198}, 2, "Requests"),  # larger than the target, and served all the same
         ({"requests": 7, "pages": 0, "room": None, "serving": 0}, 1, "Requests"),
-        ({"held": 3, "serving": 0, "ordered": 0}, 1, "HeldRequests"),
+        ({"held": 3, "serving": 0, "starting": 0}, 1, "HeldRequests"),
         ({"adapters": 9}, 3, "Adapters"),
-        ({"adapters": 3, "spread": 2}, 2, "Adapters"),
+        ({"adapters": 3, "min_replicas_of_adapters": 2}, 2, "Adapters"),
         ({"adapters": 9, "room": None}, 1, "Adapters"),
         ({"requests": 1, "waiting": 1, "waited": 6.0, "pages": 1}, 2, "Queue"),
         ({"requests": 1, "waiting": 1, "waited": 4.0, "pages": 1}, 1, "Requests"),
-        ({"requests": 1, "waiting": 1, "waited": 6.0, "pages": 1, "ordered": 2}, 1, "Requests"),  # one is starting
+        ({"requests": 1, "waiting": 1, "waited": 6.0, "pages": 1, "starting": 2}, 1, "Requests"),  # one is starting
         ({"requests": 1, "waiting": 1, "waited": 6.0, "pages": 1, "serving": 0}, 1, "Requests"),
     ],
 )

@@ -186,7 +186,9 @@ async def test_a_runner_that_drains_is_told_so_again_by_the_next_scheduler(house
     house.operator.drain(runner.service.identity, seconds=PATIENCE_S)
     await until(lambda: runner.service.draining)
     await house.control.restart_scheduler()
-    await until(lambda: (one := house.control.scheduler.runners.get("r0")) is not None and one.asked is not None)
+    await until(
+        lambda: (one := house.control.scheduler.runners.get("r0")) is not None and one.requested_drain is not None
+    )
     await until(lambda: runner.service.draining)
     assert not house.operator.of("drained"), "it still has a request"
     engines.hurry()

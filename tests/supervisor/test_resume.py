@@ -67,7 +67,7 @@ def test_a_supervisor_that_comes_back_learns_from_the_runner_who_is_parked():
 
 
 def test_with_the_scheduler_away_they_come_back_after_a_while_when_there_is_room_to_spare():
-    told = with_scheduler(resume_alone=2.0, resume_margin=0.1)
+    told = with_scheduler(resume_without_scheduler=2.0, resume_margin=0.1)
     told.connect(entry("a", 30), entry("b", 60), pages=100)
     told.parked("a", 35)
     told.tell(events.SchedulerDisconnected(1))
@@ -86,7 +86,7 @@ def test_while_the_scheduler_is_there_they_wait_for_its_word():
 
 
 def test_an_idle_runner_needs_no_margin():
-    told = SupervisorDriver(resume_alone=2.0, resume_margin=0.5)
+    told = SupervisorDriver(resume_without_scheduler=2.0, resume_margin=0.5)
     told.connect(entry("a", 100, parked=True), pages=100)
     told.wait(0.1)
     told.wait(2.1)
@@ -94,7 +94,7 @@ def test_an_idle_runner_needs_no_margin():
 
 
 def test_the_first_in_line_is_not_overtaken_by_a_smaller_one():
-    told = SupervisorDriver(resume_alone=2.0)
+    told = SupervisorDriver(resume_without_scheduler=2.0)
     told.connect(entry("a", 60, parked=True), entry("b", 5, parked=True), entry("c", 80), pages=100)
     told.wait(0.1)
     told.wait(3)
@@ -102,7 +102,7 @@ def test_the_first_in_line_is_not_overtaken_by_a_smaller_one():
 
 
 def test_a_resume_that_had_no_effect_is_ordered_again():
-    told = SupervisorDriver(resume_alone=2.0, answer=2.0)
+    told = SupervisorDriver(resume_without_scheduler=2.0, order_timeout=2.0)
     told.connect(entry("a", 10, parked=True))
     told.wait(0.1)
     told.wait(2.1)
@@ -136,7 +136,7 @@ def test_orders_are_given_in_the_leaders_term_and_in_nobodys_while_it_is_away():
 
 
 def test_one_that_does_not_lead_any_more_keeps_nobody_parked():
-    told = with_scheduler(resume_alone=2.0)
+    told = with_scheduler(resume_without_scheduler=2.0)
     told.connect(entry("a", 8))
     told.parked("a", 16)
     told.tell(events.SchedulerConnected(2, term=5))

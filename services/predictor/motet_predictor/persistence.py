@@ -1,4 +1,4 @@
-"""Between the model in memory and the database: loads once, writes in batches, and outlives the database's absence."""
+"""Keeps the model's statistics in the database: loads them once, writes changes in batches, and survives outages."""
 
 import asyncio
 from collections import deque
@@ -14,14 +14,14 @@ from motet_predictor.metrics import Metrics
 log = structlog.get_logger(__name__)
 
 ROWS_PER_WRITE = 100
-"""Scopes that are packed or unpacked before others have their turn: some 5 ms of the event loop, which also answers
-Predict within its budget. So many samples go with them."""
+"""Scopes that are packed or unpacked without a pause: about 5 ms of the event loop, which must also answer Predict in
+time. The same number of samples is written with them."""
 
 _Row = table.PredictorState | table.LengthSample
 
 
 class Persistence:
-    """Everything waits in memory until `flush` has written it. Nothing is written before what is there was loaded."""
+    """Changes wait in memory until `flush` writes them. Nothing is written before the existing rows are loaded."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Persistence:
         self._samples.append(sample)
 
     async def flush(self) -> bool:
-        """Write what has changed. False, with a word in the log, while the database does not take it."""
+        """Write all changes. False while the database can't be reached, which is logged once."""
         try:
             if not self._active:
                 await table.activate_version(self._store, self._model.version)
@@ -59,11 +59,11 @@ class Persistence:
             await self._save()
         except StoreUnavailable as error:
             if self._up:
-                log.warning("the database is away; serving goes on from memory", reason=error.message)
-            self._up = self._active = False  # it may come back as another, empty one
+                log.warning("database_down", reason=error.message, hint="The predictor keeps answering from memory.")
+            self._up = self._active = False  # it may be another, empty one when it returns
         else:
             if not self._up:
-                log.info("the database is back", waiting_samples=len(self._samples))
+                log.info("database_up", waiting_samples=len(self._samples))
             self._up = True
         self._metrics.store_up.set(self._up)
         return self._up
@@ -73,17 +73,17 @@ class Persistence:
         kept = [(Scope(state.level, state.tenant, state.adapter), state.statistics) for state in states]
         for start in range(0, len(kept), ROWS_PER_WRITE):
             for scope, why in self._model.restore(kept[start : start + ROWS_PER_WRITE]):
-                log.warning("kept statistics cannot be read and are learned again", scope=scope, reason=why)
+                log.warning("statistics_unreadable", scope=scope, reason=why, hint="They are learned again.")
             await asyncio.sleep(0)
         self._loaded = True
-        log.info("loaded", version=self._model.version, scopes=len(states))
+        log.info("statistics_loaded", version=self._model.version, scopes=len(states))
 
     async def _save(self) -> None:
         for _ in range(0, max(self._model.unsaved_count, len(self._samples)), ROWS_PER_WRITE):
             await self._save_some()
 
     async def _save_some(self) -> None:
-        """Some rows, together. If one of them is refused for ever, the halves apart, until it stands alone."""
+        """Write one batch. If the database refuses a row, split the batch in halves until that row is alone."""
         changes = self._model.changes(ROWS_PER_WRITE)
         samples = [self._samples.popleft() for _ in range(min(ROWS_PER_WRITE, len(self._samples)))]
         states = [table.PredictorState(scope.level, scope.tenant, scope.adapter, data) for scope, data in changes]
@@ -100,7 +100,7 @@ class Persistence:
                         continue
                     self._reject_row(rows[0], error)
                 waiting.pop()
-        except BaseException:  # cancellation included: what was not written must be written at stop
+        except BaseException:  # also cancellation: unwritten rows must still be written at stop
             self._requeue([row for rows in reversed(waiting) for row in rows])
             raise
 
@@ -121,9 +121,10 @@ class Persistence:
     def _reject_row(self, row: _Row, error: StoreRefused) -> None:
         self._metrics.rows_refused.labels(table.name_of(row)).inc()
         log.error(
-            "a row is put aside, since the database never takes it",
+            "row_rejected",
             table=table.name_of(row),
             tenant=row.tenant,
             adapter=row.adapter,
             reason=error.message,
+            hint="The database never accepts this row. It is dropped.",
         )

@@ -1,4 +1,4 @@
-"""The last catalog on disk, so that a restarted scheduler can place requests before the operator has called."""
+"""Saves the last catalog to disk, so that a restarted scheduler can place requests before the operator connects."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import orjson
 import structlog
 from pydantic import TypeAdapter, ValidationError
 
-from motet_scheduler.policy.memory import SavedCatalog
+from motet_scheduler.policy.catalog import SavedCatalog
 
 log = structlog.get_logger(__name__)
 
@@ -19,21 +19,27 @@ class CatalogFile:
         self._failing = False
 
     def read(self) -> SavedCatalog | None:
-        """What was written last; None, with a word in the log, when there is nothing that can be read."""
+        """The catalog that was written last. None if there is no file, or if it can't be read, which is logged."""
         try:
             content = orjson.loads(self._path.read_bytes())
             if content.get("version") != VERSION:
-                log.warning("the remembered catalog is of another version; waiting for the operator's")
+                log.warning(
+                    "saved_catalog_version_unknown",
+                    version=content.get("version"),
+                    hint="The scheduler waits for the operator's catalog.",
+                )
                 return None
             return TypeAdapter(SavedCatalog).validate_python(content["remembered"])
         except FileNotFoundError:
             return None
         except (OSError, orjson.JSONDecodeError, ValidationError, AttributeError, KeyError) as error:
-            log.warning("the remembered catalog cannot be read; waiting for the operator's", error=str(error))
+            log.warning(
+                "saved_catalog_unreadable", error=str(error), hint="The scheduler waits for the operator's catalog."
+            )
             return None
 
     def write(self, remembered: SavedCatalog) -> bool:
-        """Replace it, or leave the old one whole. A full disk costs a warning, never a request."""
+        """Replace the file atomically. False if that fails: the old file stays, and requests are not affected."""
         beside = self._path.with_suffix(".new")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -41,7 +47,7 @@ class CatalogFile:
             beside.replace(self._path)
         except OSError as error:
             if not self._failing:
-                log.warning("cannot remember the catalog; trying again", path=str(self._path), error=str(error))
+                log.warning("catalog_save_failed", path=str(self._path), error=str(error))
             self._failing = True
             return False
         self._failing = False

@@ -494,7 +494,7 @@ def supervisor_event(down: supervisor_pb2.AdviseDown) -> list[events.Event]:
             return []  # a top-up needs no answer: reports bring the same news
 
 
-def readmit(effect: effects.AllowResume, term: int) -> supervisor_pb2.AdviseUp:
+def allow_resume(effect: effects.AllowResume, term: int) -> supervisor_pb2.AdviseUp:
     return supervisor_pb2.AdviseUp(
         resumable=supervisor_pb2.Resumable(
             term=term,

@@ -1,15 +1,15 @@
-"""Events on which deciding failed. Pure: what to do about a failure, and about the same event when it comes again.
+"""Counts events whose handling failed, and decides what follows. Pure: no I/O.
 
-A decision that raises leaves half-changed state and loses what was to be said, so the scheduler begins anew from an
-empty state. Its peers then tell everything again, the event that failed included:
+A decision that raises an exception leaves half-changed state and loses its effects, so the scheduler starts again from
+an empty state. Its peers then send everything again, also the event that failed:
 
-| it fails                          | then                                                                     |
-|-----------------------------------|--------------------------------------------------------------------------|
-| the first time                    | everything begins anew, and the event is handled when it comes again     |
-| again, about the same thing       | that too; and nothing of the kind is heard about it for `FORGIVEN_AFTER` |
-| `MOST` times within `WITHIN`      | the process ends, and its keeper's pauses apply                          |
+| it fails                                     | then                                                               |
+|----------------------------------------------|--------------------------------------------------------------------|
+| the first time                               | the state is reset; the event is handled when it comes again       |
+| again, about the same subject                | also, this kind of event about it is rejected for `FORGIVEN_AFTER` |
+| `MAX_RESTARTS` times within `RESTART_WINDOW` | the process ends, and is started again with increasing pauses      |
 
-Time is what nobody sends, so a tick is never turned away.
+A tick is never rejected: no peer sends it.
 """
 
 from collections import OrderedDict, deque
@@ -17,14 +17,14 @@ from collections import OrderedDict, deque
 from motet_scheduler.policy import events
 
 FORGIVEN_AFTER = 60.0
-"""Seconds, before the time scale: one event that always fails costs everybody's streams once a minute at most."""
+"""Seconds, before the time scale: an event that always fails ends all streams at most once a minute."""
 
 MAX_RESTARTS = 8
 RESTART_WINDOW = 60.0
-"""Seconds, before the time scale. So many failures are not about one event, and need another start, or a person."""
+"""Seconds, before the time scale. So many failures have another cause than one event: a new process may help."""
 
 REMEMBERED = 1024
-"""Events that have failed."""
+"""Events that have failed and are remembered."""
 
 SHOWN = 2000
 """Characters of an event in the log. Prompts and answers never come to the scheduler."""
@@ -36,7 +36,7 @@ class EventFailures:
     def __init__(self, *, time_scale: float = 1.0) -> None:
         self._scale = time_scale
         self._counts: OrderedDict[Subject, int] = OrderedDict()
-        self._away_until: dict[Subject, float] = {}
+        self._rejected_until: dict[Subject, float] = {}
         self._times: deque[float] = deque(maxlen=MAX_RESTARTS)
 
     def failed(self, event: events.Event, now: float) -> None:
@@ -47,22 +47,22 @@ class EventFailures:
         self._counts[subject] = self._counts.get(subject, 0) + 1
         self._counts.move_to_end(subject)
         if self._counts[subject] > 1:
-            self._away_until[subject] = now + FORGIVEN_AFTER * self._scale
+            self._rejected_until[subject] = now + FORGIVEN_AFTER * self._scale
         if len(self._counts) > REMEMBERED:
             forgotten, _ = self._counts.popitem(last=False)
-            self._away_until.pop(forgotten, None)
+            self._rejected_until.pop(forgotten, None)
 
     def rejects(self, event: events.Event, now: float) -> bool:
-        """Whether this event is not handled, because one like it failed again and again."""
-        return bool(self._away_until) and self._away_until.get(subject_of(event), now) > now
+        """Whether this event is not handled, because its subject failed repeatedly."""
+        return bool(self._rejected_until) and self._rejected_until.get(subject_of(event), now) > now
 
     def should_give_up(self, now: float) -> bool:
-        """Whether beginning anew does not help."""
+        """Whether there were too many restarts in a short time."""
         return len(self._times) == MAX_RESTARTS and now - self._times[0] <= RESTART_WINDOW * self._scale
 
 
 def subject_of(event: events.Event) -> Subject:
-    """What kind of event it is, and what it is about: a request, or whoever sent it."""
+    """The kind of event, and what it is about: a request, or the peer that sent it."""
     about = ""
     for name in ("request", "gateway", "instance"):
         about = about or str(getattr(event, name, ""))
@@ -72,7 +72,7 @@ def subject_of(event: events.Event) -> Subject:
 
 
 def shown(event: events.Event) -> str:
-    """An event for the log. What adapters are read from is left out: an address may hold a key."""
+    """An event for the log. The addresses of adapters are left out, since they may contain a key."""
     if isinstance(event, events.CatalogReplaced | events.CatalogUpdated):
         return f"{type(event).__name__}: {len(event.pools)} pools, {len(event.adapters)} adapters"
     return repr(event)[:SHOWN]

@@ -1,7 +1,7 @@
-"""While a process leads: one scheduler after the other, each from an empty state and in a higher term than the last.
+"""Runs a scheduler while this process leads, and replaces it after a failed decision.
 
-Nearly always there is only one. When it fails to decide what follows from an event, its streams end and the next one
-takes its place; gateways, runners and operators tell it everything again (see `failures`).
+When handling an event raises an exception, the scheduler's streams end. A new scheduler starts from an empty state, in
+a higher term; gateways, runners and operators send it their state again (see `event_failures`).
 """
 
 import asyncio
@@ -25,7 +25,7 @@ async def lead(
     tick_seconds: float,
     time_scale: float = 1.0,
 ) -> None:
-    """Until cancelled, or until beginning anew does not help: then FailedToDecide is raised."""
+    """Run until cancelled. Raises DecisionFailed after too many restarts."""
     failures = EventFailures(time_scale=time_scale)
     while True:
         service = begin(failures)
@@ -37,11 +37,15 @@ async def lead(
             if service.has_failed_enough:
                 raise
         await _higher_term(leadership)
-        log.warning("the scheduler begins anew, and hears from everybody what there is", term=leadership.term)
+        log.warning(
+            "scheduler_state_reset",
+            term=leadership.term,
+            hint="Gateways, runners and operators send their state again.",
+        )
 
 
 async def _higher_term(leadership: Leadership) -> None:
-    """Nothing that was said before may be mixed with what is said from here on."""
-    kept = asyncio.Event()
-    leadership.raise_term_above(leadership.term, kept.set)
-    await kept.wait()
+    """Raise the term, so that peers never mix messages of the old scheduler with those of the new one."""
+    raised = asyncio.Event()
+    leadership.raise_term_above(leadership.term, raised.set)
+    await raised.wait()

@@ -1,4 +1,4 @@
-"""A new leader tells the one before it, which may be cut off from the API server alone and would go on."""
+"""A new leader tells its predecessor to step down, in case only the predecessor's way to the API server is broken."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ PAUSE_SECONDS = 2.0
 
 
 async def tell_predecessor(predecessor: str, term: int, *, time_scale: float = 1.0) -> None:
-    """Until it has heard. One that is dead does not answer, and needs no telling."""
+    """Try until it answers, up to `ATTEMPTS` times. A predecessor that is dead does not answer and needs no message."""
     if not predecessor:
         return
     pause = PAUSE_SECONDS * time_scale
@@ -25,8 +25,8 @@ async def tell_predecessor(predecessor: str, term: int, *, time_scale: float = 1
             try:
                 await stub.Succeed(scheduler_pb2.SucceedRequest(term=term), timeout=pause)
             except grpc.aio.AioRpcError as error:
-                log.debug("the predecessor does not answer", address=predecessor, reason=error.details())
+                log.debug("predecessor_unreachable", address=predecessor, reason=error.details())
                 await asyncio.sleep(pause)
             else:
-                log.info("the predecessor knows", address=predecessor, term=term)
+                log.info("predecessor_notified", address=predecessor, term=term)
                 return

@@ -1,4 +1,4 @@
-"""The scheduler's three streams: messages in become events, effects become messages out. Decides nothing."""
+"""The scheduler's three streams: turns messages into events and effects into messages. It makes no decisions itself."""
 
 import asyncio
 import itertools
@@ -30,19 +30,19 @@ log = structlog.get_logger(__name__)
 
 SERVICE = "motet.api.v1.Scheduler"
 
-FAILED = Internal("the scheduler failed on this request again and again; it is not placed")
-HELLO_REJECTED = Overloaded("the scheduler failed on this hello again and again; it is heard again in a minute")
-RESTARTING = Overloaded("the scheduler begins anew; connect again")
+FAILED = Internal("the scheduler failed repeatedly on this request and does not place it")
+HELLO_REJECTED = Overloaded("the scheduler failed repeatedly on this hello; connect again in a minute")
+RESTARTING = Overloaded("the scheduler resets its state; connect again")
 
 
 class DecisionFailed(Exception):
-    """The state is not to be trusted any more: begin with an empty one."""
+    """A decision failed and left half-changed state. The scheduler must start again from an empty state."""
 
 
 class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     def __init__(
         self,
-        policy: SchedulerConfig,
+        config: SchedulerConfig,
         *,
         leadership: Leadership,
         metrics: Metrics,
@@ -51,7 +51,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         known_failures: EventFailures | None = None,
         clock: Clock = monotonic,
     ) -> None:
-        self.scheduler = Scheduler(policy, now=clock(), remembered=catalog_file.read())
+        self.scheduler = Scheduler(config, now=clock(), remembered=catalog_file.read())
         self._leadership = leadership
         self._metrics = metrics
         self._file = catalog_file
@@ -61,7 +61,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self._failed = asyncio.Event()
         self._name = f"scheduler-{leadership.term}"
         self._catalog_revision = 0
-        self._greeted = WelcomedPeers()
+        self._welcomed = WelcomedPeers()
         self._gateways: Sessions[str, scheduler_pb2.ServeUp, scheduler_pb2.ServeDown] = Sessions(
             hello=lambda up: up.hello.gateway if up.HasField("hello") else None,
             heard=self._on_gateway_message,
@@ -76,7 +76,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self._operators: Sessions[int, scheduler_pb2.SyncUp, scheduler_pb2.SyncDown] = Sessions(
             opened=self._on_operator_connected,
             heard=self._on_operator_message,
-            closed=lambda _: log.info("operator gone"),
+            closed=lambda _: log.info("operator_disconnected"),
         )
         self._operator_numbers = itertools.count(1)
         self._operator_term = 0
@@ -89,7 +89,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             opened=lambda: self._handle(events.SupervisorConnected()),
             closed=lambda _why: self._handle(events.SupervisorDisconnected()),
         )
-        self._told_term = self.term
+        self._announced_term = self.term
         metrics.term.set(self.term)
 
     @property
@@ -119,7 +119,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     async def Sync(  # type: ignore[override]  # noqa: N802 - gRPC's name; a plain coroutine writes by itself
         self, request_iterator: AsyncIterator[scheduler_pb2.SyncUp], context: Any
     ) -> None:
-        # An operator says nothing until it has read its manifests, and has no hello.
+        # An operator has no hello, and sends nothing until it has read its manifests.
         await self._operators.serve(request_iterator, context, peer=next(self._operator_numbers))
 
     async def Explain(  # noqa: N802
@@ -150,7 +150,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self._leadership.step_down_for(request.term)
         return scheduler_pb2.SucceedResponse()
 
-    # -------------------------------------------------------------------------------------------------------- hearing
+    # ------------------------------------------------------------------------------------------------------- messages
 
     def _on_gateway_message(self, session: Session[str, scheduler_pb2.ServeDown], up: scheduler_pb2.ServeUp) -> None:
         self._check_not_failed()
@@ -158,13 +158,13 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         if up.HasField("hello"):
             if not self._raise_term_above(f"gateway {gateway}", up.hello.highest_term):
                 session.send(scheduler_pb2.ServeDown(welcome=self._welcome()))
-            log.info("gateway connected", gateway=gateway, live=len(up.hello.live))
+            log.info("gateway_connected", gateway=gateway, live=len(up.hello.live))
             self._handle(conversion.gateway_connected(up.hello))
         elif (event := conversion.serve_event(gateway, up)) is not None:
             self._handle(event)
 
     def _on_gateway_disconnected(self, session: Session[str, scheduler_pb2.ServeDown]) -> None:
-        log.info("gateway gone", gateway=session.peer)
+        log.info("gateway_disconnected", gateway=session.peer)
         self._handle(events.GatewayDisconnected(session.peer))
 
     def _on_runner_message(
@@ -175,26 +175,26 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         if up.HasField("hello"):
             if not self._raise_term_above(f"runner {identity.instance} {identity.incarnation}", up.hello.highest_term):
                 session.send(scheduler_pb2.AttachDown(welcome=self._welcome()))
-            log.info("runner attached", runner=identity.instance, pool=identity.pool, live=len(up.hello.live))
+            log.info("runner_connected", runner=identity.instance, pool=identity.pool, live=len(up.hello.live))
             self._handle(conversion.runner_attached(up.hello))
         elif (event := conversion.attach_event(identity, up)) is not None:
             self._handle(event)
 
     def _on_runner_disconnected(self, session: Session[RunnerIdentity, scheduler_pb2.AttachDown]) -> None:
         identity = session.peer
-        log.info("runner gone", runner=identity.instance, pool=identity.pool)
+        log.info("runner_disconnected", runner=identity.instance, pool=identity.pool)
         self._handle(events.RunnerDetached(InstanceName(identity.instance), identity.incarnation))
 
     def _on_operator_connected(self, session: Session[int, scheduler_pb2.SyncDown]) -> None:
         self._check_not_failed()
         session.send(scheduler_pb2.SyncDown(welcome=self._welcome()))
-        log.info("operator connected")
+        log.info("operator_connected")
         self._handle(events.OperatorConnected())
 
     def _on_operator_message(self, session: Session[int, scheduler_pb2.SyncDown], up: scheduler_pb2.SyncUp) -> None:
         self._check_not_failed()
         if up.term < self._operator_term:
-            log.warning("an operator of a past term is not heard", term=up.term, highest=self._operator_term)
+            log.warning("operator_rejected_stale_term", term=up.term, highest=self._operator_term)
             session.send(scheduler_pb2.SyncDown(outranked=scheduler_pb2.Outranked(term=self._operator_term)))
             return
         check_term(up.term, self._operator_term, "an operator")
@@ -220,15 +220,19 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         except Exception:
             self._failures.failed(event, now)
             self._metrics.failures.inc()
-            log.exception("could not decide what follows from an event", event_=event_failures.shown(event))
+            log.exception("decision_failed", event_=event_failures.shown(event))
             self._failed.set()
-            # Whatever was to be said is lost: all who come back tell, and are told, everything again.
+            # The effects of this decision are lost. Peers that reconnect exchange their full state again.
             for sessions in (self._gateways, self._runners, self._operators):
                 sessions.end_all()
 
     def _reject_event(self, event: events.Event) -> None:
-        """Others are served meanwhile; whoever waits for an answer gets one."""
-        log.error("not heard, since deciding on it failed again and again", event_=event_failures.shown(event))
+        """Answer the peer if it waits for an answer. Other events are handled as usual."""
+        log.error(
+            "event_rejected",
+            event_=event_failures.shown(event),
+            reason="Handling this event failed repeatedly. It is rejected for one minute.",
+        )
         match event:
             case events.Enqueued() | events.RequestLost():
                 self._refuse(effects.SendRefused(event.gateway, event.request, event.epoch, Failure.of(FAILED)))
@@ -236,7 +240,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
                 raise HELLO_REJECTED
 
     async def until_it_fails(self) -> None:
-        """Raises FailedToDecide; ends in no other way but by cancellation."""
+        """Wait until a decision fails, then raise DecisionFailed."""
         await self._failed.wait()
         raise DecisionFailed
 
@@ -245,7 +249,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         return self._failures.should_give_up(self._clock())
 
     def _check_not_failed(self) -> None:
-        """Of a stream that opened before, and had no session yet when all sessions ended."""
+        """Reject messages of streams that opened before the failure and had no session when all sessions ended."""
         if self._failed.is_set():
             raise RESTARTING
 
@@ -255,39 +259,41 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self._metrics.decision_seconds.observe(time.perf_counter() - started)
         if isinstance(event, events.RequestLost):
             self._metrics.losses.inc()
-            log.info("placement lost", request=event.request, epoch=event.epoch, why=event.why)
+            log.info("placement_lost", request=event.request, epoch=event.epoch, why=event.why)
         elif isinstance(event, events.RunnerDeclined):
             self._metrics.declines.inc()
         elif isinstance(event, events.RunnerUnhealthy):
-            log.warning("runner condemned", runner=event.runner.instance, why=event.why, hung=event.hung)
+            log.warning("runner_unhealthy", runner=event.runner.instance, why=event.why, hung=event.hung)
         for effect in decided:
-            _CARRY_OUT[type(effect)](self, effect)
+            _EFFECT_HANDLERS[type(effect)](self, effect)
 
     def _welcome(self) -> Welcome:
         return Welcome(term=self.term, scheduler=self._name)
 
     def _raise_term_above(self, peer: str, seen: int) -> bool:
-        """Lead in a term above any that somebody has seen, unless it was ours that they saw.
+        """Raise our term above the highest term that a peer has seen, unless the peer saw that term from us.
 
-        Whether it had to: then all who are connected have been welcomed anew. A peer cannot be served before that: it
-        would ignore all that we say in the lower term. So it is sent away, and comes again.
+        Returns whether the term was raised. In that case all connected peers have been welcomed again. A peer ignores
+        messages of a lower term. If the term cannot be raised yet, the peer is disconnected and connects again.
         """
         check_term(seen, self.term, peer)
-        known = self._greeted.welcome(peer)
+        known = self._welcomed.welcome(peer)
         if seen < self.term or (seen == self.term and known):
             return False
-        log.warning("a peer has seen a later term", peer=peer, seen=seen, term=self.term)
-        self._leadership.raise_term_above(seen, self._tell_term)
+        log.warning("higher_term_seen", peer=peer, seen=seen, term=self.term)
+        self._leadership.raise_term_above(seen, self._announce_term)
         if self.term <= seen:
-            raise Overloaded(f"this scheduler leads in term {self.term}, below {seen}, until its Lease says more")
+            raise Overloaded(
+                f"this scheduler leads in term {self.term}, below {seen}, until its Lease has a higher one; try again"
+            )
         return True
 
-    def _tell_term(self) -> None:
-        if self._told_term == self.term:
+    def _announce_term(self) -> None:
+        if self._announced_term == self.term:
             return
-        self._told_term = self.term
+        self._announced_term = self.term
         self._metrics.term.set(self.term)
-        log.warning("leading in a new term", term=self.term)
+        log.warning("term_raised", term=self.term)
         self._gateways.broadcast(scheduler_pb2.ServeDown(welcome=self._welcome()))
         self._runners.broadcast(scheduler_pb2.AttachDown(welcome=self._welcome()))
         self._operators.broadcast(scheduler_pb2.SyncDown(welcome=self._welcome()))
@@ -301,14 +307,14 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         if effect.moved_because:
             self._metrics.moves.inc()
             log.info(
-                "moved",
+                "request_moved",
                 request=effect.request,
                 tenant=effect.tenant,
                 runner=effect.instance,
                 why=effect.moved_because,
             )
         log.debug(
-            "placed",
+            "request_placed",
             request=effect.request,
             tenant=effect.tenant,
             epoch=effect.epoch,
@@ -320,7 +326,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     def _refuse(self, effect: effects.SendRefused) -> None:
         self._metrics.refusals.labels(effect.failure.code).inc()
         log.info(
-            "refused",
+            "request_refused",
             request=effect.request,
             tenant=effect.tenant,
             code=effect.failure.code,
@@ -328,7 +334,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         )
         self._gateways.send(effect.gateway, conversion.refuse(effect, self.term))
 
-    def _tell_position(self, effect: effects.SendPosition) -> None:
+    def _send_position(self, effect: effects.SendPosition) -> None:
         self._gateways.send(effect.gateway, conversion.position(effect))
 
     def _publish(self, effect: effects.PublishCatalog) -> None:
@@ -342,21 +348,21 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     def _order_runner(self, effect: effects.RunnerEffect) -> None:
         self._runners.send(effect.instance, conversion.runner_message(effect, self.term))
 
-    def _tell_operators(self, effect: effects.OperatorEffect) -> None:
+    def _send_operators(self, effect: effects.OperatorEffect) -> None:
         self._operators.broadcast(conversion.operator_message(effect))
 
-    def _readmit(self, effect: effects.AllowResume) -> None:
+    def _allow_resume(self, effect: effects.AllowResume) -> None:
         self._metrics.readmissions.inc()
-        self.supervisor.send(conversion.readmit(effect, self.term))
+        self.supervisor.send(conversion.allow_resume(effect, self.term))
 
-    def _remember(self, _effect: effects.SaveCatalog) -> None:
+    def _save_catalog(self, _effect: effects.SaveCatalog) -> None:
         self._file_stale = True
 
 
-_CARRY_OUT: dict[type, Callable[[SchedulerService, Any], None]] = {
+_EFFECT_HANDLERS: dict[type, Callable[[SchedulerService, Any], None]] = {
     effects.SendPlaced: SchedulerService._place,
     effects.SendRefused: SchedulerService._refuse,
-    effects.SendPosition: SchedulerService._tell_position,
+    effects.SendPosition: SchedulerService._send_position,
     effects.PublishCatalog: SchedulerService._publish,
     effects.ExpectRequest: SchedulerService._order_runner,
     effects.EnsureAdapter: SchedulerService._order_runner,
@@ -364,10 +370,10 @@ _CARRY_OUT: dict[type, Callable[[SchedulerService, Any], None]] = {
     effects.CancelAtRunner: SchedulerService._order_runner,
     effects.DrainRunner: SchedulerService._order_runner,
     effects.TakeWork: SchedulerService._order_runner,
-    effects.ReportAdapter: SchedulerService._tell_operators,
-    effects.ReportRunner: SchedulerService._tell_operators,
-    effects.ReportDesiredReplicas: SchedulerService._tell_operators,
-    effects.ReportDrained: SchedulerService._tell_operators,
-    effects.AllowResume: SchedulerService._readmit,
-    effects.SaveCatalog: SchedulerService._remember,
+    effects.ReportAdapter: SchedulerService._send_operators,
+    effects.ReportRunner: SchedulerService._send_operators,
+    effects.ReportDesiredReplicas: SchedulerService._send_operators,
+    effects.ReportDrained: SchedulerService._send_operators,
+    effects.AllowResume: SchedulerService._allow_resume,
+    effects.SaveCatalog: SchedulerService._save_catalog,
 }

@@ -130,7 +130,7 @@ def _parked(effect: effects.ReportParked) -> supervisor_pb2.RequestParked:
     )
 
 
-def advice(effect: effects.SchedulerMessage) -> supervisor_pb2.AdviseDown:
+def scheduler_message(effect: effects.SchedulerMessage) -> supervisor_pb2.AdviseDown:
     match effect:
         case effects.ReportPromise():
             return supervisor_pb2.AdviseDown(

@@ -1,4 +1,4 @@
-"""The supervisor's two streams: messages in become events, effects become messages out. Decides nothing."""
+"""The supervisor's two streams: turns messages into events and effects into messages. Makes no decisions itself."""
 
 import itertools
 from collections.abc import AsyncIterator
@@ -24,26 +24,26 @@ SERVICE = "motet.api.v1.Supervisor"
 
 
 class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
-    def __init__(self, policy: SupervisorConfig, *, metrics: Metrics, clock: Clock = monotonic) -> None:
-        self.supervisor = Supervisor(policy)
+    def __init__(self, config: SupervisorConfig, *, metrics: Metrics, clock: Clock = monotonic) -> None:
+        self.supervisor = Supervisor(config)
         self._metrics = metrics
         self._clock = clock
         self._runners: Sessions[RunnerIdentity, supervisor_pb2.WatchUp, supervisor_pb2.WatchDown] = Sessions(
             hello=lambda up: RunnerIdentity.from_proto(up.hello.identity) if up.HasField("hello") else None,
             key=lambda identity: identity.instance,
-            heard=self._hear_runner,
-            closed=self._lose_runner,
+            heard=self._on_runner_message,
+            closed=self._on_runner_disconnected,
         )
         self._schedulers: Sessions[int, supervisor_pb2.AdviseUp, supervisor_pb2.AdviseDown] = Sessions(
-            # A successor may come before its predecessor has gone: each stream is a scheduler of its own.
+            # A new scheduler may connect before the old one disconnects, so each stream counts as its own scheduler.
             hello=lambda up: next(self._scheduler_numbers) if up.HasField("hello") else None,
-            heard=self._hear_scheduler,
-            closed=self._lose_scheduler,
+            heard=self._on_scheduler_message,
+            closed=self._on_scheduler_disconnected,
         )
         self._scheduler_numbers = itertools.count(1)
 
     def tick(self) -> None:
-        self._happened(events.Tick())
+        self._handle(events.Tick())
         self._metrics.observe(self.supervisor)
 
     # ------------------------------------------------------------------------------------------------------- streams
@@ -58,40 +58,42 @@ class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
     ) -> None:
         await self._schedulers.serve(request_iterator, context)
 
-    # ------------------------------------------------------------------------------------------------------- hearing
+    # ------------------------------------------------------------------------------------------------------ messages
 
-    def _hear_runner(
+    def _on_runner_message(
         self, session: Session[RunnerIdentity, supervisor_pb2.WatchDown], up: supervisor_pb2.WatchUp
     ) -> None:
         instance = InstanceName(session.peer.instance)
         if up.HasField("hello"):
             session.send(supervisor_pb2.WatchDown(welcome=supervisor_pb2.WatchWelcome(supervisor="supervisor")))
-            log.info("runner watched", runner=instance, live=len(up.hello.live))
-            self._happened(conversion.runner_connected(up.hello))
+            log.info("runner_connected", runner=instance, live=len(up.hello.live))
+            self._handle(conversion.runner_connected(up.hello))
         elif (event := conversion.watch_event(instance, up)) is not None:
-            self._happened(event)
+            self._handle(event)
 
-    def _lose_runner(self, session: Session[RunnerIdentity, supervisor_pb2.WatchDown]) -> None:
+    def _on_runner_disconnected(self, session: Session[RunnerIdentity, supervisor_pb2.WatchDown]) -> None:
         identity = session.peer
-        log.info("runner gone", runner=identity.instance)
-        self._happened(events.RunnerDisconnected(InstanceName(identity.instance), identity.incarnation))
+        log.info("runner_disconnected", runner=identity.instance)
+        self._handle(events.RunnerDisconnected(InstanceName(identity.instance), identity.incarnation))
 
-    def _hear_scheduler(self, session: Session[int, supervisor_pb2.AdviseDown], up: supervisor_pb2.AdviseUp) -> None:
+    def _on_scheduler_message(
+        self, session: Session[int, supervisor_pb2.AdviseDown], up: supervisor_pb2.AdviseUp
+    ) -> None:
         if up.HasField("hello"):
             check_leaders_term(up.hello.term, self.supervisor.highest_term, "a scheduler")
-            log.info("scheduler connected", term=up.hello.term)
+            log.info("scheduler_connected", term=up.hello.term)
         elif up.HasField("raised"):
             check_term(up.raised.term, self.supervisor.highest_term, "a scheduler")
         if (event := conversion.advise_event(session.peer, up)) is not None:
-            self._happened(event)
+            self._handle(event)
 
-    def _lose_scheduler(self, session: Session[int, supervisor_pb2.AdviseDown]) -> None:
-        log.info("scheduler gone")
-        self._happened(events.SchedulerDisconnected(session.peer))
+    def _on_scheduler_disconnected(self, session: Session[int, supervisor_pb2.AdviseDown]) -> None:
+        log.info("scheduler_disconnected")
+        self._handle(events.SchedulerDisconnected(session.peer))
 
     # ------------------------------------------------------------------------------------------------------- deciding
 
-    def _happened(self, event: events.Event) -> None:
+    def _handle(self, event: events.Event) -> None:
         if isinstance(event, events.OverflowAnnounced):
             self._metrics.overflows.inc()
         for effect in self.supervisor.handle(event, self._clock()):
@@ -99,7 +101,8 @@ class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
             match effect:
                 case effects.Extend() | effects.Park() | effects.Resume():
                     log.debug(
-                        type(effect).__name__.lower(),
+                        "order_sent",
+                        order=type(effect).__name__.lower(),
                         request=effect.request,
                         epoch=effect.epoch,
                         runner=effect.instance,
@@ -109,7 +112,7 @@ class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
                 case effects.SetOvercommit():
                     self._runners.send(effect.instance, conversion.order(effect, self.supervisor.term))
                 case _:
-                    self._schedulers.broadcast(conversion.advice(effect))
+                    self._schedulers.broadcast(conversion.scheduler_message(effect))
 
     def _count(self, effect: effects.Effect) -> None:
         match effect:
@@ -121,6 +124,6 @@ class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
                 self._metrics.resume_orders.inc()
             case effects.ReportRunnerLost(again=False):
                 self._metrics.runners_lost.labels("hung" if effect.hung else "silent").inc()
-                log.warning("runner condemned", runner=effect.identity.instance, why=effect.why, hung=effect.hung)
+                log.warning("runner_unhealthy", runner=effect.identity.instance, why=effect.why, hung=effect.hung)
             case _:
                 pass

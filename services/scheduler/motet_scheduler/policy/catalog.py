@@ -1,14 +1,37 @@
 """What is on offer: pools and adapters as the operator states them, and the catalog that gateways get."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
+from motet.domain import InstanceName
 from motet_scheduler.policy import effects, events
+from motet_scheduler.policy.adapters import Revision
 from motet_scheduler.policy.autoscaler import Autoscaler
-from motet_scheduler.policy.memory import SavedAdapter, SavedCatalog, SavedGroup
-from motet_scheduler.policy.runners import Runner
+from motet_scheduler.policy.runners import Runner, runner_report
 from motet_scheduler.policy.state import SchedulerState
-from motet_scheduler.policy.telling import runner_report
-from motet_scheduler.policy.values import BaseModel, Catalog, CatalogGroup, GroupName, PoolSpec
+from motet_scheduler.policy.values import AdapterSpec, BaseModel, Catalog, CatalogGroup, GroupName, PoolSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedAdapter:
+    spec: AdapterSpec
+    serving: Revision | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedGroup:
+    group: GroupName
+    base: BaseModel
+    max_model_length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedCatalog:
+    pools: tuple[PoolSpec, ...] = ()
+    adapters: tuple[SavedAdapter, ...] = ()
+    groups: tuple[SavedGroup, ...] = ()
+    runners: tuple[InstanceName, ...] = ()
+    """Those that were attached: a successor waits a moment for them before it places anything."""
 
 
 class CatalogPublisher:

@@ -6,8 +6,7 @@ has just started. What a runner says about its own end is kept apart: nobody tak
 
 from motet.domain import InstanceName
 from motet_scheduler.policy import effects, events
-from motet_scheduler.policy.request_lifecycle import RequestLifecycle
-from motet_scheduler.policy.room import on_capacity_freed
+from motet_scheduler.policy.request_lifecycle import RequestLifecycle, on_capacity_freed
 from motet_scheduler.policy.runners import Drain, Runner
 from motet_scheduler.policy.state import SchedulerState
 

@@ -4,13 +4,12 @@ from motet.domain import BASE, RequestId, Tenant
 from motet.errors import EngineRestarted, Internal, ModelNotFound, MotetError, PoolSaturated
 from motet.runner_info import NOBODY, Failure
 from motet_scheduler.policy import effects, events
-from motet_scheduler.policy.placement import Placer
+from motet_scheduler.policy.placement import OTHERS_FIRST, Placer, Positions
 from motet_scheduler.policy.queue import Queue
 from motet_scheduler.policy.request_lifecycle import RequestLifecycle
 from motet_scheduler.policy.requests import Placement, Request
 from motet_scheduler.policy.runner_choice import STARTING
 from motet_scheduler.policy.state import SchedulerState
-from motet_scheduler.policy.telling import OTHERS_FIRST, Positions
 
 _NOT_YOURS = Internal("a request of this id belongs to another gateway; send it again under another")
 

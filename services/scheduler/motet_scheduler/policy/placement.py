@@ -12,6 +12,14 @@ from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.state import SchedulerState
 from motet_scheduler.policy.values import GroupName, Promise
 
+EXACT_POSITIONS = 100
+"""Positions up to this are told whenever they change, later ones when they changed by a tenth."""
+
+POSITIONS_PERIOD = 1.0
+"""Seconds between two looks at all positions."""
+
+OTHERS_FIRST = "others wait before it"
+
 
 class Placer:
     def __init__(self, state: SchedulerState, lives: RequestLifecycle) -> None:
@@ -115,3 +123,25 @@ class Placer:
         )
         request.moved_because, request.engine_hung = "", False
         self._state.note_event(request.id, "placed", f"{runner.instance}, epoch {request.epoch}, {promise.pages} pages")
+
+
+class Positions:
+    def __init__(self, state: SchedulerState) -> None:
+        self._state = state
+        self._told_at = state.now
+
+    def tick(self) -> None:
+        if self._state.now - self._told_at < POSITIONS_PERIOD:
+            return
+        self._told_at = self._state.now
+        for queue in self._state.queues.values():
+            for position, request in enumerate(queue, 1):
+                self.tell(request, position)
+
+    def tell(self, request: Request, position: int) -> None:
+        told, why = request.reported_position
+        request.waiting_reason = request.waiting_reason or OTHERS_FIRST
+        moved = abs(position - told) > (0 if position <= EXACT_POSITIONS else told // 10)
+        if moved or (request.waiting_reason != why and position <= EXACT_POSITIONS):
+            request.reported_position = (position, request.waiting_reason)
+            self._state.emit(effects.SendPosition(request.gateway, request.id, position, request.waiting_reason))

@@ -1,19 +1,22 @@
 """A request's life: it begins, waits, is moved, and ends, each time with all books set right."""
 
-from heapq import heappop, heappush
+from collections.abc import Iterator
+from heapq import heapify, heappop, heappush
+from itertools import count
 from typing import Any
 
 from motet.domain import BASE, RequestId
 from motet.errors import DeadlineExceeded, NoRunner
 from motet.runner_info import Failure
 from motet_scheduler.policy import effects
-from motet_scheduler.policy.deadlines import Deadlines
 from motet_scheduler.policy.requests import Placement, Request
-from motet_scheduler.policy.room import on_capacity_freed
 from motet_scheduler.policy.runner_choice import STARTING
 from motet_scheduler.policy.runners import PlacementKey, Runner
 from motet_scheduler.policy.state import SchedulerState
 from motet_scheduler.policy.values import GroupName
+
+SLACK = 64
+"""A heap of deadlines with fewer stale entries than this is not swept."""
 
 
 class RequestLifecycle:
@@ -167,3 +170,52 @@ class RequestLifecycle:
             waited = f"no place within {request.queue_timeout:.3g} seconds: {request.waiting_reason or STARTING}"
             up = any(runner.takes_work for runner in self._state.runners_of(request.group))
             self.refuse(request, Failure.of(DeadlineExceeded(waited) if up else NoRunner(waited)))
+
+
+class Deadlines:
+    """When waiting requests give up.
+
+    Most get a place long before. Removing an entry from the middle of a heap is expensive, so entries stay where they
+    are, and a sweep removes the stale ones when they are more than half.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Request]] = []
+        self._numbers = count()
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, request: Request) -> None:
+        if request.deadline_at is not None:
+            heappush(self._heap, (request.deadline_at, next(self._numbers), request))
+
+    def sweep(self, waiting: int) -> None:
+        """Forget those that wait no longer; `waiting` is how many do."""
+        if len(self._heap) > 2 * waiting + SLACK:
+            self._heap = [entry for entry in self._heap if _stands(*entry)]
+            heapify(self._heap)
+
+    def expired(self, now: float) -> Iterator[Request]:
+        while self._heap and self._heap[0][0] <= now:
+            entry = heappop(self._heap)
+            if _stands(*entry):
+                yield entry[2]
+
+
+def _stands(at: float, _number: int, request: Request) -> bool:
+    return request.deadline_at == at
+
+
+def on_capacity_freed(state: SchedulerState, runner: Runner) -> None:
+    """A runner has free capacity: its parked requests resume first, then the queue is tried again."""
+    while state.supervised and runner.attached and (following := runner.next_parked()) is not None:
+        name, parked = following
+        if parked.wanted.pages > runner.ledger.free or not runner.slot_for(parked.digest):
+            break
+        del runner.parked[name]
+        runner.record_promise((name, parked.epoch), parked.wanted.pages, parked.digest, state.now, readmitted=True)
+        state.emit(effects.AllowResume(runner.instance, name, parked.epoch, parked.wanted))
+    queue = state.queues.get(runner.group)
+    if queue is not None:
+        queue.retry_on(runner)

@@ -9,11 +9,9 @@ from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.catalog import CatalogPublisher
 from motet_scheduler.policy.drains import Drains
 from motet_scheduler.policy.ledger_sync import sync_ledger
-from motet_scheduler.policy.request_lifecycle import RequestLifecycle
-from motet_scheduler.policy.room import on_capacity_freed
-from motet_scheduler.policy.runners import Runner
+from motet_scheduler.policy.request_lifecycle import RequestLifecycle, on_capacity_freed
+from motet_scheduler.policy.runners import Runner, runner_report
 from motet_scheduler.policy.state import SchedulerState
-from motet_scheduler.policy.telling import runner_report
 
 
 class RunnerEvents:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from motet.domain import BASE, Digest, InstanceName, RequestId
 from motet.ledger import Ledger
 from motet.runner_info import Capacity, ResidentAdapter, RunnerIdentity, Tier
+from motet_scheduler.policy.effects import ReportRunner
 from motet_scheduler.policy.values import BaseModel, GroupName, Promise
 
 PlacementKey = tuple[RequestId, int]
@@ -174,3 +175,16 @@ class Runner:
         assert set(self.entries) == {key for key, _ in self.ledger}, "ledger and lines list different requests"
         counted = Counter(line.digest for line in self.entries.values() if line.digest != BASE)
         assert counted == self._live_digests, "adapters in use were miscounted"
+
+
+def runner_report(runner: Runner) -> ReportRunner:
+    return ReportRunner(
+        identity=runner.identity,
+        address=runner.address,
+        attached=runner.attached,
+        capacity=runner.capacity,
+        running=runner.running,
+        waiting=runner.waiting,
+        pages_free=runner.pages_free,
+        condemned=runner.unhealthy,
+    )

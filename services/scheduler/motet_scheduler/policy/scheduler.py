@@ -11,16 +11,14 @@ from typing import Any
 from motet.domain import BASE
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.autoscaler import Autoscaler
-from motet_scheduler.policy.catalog import CatalogPublisher
+from motet_scheduler.policy.catalog import CatalogPublisher, SavedCatalog
 from motet_scheduler.policy.drains import Drains
 from motet_scheduler.policy.gateway_events import GatewayEvents
-from motet_scheduler.policy.memory import SavedCatalog
-from motet_scheduler.policy.placement import Placer
+from motet_scheduler.policy.placement import Placer, Positions
 from motet_scheduler.policy.request_lifecycle import RequestLifecycle
 from motet_scheduler.policy.runner_events import RunnerEvents
 from motet_scheduler.policy.state import SchedulerState, StartupWait
 from motet_scheduler.policy.supervisor_events import SupervisorEvents
-from motet_scheduler.policy.telling import Positions
 from motet_scheduler.policy.values import Catalog, SchedulerConfig
 
 

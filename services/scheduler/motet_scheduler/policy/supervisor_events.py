@@ -2,11 +2,9 @@
 
 from motet.domain import InstanceName
 from motet_scheduler.policy import events
-from motet_scheduler.policy.request_lifecycle import RequestLifecycle
-from motet_scheduler.policy.room import on_capacity_freed
-from motet_scheduler.policy.runners import ParkedRequest
+from motet_scheduler.policy.request_lifecycle import RequestLifecycle, on_capacity_freed
+from motet_scheduler.policy.runners import ParkedRequest, runner_report
 from motet_scheduler.policy.state import SchedulerState
-from motet_scheduler.policy.telling import runner_report
 
 
 class SupervisorEvents:
