@@ -235,7 +235,7 @@ async def test_tenant_and_class_of_a_request_are_known_wherever_it_is(house):
     runner = await house.runner("r0", functools.partial(FakeEngine, step_seconds=0.02))
     placement = await until(lambda: runner.service.book.get("a"))
     assert (placement.tenant, placement.request_class) == theirs
-    (computed,) = await until(lambda: (report := runner.service._last) and report.book)
+    (computed,) = await until(lambda: (report := runner.service._last) and report.sequences)
     assert (computed.tenant, computed.priority) == theirs
     sequences = house.control.supervisor_service.supervisor.runners["r0"].sequences
     entry = (await until(lambda: sequences.get("a"))).entry

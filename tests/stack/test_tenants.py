@@ -333,7 +333,7 @@ def test_the_tenant_goes_along_to_scheduler_predictor_figures_and_logs(house: Ho
         answers[said.headers["x-motet-request"]] = tenant
 
     stack.until(lambda: answers.keys() <= noted(stack, "gateway", "answered", "id").keys())
-    answered, placed = noted(stack, "gateway", "answered", "id"), noted(stack, "scheduler", "placed", "request")
+    answered, placed = noted(stack, "gateway", "answered", "id"), noted(stack, "scheduler", "request_placed", "request")
     for request, tenant in answers.items():
         written = keys.parse_key(house.keys[tenant])
         assert written is not None
