@@ -21,35 +21,36 @@ nothing reads must not look as if it had an effect."""
 
 
 class ProcessSettings(BaseSettings):
-    """Where a process lives and how it talks about itself."""
+    """Where a process keeps its files, and how it logs and shows metrics."""
 
     model_config = SettingsConfigDict(env_prefix="MOTET_", frozen=True, extra="ignore")
 
     data_dir: Path = Path("motet-data")
-    """The state directory: database, caches, logs, the last catalog. One live stack per directory."""
+    """The state directory: database, caches, logs and the last catalog. Only one running stack may use it."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """Prompts and answers are never logged, at any level."""
+    """The lowest level that is logged. Prompts and answers are never logged, at any level."""
 
     log_format: Literal["console", "json"] = "json"
-    """`json` for machines (the default: logs go to files and collectors), `console` for people."""
+    """`json` is for files and log collectors, `console` is easier to read in a terminal."""
 
     metrics_address: str = ""
-    """Where to serve /metrics, and /livez and /readyz beside it: `unix:/path` or `host:port`. Empty: nowhere."""
+    """Where to serve /metrics, /livez and /readyz: `unix:/path` or `host:port`. Empty: they are not served."""
 
     metrics_names: int = Field(0, ge=0, le=10_000)
-    """How many pairs of tenant and adapter figures name, the last used ones; others are counted as `other`. 0: none,
-    and the labels are empty: whoever reads a figure reads its labels, and no tenant shall learn another's names. Set it
-    where only the platform's own Prometheus reads (200 is a good number): each name costs about 80 series, and routers
-    that look for `vllm:lora_requests_info` need it."""
+    """How many pairs of tenant and adapter the labels of metrics may name: those used last. All others are counted as
+    `other`. 0: none is named and these labels are empty, so that who reads metrics does not learn the names of all
+    tenants. Set it only where nobody but the platform's own Prometheus reads them; 200 is a good number. Each pair
+    costs about 80 series. Routers that look for `vllm:lora_requests_info` need it."""
 
     tls_dir: Path | None = None
-    """A folder with `tls.crt`, `tls.key` and `ca.crt`: what listens on `host:port` then takes only peers with a
-    certificate of that authority, and knows them by the name `<role>.motet.internal` in it. Files that change are read
-    again. Empty: plain text. Unix sockets are always plain: only their owner may open them."""
+    """A folder with `tls.crt`, `tls.key` and `ca.crt`, for mutual TLS. What listens on `host:port` then takes only
+    peers with a certificate of that authority, and reads their role from the name `<role>.motet.internal` in it.
+    Changed files are read again. Empty: plain text. Unix sockets are always plain: only their owner may open them."""
 
     time_scale: float = Field(1.0, gt=0, le=1)
-    """Multiplies every timer that waits for something to go wrong (heartbeats, graces, back-off). Tests run at 0.05."""
+    """All timers that wait for a fault (heartbeats, grace periods, back-off) are multiplied by this. It is for tests:
+    smaller values find faults sooner, and take slow processes for dead ones."""
 
     @field_validator("tls_dir", mode="before")
     @classmethod
@@ -67,26 +68,28 @@ class Addresses(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="MOTET_", frozen=True, extra="ignore")
 
     scheduler_address: str = "localhost:7101"
-    """The scheduler: gateways, runners and the operator each keep one stream to it."""
+    """Where the scheduler listens. Gateways, runners and the operator each keep one stream to it."""
 
     predictor_address: str = "localhost:7102"
-    """The predictor: asked once a request, with a budget; never waited for beyond it."""
+    """Where the predictor listens. A gateway asks it once for each request, and waits no longer than
+    MOTET_GATEWAY_PREDICT_BUDGET_SECONDS."""
 
     supervisor_address: str = "localhost:7103"
-    """The supervisor: runners report memory to it, the leading scheduler hears its advice."""
+    """Where the supervisor listens. Runners report their memory to it; it tells the leading scheduler what changes."""
 
 
 class Database(BaseSettings):
-    """Where tenants, usage, length samples and predictor state are kept: one schema, `motet.store`."""
+    """Where API keys, length samples and the predictor's state are kept: one schema, `motet.store`."""
 
     model_config = SettingsConfigDict(env_prefix="MOTET_", frozen=True, extra="ignore")
 
     database_url: str = ""
     """An SQLAlchemy URL, `sqlite+aiosqlite:///path` or `postgresql+asyncpg://user@host/name`. Empty: `motet.db` in the
-    state directory. The operator brings its schema up to date before it starts anything else."""
+    state directory. The local operator brings its schema up to date before it starts anything else."""
 
     database_wait_seconds: float = Field(60.0, ge=0)
-    """How long `python -m motet.store` waits for a server that is not there yet, before it ends with the reason."""
+    """How long `python -m motet.store` waits for a database server that does not answer yet, before it ends with the
+    reason."""
 
     def url(self, process: ProcessSettings) -> str:
         return self.database_url or f"sqlite+aiosqlite:///{process.data_dir.absolute() / 'motet.db'}"
@@ -98,25 +101,27 @@ class LeaseSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="MOTET_LEASE_", frozen=True, extra="ignore", populate_by_name=True)
 
     name: str = ""
-    """The Lease that candidates compete for. Empty: a lock file in the state directory decides, for one machine."""
+    """The Lease that candidates for leadership compete for. Empty: a lock file in the state directory takes its place,
+    which works on one machine only."""
 
     namespace: str = ""
     """The namespace of the Lease."""
 
     seconds: float = Field(15.0, gt=0)
-    """How long a leader that has died without a word keeps the others waiting, before the time scale."""
+    """How long the other candidates wait for a leader that has died, before one of them leads. Multiplied by
+    MOTET_TIME_SCALE."""
 
     renew_seconds: float = Field(10.0, gt=0)
-    """A leader that could not renew its Lease for this long ends itself, before the time scale."""
+    """A leader that could not renew its Lease for this long ends itself. Multiplied by MOTET_TIME_SCALE."""
 
     retry_seconds: float = Field(2.0, gt=0)
-    """Time between renewals, and between a candidate's looks at the Lease at the longest, before the time scale."""
+    """Time between two renewals. A candidate looks at the Lease at least this often. Multiplied by MOTET_TIME_SCALE."""
 
     kubeconfig: Path | None = None
-    """How to reach the cluster from outside of it. Unset: as the ServiceAccount of this pod."""
+    """A kubeconfig file that leads to the cluster from outside. Unset: the ServiceAccount of this pod."""
 
     pod_name: str = Field("", validation_alias="POD_NAME")
-    """POD_NAME: the pod this is, for people who look at the Lease."""
+    """POD_NAME: the name of this pod, written into the Lease for people who look at it."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:

@@ -14,103 +14,109 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="MOTET_GATEWAY_", frozen=True, extra="ignore")
 
     host: str = "127.0.0.1"
-    """The address to listen on. On a loopback address requests must name this machine in their Host header, so that a
-    web page cannot reach a gateway without keys by rebinding a name of its own."""
+    """The address to listen on. On a loopback address the Host header of each request must name this machine. Otherwise
+    a web page could reach a gateway without keys through a DNS name of its own (DNS rebinding)."""
 
     port: int = Field(8000, ge=0, le=65535)
-    """The port of the OpenAI-compatible URL. 0 takes any free one."""
+    """The port of the OpenAI-compatible URL. 0: any free port."""
 
     allowed_hosts: tuple[str, ...] = ()
-    """Further names that the Host header may say on a loopback address, as a JSON list; `["*"]` allows all of them."""
+    """Names that the Host header may have on a loopback address besides those of this machine, as a JSON list; `["*"]`
+    allows all names."""
 
     auth: Literal["keys", "none"] | None = None
-    """Who may come in. `keys`: whoever has an API key (`motet key create`); before the first was made, nobody. `none`:
-    everybody, as tenant `default`. Unset: on a loopback address everybody until the first key was made, and from then
-    on whoever has one; on any other address keys, and without one the gateway does not start."""
+    """Who may send requests. `keys`: only those with an API key (`motet key create`); nobody until the first key is
+    made. `none`: everybody, as tenant `default`. Unset: on a loopback address everybody until the first key is made,
+    and then only those with a key; on any other address only those with a key, and the gateway does not start while
+    there is none."""
 
     keys_file: Path | None = None
-    """A file with API keys, one a line as `motet key hash` prints them, or a folder of such files, such as a Secret
-    that is mounted. Empty: they are in the database (MOTET_DATABASE_URL)."""
+    """A file with API keys, one on each line as `motet key hash` prints them, or a folder of such files, such as a
+    mounted Secret. Empty: keys are read from the database (MOTET_DATABASE_URL)."""
 
     keys_read_seconds: float = Field(2.0, gt=0)
-    """How often keys are looked for that were made, revoked or have expired."""
+    """How often keys are read again. New, revoked and expired keys are noticed within this time."""
 
     keys_trusted_seconds: float = Field(600.0, ge=0)
-    """How long known keys open while keys cannot be read. Unknown ones get 503 meanwhile, and then all."""
+    """How long known keys are still accepted while keys cannot be read. Unknown keys get 503 meanwhile. After this time
+    all keys do."""
 
     metrics_dir: Path | None = None
-    """A folder with the `<service>.metrics.sock` of this machine's other processes. GET /metrics on the gateway's port
-    shows what they all say, with the label `service`; the local stack sets it. Empty: nothing is there, since
-    clients of a shared gateway have no use for the platform's figures; its own are at MOTET_METRICS_ADDRESS."""
+    """A folder with the `<service>.metrics.sock` of the other processes on this machine. GET /metrics on the gateway's
+    port then shows the metrics of all of them, with the label `service`; the local stack sets it. Empty: that page does
+    not exist, since clients of a shared gateway need no metrics of the platform. The gateway's own metrics are at
+    MOTET_METRICS_ADDRESS."""
 
     predict_budget_seconds: float = Field(0.025, gt=0)
-    """How long a request waits for the predictor. Past it the gateway's own statistics stand in. 25 ms suits a laptop
-    whose cores are shared with the model; 5 ms a cluster."""
+    """How long a request waits for the predictor. After that the gateway uses its own statistics. 25 ms suits a laptop
+    whose cores also compute the model; 5 ms suits a cluster."""
 
     hold_seconds: float = Field(2.0, ge=0)
-    """How long the 200 of a stream is held until the request runs, so that what goes wrong before has a real status."""
+    """How long the headers of a stream may wait until its request runs. An error in that time gets its own HTTP status;
+    a later one is an event in a stream with status 200."""
 
     keep_alive_seconds: float = Field(10.0, gt=0)
-    """A stream without tokens sends a comment this often that says what it waits for."""
+    """How often a stream without new tokens sends a comment, which says what the request waits for."""
 
     deadline_seconds: float = Field(300.0, gt=0)
-    """How long a request may go without a new token (queued, parked, or while its runner is replaced) before it ends
+    """How long a request may get no new token (in the queue, parked, or while its runner is replaced) before it ends
     with an error."""
 
     connect_seconds: float = Field(2.0, gt=0)
-    """How long a placed request waits for the stream to its runner before the scheduler is asked for another place.
+    """How long a placed request waits for the stream to its runner, before the scheduler is asked for another runner.
     Multiplied by MOTET_TIME_SCALE."""
 
     drain_seconds: float = Field(30.0, ge=0)
-    """How long running streams may go on after SIGTERM; then they end with an error."""
+    """How long running streams may continue after SIGTERM. After that they end with an error."""
 
     max_body_bytes: int = Field(10 * 1024 * 1024, gt=0)
-    """Largest request body."""
+    """The largest request body, in bytes."""
 
     body_seconds: float = Field(60.0, gt=0)
-    """How long a request body may take to arrive. At 10 MiB that is a slow line; a client that sends a byte now and
-    then would otherwise hold its memory for ever."""
+    """How long a request body may take to arrive. Without a limit, a client that sends a byte now and then would hold
+    memory for ever."""
 
     max_bodies_bytes: int = Field(128 * 1024 * 1024, gt=0)
-    """Bodies of all requests under way together. A body becomes about ten times its size as objects and tokens; above
-    this new ones get 503, before memory runs out."""
+    """The most bytes that the bodies of all requests under way may have together. Above it new requests get 503, before
+    memory runs out. As objects and tokens a body takes about ten times its size."""
 
     max_header_bytes: int = Field(32 * 1024, ge=1024)
-    """Largest request line with headers, trailers and the framing between pieces of a body included. Twice what Node.js
-    takes, so that cookies and tokens of a proxy in between fit."""
+    """The most bytes of a request line with its headers. Trailers and the framing of a body's pieces count as well. The
+    default is twice that of Node.js, so that cookies and tokens that a proxy adds fit."""
 
     max_headers: int = Field(128, ge=16)
-    """Most header fields. Clients send about fifteen, proxies add a few."""
+    """The most header fields of a request. Clients send about fifteen, proxies add a few."""
 
     header_seconds: float = Field(20.0, gt=0)
-    """How long a request line with its headers may take to arrive, and a connection to its first request."""
+    """How long a request line with its headers may take to arrive. A new connection may take as long until its first
+    request."""
 
     unread_seconds: float = Field(30.0, gt=0)
-    """How long a client may leave what it was sent unread, once the buffers in between are full; then its connection is
-    cut and its request cancelled, so that it cannot hold memory and a place longer than others. Who reads at least
-    16 KiB in this time of a large answer that has come to its end gets all of it."""
+    """How long a client may leave unread what it was sent, once the buffers in between are full. Then its connection is
+    closed and its request cancelled, so that it does not hold memory any longer. When a large answer has ended, a
+    client that reads at least 16 KiB in this time gets all of it."""
 
     max_live_requests: int = Field(10_000, gt=0)
-    """Requests that are open, and choices under way, waiting ones included. Above it new requests get 503, before
-    memory runs out."""
+    """The most requests that may be open, and the most choices that may be under way, waiting ones included. Above it
+    new requests get 503, before memory runs out."""
 
     threaded_prompt_bytes: int = Field(4096, ge=0)
-    """Prompts with more text than this are tokenised in a thread, so that they do not delay other streams' tokens."""
+    """Prompts with more bytes of text than this are tokenised in a thread, so that they do not delay other streams'
+    tokens."""
 
     max_counted_bytes: int = Field(1024 * 1024, gt=0)
-    """Largest body of /tokenize and /detokenize. A megabyte is about a second of work, of which nobody gets an answer
-    but the one who asked."""
+    """The largest body of /tokenize and /detokenize, in bytes. A megabyte takes about a second of work."""
 
     template_processes: int = Field(4, gt=0)
-    """Most processes that render chat templates, each one started when it is first needed and then kept. Normally one
-    is enough; further ones are for templates and conversations that take their time."""
+    """The most processes that render chat templates. Each is started when it is first needed, and then kept. One is
+    normally enough; more help when templates or conversations take long."""
 
     template_cpu_seconds: float = Field(1.0, gt=0)
-    """CPU time that one rendering of a chat template may take; then its process is killed and the request gets a 400.
-    Real templates need milliseconds, a hostile one would run without end."""
+    """CPU time that rendering one chat template may take. Then its process is killed and the request gets 400. Normal
+    templates need milliseconds, a hostile one would run without end."""
 
     template_memory_bytes: int = Field(256 * 1024 * 1024, ge=32 * 1024 * 1024)
-    """Memory that one process may take for rendering, beside what it starts with."""
+    """Bytes of memory that a process may take for rendering, besides what it has at its start."""
 
     @field_validator("auth", "keys_file", mode="before")
     @classmethod

@@ -22,106 +22,114 @@ class Settings(BaseSettings):
     """The ServingPool this runner belongs to, as namespace/name."""
 
     group: str = ""
-    """The group whose base model and adapters it serves, as namespace/name. Empty: the pool is its own group."""
+    """The group of pools whose base model and adapters it serves, as namespace/name. Empty: the pool is its own
+    group."""
 
     revision: str = ""
-    """Of the pool's template: a rollout replaces runners of other revisions."""
+    """The revision of the pool's template that this runner was made from. A rollout replaces runners of other
+    revisions."""
 
     instance: str = "runner-0"
     """This runner's stable name within the pool."""
 
     pod_name: str = ""
-    """In a cluster: the pod this is."""
+    """In a cluster: the name of this pod."""
 
     pod_uid: str = ""
-    """In a cluster: the pod's uid."""
+    """In a cluster: the uid of this pod."""
 
     model_uri: str = ""
-    """Where the base model lies: file:///folder with config.json and safetensors, hf://org/name or https://host/folder/."""
+    """Where the base model is: file:///folder with config.json and safetensors, hf://org/name or
+    https://host/folder/."""
 
     model_revision: str = ""
     """Branch, tag or commit of an hf:// model. Empty: main."""
 
     model_credentials: str = ""
-    """namespace/name of the Secret that opens the model's source. Empty: it is open."""
+    """namespace/name of the Secret that opens the model's source. Empty: the source needs none."""
 
     model_digest: str = ""
-    """What the base model's bytes must add up to (`spec.model.digest` of the pool). Empty: whatever is there."""
+    """The digest that the base model's files must have (`spec.model.digest` of the pool). Empty: any."""
 
     listen: str = "localhost:7110"
     """Where this runner listens: `unix:/path` or `host:port`."""
 
     address: str = ""
-    """Where gateways reach it, when that is not what it listens on (a pod's address)."""
+    """Where gateways reach this runner, if that is not where it listens, such as a pod's address."""
 
     preset: str = "paged-chunk"
-    """How the engine composes and reserves; one of the engine's presets."""
+    """How the engine forms batches and reserves memory: one of the engine's presets."""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Of weights and KV. `auto`: float32 on a CPU, the model's own on a GPU."""
+    """Data type of weights and KV. `auto`: float32 on a CPU, the model's own on a GPU."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """`auto`: a GPU when there is one."""
+    """Where the model is computed. `auto`: on a GPU if there is one, else on the CPU."""
 
     max_lora_rank: int = Field(64, ge=1, le=512)
     """Adapters of a higher rank are refused."""
 
     max_resident_adapters: int = Field(16, ge=1)
-    """Adapters on the device at a time. Memory for so many of rank 16 is set aside: fewer of larger ranks fit at once,
-    and one of any rank up to `max_lora_rank` always does."""
+    """The most adapters in device memory at a time. Memory for this many of rank 16 is set aside at the start. Fewer of
+    larger ranks fit at once; one of any rank up to `max_lora_rank` always fits. Larger values leave less memory for
+    KV."""
 
     max_cached_adapters: int = Field(64, ge=1)
-    """Adapters in the disk cache. Beyond it the longest unused goes; one in use never does."""
+    """The most adapters in the disk cache. Beyond it the one that was not used for longest is removed; one in use never
+    is."""
 
     max_adapter_mib: int = Field(2048, ge=1)
-    """An adapter whose weights are larger is refused before they are read."""
+    """The most MiB of an adapter's weights. A larger adapter is refused before its weights are read."""
 
     max_model_gib: int = Field(1024, ge=1)
-    """A base model that is larger is not fetched."""
+    """The most GiB of a base model. A larger one is not fetched."""
 
     model_cache: Path | None = None
-    """Where fetched models stay. Runners of several machines may share it; what is there whole is not fetched again.
-    Absent: in the state directory."""
+    """The folder where fetched models stay. Runners of several machines may share it. A model that is complete there is
+    not fetched again. Unset: a folder in the state directory."""
 
     volumes: str = ""
-    """The folder whose subfolders are the volumes of the pool's `adapterVolumes`: file:// adapters lie below one of
-    them, and no link may lead out of it. Empty: in a cluster /var/lib/motet/volumes, elsewhere any folder."""
+    """The folder whose subfolders are the volumes of the pool's `adapterVolumes`. file:// adapters must be in one of
+    them, also after all links are followed. Empty: in a cluster /var/lib/motet/volumes, elsewhere any folder."""
 
     hub_endpoint: str = "https://huggingface.co"
-    """Where hf:// is: the public hub, or a mirror that speaks like it."""
+    """The hub that hf:// stands for: the public one, or a mirror with the same API."""
 
     fetch_allowed_hosts: list[str] = []
-    """Hosts and networks that sources may lead to although they are not public: mirrors inside. JSON, such as
-    ["models.corp.example", "10.20.0.0/16"]. All other private, loopback and link-local addresses are refused."""
+    """Hosts and networks from which adapters and models may be fetched although they are not public, such as mirrors in
+    your network. JSON, such as ["models.corp.example", "10.20.0.0/16"]. All other private, loopback and link-local
+    addresses are refused."""
 
     fetch_ca_file: str = ""
-    """A PEM file with authorities to trust beside the system's, for https:// sources and the hub."""
+    """A PEM file with certificate authorities to trust besides the system's, for https:// sources and the hub."""
 
     fetch_proxy: str = Field("", pattern=r"^(https?://[^/\s]+/?)?$")
-    """A proxy for all fetching, as http://host:port, which takes CONNECT. The runner resolves each name, looks at where
-    it leads as without a proxy, and asks the proxy for the address."""
+    """A proxy for all fetching, as http://host:port; it must support CONNECT. The runner resolves each name, checks its
+    address as it does without a proxy, and asks the proxy for that address."""
 
     fetch_proxy_guards: bool = False
-    """The proxy is given names instead, and it alone decides where they may lead: for runners that cannot resolve names
-    of the internet, and only for a proxy that refuses private, loopback, link-local and metadata addresses itself."""
+    """The runner gives names to the proxy instead of addresses, and the proxy alone decides which addresses are
+    allowed. For runners that cannot resolve names of the internet. Use it only with a proxy that refuses private,
+    loopback, link-local and metadata addresses itself."""
 
     fetch_stall_seconds: float = Field(30.0, gt=0)
-    """A fetch that brings less than 1 KiB/s over so long is broken off, and gone on with later; before the time
-    scale."""
+    """A fetch that brings less than 1 KiB/s for this long is stopped, and continued later. Multiplied by
+    MOTET_TIME_SCALE."""
 
     fetch_kib_per_second: int = Field(1024, ge=1)
-    """What a source must give on average: a fetch that takes longer than its largest allowed size would at this rate is
-    broken off, makes way for others, and is gone on with later."""
+    """The average rate in KiB/s that a source must reach. A fetch that takes longer than its largest allowed size would
+    take at this rate is stopped, lets others run, and is continued later."""
 
     fetches_at_once: int = Field(4, ge=1, le=64)
-    """Adapters fetched from hubs and the web at a time, of one namespace always one fewer; and shards of a base
-    model."""
+    """How many adapters are fetched from hubs and the web at a time; for one namespace at most one fewer. It is also
+    the number of files of a base model that are fetched at a time."""
 
     manifests: str = ""
-    """The folder of manifests whose Secrets open sources; the local stack sets it. Empty: the API server's Secrets."""
+    """The folder of manifests with the Secrets that open sources; the local stack sets it. Empty: Secrets are read from
+    the API server."""
 
     service_account: str = "/var/run/secrets/kubernetes.io/serviceaccount"
-    """The folder with `token` and `ca.crt` for reading the Secrets that tenants have granted."""
+    """The folder with `token` and `ca.crt` with which the runner reads the Secrets that tenants have granted."""
 
     kubernetes_host: str = Field("", validation_alias="KUBERNETES_SERVICE_HOST")
     """KUBERNETES_SERVICE_HOST: Kubernetes sets it in every pod."""
@@ -130,54 +138,61 @@ class Settings(BaseSettings):
     """KUBERNETES_SERVICE_PORT: the same."""
 
     max_model_length: int | None = Field(None, ge=16)
-    """Longest prompt and answer together, in tokens. Unset: what the model allows."""
+    """The most tokens of a prompt and its answer together. Unset: what the model allows."""
 
     max_concurrent_sequences: int = Field(64, ge=1)
-    """Sequences in one iteration."""
+    """The most sequences in one iteration. Larger values give more tokens per second in total and fewer to each
+    sequence."""
 
     memory_utilization_percent: int = Field(90, ge=1, le=100)
-    """Share of the device's memory for weights, KV and adapters together."""
+    """Percentage of the device's memory for weights, KV and adapters together."""
 
     kv_cache_mib: int | None = Field(None, ge=1)
-    """KV cache in MiB; overrides the percentage. On a CPU the default is 512. The adapters' memory comes beside it."""
+    """Memory for KV in MiB; overrides the percentage. On a CPU the default is 512. Memory for adapters comes on top."""
 
     host_kv_mib: int | None = Field(None, ge=0)
-    """Host memory for parked KV, in MiB. On a CPU the default is a sixteenth of the KV cache: it is the same memory."""
+    """Host memory in MiB for the KV of parked requests. On a CPU the default is a sixteenth of the KV cache: it is the
+    same memory."""
 
     prefill_chunk_tokens: int = Field(512, ge=16)
-    """Prompt tokens in one iteration: a long prompt is taken in pieces so that others keep going."""
+    """The most prompt tokens in one iteration. A longer prompt is computed in pieces, so that other sequences go on.
+    Larger values bring the first token earlier and delay the tokens of others."""
 
     threads: int | None = Field(None, ge=1)
-    """Threads of the engine on a CPU. Unset: one, whatever the machine has."""
+    """Threads of the engine on a CPU. Unset: one, on any machine."""
 
     step_trace: str = Field("", validation_alias="MOTET_STEP_TRACE")
     """MOTET_STEP_TRACE: a file for one JSON line per iteration; `{instance}` in it becomes this runner's name."""
 
     report_seconds: float = Field(1.0, gt=0)
-    """Time between reports to scheduler and supervisor, before the time scale."""
+    """Time between two reports to scheduler and supervisor. Multiplied by MOTET_TIME_SCALE."""
 
     gateway_grace_seconds: float = Field(1.0, ge=0)
-    """How long sequences outlive their gateway's broken stream, before the time scale."""
+    """How long sequences go on after the stream to their gateway broke, before they are cancelled. Multiplied by
+    MOTET_TIME_SCALE."""
 
     adapter_wait_seconds: float = Field(5.0, gt=0)
-    """How long a submitted request waits for an adapter that is still being fetched, before the time scale."""
+    """How long a submitted request waits for an adapter that is still being fetched, before it is declined. Multiplied
+    by MOTET_TIME_SCALE."""
 
     protect_after_steps: int = Field(64, ge=0)
-    """Iterations a sequence at its promise waits for the supervisor's answer, while others run, until the engine
-    protects itself."""
+    """How many iterations a sequence at the end of its promise waits for the supervisor's answer, while others run.
+    Then the engine decides by itself."""
 
     supervisor_answer_seconds: float = Field(1.0, gt=0)
-    """How long an announced overflow may stay unanswered until the runner protects itself, before the time scale."""
+    """How long an overflow that was announced to the supervisor may go unanswered. Then the runner decides by itself.
+    Multiplied by MOTET_TIME_SCALE."""
 
     drain_seconds: float = Field(0.0, ge=0)
-    """How long running answers may go on after SIGTERM. Nothing new is taken on meanwhile, what waits goes back at
-    once, and what still runs at the end moves to another runner. 0: everything moves at once."""
+    """How long running answers may go on after SIGTERM. Meanwhile nothing new is taken on, and requests that wait go
+    back at once. What still runs at the end moves to another runner. 0: everything moves at once."""
 
     hang_seconds: float = Field(60.0, gt=0)
-    """An engine that has work and completes no step for this long counts as hung: /livez says so."""
+    """When the engine has work and completes no step for this long, /livez says that it hangs, and Kubernetes restarts
+    the pod."""
 
     outbox_kib: int = Field(16 * 1024, ge=1)
-    """KiB that may wait for a gateway that does not read. Beyond it its stream is broken: it is as good as dead."""
+    """The most KiB that may wait for a gateway that does not read. Beyond it its stream is closed."""
 
     @property
     def served_group(self) -> str:

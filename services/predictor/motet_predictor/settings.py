@@ -10,16 +10,16 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="MOTET_PREDICTOR_", frozen=True, extra="ignore")
 
     save_seconds: float = Field(1.0, gt=0)
-    """How often what was learned is written to the database; a crash loses at most this much of it. Multiplied by
-    MOTET_TIME_SCALE."""
+    """How often the predictor writes to the database what it has learned. A crash loses at most this much of it.
+    Multiplied by MOTET_TIME_SCALE."""
 
     max_scopes: int = Field(20_000, ge=100)
-    """Tenants and adapters to remember lengths for, about 8 KiB each. Past it those that answered longest ago are
-    forgotten and start from their tenant's lengths again."""
+    """For how many tenants and adapters lengths are remembered. Each takes about 8 KiB. Beyond it those that answered
+    longest ago are forgotten, and start from their tenant's lengths again."""
 
     queued_samples: int = Field(10_000, ge=1)
-    """Training samples that wait in memory while the database is away. Past it the oldest are dropped and counted; the
-    running statistics lose nothing."""
+    """How many training samples may wait in memory while the database is away. Beyond it the oldest are dropped and
+    counted (`motet_predictor_samples_dropped_total`). The statistics lose nothing."""
 
     keep_samples: int = Field(200_000, ge=1)
-    """Training samples that stay in the database, the newest ones."""
+    """How many training samples stay in the database: the newest ones."""

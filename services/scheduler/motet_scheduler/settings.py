@@ -12,64 +12,66 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="MOTET_SCHEDULER_", frozen=True, extra="ignore")
 
     queue_limit: int = Field(10_000, ge=1)
-    """Requests that may wait for one base model. Past it new ones are refused at once (`pool_saturated`): a client that
-    would wait for minutes is better told to come back."""
+    """The most requests that may wait for one base model. Above it new requests are refused at once (`pool_saturated`):
+    it is better to tell a client to come back than to let it wait for minutes."""
 
     max_passed_over: int = Field(64, ge=1)
-    """How many younger or less urgent requests may go before one that does not fit yet. Then nothing of its class, and
-    nothing less urgent, is placed until it has gone; more urgent requests are. Small values waste room, large ones let
-    long requests wait."""
+    """How many younger or less urgent requests may be placed before one that does not fit yet. After that nothing of
+    its class, and nothing less urgent, is placed until it has been placed; more urgent requests are. Smaller values
+    leave memory unused, larger ones let long requests wait longer."""
 
     tenants_examined: int = Field(32, ge=1)
-    """When the oldest request does not fit, how many other tenants' oldest ones are tried, per class. Bounds the work
-    of one decision."""
+    """When the oldest request does not fit, how many other tenants' oldest requests are tried, for each class. More can
+    fill memory better, and make a decision take longer."""
 
     settle_seconds: float = Field(0.5, ge=0)
-    """After a start, how long to wait for the runners that were there before, so that nothing is placed on memory that
-    is in use. Ends as soon as all of them have attached."""
+    """How long the scheduler waits after its start for the runners that were there before, so that it places nothing on
+    memory that is in use. The wait ends as soon as all of them are connected."""
 
     unsubmitted_seconds: float = Field(2.0, gt=0)
-    """A placement that its runner does not list is given up after two reports and this long: it never arrived."""
+    """When two reports of a runner do not list a placement and this time has passed, the placement never arrived there:
+    the pages promised to it are free again."""
 
     unlisted_seconds: float = Field(10.0, gt=0)
-    """A placement that its runner's reports do not list for so long, and of which its gateway says nothing, is taken
-    back, and the request is placed again. Longer than a gateway's `connect_seconds` and a few reports, so that whoever
-    knows better has spoken by then."""
+    """When a runner's reports do not list a placement for this long, and its gateway reports nothing about it, the
+    request is placed again. Must be longer than MOTET_GATEWAY_CONNECT_SECONDS and a few reports, so that a gateway that
+    knows better can report first."""
 
     avoid_seconds: float = Field(0.1, gt=0)
-    """How long a runner that declined or lost a request is not asked again by it. Doubles each time, up to twenty times
-    this."""
+    """How long a request is not placed again on a runner that declined or lost it. Doubles each time, up to twenty
+    times this."""
 
     forget_runner_seconds: float = Field(30.0, gt=0)
-    """A runner whose stream has been down for so long is taken off the books."""
+    """How long a runner may be disconnected before the scheduler forgets it."""
 
     ensure_seconds: float = Field(10.0, gt=0)
-    """An order to check or load an adapter that brought no word for so long is given again."""
+    """When a runner has reported nothing about an order to check or load an adapter for this long, the order is sent
+    again."""
 
     revision_seconds: float = Field(10.0, ge=0)
-    """Three changes of an adapter are looked at as they come; one that goes on changing is looked at once in so long,
-    as it is by then. 0: every change at once."""
+    """The first three changes of an adapter are checked as they come. If it goes on changing, it is checked once in
+    this time, in its newest state. 0: every change is checked at once."""
 
     force_promise_pages: int = Field(0, ge=0)
-    """For tests of overflow: a first promise is exactly so many pages, whatever the estimate says, unless prompt and
-    first token need more or the request's whole life needs fewer. 0: the estimate decides."""
+    """For tests of overflow: a request's first promise is exactly this many pages, unless its prompt and first token
+    need more or the whole request needs fewer. 0: the estimate decides."""
 
     capacity_seconds: float = Field(1.0, gt=0)
-    """How often it is worked out how many runners each pool should have."""
+    """How often the scheduler works out how many runners each pool should have."""
 
     queue_patience_seconds: float = Field(5.0, gt=0)
-    """A request that has waited for a place for so long asks for one more runner, whatever the sums say, unless one is
-    already starting."""
+    """When a request has been in the queue for this long, the scheduler advises one more runner than it has computed,
+    unless one is already starting. Smaller values let pools grow earlier."""
 
     report_patience_seconds: float = Field(10.0, gt=0)
-    """While a runner of a pool has not reported for so long, no runner of that pool is advised away; nor for so long
-    after a start, while some have not come back."""
+    """While a runner of a pool has not reported for this long, the scheduler does not advise fewer runners for that
+    pool. The same holds for this long after a start, while some runners have not come back."""
 
     growth_seconds: float = Field(30.0, gt=0)
-    """A pool is advised to double at most once in so long."""
+    """The scheduler advises a pool to double at most once in this time. Smaller values let pools grow faster."""
 
     timelines: int = Field(2_000, ge=1)
-    """How many ended requests' timelines are kept for `Explain`, besides those of all that wait or run."""
+    """How many timelines of ended requests are kept for `Explain`, besides those of all requests that wait or run."""
 
     def config(self, time_scale: float) -> SchedulerConfig:
         return SchedulerConfig(

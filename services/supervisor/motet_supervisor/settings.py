@@ -15,28 +15,31 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="MOTET_SUPERVISOR_", frozen=True, extra="ignore")
 
     heartbeat_seconds: float = Field(5.0, gt=0)
-    """A runner whose reports have stopped for so long gets no new work. Five reports are due in that time."""
+    """A runner that has sent no report for this long is unhealthy and gets no new requests. Five reports are due in
+    this time."""
 
     hang_seconds: float = Field(20.0, gt=0)
-    """An engine that has work and takes no step for so long, and for ten of its own slowest recent steps, is hung: its
-    requests go on elsewhere. Longer than the slowest honest step, such as the first one of a cold model."""
+    """An engine hangs when it has work and takes no step for this long, and for as long as ten of its own slowest
+    recent steps: its requests continue on other runners. Must be longer than the slowest normal step, such as the first
+    one of a cold model."""
 
     answer_seconds: float = Field(2.0, gt=0)
-    """An order that has had no effect for so long is decided again."""
+    """When an order to a runner has had no effect for this long, the supervisor decides again."""
 
     resume_alone_seconds: float = Field(2.0, gt=0)
-    """With the scheduler away, parked requests come back after so long, when there is room to spare."""
+    """While no scheduler is connected, parked requests resume after this time, as soon as there is memory for them."""
 
     resume_margin: float = Field(0.05, ge=0, lt=1)
-    """The share of a runner's pages that must stay free when a request comes back without the scheduler."""
+    """The share of a runner's KV pages, 0 to 1, that must stay free when a request resumes without the scheduler."""
 
     overcommit: float = Field(1.0, ge=1.0, le=4.0)
-    """Promises on a runner may add up to its pages times this; runners and schedulers are told. Above 1 more requests
-    run at once, and some are parked when their predictions prove too short for all of them."""
+    """Promises on a runner may add up to its KV pages times this; runners and schedulers are told. Above 1 more
+    requests run at once, and some are parked when their predictions are too short for all of them."""
 
     park_method: Literal["auto", "swap", "recompute"] = "auto"
-    """How a parked request's KV is kept: copied to host memory, or dropped and computed again. `auto` takes the cheaper
-    one by the runner's own measurements. What does not fit in host memory is computed again in any case."""
+    """What happens to a parked request's KV. `swap`: it is copied to host memory. `recompute`: it is dropped and
+    computed again. `auto`: what takes less time by the runner's own measurements. What does not fit in host memory is
+    always computed again."""
 
     def config(self, time_scale: float) -> SupervisorConfig:
         return SupervisorConfig(
