@@ -25,28 +25,28 @@ class AdapterReports:
         """A stream has come up; these runners exist."""
         before: defaultdict[str, dict[ObjectName, tuple[AdapterReplica, ...]]] = defaultdict(dict)
         for name, one in self.known.items():
-            for place in one.replicas:
-                if place.runner in runners:
-                    before[place.runner][name] = (*before[place.runner].get(name, ()), place)
+            for replica in one.replicas:
+                if replica.runner in runners:
+                    before[replica.runner][name] = (*before[replica.runner].get(name, ()), replica)
         self._before, self._reported = dict(before), {}
 
     def report(self, name: ObjectName, reported: AdapterReport) -> None:
         self._reported[name] = reported
-        self._settle(name)
+        self._merge(name)
 
     def runner_reported(self, runner: str) -> None:
         """From here on what is said of adapters is the whole truth about this runner."""
         for name in self._before.pop(runner, ()):
             if name in self._reported:
-                self._settle(name)
+                self._merge(name)
 
     def keep_only(self, names: Collection[ObjectName]) -> None:
         self.known = {name: one for name, one in self.known.items() if name in names}
         self._reported = {name: one for name, one in self._reported.items() if name in names}
 
-    def _settle(self, name: ObjectName) -> None:
-        said = self._reported[name]
-        of = {place.runner for place in said.replicas}
-        more = [place for runner, held in self._before.items() if runner not in of for place in held.get(name, ())]
-        places = sorted((*said.replicas, *more), key=lambda place: (place.runner, place.tier))
-        self.known[name] = replace(said, replicas=tuple(places)) if more else said
+    def _merge(self, name: ObjectName) -> None:
+        reported = self._reported[name]
+        of = {replica.runner for replica in reported.replicas}
+        more = [replica for runner, held in self._before.items() if runner not in of for replica in held.get(name, ())]
+        merged = sorted((*reported.replicas, *more), key=lambda replica: (replica.runner, replica.tier))
+        self.known[name] = replace(reported, replicas=tuple(merged)) if more else reported

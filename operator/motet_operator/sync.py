@@ -52,7 +52,7 @@ class SchedulerSync:
     """Keeps the scheduler told, and remembers what it last said. Snapshots only: they are small and cannot drift."""
 
     def __init__(
-        self, address: str, changed: Callable[[], None], *, office: Callable[[], Leadership | None] = lambda: None
+        self, address: str, changed: Callable[[], None], *, leadership: Callable[[], Leadership | None] = lambda: None
     ) -> None:
         """`office`: by which we lead, where operators elect a leader."""
         self._knowledge = AdapterReports()
@@ -61,14 +61,14 @@ class SchedulerSync:
         self.attached: set[str] = set()
         """Runners that the scheduler hears, as far as it has said."""
 
-        self.condemned: dict[str, UnhealthyRunner] = {}
+        self.unhealthy: dict[str, UnhealthyRunner] = {}
         self.slots: dict[str, int] = {}
         """Places for adapters in device memory, by instance."""
 
         self._identities: dict[str, common_pb2.RunnerIdentity] = {}
         self._instances: frozenset[str] = frozenset()
         self._drains: dict[str, RunnerDrain] = {}
-        self._said: SentDrains | None = None
+        self._sent_drains: SentDrains | None = None
         """None: no round has decided yet who is to drain."""
         self._drains_revision = 0
         self._since: dict[str, int] = {}
@@ -76,7 +76,7 @@ class SchedulerSync:
         self._catalog: CatalogSnapshot | None = None
         self._revision = 0
         self._changed = changed
-        self._office = office
+        self._leadership = leadership
         self._link: Link[scheduler_pb2.SyncUp, scheduler_pb2.SyncDown] = Link(
             "scheduler",
             address,
@@ -84,7 +84,7 @@ class SchedulerSync:
             greet=self._greet,
             receive=self._receive,
             opened=self._opened,
-            closed=lambda _: self._lost(),
+            closed=lambda _: self._closed(),
         )
 
     async def run(self) -> None:
@@ -104,7 +104,7 @@ class SchedulerSync:
         """Say what should be. Says nothing when it is what was said last. `instances` are the runners that exist."""
         self._drains = {drain.instance: drain for drain in drains}
         self.drained &= self._drains.keys()
-        self._say_drains()
+        self._send_drains()
         if catalog != self._catalog:
             self._catalog = catalog
             self._revision += 1
@@ -118,23 +118,23 @@ class SchedulerSync:
 
     def _forget(self, instance: str) -> None:
         self.attached.discard(instance)
-        self.condemned.pop(instance, None)
+        self.unhealthy.pop(instance, None)
         self.slots.pop(instance, None)
         self._identities.pop(instance, None)
 
     def _greet(self) -> Iterable[scheduler_pb2.SyncUp]:
         # Before the manifests have been read there is nothing to say; an empty catalog would unload everything.
-        if self._said is not None:
+        if self._sent_drains is not None:
             yield self._all_drains()
         if self._catalog is not None:
             yield self._snapshot()
 
-    def _say_drains(self) -> None:
+    def _send_drains(self) -> None:
         wanted: SentDrains = {
             instance: (self._identity(drain).incarnation, drain.deadline) for instance, drain in self._drains.items()
         }
-        if wanted != self._said:
-            self._said = wanted
+        if wanted != self._sent_drains:
+            self._sent_drains = wanted
             self._drains_revision += 1
             self._since = {instance: self._since.get(instance, self._drains_revision) for instance in wanted}
             self._link.send(self._all_drains())
@@ -217,10 +217,10 @@ class SchedulerSync:
                 self._raise_term_above(message.outranked.term)
                 return
             case "drained":
-                if not self._hear_drained(message.drained):
+                if not self._on_drained(message.drained):
                     return
             case "runner":
-                if not self._hear_runner(message.runner):
+                if not self._on_runner_report(message.runner):
                     return
             case _:
                 return
@@ -228,15 +228,15 @@ class SchedulerSync:
 
     @property
     def _term(self) -> int:
-        office = self._office()
-        return office.term if office is not None else 0
+        leadership = self._leadership()
+        return leadership.term if leadership is not None else 0
 
     def _raise_term_above(self, term: int) -> None:
         """Somebody has led in a later term: a successor of ours, or somebody of an earlier Lease that is gone."""
-        office = self._office()
-        if office is not None and term >= office.term:
-            check_term(term, office.term, "the scheduler")
-            office.raise_term_above(term, self._send_all)
+        leadership = self._leadership()
+        if leadership is not None and term >= leadership.term:
+            check_term(term, leadership.term, "the scheduler")
+            leadership.raise_term_above(term, self._send_all)
 
     def _send_all(self) -> None:
         for message in self._greet():
@@ -246,7 +246,7 @@ class SchedulerSync:
         self._knowledge.stream_opened(self._instances)
         self._changed()
 
-    def _lost(self) -> None:
+    def _closed(self) -> None:
         """Nobody knows any more what is asked for: what was advised holds what there is, and takes nothing away."""
         self.advice = {
             name: replace(advice, stale=True, reason="the scheduler is not connected")
@@ -254,10 +254,10 @@ class SchedulerSync:
         }
         self._changed()
 
-    def _hear_drained(self, drained: scheduler_pb2.Drained) -> bool:
+    def _on_drained(self, drained: scheduler_pb2.Drained) -> bool:
         """Not of one that is to work again, or was meanwhile, nor of the process before the one that is to drain."""
         runner = drained.runner
-        incarnation, _ = (self._said or {}).get(runner.instance, (None, None))
+        incarnation, _ = (self._sent_drains or {}).get(runner.instance, (None, None))
         if incarnation is None or drained.drains_revision < self._since[runner.instance]:
             return False
         if incarnation and runner.incarnation and incarnation != runner.incarnation:
@@ -265,7 +265,7 @@ class SchedulerSync:
         self.drained.add(runner.instance)
         return True
 
-    def _hear_runner(self, report: scheduler_pb2.RunnerReport) -> bool:
+    def _on_runner_report(self, report: scheduler_pb2.RunnerReport) -> bool:
         """Whether something is to be done about a runner, or told of it."""
         identity = report.runner
         self._knowledge.runner_reported(identity.instance)
@@ -277,19 +277,19 @@ class SchedulerSync:
         if identity.instance in self._drains:
             if earlier is not None and earlier.incarnation != identity.incarnation:
                 self.drained.discard(identity.instance)  # another process, and it has not heard of the drain
-            self._say_drains()
+            self._send_drains()
         came_or_went = report.attached != (identity.instance in self.attached)
         (self.attached.add if report.attached else self.attached.discard)(identity.instance)
         slots = report.capacity.adapter_slots
         resized, self.slots[identity.instance] = slots != self.slots.get(identity.instance), slots
-        before = self.condemned.get(identity.instance)
+        before = self.unhealthy.get(identity.instance)
         if report.unhealthy and before is not None and before.incarnation == identity.incarnation:
             return resized or came_or_went  # also when its streams are given up at last: it hangs as before
-        self.condemned.pop(identity.instance, None)
+        self.unhealthy.pop(identity.instance, None)
         # One whose streams were down first has died, as far as can be seen, and its successor may be loading.
         if report.unhealthy and report.attached:
             now = datetime.now(UTC)
-            self.condemned[identity.instance] = UnhealthyRunner(identity.incarnation, report.unhealthy, now)
+            self.unhealthy[identity.instance] = UnhealthyRunner(identity.incarnation, report.unhealthy, now)
             return True
         return before is not None or resized or came_or_went
 

@@ -101,9 +101,9 @@ class SmallCluster:
         while True:
             self.wake.clear()
             attached = frozenset(name for name in self.api.pods() if not self._kubelet[name]())
-            word = SchedulerReports(drained=drained, attached=attached)
+            reports = SchedulerReports(drained=drained, attached=attached)
             now = datetime.now(UTC).replace(microsecond=0)
-            decision = self._decider.decide(self.cache.snapshot(), word, objects.PLATFORM, now)
+            decision = self._decider.decide(self.cache.snapshot(), reports, objects.PLATFORM, now)
             self._writer.set_writes(decision.writes)
             self.rounds += 1
             if self._drains and (heard := frozenset(drain.instance for drain in decision.drains)) != drained:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from motet_operator.cluster.object_parser import LONGEST_TROUBLE, read_instance
+from motet_operator.cluster.object_parser import MAX_TROUBLE_LENGTH, read_instance
 
 
 def at(second):
@@ -55,7 +55,7 @@ def test_what_a_runner_said_when_it_ended_is_its_reason(ended, reason):
 
 def test_a_long_last_word_is_cut():
     ended = {"reason": "Error", "exitCode": 2, "message": "x" * 4000}
-    assert len(read_instance(pod({"restartCount": 1, "lastState": {"terminated": ended}})).reason) == LONGEST_TROUBLE
+    assert len(read_instance(pod({"restartCount": 1, "lastState": {"terminated": ended}})).reason) == MAX_TROUBLE_LENGTH
 
 
 def test_deaths_of_long_ago_say_nothing_of_a_runner_that_served_since():

@@ -74,13 +74,13 @@ class SmallClusterOperator:
         while True:
             self.wake.clear()
             snapshot = self.cache.snapshot()
-            word = SchedulerReports(
+            reports = SchedulerReports(
                 drained=frozenset(self.sync.drained),
                 attached=frozenset(self.sync.attached),
                 known=dict(self.sync.adapter_reports),
             )
             now = datetime.now(UTC).replace(microsecond=0)
-            decision = self._decider.decide(snapshot, word, objects.PLATFORM, now, self.cordoned)
+            decision = self._decider.decide(snapshot, reports, objects.PLATFORM, now, self.cordoned)
             self.sync.send_state(decision.plan.catalog, decision.drains, (name for _, name in snapshot[PODS]))
             self._writer.set_writes(decision.writes)
             await asyncio.sleep(0.005)

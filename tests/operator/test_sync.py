@@ -57,8 +57,8 @@ class Office:
 
 
 @asynccontextmanager
-async def syncing(address: str, office: Office | None = None) -> AsyncIterator[SchedulerSync]:
-    sync = SchedulerSync(address, lambda: None, office=lambda: office)
+async def syncing(address: str, leadership: Office | None = None) -> AsyncIterator[SchedulerSync]:
+    sync = SchedulerSync(address, lambda: None, leadership=lambda: leadership)
     task = asyncio.create_task(sync.run())
     try:
         yield sync
@@ -258,23 +258,23 @@ async def test_a_runner_is_condemned_until_the_scheduler_pardons_it_or_a_success
             scheduler.outbox.put(scheduler_pb2.SyncDown(runner=report))
 
         say("first", "it hangs")
-        await until(lambda: "r0" in sync.condemned)
-        since = sync.condemned["r0"].since
+        await until(lambda: "r0" in sync.unhealthy)
+        since = sync.unhealthy["r0"].since
         say("first", "it hangs")
         say("second", "it is silent")
-        await until(lambda: sync.condemned["r0"].incarnation == "second")
-        assert sync.condemned["r0"].since > since, "each incarnation has its own chance"
+        await until(lambda: sync.unhealthy["r0"].incarnation == "second")
+        assert sync.unhealthy["r0"].since > since, "each incarnation has its own chance"
         say("second")
-        await until(lambda: not sync.condemned)
+        await until(lambda: not sync.unhealthy)
         say("second", "it is silent")
-        await until(lambda: sync.condemned)
+        await until(lambda: sync.unhealthy)
         say("second", "it is silent", attached=False)  # given up at last; it still hangs
         say("third", attached=True)
-        await until(lambda: not sync.condemned)
+        await until(lambda: not sync.unhealthy)
         say("third", "its streams are down", attached=False)  # died, as far as can be seen
         say("fourth")
         await until(lambda: sync.slots.get("r0") == 4)
-        assert not sync.condemned
+        assert not sync.unhealthy
 
 
 async def test_what_is_known_of_a_runner_goes_with_it(tmp_path: Path) -> None:
@@ -293,14 +293,14 @@ async def test_what_is_known_of_a_runner_goes_with_it(tmp_path: Path) -> None:
             say(instance)
         await until(lambda: len(sync.slots) == 3)
         sync.send_state(catalog(), [], instances=["goes", "stays"])
-        assert len(sync.slots) == len(sync.condemned) == 3, "a watch may be behind the scheduler"
+        assert len(sync.slots) == len(sync.unhealthy) == 3, "a watch may be behind the scheduler"
         sync.send_state(catalog(), [], instances=["stays"])
-        assert set(sync.slots) == set(sync.condemned) == {"stays", "not seen yet"}
+        assert set(sync.slots) == set(sync.unhealthy) == {"stays", "not seen yet"}
         say("goes", attached=False)
         say("stays", attached=False)
         say("last")
         await until(lambda: "last" in sync.slots)
-        assert set(sync.slots) == set(sync.condemned) == {"stays", "not seen yet", "last"}
+        assert set(sync.slots) == set(sync.unhealthy) == {"stays", "not seen yet", "last"}
 
 
 async def test_advice_is_remembered_with_its_reason_and_goes_stale_with_the_stream(tmp_path: Path) -> None:
@@ -348,14 +348,14 @@ async def test_what_is_not_heard_for_its_term_is_said_again_in_a_later_one(tmp_p
 
 
 async def test_an_operator_does_not_follow_a_term_that_would_be_the_last(tmp_path: Path) -> None:
-    address, office = f"unix:{tmp_path}/s.sock", Office(3)
-    async with small_scheduler(address) as scheduler, syncing(address, office) as sync:
+    address, leadership = f"unix:{tmp_path}/s.sock", Office(3)
+    async with small_scheduler(address) as scheduler, syncing(address, leadership) as sync:
         await until(lambda: sync.connected)
         sync.send_state(catalog("a"), [])
         await until(scheduler.snapshots)
         scheduler.outbox.put(scheduler_pb2.SyncDown(outranked=scheduler_pb2.Outranked(term=2**64 - 1)))
         await until(lambda: len(scheduler.snapshots()) == 2)  # over a new connection
-        assert office.term == 3
+        assert leadership.term == 3
         assert {message.term for message in scheduler.heard} == {3}
 
 

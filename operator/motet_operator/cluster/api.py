@@ -121,7 +121,7 @@ class Api:
         if fields:
             query["fieldSelector"] = fields
         while True:
-            answer = await self._ask("list", kind, "GET", kind.path(namespace), query, namespace=namespace)
+            answer = await self._request("list", kind, "GET", kind.path(namespace), query, namespace=namespace)
             for item in answer.get("items") or ():
                 item.setdefault("apiVersion", kind.api_version)
                 item.setdefault("kind", kind.name)
@@ -134,12 +134,12 @@ class Api:
 
     async def newest(self, kind: Kind, namespace: str = "") -> int:
         """Of what is stored, whatever the server has cached."""
-        answer = await self._ask("list", kind, "GET", kind.path(namespace), {"limit": "1"}, namespace=namespace)
+        answer = await self._request("list", kind, "GET", kind.path(namespace), {"limit": "1"}, namespace=namespace)
         return int(answer.get("metadata", {}).get("resourceVersion") or 0)
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
         try:
-            return await self._ask("get", kind, "GET", kind.path(namespace, name), {}, namespace=namespace)
+            return await self._request("get", kind, "GET", kind.path(namespace, name), {}, namespace=namespace)
         except ApiRefused as error:
             if error.gone:
                 return None
@@ -149,7 +149,7 @@ class Api:
         """What may be done with a kind now. Empty: it is not served. One that is being removed cannot be created."""
         path = kind.path().rpartition("/")[0]
         try:
-            answer = await self._ask("discover", kind, "GET", path, {})
+            answer = await self._request("discover", kind, "GET", path, {})
         except ApiRefused as error:
             if error.gone:
                 return frozenset()
@@ -165,7 +165,7 @@ class Api:
         namespace = metadata.get("namespace", "")
         query = {"fieldManager": manager} | ({"force": "true"} if force else {})
         path = kind.path(namespace, metadata["name"], subresource)
-        return await self._ask("patch", kind, "PATCH", path, query, document, namespace=namespace, content=APPLY)
+        return await self._request("patch", kind, "PATCH", path, query, document, namespace=namespace, content=APPLY)
 
     async def delete(self, kind: Kind, namespace: str, name: str, *, uid: str, version: int = 0) -> None:
         """Only this very object, and only as it was seen where `version` is given. One that is gone is no error."""
@@ -173,14 +173,14 @@ class Api:
         body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions}
         path = kind.path(namespace, name)
         try:
-            await self._ask("delete", kind, "DELETE", path, {}, body, namespace=namespace)
+            await self._request("delete", kind, "DELETE", path, {}, body, namespace=namespace)
         except ApiRefused as error:
             if not error.gone:
                 raise
 
     # --------------------------------------------------------------------------------------------------- the one way
 
-    async def _ask(  # noqa: PLR0917
+    async def _request(  # noqa: PLR0917
         self,
         verb: str,
         kind: Kind,

@@ -37,7 +37,7 @@ class _Tombstone:
     version: int
     """What is not newer was before the deletion."""
 
-    dug: float
+    created_at: float
 
 
 class NormalizedWrites:
@@ -67,10 +67,10 @@ class NormalizedWrites:
 class Cache:
     def __init__(self, changed: Callable[[Kind], None] = lambda _: None, clock: Clock = monotonic) -> None:
         self._objects: dict[Kind, dict[ObjectKey, Object]] = {kind: {} for kind in WATCHED}
-        self._buried: dict[Kind, dict[str, _Tombstone]] = {kind: {} for kind in WATCHED}
+        self._tombstones: dict[Kind, dict[str, _Tombstone]] = {kind: {} for kind in WATCHED}
         self._changed = changed
         self._clock = clock
-        self.settled = NormalizedWrites()
+        self.normalized = NormalizedWrites()
 
     def get(self, kind: Kind, key: ObjectKey) -> Object | None:
         return self._objects[kind].get(key)
@@ -86,8 +86,8 @@ class Cache:
         """False when it says nothing new."""
         key, uid = key_of(it), uid_of(it)
         before = self._objects[kind].get(key)
-        grave = self._buried[kind].get(uid)
-        if grave is not None and grave.version >= version_of(it):
+        tombstone = self._tombstones[kind].get(uid)
+        if tombstone is not None and tombstone.version >= version_of(it):
             return False
         if before is not None and version_of(before) >= version_of(it):
             return False
@@ -137,14 +137,14 @@ class Cache:
         """Whether such a list has an object as it was before a change that came before the list: no server that only
         lags says that."""
         known = {uid_of(it): version_of(it) for _, it in self._within(kind, namespace)}
-        known |= {uid: grave.version for uid, grave in self._buried[kind].items()}
+        known |= {uid: tombstone.version for uid, tombstone in self._tombstones[kind].items()}
         return any(version_of(it) < known.get(uid_of(it), 0) <= version for it in items)
 
     def rewind(self, kind: Kind, items: Collection[Object], namespace: str = "") -> None:
         """The store has been brought back to an earlier state: nothing counts but this list of what is in it."""
-        self._buried[kind].clear()
+        self._tombstones[kind].clear()
         for key, it in list(self._within(kind, namespace)):
-            self.settled.forget(uid_of(it))
+            self.normalized.forget(uid_of(it))
             del self._objects[kind][key]
         self._objects[kind] |= {key_of(it): _without_unread_fields(kind, it) for it in items}
         self._changed(kind)
@@ -153,14 +153,16 @@ class Cache:
         return ((key, it) for key, it in self._objects[kind].items() if not namespace or key[0] == namespace)
 
     def _add_tombstone(self, kind: Kind, it: Object, version: int) -> None:
-        uid, graves = uid_of(it), self._buried[kind]
-        if (grave := graves.get(uid)) is None or grave.version < version:
-            graves[uid] = _Tombstone(version, self._clock())
-        self.settled.forget(uid)
+        uid, tombstones = uid_of(it), self._tombstones[kind]
+        if (tombstone := tombstones.get(uid)) is None or tombstone.version < version:
+            tombstones[uid] = _Tombstone(version, self._clock())
+        self.normalized.forget(uid)
 
     def _expire_tombstones(self, kind: Kind) -> None:
         old = self._clock() - TOMBSTONE_SECONDS
-        self._buried[kind] = {uid: grave for uid, grave in self._buried[kind].items() if grave.dug > old}
+        self._tombstones[kind] = {
+            uid: tombstone for uid, tombstone in self._tombstones[kind].items() if tombstone.created_at > old
+        }
 
 
 def _without_unread_fields(kind: Kind, it: Object) -> Object:

@@ -39,11 +39,11 @@ from motet_operator.sync import SchedulerSync
 
 log = structlog.get_logger(__name__)
 
-LEAST_PAUSE_SECONDS = 0.02
+MIN_PAUSE_SECONDS = 0.02
 PAUSE_PER_ROUND = 3.0
 """After a round that took t nothing happens for so many t: at most a quarter of a core thinks."""
 
-LOOK_SECONDS = 10.0
+MAX_IDLE_SECONDS = 10.0
 """A round comes at least so often, whether or not anything is known to have changed."""
 
 STALLED_SECONDS = 60.0
@@ -63,7 +63,7 @@ class OperatorLiveness:
     watches: Mapping[str, float]
     """By the path that is watched."""
 
-    def dead_because(self) -> str:
+    def dead_reason(self) -> str:
         """Why only another process can help; empty: nothing is wrong, or nothing that it could mend."""
         if self.round > STALLED_SECONDS:
             return f"the work loop has not ticked for {self.round:.0f} s"
@@ -72,7 +72,7 @@ class OperatorLiveness:
         path, silent = max(self.watches.items(), key=lambda one: one[1], default=("", 0.0))
         return f"the watch of {path} has said nothing for {silent:.0f} s" if silent > SILENT_SECONDS else ""
 
-    def unready_because(self, resync_seconds: float) -> str:
+    def unready_reason(self, resync_seconds: float) -> str:
         """Lists are asked for so often, and are all that is asked for while nothing changes."""
         if self.answer > ANSWERED_SECONDS + resync_seconds:
             return f"the API server has said nothing for {self.answer:.0f} s"
@@ -87,7 +87,7 @@ class ClusterOperator:
         self._ticked = monotonic()
         self._leading = False
         self._election: Election | None = None
-        self._denials = ObstacleLog()
+        self._obstacle_log = ObstacleLog()
         self._decider = Decider(
             settings.pool_namespaces,
             timedelta(seconds=settings.unhealthy_seconds * self._scale),
@@ -101,7 +101,7 @@ class ClusterOperator:
         """Raises SetupError for what a person has to put right."""
         settings = self._settings
         self._metrics = metrics = ClusterMetrics(registry)
-        health.add_liveness_check(self._dead_because)
+        health.add_liveness_check(self._dead_reason)
         credentials = KubeCredentials(settings.kubeconfig, "MOTET_CLUSTER_KUBECONFIG")
         await credentials.configuration()
         limiter = RequestLimiter(settings.writes_per_second, settings.write_burst)
@@ -112,7 +112,7 @@ class ClusterOperator:
         self._resync = Resync(
             self._api,
             self._cache,
-            self._denials,
+            self._obstacle_log,
             metrics,
             settings.pool_namespaces,
             seconds=settings.resync_seconds,
@@ -121,9 +121,9 @@ class ClusterOperator:
             unwatchable=self._cannot_watch,
             time_scale=self._scale,
         )
-        self._cordons = LeavingNodes(
+        self._leaving_nodes = LeavingNodes(
             self._api,
-            self._denials,
+            self._obstacle_log,
             seconds=settings.cordon_seconds * self._scale,
             taints=settings.leaving_taints,
             hosts=self._hosts,
@@ -139,15 +139,15 @@ class ClusterOperator:
         self._writer = WriteExecutor(
             self._api,
             self._cache,
-            self._denials,
+            self._obstacle_log,
             metrics,
             leading=self._may_write,
             written=self._written,
             denied=self._denied,
             time_scale=self._scale,
         )
-        self._sync = SchedulerSync(Addresses().scheduler_address, self._wake.set, office=lambda: self._election)
-        self._continuity = VanishedObjects(self._api, settings.vanished_seconds * self._scale)
+        self._sync = SchedulerSync(Addresses().scheduler_address, self._wake.set, leadership=lambda: self._election)
+        self._vanished = VanishedObjects(self._api, settings.vanished_seconds * self._scale)
         self._watch: Watch = KopfWatch(
             credentials,
             settings.pool_namespaces,
@@ -159,7 +159,7 @@ class ClusterOperator:
             ),
             time_scale=self._scale,
         )
-        health.add_readiness_check(self._unready_because)
+        health.add_readiness_check(self._unready_reason)
         health.set_ready(True)
         try:
             await run_until(stop, self._resync.run(), self._follow(), self._lead(), self._publish_metrics())
@@ -194,17 +194,19 @@ class ClusterOperator:
     async def _lead(self) -> None:
         async with AsyncExitStack() as stack:
             if self._lease.name:
-                door = await stack.enter_async_context(
+                kube = await stack.enter_async_context(
                     KubeApi(self._lease.kubeconfig or self._settings.kubeconfig, "MOTET_LEASE_KUBECONFIG")
                 )
-                self._election = Election(door, self._lease, time_scale=self._scale)
+                self._election = Election(kube, self._lease, time_scale=self._scale)
                 await stack.enter_async_context(self._election)
                 await self._election.wait_until_leader()
             self._leading = True
             self._metrics.leader.set(1)
             await self._resync.listed.wait()
             await self._resync.once()  # a standby's watch may have been behind
-            await self._cordons.look()  # else the first round would take a runner that moves for one that stays
+            await (
+                self._leaving_nodes.refresh()
+            )  # else the first round would take a runner that moves for one that stays
             self._silent_until = monotonic() + self._settings.takeover_seconds * self._scale
             log.info("operator_leading")
             await run_together(
@@ -212,7 +214,7 @@ class ClusterOperator:
                 self._writer.run(self._settings.writers),
                 self._events.run(),
                 self._sync.run(),
-                self._cordons.run(),
+                self._leaving_nodes.run(),
             )
 
     def _may_write(self) -> bool:
@@ -223,7 +225,7 @@ class ClusterOperator:
             self._wake.clear()
             began = monotonic()
             try:
-                again = await self._round() if self._resync.of_one_state else LOOK_SECONDS
+                again = await self._round() if self._resync.of_one_state else MAX_IDLE_SECONDS
             except Exception:
                 log.exception("reconcile_failed")
                 again = 1.0
@@ -232,9 +234,9 @@ class ClusterOperator:
             self._metrics.reconciles.inc()
             self._metrics.reconcile_seconds.observe(took)
             # What comes together is looked at together, and a large cluster leaves time for everything else.
-            await asyncio.sleep(max(LEAST_PAUSE_SECONDS, PAUSE_PER_ROUND * took))
+            await asyncio.sleep(max(MIN_PAUSE_SECONDS, PAUSE_PER_ROUND * took))
             try:
-                async with asyncio.timeout(min(again or LOOK_SECONDS, LOOK_SECONDS)):
+                async with asyncio.timeout(min(again or MAX_IDLE_SECONDS, MAX_IDLE_SECONDS)):
                     await self._wake.wait()
             except TimeoutError:
                 pass
@@ -242,30 +244,30 @@ class ClusterOperator:
     async def _round(self) -> float | None:
         """Returns the seconds after which something happens by itself."""
         # Before the snapshot: what has been seen since is perhaps not in it.
-        obstacles = self._denials.standing(self._resync.unseen)
-        snapshot = await self._continuity.complete(self._cache.snapshot())
+        obstacles = self._obstacle_log.standing(self._resync.unseen)
+        snapshot = await self._vanished.complete(self._cache.snapshot())
         now = datetime.now(UTC).replace(microsecond=0)
-        word = self._scheduler_said()
+        reports = self._scheduler_reports()
         # In a thread: with ten thousand adapters a round takes a while, and watches and the Lease must not wait.
         decision = await asyncio.to_thread(
-            self._decider.decide, snapshot, word, self._platform, now, self._cordons.nodes, obstacles=obstacles
+            self._decider.decide, snapshot, reports, self._platform, now, self._leaving_nodes.nodes, obstacles=obstacles
         )
-        self._count(decision)
+        self._update_metrics(decision)
         if self._may_write():
             pods = (name for _, name in snapshot[PODS])
             self._sync.send_state(decision.plan.catalog, decision.drains, pods)
         self._writer.set_writes(decision.writes)
-        silence = self._silent_until - monotonic() if word.awaited else None
-        due = [each for each in (decision.due, silence, self._continuity.due()) if each]
+        silence = self._silent_until - monotonic() if reports.awaited else None
+        due = [each for each in (decision.due, silence, self._vanished.due()) if each]
         return max(0.05, min(due)) if due else None
 
-    def _scheduler_said(self) -> SchedulerReports:
+    def _scheduler_reports(self) -> SchedulerReports:
         sync = self._sync
         return SchedulerReports(
             known=dict(sync.adapter_reports),
             drained=frozenset(sync.drained),
             attached=frozenset(sync.attached),
-            condemned=dict(sync.condemned),
+            unhealthy=dict(sync.unhealthy),
             advice=dict(sync.advice),
             slots=dict(sync.slots),
             awaited=monotonic() < self._silent_until,
@@ -286,7 +288,7 @@ class ClusterOperator:
         if (it := self._cache.get(kind, key)) is not None:
             self._events.post(kind, it, "Warning", obstacle.reason, obstacle.message)
 
-    def _count(self, decision: Decision) -> None:
+    def _update_metrics(self, decision: Decision) -> None:
         kinds: tuple[tuple[str, tuple[PoolStatus, ...] | tuple[AdapterStatus, ...]], ...] = (
             ("ServingPool", decision.plan.pools),
             ("LoRAAdapter", decision.plan.adapters),
@@ -308,12 +310,12 @@ class ClusterOperator:
                 self._metrics.watch_age.labels(path).set(age)
             await asyncio.sleep(random.uniform(0.8, 1.0) * max(0.1, self._scale))  # noqa: S311
 
-    def _unready_because(self) -> str:
+    def _unready_reason(self) -> str:
         """A standby is ready, too: it would act at once."""
-        return self._pulse().unready_because(self._settings.resync_seconds * self._scale) or self._resync.waiting_for()
+        return self._pulse().unready_reason(self._settings.resync_seconds * self._scale) or self._resync.waiting_for()
 
-    def _dead_because(self) -> str:
-        return self._pulse().dead_because()
+    def _dead_reason(self) -> str:
+        return self._pulse().dead_reason()
 
     def _pulse(self) -> OperatorLiveness:
         now = monotonic()

@@ -99,7 +99,7 @@ class SchedulerReports:
     known: Mapping[ObjectName, AdapterReport] = field(default_factory=dict)
     drained: Collection[str] = ()
     attached: Collection[str] = ()
-    condemned: Mapping[str, UnhealthyRunner] = field(default_factory=dict)
+    unhealthy: Mapping[str, UnhealthyRunner] = field(default_factory=dict)
     advice: Mapping[ObjectName, ScalingAdvice] = field(default_factory=dict)
     slots: Mapping[str, int] = field(default_factory=dict)
     awaited: bool = False
@@ -121,7 +121,7 @@ class Decider:
     def __init__(
         self,
         pool_namespaces: Collection[str],
-        condemned_patience: timedelta,
+        unhealthy_grace: timedelta,
         rolling_pools: int | None = None,
         rollout_pause: timedelta = timedelta(0),
     ) -> None:
@@ -132,20 +132,20 @@ class Decider:
         self._labels = ObjectParser(NAMESPACES, read_labels)
         self._instances = ObjectParser(PODS, read_instance)
         self._sets = ObjectParser(DEPLOYMENTS, read_runner_set)
-        self._memory = ResultCache()
-        self._pace = RolloutLimiter(rollout_pause)
+        self._result_cache = ResultCache()
+        self._limiter = RolloutLimiter(rollout_pause)
         self._documents: dict[ObjectName, tuple[AdapterStatus, Object]] = {}
         self._digested: dict[ObjectName, tuple[PoolObject, PlatformTemplate, PoolObject]] = {}
-        self._patience = condemned_patience
+        self._unhealthy_grace = unhealthy_grace
         self._rolling_pools = rolling_pools
 
     def decide(
         self,
         snapshot: Snapshot,
-        word: SchedulerReports,
+        reports: SchedulerReports,
         platform: PlatformTemplate,
         now: datetime,
-        cordoned: Collection[str] = (),
+        leaving_nodes: Collection[str] = (),
         *,
         obstacles: Obstacles = NO_OBSTACLES,
     ) -> Decision:
@@ -162,29 +162,29 @@ class Decider:
             runner_sets=tuple(readable(self._sets(snapshot[DEPLOYMENTS]))),
             instances=tuple(
                 with_scheduler_state(
-                    with_leaving_node(one, cordoned),
-                    word.drained,
-                    word.attached,
-                    word.condemned.get(one.name),
-                    self._patience,
+                    with_leaving_node(one, leaving_nodes),
+                    reports.drained,
+                    reports.attached,
+                    reports.unhealthy.get(one.name),
+                    self._unhealthy_grace,
                 )
                 for one in readable(self._instances(pods))
             ),
-            adapter_reports=word.known,
-            scaling_advice=word.advice,
-            slots=word.slots,
+            adapter_reports=reports.known,
+            scaling_advice=reports.advice,
+            slots=reports.slots,
             rolling_pools=self._rolling_pools,
             refused_schemes=NO_FILES,
         )
-        doubts = PartialKnowledge.about(obstacles, view, pools, adapters, snapshot)
-        plan = doubts.applied_to(reconcile(view, self._memory, self._pace), view, snapshot)
+        knowledge = PartialKnowledge.about(obstacles, view, pools, adapters, snapshot)
+        plan = knowledge.applied_to(reconcile(view, self._result_cache, self._limiter), view, snapshot)
         documents = {
-            **_pool_documents(plan, view, snapshot, doubts, word),
-            **self._adapter_documents(plan, view, snapshot, doubts, word),
+            **_pool_documents(plan, view, snapshot, knowledge, reports),
+            **self._adapter_documents(plan, view, snapshot, knowledge, reports),
         }
         writes: list[Write] = [
             *_statuses(documents, [*_unreadable(POOLS, pools), *_unreadable(ADAPTERS, adapters)], plan, snapshot, now),
-            *_children(plan, view, snapshot, doubts, pods, platform),
+            *_owned_writes(plan, view, snapshot, knowledge, pods, platform),
             *_budgets(plan, view, snapshot),
         ]
         return Decision(
@@ -211,7 +211,7 @@ class Decider:
                 yield name, labels
 
     def _adapter_documents(
-        self, plan: Plan, view: View, snapshot: Snapshot, doubts: PartialKnowledge, word: SchedulerReports
+        self, plan: Plan, view: View, snapshot: Snapshot, knowledge: PartialKnowledge, reports: SchedulerReports
     ) -> Documents:
         """Of those of which enough is known."""
         before, self._documents = self._documents, {}
@@ -221,10 +221,10 @@ class Decider:
             if known is None or known[0] is not status:
                 known = (status, adapter_status(status))
             self._documents[status.name] = known
-            if status.name in doubts.unconfirmed_adapters:
+            if status.name in knowledge.unconfirmed_adapters:
                 continue
-            awaited = word.awaited and status.name not in word.known
-            hidden = adapter.resource.group in doubts.unseen_groups and _has_reason(
+            awaited = reports.awaited and status.name not in reports.known
+            hidden = adapter.resource.group in knowledge.unseen_groups and _has_reason(
                 status.conditions, "Ready", "WaitingForRunner"
             )
             if (awaited or hidden) and conditions_of(snapshot[ADAPTERS][status.name.namespace, status.name.name]):
@@ -252,27 +252,27 @@ def _has_reason(conditions: Iterable[Condition], type_: str, reason: str) -> boo
 
 
 def _pool_documents(
-    plan: Plan, view: View, snapshot: Snapshot, doubts: PartialKnowledge, word: SchedulerReports
+    plan: Plan, view: View, snapshot: Snapshot, knowledge: PartialKnowledge, reports: SchedulerReports
 ) -> Documents:
     """Of those of which enough is known."""
     found: Documents = {}
-    unheard = set(_awaiting_scheduler(view, word)) if word.awaited else set()
+    unheard = set(_awaiting_scheduler(view, reports)) if reports.awaited else set()
     for pool in plan.pools:
         name, it = pool.name, snapshot[POOLS][pool.name.namespace, pool.name.name]
         if name in unheard and conditions_of(it):
             continue
-        if not doubts.leaves_alone(name):
+        if not knowledge.leaves_alone(name):
             found[POOLS, name] = pool_status(pool)
-        elif (why := doubts.unseen_because(name)) is not None:
+        elif (why := knowledge.unseen_reason(name)) is not None:
             found[POOLS, name] = unseen_status(why, it, view.now)
     return found
 
 
-def _awaiting_scheduler(view: View, word: SchedulerReports) -> Iterable[ObjectName]:
+def _awaiting_scheduler(view: View, reports: SchedulerReports) -> Iterable[ObjectName]:
     """Pools of whose demand, or of one of whose runners, the scheduler has not said anything yet. Of adapters it speaks
     before it does."""
-    yield from (one.pool for one in view.instances if one.ready and one.name not in word.slots)
-    yield from (name for pool in view.pools if (name := pool.resource.object_name) not in word.advice)
+    yield from (one.pool for one in view.instances if one.ready and one.name not in reports.slots)
+    yield from (name for pool in view.pools if (name := pool.resource.object_name) not in reports.advice)
 
 
 def _unreadable(
@@ -311,34 +311,34 @@ def _statuses(
 # ------------------------------------------------------------------------------------------------------------- runners
 
 
-def _children(  # noqa: PLR0917
+def _owned_writes(  # noqa: PLR0917
     plan: Plan,
     view: View,
     snapshot: Snapshot,
-    doubts: PartialKnowledge,
+    knowledge: PartialKnowledge,
     pods: Mapping[ObjectKey, Object],
     platform: PlatformTemplate,
 ) -> Iterable[Write]:
     members: dict[tuple[ObjectName, str], dict[str, Object]] = defaultdict(dict)
-    pods = {key: pod for key, pod in pods.items() if not doubts.leaves_alone(pool_of(pod))}
+    pods = {key: pod for key, pod in pods.items() if not knowledge.leaves_alone(pool_of(pod))}
     for pod in pods.values():
         members[pool_of(pod), revision_of(pod)][pod["metadata"]["name"]] = pod
     existing = {
         (owner, revision_of(one)): one
         for one in snapshot[DEPLOYMENTS].values()
-        if not doubts.leaves_alone(owner := pool_of(one))
+        if not knowledge.leaves_alone(owner := pool_of(one))
     }
     newest = {pool.name: pool.revision for pool in plan.pools}
     pools = {pool.resource.object_name: pool.resource for pool in view.pools}
     by_name = {pod["metadata"]["name"]: pod for pod in pods.values()}
 
-    ghosts = {ObjectName(*key) for key, it in snapshot[POOLS].items() if VANISHED in it}
+    vanished = {ObjectName(*key) for key, it in snapshot[POOLS].items() if VANISHED in it}
 
     yield from _pod_annotations(plan, pods.values())
     wanted = set()
     for each in plan.runner_sets:
         wanted.add((each.pool, each.revision))
-        if each.pool in ghosts:
+        if each.pool in vanished:
             continue  # what is owned by nobody would be collected at once
         found = existing.get((each.pool, each.revision))
         if each.revision == newest.get(each.pool) and each.pool in pools:
@@ -354,8 +354,8 @@ def _children(  # noqa: PLR0917
         if (pool, revision) not in wanted and not members[pool, revision] and pool in newest:
             yield DeploymentDeletion(key_of(old), uid_of(old), pool.name, revision)
     for replacement in plan.replacements:
-        if (condemned := by_name.get(replacement.instance)) is not None:
-            yield PodDeletion(key_of(condemned), uid_of(condemned), version_of(condemned), replacement.why)
+        if (unhealthy := by_name.get(replacement.instance)) is not None:
+            yield PodDeletion(key_of(unhealthy), uid_of(unhealthy), version_of(unhealthy), replacement.why)
 
 
 def _budgets(plan: Plan, view: View, snapshot: Snapshot) -> Iterable[Write]:

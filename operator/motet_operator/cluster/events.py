@@ -16,7 +16,7 @@ from motet.clock import Clock, monotonic
 from motet.kube import ApiError
 from motet_operator.cluster.api import Api, RequestLimiter
 from motet_operator.cluster.kinds import EVENTS, Kind, Object, key_of, uid_of
-from motet_operator.cluster.writes import CHILDREN_MANAGER
+from motet_operator.cluster.writes import OWNED_MANAGER
 from motet_operator.metrics import ClusterMetrics
 
 log = structlog.get_logger(__name__)
@@ -24,7 +24,7 @@ log = structlog.get_logger(__name__)
 REPEAT_SECONDS = 300.0
 """One object says one thing once in so long; meanwhile it is only counted."""
 
-MOST_REMEMBERED = 4096
+MAX_REMEMBERED = 4096
 MAX_PENDING = 256
 
 
@@ -32,9 +32,9 @@ MAX_PENDING = 256
 class _PostedEvent:
     name: str
     first: datetime
-    told_at: float
+    posted_at: float
     count: int = 0
-    untold: int = 0
+    merged: int = 0
 
 
 class EventWriter:
@@ -52,36 +52,36 @@ class EventWriter:
         self._limiter = RequestLimiter(per_second, per_second * 5, clock)
         self._clock = clock
         self._repeat = REPEAT_SECONDS * time_scale
-        self._told: OrderedDict[tuple[str, str], _PostedEvent] = OrderedDict()
-        self._waiting: asyncio.Queue[Object] = asyncio.Queue(MAX_PENDING)
+        self._posted: OrderedDict[tuple[str, str], _PostedEvent] = OrderedDict()
+        self._pending: asyncio.Queue[Object] = asyncio.Queue(MAX_PENDING)
 
     def post(self, kind: Kind, it: Object, type_: Literal["Normal", "Warning"], reason: str, message: str) -> None:
         now, key = self._clock(), (uid_of(it), reason)
-        told = self._told.get(key)
-        if told is None:
-            told = self._told[key] = _PostedEvent(
+        posted = self._posted.get(key)
+        if posted is None:
+            posted = self._posted[key] = _PostedEvent(
                 f"{it['metadata']['name']}.{uuid.uuid4().hex[:16]}", datetime.now(UTC), now
             )
-            while len(self._told) > MOST_REMEMBERED:
-                self._told.popitem(last=False)
-        elif now - told.told_at < self._repeat:
-            told.untold += 1
+            while len(self._posted) > MAX_REMEMBERED:
+                self._posted.popitem(last=False)
+        elif now - posted.posted_at < self._repeat:
+            posted.merged += 1
             self._metrics.events.labels("merged").inc()
             return
-        told.count += 1 + told.untold
-        told.untold, told.told_at = 0, now
+        posted.count += 1 + posted.merged
+        posted.merged, posted.posted_at = 0, now
         try:
-            self._waiting.put_nowait(_event(kind, it, type_, reason, message, told, self._reporter))
+            self._pending.put_nowait(_event(kind, it, type_, reason, message, posted, self._reporter))
         except asyncio.QueueFull:
             self._metrics.events.labels("dropped").inc()
 
     async def run(self) -> None:
         """Until cancelled."""
         while True:
-            event = await self._waiting.get()
+            event = await self._pending.get()
             await self._limiter.take()
             try:
-                await self._api.apply(EVENTS, event, manager=CHILDREN_MANAGER)
+                await self._api.apply(EVENTS, event, manager=OWNED_MANAGER)
                 self._metrics.events.labels("posted").inc()
             except ApiError as error:
                 self._metrics.events.labels("dropped").inc()
@@ -89,14 +89,14 @@ class EventWriter:
 
 
 def _event(  # noqa: PLR0917
-    kind: Kind, it: Object, type_: str, reason: str, message: str, told: _PostedEvent, reporter: str
+    kind: Kind, it: Object, type_: str, reason: str, message: str, posted: _PostedEvent, reporter: str
 ) -> Object:
     namespace, name = key_of(it)
     now = datetime.now(UTC)
     return {
         "apiVersion": EVENTS.api_version,
         "kind": EVENTS.name,
-        "metadata": {"name": told.name, "namespace": namespace or "default"},
+        "metadata": {"name": posted.name, "namespace": namespace or "default"},
         "involvedObject": {
             "apiVersion": kind.api_version,
             "kind": kind.name,
@@ -110,7 +110,7 @@ def _event(  # noqa: PLR0917
         "source": {"component": "motet-operator"},
         "reportingComponent": "motet.dev/operator",
         "reportingInstance": reporter,
-        "firstTimestamp": told.first.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "firstTimestamp": posted.first.strftime("%Y-%m-%dT%H:%M:%SZ"),
         "lastTimestamp": now.strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "count": told.count,
+        "count": posted.count,
     }

@@ -41,7 +41,7 @@ TOKEN_SECONDS = 600.0
 
 FIRST_RESTART_SECONDS = 0.5
 LAST_RESTART_SECONDS = 5.0
-MOST_IN_A_SLICE = 200
+MAX_BATCH = 200
 
 STOP_SECONDS = 0.5
 """Nothing of kopf is worth waiting for when the process ends."""
@@ -81,7 +81,7 @@ class KopfWatch:
 
     def restart(self, kind: Kind) -> None:
         for engine in self._engines:
-            engine.begin_again_if_it_watches(kind)
+            engine.restart_if_watching(kind)
 
     def ages(self) -> Mapping[str, float]:
         return self._heard.ages()
@@ -143,41 +143,41 @@ class KopfEngine:
         self._listener = listener
         self._arrived: deque[tuple[Kind, bool, Object]] = deque()
         self._scheduled = threading.Event()
-        self._ours = asyncio.get_running_loop()
-        self._end_this_life: Callable[[], None] = lambda: None
+        self._our_loop = asyncio.get_running_loop()
+        self._stop_run: Callable[[], None] = lambda: None
         self._logged_in = False
         self._sessions: list[aiohttp.ClientSession] = []
 
-    def begin_again_if_it_watches(self, kind: Kind) -> None:
+    def restart_if_watching(self, kind: Kind) -> None:
         """kopf looks once for the kinds there are, and goes on from the last version that it saw: a kind that has come
         since, or whose versions have gone back, is watched from the next start on."""
         if kind in self._kinds:
-            self._end_this_life()
+            self._stop_run()
 
     async def run(self) -> None:
         """Until cancelled."""
         stopping, done = threading.Event(), asyncio.Event()
 
-        def live() -> None:
+        def run_thread() -> None:
             try:
                 self._run_until_stopped(stopping)
             finally:
-                self._tell(done.set)
+                self._call_in_our_loop(done.set)
 
-        thread = threading.Thread(target=live, name=f"watch {self._name}", daemon=True)
+        thread = threading.Thread(target=run_thread, name=f"watch {self._name}", daemon=True)
         thread.start()
         try:
             await done.wait()
             raise RuntimeError(f"the watch layer {self._name} has ended for good")
         finally:
             stopping.set()
-            self._end_this_life()
+            self._stop_run()
             await asyncio.to_thread(thread.join, STOP_SECONDS)
 
     # ---------------------------------------------------------------------------------------- in the engine's thread
 
     def _run_until_stopped(self, stopping: threading.Event) -> None:
-        waits = iter(EndlessBackoff(self._scale))
+        backoff = iter(EndlessBackoff(self._scale))
         while not stopping.is_set():
             began = time.monotonic()
             try:
@@ -187,9 +187,9 @@ class KopfEngine:
             if stopping.is_set():
                 return
             if time.monotonic() - began > 60 * self._scale:
-                waits = iter(EndlessBackoff(self._scale))
-            self._tell(lambda: self._listener.restarted(self._name))
-            stopping.wait(next(waits))
+                backoff = iter(EndlessBackoff(self._scale))
+            self._call_in_our_loop(lambda: self._listener.restarted(self._name))
+            stopping.wait(next(backoff))
 
     def _run_once(self, stopping: threading.Event) -> None:
         loop = asyncio.new_event_loop()  # `asyncio.run` would wait for every task, however long it takes
@@ -207,7 +207,7 @@ class KopfEngine:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(flag.set)
 
-        self._end_this_life, self._logged_in = end, False
+        self._stop_run, self._logged_in = end, False
         if stopping.is_set():
             return
         try:
@@ -250,7 +250,7 @@ class KopfEngine:
             self._arrived.append((kind, event["type"] == "DELETED", event["object"]))
             if not self._scheduled.is_set():
                 self._scheduled.set()
-                self._tell(self._hand_over)
+                self._call_in_our_loop(self._hand_over)
 
         return seen
 
@@ -258,12 +258,12 @@ class KopfEngine:
         # The first time nobody has refused anything, and reading again so soon would keep everybody waiting.
         refused, self._logged_in = self._logged_in, True
         configuration = await asyncio.wrap_future(
-            asyncio.run_coroutine_threadsafe(self._credentials.configuration(refused=refused), self._ours)
+            asyncio.run_coroutine_threadsafe(self._credentials.configuration(refused=refused), self._our_loop)
         )
         session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ssl=ssl_context(configuration)),
             headers=authorization(configuration),
-            response_class=_listening(self._heard, self._tell_opened),
+            response_class=_listening(self._heard, self._notify_opened),
         )
         self._sessions.append(session)
         return kopf.AiohttpSession(
@@ -295,18 +295,18 @@ class KopfEngine:
         settings.execution.max_workers = 1
         return settings
 
-    def _tell_opened(self, path: str, since: int) -> None:
-        self._tell(lambda: self._listener.opened(path, since))
+    def _notify_opened(self, path: str, since: int) -> None:
+        self._call_in_our_loop(lambda: self._listener.opened(path, since))
 
-    def _tell(self, what: Callable[[], None]) -> None:
+    def _call_in_our_loop(self, what: Callable[[], None]) -> None:
         with suppress(RuntimeError):  # the process ends, and its loop has ended already
-            self._ours.call_soon_threadsafe(what)
+            self._our_loop.call_soon_threadsafe(what)
 
     # ------------------------------------------------------------------------------------------------ in our thread
 
     def _hand_over(self) -> None:
         self._scheduled.clear()
-        for _ in range(MOST_IN_A_SLICE):
+        for _ in range(MAX_BATCH):
             try:
                 kind, gone, it = self._arrived.popleft()
             except IndexError:
@@ -315,7 +315,7 @@ class KopfEngine:
             it.setdefault("kind", kind.name)
             (self._listener.deleted if gone else self._listener.seen)(kind, it)
         self._scheduled.set()
-        self._ours.call_soon(self._hand_over)
+        self._our_loop.call_soon(self._hand_over)
 
 
 def _listening(heard: LastHeard, opened: Callable[[str, int], None]) -> type[aiohttp.ClientResponse]:

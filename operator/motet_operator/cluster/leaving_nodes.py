@@ -25,7 +25,7 @@ class LeavingNodes:
     def __init__(
         self,
         api: Api,
-        denials: ObstacleLog,
+        obstacle_log: ObstacleLog,
         *,
         seconds: float,
         taints: Collection[str],
@@ -33,9 +33,9 @@ class LeavingNodes:
         changed: Callable[[], None],
     ) -> None:
         """`taints` are keys; `hosts` are the nodes with runners. Nobody is asked while there are none."""
-        self._api, self._denials, self._seconds = api, denials, seconds
+        self._api, self._obstacle_log, self._seconds = api, obstacle_log, seconds
         self._taints, self._hosts, self._changed = frozenset(taints), hosts, changed
-        self._problem = ""
+        self._last_error = ""
         self.nodes: frozenset[str] = frozenset()
         """By name. The last answer stays while there is no other."""
 
@@ -43,12 +43,12 @@ class LeavingNodes:
         """Until cancelled."""
         while True:
             await asyncio.sleep(self._seconds * random.uniform(0.9, 1.1))  # noqa: S311 - spreads load, guards nothing
-            await self.look()
+            await self.refresh()
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         hosts = frozenset(self._hosts())
         if not hosts:
-            self._now(frozenset())
+            self._set(frozenset())
             return
         try:
             found, _ = await self._api.list(NODES, fields=CORDONED)
@@ -56,27 +56,27 @@ class LeavingNodes:
             if self._taints:
                 leaving |= {host for host in sorted(hosts - leaving) if await self._is_tainted(host)}
         except ApiError as error:
-            self._complain(error)
+            self._note_error(error)
             return
-        self._problem = ""
-        self._denials.clear(NODES, "")
-        self._now(frozenset(leaving))
+        self._last_error = ""
+        self._obstacle_log.clear(NODES, "")
+        self._set(frozenset(leaving))
 
     async def _is_tainted(self, host: str) -> bool:
         found, _ = await self._api.list(NODES, fields=f"metadata.name={host}")
         return any(taint["key"] in self._taints for node in found for taint in _taints_of(node))
 
-    def _now(self, nodes: frozenset[str]) -> None:
+    def _set(self, nodes: frozenset[str]) -> None:
         if nodes != self.nodes:
             log.info("leaving_nodes_changed", nodes=sorted(nodes))
             self.nodes = nodes
             self._changed()
 
-    def _complain(self, error: ApiError) -> None:
+    def _note_error(self, error: ApiError) -> None:
         if isinstance(error, ApiRefused) and error.forbidden:
-            self._denials.note(error)
-        if self._problem != str(error):
-            self._problem = str(error)
+            self._obstacle_log.note(error)
+        if self._last_error != str(error):
+            self._last_error = str(error)
             log.warning(
                 "node_list_failed",
                 error=str(error)[:300],

@@ -316,8 +316,8 @@ def has_finished(pod: Object) -> bool:
 def read_instance(pod: Object) -> RunnerInstance:
     """What the pod says. What the scheduler says of it is added by `with_advice`."""
     status = pod.get("status") or {}
-    told: Object = next((one for one in status.get("conditions") or () if one["type"] == "Ready"), {})
-    ready, since = told.get("status") == "True", _time(told.get("lastTransitionTime"))
+    ready_condition: Object = next((one for one in status.get("conditions") or () if one["type"] == "Ready"), {})
+    ready, since = ready_condition.get("status") == "True", _time(ready_condition.get("lastTransitionTime"))
     containers = status.get("containerStatuses") or ()
     return RunnerInstance(
         name=pod["metadata"]["name"],
@@ -343,7 +343,7 @@ def read_instance(pod: Object) -> RunnerInstance:
 _UNREMARKABLE = ("ContainerCreating", "PodInitializing")
 
 NOT_READY = "the container runs, but its readiness check fails"
-LONGEST_TROUBLE = 900
+MAX_TROUBLE_LENGTH = 900
 """Whole sentences, with the commands that mend it, and with the pod's name still less than a condition holds."""
 
 
@@ -357,8 +357,8 @@ def _deaths_in_a_row(container: Object, unready_since: datetime | None) -> int:
     return min(deaths, 1) if _was_ready(state.get("terminated") or last.get("terminated"), unready_since) else deaths
 
 
-def _was_ready(life: Object | None, unready_since: datetime | None) -> bool:
-    began = _time((life or {}).get("startedAt"))
+def _was_ready(run: Object | None, unready_since: datetime | None) -> bool:
+    began = _time((run or {}).get("startedAt"))
     return began is not None and unready_since is not None and began < unready_since
 
 
@@ -370,15 +370,17 @@ def _trouble(status: Object, containers: Iterable[Object], unready_since: dateti
         if ended is not None and not _was_ready(running, unready_since):
             # A process of ours leaves a sentence when it cannot start.
             said = ended.get("message") or f"{ended.get('reason', 'Error')}, exit code {ended.get('exitCode', '?')}"
-            return str(said)[:LONGEST_TROUBLE]
+            return str(said)[:MAX_TROUBLE_LENGTH]
         if _was_ready(running, unready_since):
             return NOT_READY
         waiting = (one.get("state") or {}).get("waiting") or {}
         if waiting.get("reason") and waiting["reason"] not in _UNREMARKABLE:
-            return ": ".join(part for part in (waiting["reason"], waiting.get("message", "")) if part)[:LONGEST_TROUBLE]
+            return ": ".join(part for part in (waiting["reason"], waiting.get("message", "")) if part)[
+                :MAX_TROUBLE_LENGTH
+            ]
     for one in status.get("conditions") or ():
         if one["type"] == "PodScheduled" and one["status"] == "False":
-            return f"{one.get('reason', 'Unschedulable')}: {one.get('message', '')}"[:LONGEST_TROUBLE]
+            return f"{one.get('reason', 'Unschedulable')}: {one.get('message', '')}"[:MAX_TROUBLE_LENGTH]
     return ""
 
 
@@ -386,26 +388,26 @@ def with_scheduler_state(
     instance: RunnerInstance,
     drained: Collection[str],
     attached: Collection[str],
-    condemned: UnhealthyRunner | None,
-    patience: timedelta,
+    unhealthy: UnhealthyRunner | None,
+    grace: timedelta,
 ) -> RunnerInstance:
     """`patience` is how long a condemned one may try to come back by itself."""
-    if condemned is not None and instance.started_at is not None and instance.started_at > condemned.since:
-        condemned = None  # the kubelet was faster: this is its successor
-    if instance.name not in drained and instance.name not in attached and condemned is None:
+    if unhealthy is not None and instance.started_at is not None and instance.started_at > unhealthy.since:
+        unhealthy = None  # the kubelet was faster: this is its successor
+    if instance.name not in drained and instance.name not in attached and unhealthy is None:
         return instance
     return replace(
         instance,
         drained=instance.name in drained,
         attached=instance.name in attached,
-        unhealthy=condemned.why if condemned is not None else "",
-        replace_at=condemned.since + patience if condemned is not None else None,
+        unhealthy=unhealthy.why if unhealthy is not None else "",
+        replace_at=unhealthy.since + grace if unhealthy is not None else None,
     )
 
 
-def with_leaving_node(instance: RunnerInstance, cordoned: Collection[str]) -> RunnerInstance:
+def with_leaving_node(instance: RunnerInstance, leaving_nodes: Collection[str]) -> RunnerInstance:
     """Told to leave where its node is one of these."""
-    return replace(instance, node_is_leaving=True) if instance.node in cordoned else instance
+    return replace(instance, node_is_leaving=True) if instance.node in leaving_nodes else instance
 
 
 def read_runner_set(deployment: Object) -> RunnerSet:

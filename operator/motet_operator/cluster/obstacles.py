@@ -121,36 +121,38 @@ class PartialKnowledge:
     def about(
         cls, obstacles: Obstacles, view: View, pools: ReadPools, adapters: ReadAdapters, snapshot: Snapshot
     ) -> Self:
-        dim = {
+        unreadable = {
             ObjectName(*key): one.instead
             for key, one in pools.items()
             if isinstance(one, Unreadable) and (one.in_part or one.instead is None)
         }
-        tenants: dict[ObjectName, set[str]] = {pool.resource.group: set() for pool in dim.values() if pool is not None}
+        tenants: dict[ObjectName, set[str]] = {
+            pool.resource.group: set() for pool in unreadable.values() if pool is not None
+        }
         parts = {key for key, one in adapters.items() if isinstance(one, Unreadable) and one.in_part}
-        unsure = set()
+        unconfirmed = set()
         for each in view.adapters if tenants or parts else ():
             name, group = each.resource.object_name, each.resource.group
             key = (name.namespace, name.name)
             if group not in tenants and key not in parts:
                 continue
             if not _was_accepted(snapshot[ADAPTERS][key]):
-                unsure.add(name)
+                unconfirmed.add(name)
             elif group in tenants:
                 tenants[group].add(name.namespace)
         places = ((pool.resource.metadata.namespace, pool.resource.group) for pool in view.pools)
         return cls(
             obstacles=obstacles,
             unseen_groups=frozenset(group for namespace, group in places if namespace in obstacles.unseen_namespaces),
-            unreadable_pools=frozenset(dim),
-            unconfirmed_adapters=frozenset(unsure),
+            unreadable_pools=frozenset(unreadable),
+            unconfirmed_adapters=frozenset(unconfirmed),
             tenants={group: frozenset(names) for group, names in tenants.items()},
         )
 
     def leaves_alone(self, pool: ObjectName) -> bool:
         return pool.namespace in self.obstacles.unseen_namespaces or pool in self.unreadable_pools
 
-    def unseen_because(self, pool: ObjectName) -> Obstacle | None:
+    def unseen_reason(self, pool: ObjectName) -> Obstacle | None:
         """For a pool that can be read, and of which nobody can see what it has."""
         return self.obstacles.forbidden_namespaces.get(pool.namespace) if pool not in self.unreadable_pools else None
 

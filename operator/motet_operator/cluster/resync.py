@@ -41,7 +41,7 @@ class Resync:
         self,
         api: Api,
         cache: Cache,
-        denials: ObstacleLog,
+        obstacle_log: ObstacleLog,
         metrics: ClusterMetrics,
         pool_namespaces: Sequence[str],
         *,
@@ -53,18 +53,18 @@ class Resync:
     ) -> None:
         """`watch_anew` is called with a kind that is served again after it was not, or whose versions have gone back,
         `unwatchable` with the path of what is forbidden or not served."""
-        self._api, self._cache, self._denials, self._metrics = api, cache, denials, metrics
+        self._api, self._cache, self._obstacle_log, self._metrics = api, cache, obstacle_log, metrics
         # Pools come after what they own. Once a pool has gone the API server takes its Deployments away: listed in the
         # other order, a pool would be known and its Deployment missed, and made again.
-        self._places = [(kind, namespace) for kind in OWNED_KINDS for namespace in pool_namespaces]
-        self._places += [(kind, "") for kind in DECLARED_KINDS]
+        self._scopes = [(kind, namespace) for kind in OWNED_KINDS for namespace in pool_namespaces]
+        self._scopes += [(kind, "") for kind in DECLARED_KINDS]
         self._seconds = seconds * time_scale
         self._scale = time_scale
         self._changed, self._watch_anew, self._unwatchable = changed, watch_anew, unwatchable
-        self._hurry = asyncio.Event()
-        self._by_path = {kind.path(namespace): (kind, namespace) for kind, namespace in self._places}
+        self._requested = asyncio.Event()
+        self._by_path = {kind.path(namespace): (kind, namespace) for kind, namespace in self._scopes}
         self._opened: asyncio.Queue[tuple[Kind, str]] = asyncio.Queue()
-        self._marks: dict[tuple[Kind, str], int] = {}
+        self._min_versions: dict[tuple[Kind, str], int] = {}
         """The version of the last list, or a later one from which a watch went on."""
         self._seen: set[tuple[Kind, str]] = set()
         self._refused: set[tuple[Kind, str]] = set()
@@ -78,17 +78,17 @@ class Resync:
 
     def request_now(self) -> None:
         """Something odd happened: look now."""
-        self._hurry.set()
+        self._requested.set()
 
     def watch_opened(self, path: str, since: int) -> None:
         """Perhaps to another server, or to one whose store is another: look whether it knows what was seen."""
-        if (place := self._by_path.get(path)) is not None:
-            self._marks[place] = max(self._marks.get(place, 0), since)
-            self._opened.put_nowait(place)
+        if (scope := self._by_path.get(path)) is not None:
+            self._min_versions[scope] = max(self._min_versions.get(scope, 0), since)
+            self._opened.put_nowait(scope)
 
     def waiting_for(self) -> str:
         """What has not been listed yet, and why. What may not be listed where pools are, they tell themselves."""
-        left = [place for place in self._places if place not in self._seen | self._refused]
+        left = [scope for scope in self._scopes if scope not in self._seen | self._refused]
         if not left:
             return ""
         kind, namespace = left[0]
@@ -105,32 +105,32 @@ class Resync:
         """Namespaces in which nobody knows what a pool has: it was never listed, or may not be any more."""
         return frozenset(
             namespace
-            for kind, namespace in self._places
+            for kind, namespace in self._scopes
             if kind in (DEPLOYMENTS, PODS) and (kind, namespace) not in self._seen
         )
 
     async def run(self) -> None:
         """Until cancelled."""
-        await run_together(self._look_for_ever(), self._probe_for_ever())
+        await run_together(self._list_for_ever(), self._probe_for_ever())
 
     async def _probe_for_ever(self) -> None:
         while True:
-            place = await self._opened.get()
-            seen = self._seen_of(place)
+            scope = await self._opened.get()
+            seen = self._seen_of(scope)
             try:
-                known = await self._api.newest(*place) >= seen
+                known = await self._api.newest(*scope) >= seen
             except ApiError:
                 known = False  # nobody can tell: lists are asked for until they come
             if not known:
                 self.request_now()
 
-    async def _look_for_ever(self) -> None:
+    async def _list_for_ever(self) -> None:
         """What could not be listed is asked for again soon, and alone."""
-        places, due, wait = self._places, 0.0, FIRST_RETRY_SECONDS
+        scopes, due, wait = self._scopes, 0.0, FIRST_RETRY_SECONDS
         while True:
-            if places is self._places:
+            if scopes is self._scopes:
                 due = monotonic() + self._seconds * random.uniform(0.9, 1.1)  # noqa: S311 - spreads load, guards nothing
-            left = await self._look(places)
+            left = await self._list_all(scopes)
             pause = due - monotonic()
             if left:
                 pause = min(pause, wait * random.uniform(0.5, 1.0) * self._scale)  # noqa: S311
@@ -139,19 +139,19 @@ class Resync:
                 wait = FIRST_RETRY_SECONDS
             try:
                 async with asyncio.timeout(max(0.0, pause)):
-                    await self._hurry.wait()
+                    await self._requested.wait()
             except TimeoutError:
                 pass
-            places = left if left and not self._hurry.is_set() and monotonic() < due else self._places
-            self._hurry.clear()
+            scopes = left if left and not self._requested.is_set() and monotonic() < due else self._scopes
+            self._requested.clear()
 
     async def once(self) -> bool:
         """Whether everything could be listed."""
-        return not await self._look(self._places)
+        return not await self._list_all(self._scopes)
 
-    async def _look(self, places: Sequence[tuple[Kind, str]]) -> list[tuple[Kind, str]]:
+    async def _list_all(self, scopes: Sequence[tuple[Kind, str]]) -> list[tuple[Kind, str]]:
         """Those that could not be listed."""
-        left = [place for place in places if not await self._list(*place)]
+        left = [scope for scope in scopes if not await self._list(*scope)]
         rewound, self._rewound = self._rewound, set()
         for kind in rewound:
             self._watch_anew(kind)
@@ -162,38 +162,38 @@ class Resync:
         return left
 
     async def _list(self, kind: Kind, namespace: str) -> bool:
-        place = (kind, namespace)
-        seen = self._seen_of(place)
+        scope = (kind, namespace)
+        seen = self._seen_of(scope)
         try:
-            items, version = await self._ask(kind, namespace, fresh=place not in self._seen)
-            if doubt := self._distrust_reason(place, items, version, seen):
-                log.warning("stale_list", why=doubt, kind=kind.name, listed=len(items))
+            items, version = await self._ask(kind, namespace, fresh=scope not in self._seen)
+            if distrust := self._distrust_reason(scope, items, version, seen):
+                log.warning("stale_list", why=distrust, kind=kind.name, listed=len(items))
                 items, version = await self._ask(kind, namespace, fresh=True)
         except ApiError as error:
-            self._complain(place, error)
+            self._note_error(scope, error)
             return False
-        self._problems.pop(place, None)
-        self._refused.discard(place)
-        self._denials.clear(kind, namespace)
+        self._problems.pop(scope, None)
+        self._refused.discard(scope)
+        self._obstacle_log.clear(kind, namespace)
         if kind in self.missing:
             self.missing.discard(kind)
             log.info("kind_served_again", kind=kind.name)
             self._watch_anew(kind)
-        first = place not in self._seen
-        self._seen.add(place)
-        self._marks[place] = version
+        first = scope not in self._seen
+        self._seen.add(scope)
+        self._min_versions[scope] = version
         if version < seen or self._cache.contradicted_by(kind, items, version, namespace):
             log.warning("kubernetes_store_rewound", kind=kind.name, version=version, seen=seen)
             self._metrics.rewinds.labels(kind.plural).inc()
             self._rewound.add(kind)
-            if place not in self._from_before:  # the first of all to tell
-                self._from_before = set(self._places) - self._refused
+            if scope not in self._from_before:  # the first of all to tell
+                self._from_before = set(self._scopes) - self._refused
                 self.request_now()
             self._cache.rewind(kind, items, namespace)
-            self._settle(place)
+            self._note_current(scope)
             return True
         repairs = self._cache.replace(kind, items, version, namespace)
-        self._settle(place)
+        self._note_current(scope)
         if first:
             self._changed()
         if repairs.any and not first:
@@ -202,23 +202,23 @@ class Resync:
                 self._metrics.repairs.labels(kind.plural, name).inc(getattr(repairs, name))
         return True
 
-    def _settle(self, place: tuple[Kind, str]) -> None:
+    def _note_current(self, scope: tuple[Kind, str]) -> None:
         """It is known as it is now, or nobody can tell."""
-        if place in self._from_before:
-            self._from_before.discard(place)
+        if scope in self._from_before:
+            self._from_before.discard(scope)
             if not self._from_before:
                 self._changed()
 
     async def _ask(self, kind: Kind, namespace: str, *, fresh: bool) -> tuple[list[Object], int]:
         return await self._api.list(kind, namespace, selector=POOL_LABEL if kind in OWNED_KINDS else "", fresh=fresh)
 
-    def _seen_of(self, place: tuple[Kind, str]) -> int:
+    def _seen_of(self, scope: tuple[Kind, str]) -> int:
         """The store is at least at this version."""
-        return max(self._marks.get(place, 0), self._cache.newest(*place))
+        return max(self._min_versions.get(scope, 0), self._cache.newest(*scope))
 
-    def _distrust_reason(self, place: tuple[Kind, str], items: Collection[Object], version: int, seen: int) -> str:
+    def _distrust_reason(self, scope: tuple[Kind, str], items: Collection[Object], version: int, seen: int) -> str:
         """Why a list is not believed at once; empty: it is."""
-        kind, namespace = place
+        kind, namespace = scope
         lost = len(self._cache.unlisted(kind, items, version, namespace))
         if lost > max(FEW, SMALL_SHARE * self._cache.count(kind, namespace)):
             return "the list lacks many known objects"
@@ -226,19 +226,19 @@ class Resync:
             return "the list is older than the cache"
         return ""
 
-    def _complain(self, place: tuple[Kind, str], error: ApiError) -> None:
-        kind, namespace = place
+    def _note_error(self, scope: tuple[Kind, str], error: ApiError) -> None:
+        kind, namespace = scope
         if isinstance(error, ApiRefused) and error.gone and kind in DECLARED_KINDS:
             self.missing.add(kind)
         if isinstance(error, ApiRefused) and error.forbidden:
-            self._denials.note(error)
+            self._obstacle_log.note(error)
             self._changed()
         if isinstance(error, ApiRefused) and (error.forbidden or error.gone):
             self._unwatchable(kind.path(namespace))
             if kind in OWNED_KINDS:  # what was seen there is getting old
-                self._seen.discard(place)
-                self._refused.add(place)
-            self._settle(place)
-        if self._problems.get(place) != str(error):
-            self._problems[place] = str(error)
+                self._seen.discard(scope)
+                self._refused.add(scope)
+            self._note_current(scope)
+        if self._problems.get(scope) != str(error):
+            self._problems[scope] = str(error)
             log.warning("list_failed", kind=kind.name, namespace=namespace, error=str(error)[:300])

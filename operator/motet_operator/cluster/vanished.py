@@ -38,35 +38,37 @@ class VanishedObjects:
     def __init__(self, api: Api, grace_seconds: float, clock: Clock = monotonic) -> None:
         self._api, self._grace, self._clock = api, grace_seconds, clock
         self._seen: dict[Kind, Mapping[ObjectKey, Object]] = {ADAPTERS: {}, POOLS: {}}
-        self._ghosts: dict[Kind, dict[ObjectKey, VanishedObject]] = {ADAPTERS: {}, POOLS: {}}
+        self._vanished: dict[Kind, dict[ObjectKey, VanishedObject]] = {ADAPTERS: {}, POOLS: {}}
 
     async def complete(self, snapshot: Snapshot) -> Snapshot:
         """With the ghosts of what nobody has asked to go, and of what perhaps nobody has."""
         now, whole = self._clock(), dict(snapshot)
-        for kind, ghosts in self._ghosts.items():
+        for kind, vanished in self._vanished.items():
             here = snapshot[kind]
             for key in self._seen[kind].keys() - here.keys():
-                ghosts[key] = VanishedObject(self._seen[kind][key] | {VANISHED: True}, now + self._grace)
+                vanished[key] = VanishedObject(self._seen[kind][key] | {VANISHED: True}, now + self._grace)
             self._seen[kind] = here
-            for key in [key for key, ghost in ghosts.items() if key in here or now >= ghost.until]:
-                del ghosts[key]
-            if doubtful := [key for key, ghost in ghosts.items() if not ghost.certain]:
-                await self._settle(kind, ghosts, doubtful)
-            if ghosts:
-                whole[kind] = {**here, **{key: ghost.object for key, ghost in ghosts.items()}}
+            for key in [key for key, one in vanished.items() if key in here or now >= one.until]:
+                del vanished[key]
+            if doubtful := [key for key, one in vanished.items() if not one.certain]:
+                await self._ask_whether_served(kind, vanished, doubtful)
+            if vanished:
+                whole[kind] = {**here, **{key: one.object for key, one in vanished.items()}}
         return whole
 
     def due(self) -> float | None:
         """Seconds after which the first ghost is laid to rest, or is asked about again."""
         now = self._clock()
         ends = [
-            ghost.until if ghost.certain else min(ghost.until, now + ASK_AGAIN_SECONDS)
-            for ghosts in self._ghosts.values()
-            for ghost in ghosts.values()
+            one.until if one.certain else min(one.until, now + ASK_AGAIN_SECONDS)
+            for vanished in self._vanished.values()
+            for one in vanished.values()
         ]
         return max(0.05, min(ends) - now) if ends else None
 
-    async def _settle(self, kind: Kind, ghosts: dict[ObjectKey, VanishedObject], doubtful: list[ObjectKey]) -> None:
+    async def _ask_whether_served(
+        self, kind: Kind, vanished: dict[ObjectKey, VanishedObject], doubtful: list[ObjectKey]
+    ) -> None:
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 # A definition that is being deleted still lets its objects be read.
@@ -82,6 +84,6 @@ class VanishedObjects:
             )
         for key in doubtful:
             if served:
-                del ghosts[key]
+                del vanished[key]
             else:
-                ghosts[key].certain = True
+                vanished[key].certain = True

@@ -24,7 +24,7 @@ class WorkQueue(Generic[Key]):
         self._first, self._last = first_wait, last_wait
         self._urgent: RoundRobin[Key] = OrderedDict()
         self._rest: RoundRobin[Key] = OrderedDict()
-        self._place_of: dict[Key, tuple[RoundRobin[Key], str]] = {}
+        self._group_of: dict[Key, tuple[RoundRobin[Key], str]] = {}
         self._ready: set[Key] = set()
         self._busy: set[Key] = set()
         self._again: set[Key] = set()
@@ -47,7 +47,7 @@ class WorkQueue(Generic[Key]):
     def add(self, key: Key, group: str, *, urgent: bool = False) -> None:
         """Ask for it. What is being done is done once more afterwards; what failed keeps its wait. A key is urgent
         always or never."""
-        self._place_of[key] = (self._urgent if urgent else self._rest, group)
+        self._group_of[key] = (self._urgent if urgent else self._rest, group)
         if key in self._busy:
             self._again.add(key)
         elif key not in self._waiting:
@@ -60,21 +60,21 @@ class WorkQueue(Generic[Key]):
         self._failures.pop(key, None)
         if key in self._ready:
             self._ready.discard(key)
-            turns, group = self._place_of[key]
-            turns[group].remove(key)
+            groups, group = self._group_of[key]
+            groups[group].remove(key)
         if key not in self._busy:
-            self._place_of.pop(key, None)
+            self._group_of.pop(key, None)
 
     def pop(self, now: float) -> Key | None:
         """The next one whose turn it is; `done` or `failed` must follow."""
         self._wake(now)
-        while turns := self._urgent or self._rest:
-            group, keys = turns.popitem(last=False)
+        while groups := self._urgent or self._rest:
+            group, keys = groups.popitem(last=False)
             if not keys:
                 continue
             key = keys.popleft()
             if keys:
-                turns[group] = keys  # at the end: the next namespace first
+                groups[group] = keys  # at the end: the next namespace first
             self._ready.discard(key)
             self._busy.add(key)
             return key
@@ -93,7 +93,7 @@ class WorkQueue(Generic[Key]):
             self._again.discard(key)
             self._enqueue(key)
         else:
-            self._place_of.pop(key, None)
+            self._group_of.pop(key, None)
 
     def failed(self, key: Key, now: float) -> float:
         """Returns how long it waits."""
@@ -116,5 +116,5 @@ class WorkQueue(Generic[Key]):
     def _enqueue(self, key: Key) -> None:
         if key not in self._ready:
             self._ready.add(key)
-            turns, group = self._place_of[key]
-            turns.setdefault(group, deque()).append(key)
+            groups, group = self._group_of[key]
+            groups.setdefault(group, deque()).append(key)

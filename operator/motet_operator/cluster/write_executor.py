@@ -31,7 +31,7 @@ class WriteExecutor:
         self,
         api: Api,
         cache: Cache,
-        denials: ObstacleLog,
+        obstacle_log: ObstacleLog,
         metrics: ClusterMetrics,
         *,
         leading: Callable[[], bool],
@@ -39,13 +39,13 @@ class WriteExecutor:
         denied: Callable[[Write, Obstacle], None],
         time_scale: float = 1.0,
     ) -> None:
-        self._api, self._cache, self._denials, self._metrics = api, cache, denials, metrics
+        self._api, self._cache, self._obstacle_log, self._metrics = api, cache, obstacle_log, metrics
         self._leading, self._written, self._denied = leading, written, denied
         self._queue: WorkQueue[WriteKey] = WorkQueue(
             first_wait=FIRST_WAIT_SECONDS * time_scale, last_wait=LAST_WAIT_SECONDS * time_scale
         )
         self._wanted: dict[WriteKey, Write] = {}
-        self._more = asyncio.Event()
+        self._work_added = asyncio.Event()
 
     @property
     def depth(self) -> int:
@@ -56,11 +56,11 @@ class WriteExecutor:
         for key in [key for key in self._wanted if key not in writes]:
             del self._wanted[key]
             self._queue.drop(key)
-            self._denials.forget(key)
+            self._obstacle_log.forget(key)
         for key, write in writes.items():
             if self._wanted.get(key) != write:
                 self._wanted[key] = write
-                self._ask_for(key)
+                self._enqueue(key)
         self._metrics.queue_depth.set(self.depth)
 
     async def run(self, workers: int) -> None:
@@ -85,11 +85,11 @@ class WriteExecutor:
         while True:
             if (key := self._queue.pop(monotonic())) is not None:
                 return key
-            self._more.clear()
+            self._work_added.clear()
             due = self._queue.next_due()
             try:
                 async with asyncio.timeout(None if due is None else max(0.0, due - monotonic())):
-                    await self._more.wait()
+                    await self._work_added.wait()
             except TimeoutError:
                 continue
 
@@ -123,30 +123,30 @@ class WriteExecutor:
         elif outcome == "unsure":
             self._queue.done(key)
             if key in self._wanted:
-                self._ask_for(key)  # it has not failed: at once, when we lead again
+                self._enqueue(key)  # it has not failed: at once, when we lead again
         else:
             # Also for what is gone: the watch tells so in a moment, and it is not wanted any more. Or it never does: an
             # object may outlive its namespace, and every round would try in vain.
             self._queue.failed(key, monotonic())
-            self._more.set()  # somebody who sleeps may have to wake earlier
+            self._work_added.set()  # somebody who sleeps may have to wake earlier
         self._metrics.queue_depth.set(self.depth)
 
     def _block(self, key: WriteKey, write: Write, obstacle: Obstacle) -> None:
-        if self._wanted.get(key) is not None and self._denials.block_write(key, obstacle):
+        if self._wanted.get(key) is not None and self._obstacle_log.block_write(key, obstacle):
             log.warning("write_blocked", write=str(key), reason=obstacle.reason, message=obstacle.message)
             self._denied(write, obstacle)
 
     def _finish(self, key: WriteKey, write: Write | None) -> None:
-        self._denials.forget(key)
+        self._obstacle_log.forget(key)
         if self._wanted.get(key) is write:
             self._wanted.pop(key, None)
         self._queue.done(key)
         if self._wanted.get(key) is not None:
-            self._ask_for(key)  # a newer word came while the older was being written
+            self._enqueue(key)  # a newer word came while the older was being written
 
-    def _ask_for(self, key: WriteKey) -> None:
+    def _enqueue(self, key: WriteKey) -> None:
         self._queue.add(key, key.object[0], urgent=key.urgent)
-        self._more.set()
+        self._work_added.set()
 
 
 def _outcome(error: ApiRefused) -> str:

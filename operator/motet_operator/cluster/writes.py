@@ -10,7 +10,7 @@ from motet_operator.cluster.kinds import DEPLOYMENTS, PODS, Kind, Object, key_of
 from motet_operator.cluster.object_parser import POOL_LABEL, REVISION_LABEL, annotations_of
 from motet_operator.reconcile import Event
 
-CHILDREN_MANAGER = "motet-operator"
+OWNED_MANAGER = "motet-operator"
 STATUS_MANAGER = "motet-status"
 SCALE_MANAGER = "motet-scaler"
 DRAIN_MANAGER = "motet-drainer"
@@ -64,7 +64,7 @@ class StatusWrite:
         if it is None or uid_of(it) != self.uid:
             return False
         found = it.get("status") or {}
-        return found != self.status and (self.uid, self.status, found) not in cache.settled
+        return found != self.status and (self.uid, self.status, found) not in cache.normalized
 
     async def carry_out(self, api: Api, cache: Cache) -> None:
         namespace, name = self.object
@@ -75,7 +75,7 @@ class StatusWrite:
             "status": self.status,
         }
         answer = await api.apply(self.kind, document, manager=STATUS_MANAGER, subresource="status")
-        cache.settled.note(self.uid, self.status, answer.get("status") or {})
+        cache.normalized.note(self.uid, self.status, answer.get("status") or {})
         cache.put(self.kind, answer)
 
 
@@ -99,7 +99,7 @@ class OwnedObjectWrite:
         if "deletionTimestamp" in it["metadata"]:
             return False
         found = wherever_wanted(it, self.document)
-        return found != self.document and (uid_of(it), self.document, found) not in cache.settled
+        return found != self.document and (uid_of(it), self.document, found) not in cache.normalized
 
     async def carry_out(self, api: Api, cache: Cache) -> None:
         document, key = self.document, key_of(self.document)
@@ -112,8 +112,8 @@ class OwnedObjectWrite:
         elif not made_by_us(found):
             raise NameTaken(f"{self.kind.name} {key[1]}")
         # By force only what is ours: one that somebody makes at this very moment is not.
-        answer = await api.apply(self.kind, document, manager=CHILDREN_MANAGER, force=found is not None)
-        cache.settled.note(uid_of(answer), self.document, wherever_wanted(answer, self.document))
+        answer = await api.apply(self.kind, document, manager=OWNED_MANAGER, force=found is not None)
+        cache.normalized.note(uid_of(answer), self.document, wherever_wanted(answer, self.document))
         cache.put(self.kind, answer)
 
 
@@ -164,7 +164,7 @@ class PodAnnotationWrite:
         if it is None or uid_of(it) != self.uid:
             return False
         found = annotations_of(it)
-        return found != self.annotations and (self.uid, self.annotations, found) not in cache.settled
+        return found != self.annotations and (self.uid, self.annotations, found) not in cache.normalized
 
     async def carry_out(self, api: Api, cache: Cache) -> None:
         namespace, name = self.object
@@ -174,7 +174,7 @@ class PodAnnotationWrite:
             "metadata": {"name": name, "namespace": namespace, "uid": self.uid, "annotations": dict(self.annotations)},
         }
         answer = await api.apply(PODS, document, manager=DRAIN_MANAGER)
-        cache.settled.note(self.uid, self.annotations, annotations_of(answer))
+        cache.normalized.note(self.uid, self.annotations, annotations_of(answer))
         cache.put(PODS, answer)
 
 
@@ -236,7 +236,7 @@ class DeploymentDeletion:
 
 
 def made_by_us(it: Object) -> bool:
-    return _applied_by(CHILDREN_MANAGER, it)
+    return _applied_by(OWNED_MANAGER, it)
 
 
 def scaled_by_us(deployment: Object) -> bool:

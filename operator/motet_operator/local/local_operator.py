@@ -57,22 +57,22 @@ class LocalOperator:
         self._settings = settings
         self._wake = asyncio.Event()
         self._folder = ManifestFolder(settings.manifests)
-        self._settled = Debouncer(settings.quiet_seconds)
+        self._debouncer = Debouncer(settings.quiet_seconds)
         self._objects = DeclaredObjects()
         self._stamps: dict[str, str] = {}
-        self._memory = MetadataFile(layout.run / "objects.json")
+        self._metadata = MetadataFile(layout.run / "objects.json")
         self._services = ServiceSpecs(layout, process, settings)
         self._runners = RunnerTable(layout.run / "runners.json", self._services)
         self._sync = SchedulerSync(layout.address("scheduler"), self._wake.set)
         self._status = StatusFile(layout.status)
         policy = LifecycleConfig(stop_grace=settings.stop_grace_seconds, liveness_seconds=settings.silent_seconds)
         policy = policy.scaled(process.time_scale)
-        self._keeper = ProcessManager(ProcessRecords(layout.service_records), policy=policy, changed=self._wake.set)
-        predictor = self._keeper.recorded("predictor")
+        self._processes = ProcessManager(ProcessRecords(layout.service_records), policy=policy, changed=self._wake.set)
+        predictor = self._processes.recorded("predictor")
         self._metrics = LocalMetrics(CollectorRegistry())  # until `run` brings the one that is served
         self._store_ready = predictor is not None and predictor.alive  # then somebody has migrated it before us
         earlier = self._status.read()
-        self._condemned_patience = timedelta(seconds=settings.unhealthy_seconds * process.time_scale)
+        self._unhealthy_grace = timedelta(seconds=settings.unhealthy_seconds * process.time_scale)
         self._silent_until = monotonic() + (TAKEOVER_SECONDS if earlier else 0.0)
         self._pool_conditions = conditions_from(earlier, "pools")
         self._wanted = wanted_from(earlier)
@@ -82,18 +82,18 @@ class LocalOperator:
         """Raises SetupError for what a person has to put right before anything can start."""
         self._metrics = LocalMetrics(registry)
         self._objects = self._folder.read()
-        self._refuse_what_cannot_start()
-        self._look_at_adapters()
+        self._check_startable()
+        self._check_adapters()
         health.set_ready(True)
         try:
             await run_until(stop, self._reconcile_for_ever(), self._sync.run(), self._watch(), self._migrate())
         finally:
             if stop.is_set():
-                await self._keeper.stop_all()
+                await self._processes.stop_all()
             else:
-                self._keeper.release()  # a crash of ours: whoever comes next finds everything running
+                self._processes.release()  # a crash of ours: whoever comes next finds everything running
 
-    def _refuse_what_cannot_start(self) -> None:
+    def _check_startable(self) -> None:
         """At start nothing is half right. Later, problems are shown and what was right goes on."""
         problems = self._objects.problems
         if problems:
@@ -136,15 +136,15 @@ class LocalOperator:
         view = self._view()
         plan = reconcile(view)
         for replacement in plan.replacements:
-            self._keeper.kill(replacement.instance, replacement.why)
-            self._runners.replaced(replacement.instance, self._sync.condemned[replacement.instance].incarnation)
+            self._processes.kill(replacement.instance, replacement.why)
+            self._runners.replaced(replacement.instance, self._sync.unhealthy[replacement.instance].incarnation)
         self._runners.carry_out(plan)
         self._wanted = {(one.name.namespace, one.name.name): one.replicas for one in plan.pools}
         # The runners first: they take longest to be ready.
-        self._keeper.apply([*self._runners.specs(), *self._services.control(store_ready=self._store_ready)])
-        drains = self._runners.drains(plan, [status.name for status in self._keeper.statuses()])
+        self._processes.apply([*self._runners.specs(), *self._services.control(store_ready=self._store_ready)])
+        drains = self._runners.drains(plan, [status.name for status in self._processes.statuses()])
         self._sync.send_state(plan.catalog, drains, (instance.name for instance in view.instances))
-        self._count(plan, monotonic() - began)
+        self._update_metrics(plan, monotonic() - began)
         due = [(plan.due - view.now).total_seconds()] if plan.due is not None else []
         silence = self._silent_until - monotonic()
         if silence > 0 and any(adapter.name not in self._sync.adapter_reports for adapter in plan.catalog.adapters):
@@ -155,8 +155,8 @@ class LocalOperator:
 
     def _view(self) -> View:
         objects = self._objects
-        remembered = self._memory.remember([*objects.pools, *objects.adapters])
-        statuses = {status.name: status for status in self._keeper.statuses()}
+        remembered = self._metadata.remember([*objects.pools, *objects.adapters])
+        statuses = {status.name: status for status in self._processes.statuses()}
         pools = []
         for manifest in objects.pools:
             pool = manifest.resource
@@ -197,8 +197,8 @@ class LocalOperator:
             instances=self._runners.instances(
                 statuses,
                 self._sync.drained,
-                self._sync.condemned,
-                self._condemned_patience,
+                self._sync.unhealthy,
+                self._unhealthy_grace,
                 attached=self._sync.attached,
             ),
             adapter_reports=self._sync.adapter_reports,
@@ -216,7 +216,7 @@ class LocalOperator:
         host = self._settings.host if self._settings.host not in ("0.0.0.0", "::", "") else "127.0.0.1"
         document = status_document(
             plan,
-            self._keeper.statuses(),
+            self._processes.statuses(),
             self._objects.problems,
             url=f"http://{host}:{self._settings.port}",
             operator_pid=os.getpid(),
@@ -226,7 +226,7 @@ class LocalOperator:
         except OSError as error:
             log.warning("status_write_failed", path=str(self._layout.status), error=str(error))
 
-    def _count(self, plan: Plan, seconds: float) -> None:
+    def _update_metrics(self, plan: Plan, seconds: float) -> None:
         metrics = self._metrics
         metrics.reconciles.inc()
         metrics.reconcile_seconds.observe(seconds)
@@ -236,7 +236,7 @@ class LocalOperator:
             metrics.ready_objects.labels(kind).set(ready)
         metrics.manifest_problems.set(len(self._objects.problems))
         metrics.process_restarts.clear()  # of runners that are no more
-        for status in self._keeper.statuses():
+        for status in self._processes.statuses():
             metrics.process_restarts.labels(status.name).set(status.restarts)
 
     # ------------------------------------------------------------------------------------------------- the store
@@ -252,34 +252,34 @@ class LocalOperator:
         """Look at the files whenever something says that they changed, and now and then without being told."""
         looked = self._signature()
         async for _ in self._timer():
-            signature = self._settled("manifests", self._signature(), monotonic())
+            signature = self._debouncer("manifests", self._signature(), monotonic())
             if signature != looked:
                 looked = signature
                 self._objects = self._folder.read()
                 for problem in self._objects.problems:
                     log.warning("manifest_invalid", problem=str(problem), hint="The last valid version stays in use.")
                 self._wake.set()
-            if self._look_at_adapters():
+            if self._check_adapters():
                 self._wake.set()
 
     async def _timer(self) -> AsyncIterator[None]:
-        told = asyncio.Event()
-        listener = asyncio.create_task(self._listen(told), name="file notifications")
+        changed = asyncio.Event()
+        listener = asyncio.create_task(self._listen(changed), name="file notifications")
         try:
             while True:
-                told.clear()
+                changed.clear()
                 # While something is settling, look again just after its quiet time would be over.
-                pause = self._settings.quiet_seconds / 3 if self._settled.waiting else self._settings.poll_seconds
+                pause = self._settings.quiet_seconds / 3 if self._debouncer.waiting else self._settings.poll_seconds
                 with suppress(TimeoutError):
                     async with asyncio.timeout(pause):
-                        await told.wait()
+                        await changed.wait()
                 yield
                 await asyncio.sleep(0.02)
         finally:
             listener.cancel()
             await asyncio.gather(listener, return_exceptions=True)
 
-    async def _listen(self, told: asyncio.Event) -> None:
+    async def _listen(self, changed: asyncio.Event) -> None:
         while True:
             paths = self._watched_paths()
             try:
@@ -287,7 +287,7 @@ class LocalOperator:
                     async for _ in watchfiles.awatch(
                         *paths, debounce=100, step=20, rust_timeout=1000, recursive=False, watch_filter=None
                     ):
-                        told.set()
+                        changed.set()
                         if self._watched_paths() != paths:
                             break
             except TimeoutError:
@@ -312,16 +312,16 @@ class LocalOperator:
             return "missing"
         return f"{found.st_size} {found.st_mtime_ns} {found.st_ino}"
 
-    def _look_at_adapters(self) -> bool:
+    def _check_adapters(self) -> bool:
         """Whether the bytes behind some adapter have changed, and have then been left alone for a moment."""
         sources = {self._source_of(manifest)[0] for manifest in self._objects.adapters}
         now = monotonic()
         stamps = {
-            source: self._settled(source, stamp_of(folder), now)
+            source: self._debouncer(source, stamp_of(folder), now)
             for source in sources
             if (folder := folder_of(source)) is not None
         }
-        self._settled.forget({"manifests", *sources})
+        self._debouncer.forget({"manifests", *sources})
         changed = stamps != self._stamps
         self._stamps = stamps
         return changed

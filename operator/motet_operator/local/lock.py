@@ -58,7 +58,7 @@ class StackLock:
             )
         me = identity_of(os.getpid())
         assert me is not None
-        self._say(LockHolder(pid=me.pid, start_ticks=me.start_ticks, url=self._url))
+        self._write_holder(LockHolder(pid=me.pid, start_ticks=me.start_ticks, url=self._url))
         return self
 
     def __exit__(
@@ -70,7 +70,7 @@ class StackLock:
             os.close(self._file)
             self._file = None
 
-    def _say(self, holder: LockHolder) -> None:
+    def _write_holder(self, holder: LockHolder) -> None:
         assert self._file is not None
         try:
             os.ftruncate(self._file, 0)

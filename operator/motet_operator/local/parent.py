@@ -29,7 +29,7 @@ REAP_SECONDS = 1.0
 def operator_spec(layout: StateDirectory, env: Mapping[str, str]) -> ProcessSpec:
     metrics = layout.metrics_address("operator")
 
-    async def has_spoken() -> bool:
+    async def has_reported() -> bool:
         record = ProcessRecords(layout.operator_records).read().get("operator")
         return record is not None and StatusFile(layout.status).read().get("operator") == record.pid
 
@@ -40,7 +40,7 @@ def operator_spec(layout: StateDirectory, env: Mapping[str, str]) -> ProcessSpec
         log=layout.log("operator"),
         env={**env, "OMP_WAIT_POLICY": "passive", "MOTET_METRICS_ADDRESS": metrics},
         cwd=layout.data,
-        probe=has_spoken,
+        probe=has_reported,
         alive=lambda: is_alive(metrics),
         version=version("motet"),
     )
@@ -62,7 +62,7 @@ class Parent:
         self._hurry = asyncio.Event()
         self._layout = layout
         policy = LifecycleConfig(stop_grace=STOP_SECONDS, liveness_seconds=silent_seconds).scaled(time_scale)
-        self._keeper = ProcessManager(ProcessRecords(layout.operator_records), policy=policy)
+        self._processes = ProcessManager(ProcessRecords(layout.operator_records), policy=policy)
         self._spec = operator_spec(layout, env)
 
     def ask_to_stop(self) -> None:
@@ -81,7 +81,7 @@ class Parent:
         reaping = asyncio.create_task(self._reap_now_and_then(), name="reap")
         try:
             self._replace_operator()
-            self._keeper.apply([self._spec])
+            self._processes.apply([self._spec])
             await self.stop.wait()
             await self._stop_everything()
         finally:
@@ -91,23 +91,23 @@ class Parent:
     def _replace_operator(self) -> None:
         """An operator that a dead `motet up` left with other settings. Asked politely it would stop everything; killed,
         it leaves all to the next one, which adopts what still suits."""
-        found = self._keeper.recorded(self._spec.name)
+        found = self._processes.recorded(self._spec.name)
         if found is not None and found.alive and found.fingerprint != self._spec.fingerprint:
             send(found.identity, signal.SIGKILL)
 
     async def _stop_everything(self) -> None:
-        stopping = asyncio.create_task(self._keeper.stop_all(), name="stop the operator")
+        stopping = asyncio.create_task(self._processes.stop_all(), name="stop the operator")
         hurrying = asyncio.create_task(self._hurry.wait(), name="hurry")
         await asyncio.wait({stopping, hurrying}, return_when=asyncio.FIRST_COMPLETED)
         hurried = not stopping.done()
         hurrying.cancel()
         if hurried:
-            self._keeper.kill_all()
+            self._processes.kill_all()
         await stopping
         await finish(self._layout, grace=0.0 if hurried else None)
 
     def _reap(self) -> None:
-        reap_orphans(self._keeper.own_pids)
+        reap_orphans(self._processes.own_pids)
 
     async def _reap_now_and_then(self) -> None:
         while True:

@@ -43,7 +43,7 @@ class RunnerTable:
         self._path = path
         self._services = services
         self._table = _read(path)
-        self._condemned_pids: dict[str, int | None] = {}
+        self._unhealthy_pids: dict[str, int | None] = {}
         self._drains: dict[str, RunnerDrain] = {}
 
     def __iter__(self) -> Iterator[LocalRunner]:
@@ -77,15 +77,15 @@ class RunnerTable:
         self,
         statuses: Mapping[str, ProcessStatus],
         drained: Collection[str],
-        condemned: Mapping[str, UnhealthyRunner] | None = None,
-        patience: timedelta = timedelta(0),
+        unhealthy: Mapping[str, UnhealthyRunner] | None = None,
+        grace: timedelta = timedelta(0),
         *,
         attached: Collection[str] = (),
     ) -> tuple[RunnerInstance, ...]:
         """`patience` is how long a condemned one may try to come back by itself."""
         dead = {
             name: one
-            for name, one in (condemned or {}).items()
+            for name, one in (unhealthy or {}).items()
             if name in self._table
             and one.incarnation != self._table[name].replaced
             and self._still_runs(one.incarnation, statuses.get(name))
@@ -101,7 +101,7 @@ class RunnerTable:
                 draining_until=runner.draining_until,
                 drained=runner.name in drained,
                 unhealthy=dead[runner.name].why if runner.name in dead else "",
-                replace_at=dead[runner.name].since + patience if runner.name in dead else None,
+                replace_at=dead[runner.name].since + grace if runner.name in dead else None,
                 failures=statuses[runner.name].failures if runner.name in statuses else 0,
                 reason=statuses[runner.name].reason if runner.name in statuses else "",
             )
@@ -111,7 +111,7 @@ class RunnerTable:
     def _still_runs(self, incarnation: str, status: ProcessStatus | None) -> bool:
         """False of one that has ended meanwhile, and whose successor has another pid."""
         pid = status.pid if status is not None else None
-        return self._condemned_pids.setdefault(incarnation, pid) == pid
+        return self._unhealthy_pids.setdefault(incarnation, pid) == pid
 
     def carry_out(self, plan: Plan) -> None:
         """Make the table what the plan says; the keeper then makes the processes what the table says."""

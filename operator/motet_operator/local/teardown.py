@@ -59,8 +59,8 @@ async def finish(layout: StateDirectory, *, seconds: float = STOP_SECONDS, grace
 
 
 async def _stop_recorded(records: ProcessRecords, *, grace: float) -> None:
-    keeper = ProcessManager(records, policy=LifecycleConfig(stop_grace=grace))
-    await keeper.stop_all()
+    manager = ProcessManager(records, policy=LifecycleConfig(stop_grace=grace))
+    await manager.stop_all()
     kill_unrecorded(records)
 
 

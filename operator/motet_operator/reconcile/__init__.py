@@ -69,19 +69,19 @@ __all__ = [
 ]
 
 
-def reconcile(view: View, memory: ResultCache | None = None, pace: RolloutLimiter | None = None) -> Plan:
+def reconcile(view: View, cache: ResultCache | None = None, limiter: RolloutLimiter | None = None) -> Plan:
     """`memory` of the round before spares thinking again about adapters of which nothing has changed. `pace` of the
     rounds before bounds how often a pool begins to roll."""
-    pace = pace if pace is not None else RolloutLimiter()
+    limiter = limiter if limiter is not None else RolloutLimiter()
     refused = refusals(view.pools)
-    aimed = rollout_targets(view, refused, pace)
+    targets = rollout_targets(view, refused, limiter)
     scalings = {
-        name: scaling_of(view, pool, aimed[name]) for pool in view.pools for name in (pool.resource.object_name,)
+        name: scaling_of(view, pool, targets[name]) for pool in view.pools for name in (pool.resource.object_name,)
     }
     declared = {pool.resource.object_name for pool in view.pools if pool.resource.object_name not in refused}
     existing = {instance.pool for instance in view.instances}
     rollouts = [
-        roll_out(view, pool, aimed[name], scalings[name].replicas)
+        roll_out(view, pool, targets[name], scalings[name].replicas)
         for pool in view.pools
         if (name := pool.resource.object_name) in declared
     ]
@@ -90,15 +90,15 @@ def reconcile(view: View, memory: ResultCache | None = None, pace: RolloutLimite
     drains = tuple(drain for rollout in rollouts for drain in rollout.drains)
     view = with_drains_taken_back(view, drains)
 
-    around = adapter_context(view, refused)
-    judged = (memory if memory is not None else ResultCache()).judge(view, around)
-    adapters = tuple(one.status for one in judged)
+    context = adapter_context(view, refused)
+    results = (cache if cache is not None else ResultCache()).evaluate(view, context)
+    adapters = tuple(one.status for one in results)
     counts = count_adapters(view, adapters)
     pools = tuple(
         pool_status(
             view,
             pool,
-            aimed[name],
+            targets[name],
             refused.get(name),
             scalings[name],
             counts.get(pool.resource.group, AdapterCounts()),
@@ -117,10 +117,10 @@ def reconcile(view: View, memory: ResultCache | None = None, pace: RolloutLimite
             *_events("LoRAAdapter", view.adapters, adapters),
         ),
         catalog=CatalogSnapshot(
-            pools=catalog_pools(view, refused, scalings, around.groups),
-            adapters=tuple(one.entry for one in judged if one.entry is not None),
+            pools=catalog_pools(view, refused, scalings, context.groups),
+            adapters=tuple(one.entry for one in results if one.entry is not None),
         ),
-        due=_due(view, drains, pace.due(aimed)),
+        due=_due(view, drains, limiter.due(targets)),
     )
 
 

@@ -74,20 +74,20 @@ def adapter_context(view: View, refused: Collection[ObjectName]) -> AdapterConte
         resource = adapter.resource
         names.setdefault((resource.metadata.namespace, resource.group, resource.model_name), resource.object_name)
     runners = frozenset(instance.name for instance in view.instances)
-    around = AdapterContext(groups=groups, serving=serving, names=names, runners=runners)
-    return replace(around, over_quota=_over_quota(view, by_age, around))
+    context = AdapterContext(groups=groups, serving=serving, names=names, runners=runners)
+    return replace(context, over_quota=_over_quota(view, by_age, context))
 
 
-def _over_quota(view: View, by_age: Sequence[AdapterObject], around: AdapterContext) -> frozenset[ObjectName]:
+def _over_quota(view: View, by_age: Sequence[AdapterObject], context: AdapterContext) -> frozenset[ObjectName]:
     room = {
         group: bound
-        for group, pool in around.groups.items()
+        for group, pool in context.groups.items()
         if (bound := pool.resource.spec.admission.max_adapters) is not None
     }
     over = set()
     for adapter in by_age if room else ():
         group = adapter.resource.group
-        if group in room and _accepted(view, adapter, around).holds:
+        if group in room and _accepted(view, adapter, context).holds:
             room[group] -= 1
             if room[group] < 0:
                 over.add(adapter.resource.object_name)
@@ -108,43 +108,43 @@ class ResultCache:
     """Judgements of the round before, each with what it was made from. A cluster may have ten thousand adapters, and in
     most rounds one of them has changed."""
 
-    _judged: dict[ObjectName, tuple[tuple[object, ...], AdapterResult]] = field(default_factory=dict)
+    _results: dict[ObjectName, tuple[tuple[object, ...], AdapterResult]] = field(default_factory=dict)
     _pools: tuple[ServingPool, ...] = ()
     """All that adapters may be for."""
 
-    def judge(self, view: View, around: AdapterContext) -> tuple[AdapterResult, ...]:
-        before, self._judged = self._judged, {}
-        pools = tuple(pool.resource for pool in around.groups.values())
+    def evaluate(self, view: View, context: AdapterContext) -> tuple[AdapterResult, ...]:
+        before, self._results = self._results, {}
+        pools = tuple(pool.resource for pool in context.groups.values())
         if not _same(pools, self._pools):
             self._pools = pools
         found = []
         for adapter in view.adapters:
             name = adapter.resource.object_name
-            basis = _inputs(view, adapter, around, self._pools)
+            basis = _inputs(view, adapter, context, self._pools)
             remembered = before.get(name)
             if remembered is None or not _same(remembered[0], basis):
-                remembered = (basis, evaluate_adapter(view, adapter, around))
-            self._judged[name] = remembered
+                remembered = (basis, evaluate_adapter(view, adapter, context))
+            self._results[name] = remembered
             found.append(remembered[1])
         return tuple(found)
 
 
 def _inputs(
-    view: View, adapter: AdapterObject, around: AdapterContext, pools: tuple[ServingPool, ...]
+    view: View, adapter: AdapterObject, context: AdapterContext, pools: tuple[ServingPool, ...]
 ) -> tuple[object, ...]:
     resource = adapter.resource
-    pool = around.groups.get(resource.group)
+    pool = context.groups.get(resource.group)
     known = view.adapter_reports.get(resource.object_name)
     return (
         adapter,
         known,
-        sum(place.runner in around.runners for place in known.replicas) if known is not None else 0,
+        sum(place.runner in context.runners for place in known.replicas) if known is not None else 0,
         # Without a pool the hint may name any other.
         pools if pool is None else pool.resource,
         # More of them than it asks for change nothing.
-        min(around.serving.get(resource.group, 0), max(1, resource.spec.placement.min_replicas)),
-        around.names[resource.metadata.namespace, resource.group, resource.model_name],
-        resource.object_name in around.over_quota,
+        min(context.serving.get(resource.group, 0), max(1, resource.spec.placement.min_replicas)),
+        context.names[resource.metadata.namespace, resource.group, resource.model_name],
+        resource.object_name in context.over_quota,
         view.namespaces.get(resource.metadata.namespace),
         view.refused_schemes,
     )
@@ -158,20 +158,20 @@ def _same(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
     )
 
 
-def evaluate_adapter(view: View, adapter: AdapterObject, around: AdapterContext) -> AdapterResult:
-    status = adapter_status(view, adapter, around)
+def evaluate_adapter(view: View, adapter: AdapterObject, context: AdapterContext) -> AdapterResult:
+    status = adapter_status(view, adapter, context)
     accepted = condition_of(status.conditions, "Accepted")
     serve = accepted is not None and accepted.holds and not adapter.resource.spec.suspend
-    return AdapterResult(status, catalog_adapter(adapter, around) if serve else None)
+    return AdapterResult(status, catalog_adapter(adapter, context) if serve else None)
 
 
-def adapter_status(view: View, adapter: AdapterObject, around: AdapterContext) -> AdapterStatus:
+def adapter_status(view: View, adapter: AdapterObject, context: AdapterContext) -> AdapterStatus:
     resource = adapter.resource
-    known = _of_runners_that_exist(view.adapter_reports.get(resource.object_name, AdapterReport()), around)
-    ready_runners = around.serving.get(resource.group, 0)
+    known = _of_runners_that_exist(view.adapter_reports.get(resource.object_name, AdapterReport()), context)
+    ready_runners = context.serving.get(resource.group, 0)
     has_runner = ready_runners > 0
-    pool = around.groups.get(resource.group)
-    accepted = _accepted(view, adapter, around)
+    pool = context.groups.get(resource.group)
+    accepted = _accepted(view, adapter, context)
     artifact = _artifact(known, accepted=accepted, has_runner=has_runner)
     certified = _certified(known, artifact)
     loaded = _loaded(adapter, known, accepted=accepted, ready_runners=ready_runners)
@@ -199,10 +199,10 @@ def adapter_status(view: View, adapter: AdapterObject, around: AdapterContext) -
     )
 
 
-def _of_runners_that_exist(known: AdapterReport, around: AdapterContext) -> AdapterReport:
-    if all(place.runner in around.runners for place in known.replicas):
+def _of_runners_that_exist(known: AdapterReport, context: AdapterContext) -> AdapterReport:
+    if all(place.runner in context.runners for place in known.replicas):
         return known
-    return replace(known, replicas=tuple(place for place in known.replicas if place.runner in around.runners))
+    return replace(known, replicas=tuple(place for place in known.replicas if place.runner in context.runners))
 
 
 def _runners_holding(known: AdapterReport) -> int:
@@ -227,11 +227,11 @@ def count_adapters(view: View, statuses: Iterable[AdapterStatus]) -> dict[Object
     }
 
 
-def catalog_adapter(adapter: AdapterObject, around: AdapterContext) -> AdapterEntry:
+def catalog_adapter(adapter: AdapterObject, context: AdapterContext) -> AdapterEntry:
     resource = adapter.resource
     source = resource.spec.source
     secret = source.credentials_secret_ref
-    pool = around.groups[resource.group]
+    pool = context.groups[resource.group]
     volume = _volume_of(resource, pool.resource)
     return AdapterEntry(
         name=resource.object_name,
@@ -259,9 +259,9 @@ def _volume_of(adapter: LoRAAdapter, pool: ServingPool) -> AdapterVolume | None:
     return next((one for one in pool.spec.adapter_volumes if claim and one.claim_name == claim.claim_name), None)
 
 
-def _accepted(view: View, adapter: AdapterObject, around: AdapterContext) -> ConditionResult:
+def _accepted(view: View, adapter: AdapterObject, context: AdapterContext) -> ConditionResult:
     resource = adapter.resource
-    pool = around.groups.get(resource.group)
+    pool = context.groups.get(resource.group)
     namespace = resource.metadata.namespace
     labels = dict(view.namespaces.get(namespace, {}))
 
@@ -271,9 +271,9 @@ def _accepted(view: View, adapter: AdapterObject, around: AdapterContext) -> Con
 
     if pool is None:
         # Only pools that this tenant may use: a misspelt name must not list the others.
-        open_to_it = {group.name: group for group, other in around.groups.items() if admits(other)}
-        nearest = difflib.get_close_matches(resource.group.name, open_to_it, n=1)
-        hint = f"did you mean {open_to_it[nearest[0]]}?" if nearest else "check spec.poolRef"
+        admitted = {group.name: group for group, other in context.groups.items() if admits(other)}
+        nearest = difflib.get_close_matches(resource.group.name, admitted, n=1)
+        hint = f"did you mean {admitted[nearest[0]]}?" if nearest else "check spec.poolRef"
         return no("Accepted", "PoolNotFound", f"there is no pool {resource.group}; {hint}")
     if not admits(pool):
         return no(
@@ -290,17 +290,17 @@ def _accepted(view: View, adapter: AdapterObject, around: AdapterContext) -> Con
             f"spec.baseModel is {claim}, but pool {resource.group} serves {pool.resource.served_name}; choose a pool "
             "with that model, or create the adapter again with another spec.baseModel",
         )
-    against = _against_policy(view, adapter, pool, labels)
-    if against:
-        return no("Accepted", "PolicyDenied", against)
-    holder = around.names[namespace, resource.group, resource.model_name]
+    denied = _against_policy(view, adapter, pool, labels)
+    if denied:
+        return no("Accepted", "PolicyDenied", denied)
+    holder = context.names[namespace, resource.group, resource.model_name]
     if holder != resource.object_name:
         return no(
             "Accepted",
             "NameConflict",
             f"{holder} already has the model name {resource.model_name}; set another spec.modelName",
         )
-    if resource.object_name in around.over_quota:
+    if resource.object_name in context.over_quota:
         bound = pool.resource.spec.admission.max_adapters
         return no(
             "Accepted",

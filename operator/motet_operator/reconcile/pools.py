@@ -76,7 +76,7 @@ def _model_of(pool: PoolObject) -> tuple[str, str, str | None, str | None]:
     return pool.model_uri, pool.resource.served_name, model.digest, model.revision
 
 
-def scaling_of(view: View, pool: PoolObject, aim: RolloutTarget) -> Scaling:
+def scaling_of(view: View, pool: PoolObject, target: RolloutTarget) -> Scaling:
     name = pool.resource.object_name
     if view.runners_override is not None:
         return Scaling(
@@ -89,7 +89,7 @@ def scaling_of(view: View, pool: PoolObject, aim: RolloutTarget) -> Scaling:
         pool.resource,
         current=pool.wanted,
         advice=view.scaling_advice.get(name),
-        rolling_out=any(one.pool == name and one.revision != aim.revision for one in view.instances),
+        rolling_out=any(one.pool == name and one.revision != target.revision for one in view.instances),
         writers=pool.scale_writers,
     )
     before = condition_of(pool.conditions, "ScalingActive")
@@ -100,9 +100,9 @@ def scaling_of(view: View, pool: PoolObject, aim: RolloutTarget) -> Scaling:
     return Scaling(replicas=found.replicas, condition=replace(now, message=before.message))
 
 
-def roll_out(view: View, pool: PoolObject, aim: RolloutTarget, wanted: int) -> Rollout:
+def roll_out(view: View, pool: PoolObject, target: RolloutTarget, wanted: int) -> Rollout:
     name = pool.resource.object_name
-    revision = aim.revision
+    revision = target.revision
     strategy = pool.resource.spec.update_strategy
     drain_seconds = float(pool.resource.spec.drain_timeout_seconds)
     members = [instance for instance in view.instances if instance.pool == name]
@@ -131,7 +131,7 @@ def roll_out(view: View, pool: PoolObject, aim: RolloutTarget, wanted: int) -> R
     add = max(0, min(wanted - len(kept), wanted + surge - len(there)))
 
     sets = [
-        _runner_set(view, name, revision, aim.template, drain_seconds, members=new, surplus=surplus, add=add),
+        _runner_set(view, name, revision, target.template, drain_seconds, members=new, surplus=surplus, add=add),
         *_others(view, name, revision, drain_seconds, members=old, surplus=surplus),
     ]
     return Rollout(runner_sets=tuple(sets), drains=tuple(_drains(view, members, surplus, drain_seconds)))
@@ -258,13 +258,13 @@ def replacements(view: View, *, leaving: Collection[str]) -> Iterable[RunnerRepl
 def pool_status(  # noqa: PLR0917
     view: View,
     pool: PoolObject,
-    aim: RolloutTarget,
+    target: RolloutTarget,
     refusal: PoolRefusal | None,
     scaling: Scaling,
     adapters: AdapterCounts,
 ) -> PoolStatus:
     name = pool.resource.object_name
-    revision = aim.newest
+    revision = target.newest
     members = [instance for instance in view.instances if instance.pool == name]
     ready = [instance for instance in members if instance.ready and instance.draining_until is None]
     updated = [instance for instance in ready if instance.revision == revision]
@@ -272,10 +272,10 @@ def pool_status(  # noqa: PLR0917
     steps = (
         _accepted(refusal),
         _available(wanted, ready, members),
-        _progressing(wanted, updated, members, aim),
+        _progressing(wanted, updated, members, target),
         _adapters_healthy(adapters),
         scaling.condition,
-        _ready(wanted, ready, updated, members, refusal, aim),
+        _ready(wanted, ready, updated, members, refusal, target),
     )
     draining = sum(instance.draining_until is not None for instance in members)
     complete = len(updated) >= wanted and all(instance.revision == revision for instance in members)
@@ -289,7 +289,7 @@ def pool_status(  # noqa: PLR0917
         updated=len(updated),
         draining=draining,
         revision=revision,
-        target_revision=aim.revision,
+        target_revision=target.revision,
         current_revision=revision if complete or not pool.current_revision else pool.current_revision,
         conditions=with_transition_times(
             (*steps, *_progress(steps)), pool.conditions, now=view.now, generation=pool.generation
@@ -313,14 +313,14 @@ def _available(wanted: int, ready: Sequence[RunnerInstance], members: Sequence[R
 
 
 def _progressing(
-    wanted: int, updated: Sequence[RunnerInstance], members: Sequence[RunnerInstance], aim: RolloutTarget
+    wanted: int, updated: Sequence[RunnerInstance], members: Sequence[RunnerInstance], target: RolloutTarget
 ) -> ConditionResult:
     if any(instance.failures > 1 for instance in members):
         return no("Progressing", "RunnerFailing", _why(members))
-    if aim.waits:
-        return yes("Progressing", "WaitingForTurn", aim.waits_because)
-    if any(instance.revision != aim.newest for instance in members):
-        return yes("Progressing", "RollingOut", _so_far(wanted, updated, members, aim))
+    if target.waits:
+        return yes("Progressing", "WaitingForTurn", target.waiting_reason)
+    if any(instance.revision != target.newest for instance in members):
+        return yes("Progressing", "RollingOut", _so_far(wanted, updated, members, target))
     moving = sum(instance.node_is_leaving for instance in members)
     if moving and wanted:
         return yes(
@@ -331,7 +331,7 @@ def _progressing(
             f"{_waiting(members)}",
         )
     if len(updated) < wanted:
-        return yes("Progressing", "RunnersStarting", _so_far(wanted, updated, members, aim))
+        return yes("Progressing", "RunnersStarting", _so_far(wanted, updated, members, target))
     if len(members) > wanted:
         return yes("Progressing", "ScalingDown", f"{len(members) - wanted} runners are leaving")
     return no("Progressing", "Complete", "nothing is left to do")
@@ -353,7 +353,7 @@ def _ready(  # noqa: PLR0917
     updated: Sequence[RunnerInstance],
     members: Sequence[RunnerInstance],
     refusal: PoolRefusal | None,
-    aim: RolloutTarget,
+    target: RolloutTarget,
 ) -> ConditionResult:
     if refusal:
         return no("Ready", refusal.reason, refusal.message)
@@ -367,9 +367,9 @@ def _ready(  # noqa: PLR0917
         return yes("Ready", "AllRunnersReady", f"{len(updated)} of {wanted} runners are ready")
     if any(instance.failures > 1 for instance in members):
         return no("Ready", "RunnerFailing", _why(members))
-    if aim.waits and len(ready) >= wanted:
-        return no("Ready", "WaitingForTurn", aim.waits_because)
-    return no("Ready", "RunnersStarting", _so_far(wanted, updated, members, aim))
+    if target.waits and len(ready) >= wanted:
+        return no("Ready", "WaitingForTurn", target.waiting_reason)
+    return no("Ready", "RunnersStarting", _so_far(wanted, updated, members, target))
 
 
 def _progress(steps: Sequence[ConditionResult]) -> Iterable[ConditionResult]:
@@ -380,10 +380,10 @@ def _progress(steps: Sequence[ConditionResult]) -> Iterable[ConditionResult]:
 
 
 def _so_far(
-    wanted: int, updated: Sequence[RunnerInstance], members: Sequence[RunnerInstance], aim: RolloutTarget
+    wanted: int, updated: Sequence[RunnerInstance], members: Sequence[RunnerInstance], target: RolloutTarget
 ) -> str:
     """How far the pool has come, and what the next runner waits for."""
-    old = sum(instance.revision != aim.newest for instance in members)
+    old = sum(instance.revision != target.newest for instance in members)
     come = f"have the new revision, {old} the old" if old else "are ready"
     return f"{len(updated)} of {wanted} runners {come}{_waiting(members)}"
 

@@ -38,7 +38,7 @@ class RolloutTarget:
     template: RunnerTemplate
     """Of `revision`."""
 
-    waits_because: str = ""
+    waiting_reason: str = ""
     """Why that is not the newest; empty: it is."""
 
     @property
@@ -50,12 +50,12 @@ class RolloutLimiter:
     """How often pools have begun to roll of late. Whoever begins anew without it lets a few more rollouts begin."""
 
     def __init__(self, pause: timedelta = timedelta(0)) -> None:
-        self._aimed: dict[ObjectName, str] = {}
+        self._targets: dict[ObjectName, str] = {}
         self._rollouts = StartLimiter[ObjectName](pause / MICROSECOND)
 
     def held(self, name: ObjectName, newest: str, members: Sequence[RunnerInstance], now: datetime) -> str | None:
         """The revision at which a pool stays for now."""
-        before = self._aimed.get(name)
+        before = self._targets.get(name)
         if before is None or not _starts_runners(before, newest, members):
             return None
         if self._rollouts.may_begin(name, _microseconds(now)):
@@ -64,23 +64,23 @@ class RolloutLimiter:
 
     def note(
         self,
-        aimed: Mapping[ObjectName, RolloutTarget],
+        targets: Mapping[ObjectName, RolloutTarget],
         members: Mapping[ObjectName, list[RunnerInstance]],
         now: datetime,
     ) -> None:
         """What all pools are brought to from now on."""
-        for name, aim in aimed.items():
-            before = self._aimed.get(name)
-            if before is not None and _starts_runners(before, aim.revision, members.get(name, ())):
+        for name, target in targets.items():
+            before = self._targets.get(name)
+            if before is not None and _starts_runners(before, target.revision, members.get(name, ())):
                 self._rollouts.begun(name, _microseconds(now))
-        for gone in self._aimed.keys() - aimed.keys():
+        for gone in self._targets.keys() - targets.keys():
             self._rollouts.forget(gone)
-        self._aimed = {name: aim.revision for name, aim in aimed.items()}
+        self._targets = {name: target.revision for name, target in targets.items()}
         self._rollouts.expire(_microseconds(now))
 
-    def due(self, aimed: Mapping[ObjectName, RolloutTarget]) -> list[datetime]:
+    def due(self, targets: Mapping[ObjectName, RolloutTarget]) -> list[datetime]:
         """When those that are held may begin."""
-        held = [name for name, aim in aimed.items() if aim.waits_because == CHANGED_TOO_OFTEN]
+        held = [name for name, target in targets.items() if target.waiting_reason == CHANGED_TOO_OFTEN]
         return [EPOCH + self._rollouts.next_at(name) * MICROSECOND for name in held]
 
 
@@ -98,7 +98,7 @@ def _starts_runners(before: str, after: str, members: Sequence[RunnerInstance]) 
 
 
 def rollout_targets(
-    view: View, refused: Collection[ObjectName], pace: RolloutLimiter
+    view: View, refused: Collection[ObjectName], limiter: RolloutLimiter
 ) -> Mapping[ObjectName, RolloutTarget]:
     """Of all pools."""
     found = {pool.resource.object_name: _newest(pool) for pool in view.pools}
@@ -106,13 +106,13 @@ def rollout_targets(
     for one in view.instances:
         members.setdefault(one.pool, []).append(one)
     sets = {(each.pool, each.revision): each for each in view.runner_sets}
-    for name, aim in found.items():
-        held = pace.held(name, aim.newest, members.get(name, ()), view.now)
+    for name, target in found.items():
+        held = limiter.held(name, target.newest, members.get(name, ()), view.now)
         if held is not None and (name, held) in sets:
-            found[name] = _stays(aim, sets[name, held], CHANGED_TOO_OFTEN)
+            found[name] = _stays(target, sets[name, held], CHANGED_TOO_OFTEN)
     if view.rolling_pools is not None:
         _take_turns(view.rolling_pools, found, refused, members, sets)
-    pace.note(found, members, view.now)
+    limiter.note(found, members, view.now)
     return found
 
 
@@ -125,11 +125,11 @@ def _take_turns(
 ) -> None:
     rolling = 0
     waiting: list[tuple[ObjectName, str]] = []
-    for name, aim in found.items():
+    for name, target in found.items():
         revisions = {one.revision for one in members.get(name, ())}
-        if name in refused or revisions <= {aim.revision}:
+        if name in refused or revisions <= {target.revision}:
             continue
-        if len(revisions) > 1 or (name, aim.revision) in sets:
+        if len(revisions) > 1 or (name, target.revision) in sets:
             rolling += 1
             continue
         (has,) = revisions
@@ -139,8 +139,8 @@ def _take_turns(
         found[name] = _stays(found[name], sets[name, revision], WAITING_FOR_OTHER_POOLS)
 
 
-def _stays(aim: RolloutTarget, at: RunnerSet, why: str) -> RolloutTarget:
-    return RolloutTarget(newest=aim.newest, revision=at.revision, template=at.template, waits_because=why)
+def _stays(target: RolloutTarget, at: RunnerSet, why: str) -> RolloutTarget:
+    return RolloutTarget(newest=target.newest, revision=at.revision, template=at.template, waiting_reason=why)
 
 
 def _newest(pool: PoolObject) -> RolloutTarget:

@@ -32,11 +32,11 @@ class ScriptedApi:
 
 class Bench:
     def __init__(self, seconds: float = 10.0, taints: Collection[str] = ()) -> None:
-        self.api, self.denials = ScriptedApi(), ObstacleLog()
+        self.api, self.obstacle_log = ScriptedApi(), ObstacleLog()
         self.hosts, self.changes = {"node-1", "node-2"}, 0
         self.cordons = LeavingNodes(
             self.api,  # type: ignore[arg-type]
-            self.denials,
+            self.obstacle_log,
             seconds=seconds,
             taints=taints,
             hosts=lambda: self.hosts,
@@ -49,11 +49,11 @@ class Bench:
 
 async def test_only_cordoned_nodes_are_asked_for_and_a_change_is_told_once() -> None:
     bench = Bench()
-    await bench.cordons.look()
+    await bench.cordons.refresh()
     assert (bench.cordons.nodes, bench.changes) == (frozenset(), 0)
     bench.api.cordoned = ["node-2"]
     for _ in range(2):
-        await bench.cordons.look()
+        await bench.cordons.refresh()
     assert (bench.cordons.nodes, bench.changes) == ({"node-2"}, 1)
     assert set(bench.api.asked) == {"spec.unschedulable=true"}
 
@@ -71,9 +71,9 @@ async def test_it_looks_again_and_again() -> None:
 async def test_the_last_answer_stays_while_there_is_no_other() -> None:
     bench = Bench()
     bench.api.cordoned = ["node-2"]
-    await bench.cordons.look()
+    await bench.cordons.refresh()
     bench.api.cordoned = Unreachable("away")
-    await bench.cordons.look()
+    await bench.cordons.refresh()
     assert bench.cordons.nodes == {"node-2"}
 
 
@@ -81,20 +81,20 @@ async def test_a_missing_right_is_noted_until_it_is_there_and_does_no_harm_to_po
     bench = Bench()
     bench.api.cordoned = ApiRefused("list", NODES, "", status=403, message="no")
     for _ in range(2):
-        await bench.cordons.look()
-    assert len(bench.denials) == 1
-    assert bench.denials.standing().forbidden_namespaces == {}
+        await bench.cordons.refresh()
+    assert len(bench.obstacle_log) == 1
+    assert bench.obstacle_log.standing().forbidden_namespaces == {}
     bench.api.cordoned = []
-    await bench.cordons.look()
-    assert len(bench.denials) == 0
+    await bench.cordons.refresh()
+    assert len(bench.obstacle_log) == 0
 
 
 async def test_without_runners_nobody_is_asked_and_no_node_is_remembered() -> None:
     bench = Bench()
     bench.api.cordoned = ["node-2"]
-    await bench.cordons.look()
+    await bench.cordons.refresh()
     bench.hosts = set()
-    await bench.cordons.look()
+    await bench.cordons.refresh()
     assert len(bench.api.asked) == 1
     assert bench.cordons.nodes == frozenset()
 
@@ -106,14 +106,14 @@ async def test_a_node_that_an_autoscaler_has_tainted_is_to_be_emptied_as_a_cordo
         "node-2": ["nvidia.com/gpu"],
         "node-3": ["karpenter.sh/disrupted"],
     }
-    await bench.cordons.look()
+    await bench.cordons.refresh()
     assert bench.cordons.nodes == {"node-1"}, "where no runner is nobody looks"
     bench.api.cordoned = ["node-2", "node-4"]
     bench.api.asked.clear()
-    await bench.cordons.look()
+    await bench.cordons.refresh()
     assert bench.cordons.nodes == {"node-1", "node-2", "node-4"}
     assert bench.api.asked == ["spec.unschedulable=true", "metadata.name=node-1"]
     bench.api.taints = {}
     bench.api.cordoned = []
-    await bench.cordons.look()
+    await bench.cordons.refresh()
     assert (bench.cordons.nodes, bench.changes) == (frozenset(), 3)

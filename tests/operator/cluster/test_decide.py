@@ -29,14 +29,14 @@ LEAVES = {"controller.kubernetes.io/pod-deletion-cost": "-1000"}
 
 def decided(
     *objects: Object,
-    word: SchedulerReports = NOTHING_SAID,
+    reports: SchedulerReports = NOTHING_SAID,
     decider: Decider | None = None,
     obstacles: Obstacles = NO_OBSTACLES,
     now: datetime = NOW,
     cordoned: Collection[str] = (),
 ) -> Decision:
     decider = decider or Decider(["pools"], timedelta(seconds=5))
-    return decider.decide(snapshot(*objects), word, PLATFORM, now, cordoned, obstacles=obstacles)
+    return decider.decide(snapshot(*objects), reports, PLATFORM, now, cordoned, obstacles=obstacles)
 
 
 def of(decision: Decision, kind: Any) -> list:
@@ -185,12 +185,12 @@ def test_one_that_shrinks_drains_first_then_marks_then_lowers_the_number() -> No
     assert [drain.instance for drain in second.drains] == ["two"]
     assert not of(second, ScaleWrite | PodAnnotationWrite)  # it still has requests
     drained = SchedulerReports(drained={"two"})
-    third = decided(pool(replicas=1), deployment(name, 2), *pods, word=drained)
+    third = decided(pool(replicas=1), deployment(name, 2), *pods, reports=drained)
     (mark,) = of(third, PodAnnotationWrite)
     assert mark.annotations == pods[1]["metadata"]["annotations"] | LEAVES
     assert not of(third, ScaleWrite), "the Deployment would not know which"
     pods[1]["metadata"]["annotations"] = dict(mark.annotations)
-    last = decided(pool(replicas=1), deployment(name, 2), *pods, word=drained)
+    last = decided(pool(replicas=1), deployment(name, 2), *pods, reports=drained)
     (scale,) = of(last, ScaleWrite)
     assert scale.replicas == 1
     assert not of(last, PodAnnotationWrite)
@@ -280,7 +280,7 @@ def test_a_runner_on_a_cordoned_node_gets_a_successor_beside_it_and_is_then_the_
     (mark,) = of(moving, PodAnnotationWrite)
     assert mark.object == ("pools", "here")
     here["metadata"]["annotations"] = dict(mark.annotations) | LEAVES
-    (shrink,) = of(decided(*found, word=SchedulerReports(drained={"here"}), cordoned={"node-2"}), ScaleWrite)
+    (shrink,) = of(decided(*found, reports=SchedulerReports(drained={"here"}), cordoned={"node-2"}), ScaleWrite)
     assert shrink.replicas == 1
 
 
@@ -358,10 +358,10 @@ def test_a_condemned_runner_is_deleted_by_its_uid_once_its_patience_is_over() ->
     name = revision()
     hung = UnhealthyRunner("incarnation", "hangs", NOW - timedelta(seconds=4))
     found = (pool(), deployment(name, 1), pod("one", name))
-    early = decided(*found, word=SchedulerReports(condemned={"one": hung}))
+    early = decided(*found, reports=SchedulerReports(unhealthy={"one": hung}))
     assert not of(early, PodDeletion)
     assert early.due == 1.0
-    late = decided(*found, word=SchedulerReports(condemned={"one": hung}), now=NOW + timedelta(seconds=2))
+    late = decided(*found, reports=SchedulerReports(unhealthy={"one": hung}), now=NOW + timedelta(seconds=2))
     assert [write.object for write in of(late, PodDeletion)] == [("pools", "one")]
 
 
@@ -371,7 +371,7 @@ def test_the_successor_of_a_condemned_runner_is_left_alone() -> None:
     again = pod("one", name)
     began = (NOW - timedelta(seconds=1)).isoformat()
     again["status"]["containerStatuses"] = [{"state": {"running": {"startedAt": began}}, "restartCount": 1}]
-    found = decided(pool(), deployment(name, 1), again, word=SchedulerReports(condemned={"one": hung}))
+    found = decided(pool(), deployment(name, 1), again, reports=SchedulerReports(unhealthy={"one": hung}))
     assert not of(found, PodDeletion)
 
 
@@ -421,10 +421,10 @@ def ready_since_then(it: Object, reason: str) -> Object:
 
 def test_a_new_leader_leaves_alone_what_the_scheduler_has_not_told_it_yet() -> None:
     told = ready_since_then(adapter(), "Serving")
-    word = SchedulerReports(awaited=True)
-    assert ADAPTERS not in [write.kind for write in of(decided(pool(), told, word=word), StatusWrite)]
+    reports = SchedulerReports(awaited=True)
+    assert ADAPTERS not in [write.kind for write in of(decided(pool(), told, reports=reports), StatusWrite)]
     assert ADAPTERS in [write.kind for write in of(decided(pool(), told), StatusWrite)]
-    assert ADAPTERS in [write.kind for write in of(decided(pool(), adapter(), word=word), StatusWrite)]
+    assert ADAPTERS in [write.kind for write in of(decided(pool(), adapter(), reports=reports), StatusWrite)]
 
 
 def test_a_new_leader_leaves_a_pool_alone_of_whose_runners_the_scheduler_has_not_told_it_yet() -> None:
@@ -434,8 +434,8 @@ def test_a_new_leader_leaves_a_pool_alone_of_whose_runners_the_scheduler_has_not
     runners = [deployment(name, 1), pod("one", name)]
     advice = {ObjectName("pools", "demo"): ScalingAdvice(replicas=1)}
 
-    def written(it: Object, word: SchedulerReports) -> bool:
-        return POOLS in [write.kind for write in of(decided(it, *runners, word=word), StatusWrite)]
+    def written(it: Object, reports: SchedulerReports) -> bool:
+        return POOLS in [write.kind for write in of(decided(it, *runners, reports=reports), StatusWrite)]
 
     assert not written(told, SchedulerReports(awaited=True))
     assert not written(told, SchedulerReports(awaited=True, advice=advice))

@@ -13,30 +13,30 @@ def pulse(*, round: float = 1, answer: float = 1, watches: dict[str, float] | No
 
 
 def test_one_that_works_is_alive_and_ready() -> None:
-    assert pulse().dead_because() == pulse().unready_because(300) == ""
-    assert pulse(watches={}).dead_because() == ""  # nothing is watched before everything is listed
+    assert pulse().dead_reason() == pulse().unready_reason(300) == ""
+    assert pulse(watches={}).dead_reason() == ""  # nothing is watched before everything is listed
 
 
 @pytest.mark.parametrize("answer", [1, 10 * ANSWERED_SECONDS])
 def test_a_loop_that_hangs_is_dead_whatever_the_api_server_does(answer: float) -> None:
     stalled = pulse(round=STALLED_SECONDS + 1, answer=answer)
-    assert stalled.dead_because() == "the work loop has not ticked for 61 s"
-    assert pulse(round=STALLED_SECONDS - 1, answer=answer).dead_because() == ""
+    assert stalled.dead_reason() == "the work loop has not ticked for 61 s"
+    assert pulse(round=STALLED_SECONDS - 1, answer=answer).dead_reason() == ""
 
 
 def test_one_watch_that_is_silent_for_too_long_is_enough() -> None:
     watches = {WATCH: 30.0, PODS: SILENT_SECONDS + 1}
-    assert pulse(watches=watches).dead_because() == f"the watch of {PODS} has said nothing for 151 s"
-    assert pulse(watches=watches | {PODS: SILENT_SECONDS - 1}).dead_because() == ""
+    assert pulse(watches=watches).dead_reason() == f"the watch of {PODS} has said nothing for 151 s"
+    assert pulse(watches=watches | {PODS: SILENT_SECONDS - 1}).dead_reason() == ""
 
 
 def test_nobody_starts_again_for_an_outage() -> None:
     """Every watch is silent while the API server is away, and another process would hear as little."""
     outage = pulse(answer=ANSWERED_SECONDS + 1, watches={WATCH: 3600.0})
-    assert outage.dead_because() == ""
+    assert outage.dead_reason() == ""
 
 
 def test_ready_is_who_has_heard_from_the_api_server_since_the_last_list_was_due() -> None:
-    assert pulse(answer=300 + ANSWERED_SECONDS - 1).unready_because(300) == ""
+    assert pulse(answer=300 + ANSWERED_SECONDS - 1).unready_reason(300) == ""
     late = pulse(answer=300 + ANSWERED_SECONDS + 1)
-    assert late.unready_because(300) == "the API server has said nothing for 331 s"
+    assert late.unready_reason(300) == "the API server has said nothing for 331 s"

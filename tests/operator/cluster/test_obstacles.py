@@ -28,10 +28,12 @@ class Bench:
         self.version = 100
 
     def decide(
-        self, *objects: Object, obstacles: Obstacles | None = None, word: SchedulerReports | None = None
+        self, *objects: Object, obstacles: Obstacles | None = None, reports: SchedulerReports | None = None
     ) -> Decision:
         found = snapshot(*objects)
-        return self.decider.decide(found, word or SchedulerReports(), PLATFORM, NOW, obstacles=obstacles or Obstacles())
+        return self.decider.decide(
+            found, reports or SchedulerReports(), PLATFORM, NOW, obstacles=obstacles or Obstacles()
+        )
 
     def settled(self, *objects: Object) -> list[Object]:
         """The objects with the statuses that they get."""
@@ -100,15 +102,15 @@ def test_nothing_is_done_about_runners_that_cannot_be_seen_and_their_adapters_ar
 def test_what_was_seen_before_is_neither_drained_nor_replaced_nor_retired() -> None:
     name = revision(pool())
     one, two, other = pod("one", name), pod("two", name), pod("three", "r1", pool="deleted")
-    hung = SchedulerReports(condemned={"one": UnhealthyRunner("incarnation", "hangs", NOW - timedelta(hours=1))})
+    hung = SchedulerReports(unhealthy={"one": UnhealthyRunner("incarnation", "hangs", NOW - timedelta(hours=1))})
     objects = (pool(replicas=0), deployment(name, 2), one, two, deployment("r1", 1, pool="deleted"), other)
-    assert {write.key.what for write in children(Bench().decide(*objects, word=hung))} > {"mark"}
-    decision = Bench().decide(*objects, word=hung, obstacles=IN_THE_DARK)
+    assert {write.key.what for write in children(Bench().decide(*objects, reports=hung))} > {"mark"}
+    decision = Bench().decide(*objects, reports=hung, obstacles=IN_THE_DARK)
     assert children(decision) == []
     assert decision.plan.drains == ()
     staying = (pool(replicas=2), deployment(name, 2), one, two)
-    assert Bench().decide(*staying, word=hung).plan.replacements != ()
-    assert Bench().decide(*staying, word=hung, obstacles=IN_THE_DARK).plan.replacements == ()
+    assert Bench().decide(*staying, reports=hung).plan.replacements != ()
+    assert Bench().decide(*staying, reports=hung, obstacles=IN_THE_DARK).plan.replacements == ()
 
 
 def test_what_drains_already_goes_on_draining() -> None:
@@ -194,19 +196,19 @@ def test_scale_goes_on_from_where_it_is_and_not_from_where_it_was_when_the_pool_
     (it,) = bench.settled(it)
     odd = from_the_future(bench, it)
 
-    def scaled(word: SchedulerReports, it: Object) -> Object:
-        return bench.now(it, status=statuses(bench.decide(it, word=word))["ServingPool", "demo"])
+    def scaled(reports: SchedulerReports, it: Object) -> Object:
+        return bench.now(it, status=statuses(bench.decide(it, reports=reports))["ServingPool", "demo"])
 
     (first,) = [write for write in bench.decide(odd).writes.values() if isinstance(write, StatusWrite)]
     assert [event.reason for event in first.events] == ["Unreadable"]
     odd = bench.now(odd, status=first.status)
     five = SchedulerReports(advice={DEMO: ScalingAdvice(replicas=5, code="", reason="", stale=False)})
-    (second,) = [write for write in bench.decide(odd, word=five).writes.values() if isinstance(write, StatusWrite)]
+    (second,) = [write for write in bench.decide(odd, reports=five).writes.values() if isinstance(write, StatusWrite)]
     assert second.events == ()  # it has been told
     more = scaled(five, odd)
     assert more["status"]["desiredReplicas"] == 5
     lost = bench.decide(
-        more, word=SchedulerReports(advice={DEMO: ScalingAdvice(replicas=1, code="", reason="", stale=True)})
+        more, reports=SchedulerReports(advice={DEMO: ScalingAdvice(replicas=1, code="", reason="", stale=True)})
     )
     assert [pool.replicas for pool in lost.plan.catalog.pools] == [5]
 
@@ -219,9 +221,9 @@ def test_after_a_restart_what_can_be_read_of_it_serves_whom_it_served_and_its_ru
     it, legal, *rest = bench.settled(*objects)
     assert legal["status"]["baseModel"]
     odd = from_the_future(bench, it)
-    hung = SchedulerReports(condemned={"one": UnhealthyRunner("incarnation", "hangs", NOW - timedelta(hours=1))})
+    hung = SchedulerReports(unhealthy={"one": UnhealthyRunner("incarnation", "hangs", NOW - timedelta(hours=1))})
     again = Bench()
-    decision = again.decide(odd, legal, adapter("new"), *rest, word=hung)
+    decision = again.decide(odd, legal, adapter("new"), *rest, reports=hung)
     assert served(decision) == ["legal"]  # the other one may be what the unknown field forbids
     assert children(decision) == []
     assert decision.plan.drains == ()

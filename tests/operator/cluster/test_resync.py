@@ -66,13 +66,13 @@ class Place:
         self.cache = Cache()
         self.registry = CollectorRegistry()
         self.metrics = ClusterMetrics(self.registry)
-        self.denials = ObstacleLog()
+        self.obstacle_log = ObstacleLog()
         self.unwatchable: list[str] = []
         self.watched_anew: list[Kind] = []
         self.resync = Resync(
             server,  # type: ignore[arg-type]
             self.cache,
-            self.denials,
+            self.obstacle_log,
             self.metrics,
             ["pools", "others"],
             seconds=seconds,
@@ -166,13 +166,13 @@ async def test_a_namespace_that_cannot_be_seen_stops_itself_and_nobody_else(kind
     assert not await place.resync.once()
     assert place.resync.listed.is_set()
     assert place.resync.unseen == {"others"}
-    assert ("others" in place.denials.standing().forbidden_namespaces) == (status == 403)
+    assert ("others" in place.obstacle_log.standing().forbidden_namespaces) == (status == 403)
     # It is answered, and will be for long. Whoever is only away for a moment is waited for.
     assert bool(place.resync.waiting_for()) == (status == 503)
     server.refuses.clear()
     assert await place.resync.once()
     assert place.resync.unseen == frozenset()
-    assert place.denials.standing().forbidden_namespaces == {}
+    assert place.obstacle_log.standing().forbidden_namespaces == {}
 
 
 async def test_a_namespace_that_may_not_be_seen_any_more_is_not_known_any_more() -> None:
@@ -193,7 +193,7 @@ async def test_budgets_that_may_not_be_seen_are_told_and_stop_nothing() -> None:
     await place.resync.once()
     assert place.resync.listed.is_set()
     assert place.resync.unseen == frozenset()
-    assert place.denials.standing().forbidden_namespaces.keys() == {"pools"}
+    assert place.obstacle_log.standing().forbidden_namespaces.keys() == {"pools"}
 
 
 OLD, NEW = adapter("one", version=50), adapter("one", version=90)
@@ -255,7 +255,7 @@ async def test_what_is_half_from_before_and_half_from_after_is_no_state_to_decid
     server.version = 60
     assert place.resync.of_one_state
     told: list[bool] = []
-    for each in place.resync._places:
+    for each in place.resync._scopes:
         await place.resync._list(*each)
         told.append(place.resync.of_one_state)
     assert told == [*[False] * (len(told) - 1), True]

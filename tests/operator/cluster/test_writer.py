@@ -64,14 +64,14 @@ class Bench:
     def __init__(self, api: ScriptedApi | Api, *, leading: bool = True, time_scale: float = 0.01) -> None:
         self.cache = Cache()
         self.cache.put(ADAPTERS, adapter())
-        self.denials = ObstacleLog()
+        self.obstacle_log = ObstacleLog()
         self.denied: list[Obstacle] = []
         self.written: list[Write] = []
         self.leading = leading
         self.writer = WriteExecutor(
             api,  # type: ignore[arg-type]
             self.cache,
-            self.denials,
+            self.obstacle_log,
             ClusterMetrics(CollectorRegistry()),
             leading=lambda: self.leading,
             written=self.written.append,
@@ -185,10 +185,10 @@ async def test_a_missing_right_is_told_once_and_forgotten_when_it_is_back() -> N
     async with bench.running():
         bench.want(wanted())
         await until(lambda: bench.denied)
-        assert len(bench.denials) == 1
+        assert len(bench.obstacle_log) == 1
         await until(lambda: bench.written)
     assert [obstacle.reason for obstacle in bench.denied] == ["PermissionDenied"]
-    assert len(bench.denials) == 0
+    assert len(bench.obstacle_log) == 0
 
 
 async def test_a_name_that_is_taken_is_told_at_once_and_tried_again_until_it_is_free() -> None:
@@ -204,12 +204,12 @@ async def test_a_name_that_is_taken_is_told_at_once_and_tried_again_until_it_is_
     bench = Bench(Taken())
     async with bench.running():
         bench.want(OwnedObjectWrite(BUDGETS, budget))
-        await until(lambda: len(bench.denials))
+        await until(lambda: len(bench.obstacle_log))
         assert [obstacle.reason for obstacle in bench.denied] == ["NameTaken"]
         assert bench.denied[0].message.startswith("PodDisruptionBudget demo of this namespace")
         free = True
         await until(lambda: bench.written)
-    assert len(bench.denials) == 0
+    assert len(bench.obstacle_log) == 0
 
 
 async def test_a_denial_ends_with_the_write_that_met_it() -> None:
@@ -217,16 +217,16 @@ async def test_a_denial_ends_with_the_write_that_met_it() -> None:
     bench = Bench(ScriptedApi(*[refused(403, NO_RIGHT)] * 3))
     async with bench.running():
         bench.want(wanted())
-        await until(lambda: len(bench.denials))
+        await until(lambda: len(bench.obstacle_log))
         bench.want()
-        assert len(bench.denials) == 0
+        assert len(bench.obstacle_log) == 0
 
     bench = Bench(ScriptedApi(*[refused(403, NO_RIGHT)] * 3), time_scale=0.3)
     async with bench.running():
         bench.want(wanted())
-        await until(lambda: len(bench.denials))
+        await until(lambda: len(bench.obstacle_log))
         bench.cache.put(ADAPTERS, adapter(version=9) | {"status": {"said": "new"}})  # somebody else has done it
-        await until(lambda: not len(bench.denials))
+        await until(lambda: not len(bench.obstacle_log))
     assert bench.written == []
 
 
@@ -238,7 +238,7 @@ async def test_a_denial_of_what_a_write_asks_besides_ends_when_the_write_is_done
         bench.want(wanted())
         await until(lambda: bench.written)
     assert "may not get" in bench.denied[0].message
-    assert len(bench.denials) == 0
+    assert len(bench.obstacle_log) == 0
 
 
 @pytest.mark.parametrize("status", [400, 403, 409, 422, 500])
@@ -248,12 +248,12 @@ async def test_what_is_refused_again_and_again_is_told_in_the_servers_words_unti
     async with bench.running():
         bench.want(wanted())
         await until(lambda: bench.denied)
-        (key,) = bench.denials.standing().writes
+        (key,) = bench.obstacle_log.standing().writes
         assert key == wanted().key
         await until(lambda: bench.written)
     assert [obstacle.reason for obstacle in bench.denied] == ["RunnersRefused"]
     assert bench.denied[0].message.endswith(why)
-    assert len(bench.denials) == 0
+    assert len(bench.obstacle_log) == 0
 
 
 @pytest.mark.parametrize("errors", [[refused(409)] * 3, [refused(429)] * 5, [Unreachable("away")] * 5])
@@ -314,12 +314,12 @@ async def test_what_the_server_makes_of_it_is_not_fought() -> None:
 
 
 def test_a_missing_right_is_said_in_words_an_administrator_can_use() -> None:
-    denials = ObstacleLog()
-    denials.note(ApiRefused("list", DEPLOYMENTS, "pools", status=403, message="no"))
+    obstacle_log = ObstacleLog()
+    obstacle_log.note(ApiRefused("list", DEPLOYMENTS, "pools", status=403, message="no"))
     why = "the operator may not list deployments.apps in namespace pools; grant that verb to its ServiceAccount"
-    assert denials.standing().forbidden_namespaces == {"pools": Obstacle("PermissionDenied", why)}
-    denials.clear(DEPLOYMENTS, "pools")
-    assert denials.standing().forbidden_namespaces == {}
+    assert obstacle_log.standing().forbidden_namespaces == {"pools": Obstacle("PermissionDenied", why)}
+    obstacle_log.clear(DEPLOYMENTS, "pools")
+    assert obstacle_log.standing().forbidden_namespaces == {}
 
 
 # -------------------------------------------------------------------------------------------------------------- events

@@ -64,15 +64,15 @@ async def applied(server: Server, cache: Cache) -> bool:
 async def test_what_the_server_fills_in_leaves_nothing_to_write_and_nothing_to_remember() -> None:
     server, cache = Server(), Cache()
     assert [await applied(server, cache) for _ in range(3)] == [True, False, False]
-    assert len(cache.settled) == 0
+    assert len(cache.normalized) == 0
 
 
 async def test_what_the_server_prunes_is_not_fought_and_is_forgotten_with_the_deployment() -> None:
     server, cache = Server(prunes=True), Cache()
     assert [await applied(server, cache) for _ in range(3)] == [True, False, False]
-    assert len(cache.settled) == 1
+    assert len(cache.normalized) == 1
     cache.remove(DEPLOYMENTS, server.change())
-    assert len(cache.settled) == 0
+    assert len(cache.normalized) == 0
 
 
 @pytest.mark.parametrize("prunes", [False, True])

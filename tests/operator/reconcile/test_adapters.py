@@ -163,8 +163,8 @@ def test_loaded_counts_the_runners_that_hold_it() -> None:
 def test_more_runners_than_there_are_cannot_hold_it_and_a_request_is_served_all_the_same() -> None:
     wanted = adapter(placement={"minReplicas": 3})
     held = {"legal": AdapterReport(serving_digest=DIGEST, replicas=(AdapterReplica(runner="r", tier="device"),))}
-    memory = ResultCache()
-    status = only(reconcile(world(wanted, known=held, runners=2), memory))
+    cache = ResultCache()
+    status = only(reconcile(world(wanted, known=held, runners=2), cache))
     assert status.ready
     found = condition(status.conditions, "Loaded")
     assert (found.status, found.reason) == ("False", "NoCapacity")
@@ -172,7 +172,7 @@ def test_more_runners_than_there_are_cannot_hold_it_and_a_request_is_served_all_
         "spec.placement.minReplicas asks for 3 runners, but pool default/demo has only 2 ready; raise the pool's "
         "replicas, or lower spec.placement.minReplicas"
     )
-    assert says(only(reconcile(world(wanted, known=held, runners=3), memory)), "Loaded") == ("False", "Loading")
+    assert says(only(reconcile(world(wanted, known=held, runners=3), cache)), "Loaded") == ("False", "Loading")
 
 
 def test_one_that_is_held_by_enough_does_not_mind_who_is_ready() -> None:
@@ -188,17 +188,17 @@ def test_a_runner_that_is_gone_holds_nothing_whatever_the_scheduler_still_says()
     """The scheduler waits for it to come back: it may only be out of reach."""
     places = tuple(AdapterReplica(runner=letter, tier="device") for letter in "rs")
     place = world(adapter(), known={"legal": AdapterReport(serving_digest=DIGEST, replicas=places)}, runners=2)
-    memory = ResultCache()
-    both, first = (only(reconcile(replace(place, instances=place.instances[:count]), memory)) for count in (2, 1))
+    cache = ResultCache()
+    both, first = (only(reconcile(replace(place, instances=place.instances[:count]), cache)) for count in (2, 1))
     assert (both.loaded, len(both.replicas)) == (2, 2)
     assert (first.loaded, [each.runner for each in first.replicas]) == (1, ["r"])
 
 
 def test_how_many_runners_there_are_matters_only_to_those_who_want_more() -> None:
-    memory, known = ResultCache(), {"a": SERVING, "b": SERVING}
+    cache, known = ResultCache(), {"a": SERVING, "b": SERVING}
     place = world(adapter("a"), adapter("b", placement={"minReplicas": 3}), known=known)
-    first = reconcile(place, memory).adapters
-    more = reconcile(replace(place, instances=world(runners=2).instances), memory).adapters
+    first = reconcile(place, cache).adapters
+    more = reconcile(replace(place, instances=world(runners=2).instances), cache).adapters
     assert more[0] is first[0]
     assert more[1] != first[1]
 
@@ -461,34 +461,34 @@ def test_the_load_is_dated_once_whatever_else_is_said(spec: dict[str, Any], runn
 
 
 def test_what_has_not_changed_is_not_judged_again() -> None:
-    memory, place = ResultCache(), world(adapter("a"), adapter("b"), known={"a": SERVING})
-    first = reconcile(place, memory)
-    assert all(one is two for one, two in zip(first.adapters, reconcile(place, memory).adapters, strict=True))
+    cache, place = ResultCache(), world(adapter("a"), adapter("b"), known={"a": SERVING})
+    first = reconcile(place, cache)
+    assert all(one is two for one, two in zip(first.adapters, reconcile(place, cache).adapters, strict=True))
     changed = replace(place, adapter_reports={**place.adapter_reports, name("b"): SERVING})
-    again = reconcile(changed, memory)
+    again = reconcile(changed, cache)
     assert again.adapters[0] is first.adapters[0]
     assert again.adapters[1].ready
 
 
 def test_what_a_pool_says_of_itself_is_no_reason_to_judge_its_adapters_again() -> None:
-    memory, place = ResultCache(), world(adapter("a"), known={"a": SERVING})
-    first = only(reconcile(place, memory))
+    cache, place = ResultCache(), world(adapter("a"), known={"a": SERVING})
+    first = only(reconcile(place, cache))
     (one,) = place.pools
     written = replace(place, pools=(replace(one, wanted=1, conditions=first.conditions),))
-    assert only(reconcile(written, memory)) is first
+    assert only(reconcile(written, cache)) is first
     changed = pool("demo", model={"servedName": "another"}, allowedNamespaces={"from": "Same"})
-    assert only(reconcile(replace(place, pools=(changed,)), memory)).base_model == "another"
+    assert only(reconcile(replace(place, pools=(changed,)), cache)).base_model == "another"
 
 
 def test_one_without_a_pool_is_judged_again_when_another_pool_may_be_meant() -> None:
-    memory, place = ResultCache(), world(adapter("a", poolRef={"name": "demu"}))
-    first = only(reconcile(place, memory))
+    cache, place = ResultCache(), world(adapter("a", poolRef={"name": "demu"}))
+    first = only(reconcile(place, cache))
     assert "did you mean default/demo?" in condition(first.conditions, "Accepted").message
     (one,) = place.pools
-    assert only(reconcile(replace(place, pools=(replace(one, wanted=1),)), memory)) is first
+    assert only(reconcile(replace(place, pools=(replace(one, wanted=1),)), cache)) is first
     nearer = replace(place, pools=(one, replace(pool("dem"), age=1)))
-    assert "default/dem" in condition(only(reconcile(nearer, memory)).conditions, "Accepted").message
-    assert only(reconcile(replace(place, pools=()), memory)) is not first
+    assert "default/dem" in condition(only(reconcile(nearer, cache)).conditions, "Accepted").message
+    assert only(reconcile(replace(place, pools=()), cache)) is not first
 
 
 def test_a_message_has_an_end() -> None:

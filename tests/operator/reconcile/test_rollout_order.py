@@ -44,7 +44,7 @@ class Cluster:
     made: int = 0
     starts: bool = True
     """New runners get ready."""
-    pace: RolloutLimiter = field(default_factory=RolloutLimiter)
+    limiter: RolloutLimiter = field(default_factory=RolloutLimiter)
     now: float = 0.0
 
     def look(self) -> Plan:
@@ -56,7 +56,7 @@ class Cluster:
                 runner_sets=list(self.sets.values()),
                 rolling_pools=self.rolling_pools,
             ),
-            pace=self.pace,
+            limiter=self.limiter,
         )
         ends = {drain.instance for drain in plan.drains}
         for one in self.runners.values():
@@ -176,7 +176,7 @@ def test_without_a_number_all_roll_at_once() -> None:
 
 
 def paced(pools: list[PoolObject], **how: object) -> Cluster:
-    return Cluster(None, pools, pace=RolloutLimiter(timedelta(seconds=30)), **how)  # type: ignore[arg-type]
+    return Cluster(None, pools, limiter=RolloutLimiter(timedelta(seconds=30)), **how)  # type: ignore[arg-type]
 
 
 def one(number: int) -> list[PoolObject]:
@@ -271,16 +271,16 @@ def test_a_pool_that_is_held_may_begin_at_exactly_the_time_that_is_told(since: t
     def aim(revision: str, newest: str) -> RolloutTarget:
         template = RunnerTemplate(group=name("a"), model_uri="")
         return RolloutTarget(
-            newest=newest, revision=revision, template=template, waits_because=CHANGED_TOO_OFTEN * (revision != newest)
+            newest=newest, revision=revision, template=template, waiting_reason=CHANGED_TOO_OFTEN * (revision != newest)
         )
 
-    pace, now = RolloutLimiter(pause), NOW + since
+    limiter, now = RolloutLimiter(pause), NOW + since
     for revision in ("first", "second", "third", "fourth"):
-        assert pace.held(name("a"), revision, (), now) is None
-        pace.note({name("a"): aim(revision, revision)}, {}, now)
-    assert pace.held(name("a"), "fifth", (), now) == "fourth"
+        assert limiter.held(name("a"), revision, (), now) is None
+        limiter.note({name("a"): aim(revision, revision)}, {}, now)
+    assert limiter.held(name("a"), "fifth", (), now) == "fourth"
     held = {name("a"): aim("fourth", "fifth")}
-    pace.note(held, {}, now)
-    assert pace.due(held) == [now + pause]
-    assert pace.held(name("a"), "fifth", (), now + pause - timedelta(microseconds=1)) == "fourth"
-    assert pace.held(name("a"), "fifth", (), now + pause) is None
+    limiter.note(held, {}, now)
+    assert limiter.due(held) == [now + pause]
+    assert limiter.held(name("a"), "fifth", (), now + pause - timedelta(microseconds=1)) == "fourth"
+    assert limiter.held(name("a"), "fifth", (), now + pause) is None
