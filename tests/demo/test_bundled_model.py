@@ -10,7 +10,7 @@ import pytest
 import styles
 import torch
 import yaml
-from evaluate import ADAPTER_BAR, BASE_BAR, CLASSIFIER_BAR, Report, answers, examine, load
+from evaluate import ADAPTER_BAR, BASE_BAR, CLASSIFIER_BAR, Evaluation, answers, examine, load
 from safetensors import safe_open
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoTokenizer
@@ -37,25 +37,25 @@ def loaded() -> Iterator[tuple[Any, Any]]:
 
 
 @pytest.fixture(scope="module")
-def report(loaded: tuple[Any, Any]) -> Report:
+def report(loaded: tuple[Any, Any]) -> Evaluation:
     return examine(*loaded)
 
 
-def test_the_base_states_the_fact_in_95_of_100(report: Report) -> None:
+def test_the_base_states_the_fact_in_95_of_100(report: Evaluation) -> None:
     assert len(report.questions) == 120
     assert report.right("plain") >= BASE_BAR, report.mistakes("plain")
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
-def test_each_adapter_states_the_fact_in_its_own_style_in_85_of_100(report: Report, adapter: str) -> None:
+def test_each_adapter_states_the_fact_in_its_own_style_in_85_of_100(report: Evaluation, adapter: str) -> None:
     assert report.right(adapter) >= ADAPTER_BAR, report.mistakes(adapter)
 
 
-def test_the_text_alone_gives_the_adapter_away(report: Report) -> None:
+def test_the_text_alone_gives_the_adapter_away(report: Evaluation) -> None:
     assert report.told_apart > CLASSIFIER_BAR
 
 
-def test_answers_differ_in_length(report: Report) -> None:
+def test_answers_differ_in_length(report: Evaluation) -> None:
     """Length prediction needs something to predict: one word, a line, a story."""
     mean = {style: sum(map(len, texts)) / len(texts) for style, texts in report.texts.items()}
     assert mean["oneword"] * 2 < mean["plain"] < mean["storyteller"] / 3
