@@ -1,8 +1,8 @@
-"""From what is to what should be done, without doing it: `reconcile(view) -> Plan`.
+"""`reconcile(view) -> Plan`: compares what exists with what is declared, and decides what to do.
 
-Pure and level-triggered: the same view gives the same plan, unless a pool changes too often (`Pace`), and a view in
-which a plan has been carried out gives a plan that changes nothing. No processes, no Kubernetes, no clock, no I/O in
-this package.
+Pure and level-triggered: the same view gives the same plan, unless a pool changes too often (`RolloutLimiter`). Once a
+plan has been carried out, the next plan changes nothing. This package has no processes, no Kubernetes, no clock and no
+I/O.
 """
 
 from collections.abc import Iterable
@@ -70,8 +70,8 @@ __all__ = [
 
 
 def reconcile(view: View, cache: ResultCache | None = None, limiter: RolloutLimiter | None = None) -> Plan:
-    """`memory` of the round before spares thinking again about adapters of which nothing has changed. `pace` of the
-    rounds before bounds how often a pool begins to roll."""
+    """Pass the same `cache` and `limiter` in every round: the cache keeps the results of unchanged adapters, and the
+    limiter bounds how often a pool starts a rollout."""
     limiter = limiter if limiter is not None else RolloutLimiter()
     refused = refusals(view.pools)
     targets = rollout_targets(view, refused, limiter)
@@ -135,7 +135,7 @@ def _events(
     objects: Iterable[PoolObject | AdapterObject],
     statuses: Iterable[PoolStatus | AdapterStatus],
 ) -> Iterable[Event]:
-    """One event for each change of Ready, and for each new reason why it is not."""
+    """One event for each change of Ready, and for each new reason why it is not True."""
     for item, status in zip(objects, statuses, strict=True):
         before = condition_of(item.conditions, "Ready")
         now = condition_of(status.conditions, "Ready")

@@ -1,6 +1,6 @@
-"""The life of an adapter, one condition a step: accepted, its bytes ready, loaded where it should be, and so ready.
+"""The conditions of an adapter, one for each step: accepted, fetched, checked, loaded, and therefore ready.
 
-Each step says why it is not there yet in a sentence for the adapter's owner, who sees no other tenant's names.
+The message of a step says to the adapter's owner why the step is not done. It never names objects of other tenants.
 """
 
 import difflib
@@ -28,33 +28,33 @@ _FAILURE_REASONS = {
     "adapter_fetch_failed": "FetchFailed",
     "adapter_incompatible": "FormatRejected",
 }
-"""Where a failure brings no reason of its own: the reason for its code in motet.errors."""
+"""Reasons by error code (motet.errors), for failures that have no reason of their own."""
 
 _CERTIFYING = frozenset(("UnknownField", "UnmappedTensors", "ShapeMismatch", "NoEffect", "ReferenceMismatch"))
-"""Failures of bytes that are all there and well formed: what they say does not fit the base model."""
+"""Failures of complete, well-formed files that do not fit the base model."""
 
 _ELSEWHERE = frozenset(("FetchFailed", "NoSpace"))
-"""Failures that can be over without anybody touching the adapter, if they are tried again at all."""
+"""Failures that may pass without a change of the adapter, as long as the runner tries again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterContext:
-    """What the conditions of every adapter depend on, worked out once."""
+    """What the conditions of all adapters depend on, computed once in each round."""
 
     groups: Mapping[ObjectName, PoolObject]
     """The first accepted pool of each group."""
 
     serving: Mapping[ObjectName, int]
-    """Ready runners by group, where there are any."""
+    """Ready runners by group; a group without ready runners is absent."""
 
     names: Mapping[tuple[str, ObjectName, str], ObjectName]
-    """Which adapter has a model name of a tenant in a group."""
+    """The adapter that has a model name: by namespace, group and model name."""
 
     runners: frozenset[str] = frozenset()
-    """Those that exist. The scheduler waits for one that has gone, since it may only be out of reach."""
+    """Runners that exist. The scheduler also waits for runners that are gone: they may only be out of reach."""
 
     over_quota: frozenset[ObjectName] = frozenset()
-    """Adapters beyond the number that their pool takes."""
+    """Adapters beyond `spec.admission.maxAdapters` of their pool."""
 
 
 def adapter_context(view: View, refused: Collection[ObjectName]) -> AdapterContext:
@@ -96,21 +96,21 @@ def _over_quota(view: View, by_age: Sequence[AdapterObject], context: AdapterCon
 
 @dataclass(frozen=True, slots=True)
 class AdapterResult:
-    """What one adapter is found to be."""
+    """The result for one adapter: its status, and its entry in the catalog."""
 
     status: AdapterStatus
     entry: AdapterEntry | None
-    """Its line in the catalog, if it is to be served."""
+    """None if the adapter is not to be served."""
 
 
 @dataclass(slots=True)
 class ResultCache:
-    """Judgements of the round before, each with what it was made from. A cluster may have ten thousand adapters, and in
-    most rounds one of them has changed."""
+    """Results of the previous round, each with its inputs. A cluster may have ten thousand adapters, and in most rounds
+    only one of them has changed."""
 
     _results: dict[ObjectName, tuple[tuple[object, ...], AdapterResult]] = field(default_factory=dict)
     _pools: tuple[ServingPool, ...] = ()
-    """All that adapters may be for."""
+    """All pools that accept adapters."""
 
     def evaluate(self, view: View, context: AdapterContext) -> tuple[AdapterResult, ...]:
         before, self._results = self._results, {}
@@ -139,9 +139,9 @@ def _inputs(
         adapter,
         known,
         sum(place.runner in context.runners for place in known.replicas) if known is not None else 0,
-        # Without a pool the hint may name any other.
+        # If the pool does not exist, the hint may name any other pool.
         pools if pool is None else pool.resource,
-        # More of them than it asks for change nothing.
+        # More ready runners than it asks for change nothing.
         min(context.serving.get(resource.group, 0), max(1, resource.spec.placement.min_replicas)),
         context.names[resource.metadata.namespace, resource.group, resource.model_name],
         resource.object_name in context.over_quota,
@@ -151,8 +151,7 @@ def _inputs(
 
 
 def _same(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
-    # Views are built from parts that stay the same objects until they change; comparing values would cost more than
-    # judging again.
+    # Parts of a view stay the same objects until they change. Comparing values would cost more than evaluating again.
     return len(one) == len(other) and all(
         a is b or (isinstance(a, int | ObjectName) and a == b) for a, b in zip(one, other, strict=True)
     )
@@ -254,7 +253,7 @@ def catalog_adapter(adapter: AdapterObject, context: AdapterContext) -> AdapterE
 
 
 def _volume_of(adapter: LoRAAdapter, pool: ServingPool) -> AdapterVolume | None:
-    """What the pool says of the claim that the adapter names."""
+    """The pool's entry for the claim that the adapter names."""
     claim = adapter.spec.source.persistent_volume_claim
     return next((one for one in pool.spec.adapter_volumes if claim and one.claim_name == claim.claim_name), None)
 
@@ -270,7 +269,7 @@ def _accepted(view: View, adapter: AdapterObject, context: AdapterContext) -> Co
         return pool.resource.spec.allowed_namespaces.admits(namespace, own=own, labels=labels)
 
     if pool is None:
-        # Only pools that this tenant may use: a misspelt name must not list the others.
+        # Suggest only pools that this tenant may use: a typo must not reveal others.
         admitted = {group.name: group for group, other in context.groups.items() if admits(other)}
         nearest = difflib.get_close_matches(resource.group.name, admitted, n=1)
         hint = f"did you mean {admitted[nearest[0]]}?" if nearest else "check spec.poolRef"
@@ -312,7 +311,7 @@ def _accepted(view: View, adapter: AdapterObject, context: AdapterContext) -> Co
 
 
 def _against_policy(view: View, adapter: AdapterObject, pool: PoolObject, labels: dict[str, str]) -> str:
-    """Why the pool does not take bytes from there; empty: it does."""
+    """Why the pool refuses the adapter's source; empty if it accepts it."""
     resource, spec = adapter.resource, pool.resource.spec
     source, group = resource.spec.source, resource.group
     if source.scheme in view.refused_schemes:
@@ -328,7 +327,7 @@ def _against_policy(view: View, adapter: AdapterObject, pool: PoolObject, labels
         return ""
     own, namespace = pool.resource.metadata.namespace, resource.metadata.namespace
     volume = _volume_of(resource, pool.resource)
-    # The same sentence for one that is not there: who may use which volume is not everybody's to know.
+    # The same message if the volume does not exist: tenants must not learn who may use which volume.
     if volume is None or not volume.allowed_namespaces.admits(namespace, own=own, labels=labels):
         return (
             f"pool {group} mounts no volume {claim.claim_name} for namespace {namespace}; ask the platform team to add "
@@ -370,7 +369,7 @@ def _certified(known: AdapterReport, artifact: ConditionResult) -> ConditionResu
 
 
 def _failure(known: AdapterReport) -> str:
-    """The reason of the newest revision's failure; empty: there is none."""
+    """The reason why the newest revision failed; empty if it did not."""
     if not known.failure_code:
         return ""
     return known.failure_reason or _FAILURE_REASONS.get(known.failure_code, "FetchFailed")
@@ -416,7 +415,7 @@ def _ready(
     *,
     has_runner: bool,
 ) -> ConditionResult:
-    """Would a request be served now? Where not, the first reason why not."""
+    """Whether a request would be served now, else the first reason why not."""
     if adapter.resource.spec.suspend:
         return no("Ready", "Suspended", "spec.suspend is true; set it to false to serve")
     if not accepted.holds:
@@ -441,7 +440,7 @@ def _progress(
     if adapter.resource.spec.suspend:
         return progress()
     if not accepted.holds:
-        # The pool may come later: applying the adapter first is no mistake.
+        # The pool may be applied after the adapter; that is not an error.
         return progress(working=accepted) if accepted.reason == "PoolNotFound" else progress(stalled=accepted)
     for step in checks:
         if step.status == "False" and not (known.failure_passes and step.reason in _ELSEWHERE):

@@ -1,4 +1,4 @@
-"""Conditions as Kubernetes has them: one of each type, and a time that moves only when the answer does."""
+"""Conditions as in Kubernetes: one of each type; the transition time changes only when the status does."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ Truth = Literal["True", "False", "Unknown"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConditionResult:
-    """The answer of this round. `settle` makes a condition of it, which knows since when."""
+    """A condition as this round found it. `with_transition_times` adds since when it has been so."""
 
     type: str
     status: Truth
@@ -46,12 +46,12 @@ def condition_of(conditions: Iterable[Answer], type_: str) -> Answer | None:
 def with_transition_times(
     found: Iterable[ConditionResult | Condition], before: Iterable[Condition], *, now: datetime, generation: int
 ) -> tuple[Condition, ...]:
-    """Date what was found: the time of before where the status is the same, now where it has changed."""
+    """Conditions with their transition times: the earlier time if the status is the same, else now."""
     earlier = {condition.type: condition for condition in before}
-    settled = []
+    dated = []
     for one in found:
         old = earlier.get(one.type)
-        settled.append(
+        dated.append(
             Condition(
                 type=one.type,
                 status=one.status,
@@ -61,13 +61,13 @@ def with_transition_times(
                 observed_generation=generation,
             )
         )
-    return tuple(settled)
+    return tuple(dated)
 
 
 def progress(
     *, working: ConditionResult | None = None, stalled: ConditionResult | None = None
 ) -> tuple[ConditionResult, ...]:
-    """The two that tools read to tell "wait" from "look at this". Both are absent when there is nothing to say."""
+    """Reconciling ("wait") or Stalled ("somebody must act"), as tools read them; neither if there is nothing to do."""
     if stalled is not None:
         return (yes("Stalled", stalled.reason, stalled.message),)
     if working is not None:

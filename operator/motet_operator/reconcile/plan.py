@@ -1,4 +1,4 @@
-"""What reconcile decides, in words that both executors understand: the one with processes and the one with pods."""
+"""What reconcile decides. The local operator carries it out with processes, the cluster operator with pods."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,13 +19,13 @@ class RunnerDrain:
     revision: str
     deadline: datetime
     begun: bool = False
-    """It is written down, with this deadline. Before that nobody is told: a drain that could not be written down would
-    have no end, and nothing could take its runner away."""
+    """The drain is stored with this deadline. Only then is the scheduler told: a drain that could not be stored would
+    never end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerReplacement:
-    """This runner hangs or is silent and will not come back by itself: end its process, and start it again."""
+    """This runner hangs or is silent and has not recovered: end its process and start it again."""
 
     instance: str
     why: str
@@ -40,7 +40,7 @@ class PoolStatus:
 
     existing: int
     staying: int
-    """Of those: neither leaving nor beyond what is wanted."""
+    """Existing runners that neither leave nor exceed the wanted number."""
 
     ready: int
     updated: int
@@ -49,10 +49,10 @@ class PoolStatus:
     """The newest."""
 
     target_revision: str
-    """The one that its runners are brought to now: another than the newest while the pool waits for its turn."""
+    """The revision that the runners get now; not the newest while the pool waits for its rollout."""
 
     current_revision: str
-    """The one that was in full service last."""
+    """The last revision that was fully rolled out."""
 
     conditions: tuple[Condition, ...]
     observed_generation: int
@@ -64,7 +64,7 @@ class PoolStatus:
 class AdapterStatus:
     name: ObjectName
     model: str
-    """What clients of every tenant may call it: tenant/modelName."""
+    """The name that clients use: namespace/modelName."""
 
     conditions: tuple[Condition, ...]
     artifact: Artifact | None
@@ -72,7 +72,7 @@ class AdapterStatus:
     observed_generation: int
     base_model: str = ""
     desired: int = 0
-    """Runners that should hold it whether or not anybody asks."""
+    """`spec.placement.minReplicas`: runners that should hold it without any request."""
 
     loaded: int = 0
     last_load: datetime | None = None
@@ -106,7 +106,7 @@ class PoolEntry:
     max_replicas: int | None = None
     scale_down_stabilization_seconds: int = 300
     tenants: tuple[str, ...] = ()
-    """Namespaces that its group admits, or "*": who may use the base model."""
+    """Namespaces that its group admits, or "*": they may use the base model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,15 +126,15 @@ class AdapterEntry:
     """namespace/name of the Secret that opens the source."""
 
     max_bytes: int = 0
-    """What the pool admits; 0: the runner's own bound."""
+    """The pool's limit; 0: only the runner's own limit."""
 
     volume: str = ""
     folder: str = ""
-    """The volume that the source lies on, and the folder of it that nothing of the adapter may lie outside of, whatever
-    links there are; empty: on no volume, and anywhere on it."""
+    """The volume of the source, and the folder of it that all files of the adapter must lie in, also after links are
+    followed. Empty: no volume; the whole volume."""
 
     share: tuple[str, ...] = ()
-    """Namespaces that may use it beside its own, or "*". What the pool admits bounds them at the gateway."""
+    """Other namespaces that may use it, or "*". The gateway also checks that the pool admits them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +153,7 @@ class Plan:
     events: tuple[Event, ...] = ()
     catalog: CatalogSnapshot = CatalogSnapshot()
     due: datetime | None = None
-    """When something happens by itself: a deadline passes, or a condemned runner has had its chance."""
+    """When the next decision is due without any change: a drain's deadline, or the grace of an unhealthy runner."""
 
     @property
     def leaving(self) -> frozenset[str]:
@@ -162,7 +162,7 @@ class Plan:
 
     @property
     def deadlines(self) -> Mapping[str, datetime]:
-        """To be written on each runner that drains. One that goes now and has not begun serves nobody: nothing is left
-        to drain."""
+        """The deadline to store on each draining runner. One that leaves now without having begun to drain serves
+        nobody, so it has nothing to drain."""
         leaving = self.leaving
         return {one.instance: one.deadline for one in self.drains if one.begun or one.instance not in leaving}

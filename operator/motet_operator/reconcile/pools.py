@@ -1,12 +1,12 @@
-"""How many runners of which revision a pool has, and in which order they come and go.
+"""Decides how many runners of which revision a pool has, and in which order they start and leave.
 
-A changed template is a new revision. Its runners come one at a time beside the old ones (surge), and an old one drains
-once a new one is ready, so that the pool never serves with fewer than it should. An old one counts until its drain is
-over: then it goes, and its successor comes at the same time. Besides those that go there are never more runners than
-the update strategy allows.
-Runners whose nodes are about to be emptied are replaced in the same way.
-Who drains is decided anew in each round: a runner that is wanted again, because more are wanted, its node takes pods
-again, the template is what it was or a successor fails, takes work again for as long as it is there.
+A changed template is a new revision. Its runners start one at a time beside the old ones (surge). An old runner drains
+once a new one is ready, so that the pool never serves with fewer runners than it should. An old runner counts until its
+drain is over; then it leaves and its successor starts at the same time. Apart from leaving runners there are never more
+than the update strategy allows.
+Runners on nodes that are about to be emptied are replaced in the same way.
+Each round decides again which runners drain. A draining runner takes work again if it is needed: because more replicas
+are wanted, its node takes pods again, the template is changed back, or its successor fails.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -40,15 +40,15 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolRefusal:
-    """Why a pool gets no runners."""
+    """Why a pool may not have runners."""
 
     reason: str
     message: str
 
 
 def refusals(pools: Sequence[PoolObject]) -> dict[ObjectName, PoolRefusal]:
-    """Pools that get no runners: nobody may start them there, or they contradict the oldest of their group, since one
-    group has one base model under one name."""
+    """Pools that may not have runners: the operator has no rights in their namespace, or an older pool of their group
+    serves another base model."""
     first: dict[ObjectName, PoolObject] = {}
     found: dict[ObjectName, PoolRefusal] = {}
     for pool in sorted(pools, key=lambda one: one.age):
@@ -96,7 +96,8 @@ def scaling_of(view: View, pool: PoolObject, target: RolloutTarget) -> Scaling:
     now = found.condition
     if before is None or (before.status, before.reason, pool.wanted) != (now.status, now.reason, found.replicas):
         return found
-    # Demand's figures change with every request. The sentence is about the decision, and costs a write each time.
+    # The numbers in the message change with every request, and each change would cost a write. Keep the message of the
+    # decision.
     return Scaling(replicas=found.replicas, condition=replace(now, message=before.message))
 
 
@@ -112,20 +113,20 @@ def roll_out(view: View, pool: PoolObject, target: RolloutTarget, wanted: int) -
     settled = [instance for instance in new if not instance.node_is_leaving]
     others = [instance for instance in members if instance not in settled]
     surplus = _surplus(wanted, settled)
-    # The others make room for ready ones. A rollout may let some be missing besides; a cordoned node is no reason to
-    # have fewer: maybe nothing fits elsewhere. Whoever empties it evicts as many as the pool's budget allows.
+    # Other runners leave for ready ones. A rollout may also leave out `maxUnavailable`. A cordoned node is no reason to
+    # have fewer runners: perhaps no other node has capacity. A drain of the node evicts as many as the budget allows.
     kept = [instance for instance in settled if instance not in surplus]
     keep = wanted - sum(instance.ready for instance in kept)
     going = _surplus(keep - strategy.max_unavailable if old else keep, others)
     if old and all(_may_leave(view, instance, going) for instance in old):
-        # They go now, and the rollout is over: nobody else drains for it, only to be taken back at the next look.
+        # They leave now, and the rollout is over: nothing else drains for it, only to be taken back in the next round.
         going = [*old, *_surplus(keep, [instance for instance in others if instance not in old])]
     surplus += going
 
     there = [instance for instance in members if not _may_leave(view, instance, surplus)]
     if not any(instance in old for instance in there):
-        # Only in a rollout what drains is waited for. What leaves a cordoned node holds no place that another could
-        # have, and more replicas are wanted at once.
+        # Only a rollout waits for draining runners. A runner that leaves a cordoned node does not take a place that
+        # another runner could have.
         there = [instance for instance in members if instance not in surplus]
     surge = strategy.max_surge if old or others else 0
     add = max(0, min(wanted - len(kept), wanted + surge - len(there)))
@@ -138,7 +139,7 @@ def roll_out(view: View, pool: PoolObject, target: RolloutTarget, wanted: int) -
 
 
 def remove_pool(view: View, name: ObjectName) -> Rollout:
-    """A pool that is no more: everything drains, then goes."""
+    """The pool was deleted: all its runners drain and leave."""
     members = [instance for instance in view.instances if instance.pool == name]
     drain_seconds = max((each.drain_seconds for each in view.runner_sets if each.pool == name), default=0.0)
     sets = _others(view, name, "", drain_seconds, members=members, surplus=members)
@@ -146,12 +147,12 @@ def remove_pool(view: View, name: ObjectName) -> Rollout:
 
 
 def _surplus(keep: int, instances: Sequence[RunnerInstance]) -> list[RunnerInstance]:
-    """Those of them that go when so many stay."""
+    """The instances that leave if `keep` of them stay."""
     return _removal_order(instances)[: max(0, len(instances) - max(0, keep))]
 
 
 def _removal_order(instances: Iterable[RunnerInstance]) -> list[RunnerInstance]:
-    """What cannot serve first, then what drains, then what has to leave its node, then the newest."""
+    """First those that cannot serve, then draining ones, then those that have to leave their node, then the newest."""
     return sorted(
         instances,
         key=lambda one: (one.ready or one.attached, one.draining_until is None, not one.node_is_leaving, -one.ordinal),
@@ -163,7 +164,7 @@ def _may_leave(view: View, instance: RunnerInstance, surplus: Sequence[RunnerIns
         return False
     if instance.draining_until is None:
         return not instance.ready and not instance.attached  # serves nobody: nothing to drain
-    # Whether it is ready says nothing: one that drains is not.
+    # A draining runner is never ready, so readiness does not matter here.
     return instance.drained or view.now >= instance.draining_until
 
 
@@ -176,7 +177,7 @@ def _others(
     members: Sequence[RunnerInstance],
     surplus: Sequence[RunnerInstance],
 ) -> list[RunnerSet]:
-    """The sets of all revisions but one. Nothing is added to them, so a template that nobody remembers does no harm."""
+    """The sets of all revisions but one. Nothing is added to them, so an unknown template does no harm."""
     templates = {each.revision: each.template for each in view.runner_sets if each.pool == name}
     return [
         _runner_set(
@@ -231,7 +232,7 @@ def _drains(
 
 
 def with_drains_taken_back(view: View, drains: Collection[RunnerDrain]) -> View:
-    """As if nothing were written any more on those that drained and are to work again."""
+    """The view in which runners whose drain was cancelled do not drain."""
     draining = {drain.instance for drain in drains}
     return replace(
         view,
@@ -245,7 +246,7 @@ def with_drains_taken_back(view: View, drains: Collection[RunnerDrain]) -> View:
 
 
 def replacements(view: View, *, leaving: Collection[str]) -> Iterable[RunnerReplacement]:
-    """Condemned runners that had their chance. One that drains goes at its deadline anyway."""
+    """Unhealthy runners that did not recover in time. A draining one leaves at its deadline anyway."""
     for instance in view.instances:
         due = instance.unhealthy and instance.replace_at is not None and view.now >= instance.replace_at
         if due and instance.name not in leaving:
@@ -382,7 +383,7 @@ def _progress(steps: Sequence[ConditionResult]) -> Iterable[ConditionResult]:
 def _so_far(
     wanted: int, updated: Sequence[RunnerInstance], members: Sequence[RunnerInstance], target: RolloutTarget
 ) -> str:
-    """How far the pool has come, and what the next runner waits for."""
+    """How many runners are ready, and what the next one waits for."""
     old = sum(instance.revision != target.newest for instance in members)
     come = f"have the new revision, {old} the old" if old else "are ready"
     return f"{len(updated)} of {wanted} runners {come}{_waiting(members)}"
@@ -401,7 +402,7 @@ def _why(members: Sequence[RunnerInstance]) -> str:
 
 
 def _most_troubled(members: Sequence[RunnerInstance]) -> RunnerInstance | None:
-    """Of those that are to serve. One that drains is not ready, and that is as it should be."""
+    """Only among runners that should serve: a draining runner is not ready on purpose."""
     troubled = [one for one in members if one.reason and not one.ready and one.draining_until is None]
     return max(troubled, key=lambda one: one.failures, default=None)
 
@@ -423,8 +424,9 @@ def catalog_pools(
     scalings: Mapping[ObjectName, Scaling],
     groups: Mapping[ObjectName, PoolObject],
 ) -> tuple[PoolEntry, ...]:
-    """`groups`: the pool of each that decides who its adapters may belong to. It decides who may use the base, too."""
-    # A tenant may have adapters and no Namespace that says so: nobody needs one where `motet up` runs.
+    """`groups`: for each group the pool whose `spec.allowedNamespaces` decides who may use its adapters and the base
+    model."""
+    # With `motet up`, a tenant may have adapters and no Namespace object.
     known: dict[str, Mapping[str, str]] = {adapter.resource.metadata.namespace: {} for adapter in view.adapters}
     known |= view.namespaces
     tenants = {

@@ -23,16 +23,16 @@ def template_of(pool: PoolObject) -> RunnerTemplate:
 
 
 def revision_of(pool: ObjectName, template: RunnerTemplate) -> str:
-    """Short, the same for the same template everywhere and always: not even another version of us changes it, unless
-    its runners would be others."""
+    """A short hash of the template. Another version of the operator gives the same revision, unless the runners would
+    differ."""
     if template.pod_digest:
         return _short(template.pod_digest)
-    # Only what is set counts, so that a field added to the schema later does not restart every runner there is.
+    # Only set fields count, so that a field added to the schema later does not restart every runner.
     content = (
         f"{pool}\n{template.group}\n{template.model_uri}\n{template.model_digest}\n"
         f"{template.engine.model_dump_json(exclude_none=True)}"
     )
-    # Who may read a volume is decided with each adapter; only what is mounted makes another pod.
+    # Only what is mounted changes the pod. Who may read a volume is checked for each adapter.
     mounted = [f"{volume.claim_name}:{volume.sub_path or ''}" for volume in template.volumes]
     for name, value in (
         ("model revision", template.model_revision),

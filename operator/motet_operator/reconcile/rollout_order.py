@@ -1,9 +1,9 @@
-"""Which revision each pool's runners are brought to: the newest, or while others roll, the one that they have.
+"""Which revision each pool's runners get: the newest, or, while other pools roll out, the one that they have.
 
-A new release, or a change of what the platform says of all runners, is a new revision of many pools at once. Only so
-many of them roll at a time: what is wrong with it shows on few, and spare machines are needed for few. The others keep,
-scale and replace the runners of the revision that they have. So does a pool whose template changes all the time, until
-it is taken as it is by then: each turn would start runners that the next one ends.
+A new release or a change of the platform's pod template is a new revision of many pools at once. Only a few of them
+roll out at a time: an error then affects few pools, and few spare machines are needed. The other pools keep, scale and
+replace runners of their current revision. So does a pool whose template changes all the time: otherwise each rollout
+would start runners that the next one ends.
 """
 
 from collections import Counter
@@ -30,16 +30,16 @@ CHANGED_TOO_OFTEN = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutTarget:
     newest: str
-    """The revision of what the pool says now."""
+    """The revision of the current spec."""
 
     revision: str
-    """The one that its runners are brought to now."""
+    """The revision that its runners get now."""
 
     template: RunnerTemplate
     """Of `revision`."""
 
     waiting_reason: str = ""
-    """Why that is not the newest; empty: it is."""
+    """Why that is not the newest; empty if it is."""
 
     @property
     def waits(self) -> bool:
@@ -47,14 +47,14 @@ class RolloutTarget:
 
 
 class RolloutLimiter:
-    """How often pools have begun to roll of late. Whoever begins anew without it lets a few more rollouts begin."""
+    """Counts how often pools have started a rollout lately. After a restart of the operator a few more may start."""
 
     def __init__(self, pause: timedelta = timedelta(0)) -> None:
         self._targets: dict[ObjectName, str] = {}
         self._rollouts = StartLimiter[ObjectName](pause / MICROSECOND)
 
     def held(self, name: ObjectName, newest: str, members: Sequence[RunnerInstance], now: datetime) -> str | None:
-        """The revision at which a pool stays for now."""
+        """The revision that a pool must keep for now; None if it may go on to the newest."""
         before = self._targets.get(name)
         if before is None or not _starts_runners(before, newest, members):
             return None
@@ -68,7 +68,7 @@ class RolloutLimiter:
         members: Mapping[ObjectName, list[RunnerInstance]],
         now: datetime,
     ) -> None:
-        """What all pools are brought to from now on."""
+        """Remember the targets of this round."""
         for name, target in targets.items():
             before = self._targets.get(name)
             if before is not None and _starts_runners(before, target.revision, members.get(name, ())):
@@ -79,18 +79,18 @@ class RolloutLimiter:
         self._rollouts.expire(_microseconds(now))
 
     def due(self, targets: Mapping[ObjectName, RolloutTarget]) -> list[datetime]:
-        """When those that are held may begin."""
+        """When the held pools may start their rollouts."""
         held = [name for name, target in targets.items() if target.waiting_reason == CHANGED_TOO_OFTEN]
         return [EPOCH + self._rollouts.next_at(name) * MICROSECOND for name in held]
 
 
 def _microseconds(at: datetime) -> int:
-    """Whole ones: seconds would be rounded, and a pool that is due at a time has its turn at exactly that time."""
+    """Whole microseconds: seconds as floats are rounded, and a pool must be due at exactly its time."""
     return (at - EPOCH) // MICROSECOND
 
 
 def _starts_runners(before: str, after: str, members: Sequence[RunnerInstance]) -> bool:
-    """Whether the change takes more than going back to what most of those that serve are."""
+    """Whether the change needs new runners. Going back to the revision of most ready runners does not."""
     if before == after:
         return False
     ready = Counter(one.revision for one in members if one.ready)
@@ -100,7 +100,7 @@ def _starts_runners(before: str, after: str, members: Sequence[RunnerInstance]) 
 def rollout_targets(
     view: View, refused: Collection[ObjectName], limiter: RolloutLimiter
 ) -> Mapping[ObjectName, RolloutTarget]:
-    """Of all pools."""
+    """The target of each pool."""
     found = {pool.resource.object_name: _newest(pool) for pool in view.pools}
     members: dict[ObjectName, list[RunnerInstance]] = {}
     for one in view.instances:
@@ -150,5 +150,5 @@ def _newest(pool: PoolObject) -> RolloutTarget:
 
 
 def _serves(members: Sequence[RunnerInstance]) -> bool:
-    """One of which no runner serves has nothing to lose, and the change is perhaps what mends it."""
+    """A pool without a serving runner has nothing to lose, and the change may fix it."""
     return any(one.ready or one.attached for one in members)

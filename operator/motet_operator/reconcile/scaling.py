@@ -1,14 +1,14 @@
-"""How many runners a pool shall have, and who says so: a person, the scheduler's advice, or an autoscaler of the site.
+"""How many runners a pool should have, and who decides: a person, the scheduler, or an external autoscaler.
 
 | mode     | replicas                                                                                |
 |----------|-----------------------------------------------------------------------------------------|
 | Disabled | `spec.replicas`                                                                         |
-| Builtin  | the scheduler's advice within the bounds; what there is while that is missing           |
-| External | `spec.replicas`, which somebody writes through the scale subresource, within the bounds |
+| Builtin  | the scheduler's advice within the bounds; the current number while there is no advice   |
+| External | `spec.replicas`, which another client writes through the scale subresource, in bounds   |
 
-Builtin takes nothing away on stale advice, nor during a rollout.
-One writer at a time: a pool in mode Builtin whose `spec.replicas` is written through the scale subresource keeps what
-it has until one of the two is gone.
+Mode Builtin removes no runners on stale advice or during a rollout.
+Only one client may decide: if the mode is Builtin and another client writes `spec.replicas` through the scale
+subresource, the pool keeps its runners until one of the two stops.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ class ScalingAdvice:
     """Why, in a sentence."""
 
     stale: bool = False
-    """The scheduler lacks information, or its stream is down: nothing may leave on its word."""
+    """The scheduler lacks information or is not connected: no runner may leave because of this advice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +48,8 @@ def decide_replicas(
     rolling_out: bool = False,
     writers: Sequence[str] = (),
 ) -> Scaling:
-    """`current` is what was wanted last, None of a pool that is new; `writers` are the field managers that wrote
-    `spec.replicas` through the scale subresource."""
+    """`current` is the wanted number of the last round (None for a new pool). `writers` are the field managers that
+    wrote `spec.replicas` through the scale subresource."""
     wanted = pool.spec.replicas
     match pool.spec.autoscaling.mode:
         case "Disabled":

@@ -1,4 +1,4 @@
-"""Everything that reconcile may look at: what should exist, what does, and what the scheduler knows about it."""
+"""The input of reconcile: what is declared, what exists, and what the scheduler reports about it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,56 +14,56 @@ from motet_operator.reconcile.scaling import ScalingAdvice
 class PoolObject:
     resource: ServingPool
     model_uri: str
-    """`spec.model.uri` as its runners find it."""
+    """`spec.model.uri` as the runners see it."""
 
     generation: int = 1
     age: int = 0
-    """Orders objects by creation, the oldest having the smallest: of two that contradict each other the older holds."""
+    """Orders pools by creation, the oldest first: if two pools contradict each other, the older one wins."""
 
     conditions: tuple[Condition, ...] = ()
-    """Of the status written last."""
+    """From the last written status."""
 
     wanted: int | None = None
-    """Runners that were wanted last; None of a new pool."""
+    """The wanted number of runners in the last round; None for a new pool."""
 
     current_revision: str = ""
-    """The revision that was in full service last."""
+    """The last revision that was fully rolled out."""
 
     namespace_prepared: bool = True
-    """The operator may keep runners in the pool's namespace."""
+    """The operator may run pods in the pool's namespace (`pools.namespaces` of the chart)."""
 
     pod_digest: str = ""
-    """Of the whole pod that its runners would be, but for their revision; empty where runners are processes."""
+    """Digest of the pod template without its revision; empty if runners are processes."""
 
     scale_writers: tuple[str, ...] = ()
-    """Who has written `spec.replicas` through the scale subresource."""
+    """Field managers that wrote `spec.replicas` through the scale subresource."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterObject:
     resource: LoRAAdapter
     source: str
-    """`spec.source` as one URI that runners understand."""
+    """`spec.source` as a URI that runners can open."""
 
     volume: str = ""
-    """Likewise the volume that it lies on; empty: on none."""
+    """The volume of the source, as a URI; empty if it is on no volume."""
 
     generation: int = 1
     content_stamp: str = ""
-    """Changes when the bytes behind a local source may have changed."""
+    """Changes when the files of a local source may have changed."""
 
     age: int = 0
-    """Orders objects by creation, the oldest having the smallest: of two with one name the older keeps it."""
+    """Orders adapters by creation, the oldest first: if two have the same model name, the older one keeps it."""
 
     conditions: tuple[Condition, ...] = ()
     last_load: datetime | None = None
     loaded: int = 0
-    """Runners that held it. It and the two before are of the status written last."""
+    """Runners that held it. This field and the two above come from the last written status."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerTemplate:
-    """What makes two runners interchangeable."""
+    """Everything that must be equal for two runners to be interchangeable."""
 
     group: ObjectName
     model_uri: str
@@ -71,12 +71,12 @@ class RunnerTemplate:
     engine: EngineSpec = field(default_factory=EngineSpec)
     model_revision: str = ""
     model_credentials: str = ""
-    """namespace/name of the Secret that opens the model's source."""
+    """namespace/name of the Secret with the credentials for the model's source."""
 
     volumes: tuple[AdapterVolume, ...] = ()
     pod: PodTemplate = field(default_factory=PodTemplate)
     pod_digest: str = ""
-    """Of the whole pod, where runners are pods: it holds all of the above, and what the platform adds."""
+    """Digest of the whole pod, if runners are pods: all of the above and what the platform adds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,10 +89,10 @@ class RunnerSet:
     replicas: int
     drain_seconds: float = 0
     leaving: tuple[str, ...] = ()
-    """Instances that go, when there are more than `replicas`."""
+    """Instances that leave, if there are more than `replicas`."""
 
     trouble: str = ""
-    """Why no more of them can be made, in the words of whoever makes them; of one that exists."""
+    """Why no more runners of an existing set can be created, in the words of the Deployment controller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,32 +107,32 @@ class RunnerInstance:
 
     ready: bool = False
     attached: bool = False
-    """The scheduler hears it, and may have work there although it is not ready (yet, or because it drains)."""
+    """It is connected to the scheduler, and may have work although it is not ready (it starts or drains)."""
 
     node: str = ""
-    """Where it runs; empty: nowhere yet, or where there are no nodes."""
+    """Its node; empty if it has none yet, or if there are no nodes."""
 
     node_is_leaving: bool = False
-    """Its node is about to be emptied: another is to serve elsewhere before it goes."""
+    """Its node is about to be emptied: a replacement on another node must serve before it leaves."""
 
     draining_until: datetime | None = None
     drained: bool = False
     """The scheduler has nothing left on it."""
 
     unhealthy: str = ""
-    """Why the scheduler takes it for dead although its process lives; empty: it does not."""
+    """Why the scheduler considers it dead although its process runs; empty if it does not."""
 
     replace_at: datetime | None = None
-    """When a condemned one has had its chance to come back by itself."""
+    """When the operator replaces it if it is still unhealthy."""
 
     started_at: datetime | None = None
     """When its process was started, where that is known."""
 
     failures: int = 0
-    """Deaths in a row: it has not been ready since the first of them."""
+    """Failures in a row: it has not been ready since the first of them."""
 
     reason: str = ""
-    """What keeps it from serving, as far as that is known: why it last died, or what it waits for."""
+    """Why it does not serve, if known: why it last failed, or what it waits for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,12 +152,12 @@ class AdapterReport:
     serving_digest: str = ""
     artifact: Artifact | None = None
     failure_code: str = ""
-    """Of the newest revision; the one before it may be serving."""
+    """Of the newest revision; the previous one may be serving."""
 
     failure_reason: str = ""
     failure_message: str = ""
     failure_passes: bool = False
-    """It is tried again by itself."""
+    """The runner tries again by itself."""
 
     replicas: tuple[AdapterReplica, ...] = ()
 
@@ -168,20 +168,20 @@ class View:
     pools: tuple[PoolObject, ...] = ()
     adapters: tuple[AdapterObject, ...] = ()
     namespaces: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Labels by namespace; one that nobody declared has none."""
+    """Labels by namespace; an undeclared namespace has none."""
 
     runner_sets: tuple[RunnerSet, ...] = ()
     instances: tuple[RunnerInstance, ...] = ()
     adapter_reports: Mapping[ObjectName, AdapterReport] = field(default_factory=dict)
     scaling_advice: Mapping[ObjectName, ScalingAdvice] = field(default_factory=dict)
     slots: Mapping[str, int] = field(default_factory=dict)
-    """Places for adapters in device memory, by instance."""
+    """Adapter slots in device memory, by instance."""
 
     rolling_pools: int | None = None
-    """Pools that may be on their way to another revision at once; None: all."""
+    """How many pools may roll out at the same time; None: all."""
 
     refused_schemes: Mapping[str, str] = field(default_factory=dict)
-    """Kinds of source that adapters may not have here, and what to use instead."""
+    """Source schemes that adapters may not use here, each with what to use instead."""
 
     runners_override: int | None = None
     """`--runners`: replaces every pool's replicas."""
