@@ -19,9 +19,12 @@ class SmallScheduler(scheduler_pb2_grpc.SchedulerServicer):
     def __init__(self) -> None:
         self.heard: list[scheduler_pb2.SyncUp] = []
         self.outbox: Outbox[scheduler_pb2.SyncDown] = Outbox()
+        self._opened = False
 
     async def Sync(self, requests: AsyncIterator[scheduler_pb2.SyncUp], context: Any) -> None:  # type: ignore[override]
-        self.outbox = Outbox()
+        if self._opened:  # what was put before the first stream opened is for that stream
+            self.outbox = Outbox()
+        self._opened = True
         await run_stream(context, requests, self.outbox, self.heard.append)
 
     @property
