@@ -233,7 +233,7 @@ REFUSED = HEAD.replace(b"content-type: application/json", b"content-type: text/p
 
 @pytest.fixture
 def left_seconds(monkeypatch: pytest.MonkeyPatch) -> float:
-    monkeypatch.setattr(connection, "LEFT_SECONDS", 0.3)
+    monkeypatch.setattr(connection, "BODY_LINGER_SECONDS", 0.3)
     return 0.3
 
 

@@ -98,7 +98,7 @@ async def test_whoever_looks_after_machines_needs_no_key(cluster: FakeServices, 
 async def test_a_key_is_refused_before_anything_of_the_body_is_read(
     cluster: FakeServices, kept: MemoryKeySource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("motet_gateway.connection.LEFT_SECONDS", 0.1)
+    monkeypatch.setattr("motet_gateway.connection.BODY_LINGER_SECONDS", 0.1)
     async with with_keys(cluster, kept) as served:
         host, port = served.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -420,7 +420,7 @@ async def test_while_the_store_is_away_known_keys_go_on_and_nobody_else_comes_in
     async with with_keys(cluster, kept) as served:
         kept.away = True
         made_meanwhile = kept.make("acme")
-        await eventually(lambda: served.gateway.access.keyring.away)
+        await eventually(lambda: served.gateway.access.keyring.store_is_down)
         assert (await ask(served, known)).status_code == 200
         unknown = await ask(served, made_meanwhile)
         assert unknown.status_code == 503
@@ -428,7 +428,7 @@ async def test_while_the_store_is_away_known_keys_go_on_and_nobody_else_comes_in
         assert unknown.headers["x-should-retry"] == "true"
         assert (await served.http.get("/v1/models")).status_code == 401
         kept.away = False
-        await eventually(lambda: not served.gateway.access.keyring.away)
+        await eventually(lambda: not served.gateway.access.keyring.store_is_down)
         assert (await ask(served, made_meanwhile)).status_code == 200
 
 
@@ -463,13 +463,13 @@ async def test_on_loopback_nobody_comes_in_while_it_cannot_be_said_whether_a_key
     async with with_keys(cluster, kept, auth=None) as served:
         assert (await served.http.get("/v1/models")).status_code == 200
         kept.away = True
-        await eventually(lambda: served.gateway.access.keyring.away)
+        await eventually(lambda: served.gateway.access.keyring.store_is_down)
         for headers in ({}, bearer("anything")):
             answer = await served.http.get("/v1/models", headers=headers)
             assert answer.status_code == 503
             assert error_of(answer)["code"] == "store_unavailable"
         kept.away = False
-        await eventually(lambda: not served.gateway.access.keyring.away)
+        await eventually(lambda: not served.gateway.access.keyring.store_is_down)
         await read_again(kept)
         assert (await served.http.get("/v1/models")).status_code == 200
 

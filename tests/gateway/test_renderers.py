@@ -71,7 +71,7 @@ def children() -> list[psutil.Process]:
     found = []
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.Error):  # it has just ended
-            if any("tokens.rendering" in word for word in child.cmdline()):
+            if any("tokens.render_process" in word for word in child.cmdline()):
                 found.append(child)
     return found
 
