@@ -136,20 +136,6 @@ MANY_ROWS = {
 }
 
 
-@pytest.fixture
-def rows(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The ids of all keys that were read."""
-    seen: list[str] = []
-    of_row = stored._key
-
-    def noted(row: Any) -> ApiKey:
-        seen.append(row.id)
-        return of_row(row)
-
-    monkeypatch.setattr(stored, "_key", noted)
-    return seen
-
-
 async def make_many(url: str) -> None:
     await migrate(url)
     async with open_store(url) as store, store.write() as connection:
@@ -177,12 +163,12 @@ async def test_in_a_minute_all_keys_are_read_again_whatever_it_looks_like(tmp_pa
     await source.close()
 
 
-async def test_of_many_keys_only_few_are_read_after_a_change(url: str, rows: list[str]) -> None:
+async def test_of_many_keys_only_few_are_read_after_a_change(url: str, read_key_ids: list[str]) -> None:
     await make_many(url)
     source = stored_keys(url, clock=FakeClock())
     found = await source.read()
     assert found is not None
-    assert len(found) == len(set(rows)) == len(rows) == MANY
+    assert len(found) == len(set(read_key_ids)) == len(read_key_ids) == MANY
     async with open_store(url) as store:
         for change in (
             stored.add(store, key()),
@@ -190,17 +176,17 @@ async def test_of_many_keys_only_few_are_read_after_a_change(url: str, rows: lis
             stored.revoke(store, found[1].id, tenant="acme", at=NOW),
         ):
             await change
-            rows.clear()
+            read_key_ids.clear()
             assert await source.read() is not None
-            assert 1 <= len(rows) < MANY / 50
-        rows.clear()
+            assert 1 <= len(read_key_ids) < MANY / 50
+        read_key_ids.clear()
         assert await source.read() is None
-        assert rows == []
+        assert read_key_ids == []
     await source.close()
 
 
 async def test_reading_many_keys_goes_on_where_it_was_broken_off(
-    url: str, rows: list[str], monkeypatch: pytest.MonkeyPatch
+    url: str, read_key_ids: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They may be more than there is time for in one turn; and half of them are not told for all."""
     await make_many(url)
@@ -219,10 +205,10 @@ async def test_reading_many_keys_goes_on_where_it_was_broken_off(
             left = 2
             with pytest.raises(StoreUnavailable):
                 await source.read()
-    assert MANY / 10 < len(rows) < MANY
+    assert MANY / 10 < len(read_key_ids) < MANY
     found = await source.read()
     assert found is not None
-    assert len(found) == len(set(rows)) == len(rows) == MANY
+    assert len(found) == len(set(read_key_ids)) == len(read_key_ids) == MANY
     await source.close()
 
 
@@ -245,7 +231,7 @@ async def test_what_is_new_is_not_lost_with_an_answer_that_came_too_late(
             await stored.add(store, one)
             with monkeypatch.context() as slow:
                 slow.setattr(stored, "keys_in", late)
-                with pytest.raises(StoreUnavailable, match="no answer came"):
+                with pytest.raises(StoreUnavailable, match="no answer within"):
                     await patience.ask(source.read)
             assert one in (await patience.ask(source.read) or [])
     await source.close()
@@ -330,6 +316,7 @@ async def test_a_wrong_line_takes_no_other_key_away_and_is_not_repeated(
     file.write_bytes(f"{pasted}\n{keys.to_line(good)}\n".encode() + b"\xff\xfe\n{}\n")
     assert await FileKeys(file).read() == [good]
     said = capsys.readouterr().out
+    assert "api_key_line_invalid" in said
     assert "line=1" in said
     assert pasted not in said
 
@@ -353,7 +340,7 @@ async def test_a_mounted_secret_is_read_as_a_folder(tmp_path: Path) -> None:
 
 
 async def test_a_file_that_is_too_large_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(key_sources, "MOST_BYTES", 100)
+    monkeypatch.setattr(key_sources, "MAX_BYTES", 100)
     file = tmp_path / "keys"
     file.write_text(keys.to_line(key()))
     with pytest.raises(StoreUnavailable, match="more than 100 bytes"):
@@ -394,7 +381,7 @@ async def test_of_an_id_that_is_there_twice_the_stricter_counts(
         file.write_text("\n".join(reversed(lines) if turned else lines))
         assert await FileKeys(file).read() == [strict]
         said = capsys.readouterr().out
-        assert "twice" in said
+        assert "api_key_duplicate" in said
         assert strict.id in said
 
 

@@ -1,0 +1,22 @@
+"""Which API keys a piece of code reads from the database."""
+
+from typing import Any
+
+import pytest
+
+from motet.keys import ApiKey
+from motet.store import keys
+
+
+@pytest.fixture
+def read_key_ids(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The id of each key whose row was read since the test began, in order."""
+    read: list[str] = []
+    key_of_row = keys._key
+
+    def record(row: Any) -> ApiKey:
+        read.append(row.id)
+        return key_of_row(row)
+
+    monkeypatch.setattr(keys, "_key", record)
+    return read
