@@ -7,10 +7,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.parser import text_string_to_metric_families
 
 from motet.clock import FakeClock
+from motet.errors import ModelNotFound
 from motet.telemetry import KEEP_NAME_SECONDS, serving_metrics
 from motet_gateway.exposition import exposition, scrape_all
 from motet_gateway.metrics import Metrics
-from tests.gateway.conftest import Served, serve
+from tests.gateway.conftest import Served, eventually, serve
 from tests.support.fake_services import FakeServices
 
 
@@ -95,14 +96,32 @@ async def test_the_time_in_the_queue_is_told_by_class(served: Served) -> None:
     for tier in ("priority", "flex", "flex", "auto"):
         body = {"model": "legal", "prompt": "Hi", "max_tokens": 3, "service_tier": tier}
         assert (await served.http.post("/v1/completions", json=body)).status_code == 200
-    count = "motet_request_queue_seconds_count"
-    waited = {
+    assert queue_counts(served) == {"interactive": 1, "batch": 2, "standard": 1}
+
+
+async def test_the_time_in_the_queue_has_its_class_also_when_the_revision_is_removed(served: Served) -> None:
+    """A placed request whose revision is removed starts again, and then the adapter may be gone."""
+    cluster = served.cluster
+    gone = ModelNotFound("this revision of the adapter is no longer served").to_proto()
+    for runner in cluster.runners:
+        runner.declines = [gone, gone]
+    body = {"model": "legal", "prompt": "Hi", "max_tokens": 3, "service_tier": "flex"}
+    answer = asyncio.create_task(served.http.post("/v1/completions", json=body))
+    await eventually(lambda: cluster.scheduler.enqueued)
+    del cluster.scheduler.adapters[0]
+    cluster.scheduler.publish()
+    assert (await answer).status_code == 404
+    assert queue_counts(served) == {"batch": 1}
+
+
+def queue_counts(served: Served) -> dict[str, float]:
+    """How many requests left the queue, by class."""
+    return {
         one.labels["class"]: one.value
         for family in served.registry.collect()
         for one in family.samples
-        if one.name == count
+        if one.name == "motet_request_queue_seconds_count"
     }
-    assert waited == {"interactive": 1, "batch": 2, "standard": 1}
 
 
 def test_every_figure_of_a_pair_that_is_pushed_out_goes_with_it() -> None:

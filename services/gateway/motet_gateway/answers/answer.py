@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 _SEED_MASK = (1 << 64) - 1
-SHORTEST_TICK_SECONDS = 0.02
+MIN_TICK_SECONDS = 0.02
 MAX_RESOLVE_RETRIES = 3
 """An adapter's revision may go between looking the name up and the scheduler's queue; that it goes so often in one
 request's few milliseconds means that something else is wrong."""
@@ -56,22 +56,24 @@ class AnswerResponse(Response):
         self._clock = clock
         self._streaming = bool(body.stream)
         self._options = (body.stream_options if self._streaming else None) or StreamOptions()
-        self._timeline = RequestTimings(clock)
+        self._timings = RequestTimings(clock)
         self._id = secrets.token_hex(12)
         self._choices: list[ChoiceText] = []
         self._requests: list[str] = []
-        self._orders: list[GenerationRequest] = []
+        self._generation_requests: list[GenerationRequest] = []
         self._prompts: list[Tokens] = []
         self._estimate = common_pb2.Estimate()
+        self._class_name = ""
+        """Of all choices; empty until it is known. It stays when a removed revision clears the choices."""
         self._target: Target | None = None
         self._retired: set[str] = set()
         """Revisions that the scheduler no longer serves, though the name meant them when we looked."""
-        self._obstacle: NotReadyReason | None = None
+        self._not_ready: NotReadyReason | None = None
         # What has happened since the writer last looked.
         self._waiter: asyncio.Future[None] | None = None
         self._dirty = False
         self._changed: dict[int, ChoiceText] = {}
-        self._gone = False
+        self._client_gone = False
         self._tick = False
         self._timer: asyncio.TimerHandle | None = None
         self._aborted: MotetError | None = None
@@ -99,7 +101,7 @@ class AnswerResponse(Response):
             code = "500"
             if not self._opened:
                 raise
-            log.exception("an answer broke off")
+            log.exception("answer_failed")
             await self._fail(Internal("The gateway failed while it wrote this answer."), send)
         finally:
             listener.cancel()
@@ -122,7 +124,7 @@ class AnswerResponse(Response):
         # `request.is_disconnected()` is not reliable behind middleware; the message is.
         while (await receive())["type"] != "http.disconnect":
             pass
-        self._gone = True
+        self._client_gone = True
         self._wake()
 
     async def _answer(self, send: Send) -> None:
@@ -161,7 +163,7 @@ class AnswerResponse(Response):
             if self._tick:
                 await self._on_tick(send)
         self._dirty = False
-        if self._gone:
+        if self._client_gone:
             raise ClientGone
         if self._aborted is not None:
             raise self._aborted
@@ -181,18 +183,21 @@ class AnswerResponse(Response):
         if (waiter := self._waiter) is not None and not waiter.done():
             waiter.set_result(None)
         else:
-            self._arm(SHORTEST_TICK_SECONDS)  # busy with something short, a thread or the predictor: again in a moment
+            self._arm(MIN_TICK_SECONDS)  # busy with something short, a thread or the predictor: again in a moment
 
     async def _on_tick(self, send: Send) -> None:
         self._tick = False
         now = self._clock()
-        left = self._settings.deadline_seconds - (now - self._timeline.silent_since)
+        left = self._settings.deadline_seconds - (now - self._timings.silent_since)
         if left <= 0:
             what = self._waits_for() or "no tokens came"
-            if self._obstacle is not None and not self._obstacle.runners:
-                raise NoRunner(f"No runner came within {self._settings.deadline_seconds:g} s: {what}. Try again.")
+            if self._not_ready is not None and not self._not_ready.runners:
+                raise NoRunner(
+                    f"No runner was available within {self._settings.deadline_seconds:g} s: {what}. Try again."
+                )
             raise DeadlineExceeded(
-                f"The request made no progress for {self._settings.deadline_seconds:g} s ({what}) and was given up."
+                f"The request made no progress for {self._settings.deadline_seconds:g} s ({what}). "
+                "The gateway ended it; send it again."
             )
         if self._streaming and not self._opened:
             await self._open(send)
@@ -202,13 +207,13 @@ class AnswerResponse(Response):
             if pause <= 0:
                 await self._comment(send)
                 pause = self._settings.keep_alive_seconds
-        self._arm(max(min(pause, left), SHORTEST_TICK_SECONDS))
+        self._arm(max(min(pause, left), MIN_TICK_SECONDS))
 
     def _waits_for(self) -> str:
-        if (obstacle := self._obstacle) is not None:
-            if obstacle.runners:
-                return obstacle.why
-            return f"queued position={self._gateway.held.position(self._id)} ({obstacle.why})"
+        if (not_ready := self._not_ready) is not None:
+            if not_ready.runners:
+                return not_ready.why
+            return f"queued position={self._gateway.held.position(self._id)} ({not_ready.why})"
         return next((c.waiting_for for c in self._choices if c.waiting_for and not c.over), "")
 
     async def _resolved(self, send: Send) -> tuple[Target, ModelTokenizer]:
@@ -230,9 +235,9 @@ class AnswerResponse(Response):
         if not isinstance(found, NotReadyReason) and found[0].adapter_digest in self._retired:
             found = NotReadyReason(f"adapter {found[0].adapter_name} changes to another revision")
         if not isinstance(found, NotReadyReason):
-            self._obstacle = None
+            self._not_ready = None
             return found
-        self._obstacle = found
+        self._not_ready = found
         if found.group:
             self._gateway.hold(self._id, found.group)
         else:
@@ -248,7 +253,7 @@ class AnswerResponse(Response):
             return False
         self._retired.add(self._target.adapter_digest)
         self._cancel_all("its revision has gone")
-        for started in (self._choices, self._orders, self._requests, self._changed):
+        for started in (self._choices, self._generation_requests, self._requests, self._changed):
             started.clear()
         return True
 
@@ -260,6 +265,7 @@ class AnswerResponse(Response):
         limits = [max_answer_tokens(body, prompt, context) for prompt in self._prompts]
         wanted = samplings(body, text, limits)
         wanted_class = request_class(body, target.max_class)
+        self._class_name = RequestClass.from_proto(wanted_class).name.lower()
         stops = body.stops()
         gateway.dispatcher.check_capacity(len(self._prompts) * body.choices)
         estimates = await gateway.estimator.estimate(
@@ -276,15 +282,15 @@ class AnswerResponse(Response):
         )
         self._estimate = estimates[0]
         gateway.metrics.estimates.labels(self._estimate.source.partition(":")[0]).inc()
-        self._timeline.mark_enqueued()
+        self._timings.mark_enqueued()
         seed = secrets.randbits(64) if body.seed is None else body.seed & _SEED_MASK
         # New names: words about the old ones may still be under way.
         name = f"{self._id}-{len(self._retired)}" if self._retired else self._id
-        silent = frozenset(wanted[0].stop_token_ids) | (frozenset() if body.ignore_eos else text.eos_ids)
+        hidden = frozenset(wanted[0].stop_token_ids) | (frozenset() if body.ignore_eos else text.eos_ids)
         for number in range(len(self._prompts) * body.choices):
             at, own = divmod(number, body.choices)
             request = f"{name}.{number}" if number else name
-            order = GenerationRequest(
+            generation_request = GenerationRequest(
                 request=request,
                 tenant=self._caller.tenant,
                 group=target.group.group,
@@ -304,17 +310,17 @@ class AnswerResponse(Response):
                     text.tokenizer, self._prompts[at], skip_special_tokens=body.skip_special_tokens is not False
                 ),
                 StopStrings(stops, include=bool(body.include_stop_str_in_output)) if stops else None,
-                silent_ids=silent,
+                hidden_ids=hidden,
                 min_tokens=body.min_tokens or 0,
-                spelling=text.spelling if body.top_logprobs_wanted is not None else None,
-                on_placed=self._timeline.mark_placed,
+                token_bytes=text.token_bytes if body.top_logprobs_wanted is not None else None,
+                on_placed=self._timings.mark_placed,
                 changed=self._on_change,
                 stop_here=_stopper(gateway, request),
             )
             self._choices.append(choice)
-            self._orders.append(order)
+            self._generation_requests.append(generation_request)
             self._requests.append(request)
-            gateway.dispatcher.start(order, choice)
+            gateway.dispatcher.start(generation_request, choice)
 
     def _cancel_all(self, why: str) -> None:
         for request in self._requests:
@@ -322,7 +328,7 @@ class AnswerResponse(Response):
 
     def _on_change(self, choice: ChoiceText) -> None:
         if not choice.over:
-            self._timeline.mark_tokens()
+            self._timings.mark_tokens()
         self._changed[choice.index] = choice
         if self._streaming or choice.over:
             self._wake()
@@ -413,7 +419,7 @@ class AnswerResponse(Response):
         headers = [(b"x-motet-request", self._id.encode())]
         if self._estimate.source:
             headers.append((b"x-motet-length", self._estimate.source.encode()))
-        if timing := self._timeline.header():
+        if timing := self._timings.header():
             headers.append((b"server-timing", timing.encode()))
         return headers
 
@@ -429,26 +435,25 @@ class AnswerResponse(Response):
         return self._usage() if self._options.continuous_usage_stats else None
 
     def _account(self, code: str) -> None:
-        metrics, timeline, target = self._gateway.metrics, self._timeline, self._target
+        metrics, timings, target = self._gateway.metrics, self._timings, self._target
         adapter = target.adapter_name if target is not None else ""
         who = metrics.who(self._caller.tenant, adapter)
-        duration = self._clock() - timeline.arrived
+        duration = self._clock() - timings.arrived
         tokens = sum(choice.tokens for choice in self._choices)
         metrics.requests.labels(*who, code).inc()
         metrics.request_duration.labels(*who).observe(duration)
-        class_name = RequestClass.from_proto(self._orders[0].request_class).name.lower() if self._orders else ""
-        if timeline.placed:
-            metrics.queue_duration.labels(class_name).observe(timeline.placed - timeline.enqueued)
+        if timings.placed:
+            metrics.queue_duration.labels(self._class_name).observe(timings.placed - timings.enqueued)
         if target is not None and tokens:
             base = target.group.served_name
             metrics.tokens.labels(*who, "input").inc(sum(len(prompt) for prompt in self._prompts))
             metrics.tokens.labels(*who, "output").inc(tokens)
-            first = timeline.first_token - timeline.arrived
+            first = timings.first_token - timings.arrived
             metrics.time_to_first_token.labels(*who).observe(first)
             metrics.vllm_time_to_first_token.labels(base).observe(first)
             metrics.vllm_request_duration.labels(base).observe(duration)
             if (most := max(choice.tokens for choice in self._choices)) > 1:
-                between = (timeline.last_token - timeline.first_token) / (most - 1)
+                between = (timings.last_token - timings.first_token) / (most - 1)
                 metrics.time_per_output_token.labels(*who).observe(between)
                 metrics.vllm_time_per_output_token.labels(base).observe(between)
             for choice in self._choices:
@@ -457,28 +462,28 @@ class AnswerResponse(Response):
         if not self._body.ignore_eos:
             self._report_lengths()
         log.debug(
-            "answered",
+            "request_answered",
             code=code,
             tenant=self._caller.tenant,
             adapter=adapter,
-            request_class=class_name,
+            request_class=self._class_name,
             output_tokens=tokens,
             id=self._id,
         )
 
     def _report_lengths(self) -> None:
         """What the predictor learns from. A length forced by ignore_eos says nothing about the model: left out."""
-        for choice, order in zip(self._choices, self._orders, strict=True):
+        for choice, generation_request in zip(self._choices, self._generation_requests, strict=True):
             if choice.error is None and choice.tokens:
                 self._gateway.estimator.observe(
                     predictor_pb2.Outcome(
-                        request=order.request,
-                        tenant=order.tenant,
-                        adapter=order.adapter,
-                        prompt_tokens=len(order.prompt_ids),
+                        request=generation_request.request,
+                        tenant=generation_request.tenant,
+                        adapter=generation_request.adapter,
+                        prompt_tokens=len(generation_request.prompt_ids),
                         output_tokens=choice.tokens,
                         censored=choice.finish is not EndReason.STOP,
-                        estimate=order.estimate,
+                        estimate=generation_request.estimate,
                     )
                 )
 
