@@ -14,11 +14,11 @@ from motet.errors import InvalidRequest, ModelNotFound, MotetError, UnsupportedP
 from motet_gateway.catalog import Catalog
 from motet_gateway.identity.caller import ANONYMOUS
 from motet_gateway.parameters import (
-    LONGEST_STOP,
-    MOST_LOGIT_BIASES,
-    MOST_MESSAGES,
-    MOST_STOP_TOKENS,
-    MOST_STOPS,
+    MAX_LOGIT_BIASES,
+    MAX_MESSAGES,
+    MAX_STOP_LENGTH,
+    MAX_STOP_TOKENS,
+    MAX_STOPS,
     ChatBody,
     CompletionBody,
     DetokenizeBody,
@@ -45,15 +45,15 @@ def refused(**more: object) -> MotetError:
 
 
 def test_a_long_stop_string_is_refused_with_its_bounds() -> None:
-    error = refused(stop="x" * (LONGEST_STOP + 1))
+    error = refused(stop="x" * (MAX_STOP_LENGTH + 1))
     assert error.param == "stop"
-    assert f"1 to {LONGEST_STOP} characters" in error.message
+    assert f"1 to {MAX_STOP_LENGTH} characters" in error.message
 
 
 def test_many_stop_strings_are_refused_with_their_bound() -> None:
-    error = refused(stop=[f"stop {i}" for i in range(MOST_STOPS + 1)])
+    error = refused(stop=[f"stop {i}" for i in range(MAX_STOPS + 1)])
     assert error.param == "stop"
-    assert f"up to {MOST_STOPS} strings" in error.message
+    assert f"up to {MAX_STOPS} strings" in error.message
 
 
 def test_a_stop_string_costs_no_more_memory_than_its_own_length() -> None:
@@ -71,8 +71,8 @@ def test_a_stop_string_costs_no_more_memory_than_its_own_length() -> None:
 
 def test_the_worst_stop_strings_cost_little_for_each_token() -> None:
     # One is always about to complete; the others begin everywhere in what it holds back, and never go on.
-    held = "ab" * (LONGEST_STOP // 2 - 1) + "zz"
-    others = ["a" + "b" * i + "c" * (LONGEST_STOP - i - 1) for i in range(1, MOST_STOPS)]
+    held = "ab" * (MAX_STOP_LENGTH // 2 - 1) + "zz"
+    others = ["a" + "b" * i + "c" * (MAX_STOP_LENGTH - i - 1) for i in range(1, MAX_STOPS)]
     matcher = StopStrings([held, *others])
     tokens = 5000
     began = time.process_time()
@@ -86,14 +86,14 @@ def test_the_worst_stop_strings_cost_little_for_each_token() -> None:
 
 
 def test_many_stop_tokens_and_biases_are_refused() -> None:
-    assert refused(stop_token_ids=[1] * (MOST_STOP_TOKENS + 1)).param == "stop_token_ids"
-    assert refused(logit_bias={str(i): 1 for i in range(MOST_LOGIT_BIASES + 1)}).param == "logit_bias"
+    assert refused(stop_token_ids=[1] * (MAX_STOP_TOKENS + 1)).param == "stop_token_ids"
+    assert refused(logit_bias={str(i): 1 for i in range(MAX_LOGIT_BIASES + 1)}).param == "logit_bias"
 
 
 def test_a_chat_of_very_many_turns_is_refused_with_its_bound() -> None:
     error = refused(messages=[{"role": "user", "content": ""}] * 200_000)
     assert error.param == "messages"
-    assert str(MOST_MESSAGES) in error.message
+    assert str(MAX_MESSAGES) in error.message
 
 
 @pytest.mark.parametrize(

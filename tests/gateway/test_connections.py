@@ -11,7 +11,7 @@ import pytest
 
 from motet.errors import InvalidRequest
 from motet_gateway import connection
-from motet_gateway.request_bodies import MAX_STRINGS, MOST_CONTAINERS, MOST_ELEMENTS, check_shape
+from motet_gateway.request_bodies import MAX_CONTAINERS, MAX_ELEMENTS, MAX_STRINGS, check_shape
 from tests.common.waiting import PATIENCE_S
 from tests.gateway.conftest import Served, eventually, serve
 from tests.support.fake_services import FakeServices
@@ -306,26 +306,26 @@ async def test_an_upload_is_read_after_its_answer_has_begun(served: Served, left
 
 def test_a_body_that_takes_long_to_parse_is_refused_before_that() -> None:
     for body, what in (
-        (b"[" + b"[]," * (MOST_CONTAINERS + 1) + b"1]", "lists"),
-        (b"[" + b"{}," * (MOST_CONTAINERS + 1) + b"1]", "lists"),
+        (b"[" + b"[]," * (MAX_CONTAINERS + 1) + b"1]", "lists"),
+        (b"[" + b"{}," * (MAX_CONTAINERS + 1) + b"1]", "lists"),
         (b"[" + b'"",' * (MAX_STRINGS + 1) + b"1]", "strings"),
         (b"[" + b'"\\\\",' * (MAX_STRINGS + 1) + b"1]", "strings"),
-        (b"[" + b"1," * (MOST_ELEMENTS + 1) + b"1]", "elements"),
-        (b'["\\\\",' + b"[]," * (MOST_CONTAINERS + 1) + b'"\\""]', "lists"),
-        (b"[" + b"[]," * (MOST_CONTAINERS + 1) + b'"never closed', "lists"),
+        (b"[" + b"1," * (MAX_ELEMENTS + 1) + b"1]", "elements"),
+        (b'["\\\\",' + b"[]," * (MAX_CONTAINERS + 1) + b'"\\""]', "lists"),
+        (b"[" + b"[]," * (MAX_CONTAINERS + 1) + b'"never closed', "lists"),
     ):
         with pytest.raises(InvalidRequest, match=what):
             check_shape(body)
 
 
 def test_text_may_hold_any_number_of_commas_braces_and_quotes() -> None:
-    for text in ("a," * (MOST_ELEMENTS + 1), '{"":[]},' * MOST_CONTAINERS, "\\" * 500_000, '"' * 300_000, "\\'\"" * 99):
+    for text in ("a," * (MAX_ELEMENTS + 1), '{"":[]},' * MAX_CONTAINERS, "\\" * 500_000, '"' * 300_000, "\\'\"" * 99):
         check_shape(orjson.dumps({"prompt": text}))
 
 
 def test_looking_at_a_shape_takes_time_with_the_length_alone() -> None:
     def seconds(size: int) -> float:
-        body = b"[" + b"[]," * (MOST_CONTAINERS + 1) + b'"' + b'\\"' * size
+        body = b"[" + b"[]," * (MAX_CONTAINERS + 1) + b'"' + b'\\"' * size
         began = time.process_time()
         with pytest.raises(InvalidRequest):
             check_shape(body)

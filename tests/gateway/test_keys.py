@@ -169,10 +169,10 @@ async def test_the_next_scheduler_hears_whose_requests_run(cluster: FakeServices
         ([("api-key", "KEY")], "does not read"),
         ([("authorization", "KEY")], "no bearer token"),
         ([("authorization", "Basic KEY")], "no bearer token"),
-        ([("authorization", "Bearer")], "no API key of Motet"),
-        ([("authorization", "Bearer KEY KEY")], "no API key of Motet"),
+        ([("authorization", "Bearer")], "isn't a Motet API key"),
+        ([("authorization", "Bearer KEY KEY")], "isn't a Motet API key"),
         ([("authorization", "Bearer KEY"), ("authorization", "Bearer KEY")], "2 authorization headers"),
-        ([("authorization", "Bearer sk-something")], "no API key of Motet"),
+        ([("authorization", "Bearer sk-something")], "isn't a Motet API key"),
     ],
 )
 async def test_a_key_elsewhere_or_twice_is_refused_with_the_way_to_send_it(

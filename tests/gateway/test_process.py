@@ -124,7 +124,7 @@ async def test_prompts_and_answers_never_reach_the_log(tmp_path: Path, cluster: 
         started.send_signal(signal.SIGTERM)
         status, said = await end(started)
     assert status == 0
-    assert "answered" in said
+    assert "request_answered" in said
     assert secret not in said
 
 
@@ -190,7 +190,7 @@ async def test_it_is_ready_only_once_it_has_read_the_keys_that_it_needs(tmp_path
     ):
         await answers(http, "/readyz", 503)
         async with asyncio.timeout(PATIENCE_S):
-            while "API keys were not read yet" not in (await http.get("/readyz")).text:
+            while "API keys have not been read yet" not in (await http.get("/readyz")).text:
                 await asyncio.sleep(0.05)
         assert "motet_keys_read_age_seconds +Inf" in (await http.get("/metrics")).text
         file.write_text("")

@@ -85,8 +85,8 @@ def lives_of(stack: LocalStack) -> dict[str, tuple[int, int]]:
 
 def losses(stack: LocalStack) -> list[tuple[str, str]]:
     """Each request that lost its runner so far and is to be placed again, and why, as the gateway's log says."""
-    lines = [json.loads(line) for line in stack.log("gateway").splitlines() if "lost, to be placed again" in line]
-    return [(one["request"], one["why"]) for one in lines]
+    lines = [json.loads(line) for line in stack.log("gateway").splitlines() if "request_lost" in line]
+    return [(one["request"], one["reason"]) for one in lines]
 
 
 def since(before: list[int], now: list[int]) -> list[int]:

@@ -33,18 +33,18 @@ def main() -> None:
             async with asyncio.TaskGroup() as tasks:
                 links = tasks.create_task(gateway.run(), name="gateway")
                 http = tasks.create_task(server.serve(sockets=[bound]), name="http")
-                # What start-up has made stays; the collector need not look at it again and again.
+                # Objects made at start-up live as long as the process, so the collector can skip them.
                 gc.collect()
                 gc.freeze()
                 host, port = bound.getsockname()[:2]
                 log.info("listening", host=host, port=port, gateway=gateway.name)
                 health.add_readiness_check(
-                    lambda: "" if gateway.catalog.known else "not told yet which models there are"
+                    lambda: "" if gateway.catalog.known else "the scheduler has not sent the list of models yet"
                 )
-                health.add_readiness_check(gateway.access.unready_because)
+                health.add_readiness_check(gateway.access.unready_reason)
                 health.set_ready(True)
                 await stop.wait()
-                server.should_exit = True  # no new connections from here
+                server.should_exit = True  # accept no new connections
                 await gateway.drain()
                 await http
                 links.cancel()

@@ -60,10 +60,10 @@ class AssetStore:
                 await self._fetch_from_any(digest, addresses, folder)
             self._models[digest] = await asyncio.to_thread(ModelTokenizer.from_folder, folder)
             self._failures.pop(digest, None)
-            log.info("assets ready", digest=digest)
+            log.info("assets_ready", digest=digest)
         except MotetError as error:
             self._failures[digest] = error
-            log.error("assets unusable", digest=digest, reason=error.message)
+            log.error("assets_invalid", digest=digest, reason=error.message)
         finally:
             self._changed()
 
@@ -74,7 +74,7 @@ class AssetStore:
                 try:
                     await self._fetch(digest, address, folder)
                 except (grpc.aio.AioRpcError, OSError, TimeoutError, ValueError, SetupError) as error:
-                    log.warning("assets not fetched", digest=digest, address=address, reason=str(error)[:200])
+                    log.warning("assets_fetch_failed", digest=digest, address=address, reason=str(error)[:200])
                 else:
                     return
             await asyncio.sleep(backoff.next())

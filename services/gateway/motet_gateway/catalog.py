@@ -181,7 +181,7 @@ class Catalog:
             if len(targets) == 1:
                 return targets[0]
             choices = " or ".join(f"'{_pool_prefix(target, targets)}:{name}'" for target in targets)
-            raise InvalidRequest(f"model '{name}' is served on several pools: say {choices}", param="model")
+            raise InvalidRequest(f"model '{name}' is served by several pools; use {choices}", param="model")
         raise self._not_found(name, caller)
 
     def _candidates(self, name: str, caller: Caller) -> list[Target]:
@@ -280,7 +280,9 @@ class CurrentCatalog:
     @property
     def current(self) -> Catalog:
         if self._current is None:
-            raise Overloaded("The gateway has not heard from the scheduler yet; it will know its models in a moment.")
+            raise Overloaded(
+                "The scheduler has not sent the list of models to this gateway yet. Try again in a moment."
+            )
         return self._current
 
     def replace(self, catalog: Catalog) -> None:

@@ -20,7 +20,7 @@ BODY_LINGER_SECONDS = 5.0
 """How long the rest of a body may come that was answered before it was read. What its client has sent by then cannot be
 unsent, and it reads its answer meanwhile; who sends all of it may go on, others are cut off."""
 
-LEAST_READ_BYTES = 16 * 1024
+MIN_READ_BYTES = 16 * 1024
 """What a client has to read of a large answer in each `unread_seconds`, or all that is left. The slowest lines that
 people work on carry more; who reads a byte now and then is as one who does not read."""
 
@@ -41,34 +41,34 @@ class HttpConnection(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
-        self._useless = 0
+        self._bytes_without_progress = 0
         """Bytes since the last ones that completed a head or were part of a body: a head in parts, framing, trailers.
         The parser gathers those without a limit."""
         self._head_bytes = 0
         self._head_complete = False
         self._refusal: HeadersTooLarge | None = None
-        self._left_bytes = 0
+        self._lingering_bytes = 0
         """Of a body, since its answer came to its end."""
-        self._leaving: asyncio.TimerHandle | None = None
-        self._reading: asyncio.TimerHandle | None = None
-        self._writing: asyncio.TimerHandle | None = None
+        self._linger_timer: asyncio.TimerHandle | None = None
+        self._read_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
 
     # -------------------------------------------------------------------------------------------------------- reading
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._reading = self.loop.call_later(self.settings.header_seconds, self._too_slow)
+        self._read_timer = self.loop.call_later(self.settings.header_seconds, self._on_read_timeout)
 
     def data_received(self, data: bytes) -> None:
-        self._useless += len(data)
+        self._bytes_without_progress += len(data)
         super().data_received(data)
         if self.transport.is_closing():
             return
-        if self._useless > self.settings.max_header_bytes:
+        if self._bytes_without_progress > self.settings.max_header_bytes:
             self._refuse_headers(f"more than {self.settings.max_header_bytes} bytes")
-            self._break_off()
-        elif self._reading is None and not self._head_complete and self._useless:
-            self._reading = self.loop.call_later(self.settings.header_seconds, self._too_slow)
+            self._refuse_and_close()
+        elif self._read_timer is None and not self._head_complete and self._bytes_without_progress:
+            self._read_timer = self.loop.call_later(self.settings.header_seconds, self._on_read_timeout)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -88,25 +88,25 @@ class HttpConnection(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._useless = 0
+        self._bytes_without_progress = 0
         self._head_complete = True
         self._stop_reading_timer()
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        self._useless = 0
+        self._bytes_without_progress = 0
         super().on_body(body)
-        if self._leaving is not None:
-            self._left_bytes += len(body)
-            if self._left_bytes > self.settings.max_body_bytes:
+        if self._linger_timer is not None:
+            self._lingering_bytes += len(body)
+            if self._lingering_bytes > self.settings.max_body_bytes:
                 self.flow.pause_reading()
 
     def on_message_complete(self) -> None:
-        self._useless = 0
+        self._bytes_without_progress = 0
         self._head_complete = False
         super().on_message_complete()
-        if self._leaving is not None:  # all of it came: from here on it is an idle connection like others
-            self._stop_leaving_timer()
+        if self._linger_timer is not None:  # all of it came: from here on it is an idle connection like others
+            self._stop_linger_timer()
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
@@ -124,22 +124,24 @@ class HttpConnection(HttpToolsProtocol):
         if self._refusal is None:
             super().send_400_response(msg)
         else:
-            self._break_off()
+            self._refuse_and_close()
 
-    def _break_off(self) -> None:
+    def _refuse_and_close(self) -> None:
         """Say why while that is possible, and close the connection whether the client reads it or not."""
         if self._refusal is not None and not self._answering:
             self._send_error(self._refusal)
         self.transport.close()
         self._watch_writing()
 
-    def _too_slow(self) -> None:
-        self._reading = None
+    def _on_read_timeout(self) -> None:
+        self._read_timer = None
         if self._answering:  # what stands behind a request must not cut its answer; old clients send an empty line
-            self._reading = self.loop.call_later(self.settings.header_seconds, self._too_slow)
+            self._read_timer = self.loop.call_later(self.settings.header_seconds, self._on_read_timeout)
         elif not self.transport.is_closing():
-            if self._useless:  # a connection that was only opened ahead of its use hears nothing
-                self._send_error(RequestTimeout(f"No whole request came within {self.settings.header_seconds:g} s."))
+            if self._bytes_without_progress:  # a connection that was only opened ahead of its use hears nothing
+                self._send_error(
+                    RequestTimeout(f"No complete request arrived within {self.settings.header_seconds:g} s.")
+                )
             self.transport.close()
             self._watch_writing()
 
@@ -159,23 +161,23 @@ class HttpConnection(HttpToolsProtocol):
         """The last request is answered. Should its body not be here, it is waited for; by uvicorn, for ever."""
         if self._head_complete and not self._answering and not self.transport.is_closing():
             self._unset_keepalive_if_required()
-            self._left_bytes = 0
-            self._leaving = self.loop.call_later(BODY_LINGER_SECONDS, self._cut_body)
+            self._lingering_bytes = 0
+            self._linger_timer = self.loop.call_later(BODY_LINGER_SECONDS, self._close_lingering)
 
-    def _cut_body(self) -> None:
-        self._leaving = None
+    def _close_lingering(self) -> None:
+        self._linger_timer = None
         self.transport.close()
         self._watch_writing()
 
-    def _stop_leaving_timer(self) -> None:
-        if self._leaving is not None:
-            self._leaving.cancel()
-            self._leaving = None
+    def _stop_linger_timer(self) -> None:
+        if self._linger_timer is not None:
+            self._linger_timer.cancel()
+            self._linger_timer = None
 
     def _stop_reading_timer(self) -> None:
-        if self._reading is not None:
-            self._reading.cancel()
-            self._reading = None
+        if self._read_timer is not None:
+            self._read_timer.cancel()
+            self._read_timer = None
 
     # -------------------------------------------------------------------------------------------------------- writing
 
@@ -198,7 +200,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_reading_timer()
-        self._stop_leaving_timer()
+        self._stop_linger_timer()
         super().connection_lost(exc)
         self._stop_writing_timer()
 
@@ -206,15 +208,17 @@ class HttpConnection(HttpToolsProtocol):
         """A close waits until everything is written, and so does an answer; a client that does not read stops both."""
         if self.transport.get_write_buffer_size():
             self._stop_writing_timer()
-            self._writing = self.loop.call_later(self.settings.unread_seconds, self._look, self._unread_bytes())
+            self._write_timer = self.loop.call_later(
+                self.settings.unread_seconds, self._check_write_progress, self._unread_bytes()
+            )
 
-    def _look(self, before: int) -> None:
+    def _check_write_progress(self, before: int) -> None:
         """`before`: what was unread at the last look."""
-        self._writing = None
+        self._write_timer = None
         # An answer that is under way may have written just now; unless it has to wait, it is being read.
         if not self.transport.get_write_buffer_size() or (self._answering and not self.flow.write_paused):
             return
-        if before - self._unread_bytes() >= LEAST_READ_BYTES:  # slowly, but it is being read
+        if before - self._unread_bytes() >= MIN_READ_BYTES:  # slowly, but it is being read
             self._watch_writing()
         else:
             self.transport.abort()
@@ -227,6 +231,6 @@ class HttpConnection(HttpToolsProtocol):
         return self.transport.get_write_buffer_size() + queued[0]
 
     def _stop_writing_timer(self) -> None:
-        if self._writing is not None:
-            self._writing.cancel()
-            self._writing = None
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None

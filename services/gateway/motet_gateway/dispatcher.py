@@ -43,7 +43,7 @@ log = structlog.get_logger(__name__)
 
 
 NO_SCHEDULER = "waiting for the scheduler"
-SHORTEST_DEADLINE = 1.0
+MIN_DEADLINE_SECONDS = 1.0
 """0 would mean none at all; the answer itself ends at its deadline anyway."""
 
 
@@ -111,9 +111,9 @@ class Dispatcher:
         self._usage = RecentUsage(clock)
         self._runners = RunnerStreams(
             gateway,
-            heard=self._from_runner,
-            lost=self._runner_lost,
-            unreachable=self._unreachable,
+            on_message=self._from_runner,
+            on_stream_lost=self._runner_lost,
+            on_unreachable=self._unreachable,
             connect_seconds=connect_seconds,
         )
         self._scheduler: Link[scheduler_pb2.ServeUp, scheduler_pb2.ServeDown] = Link(
@@ -141,7 +141,7 @@ class Dispatcher:
     def check_capacity(self, choices: int) -> None:
         under_way = len(self._live) + len(self._held)
         if under_way + choices > self._max_live:
-            raise Overloaded(f"The gateway has {under_way} requests under way, as many as it may. Try again soon.")
+            raise Overloaded(f"The gateway has {under_way} requests in progress and takes no more. Try again soon.")
 
     def start(self, order: GenerationRequest, sink: TokenSink) -> None:
         live = _LiveChoice(order, sink, self._clock())
@@ -151,7 +151,7 @@ class Dispatcher:
         if not self._scheduler.send(scheduler_pb2.ServeUp(enqueue=self._enqueue(live))):
             sink.waiting(NO_SCHEDULER)
 
-    def tell_held(self) -> None:
+    def report_held(self) -> None:
         """How many wait for a first runner has changed."""
         self._scheduler.send(self._held_message())
 
@@ -207,7 +207,7 @@ class Dispatcher:
                 check_leaders_term(message.welcome.term, self._term, "the scheduler")
                 self._term = max(self._term, message.welcome.term)
             case unknown:
-                log.debug("message not understood", sender="scheduler", kind=unknown)
+                log.debug("message_unknown", sender="scheduler", kind=unknown)
 
     def _is_stale_term(self, term: int) -> bool:
         if term < self._term:
@@ -263,7 +263,7 @@ class Dispatcher:
             case "welcome":
                 self._runner_is(address, message.welcome.runner.incarnation)
             case unknown:
-                log.debug("message not understood", sender="runner", kind=unknown)
+                log.debug("message_unknown", sender="runner", kind=unknown)
 
     def _progress(self, progress: runner_pb2.SequenceProgress) -> None:
         live = self._live.get(progress.request)
@@ -310,15 +310,15 @@ class Dispatcher:
                     self._runners.submit(placement, self._submission(live, placement))
                 case FinishChoice(how):
                     if isinstance(how, RequestKillsEngines):
-                        log.error("a request kills engines", request=live.order.request, tenant=live.order.tenant)
+                        log.error("request_kills_engines", request=live.order.request, tenant=live.order.tenant)
                     self._forget(live)
-                    self._guarded(live, lambda how=how: live.sink.end(how))  # type: ignore[misc]
+                    self._log_failure(live, lambda how=how: live.sink.end(how))  # type: ignore[misc]
                 case ReportFinished(epoch, reason):
-                    self._tell(finished=self._finished(live, epoch, reason))
+                    self._send(finished=self._finished(live, epoch, reason))
                 case CancelAtRunner(placement, why):
                     self._runners.cancel(placement, live.order.request, why)
                 case ReportCancelled(why):
-                    self._tell(
+                    self._send(
                         cancel=scheduler_pb2.CancelRequest(
                             request=live.order.request, epoch=live.generation.epoch, reason=why
                         )
@@ -330,30 +330,30 @@ class Dispatcher:
         try:
             live.sink.deliver(delivery.tokens, delivery.logprobs)
         except Exception:
-            log.exception("tokens could not be turned into text", request=live.order.request)
+            log.exception("detokenize_failed", request=live.order.request)
             self._break_off(live)
 
-    def _guarded(self, live: _LiveChoice, call: Callable[[], None]) -> None:
+    def _log_failure(self, live: _LiveChoice, call: Callable[[], None]) -> None:
         try:
             call()
         except Exception:
-            log.exception("a request's end failed", request=live.order.request)
+            log.exception("request_end_failed", request=live.order.request)
 
     def _break_off(self, live: _LiveChoice) -> None:
         """One request's trouble must not end the stream that carries everybody's tokens."""
         self._carry_out(live, live.generation.cancel("the gateway failed"))
         self._forget(live)
-        self._guarded(live, lambda: live.sink.end(Internal("The gateway could not turn the tokens into text.")))
+        self._log_failure(live, lambda: live.sink.end(Internal("The gateway could not turn the tokens into text.")))
 
     def _report_lost(self, live: _LiveChoice, epoch: int, instance: str, why: str) -> None:
         request = live.order.request
-        log.info("lost, to be placed again", request=request, epoch=epoch, instance=instance, why=why)
+        log.info("request_lost", request=request, epoch=epoch, instance=instance, reason=why)
         self._metrics.replacements.inc()
         live.sink.waiting("moving to another runner")
         delivered = len(live.generation.delivered)
-        self._tell(lost=scheduler_pb2.Lost(request=request, epoch=epoch, why=why, delivered_tokens=delivered))
+        self._send(lost=scheduler_pb2.Lost(request=request, epoch=epoch, why=why, delivered_tokens=delivered))
 
-    def _tell(
+    def _send(
         self,
         *,
         finished: scheduler_pb2.Finished | None = None,
@@ -377,7 +377,9 @@ class Dispatcher:
     def _enqueue(self, live: _LiveChoice) -> scheduler_pb2.Enqueue:
         order, generation = live.order, live.generation
         age = self._clock() - live.asked_at
-        left = order.deadline_seconds if generation.delivered else max(order.deadline_seconds - age, SHORTEST_DEADLINE)
+        left = (
+            order.deadline_seconds if generation.delivered else max(order.deadline_seconds - age, MIN_DEADLINE_SECONDS)
+        )
         return scheduler_pb2.Enqueue(
             request=order.request,
             epoch=generation.epoch,

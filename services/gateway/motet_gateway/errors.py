@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from motet.errors import ErrorMapping, MotetError, NotAuthenticated
 
-LONGEST_RETRY_HINT = 60
+MAX_RETRY_AFTER_SECONDS = 60
 """Clients disagree about hints above a minute: one gives up, one ignores it, one sleeps for all of it."""
 
 
@@ -58,8 +58,8 @@ def error_headers(error: MotetError) -> dict[str, str]:
     if isinstance(error, NotAuthenticated):
         headers["www-authenticate"] = "Bearer"
     if makes_sense:
-        headers["retry-after"] = str(min(LONGEST_RETRY_HINT, math.ceil(error.retry_after)))
-        headers["retry-after-ms"] = str(int(min(LONGEST_RETRY_HINT, error.retry_after) * 1000))
+        headers["retry-after"] = str(min(MAX_RETRY_AFTER_SECONDS, math.ceil(error.retry_after)))
+        headers["retry-after-ms"] = str(int(min(MAX_RETRY_AFTER_SECONDS, error.retry_after) * 1000))
     return headers
 
 

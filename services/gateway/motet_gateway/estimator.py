@@ -117,7 +117,7 @@ class Estimator:
                     await stub.Predict(predictor_pb2.PredictRequest(), timeout=PROBE_TIMEOUT_SECONDS)
                     self._stub, self._up = stub, True
                     self._went_down.clear()
-                    log.info("predictor answers")
+                    log.info("predictor_up")
                     await self._went_down.wait()
             except (grpc.aio.AioRpcError, SetupError):
                 await asyncio.sleep(self._pause)
@@ -142,7 +142,7 @@ class Estimator:
     def _down(self, why: str) -> None:
         if self._up:
             self._up = False
-            log.warning("predictor away, own statistics stand in", reason=why[:200])
+            log.warning("predictor_down", reason=why[:200], hint="The gateway's own statistics estimate lengths.")
         self._went_down.set()
 
     async def _ask(self, prompts: Sequence[predictor_pb2.Prompt]) -> Sequence[common_pb2.Estimate]:

@@ -36,7 +36,7 @@ async def _scrape(path: Path) -> str | None:
             finally:
                 writer.close()
     except (OSError, TimeoutError) as error:
-        log.debug("not scraped", socket=path.name, reason=str(error))
+        log.debug("metrics_scrape_failed", socket=path.name, reason=str(error))
         return None
     return answer.partition(b"\r\n\r\n")[2].decode(errors="replace")
 
@@ -58,7 +58,7 @@ class _Joined(Collector):
                     whole = Metric(family.name, family.documentation, family.type, family.unit)
                     joined[family.name] = whole
                 elif whole.type != family.type:
-                    log.warning("left out, two types", family=family.name, service=service)
+                    log.warning("metrics_type_conflict", family=family.name, service=service)
                     continue
                 for sample in family.samples:
                     if sample.name.endswith(CREATED):
@@ -75,7 +75,7 @@ def exposition(own: CollectorRegistry, others: Mapping[str, str]) -> bytes:
         try:
             services[service] = list(text_string_to_metric_families(text))
         except ValueError as error:
-            log.warning("not understood", service=service, reason=str(error))
+            log.warning("metrics_parse_failed", service=service, reason=str(error))
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Joined(services))
     return generate_latest(registry)

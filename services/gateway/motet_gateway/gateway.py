@@ -61,7 +61,7 @@ class Gateway:
         self._idle.set()
         self.draining = False
         self._listeners: set[Callable[[], None]] = set()
-        self.assets = AssetStore(process.cache_dir / "assets", self._tell_listeners)
+        self.assets = AssetStore(process.cache_dir / "assets", self._notify_listeners)
         self.bodies = BodyBudget(settings.max_bodies_bytes, seconds=settings.body_seconds)
         self.renderer = ChatRenderer(
             RenderPool(
@@ -77,7 +77,7 @@ class Gateway:
             time_scale=process.time_scale,
         )
         self.held = HeldRequests(self._on_held)
-        self._held_told = True
+        self._held_reported = True
         self.dispatcher = Dispatcher(
             self.name,
             addresses.scheduler_address,
@@ -113,7 +113,7 @@ class Gateway:
         """Count `answer` as under way."""
         self._answers.add(answer)
         self._idle.clear()
-        if why := self.access.ended_because(answer.caller):  # since its body came
+        if why := self.access.ended_reason(answer.caller):  # since its body came
             answer.abort(_ended(why))
         try:
             yield
@@ -161,7 +161,7 @@ class Gateway:
         self.dispatcher.check_capacity(1)
         # Also those whose tokens have all come, and whose clients are slow to read them.
         if len(self._answers) >= self.settings.max_live_requests:
-            raise Overloaded(f"The gateway has {len(self._answers)} requests open, as many as it may. Try again soon.")
+            raise Overloaded(f"The gateway has {len(self._answers)} open requests and takes no more. Try again soon.")
 
     def hold(self, request: str, group: str) -> None:
         """Let a request wait for what only a runner of its group can do. Raises Overloaded when too many wait."""
@@ -170,19 +170,19 @@ class Gateway:
         self.held.enter(request, group)
 
     def _on_held(self) -> None:
-        if self._held_told:  # once for all that come together
-            self._held_told = False
+        if self._held_reported:  # once for all that come together
+            self._held_reported = False
             asyncio.get_running_loop().call_soon(self._report_held)
 
     def _report_held(self) -> None:
-        self._held_told = True
-        self.dispatcher.tell_held()
+        self._held_reported = True
+        self.dispatcher.report_held()
 
     def _on_catalog(self) -> None:
         # Ahead of the first request, so that it need not wait.
         for group in self.catalog.current.groups:
             self._fetch(group.asset_digest, group.group)
-        self._tell_listeners()
+        self._notify_listeners()
 
     def _fetch(self, digest: str, group: str) -> None:
         self.assets.fetch(digest, lambda: self._addresses(group))
@@ -190,11 +190,13 @@ class Gateway:
     def _addresses(self, group: str) -> list[str]:
         return [r.address for g in self.catalog.current.groups if g.group == group for r in g.runners]
 
-    def _tell_listeners(self) -> None:
+    def _notify_listeners(self) -> None:
         for listener in list(self._listeners):
             listener()
 
 
 def _ended(why: str) -> NotAuthenticated:
     how = "has expired" if why == "expired" else f"was {why}"
-    return NotAuthenticated(f"The API key of this request {how} meanwhile, so its answer ends here. Ask for a new one.")
+    return NotAuthenticated(
+        f"The API key of this request {how} during the answer, so the answer ends here. Ask for a new key."
+    )

@@ -158,7 +158,7 @@ class Generation:
         if finish == common_pb2.FINISH_REASON_LENGTH:
             return self._end(finish, EndReason.LENGTH)
         if finish == common_pb2.FINISH_REASON_CANCELLED:
-            return self._lost("the runner gave it up")
+            return self._lost("the runner cancelled it")
         if finish != common_pb2.FINISH_REASON_FAILED:
             # Of a newer runner. Whether the answer is whole is not known: another runner goes on where this one ended.
             return self._lost(f"the runner ended it for a reason ({finish}) that this gateway does not know")

@@ -30,7 +30,7 @@ class HeldRequests:
         self._groups: dict[str, str] = {}
         """By request."""
 
-        self._lines: dict[str, _GroupQueue] = {}
+        self._queues: dict[str, _GroupQueue] = {}
         """By group; none is empty."""
 
     def __len__(self) -> int:
@@ -45,7 +45,7 @@ class HeldRequests:
             return
         self._take_out(request)
         self._groups[request] = group
-        positions = self._lines.setdefault(group, _GroupQueue()).positions
+        positions = self._queues.setdefault(group, _GroupQueue()).positions
         positions[request] = len(positions) + 1
         self._changed()
 
@@ -58,22 +58,22 @@ class HeldRequests:
         group = self._groups.get(request)
         if group is None:
             return 0
-        line, now = self._lines[group], self._clock()
-        if line.moved and (line.numbered_at is None or now - line.numbered_at >= NUMBERED_SECONDS):
-            line.positions = {one: number for number, one in enumerate(line.positions, 1)}
-            line.numbered_at, line.moved = now, False
-        return line.positions[request]
+        queue, now = self._queues[group], self._clock()
+        if queue.moved and (queue.numbered_at is None or now - queue.numbered_at >= NUMBERED_SECONDS):
+            queue.positions = {one: number for number, one in enumerate(queue.positions, 1)}
+            queue.numbered_at, queue.moved = now, False
+        return queue.positions[request]
 
     def by_group(self) -> Mapping[str, int]:
-        return {group: len(line.positions) for group, line in self._lines.items()}
+        return {group: len(queue.positions) for group, queue in self._queues.items()}
 
     def _take_out(self, request: str) -> bool:
         group = self._groups.pop(request, None)
         if group is None:
             return False
-        line = self._lines[group]
-        del line.positions[request]
-        line.moved = True
-        if not line.positions:
-            del self._lines[group]
+        queue = self._queues[group]
+        del queue.positions[request]
+        queue.moved = True
+        if not queue.positions:
+            del self._queues[group]
         return True

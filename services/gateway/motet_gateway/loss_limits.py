@@ -62,8 +62,8 @@ class LossCounter:
         lost = self._deaths + self._breaks
         if alone:
             return RequestKillsEngines(
-                f"{lost} engines died or hung with this request, the last one while it computed nothing else. "
-                "It is not tried again; other requests are not affected."
+                f"{lost} engines died or hung with this request, the last one while it computed only this request. "
+                "The request is not tried again; other requests are not affected."
             )
         if lost > MAX_LOSSES:
             return EngineRestarted(f"{lost} runners were lost while they had this request; send it again.")

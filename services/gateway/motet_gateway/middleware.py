@@ -45,9 +45,9 @@ class RequestContext:
         try:
             await self._app(scope, receive, send_with_id)
         except ClientGone:
-            log.debug("the client went away before its request was read")
+            log.debug("client_disconnected_early")
         except Exception:
-            log.exception("a request crashed")
+            log.exception("request_crashed")
             if started and not ended:
                 raise  # the server breaks the connection off: the client must not take this for an end
             if not started:

@@ -12,26 +12,26 @@ from motet_gateway.suggestions import shown
 from motet_gateway.tokens.text_model import ModelTokenizer
 from motet_gateway.unsupported_parameters import refuse_known_to_others
 
-MOST_CHOICES = 8
-MOST_STOPS = 16
-LONGEST_STOP = 256
+MAX_CHOICES = 8
+MAX_STOPS = 16
+MAX_STOP_LENGTH = 256
 """Every piece of text is compared with every stop string. OpenAI takes 4 strings, harnesses send more; with these two
 bounds a token costs less than 0.1 ms, whatever the strings are."""
-MOST_STOP_TOKENS = 128
-MOST_LOGIT_BIASES = 1024
+MAX_STOP_TOKENS = 128
+MAX_LOGIT_BIASES = 1024
 """As many as vLLM takes of each. Both go to the runner with every request."""
-LONGEST_MODEL_NAME = 512
+MAX_MODEL_NAME_LENGTH = 512
 """Longer than a pool, a tenant and an adapter may be called together."""
-MOST_MESSAGES = 4096
+MAX_MESSAGES = 4096
 """Templates walk over the messages, some of them several times. A conversation of this many turns fills any context."""
-MOST_PROMPTS = 128
-MOST_TOP_LOGPROBS = 20
+MAX_PROMPTS = 128
+MAX_TOP_LOGPROBS = 20
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default for plain completions, which clients know and rely on."""
 
 Tokens = list[int]
 TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
-Messages = Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)]
+Messages = Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 """The first error ends the check of a list: a complaint for each of four million elements takes longer than the rest of
 the request."""
 
@@ -56,13 +56,13 @@ class Body(BaseModel):
     })  # fmt: skip
     """Known, and without effect here or checked elsewhere: no reason to count them as unknown."""
 
-    model: str = Field(min_length=1, max_length=LONGEST_MODEL_NAME)
+    model: str = Field(min_length=1, max_length=MAX_MODEL_NAME_LENGTH)
     """A name that `GET /v1/models` lists."""
     stream: bool | None = None
     """Send the answer as server-sent events."""
     stream_options: StreamOptions | None = None
     """Only with `stream: true`; ignored otherwise."""
-    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     """How many choices, each an answer of its own, for each prompt."""
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     """The most tokens of an answer. Unset, a chat answer may fill the context, and a completion has 16."""
@@ -82,13 +82,13 @@ class Body(BaseModel):
     """Lowers tokens that the answer already has, as often as it has them."""
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     """Divides what prompt and answer already have; 1 changes nothing. Unset: the model's own default."""
-    logit_bias: Annotated[dict[str, Any], Field(max_length=MOST_LOGIT_BIASES)] | None = None
+    logit_bias: Annotated[dict[str, Any], Field(max_length=MAX_LOGIT_BIASES)] | None = None
     """By token id: what to add to the token, -100 to 100."""
     seed: int | None = None
     """Makes sampling repeatable: any integer."""
     stop: Any = None
     """The answer ends before the first of these strings. One string or up to 16, each of 1 to 256 characters."""
-    stop_token_ids: Annotated[TokenIds, Field(max_length=MOST_STOP_TOKENS)] | None = None
+    stop_token_ids: Annotated[TokenIds, Field(max_length=MAX_STOP_TOKENS)] | None = None
     """The answer ends before the first of these tokens."""
     include_stop_str_in_output: bool | None = None
     """Keep the stop string in the answer."""
@@ -124,12 +124,12 @@ class Body(BaseModel):
         stops = [self.stop] if isinstance(self.stop, str) else self.stop
         if stops is None:
             return []
-        if not isinstance(stops, list) or len(stops) > MOST_STOPS or not all(isinstance(stop, str) for stop in stops):
-            raise InvalidRequest(f"stop: must be a string or a list of up to {MOST_STOPS} strings", param="stop")
+        if not isinstance(stops, list) or len(stops) > MAX_STOPS or not all(isinstance(stop, str) for stop in stops):
+            raise InvalidRequest(f"stop: must be a string or a list of up to {MAX_STOPS} strings", param="stop")
         for stop in stops:
-            if not 1 <= len(stop) <= LONGEST_STOP:
+            if not 1 <= len(stop) <= MAX_STOP_LENGTH:
                 raise InvalidRequest(
-                    f"stop: a stop string must have 1 to {LONGEST_STOP} characters, not {len(stop)}", param="stop"
+                    f"stop: a stop string must have 1 to {MAX_STOP_LENGTH} characters, not {len(stop)}", param="stop"
                 )
         return stops
 
@@ -155,7 +155,7 @@ class ChatBody(Body):
     """The newer name of `max_tokens`; of both, this one counts."""
     logprobs: bool | None = None
     """Return the log probability of each token."""
-    top_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     """So many alternatives for each token. Needs `logprobs: true`."""
     add_generation_prompt: bool | None = None
     """Let the template begin the assistant's message. Unset: true, unless `continue_final_message` is set."""
@@ -193,7 +193,7 @@ class ChatBody(Body):
             )
         if self.continue_final_message and self.messages[-1].get("role") != "assistant":
             raise InvalidRequest(
-                "continue_final_message: the final message must be the assistant's", param="continue_final_message"
+                "continue_final_message: the final message must have the role assistant", param="continue_final_message"
             )
 
     def plain_messages(self) -> list[dict[str, Any]]:
@@ -215,7 +215,7 @@ class ChatBody(Body):
 class CompletionBody(Body):
     prompt: Any
     """A string, a list of up to 128 strings, a list of token ids, or up to 128 such lists."""
-    logprobs: Annotated[int, Field(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     """Return the log probability of each token and of so many alternatives."""
     echo: bool | None = None
     """Put the prompt before the answer. Not with `stream` or `logprobs`."""
@@ -239,8 +239,8 @@ class CompletionBody(Body):
         if isinstance(prompt, list) and prompt:
             if _are_tokens(prompt):
                 return [prompt]
-            if len(prompt) > MOST_PROMPTS:
-                raise InvalidRequest(f"prompt: at most {MOST_PROMPTS} prompts a request", param="prompt")
+            if len(prompt) > MAX_PROMPTS:
+                raise InvalidRequest(f"prompt: must have at most {MAX_PROMPTS} prompts", param="prompt")
             if all(isinstance(entry, str) for entry in prompt):
                 return prompt
             if all(isinstance(entry, list) and entry and _are_tokens(entry) for entry in prompt):
@@ -259,7 +259,7 @@ class CompletionBody(Body):
 class TokenizeBody(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True, use_attribute_docstrings=True)
 
-    model: Annotated[str, Field(min_length=1, max_length=LONGEST_MODEL_NAME)] | None = None
+    model: Annotated[str, Field(min_length=1, max_length=MAX_MODEL_NAME_LENGTH)] | None = None
     """May be left out where only one base model is served."""
     prompt: str | None = None
     """The text to count. Either this or `messages`."""
@@ -291,7 +291,7 @@ class TokenizeBody(BaseModel):
 class DetokenizeBody(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True, use_attribute_docstrings=True)
 
-    model: Annotated[str, Field(min_length=1, max_length=LONGEST_MODEL_NAME)] | None = None
+    model: Annotated[str, Field(min_length=1, max_length=MAX_MODEL_NAME_LENGTH)] | None = None
     """May be left out where only one base model is served."""
     tokens: TokenIds
     """Token ids of the model's vocabulary."""
@@ -311,7 +311,7 @@ def parse(kind: type[AnyBody], body: bytes) -> AnyBody:
 def _first_complaint(error: ValidationError) -> InvalidRequest:
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     if first["type"] == "json_invalid":
-        return InvalidRequest(f"The body is no valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}.")
+        return InvalidRequest(f"The body isn't valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}.")
     field = _path(first["loc"])
     if not field:
         return InvalidRequest("The body must be a JSON object.")
@@ -416,7 +416,7 @@ def _logit_bias(bias: Mapping[str, Any] | None, vocabulary: int) -> dict[int, fl
     result = {}
     for key, value in (bias or {}).items():
         if not re.fullmatch(r"[0-9]{1,9}", key) or int(key) >= vocabulary:
-            raise InvalidRequest(f"logit_bias: {key[:32]!r} is no token id below {vocabulary}", param="logit_bias")
+            raise InvalidRequest(f"logit_bias: {key[:32]!r} isn't a token id below {vocabulary}", param="logit_bias")
         if isinstance(value, bool) or not isinstance(value, int | float) or not -100 <= value <= 100:
             raise InvalidRequest(f"logit_bias.{key}: must be a number from -100 to 100", param=f"logit_bias.{key}")
         result[int(key)] = value

@@ -12,8 +12,8 @@ from motet.errors import InvalidRequest, Overloaded, RequestTooLarge, Unsupporte
 from motet_gateway.errors import ClientGone, RequestTimeout
 
 MAX_STRINGS = 100_000
-MOST_CONTAINERS = 100_000
-MOST_ELEMENTS = 2_000_000
+MAX_CONTAINERS = 100_000
+MAX_ELEMENTS = 2_000_000
 """Strings, lists with objects, and elements of both in one body. Parsing holds all other work up, about 0.1 s at these
 bounds, and objects take many times the memory of their text. A prompt of a million token ids is still taken."""
 
@@ -39,7 +39,9 @@ class BodyBudget:
 
     def take(self, size: int) -> None:
         if self.held + size > self._budget:
-            raise Overloaded("The gateway holds as many bytes of requests as it may. Try again soon.")
+            raise Overloaded(
+                "The request bodies in progress use all the memory that the gateway allows them. Try again soon."
+            )
         self.held += size
 
 
@@ -97,14 +99,14 @@ def check_shape(content: bytes) -> None:
         raise _too_much(f"{MAX_STRINGS} strings")
     if not _sparse(plain):
         plain = _STRING.sub(b"", plain)  # it may be a text that has all the commas and braces
-        if _containers(plain) > MOST_CONTAINERS:
-            raise _too_much(f"{MOST_CONTAINERS} lists and objects")
-        if plain.count(b",") > MOST_ELEMENTS:
-            raise _too_much(f"{MOST_ELEMENTS} elements")
+        if _containers(plain) > MAX_CONTAINERS:
+            raise _too_much(f"{MAX_CONTAINERS} lists and objects")
+        if plain.count(b",") > MAX_ELEMENTS:
+            raise _too_much(f"{MAX_ELEMENTS} elements")
 
 
 def _sparse(content: bytes) -> bool:
-    return _containers(content) <= MOST_CONTAINERS and content.count(b",") <= MOST_ELEMENTS
+    return _containers(content) <= MAX_CONTAINERS and content.count(b",") <= MAX_ELEMENTS
 
 
 def _containers(content: bytes) -> int:
@@ -112,8 +114,8 @@ def _containers(content: bytes) -> int:
 
 
 def _too_much(what: str) -> InvalidRequest:
-    return InvalidRequest(f"The body has more than {what}, which are the most that this gateway takes.")
+    return InvalidRequest(f"The body has more than {what}, the limit of this gateway.")
 
 
 def _too_large(limit: int) -> RequestTooLarge:
-    return RequestTooLarge(f"The body is larger than the {limit} bytes that this gateway takes.")
+    return RequestTooLarge(f"The body is larger than {limit} bytes, the limit of this gateway.")

@@ -16,7 +16,7 @@ OnMessage = Callable[[str, runner_pb2.GenerateDown], None]
 """Called with a runner's address and each of its messages."""
 
 OnStreamLost = Callable[[str, str], None]
-"""Called with a runner's address and why its stream broke: everything placed there is lost."""
+"""Called with a runner's address and why its stream broke: everything placed there is on_stream_lost."""
 
 OnUnreachable = Callable[[RunnerPlacement, str, str], None]
 """Called with a placement that never reached its runner, the request, and why."""
@@ -24,12 +24,18 @@ OnUnreachable = Callable[[RunnerPlacement, str, str], None]
 
 class RunnerStreams:
     def __init__(
-        self, gateway: str, *, heard: OnMessage, lost: OnStreamLost, unreachable: OnUnreachable, connect_seconds: float
+        self,
+        gateway: str,
+        *,
+        on_message: OnMessage,
+        on_stream_lost: OnStreamLost,
+        on_unreachable: OnUnreachable,
+        connect_seconds: float,
     ) -> None:
         self._gateway = gateway
-        self._heard = heard
-        self._lost = lost
-        self._unreachable = unreachable
+        self._on_message = on_message
+        self._on_stream_lost = on_stream_lost
+        self._on_unreachable = on_unreachable
         self._connect_seconds = connect_seconds
         self._streams: dict[str, _Stream] = {}
 
@@ -70,9 +76,9 @@ class _Stream:
             address,
             _open,
             greet=lambda: [runner_pb2.GenerateUp(hello=runner_pb2.GenerateHello(gateway=runners._gateway))],
-            receive=lambda message: runners._heard(address, message),
+            receive=lambda message: runners._on_message(address, message),
             opened=self._send_waiting,
-            closed=lambda why: runners._lost(address, why),
+            closed=lambda why: runners._on_stream_lost(address, why),
         )
         self._task = asyncio.create_task(self._link.run(), name=f"runner {address}")
 
@@ -108,7 +114,7 @@ class _Stream:
     def _give_up(self, request: str) -> None:
         if (unsent := self._unsent.pop(request, None)) is not None:
             unsent[2].cancel()
-            self._runners._unreachable(unsent[0], request, f"no stream to the runner at {self._address}")
+            self._runners._on_unreachable(unsent[0], request, f"no stream to the runner at {self._address}")
 
 
 def _open(

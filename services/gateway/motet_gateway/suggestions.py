@@ -21,15 +21,15 @@ class NameIndex:
 
     def nearest(self, name: str, *others: "NameIndex") -> list[str]:
         """The best first, of these and of `others`. Takes about as long with ten thousand names as with thirty."""
-        candidates = set[str]().union(*(names._beside(name) for names in (self, *others)))
-        said = name[:_COMPARED]
+        candidates = set[str]().union(*(names._nearby(name) for names in (self, *others)))
+        wanted = name[:_COMPARED]
         by_beginning: dict[str, str] = {}
         for candidate in sorted(candidates):
             by_beginning.setdefault(candidate[:_COMPARED], candidate)
-        close = difflib.get_close_matches(said, by_beginning, n=NEAREST, cutoff=0.0)
+        close = difflib.get_close_matches(wanted, by_beginning, n=NEAREST, cutoff=0.0)
         return [by_beginning[beginning] for beginning in close]
 
-    def _beside(self, name: str) -> set[str]:
+    def _nearby(self, name: str) -> set[str]:
         return {*_around(self._forward, name), *(near[::-1] for near in _around(self._backward, name[::-1]))}
 
 

@@ -172,7 +172,7 @@ class Hangs(PosixPath):
 async def test_a_state_directory_that_hangs_lets_nobody_in_and_holds_nobody_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("motet_gateway.identity.access.PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr("motet_gateway.identity.access.STORE_TIMEOUT_SECONDS", 0.05)
     monkeypatch.setattr(Hangs, "free", threading.Event())
     kept, memory = MemoryKeySource(), Hangs(tmp_path / "keys-were-made")
     one, other = access(kept, memory=memory), access(MemoryKeySource(), memory=memory)
@@ -216,13 +216,13 @@ async def test_a_gateway_that_needs_keys_is_not_ready_before_it_has_read_them(se
     kept.away = True
     one = access(kept, **settings)
     await one.begin()
-    assert "API keys" in one.unready_because()
+    assert "API keys" in one.unready_reason()
     kept.away = False
     await one.read()
-    assert one.unready_because() == ""  # there are none, and that is known
+    assert one.unready_reason() == ""  # there are none, and that is known
     kept.away = True
     await one.read()
-    assert one.unready_because() == ""  # known keys open for a while
+    assert one.unready_reason() == ""  # known keys open for a while
 
 
 async def test_how_old_the_knowledge_of_keys_is_can_be_watched() -> None:
@@ -254,24 +254,24 @@ async def test_each_outage_is_said_once(tmp_path: Path, capsys: pytest.CaptureFi
                 await do()
         return capsys.readouterr().out
 
-    sentences = ("API keys cannot be read", "cannot be written down", "whether keys were made once cannot be read")
+    events = ("api_keys_unreadable", "key_use_write_failed", "keys_made_note_unreadable")
     for _ in range(2):
         kept.away = True
         memory.parent.write_text("a file in the place of the folder")
         said = await turns()
-        assert [said.count(sentence) for sentence in sentences] == [1, 1, 1]
+        assert [said.count(event) for event in events] == [1, 1, 1]
         assert needs_key(other)
         kept.away = False
         memory.parent.unlink()
         said = await turns()
-        assert not any(sentence in said for sentence in sentences)
+        assert not any(event in said for event in events)
         assert not needs_key(other)
 
 
 async def test_a_gateway_that_needs_no_keys_is_ready_without_them() -> None:
     one = access(MemoryKeySource(), auth="none")
     await one.begin()
-    assert one.unready_because() == ""
+    assert one.unready_reason() == ""
 
 
 async def test_a_store_that_fails_in_a_new_way_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,7 +297,7 @@ async def test_a_store_that_fails_in_a_new_way_is_away(monkeypatch: pytest.Monke
 
 
 async def test_a_store_that_hangs_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("motet_gateway.identity.access.PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr("motet_gateway.identity.access.STORE_TIMEOUT_SECONDS", 0.05)
     kept = MemoryKeySource()
     one = access(kept, auth="keys")
     monkeypatch.setattr(kept, "read", asyncio.Event().wait)

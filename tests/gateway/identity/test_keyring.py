@@ -236,7 +236,7 @@ def test_what_a_key_has_begun_ends_once_it_means_something_else(ring: Ring) -> N
     ring.ring.change([ring.keys[made["read anew"].id]], [], now=NOW, at=1)
     for _ in range(2):
         ring.read(after=2)
-    said = {change: ring.ring.ended_because(caller, NOW) for change, caller in began.items()}
+    said = {change: ring.ring.ended_reason(caller, NOW) for change, caller in began.items()}
     assert {change: why for change, why in said.items() if why} == {
         "tenant": "changed",
         "hash": "changed",

@@ -54,7 +54,7 @@ async def test_a_driver_that_gives_up_ends_nobody_else(asked: BoundedCall) -> No
 
 
 async def test_what_hangs_is_left_after_a_while(asked: BoundedCall) -> None:
-    with pytest.raises(StoreUnavailable, match=r"no answer came in 0\.05 seconds"):
+    with pytest.raises(StoreUnavailable, match=r"no answer within 0\.05 seconds"):
         await asked.ask(hang)
     assert await asked.ask(answer) == "an answer"
 

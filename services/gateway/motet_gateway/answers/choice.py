@@ -41,8 +41,8 @@ class ChoiceText:
         "index",
         "logprobs",
         "on_placed",
-        "spelling",
         "stop_here",
+        "token_bytes",
         "tokens",
         "waiting_for",
     )  # fmt: skip
@@ -53,9 +53,9 @@ class ChoiceText:
         detokenizer: Detokenizer,
         stops: StopStrings | None,
         *,
-        silent_ids: frozenset[int],
+        hidden_ids: frozenset[int],
         min_tokens: int,
-        spelling: TokenBytes | None,
+        token_bytes: TokenBytes | None,
         on_placed: Callable[[], None],
         changed: Callable[["ChoiceText"], None],
         stop_here: Callable[[], None],
@@ -63,9 +63,9 @@ class ChoiceText:
         self.index = index
         self._detokenizer = detokenizer
         self._stops = stops
-        self._hidden_ids = silent_ids  # a stop token ends the answer and is no part of its text
+        self._hidden_ids = hidden_ids  # a stop token ends the answer and is no part of its text
         self._min_tokens = min_tokens
-        self.spelling = spelling
+        self.token_bytes = token_bytes
         """Set when the client asked for logprobs."""
         self._begun = False
         self.on_placed = on_placed
@@ -99,9 +99,9 @@ class ChoiceText:
             return
         else:
             tokens = self._read_until_stop(tokens, self._stops)
-        if self.spelling is not None:
+        if self.token_bytes is not None:
             self.logprobs.extend(
-                TokenText(token, one, self._added_by(token, self.spelling))
+                TokenText(token, one, self._added_by(token, self.token_bytes))
                 for token, one in zip(tokens, logprobs, strict=False)
             )
         if self._stops is not None and self._stops.stopped:
@@ -121,18 +121,18 @@ class ChoiceText:
                 return tokens[:position]
         return tokens
 
-    def _added_by(self, token: int, spelling: TokenBytes) -> bytes:
-        if token in self._hidden_ids or self._detokenizer.hides(spelling, token):
+    def _added_by(self, token: int, token_bytes: TokenBytes) -> bytes:
+        if token in self._hidden_ids or self._detokenizer.hides(token_bytes, token):
             return b""
-        spelled = spelling.of(token)
+        spelled = token_bytes.of(token)
         if not self._begun:
             self._begun = True
             return self._detokenizer.begins(token, spelled)
         return spelled
 
     def _text(self, tokens: list[int]) -> str:
-        loud = [token for token in tokens if token not in self._hidden_ids] if self._hidden_ids else tokens
-        return self._detokenizer.feed(loud) if loud else ""
+        visible = [token for token in tokens if token not in self._hidden_ids] if self._hidden_ids else tokens
+        return self._detokenizer.feed(visible) if visible else ""
 
     def end(self, how: EndReason | MotetError) -> None:
         if isinstance(how, MotetError):

@@ -87,7 +87,7 @@ class ChatFormat(Format):
     def logprobs(self, _index: int, /, tokens: Sequence[TokenText], text: ModelTokenizer, top: int) -> Json:
         return {
             "content": [
-                _token(text.spelling.of(item.token), item.added_bytes, item.logprobs.logprob)
+                _token(text.token_bytes.of(item.token), item.added_bytes, item.logprobs.logprob)
                 | {"top_logprobs": [_alternative(text, token, logprob) for token, logprob in _top(item, top)]}
                 for item in tokens
             ],
@@ -114,13 +114,13 @@ class CompletionFormat(Format):
         return {"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": choice.finish}
 
     def logprobs(self, index: int, /, tokens: Sequence[TokenText], text: ModelTokenizer, top: int) -> Json:
-        spelling = text.spelling
+        token_bytes = text.token_bytes
         characters = self._characters.setdefault(index, _CharacterCounter())
         return {
-            "tokens": [readable(item.added_bytes or spelling.of(item.token)) for item in tokens],
+            "tokens": [readable(item.added_bytes or token_bytes.of(item.token)) for item in tokens],
             "token_logprobs": [_finite(item.logprobs.logprob) for item in tokens],
             "top_logprobs": [
-                {readable(spelling.of(token)): _finite(logprob) for token, logprob in _top(item, top)}
+                {readable(token_bytes.of(token)): _finite(logprob) for token, logprob in _top(item, top)}
                 for item in tokens
             ],
             "text_offset": [characters.before(item.added_bytes) for item in tokens],
@@ -131,13 +131,13 @@ def _top(item: TokenText, count: int) -> list[tuple[int, float]]:
     return list(zip(item.logprobs.top_ids, item.logprobs.top_logprobs, strict=False))[:count]
 
 
-def _token(spelled: bytes, adds: bytes, logprob: float) -> Json:
+def _token(spelled: bytes, added: bytes, logprob: float) -> Json:
     """The bytes of all tokens of an answer join to its text, unless a stop string has cut that short."""
-    return {"token": readable(adds or spelled), "logprob": _finite(logprob), "bytes": list(adds)}
+    return {"token": readable(added or spelled), "logprob": _finite(logprob), "bytes": list(added)}
 
 
 def _alternative(text: ModelTokenizer, token: int, logprob: float) -> Json:
-    spelled = text.spelling.of(token)
+    spelled = text.token_bytes.of(token)
     return _token(spelled, spelled, logprob)
 
 
@@ -148,10 +148,10 @@ class _CharacterCounter:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._count = 0
 
-    def before(self, adds: bytes) -> int:
+    def before(self, added: bytes) -> int:
         """How many stood there before these bytes; half a character does not count yet."""
         before = self._count
-        self._count += len(self._decoder.decode(adds))
+        self._count += len(self._decoder.decode(added))
         return before
 
 

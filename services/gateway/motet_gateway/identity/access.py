@@ -22,7 +22,7 @@ from motet_gateway.settings import Settings
 log = structlog.get_logger(__name__)
 
 FIRST_KEY = "motet key create --tenant default"
-PATIENCE_SECONDS = 10.0
+STORE_TIMEOUT_SECONDS = 10.0
 """After this long without an answer the store counts as away."""
 NOTE_SECONDS = 60.0
 """Between two notes of which keys were used."""
@@ -54,15 +54,15 @@ class KeyAccess:
         self._memory, self._clock, self._today = memory, clock, today
         self.keyring = Keyring(
             trusted_seconds=settings.keys_trusted_seconds,
-            between_seconds=settings.keys_read_seconds + PATIENCE_SECONDS,
+            between_seconds=settings.keys_read_seconds + STORE_TIMEOUT_SECONDS,
             gone=gone,
         )
         self._thread = OwnThread("keys-were-made")
-        self._reading, self._noting, self._remembering = (BoundedCall(PATIENCE_SECONDS) for _ in range(3))
+        self._reading, self._noting, self._remembering = (BoundedCall(STORE_TIMEOUT_SECONDS) for _ in range(3))
         self._open_until_keys = settings.auth is None and settings.keys_file is None and settings.is_local
         self._required: bool | None = None if self._open_until_keys else settings.auth != "none"
         """None: nobody can say now. Nobody comes in before it is known that no key was made."""
-        self._away_said = self._unwritten_said = self._unknown_said = False
+        self._unreadable_logged = self._unwritten_logged = self._unknown_logged = False
         """Each is said once until it is over: it is tried again every few seconds."""
         self._written: dict[str, datetime] = {}
         """The hour in which the use of each key was last written down."""
@@ -71,18 +71,22 @@ class KeyAccess:
         """Read the keys for the first time. Raises SetupError when everybody would come in whom nobody asked."""
         settings = self._settings
         if settings.auth == "none":
-            log.warning("every caller is tenant default: MOTET_GATEWAY_AUTH=none", host=settings.host)
+            log.warning(
+                "authentication_disabled",
+                host=settings.host,
+                reason="With MOTET_GATEWAY_AUTH=none every caller is tenant default.",
+            )
             return
         await self.read()
         if self.keyring.store_is_down or self.keyring.has_keys:
             return
         if settings.auth is None and settings.keys_file is None and not settings.is_local:
             raise SetupError(
-                f"there are no API keys, and whoever reaches {settings.host} would be let in. Make one first: "
-                f"{FIRST_KEY} (or let everybody in: MOTET_GATEWAY_AUTH=none)."
+                f"there are no API keys, so anyone who reaches {settings.host} could use the gateway. "
+                f"Create a key first: {FIRST_KEY} (or allow everyone with MOTET_GATEWAY_AUTH=none)."
             )
         if self._required:
-            log.warning("no API key was made yet, so nobody is let in", make_one=FIRST_KEY)
+            log.warning("no_api_keys", hint=f"Every request gets 401 until you create a key: {FIRST_KEY}")
 
     async def run(self) -> None:
         """Ends by cancellation."""
@@ -103,21 +107,23 @@ class KeyAccess:
         """Seconds since keys were last read; infinite before the first time, and 0 where nobody needs one."""
         return 0.0 if self._settings.auth == "none" else self._clock() - self.keyring.read_at
 
-    def unready_because(self) -> str:
+    def unready_reason(self) -> str:
         """What is in the way of letting anybody in; empty: nothing is. No key at all is not: that is known."""
         if self._settings.auth == "none" or math.isfinite(self.keyring.read_at):
             return ""
-        return "API keys were not read yet: their store does not answer"
+        return "API keys have not been read yet: the key store does not answer"
 
     def needs_key(self) -> bool:
         """Whether a caller needs one. Raises StoreUnavailable when nobody can say."""
         if self._required is None:
-            raise StoreUnavailable("Whether API keys are needed cannot be said now: their store does not answer.")
+            raise StoreUnavailable(
+                "The gateway can't tell now whether it requires API keys: the key store does not answer."
+            )
         return self._required
 
-    def ended_because(self, caller: Caller) -> str:
+    def ended_reason(self, caller: Caller) -> str:
         """Why what that caller has begun does not go on; empty: it does."""
-        return self.keyring.ended_because(caller, self._today()) if caller.key_id else ""
+        return self.keyring.ended_reason(caller, self._today()) if caller.key_id else ""
 
     def open(self, credential: str) -> Caller:
         """Raises NotAuthenticated, or StoreUnavailable when nobody can say."""
@@ -131,20 +137,21 @@ class KeyAccess:
         except SetupError:
             raise
         except Exception as error:  # whatever it is, known keys must not be trusted for ever
-            if not self._away_said:
+            if not self._unreadable_logged:
                 log.error(
-                    "API keys cannot be read: those known are trusted for a while",
-                    why=str(error) or type(error).__name__,
+                    "api_keys_unreadable",
+                    reason=str(error) or type(error).__name__,
+                    hint=f"Known keys stay valid for {self._settings.keys_trusted_seconds:g} s after the last reading.",
                     exc_info=not isinstance(error, MotetError),
                 )
-            self._away_said = True
+            self._unreadable_logged = True
             ring.not_read(self._today())
             if self._open_until_keys:  # the first one may have been made meanwhile
                 self._required = None
             return
-        if self._away_said:
-            self._away_said = False
-            log.info("API keys can be read again")
+        if self._unreadable_logged:
+            self._unreadable_logged = False
+            log.info("api_keys_readable_again")
         if found is None:
             ring.unchanged(now=self._today(), at=self._clock())
         else:
@@ -153,16 +160,16 @@ class KeyAccess:
             self._open_until_keys, self._required = False, True
             await self._remember()
         elif self._open_until_keys:
-            self._required = await self._were_made()
+            self._required = await self._were_keys_made()
 
     def _learn(self, found: list[ApiKey] | Change) -> None:
         ring = self.keyring
         if isinstance(found, Change):
-            log.info("changes of API keys were read", keys=len(found.keys), gone=len(found.gone))
+            log.info("api_keys_changed", keys=len(found.keys), gone=len(found.gone))
             ring.change(found.keys, found.gone, now=self._today(), at=self._clock())
             return
         if found or ring.has_keys:
-            log.info("API keys were read", keys=len(found))
+            log.info("api_keys_read", keys=len(found))
         ring.replace(found, now=self._today(), at=self._clock())
 
     async def _remember(self) -> None:
@@ -172,9 +179,9 @@ class KeyAccess:
         try:
             await self._remembering.ask(lambda: self._thread.run(memory.touch))
         except (OSError, StoreUnavailable) as error:
-            log.warning("that keys were made cannot be noted", file=str(memory), why=str(error))
+            log.warning("keys_made_note_failed", file=str(memory), reason=str(error))
 
-    async def _were_made(self) -> bool:
+    async def _were_keys_made(self) -> bool:
         """Whether that was once remembered. Also where nobody can say: a folder may not answer at all."""
         if (memory := self._memory) is None:
             return False
@@ -184,11 +191,11 @@ class KeyAccess:
         except FileNotFoundError:
             there = False
         except (OSError, StoreUnavailable) as error:
-            if not self._unknown_said:
-                log.warning("whether keys were made once cannot be read", file=str(memory), why=str(error))
-            self._unknown_said = True
+            if not self._unknown_logged:
+                log.warning("keys_made_note_unreadable", file=str(memory), reason=str(error))
+            self._unknown_logged = True
             return True
-        self._unknown_said = False
+        self._unknown_logged = False
         return there
 
     async def note_use(self) -> None:
@@ -202,9 +209,9 @@ class KeyAccess:
         try:
             await self._noting.ask(lambda: self._source.note_use(new, at=now))
         except MotetError as error:
-            if not self._unwritten_said:
-                log.warning("which API keys are used cannot be written down", why=str(error))
-            self._unwritten_said = True
+            if not self._unwritten_logged:
+                log.warning("key_use_write_failed", reason=str(error))
+            self._unwritten_logged = True
             return
-        self._unwritten_said = False
+        self._unwritten_logged = False
         self._written.update(dict.fromkeys(new, hour))

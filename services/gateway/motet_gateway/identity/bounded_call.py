@@ -22,7 +22,7 @@ class BoundedCall:
     async def ask(self, do: Callable[[], Coroutine[object, object, Answer]]) -> Answer:
         """Raises StoreUnavailable when no answer comes, and what `do` raises."""
         if not await self.stop():
-            raise StoreUnavailable("what was asked last still hangs")
+            raise StoreUnavailable("the previous call still hangs")
         asked = asyncio.create_task(do())
         self._asked = asked
         try:
@@ -32,10 +32,10 @@ class BoundedCall:
             raise
         if not asked.done():
             await self.stop()
-            raise StoreUnavailable(f"no answer came in {self._seconds:g} seconds")
+            raise StoreUnavailable(f"no answer within {self._seconds:g} seconds")
         self._asked = None
         if asked.cancelled():  # by itself: were it passed on, it would end whoever asks without a word
-            raise StoreUnavailable("the driver gave up")
+            raise StoreUnavailable("the driver cancelled the call")
         return asked.result()
 
     async def stop(self) -> bool:

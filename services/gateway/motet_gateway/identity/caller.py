@@ -23,7 +23,7 @@ class Caller:
         """Raises InsufficientScope."""
         if scope not in self.scopes:
             raise InsufficientScope(
-                f"This key does not have the scope '{scope}'. Who runs the gateway can make one that has it: "
+                f"This key does not have the scope '{scope}'. An administrator can create a key that has it: "
                 f"motet key create --tenant {self.tenant} --scopes {scope}."
             )
 

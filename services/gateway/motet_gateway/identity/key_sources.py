@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-MOST_BYTES = 4 * 1024 * 1024
+MAX_BYTES = 4 * 1024 * 1024
 """Of a file or folder of keys. A Secret holds one MiB; more keys than that belong into a database."""
 COMMAND_SECONDS = 5.0
-WHOLE_SECONDS = 60.0
+FULL_READ_SECONDS = 60.0
 """In so long all keys are read again, also when no change is seen."""
 PARTS_AT_ONCE = 16
 """Of 256 that many keys are in."""
@@ -94,23 +94,23 @@ class DatabaseKeys:
         """Of each part, when that was read."""
         self._found: dict[str, dict[str, ApiKey]] = {}
         """Of each part, by id."""
-        self._untold: dict[str, ApiKey | None] = {}
+        self._unreported: dict[str, ApiKey | None] = {}
         """Keys by id that are new or say something else, and None for those that are gone."""
-        self._told = False
+        self._reported = False
         """Whoever asks knows all but these."""
         self._clock = clock
-        self._looked_at = clock()
+        self._checked_at = clock()
         self._read_at: dict[str, float] = {}
         """Each part."""
 
     async def read(self) -> list[ApiKey] | Change | None:
         if self._file is not None and not await self._is_there(self._file):
-            if not self._told and not self._found:
+            if not self._reported and not self._found:
                 return []
             raise StoreUnavailable(f"the database {self._file}, which held API keys, is gone")
         store = await self._opened()
         # Until the table is made no key is.
-        if not self._told and not await self._stored.table_exists(store):
+        if not self._reported and not await self._stored.table_exists(store):
             return []
         mark, at = await self._stored.change_mark(store), self._clock()
         if mark != self._mark:
@@ -119,10 +119,10 @@ class DatabaseKeys:
             changed = (part for part in marks.keys() | self._found.keys() if marks.get(part) != self._marks.get(part))
             await self._read_parts(store, sorted(changed), marks, at)
         await self._read_parts(store, self._due(at), self._marks, at)
-        self._mark, self._looked_at = mark, at  # of before: what is written in between is read again
+        self._mark, self._checked_at = mark, at  # of before: what is written in between is read again
         if (task := asyncio.current_task()) is not None and task.cancelling():
             raise asyncio.CancelledError  # whoever asked has gone: what is new must not be lost with this answer
-        return self._tell()
+        return self._take_changes()
 
     async def _read_parts(
         self, store: "Store", parts: Sequence[str], marks: Mapping[str, tuple[Any, ...]], at: float
@@ -133,27 +133,27 @@ class DatabaseKeys:
                 found[self._stored.part_of(key.id)][key.id] = key
             for part, new in found.items():
                 before = self._found.pop(part, {})
-                self._untold |= {id_: key for id_, key in new.items() if before.get(id_) != key}
-                self._untold |= dict.fromkeys(before.keys() - new.keys())
+                self._unreported |= {id_: key for id_, key in new.items() if before.get(id_) != key}
+                self._unreported |= dict.fromkeys(before.keys() - new.keys())
                 if new:
                     self._found[part], self._read_at[part] = new, at
                 self._marks[part] = marks.get(part, ())
 
     def _due(self, at: float) -> list[str]:
-        """So many parts that all are read in `WHOLE_SECONDS`, those first that were read the longest ago. Where a turn
-        takes long it must not take longer by that."""
-        many = min(PARTS_AT_ONCE, math.ceil(len(self._found) * (at - self._looked_at) / WHOLE_SECONDS))
+        """The parts that were read longest ago: as many as it takes to read all of them in `FULL_READ_SECONDS`. Never
+        more than `PARTS_AT_ONCE`, so that a slow reading does not become slower."""
+        many = min(PARTS_AT_ONCE, math.ceil(len(self._found) * (at - self._checked_at) / FULL_READ_SECONDS))
         return sorted(self._found, key=lambda part: self._read_at[part])[:many]
 
-    def _tell(self) -> list[ApiKey] | Change | None:
-        untold, self._untold = self._untold, {}
-        if not self._told:
-            self._told = True
+    def _take_changes(self) -> list[ApiKey] | Change | None:
+        unreported, self._unreported = self._unreported, {}
+        if not self._reported:
+            self._reported = True
             return [key for keys_ in self._found.values() for key in keys_.values()]
-        if not untold:
+        if not unreported:
             return None
-        changed = [key for key in untold.values() if key is not None]
-        return Change(changed, [id_ for id_, key in untold.items() if key is None])
+        changed = [key for key in unreported.values() if key is not None]
+        return Change(changed, [id_ for id_, key in unreported.items() if key is None])
 
     async def note_use(self, ids: Iterable[str], *, at: datetime) -> None:
         await self._stored.note_use(await self._opened(), ids, at=at)
@@ -173,7 +173,7 @@ class DatabaseKeys:
             raise StoreUnavailable(f"the database {file} cannot be read: {error.strerror or error}") from error
         inode = (found.st_dev, found.st_ino)
         if self._opened_file not in (None, inode):
-            log.warning("the database is another file now", file=str(file))
+            log.warning("database_file_replaced", file=str(file))
             self._store, self._mark, self._marks = None, None, {}
             await self._stack.aclose()
         self._opened_file = inode
@@ -205,7 +205,7 @@ class FileKeys:
             for key in _keys_in(name, said):
                 other = found.get(key.id, key)
                 if other != key:
-                    log.error("an API key is there twice: the stricter one counts", file=name, key=key.id)
+                    log.error("api_key_duplicate", file=name, key=key.id, hint="The stricter entry counts.")
                 found[key.id] = min(other, key, key=_end_of)
         self._content = content  # only now: what cannot be read has not been
         return list(found.values())
@@ -225,13 +225,13 @@ class FileKeys:
                 folder = Path(os.path.realpath(folder / "..data", strict=True))
             with os.scandir(folder) as entries:
                 names = sorted(entry.name for entry in entries if entry.name[0] != "." and entry.is_file())
-        content, left = [], MOST_BYTES
+        content, left = [], MAX_BYTES
         for name in names:
             with (folder / name).open("rb") as opened:
                 said = opened.read(left + 1)
             left -= len(said)
             if left < 0:
-                raise OSError(f"there are more than {MOST_BYTES} bytes")
+                raise OSError(f"there are more than {MAX_BYTES} bytes")
             content.append((str(self._path / name), said))
         return content
 
@@ -249,4 +249,4 @@ def _keys_in(name: str, content: bytes) -> Iterator[ApiKey]:
         try:
             yield keys.from_line(line)
         except ValueError as error:
-            log.error("a line is no API key", file=name, line=number, why=str(error))
+            log.error("api_key_line_invalid", file=name, line=number, reason=str(error))

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from motet_gateway.parameters import LONGEST_STOP, MOST_PROMPTS, MOST_STOPS, TIERS
+from motet_gateway.parameters import MAX_PROMPTS, MAX_STOP_LENGTH, MAX_STOPS, TIERS
 
 Json = dict[str, Any]
 
 NULL: Json = {"type": "null"}
-STOP: Json = {"type": "string", "minLength": 1, "maxLength": LONGEST_STOP}
+STOP: Json = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_LENGTH}
 TEXT: Json = {"type": "string", "minLength": 1}
 TOKENS: Json = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
 PART: Json = {
@@ -30,7 +30,7 @@ NOTHING: Json = {"anyOf": [{"type": "array", "maxItems": 0}, NULL]}
 NO_TOOL: Json = {"enum": ["none", "auto", None]}
 
 OF_BOTH: dict[str, Json] = {
-    "stop": {"anyOf": [STOP, {"type": "array", "maxItems": MOST_STOPS, "items": STOP}, NULL]},
+    "stop": {"anyOf": [STOP, {"type": "array", "maxItems": MAX_STOPS, "items": STOP}, NULL]},
     "response_format": {
         "anyOf": [{"type": "object", "required": ["type"], "properties": {"type": {"const": "text"}}}, NULL]
     },
@@ -51,8 +51,8 @@ FIELDS: dict[str, dict[str, Json]] = {
             "anyOf": [
                 TEXT,
                 TOKENS,
-                {"type": "array", "minItems": 1, "maxItems": MOST_PROMPTS, "items": TEXT},
-                {"type": "array", "minItems": 1, "maxItems": MOST_PROMPTS, "items": TOKENS},
+                {"type": "array", "minItems": 1, "maxItems": MAX_PROMPTS, "items": TEXT},
+                {"type": "array", "minItems": 1, "maxItems": MAX_PROMPTS, "items": TOKENS},
             ]
         }
     },

@@ -46,7 +46,7 @@ def probe_routes(gateway: Gateway, registry: CollectorRegistry) -> APIRouter:
         """The gateway's own figures, and on a machine of one's own those of everybody."""
         caller = caller_of(request.scope)
         if folder is None and not caller.key_id:  # not for everybody who may ask
-            raise NotFound("Figures are not shown here without an API key.")
+            raise NotFound("This gateway shows metrics only with an API key.")
         caller.needs(KeyScope.MONITOR)
         others = await scrape_all(folder, but=own_socket) if folder is not None else {}
         content = await asyncio.to_thread(exposition, registry, others)

@@ -21,7 +21,7 @@ SHORT_BYTES = 8 * 1024
 SLOW_SECONDS = 0.01
 """A template that has once taken so much CPU time for short messages is not rendered here again. Most take a thousandth
 of it."""
-MOST_TEMPLATES = 64
+MAX_TEMPLATES = 64
 """Compiled templates that are kept; beyond it the oldest goes to the processes."""
 
 
@@ -59,11 +59,11 @@ class ChatRenderer:
             raise InvalidRequest(error.message, param=error.param) from None
         finally:
             if (took := time.thread_time() - began) > SLOW_SECONDS:
-                log.warning("a chat template is slow and goes to a process", seconds=round(took, 3))
+                log.warning("chat_template_slow", seconds=round(took, 3))
                 self._metered[template.digest] = None
 
     def _start_compiling(self, template: TemplateText) -> None:
-        if len(self._metered) >= MOST_TEMPLATES:
+        if len(self._metered) >= MAX_TEMPLATES:
             del self._metered[next(iter(self._metered))]
         self._metered[template.digest] = None
         task = asyncio.create_task(self._compile(template), name="compile a chat template")
@@ -75,6 +75,6 @@ class ChatRenderer:
         try:
             metered = await asyncio.to_thread(MeteredTemplate, template.text, template.special_tokens)
         except (ValueError, MemoryError) as error:
-            log.info("a chat template is rendered in processes only", reason=str(error) or "it cannot be compiled here")
+            log.info("chat_template_not_metered", reason=str(error) or "it cannot be compiled here")
         else:
             self._metered[template.digest] = metered

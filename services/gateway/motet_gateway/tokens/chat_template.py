@@ -18,7 +18,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_TEMPLATE_BYTES = 1 << 20
 MAX_RENDERED_CHARACTERS = 1 << 24
-LONGEST_COMPLAINT = 1000
+MAX_ERROR_CHARACTERS = 1000
 """Characters of an error: templates repeat in it what they do not like."""
 
 
@@ -27,7 +27,7 @@ class CannotRender(Exception):
 
     def __init__(self, message: str, param: str = "messages") -> None:
         super().__init__(message)
-        self.message = message[:LONGEST_COMPLAINT]
+        self.message = message[:MAX_ERROR_CHARACTERS]
         self.param = param
 
 
@@ -121,7 +121,9 @@ class ChatTemplate:
             pieces.append(piece)
             size += len(piece)
             if size > MAX_RENDERED_CHARACTERS:
-                raise CannotRender("the model's chat template makes too much of these messages")
+                raise CannotRender(
+                    f"the model's chat template makes more than {MAX_RENDERED_CHARACTERS} characters of these messages"
+                )
         return "".join(pieces)
 
 

@@ -40,8 +40,8 @@ class Detokenizer:
             self._pending.clear()
         return text
 
-    def hides(self, spelling: TokenBytes, token: int) -> bool:
-        return self._skip and spelling.special(token)
+    def hides(self, token_bytes: TokenBytes, token: int) -> bool:
+        return self._skip and token_bytes.special(token)
 
     def begins(self, token: int, spelled: bytes) -> bytes:
         """What of its bytes the first token really adds: some decoders drop a space at the beginning."""

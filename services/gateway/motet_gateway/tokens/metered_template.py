@@ -23,7 +23,7 @@ from jinja2.visitor import NodeTransformer
 
 from motet_gateway.tokens.chat_template import CannotRender, ChatEnvironment, ChatTemplate
 
-LONGEST_TEMPLATE = 64 * 1024
+MAX_TEMPLATE_CHARACTERS = 64 * 1024
 """Characters. Templates of models have up to some 20,000."""
 BUDGET = 25_000
 """Units of work of a rendering, a node of the template each. Ten turns with a template of today's large models take
@@ -34,9 +34,9 @@ client has sent; and text of the template one for each so many characters."""
 GROWTH = 2
 SPARE_BYTES = 1024
 """A kept value may have `GROWTH` times what the client has sent, and so much more for the template's own words."""
-WIDEST_INDENT = 8
-LONGEST_SEPARATOR = 64
-LARGEST_NUMBER = 1 << 63
+MAX_INDENT = 8
+MAX_SEPARATOR_LENGTH = 64
+MAX_NUMBER = 1 << 63
 
 _NODES = frozenset(
     {
@@ -76,8 +76,8 @@ class MeteredTemplate:
     """Raises ValueError when the text is no template, or not one that can be counted."""
 
     def __init__(self, text: str, special_tokens: Mapping[str, str]) -> None:
-        if len(text) > LONGEST_TEMPLATE:
-            raise ValueError(f"it is longer than {LONGEST_TEMPLATE} characters")
+        if len(text) > MAX_TEMPLATE_CHARACTERS:
+            raise ValueError(f"it is longer than {MAX_TEMPLATE_CHARACTERS} characters")
         self._meter = _Meter()
         try:
             self._template = ChatTemplate(text, special_tokens, self._meter)
@@ -151,7 +151,7 @@ class _Meter(ChatEnvironment):
                 left -= len(value)
                 unseen += (*value, *value.values()) if left >= 0 else ()
             elif isinstance(value, int):
-                if abs(value) > LARGEST_NUMBER:
+                if abs(value) > MAX_NUMBER:
                     raise NotMeterable("it keeps a large number")
             elif not (value is None or isinstance(value, float | jinja2.Undefined)):
                 raise NotMeterable(f"it keeps a {type(value).__name__}")
@@ -224,7 +224,7 @@ class _Metering(NodeTransformer):
         return self.generic_visit(node)
 
     def visit_Const(self, node: nodes.Const) -> nodes.Node:  # noqa: N802 - jinja2 calls it so
-        if isinstance(node.value, int) and abs(node.value) > LARGEST_NUMBER:
+        if isinstance(node.value, int) and abs(node.value) > MAX_NUMBER:
             raise NotMeterable("it names a large number")
         return node
 
@@ -261,12 +261,12 @@ def _is_short(separator: nodes.Node) -> bool:
     return (
         isinstance(separator, nodes.Const)
         and isinstance(separator.value, str)
-        and len(separator.value) <= LONGEST_SEPARATOR
+        and len(separator.value) <= MAX_SEPARATOR_LENGTH
     )
 
 
 def _is_plain(option: nodes.Keyword | nodes.Pair) -> bool:
     value = getattr(option.value, "value", None)
     if option.key == "indent":
-        return value is None or (isinstance(value, int) and value <= WIDEST_INDENT)
+        return value is None or (isinstance(value, int) and value <= MAX_INDENT)
     return option.key in ("ensure_ascii", "sort_keys") and isinstance(value, bool)

@@ -19,13 +19,13 @@ from motet_gateway.tokens.render_process import BROKEN, LENGTH_BYTES, NO_MEMORY,
 log = structlog.get_logger(__name__)
 
 LONG_BYTES = 64 * 1024
-"""Messages above this size wait in a line of their own, so that they never stand before short ones."""
-MOST_AT_ONCE = 64
-"""Messages of one line that are handed over together. What arrives together stays together on its further way, and a
+"""Messages above this size wait in a queue of their own, so that they never stand before short ones."""
+MAX_BATCH = 64
+"""Messages of one queue that are handed over together. What arrives together stays together on its further way, and a
 crossing between processes costs more than most renderings."""
-MOST_TEMPLATES = 64
+MAX_TEMPLATES = 64
 """A process that has had so many is replaced by a new one, which forgets them."""
-PATIENCE_SECONDS = 60.0
+RENDER_TIMEOUT_SECONDS = 60.0
 """Backstop of real time, starting a process included. The kernel ends a rendering by its CPU time long before, however
 busy the machine is."""
 _GAVE_UP = "The gateway could not render the chat template. Try again soon."
@@ -62,7 +62,9 @@ def encoded(
     try:
         return orjson.dumps(context)
     except TypeError as error:
-        raise InvalidRequest(f"messages: no template can take them: {error}", param="messages") from None
+        raise InvalidRequest(
+            f"messages: cannot be passed to the chat template as JSON: {error}", param="messages"
+        ) from None
 
 
 _RenderJob = tuple[bytes, "asyncio.Future[bytes]"]
@@ -70,10 +72,10 @@ _RenderJob = tuple[bytes, "asyncio.Future[bytes]"]
 
 
 class _TemplateQueue:
-    """The line of one template, and the task that serves it."""
+    """The queue of one template, and the task that serves it."""
 
     def __init__(self) -> None:
-        self.orders: deque[_RenderJob] = deque()
+        self.jobs: deque[_RenderJob] = deque()
         self.task: asyncio.Task[None] | None = None
 
 
@@ -83,13 +85,13 @@ class _Died(Overloaded):
 
 class RenderPool:
     """Renders each template, short and long messages apart, one after the other: a template or a request that takes its
-    time makes only its own line wait."""
+    time makes only its own queue wait."""
 
     def __init__(self, *, processes: int, cpu_seconds: float, memory_bytes: int) -> None:
         self._cpu_seconds = cpu_seconds
         self._memory_bytes = memory_bytes
-        self._places = asyncio.Semaphore(processes)
-        self._lines: dict[tuple[bytes, bool], _TemplateQueue] = {}
+        self._free_processes = asyncio.Semaphore(processes)
+        self._queues: dict[tuple[bytes, bool], _TemplateQueue] = {}
         self._idle: list[_RenderProcess] = []
         self._running: dict[_RenderProcess, asyncio.Task[int]] = {}
         self._closed = False
@@ -98,11 +100,11 @@ class RenderPool:
         """The prompt as text, from what `encoded` has made. Raises InvalidRequest when it cannot be rendered within the
         limits."""
         key = (template.digest, len(context) > LONG_BYTES)
-        if (line := self._lines.get(key)) is None:
-            line = self._lines[key] = _TemplateQueue()
-            line.task = asyncio.create_task(self._serve(key, template, line), name="render")
+        if (queue := self._queues.get(key)) is None:
+            queue = self._queues[key] = _TemplateQueue()
+            queue.task = asyncio.create_task(self._serve(key, template, queue), name="render")
         answer = asyncio.get_running_loop().create_future()
-        line.orders.append((context, answer))
+        queue.jobs.append((context, answer))
         return self._text(await answer)
 
     async def close(self) -> None:
@@ -110,52 +112,52 @@ class RenderPool:
         self._idle.clear()
         for process in list(self._running):
             process.kill()
-        serving = [line.task for line in self._lines.values() if line.task is not None]
+        serving = [queue.task for queue in self._queues.values() if queue.task is not None]
         await asyncio.gather(*serving, *self._running.values(), return_exceptions=True)
 
-    async def _serve(self, key: tuple[bytes, bool], template: TemplateText, line: _TemplateQueue) -> None:
+    async def _serve(self, key: tuple[bytes, bool], template: TemplateText, queue: _TemplateQueue) -> None:
         _, long = key
         batch: list[_RenderJob] = []
         try:
-            while line.orders:
-                most = 1 if long else MOST_AT_ONCE
-                batch = [line.orders.popleft() for _ in range(min(len(line.orders), most))]
-                while batch := [order for order in batch if not order[1].done()]:  # some may have gone away
+            while queue.jobs:
+                most = 1 if long else MAX_BATCH
+                batch = [queue.jobs.popleft() for _ in range(min(len(queue.jobs), most))]
+                while batch := [job for job in batch if not job[1].done()]:  # some may have gone away
                     await self._answer(template, batch)
         finally:
-            del self._lines[key]
-            for _, answer in (*batch, *line.orders):
-                _settle(answer, Overloaded(_GAVE_UP))
+            del self._queues[key]
+            for _, answer in (*batch, *queue.jobs):
+                _resolve(answer, Overloaded(_GAVE_UP))
 
     async def _answer(self, template: TemplateText, batch: list[_RenderJob]) -> None:
         """Those of a batch that can be answered together; at least the first one."""
         try:
             answers = await self._ask(template, [context for context, _ in batch])
         except OSError as error:
-            log.error("no process for chat templates", reason=str(error))
+            log.error("render_process_start_failed", reason=str(error))
             for _, answer in batch:
-                _settle(answer, Overloaded(_GAVE_UP))
+                _resolve(answer, Overloaded(_GAVE_UP))
             return
         except MotetError as error:
             if len(batch) == 1 or self._closed:
                 for _, answer in batch:
-                    _settle(answer, error)
+                    _resolve(answer, error)
                 return
             # One of them is to blame: each by itself.
-            for order in batch:
-                if not order[1].done():
-                    await self._answer(template, [order])
+            for job in batch:
+                if not job[1].done():
+                    await self._answer(template, [job])
             return
-        for order, said in zip(batch, answers, strict=False):
+        for job, said in zip(batch, answers, strict=False):
             if said[:1] == NO_MEMORY and len(batch) > 1:
-                await self._answer(template, [order])  # others of the batch may have had what it lacked
+                await self._answer(template, [job])  # others of the batch may have had what it lacked
             else:
-                _settle(order[1], said)
+                _resolve(job[1], said)
 
     async def _ask(self, template: TemplateText, contexts: list[bytes]) -> list[bytes]:
         """A process may die of anything, memory that others used up or a signal from outside; nobody's messages are to
         blame until a new one has died of them as well."""
-        async with self._places:
+        async with self._free_processes:
             try:
                 return await self._ask_one(self._waiting_process() or await self._start(), template, contexts)
             except _Died:
@@ -176,7 +178,7 @@ class RenderPool:
         except BaseException:
             process.kill()  # somebody else's answer must never come out of it
             raise
-        if len(process.known) < MOST_TEMPLATES and answers[-1][:1] != NO_MEMORY:
+        if len(process.known) < MAX_TEMPLATES and answers[-1][:1] != NO_MEMORY:
             self._idle.append(process)
         else:
             process.kill()
@@ -191,8 +193,7 @@ class RenderPool:
             raise Internal(f"the model has a broken chat template: {content.decode()}")
         if kind == NO_MEMORY:
             raise InvalidRequest(
-                f"the model's chat template makes too much of these messages: it needs more than "
-                f"{self._memory_bytes >> 20} MiB",
+                f"the model's chat template needs more than {self._memory_bytes >> 20} MiB for these messages",
                 param="messages",
             )
         return content.decode()
@@ -217,7 +218,7 @@ class RenderPool:
         return process
 
 
-def _settle(answer: "asyncio.Future[bytes]", how: bytes | MotetError) -> None:
+def _resolve(answer: "asyncio.Future[bytes]", how: bytes | MotetError) -> None:
     if answer.done():  # its client has gone
         return
     if isinstance(how, MotetError):
@@ -227,7 +228,7 @@ def _settle(answer: "asyncio.Future[bytes]", how: bytes | MotetError) -> None:
 
 
 class _RenderProcess(asyncio.Protocol):
-    """One at work, or waiting for the next order."""
+    """One at work, or waiting for the next job."""
 
     def __init__(self, child: asyncio.subprocess.Process, cpu_seconds: float) -> None:
         self._child = child
@@ -248,11 +249,11 @@ class _RenderProcess(asyncio.Protocol):
         self._answer = loop.create_future()
         parts = (template.digest, declared, b"[" + b",".join(contexts) + b"]")
         self._transport.write(b"".join(len(part).to_bytes(LENGTH_BYTES, "big") + part for part in parts))
-        backstop = loop.call_later(PATIENCE_SECONDS, self.kill)
+        backstop = loop.call_later(RENDER_TIMEOUT_SECONDS, self.kill)
         try:
             await self._answer
         except EOFError:
-            raise await self._why() from None
+            raise await self._death_reason() from None
         finally:
             backstop.cancel()
             self._answer = None
@@ -267,16 +268,16 @@ class _RenderProcess(asyncio.Protocol):
         if self._child.returncode is None:
             self._child.send_signal(signal.SIGKILL)
 
-    async def _why(self) -> MotetError:
+    async def _death_reason(self) -> MotetError:
         """It ended instead of answering."""
         status = await self._child.wait()
         if status == -OUT_OF_TIME:
-            log.warning("a chat template was stopped", cpu_seconds=self._cpu_seconds)
+            log.warning("render_stopped", cpu_seconds=self._cpu_seconds)
             return InvalidRequest(
                 f"the model's chat template takes more than {self._cpu_seconds:g} s of CPU time for these messages",
                 param="messages",
             )
-        log.error("a process for chat templates died", status=status)
+        log.error("render_process_died", status=status)
         return _Died(_GAVE_UP)
 
     # ------------------------------------------------------------------------------------------- called by the loop

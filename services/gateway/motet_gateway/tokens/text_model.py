@@ -42,10 +42,10 @@ class ModelTokenizer:
     """0 when config.json does not say."""
     eos_ids: frozenset[int] = frozenset()
     defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
-    spelling: TokenBytes = field(init=False, repr=False, compare=False)
+    token_bytes: TokenBytes = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "spelling", TokenBytes(self.tokenizer))
+        object.__setattr__(self, "token_bytes", TokenBytes(self.tokenizer))
 
     @classmethod
     def from_folder(cls, folder: Path) -> Self:
@@ -93,7 +93,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except ValueError as error:
-        raise Internal(f"the model's {path.name} is no JSON: {error}") from None
+        raise Internal(f"the model's {path.name} isn't valid JSON: {error}") from None
     return content if isinstance(content, dict) else {}
 
 
