@@ -48,7 +48,7 @@ async def test_what_is_answered_or_raised_is_passed_on(asked: BoundedCall) -> No
 
 
 async def test_a_driver_that_gives_up_ends_nobody_else(asked: BoundedCall) -> None:
-    with pytest.raises(StoreUnavailable, match="gave up"):
+    with pytest.raises(StoreUnavailable, match="cancelled the call"):
         await asked.ask(give_up)
     assert await asked.ask(answer) == "an answer"
 
