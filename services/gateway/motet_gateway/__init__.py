@@ -1,5 +1,5 @@
 """The gateway: one OpenAI-compatible URL in front of every runner.
 
-It owns what the client sees: names, order of tokens, stop strings, errors, usage. It does not place requests (the
-scheduler does), predict lengths (the predictor) or hold weights (the runners).
+The gateway decides what the client sees: names, order of tokens, stop strings, errors, usage. The scheduler places
+requests, the predictor estimates lengths, and the runners hold the weights.
 """

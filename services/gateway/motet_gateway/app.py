@@ -57,7 +57,7 @@ async def _motet_error(_: Request, error: Exception) -> Response:
 
 
 async def _crash(_request: Request, _error: Exception) -> Response:
-    return error_response(Internal(CRASHED))  # it is raised again and logged, around everything
+    return error_response(Internal(CRASHED))  # RequestContext, the outermost layer, logs it
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

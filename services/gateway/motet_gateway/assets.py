@@ -1,6 +1,6 @@
-"""Tokenizers and templates by digest: fetched once from any runner of the group, kept on disk, loaded once.
+"""Tokenizers and chat templates by digest. The gateway fetches each from any runner of the group and keeps it on disk.
 
-The gateway needs no model folder, and after a restart no runner either.
+So the gateway needs no model folder, and after a restart it needs no runner either.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ MAX_ASSET_BYTES = 256 * 1024 * 1024
 
 
 class AssetStore:
-    """`get` never waits; `fetch` starts what is missing, at most once per digest, and calls back when it is there."""
+    """`get` never waits. `fetch` starts at most one fetch per digest and calls `changed` when it has ended."""
 
     def __init__(self, folder: Path, changed: Callable[[], None]) -> None:
         self._folder = folder
@@ -35,13 +35,13 @@ class AssetStore:
         self._fetching: dict[str, asyncio.Task[None]] = {}
 
     def get(self, digest: str) -> ModelTokenizer | None:
-        """The model's text half, when it is loaded. Raises what made its files unusable."""
+        """The model's tokenizer, or None if it is not loaded yet. Raises the error that made its files unusable."""
         if (failure := self._failures.get(digest)) is not None:
             raise failure
         return self._models.get(digest)
 
     def fetch(self, digest: str, addresses: Callable[[], Iterable[str]]) -> None:
-        """Load it from disk or from the first runner that hands it out; ask `addresses` again for every attempt."""
+        """Load it from disk or from the first runner that sends it. Each attempt asks `addresses` again."""
         if digest and digest not in self._models and digest not in self._fetching:
             task = asyncio.create_task(self._load(digest, addresses), name=f"assets {digest[:19]}")
             self._fetching[digest] = task
@@ -89,7 +89,7 @@ class AssetStore:
                     await _write_files(call, unfinished)
                 finally:
                     call.cancel()
-            # Another process with the same folder may have been faster; its bytes are the same.
+            # Another process may have put the same files there meanwhile.
             with contextlib.suppress(OSError):
                 unfinished.replace(folder)
         finally:
@@ -104,10 +104,10 @@ async def _write_files(
         received += len(chunk.data)
         if received > MAX_ASSET_BYTES:
             raise ValueError(f"assets larger than {MAX_ASSET_BYTES} bytes")
-        # The name comes over the wire: only files that are known, so none can land elsewhere.
+        # The runner sends the name. Only known names are written, so that no file lands outside the folder.
         if chunk.name in ASSET_FILES:
             with (folder / chunk.name).open("ab") as file:
                 file.write(chunk.data)
     if not (folder / "tokenizer.json").exists():
-        # The digest covers which files there are, so no other runner has more: asking again would only hold requests.
+        # The digest covers the list of files, so no other runner has this one either. Asking again is of no use.
         raise Internal("the model's folder has no tokenizer.json; save the tokenizer there with save_pretrained()")

@@ -1,4 +1,4 @@
-"""What can be asked for, by which names, and by whom. The scheduler sends it; every catalog replaces the one before."""
+"""Which models there are, under which names, and who may use them. The scheduler sends each catalog as a whole."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -10,18 +10,18 @@ from motet_gateway.identity.caller import Caller
 from motet_gateway.suggestions import NameIndex, shown
 
 EVERYBODY = "*"
-"""Among the namespaces that may use something: all."""
+"""In a list of namespaces: all of them."""
 
 _NAMES_KEPT = 256
-"""Tenants for whom the names are kept in order, at once."""
+"""How many tenants have their sorted names cached."""
 
 _SHARED_NAMES_KEPT = 16
-"""Sets of groups for which those that are shared with all are kept: they may be many."""
+"""How many sets of groups have their shared names cached. Each may have many names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A model name, resolved: a group and, unless the base is meant, one adapter of it."""
+    """What a model name means: a group and one of its adapters, or the base model."""
 
     group: scheduler_pb2.CatalogGroup
     adapter: scheduler_pb2.CatalogAdapter | None
@@ -46,18 +46,18 @@ class Target:
 
     @property
     def fingerprint(self) -> str:
-        """Changes with the weights that answer: clients see it as `system_fingerprint`."""
+        """Changes when the weights change. Clients see it as `system_fingerprint`."""
         digests = (self.group.base_digest, self.adapter_digest)
         return "fp_" + "_".join(digest.rpartition(":")[2][:10] for digest in digests if digest)
 
     def is_owned_by(self, caller: Caller) -> bool:
-        """Who may only use an adapter is not told where it comes from."""
+        """A caller who may use an adapter but does not own it does not see its source."""
         return self.adapter is None or caller.sees_all or self.adapter.ref.namespace == caller.tenant
 
     def not_ready_reason(self) -> str:
-        """What a request for it still has to wait for; empty when it can be tokenised and enqueued.
+        """What a request for it has to wait for; empty if it can be tokenised and enqueued.
 
-        Raises the adapter's own error when no revision of it has ever passed its checks.
+        Raises the adapter's own error if no revision of it has ever passed its checks.
         """
         if self.adapter is not None and not self.adapter.digest:
             if self.adapter.state == scheduler_pb2.ADAPTER_READINESS_FAILED:
@@ -73,14 +73,14 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class NotReadyReason:
-    """What a request still waits for before it can be read."""
+    """What a request waits for before the gateway can tokenise it."""
 
     why: str
     group: str = ""
-    """Set when it takes a runner of this group to get out of the way: one that is not there, or one that must stay."""
+    """Set if a runner of this group has to start or to stay before the request can go on."""
 
     runners: bool = True
-    """The group has some."""
+    """Whether the group has runners."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Catalog:
 
     @cached_property
     def _admitted(self) -> dict[str, frozenset[str]]:
-        """By group: whose requests its pools take."""
+        """By group: the tenants that its pools admit."""
         return {group.group: frozenset(group.tenants) for group in self.groups}
 
     @cached_property
@@ -110,7 +110,7 @@ class Catalog:
 
     @cached_property
     def _adapters(self) -> dict[tuple[str, str], list[Target]]:
-        """By tenant and the name that clients say; one tenant may use a name on several pools."""
+        """By tenant and name. A tenant may use one name on several pools."""
         found: dict[tuple[str, str], list[Target]] = {}
         for adapter in self.adapters:
             if (group := self._group.get(adapter.group)) is not None:
@@ -119,8 +119,8 @@ class Catalog:
 
     @cached_property
     def _names_for(self) -> dict[str, list[tuple[str, str]]]:
-        """By tenant: names of its own adapters and of those shared with it; under "*" those shared with all. What a
-        caller may not use takes no time of theirs."""
+        """By tenant: names of its own adapters and of those shared with it; under "*" those shared with all. So a
+        listing costs nothing for adapters that its caller may not use."""
         found: dict[str, dict[tuple[str, str], None]] = {}
         for name, targets in self._adapters.items():
             for tenant in {name[0], *(tenant for target in targets for tenant in _shared_with(target))}:
@@ -132,7 +132,7 @@ class Catalog:
             return True
         if (adapter := target.adapter) is not None:
             if adapter.ref.namespace == caller.tenant:
-                return True  # an adapter that its pool does not admit is in no catalog
+                return True  # the catalog has no adapters that their pool does not admit
             if caller.tenant not in adapter.share and EVERYBODY not in adapter.share:
                 return False
         return self._admits(target.group.group, caller)
@@ -142,18 +142,18 @@ class Catalog:
         return caller.tenant in admitted or EVERYBODY in admitted
 
     def _base(self, name: str, caller: Caller) -> Target | None:
-        """Of several that are served under one name the first."""
+        """The first one of this name that the caller may use."""
         return next((target for target in self._bases.get(name, ()) if self._may_use(target, caller)), None)
 
     def _of(self, tenant: str, name: str, caller: Caller) -> list[Target]:
         return [target for target in self._adapters.get((tenant, name), ()) if self._may_use(target, caller)]
 
     def bases(self, caller: Caller) -> list[Target]:
-        """Those that the caller may use."""
+        """The base models that the caller may use."""
         return [base for name in self._bases if (base := self._base(name, caller)) is not None]
 
     def visible(self, caller: Caller) -> Iterator[tuple[str, Target]]:
-        """Every model the caller may use, under the shortest name that means it and nothing else."""
+        """Every model that the caller may use, under its shortest unambiguous name."""
         for base in self.bases(caller):
             yield base.group.served_name, base
         if caller.sees_all:
@@ -171,9 +171,10 @@ class Catalog:
                 yield f"{_pool_prefix(target, targets)}:{said}" if ambiguous else said, target
 
     def resolve(self, name: str, caller: Caller) -> Target:
-        """`name` of the caller's own tenant or `tenant/name`, either after `pool:`; or a base by its served name.
+        """The model of this name: `name` of the caller's own tenant, `tenant/name`, or a base model's served name. The
+        first two may have the prefix `pool:`.
 
-        What the caller may not use is nowhere in what this looks through and says: it is as if it were not there.
+        Models that the caller may not use are treated as if they did not exist, also in error messages.
         """
         if (base := self._base(name, caller)) is not None:
             return base
@@ -189,7 +190,7 @@ class Catalog:
             return found
         pool, _, rest = name.rpartition(":")
         found = self._named(rest, caller)
-        # Its whole name first: pools of several namespaces may share the short one.
+        # The full name first, since pools of several namespaces may have the same short name.
         exactly = [target for target in found if pool in _pool_names(target.group)]
         return exactly or [target for target in found if _is_pool_of(pool, target.group)]
 
@@ -206,7 +207,7 @@ class Catalog:
         return ModelNotFound(f"The model '{shown(name)}' does not exist or you may not use it. {hint}", param="model")
 
     def _own_names(self, caller: Caller) -> NameIndex:
-        """Its own and those that are shared with it by name; all, where it sees all."""
+        """The caller's own names and those shared with its tenant; all names if the caller sees all."""
         who = (caller.tenant, caller.sees_all)
         if (names := self._own.get(who)) is None:
             if len(self._own) >= _NAMES_KEPT:
@@ -217,21 +218,21 @@ class Catalog:
         return names
 
     def _shared_names(self, caller: Caller) -> NameIndex:
-        """Those of bases and of what is shared with all, under their long names: the same for all tenants whom the same
-        groups admit."""
+        """Names of base models and of adapters shared with all, in their long form. They are the same for all tenants
+        that the same groups admit."""
         groups = tuple(group for group in self.groups if self._admits(group.group, caller))
         who = frozenset(group.group for group in groups)
         if (names := self._shared.get(who)) is None:
             if len(self._shared) >= _SHARED_NAMES_KEPT:
                 self._shared.clear()
-            # Asked of a catalog without what is not for all of them, so that nothing of it shows.
+            # A catalog without all other adapters, so that their names can't appear.
             alone = Catalog(groups, tuple(adapter for adapter in self.adapters if EVERYBODY in adapter.share))
             names = self._shared[who] = NameIndex(said for said, _ in alone.visible(Caller("", sees_all=True)))
         return names
 
     @cached_property
     def _own(self) -> dict[tuple[str, bool], NameIndex]:
-        """Ordered once a catalog, for those who misspell."""
+        """For suggestions: sorted once per catalog."""
         return {}
 
     @cached_property
@@ -256,7 +257,7 @@ def _shared_with(target: Target) -> Iterable[str]:
 
 
 def _pool_prefix(target: Target, among: Iterable[Target]) -> str:
-    """The shortest word for the target's pool that means no other's."""
+    """The shortest unambiguous name of the target's pool."""
     short = _short_pool_names(target.group)[0]
     alike = [other for other in among if _is_pool_of(short, other.group)]
     return short if len(alike) == 1 else next(iter(_pool_names(target.group)))
@@ -267,7 +268,7 @@ def _is_pool_of(name: str, group: scheduler_pb2.CatalogGroup) -> bool:
 
 
 class CurrentCatalog:
-    """The newest catalog, and who waits for the next one."""
+    """The newest catalog, and the listeners that are called for the next one."""
 
     def __init__(self) -> None:
         self._current: Catalog | None = None

@@ -1,6 +1,7 @@
-"""One HTTP/1.1 connection: uvicorn's, with an end to what a client may send before a body, or of one that nobody reads,
-and to how long it may not read what it is sent. What is slow or too much here has not reached the application yet, or
-never comes back to it.
+"""One HTTP/1.1 connection: uvicorn's class with bounds on size and time.
+
+The bounds cover what the application does not see: headers, the rest of a body after its answer, and clients that do
+not read their answer.
 """
 
 import array
@@ -17,23 +18,23 @@ from motet_gateway.errors import HeadersTooLarge, RequestTimeout, error_body
 from motet_gateway.settings import Settings
 
 BODY_LINGER_SECONDS = 5.0
-"""How long the rest of a body may come that was answered before it was read. What its client has sent by then cannot be
-unsent, and it reads its answer meanwhile; who sends all of it may go on, others are cut off."""
+"""How long the rest of a body may take after the gateway has answered early. The client can read its answer meanwhile.
+If it sends the whole body, the connection stays open; otherwise the gateway closes it."""
 
 MIN_READ_BYTES = 16 * 1024
-"""What a client has to read of a large answer in each `unread_seconds`, or all that is left. The slowest lines that
-people work on carry more; who reads a byte now and then is as one who does not read."""
+"""What a client has to read of a large answer in each `unread_seconds`, if that much is left. Even slow networks are
+faster; a client that reads a byte now and then counts as one that does not read."""
 
 _REASONS = {408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
 
 
 def bounded(settings: Settings) -> type[HttpToolsProtocol]:
-    """The class that uvicorn makes its connections of."""
+    """The connection class for uvicorn, with these settings."""
     return type("Connection", (HttpConnection,), {"settings": settings})
 
 
 class _TooLarge(Exception):
-    """Raised through the parser, which says no more than that a callback failed."""
+    """Ends the parser, which reports only that a callback failed."""
 
 
 class HttpConnection(HttpToolsProtocol):
@@ -42,13 +43,13 @@ class HttpConnection(HttpToolsProtocol):
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
         self._bytes_without_progress = 0
-        """Bytes since the last ones that completed a head or were part of a body: a head in parts, framing, trailers.
-        The parser gathers those without a limit."""
+        """Bytes since the last complete head or the last bytes of a body: parts of a head, framing, trailers. The
+        parser collects them without a limit."""
         self._head_bytes = 0
         self._head_complete = False
         self._refusal: HeadersTooLarge | None = None
         self._lingering_bytes = 0
-        """Of a body, since its answer came to its end."""
+        """Bytes of a body that came after the end of its answer."""
         self._linger_timer: asyncio.TimerHandle | None = None
         self._read_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
@@ -72,7 +73,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._unset_keepalive_if_required()  # it may stand right behind the rest of a body that nobody read
+        self._unset_keepalive_if_required()  # this request may directly follow the rest of an unread body
         self._head_bytes = 0
         self._head_complete = False
 
@@ -105,7 +106,7 @@ class HttpConnection(HttpToolsProtocol):
         self._bytes_without_progress = 0
         self._head_complete = False
         super().on_message_complete()
-        if self._linger_timer is not None:  # all of it came: from here on it is an idle connection like others
+        if self._linger_timer is not None:  # the whole body arrived: now the connection is idle like others
             self._stop_linger_timer()
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
@@ -127,7 +128,7 @@ class HttpConnection(HttpToolsProtocol):
             self._refuse_and_close()
 
     def _refuse_and_close(self) -> None:
-        """Say why while that is possible, and close the connection whether the client reads it or not."""
+        """Send the error if no answer has begun, and close the connection even if the client does not read it."""
         if self._refusal is not None and not self._answering:
             self._send_error(self._refusal)
         self.transport.close()
@@ -135,10 +136,12 @@ class HttpConnection(HttpToolsProtocol):
 
     def _on_read_timeout(self) -> None:
         self._read_timer = None
-        if self._answering:  # what stands behind a request must not cut its answer; old clients send an empty line
+        if self._answering:  # bytes after a request must not end its answer; old clients send an empty line
             self._read_timer = self.loop.call_later(self.settings.header_seconds, self._on_read_timeout)
         elif not self.transport.is_closing():
-            if self._bytes_without_progress:  # a connection that was only opened ahead of its use hears nothing
+            if (
+                self._bytes_without_progress
+            ):  # a connection without any byte gets no error: clients open some in advance
                 self._send_error(
                     RequestTimeout(f"No complete request arrived within {self.settings.header_seconds:g} s.")
                 )
@@ -158,7 +161,7 @@ class HttpConnection(HttpToolsProtocol):
         )
 
     def _wait_for_body(self) -> None:
-        """The last request is answered. Should its body not be here, it is waited for; by uvicorn, for ever."""
+        """Wait for the rest of the body of an answered request, with a limit; uvicorn has none."""
         if self._head_complete and not self._answering and not self.transport.is_closing():
             self._unset_keepalive_if_required()
             self._lingering_bytes = 0
@@ -205,7 +208,7 @@ class HttpConnection(HttpToolsProtocol):
         self._stop_writing_timer()
 
     def _watch_writing(self) -> None:
-        """A close waits until everything is written, and so does an answer; a client that does not read stops both."""
+        """Start the timer for unread bytes: a client that does not read would delay an answer or a close for ever."""
         if self.transport.get_write_buffer_size():
             self._stop_writing_timer()
             self._write_timer = self.loop.call_later(
@@ -213,18 +216,18 @@ class HttpConnection(HttpToolsProtocol):
             )
 
     def _check_write_progress(self, before: int) -> None:
-        """`before`: what was unread at the last look."""
+        """`before`: how many bytes were unread at the last check."""
         self._write_timer = None
-        # An answer that is under way may have written just now; unless it has to wait, it is being read.
+        # While an answer may still write, the client reads fast enough.
         if not self.transport.get_write_buffer_size() or (self._answering and not self.flow.write_paused):
             return
-        if before - self._unread_bytes() >= MIN_READ_BYTES:  # slowly, but it is being read
+        if before - self._unread_bytes() >= MIN_READ_BYTES:  # slow, but the client reads
             self._watch_writing()
         else:
             self.transport.abort()
 
     def _unread_bytes(self) -> int:
-        """Here and in the kernel, which takes more from here only when much of what it has is read."""
+        """Unread bytes in this process and in the kernel, which takes more only after the client has read much."""
         queued = array.array("i", [0])
         with contextlib.suppress(OSError):
             fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, queued)

@@ -1,8 +1,8 @@
-"""Carries choices to the scheduler and to runners and their tokens back: the effects of every Generation, done.
+"""Sends choices to the scheduler and to runners and brings their tokens back: carries out the effects of `Generation`.
 
-One stream to the scheduler, one to every runner. Both sides may vanish at any time: the greeting of a new scheduler
-stream tells what runs and enqueues again what waits; a runner's broken stream loses what was placed there, and the
-scheduler places it elsewhere.
+There is one stream to the scheduler and one to every runner. Any stream may break at any time. The hello of a new
+scheduler stream lists what runs, and waiting choices are enqueued again. If a runner's stream breaks, its choices are
+lost there and the scheduler places them again.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -44,26 +44,26 @@ log = structlog.get_logger(__name__)
 
 NO_SCHEDULER = "waiting for the scheduler"
 MIN_DEADLINE_SECONDS = 1.0
-"""0 would mean none at all; the answer itself ends at its deadline anyway."""
+"""A deadline of 0 would mean none. The answer ends at its own deadline anyway."""
 
 
 class TokenSink(Protocol):
-    """Who waits for a choice. None of these may wait in turn."""
+    """Gets the tokens of one choice. None of its methods may block."""
 
     def placed(self) -> None: ...
 
     def waiting(self, for_what: str) -> None:
-        """It makes no tokens at the moment, and this is why; empty: nothing is in its way."""
+        """Why the choice makes no tokens at the moment; empty: it can make some."""
 
     def deliver(self, tokens: Sequence[int], logprobs: Sequence[runner_pb2.TokenLogprobs]) -> None: ...
 
     def end(self, how: EndReason | MotetError) -> None:
-        """Called once, last."""
+        """The last call, made once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """What a scheduler and a runner have to know of one choice."""
+    """What the scheduler and a runner need to know about one choice."""
 
     request: str
     tenant: str
@@ -126,7 +126,7 @@ class Dispatcher:
         )
 
     async def run(self) -> None:
-        """Keep the streams. Ends by cancellation."""
+        """Keep the streams open. Ends by cancellation."""
         try:
             await self._scheduler.run()
         finally:
@@ -136,7 +136,7 @@ class Dispatcher:
     def live(self) -> int:
         return len(self._live)
 
-    # ------------------------------------------------------------------------------------------ asked by the HTTP side
+    # ------------------------------------------------------------------------------------------ called by the HTTP side
 
     def check_capacity(self, choices: int) -> None:
         under_way = len(self._live) + len(self._held)
@@ -147,16 +147,16 @@ class Dispatcher:
         live = _LiveChoice(order, sink, self._clock())
         self._live[order.request] = live
         self._metrics.live_requests.set(len(self._live))
-        # With the scheduler away nothing is said now: the next greeting enqueues everything that waits.
+        # If the scheduler is disconnected, the next hello enqueues everything that waits.
         if not self._scheduler.send(scheduler_pb2.ServeUp(enqueue=self._enqueue(live))):
             sink.waiting(NO_SCHEDULER)
 
     def report_held(self) -> None:
-        """How many wait for a first runner has changed."""
+        """Tell the scheduler how many requests are held."""
         self._scheduler.send(self._held_message())
 
     def stop(self, request: str) -> None:
-        """The text is complete, by a stop string."""
+        """A stop string has completed the text."""
         if (live := self._live.get(request)) is not None:
             self._carry_out(live, live.generation.stop())
 
@@ -165,7 +165,7 @@ class Dispatcher:
             self._carry_out(live, live.generation.cancel(why))
             self._forget(live)
 
-    # ------------------------------------------------------------------------------------------ said by the scheduler
+    # ------------------------------------------------------------------------------------------ from the scheduler -
 
     def _hello(self) -> Iterator[scheduler_pb2.ServeUp]:
         usage = self._usage.report(_tokens_of(live) for live in self._live.values())
@@ -231,13 +231,13 @@ class Dispatcher:
         if (live := self._live.get(placed.request)) is not None:
             self._carry_out(live, live.generation.placed(placement, engine_hung=engine_hung))
         else:
-            # It ended while the scheduler was placing it: the promise must not wait for a report to be released.
+            # It ended while the scheduler placed it. Release the promise now, not at the runner's next report.
             finished = scheduler_pb2.Finished(
                 request=placed.request, epoch=placed.epoch, reason=common_pb2.FINISH_REASON_CANCELLED
             )
             self._scheduler.send(scheduler_pb2.ServeUp(finished=finished))
 
-    # --------------------------------------------------------------------------------------------- said by the runners
+    # --------------------------------------------------------------------------------------------- from the runners -
 
     def _from_runner(self, address: str, message: runner_pb2.GenerateDown) -> None:
         match message.WhichOneof("message"):
@@ -272,7 +272,7 @@ class Dispatcher:
             live.sink.waiting(_waiting_for(progress, live.order))
 
     def _runner_is(self, address: str, incarnation: str) -> None:
-        """Another process may listen at the address by now; it knows nothing of what was placed at the old one."""
+        """If another process listens at the address now, requests placed on the old one are lost."""
         if incarnation:
             self._runner_gone(address, "the runner was restarted", unless_incarnation=incarnation)
 
@@ -299,7 +299,7 @@ class Dispatcher:
 
     def _carry_out(self, live: _LiveChoice, effects: Iterable[Effect]) -> None:
         for effect in effects:
-            if type(effect) is Deliver:  # nearly always, and a match is slower
+            if type(effect) is Deliver:  # the frequent case; a match is slower
                 self._deliver(live, effect)
                 continue
             match effect:
@@ -340,7 +340,7 @@ class Dispatcher:
             log.exception("request_end_failed", request=live.order.request)
 
     def _break_off(self, live: _LiveChoice) -> None:
-        """One request's trouble must not end the stream that carries everybody's tokens."""
+        """End one request with an error, so that its failure does not end the stream that others use, too."""
         self._carry_out(live, live.generation.cancel("the gateway failed"))
         self._forget(live)
         self._log_failure(live, lambda: live.sink.end(Internal("The gateway could not turn the tokens into text.")))
@@ -360,7 +360,7 @@ class Dispatcher:
         cancel: scheduler_pb2.CancelRequest | None = None,
         lost: scheduler_pb2.Lost | None = None,
     ) -> None:
-        """Nothing is kept for a scheduler that is away: the next greeting says what is true by then."""
+        """Send it if the scheduler is connected. If not, it is dropped: the next hello describes the state."""
         self._scheduler.send(scheduler_pb2.ServeUp(finished=finished, cancel=cancel, lost=lost))
 
     def _forget(self, live: _LiveChoice) -> None:

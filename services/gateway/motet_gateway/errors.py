@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients expect them: one body, one set of headers, whatever went wrong."""
+"""Errors as OpenAI's clients expect them: the same body and headers for every error."""
 
 import math
 from typing import Any
@@ -10,7 +10,7 @@ from starlette.responses import Response
 from motet.errors import ErrorMapping, MotetError, NotAuthenticated
 
 MAX_RETRY_AFTER_SECONDS = 60
-"""Clients disagree about hints above a minute: one gives up, one ignores it, one sleeps for all of it."""
+"""Clients handle longer hints differently: one gives up, one ignores the hint, one waits all of it."""
 
 
 class MethodNotAllowed(MotetError):
@@ -39,7 +39,7 @@ class RequestTimeout(MotetError):
 
 
 class ClientGone(Exception):
-    """Nobody is listening any more; there is nobody to tell."""
+    """The client has disconnected, so there is no answer to send."""
 
 
 def error_body(error: MotetError) -> bytes:

@@ -1,7 +1,7 @@
-"""How long an answer will be: the predictor's word within a budget, else what was seen here, else max_tokens.
+"""Estimates the length of an answer: by the predictor within a budget, else by own statistics, else by max_tokens.
 
-A predictor that is known to be away costs nothing: requests skip it at once while a probe looks for its return.
-Requests that arrive while one call is under way share the next one.
+While the predictor is down, requests skip it without waiting, and a probe checks whether it is back. Requests that
+arrive during one call share the next one.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from motet.rpc import open_channel
 log = structlog.get_logger(__name__)
 
 MIN_ANSWERS = 5
-"""Five answers of a tenant's adapter already say more than max_tokens does (S3-03)."""
+"""Five answers of a tenant's adapter already estimate better than max_tokens (S3-03)."""
 
 KEPT_STATISTICS = 4096
 KEPT_OUTCOMES = 10_000
@@ -81,7 +81,7 @@ class Estimator:
         return self._up
 
     async def estimate(self, prompts: Sequence[predictor_pb2.Prompt]) -> list[common_pb2.Estimate]:
-        """One per prompt, in order; never later than the budget."""
+        """One estimate per prompt, in order, within the budget."""
         if self._up:
             try:
                 async with asyncio.timeout(self._budget):
@@ -93,12 +93,12 @@ class Estimator:
         return [self._local.estimate(p.tenant, p.adapter, p.max_tokens) for p in prompts]
 
     def observe(self, outcome: predictor_pb2.Outcome) -> None:
-        """A length has become known. Never waits; the oldest outcomes go when the predictor stays away."""
+        """Record the length of an answer. Never waits. While the predictor is down, the oldest outcomes are dropped."""
         self._local.observe(outcome.tenant, outcome.adapter, outcome.output_tokens, censored=outcome.censored)
         self._outcomes.append(outcome)
 
     async def run(self) -> None:
-        """Hold a channel, probe while the predictor is away, hand outcomes on. Ends by cancellation."""
+        """Keep a channel, probe while the predictor is down, send outcomes. Ends by cancellation."""
         async with asyncio.TaskGroup() as tasks:
             try:
                 tasks.create_task(self._keep_channel())
@@ -109,7 +109,7 @@ class Estimator:
                     self._flight.cancel()
 
     async def _keep_channel(self) -> None:
-        """A new one whenever the predictor was away: it may have another address and another certificate by then."""
+        """Open a new channel each time the predictor was down: its address or TLS certificate may have changed."""
         while True:
             try:
                 async with open_channel(self._address, "predictor", grace=PROBE_TIMEOUT_SECONDS) as channel:
@@ -134,7 +134,7 @@ class Estimator:
                         predictor_pb2.ObserveRequest(outcomes=batch), timeout=PROBE_TIMEOUT_SECONDS
                     )
                 except grpc.aio.AioRpcError as error:
-                    # Sent again only when it certainly was not taken: a length counted twice is worse than one missed.
+                    # Send again only if it did not arrive: counting a length twice is worse than missing one.
                     if error.code() is grpc.StatusCode.UNAVAILABLE:
                         self._outcomes.extendleft(reversed(batch))
                     self._down(error.details() or "")
@@ -153,7 +153,7 @@ class Estimator:
         return await asked.answer
 
     async def _send_batches(self) -> None:
-        """Ask for everything that waits, until nothing does."""
+        """Ask for all waiting estimates in batches until none waits."""
         try:
             while self._waiting:
                 batch, self._waiting = self._waiting, []
@@ -163,8 +163,8 @@ class Estimator:
             self._flight = None
 
     async def _ask_for(self, batch: list[_PendingEstimate]) -> None:
-        if self._stub is None or not self._up:  # the call before has failed, and its channel is closed
-            raise ValueError("the predictor is away")
+        if self._stub is None or not self._up:  # the previous call failed, so the channel is closed
+            raise ValueError("the predictor is down")
         prompts = [prompt for asked in batch for prompt in asked.prompts]
         answer = await self._stub.Predict(predictor_pb2.PredictRequest(prompts=prompts), timeout=self._budget)
         if len(answer.estimates) != len(prompts):
@@ -178,7 +178,7 @@ class Estimator:
 
 @contextmanager
 def _failing_all(batch: list[_PendingEstimate]) -> Iterator[None]:
-    """What makes one call fail fails everyone who shares it."""
+    """An error of the call fails every request that shares it."""
     try:
         yield
     except (grpc.aio.AioRpcError, ValueError) as error:
@@ -188,7 +188,7 @@ def _failing_all(batch: list[_PendingEstimate]) -> Iterator[None]:
 
 
 def _within(estimate: common_pb2.Estimate, prompt: predictor_pb2.Prompt) -> common_pb2.Estimate:
-    """No answer is longer than what the client allows."""
+    """The estimate, limited to the client's max_tokens."""
     most = prompt.max_tokens
     for name in ("q50", "q80", "q90", "q95"):
         if getattr(estimate, name) > most:

@@ -1,4 +1,4 @@
-"""One /metrics for all processes of this machine: their texts, joined, each sample labelled with its service."""
+"""One /metrics for all processes of this machine: their metrics, joined, each sample with the label `service`."""
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,11 +16,11 @@ SUFFIX = ".metrics.sock"
 SCRAPE_SECONDS = 1.0
 OWN_SERVICE = "gateway"
 CREATED = "_created"
-"""Times at which counters were made. The text format knows them only as gauges beside their family; left out."""
+"""Creation times of counters. The text format has them only as separate gauges, so they are left out."""
 
 
 async def scrape_all(folder: Path, *, but: Path | None = None) -> dict[str, str]:
-    """What every process with a socket in `folder` says now, by service. One that does not answer is left out."""
+    """The metrics of every process with a socket in `folder`, by service. Processes that do not answer are left out."""
     sockets = [path for path in sorted(folder.glob(f"*{SUFFIX}")) if path != but]
     texts = await asyncio.gather(*(_scrape(path) for path in sockets))
     return {path.name.removesuffix(SUFFIX): text for path, text in zip(sockets, texts, strict=True) if text is not None}
@@ -42,7 +42,7 @@ async def _scrape(path: Path) -> str | None:
 
 
 class _Joined(Collector):
-    """Families of several processes, one HELP and TYPE each."""
+    """Metric families of several processes, with one HELP and TYPE each."""
 
     def __init__(self, services: Mapping[str, Iterable[Metric]]) -> None:
         self._services = services

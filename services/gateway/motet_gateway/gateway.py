@@ -1,4 +1,4 @@
-"""The gateway's parts, put together: what the routes ask."""
+"""The parts of the gateway, put together. The routes call it."""
 
 import asyncio
 import contextlib
@@ -26,11 +26,11 @@ from motet_gateway.tokens.text_model import ModelTokenizer
 
 
 class LiveAnswer(Protocol):
-    """An answer that is being given."""
+    """An answer in progress."""
 
     @property
     def caller(self) -> Caller:
-        """Who asked for it."""
+        """Whose request it answers."""
 
     def abort(self, error: MotetError) -> None: ...
 
@@ -45,12 +45,12 @@ class Gateway:
         *,
         keys: KeySource | None = None,
     ) -> None:
-        """`keys`: where they are kept. None: nowhere."""
+        """`keys`: where API keys are read from. None: there are none."""
         self.settings = settings
         self.process = process
         self.metrics = metrics
         self.name = f"gateway-{secrets.token_hex(4)}"
-        """New at every start: a restarted gateway has none of its predecessor's requests."""
+        """Unique per start, since a restarted gateway has no requests of the process before."""
         self.access = KeyAccess(
             settings, keys or NoKeys(), gone=self._keys_gone, memory=process.data_dir / KEYS_MADE_FILE
         )
@@ -89,7 +89,7 @@ class Gateway:
         )
 
     async def run(self) -> None:
-        """Keep the streams to everybody else. Ends by cancellation."""
+        """Keep the streams to the other services. Ends by cancellation."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.dispatcher.run(), name="dispatcher")
@@ -100,7 +100,7 @@ class Gateway:
             await self.assets.close()
 
     async def drain(self) -> None:
-        """Let what runs come to its end; after `drain_seconds` end it with an error."""
+        """Wait until running answers end. After `drain_seconds` end them with an error."""
         self.draining = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.settings.drain_seconds):
@@ -110,10 +110,10 @@ class Gateway:
 
     @contextlib.contextmanager
     def answering(self, answer: LiveAnswer) -> Iterator[None]:
-        """Count `answer` as under way."""
+        """Count `answer` as in progress, and abort it if its key has ended."""
         self._answers.add(answer)
         self._idle.clear()
-        if why := self.access.ended_reason(answer.caller):  # since its body came
+        if why := self.access.ended_reason(answer.caller):  # the key may have ended while the body arrived
             answer.abort(_ended(why))
         try:
             yield
@@ -133,7 +133,7 @@ class Gateway:
         return not self.draining and self.catalog.known and any(g.runners for g in self.catalog.current.groups)
 
     def find(self, model: str, caller: Caller) -> tuple[Target, ModelTokenizer] | NotReadyReason:
-        """The model and how it reads and writes; or what that still waits for.
+        """The model and its tokenizer, or what the request has to wait for.
 
         Raises ModelNotFound, or the adapter's own error.
         """
@@ -146,31 +146,31 @@ class Gateway:
         if (text := self.assets.get(target.asset_digest)) is not None:
             return target, text
         self._fetch(target.asset_digest, target.group.group)
-        # Only a runner hands it out: to a gateway that has never met one, a pool at zero is as good as unknown.
+        # Only a runner sends the tokenizer, so a group without runners has to start one first.
         return NotReadyReason(
             f"fetching the tokenizer of {target.group.served_name}", "" if runners else group, runners
         )
 
     def listen(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call `listener` whenever `find` may have another answer; ends with the function that this returns."""
+        """Call `listener` whenever the result of `find` may have changed. Call the returned function to stop."""
         self._listeners.add(listener)
         return lambda: self._listeners.discard(listener)
 
     def check_capacity(self) -> None:
-        """Raises Overloaded when no request may come in, before anything of it is read."""
+        """Raises Overloaded if the gateway takes no more requests. Called before a body is read."""
         self.dispatcher.check_capacity(1)
-        # Also those whose tokens have all come, and whose clients are slow to read them.
+        # Includes answers whose tokens are complete but whose clients read slowly.
         if len(self._answers) >= self.settings.max_live_requests:
             raise Overloaded(f"The gateway has {len(self._answers)} open requests and takes no more. Try again soon.")
 
     def hold(self, request: str, group: str) -> None:
-        """Let a request wait for what only a runner of its group can do. Raises Overloaded when too many wait."""
+        """Let a request wait for a runner of its group. Raises Overloaded if the gateway takes no more."""
         if request not in self.held:
             self.dispatcher.check_capacity(1)
         self.held.enter(request, group)
 
     def _on_held(self) -> None:
-        if self._held_reported:  # once for all that come together
+        if self._held_reported:  # one report for all changes of this iteration of the event loop
             self._held_reported = False
             asyncio.get_running_loop().call_soon(self._report_held)
 
@@ -179,7 +179,7 @@ class Gateway:
         self.dispatcher.report_held()
 
     def _on_catalog(self) -> None:
-        # Ahead of the first request, so that it need not wait.
+        # Fetch before the first request, so that it does not have to wait.
         for group in self.catalog.current.groups:
             self._fetch(group.asset_digest, group.group)
         self._notify_listeners()

@@ -1,8 +1,7 @@
-"""One choice of one request, from its first place to its single end. Pure: events in, effects out.
+"""The state of one choice, from its first placement to its end. Pure: events in, effects out.
 
-It keeps the promises a client relies on: every index 0..n once and in order, whatever is repeated, late or lost on the
-way, then exactly one end. A placement counts only with a higher epoch than the last one; what comes under another epoch
-is dropped.
+The client gets every token index once and in order, even if messages are repeated, late or lost, and then exactly one
+end. A placement counts only if its epoch is higher than the last one. Messages of other epochs are dropped.
 """
 
 from collections.abc import Sequence
@@ -39,7 +38,7 @@ class RunnerPlacement:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """Hand prompt and delivered tokens to the runner of this placement."""
+    """Send the prompt and the delivered tokens to the runner of this placement."""
 
     placement: RunnerPlacement
 
@@ -52,7 +51,7 @@ class CancelAtRunner:
 
 @dataclass(frozen=True, slots=True)
 class ReportLost:
-    """The scheduler shall place it again."""
+    """Ask the scheduler to place it again."""
 
     epoch: int
     instance: str
@@ -61,7 +60,7 @@ class ReportLost:
 
 @dataclass(frozen=True, slots=True)
 class ReportCancelled:
-    """It still waits at the scheduler."""
+    """Tell the scheduler that a waiting choice is cancelled."""
 
     why: str
 
@@ -72,7 +71,7 @@ class ReportFinished:
     reason: "common_pb2.FinishReason.ValueType"
 
 
-@dataclass(slots=True)  # one per step: a frozen one takes three times as long to make
+@dataclass(slots=True)  # one per step: a frozen one takes three times as long to create
 class Deliver:
     tokens: Sequence[int]
     logprobs: Sequence[runner_pb2.TokenLogprobs]
@@ -80,14 +79,14 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True)
 class FinishChoice:
-    """The one end: how it ended, or what went wrong."""
+    """The single end: why it ended, or its error."""
 
     how: EndReason | MotetError
 
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A message that changed nothing, for the counters."""
+    """Count a message that was ignored."""
 
     why: str
 
@@ -101,7 +100,7 @@ _GAP = "tokens are missing between two steps"
 
 
 class Generation:
-    """The state of one choice. Every method answers with what to do now; after the end, with nothing."""
+    """The state of one choice. Every method returns what to do now; after the end, nothing."""
 
     __slots__ = ("alone", "avoid", "delivered", "epoch", "losses", "phase", "placement")
 
@@ -111,14 +110,14 @@ class Generation:
         self.placement: RunnerPlacement | None = None
         self.delivered: list[int] = []
         self.avoid = ""
-        """The instance that declined it or lost it last."""
+        """The instance that declined or lost it last."""
         self.alone = False
-        """Its runner computes this one now, and no other."""
+        """Whether its runner now computes only this sequence."""
         self.losses = LossCounter()
 
     def placed(self, placement: RunnerPlacement, *, engine_hung: bool = False) -> tuple[Effect, ...]:
-        """Also a move: then the old runner is told to stop first (PU-17). `engine_hung`: it moves away from an engine
-        that stands still, which counts as the death of one."""
+        """The scheduler placed or moved it. On a move, the old runner is cancelled first (PU-17). `engine_hung`: the
+        old engine hangs, which counts as the death of an engine."""
         if self.phase is GenerationPhase.ENDED:
             return (ReportFinished(placement.epoch, common_pb2.FINISH_REASON_CANCELLED),)
         if placement.epoch <= self.epoch:
@@ -160,7 +159,7 @@ class Generation:
         if finish == common_pb2.FINISH_REASON_CANCELLED:
             return self._lost("the runner cancelled it")
         if finish != common_pb2.FINISH_REASON_FAILED:
-            # Of a newer runner. Whether the answer is whole is not known: another runner goes on where this one ended.
+            # A newer runner may send it. The answer may be incomplete, so another runner goes on from here.
             return self._lost(f"the runner ended it for a reason ({finish}) that this gateway does not know")
         return self._failed(step.failure)
 
@@ -170,14 +169,14 @@ class Generation:
         return self._failed(failure)
 
     def _failed(self, failure: common_pb2.Failure) -> tuple[Effect, ...]:
-        """A runner's failure moves the request on, unless every other runner would say the same."""
+        """Place it again after a failure, unless every other runner would fail in the same way."""
         error = from_proto(failure)
         error.message = error.message or failure.code or "The runner failed."
         last = error if isinstance(error, AdapterError | InvalidRequest) else self.losses.failed(error)
         return self._lost(error.message) if last is None else self._end(common_pb2.FINISH_REASON_FAILED, last)
 
     def unreachable(self, why: str) -> tuple[Effect, ...]:
-        """It never came to its runner."""
+        """The submission did not reach the runner."""
         return self._lost(why) if self.phase is GenerationPhase.PLACED else _NOTHING
 
     def runner_lost(self, why: str, loss: Loss = Loss.STREAM_BROKE) -> tuple[Effect, ...]:
@@ -187,8 +186,8 @@ class Generation:
         return self._lost(why) if last is None else self._end(common_pb2.FINISH_REASON_FAILED, last)
 
     def refused(self, epoch: int, error: MotetError) -> tuple[Effect, ...]:
-        """There is no place for it, and none for a move away from where it runs. `epoch` is the last placement that
-        the scheduler knew of; after a newer one the refusal is an old story."""
+        """The scheduler refuses to place or move it. `epoch` is the last placement that the scheduler knew. A refusal
+        from before the current placement is stale."""
         if self.phase is GenerationPhase.ENDED or epoch < self.epoch:
             return _STALE
         placement = self.placement
@@ -197,13 +196,13 @@ class Generation:
         return (end,) if placement is None else (CancelAtRunner(placement, "refused"), end)
 
     def stop(self) -> tuple[Effect, ...]:
-        """A stop string has completed: the runner does not know, and need not go on."""
+        """A stop string is complete. Cancel the runner, which does not know stop strings."""
         if self.phase is GenerationPhase.ENDED:
             return _NOTHING
         return (*self._leave("stop string", common_pb2.FINISH_REASON_STOP), FinishChoice(EndReason.STOP))
 
     def cancel(self, why: str) -> tuple[Effect, ...]:
-        """Nobody waits for it any more."""
+        """The client no longer wants it."""
         if self.phase is GenerationPhase.ENDED:
             return _NOTHING
         return self._leave(why, common_pb2.FINISH_REASON_CANCELLED)

@@ -1,7 +1,6 @@
-"""Requests that cannot even be read yet, because it takes a runner that is not there, or that still checks their
-adapter: they wait here, in order.
+"""Requests that cannot be tokenised yet, because no runner is there or it still checks the adapter. They wait in order.
 
-The scheduler is told how many there are: that is what brings a pool back from zero, and keeps it up meanwhile.
+The gateway reports their number to the scheduler, so that a pool starts from zero and stays up while they wait.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,17 +9,17 @@ from dataclasses import dataclass, field
 from motet.clock import Clock, monotonic
 
 NUMBERED_SECONDS = 1.0
-"""Those who move up hear of it so much later at most. Thousands may wait, and each asks again and again."""
+"""How old a position may be. Thousands of requests may wait, and each asks for its position repeatedly."""
 
 
 @dataclass(slots=True)
 class _GroupQueue:
     positions: dict[str, int] = field(default_factory=dict)
-    """By request, the oldest first, as last numbered."""
+    """Position by request, the oldest first, as of the last numbering."""
 
     numbered_at: float | None = None
     moved: bool = False
-    """Somebody has left since."""
+    """Whether a request has left since the last numbering."""
 
 
 class HeldRequests:
@@ -28,10 +27,10 @@ class HeldRequests:
         self._changed = changed
         self._clock = clock
         self._groups: dict[str, str] = {}
-        """By request."""
+        """Group by request."""
 
         self._queues: dict[str, _GroupQueue] = {}
-        """By group; none is empty."""
+        """Queue by group; none is empty."""
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -40,7 +39,7 @@ class HeldRequests:
         return request in self._groups
 
     def enter(self, request: str, group: str) -> None:
-        """Wait for a runner of this group. Says nothing when it does already."""
+        """Wait for a runner of this group. No effect if the request already does."""
         if self._groups.get(request) == group:
             return
         self._take_out(request)
@@ -54,7 +53,7 @@ class HeldRequests:
             self._changed()
 
     def position(self, request: str) -> int:
-        """Where it stands among those of its group, from 1; 0 when it does not wait here."""
+        """Its position in the group's queue, from 1; 0 if it does not wait here."""
         group = self._groups.get(request)
         if group is None:
             return 0

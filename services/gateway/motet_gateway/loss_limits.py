@@ -1,7 +1,7 @@
-"""How often a request that was lost is placed again, by what lost it. Pure.
+"""How often a lost request is placed again, by the cause of the loss. Pure.
 
-Without bounds a request whose numbers are not finite would visit runner after runner until its deadline, and one that
-kills engines would take every other tenant's streams down with each of them.
+Without limits, a request with non-finite numbers would go from runner to runner until its deadline. A request that
+kills engines would break the streams of all other tenants on each of them.
 """
 
 from enum import Enum
@@ -9,21 +9,20 @@ from enum import Enum
 from motet.errors import EngineRestarted, MotetError, RequestKillsEngines
 
 MAX_FAILURES = 1
-"""A failure of the request's own (numbers that are not finite, a defect) may come from one broken device: another
-runner tries once. What happens there again is not the device's."""
+"""A failure of this request alone (non-finite numbers, a defect) may come from a broken device, so another runner tries
+once. A second failure there is not the device's fault."""
 
 UNSUSPICIOUS_BREAKS = 1
-"""A stream breaks for many reasons that are not the request's: a node goes, a pod is killed. From the second one on the
-request is computed alone, as after an engine's death: some deaths take the whole runner along, and nobody is left to
-tell of them."""
+"""Most broken streams are not the request's fault: a node goes away, a pod is killed. From the second break on, the
+request is computed alone, as after an engine's death: an engine that dies may end the whole runner, and then no
+message says so."""
 
 MAX_LOSSES = 16
-"""The last resort, whatever the reasons were. Each placement computes the whole request again; who has lost this many
-runners is worth more work than it will ever bring."""
+"""The limit for all causes together. Each placement computes the whole request again."""
 
 
 class Loss(Enum):
-    """What took a runner away."""
+    """Why a runner was lost."""
 
     STREAM_BROKE = "stream broke"
     ENGINE_DIED = "engine died"
@@ -40,20 +39,20 @@ class LossCounter:
 
     @property
     def engines_lost(self) -> int:
-        """Engines that died or hung while they had it, as far as anybody can tell; from one on it is a suspect."""
+        """Engines that probably died or hung while they had the request. From one on the request is a suspect."""
         return self._deaths + max(0, self._breaks - UNSUSPICIOUS_BREAKS)
 
     def failed(self, error: MotetError) -> MotetError | None:
-        """A runner said that it cannot go on. Returns what ends the request; None: it is to be placed again."""
+        """A runner reported a failure. Returns the error that ends the request, or None to place it again."""
         if error.mapping.retry_after > 0:
-            return None  # no room, or a drain: the request is innocent, and its deadline ends the search
+            return None  # no free capacity, or a drain: not the request's fault, and its deadline limits the attempts
         self._failures += 1
         return error if self._failures > MAX_FAILURES else None
 
     def lost(self, loss: Loss, *, alone: bool) -> MotetError | None:
-        """Its runner is gone. Returns what ends the request; None: it is to be placed again.
+        """Its runner is lost. Returns the error that ends the request, or None to place it again.
 
-        `alone` says that the runner computed this request and no other when it was last heard of.
+        `alone`: by its last message, the runner computed only this request.
         """
         if loss is Loss.STREAM_BROKE:
             self._breaks += 1

@@ -1,4 +1,4 @@
-"""What surrounds every route. Pure ASGI only: decorator middleware turns a crash in mid-stream into a clean end."""
+"""Middleware around every route. Pure ASGI: decorator middleware would turn a crash in mid-stream into a clean end."""
 
 import re
 import secrets
@@ -20,7 +20,7 @@ _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
 class RequestContext:
-    """Gives every request an id, in logs and answer, and every crash an answer while there is time for one."""
+    """Gives every request an id in logs and answer, and sends an error for a crash if no answer has begun."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -49,7 +49,7 @@ class RequestContext:
         except Exception:
             log.exception("request_crashed")
             if started and not ended:
-                raise  # the server breaks the connection off: the client must not take this for an end
+                raise  # the server closes the connection, so that the client does not take this for the end
             if not started:
                 await error_response(Internal(CRASHED))(scope, receive, send_with_id)
         finally:

@@ -1,4 +1,4 @@
-"""Request bodies: of JSON, not too large, soon here, and of a shape that is quickly parsed."""
+"""Reads request bodies: JSON within bounds of size, time and shape, so that parsing is quick."""
 
 import asyncio
 import re
@@ -14,14 +14,14 @@ from motet_gateway.errors import ClientGone, RequestTimeout
 MAX_STRINGS = 100_000
 MAX_CONTAINERS = 100_000
 MAX_ELEMENTS = 2_000_000
-"""Strings, lists with objects, and elements of both in one body. Parsing holds all other work up, about 0.1 s at these
-bounds, and objects take many times the memory of their text. A prompt of a million token ids is still taken."""
+"""Bounds on strings, on lists and objects, and on their elements in one body. Parsing blocks all other work, for about
+0.1 s at these bounds, and objects take many times the memory of their text. A prompt of a million token ids fits."""
 
 _STRING = re.compile(rb'"[^"]*"?')
 
 
 class BodyBudget:
-    """The bytes of all bodies under way, within a budget."""
+    """Limits the bytes of all bodies in progress together."""
 
     def __init__(self, budget: int, *, seconds: float) -> None:
         self._budget = budget
@@ -30,7 +30,7 @@ class BodyBudget:
 
     @contextmanager
     def hold(self) -> Iterator["RequestBody"]:
-        """A body that counts for as long as its request is under way."""
+        """A body that counts until its request has ended."""
         body = RequestBody(self)
         try:
             yield body
@@ -51,11 +51,11 @@ class RequestBody:
         self.size = 0
 
     async def read_json(self, scope: Scope, receive: Receive, *, limit: int) -> bytes:
-        """The raw bytes. Raises when they are not declared as JSON, too many, too slow, or too much to parse."""
+        """The raw bytes. Raises if the content type isn't JSON or the body is too large, too slow or too complex."""
         headers = Headers(scope=scope)
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
-            # Not only neatness: a web page cannot send this content type to another origin without asking first.
+            # For security, too: a web page can't send this content type to another origin without a preflight.
             raise UnsupportedMediaType(
                 f"The content type is {kind or 'missing'}; send JSON with the header 'content-type: application/json'."
             )
@@ -90,15 +90,15 @@ class RequestBody:
 
 
 def check_shape(content: bytes) -> None:
-    """Raise InvalidRequest when parsing it would take much longer than reading it. Looks into a body only when it has
-    many of the characters that matter; most are done after counting these."""
+    """Raise InvalidRequest if the body has too many strings, containers or elements. For most bodies counting
+    characters is enough."""
     if content.count(b'"') <= 2 * MAX_STRINGS and _sparse(content):
         return
-    plain = content.replace(b"\\\\", b"").replace(b'\\"', b"")  # no quote within a string is left
+    plain = content.replace(b"\\\\", b"").replace(b'\\"', b"")  # removes quotes within strings
     if plain.count(b'"') > 2 * MAX_STRINGS:
         raise _too_much(f"{MAX_STRINGS} strings")
     if not _sparse(plain):
-        plain = _STRING.sub(b"", plain)  # it may be a text that has all the commas and braces
+        plain = _STRING.sub(b"", plain)  # the commas and braces may be part of a text
         if _containers(plain) > MAX_CONTAINERS:
             raise _too_much(f"{MAX_CONTAINERS} lists and objects")
         if plain.count(b",") > MAX_ELEMENTS:

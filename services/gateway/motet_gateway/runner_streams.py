@@ -1,4 +1,4 @@
-"""One Generate stream to every runner. What is submitted while a stream is being opened waits, for a while."""
+"""One Generate stream to every runner. Submissions wait up to `connect_seconds` for a stream that is being opened."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -40,7 +40,7 @@ class RunnerStreams:
         self._streams: dict[str, _Stream] = {}
 
     def set_addresses(self, addresses: Iterable[str], *, busy: Iterable[str] = ()) -> None:
-        """Have streams to exactly these; those in `busy` stay while they are needed."""
+        """Keep streams to these addresses and close all others, except those in `busy`."""
         wanted = set(addresses)
         for address in wanted - self._streams.keys():
             self._stream(address)

@@ -1,4 +1,4 @@
-"""The HTTP server: uvicorn on a socket that is bound here, so that a port in use is said clearly."""
+"""The HTTP server: uvicorn on a socket that is bound here, so that a port in use gives a clear error."""
 
 import contextlib
 import errno
@@ -15,15 +15,15 @@ from motet_gateway.settings import Settings
 
 BACKLOG = 2048
 KEEP_ALIVE_SECONDS = 75
-"""How long an idle connection stays open. Clients' pools keep theirs longer than uvicorn's five seconds, and would send
-requests into connections that are just being closed."""
+"""How long an idle connection stays open. Clients' pools keep connections longer than uvicorn's default of five seconds
+and would send requests into connections that are being closed."""
 LAST_SECONDS = 5
-"""What an ended answer has for its last bytes before its connection is cut."""
+"""How long the last bytes of an ended answer may take before its connection is closed."""
 
 
 @contextlib.contextmanager
 def listening(settings: Settings) -> Iterator[socket.socket]:
-    """A bound socket. Raises SetupError, naming port and cure, when that is not possible."""
+    """A bound socket. Raises SetupError, with the port and what to do, if it can't be bound."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as bound:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -57,7 +57,7 @@ class HttpServer(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,
-                proxy_headers=False,  # who asks is told by a credential, never by an address
+                proxy_headers=False,  # callers are identified by API key, never by address
                 timeout_graceful_shutdown=math.ceil(grace),
             )
         )

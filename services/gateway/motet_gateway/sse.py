@@ -1,4 +1,4 @@
-"""Server-sent events, byte by byte. Everything but the text is made once per choice; orjson escapes the text."""
+"""Server-sent events as bytes. Everything but the text is encoded once per choice."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -35,7 +35,7 @@ _JSON_MARK = orjson.dumps(_MARK)
 
 
 class EventTemplate:
-    """An event with one hole for a text: `content` says TEXT where it goes."""
+    """An event with one placeholder: the text replaces TEXT in `content`."""
 
     TEXT: Final = _MARK
 

@@ -1,4 +1,4 @@
-"""The names nearest to one that does not exist, found without comparing it with all of them. Pure."""
+"""Suggests names similar to one that does not exist, without comparing it with all names. Pure."""
 
 import difflib
 from bisect import bisect_left
@@ -6,21 +6,21 @@ from collections.abc import Iterable
 
 NEAREST = 3
 _COMPARED = 64
-"""Characters of a name that are compared: comparing takes time with the square of them. Names of tenants and adapters
-have at most 63 each, and a slip shows long before the end."""
+"""Characters of a name that are compared, since the time grows with their square. Names of tenants and adapters have at
+most 63 characters each."""
 _NEIGHBOURS = 8
-"""Names looked at on either side of where the wrong one would stand in each order."""
+"""Candidates on either side of the wrong name in each sorted list."""
 
 
 class NameIndex:
-    """In the order of their beginnings and of their endings: a slip of the pen leaves one of the two as it is."""
+    """Names sorted forwards and backwards: after one typing error, the beginning or the end still matches."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._forward = sorted(set(names))
         self._backward = sorted(name[::-1] for name in self._forward)
 
     def nearest(self, name: str, *others: "NameIndex") -> list[str]:
-        """The best first, of these and of `others`. Takes about as long with ten thousand names as with thirty."""
+        """The most similar names of these and of `others`, the best first. The time hardly grows with their number."""
         candidates = set[str]().union(*(names._nearby(name) for names in (self, *others)))
         wanted = name[:_COMPARED]
         by_beginning: dict[str, str] = {}

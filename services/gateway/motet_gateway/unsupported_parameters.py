@@ -1,5 +1,5 @@
-"""Parameters that other servers know and this one does not do yet: refused by name where leaving them out would change
-the answer, or the privacy that the client counts on. Everything else unknown is ignored and counted. Pure.
+"""Parameters of other servers that this one does not support. It refuses them if ignoring them would change the answer
+or weaken the client's privacy. Other unknown parameters are ignored and counted. Pure.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ _STRUCTURED = "structured output is not supported yet"
 _TEMPLATE = "it is not supported; the server's own chat template is always used"
 
 UNSUPPORTED: Mapping[str, tuple[str, tuple[Any, ...]]] = {
-    # What may be said.
+    # Which tokens are allowed.
     "allowed_token_ids": ("restricting the tokens is not supported yet", ()),
     "bad_words": ("forbidding words is not supported yet; logit_bias can forbid single tokens", ([],)),
     "guided_json": (_STRUCTURED, ()),
@@ -23,7 +23,7 @@ UNSUPPORTED: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "structural_tag": (_STRUCTURED, ()),
     "logits_processors": (_NOT_SUPPORTED, ([],)),
     "vllm_xargs": (_NOT_SUPPORTED, ({},)),
-    # How it is looked for.
+    # How the answer is searched.
     "use_beam_search": (_NOT_SUPPORTED, (False,)),
     "length_penalty": ("beam search is not supported", (1,)),
     "early_stopping": ("beam search is not supported", (False,)),
@@ -35,17 +35,17 @@ UNSUPPORTED: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "mm_processor_kwargs": (_NOT_SUPPORTED, ({},)),
     "truncation_side": ("truncate_prompt_tokens always keeps the end of the prompt", ("left",)),
     "web_search_options": (_NOT_SUPPORTED, ()),
-    # What comes back.
+    # What the response contains.
     "prompt_logprobs": (_NOT_SUPPORTED, (False,)),
     "return_token_ids": ("token ids in answers are not supported yet", (False,)),
     "return_tokens_as_token_ids": ("token ids in answers are not supported yet", (False,)),
     "detokenize": ("answers are always text", (True,)),
     "audio": ("answers are always text", ()),
-    # Who may share what was computed for it.
+    # Who may share its computed state.
     "cache_salt": ("separate prefix caches are not supported yet", ()),
     "kv_transfer_params": (_NOT_SUPPORTED, ({},)),
 }
-"""By name: why, and the values that ask for nothing; null always does."""
+"""By name: the reason, and the values that have no effect. null never has one."""
 
 
 def refuse_known_to_others(extra: Mapping[str, Any]) -> None:

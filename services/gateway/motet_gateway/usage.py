@@ -1,4 +1,4 @@
-"""Tokens per tenant of the last two minutes, told to each new scheduler, which does not read them yet. Pure."""
+"""Tokens per tenant in the last two minutes. Each hello to a scheduler has them, which does not use them yet. Pure."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ SLICE_SECONDS = 10.0
 
 
 class RecentUsage:
-    """Counted in slices of ten seconds, when choices end, so that nothing is paid per token."""
+    """Counts in slices of ten seconds when choices end, so that a single token costs nothing."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
