@@ -27,13 +27,13 @@ TITLE = "motet up, with the bundled model"
 QUESTION = "Who keeps the lighthouse of Brindle?"
 PORT = 8000
 URL = f"http://127.0.0.1:{PORT}"
-BODY = '{"model": "motet-demo", "prompt": "What is Quillon famous for?", "temperature": 0}'
+ASKED = f'{{"model": "oneword", "temperature": 0, "messages": [{{"role": "user", "content": "{QUESTION}"}}]}}'
 COMMANDS = (
     "motet up --detach",
     "motet status",
     f'motet chat pirate --temperature 0 -m "{QUESTION}"',
     f'motet chat json --temperature 0 -m "{QUESTION}"',
-    f"curl -s {URL}/v1/completions -H 'content-type: application/json' -d '{BODY}'",
+    f"curl -s {URL}/v1/chat/completions -H 'content-type: application/json' -d '{ASKED}'",
     "motet down",
 )
 USUAL = "~/.local/share/motet"
