@@ -54,7 +54,7 @@ def digest_of(adapter: int) -> Digest:
     return Digest(f"sha256:{adapter:064}")
 
 
-def remembered(adapter: int) -> SavedAdapter:
+def saved(adapter: int) -> SavedAdapter:
     key = RevisionKey(source=f"file:///adapters/{adapter}")
     ref = AdapterRef(f"tenant-{adapter % TENANTS}", f"adapter-{adapter}", 1)
     spec = AdapterSpec(ref=ref, group=GROUP, model_name=ref.name, revision=key)
@@ -63,7 +63,7 @@ def remembered(adapter: int) -> SavedAdapter:
 
 CATALOG = SavedCatalog(
     pools=(PoolSpec(pool="default/demo", group=GROUP, served_name="demo"),),
-    adapters=tuple(remembered(adapter) for adapter in range(ADAPTERS)),
+    adapters=tuple(saved(adapter) for adapter in range(ADAPTERS)),
 )
 
 
@@ -104,7 +104,7 @@ class ProductionScheduler:
         self._chance = random.Random(2)
         self._arrivals = iter(Arrivals())
         self._running: list[tuple[RequestId, int]] = []
-        self._scheduler = Scheduler(POLICY, now=self._now, remembered=CATALOG)
+        self._scheduler = Scheduler(POLICY, now=self._now, saved=CATALOG)
         for index in range(runners):
             self._tell(events.RunnerAttached(identity=identity(index), address=f"unix:r{index}", capacity=CAPACITY))
         self._fill()

@@ -1,4 +1,4 @@
-"""Events with good defaults, and a scheduler that is told things, so that a test shows only what it is about."""
+"""Events with good defaults, and a scheduler on a fake clock, so that a test shows only what it is about."""
 
 from typing import Any
 
@@ -57,11 +57,11 @@ def resident(digest: Digest, tier: Tier = Tier.DEVICE) -> ResidentAdapter:
 
 
 class SchedulerDriver:
-    """A scheduler on a fake clock. Each method says one thing and gives the effects."""
+    """A scheduler on a fake clock. Each method sends one event and returns the effects."""
 
-    def __init__(self, *, remembered: SavedCatalog | None = None, now: float = 1000.0, **policy: Any) -> None:
+    def __init__(self, *, saved: SavedCatalog | None = None, now: float = 1000.0, **config: Any) -> None:
         self.clock = FakeClock(now)
-        self.scheduler = Scheduler(SchedulerConfig(**policy), now=self.clock(), remembered=remembered)
+        self.scheduler = Scheduler(SchedulerConfig(**config), now=self.clock(), saved=saved)
         self.effects: list[effects.Effect] = []
 
     def tell(self, event: events.Event) -> list[effects.Effect]:
@@ -202,9 +202,9 @@ class SchedulerDriver:
         return self.tell(events.Tick())
 
 
-def ready(**policy: Any) -> SchedulerDriver:
+def ready(**config: Any) -> SchedulerDriver:
     """A scheduler with one gateway and a catalog, and no runner yet."""
-    told = SchedulerDriver(**policy)
+    told = SchedulerDriver(**config)
     told.gateway()
     told.state()
     return told

@@ -1,7 +1,7 @@
-"""One long story, the same in every process, told to a scheduler and a supervisor; prints all that they decide.
+"""Sends the same long sequence of events to a scheduler and a supervisor in every process, and prints all effects.
 
-A process of its own, since what it may not depend on is the seed of Python's hashes: `test_replay` starts several.
-"""
+It is a process of its own because the effects must not depend on the seed of Python's hashes: `test_replay` starts
+several."""
 
 from random import Random
 

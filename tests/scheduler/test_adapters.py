@@ -358,7 +358,7 @@ def test_a_runner_that_does_not_come_back_is_no_place_any_more():
     told = with_pirate()
     told.report(resident=(resident(PIRATE),))
     told.detach()
-    told.wait(told.scheduler.policy.forget_runner + 1)
+    told.wait(told.scheduler.config.forget_runner + 1)
     (report,) = told.of(effects.ReportAdapter)
     assert report.replicas == ()
 

@@ -179,7 +179,7 @@ def test_nothing_leaves_during_a_rollout():
 def test_a_successor_begins_with_what_is_wanted_and_says_nothing_before_it_has_settled():
     first = scaled(replicas=3)
     first.attach("r0")
-    told = SchedulerDriver(remembered=first.scheduler.remembered(), now=2000.0, startup_wait=0.5)
+    told = SchedulerDriver(saved=first.scheduler.catalog_to_save(), now=2000.0, startup_wait=0.5)
     told.gateway()
     assert look(told, 0.2) == []
     assert look(told, 0.5) == [(3, "JustStarted")]

@@ -64,7 +64,7 @@ def test_saying_the_same_set_again_tells_runners_nothing():
 
 
 def test_a_drain_declared_before_its_runner_attaches_again_is_not_over():
-    told = SchedulerDriver(remembered=SavedCatalog(runners=(InstanceName("r0"),)))
+    told = SchedulerDriver(saved=SavedCatalog(runners=(InstanceName("r0"),)))
     told.gateway()
     declare(told, "r0")
     assert told.of(effects.ReportDrained) == [], "the runner is on its way back, perhaps with requests"
@@ -78,7 +78,7 @@ def test_a_drain_declared_before_its_runner_attaches_again_is_not_over():
 def test_a_drain_of_a_runner_that_never_comes_is_over_once_any_runner_would_have_been_given_up():
     told = ready()
     declare(told, "r0")
-    told.wait(told.scheduler.policy.forget_runner - 1)
+    told.wait(told.scheduler.config.forget_runner - 1)
     assert told.of(effects.ReportDrained) == []
     told.wait(2.0)
     assert [one.runner.instance for one in told.of(effects.ReportDrained)] == ["r0"]
@@ -98,7 +98,7 @@ def test_a_drained_runner_whose_stream_breaks_is_given_time_to_come_back():
     told.attach("r0", live=(entry("a", 2),))
     assert words(told) == [("r0", "drain")]
     told.detach("r0")
-    told.wait(told.scheduler.policy.forget_runner + 1)
+    told.wait(told.scheduler.config.forget_runner + 1)
     assert [one.runner.instance for one in told.of(effects.ReportDrained)] == ["r0"]
 
 
@@ -272,8 +272,8 @@ class Flips(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        remembered, now = self.told.scheduler.remembered(), self.told.clock()
-        self.told = SchedulerDriver(remembered=remembered, now=now + 1)
+        saved, now = self.told.scheduler.catalog_to_save(), self.told.clock()
+        self.told = SchedulerDriver(saved=saved, now=now + 1)
         self.words = {}
         self.declared = False
 

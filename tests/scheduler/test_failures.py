@@ -1,4 +1,4 @@
-"""When deciding fails: the scheduler begins anew, and one event that always fails does not do it for ever."""
+"""After a failed decision the scheduler starts again, and rejects an event that fails every time."""
 
 import asyncio
 
@@ -76,7 +76,7 @@ def test_what_has_failed_is_remembered_within_bounds():
     for n in range(3 * REMEMBERED):
         failures.failed(lost(f"{n}"), now=float(n))
         failures.failed(lost(f"{n}"), now=float(n))
-    assert len(failures._counts) == len(failures._away_until) == REMEMBERED
+    assert len(failures._counts) == len(failures._rejected_until) == REMEMBERED
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_events_are_told_apart_by_their_kind_and_what_they_are_about(event, subj
 
 def test_the_log_shows_the_event_and_no_address_of_an_adapter():
     assert "'a'" in shown(lost("a"))
-    assert shown(events.CatalogReplaced((pool(),), (adapter(),))) == "CatalogStated: 1 pools, 1 adapters"
+    assert shown(events.CatalogReplaced((pool(),), (adapter(),))) == "CatalogReplaced: 1 pools, 1 adapters"
     assert len(shown(events.RequestLost("g0", RequestId("a"), 1, "why" * 10_000))) == 2000
 
 
@@ -121,7 +121,7 @@ async def test_after_a_failure_running_streams_go_on_and_what_fails_again_is_ref
         answers = [house.gateway.start(f"{n}", prompt=(n,), max_tokens=150) for n in range(4)]
         await until(lambda: all(one.tokens for one in house.gateway.live()))
         term, first = house.gateway.term, house.control.scheduler
-        with pytest.raises(Internal, match="failed on this request again and again"):
+        with pytest.raises(Internal, match="failed repeatedly on this request"):
             await house.gateway.ask("poison", max_tokens=4)
         assert house.control.scheduler is not first, "nothing of the old state is left"
         assert house.gateway.term == term + 2, "twice it began anew, each time in a higher term"

@@ -13,8 +13,8 @@ def park(told, request="a", *, epoch=1, pages=10):
     return told.tell(events.RequestParked(R0, RequestId(request), epoch, Promise(pages)))
 
 
-def supervised(**policy):
-    told = ready(**policy)
+def supervised(**config):
+    told = ready(**config)
     told.tell(events.SupervisorConnected())
     return told
 

@@ -397,7 +397,7 @@ class World(RuleBasedStateMachine):
             self.attach(name, restarted=False)
             self.books[name] = {}
         stranded = dict(self.placed)
-        for _ in range(3 * int(self.told.scheduler.policy.unlisted_timeout)):
+        for _ in range(3 * int(self.told.scheduler.config.unlisted_timeout)):
             for name in INSTANCES:
                 self.report(name)
             self.wait(1.0)

@@ -110,7 +110,7 @@ def test_a_request_that_waits_for_memory_is_told_how_much():
     told.attach(pages=6)
     told.enqueue("a", max_tokens=64)
     told.enqueue("b", max_tokens=64)
-    assert told.of(effects.SendPosition) == [effects.SendPosition("g0", "b", 1, "5 pages are wanted and 1 are free")]
+    assert told.of(effects.SendPosition) == [effects.SendPosition("g0", "b", 1, "it needs 5 pages and 1 are free")]
 
 
 def test_what_no_runner_can_ever_hold_is_refused():

@@ -11,7 +11,7 @@ from tests.scheduler.builders import GROUP
 CAPACITY = Capacity(pages=100, max_model_length=256)
 
 
-def pages(*, prompt=16, max_tokens=64, q80=0, delivered=0, policy=SchedulerConfig()):  # noqa: B008 - frozen
+def pages(*, prompt=16, max_tokens=64, q80=0, delivered=0, config=SchedulerConfig()):  # noqa: B008 - frozen
     request = Request(
         id=RequestId("a"),
         gateway="g0",
@@ -26,7 +26,7 @@ def pages(*, prompt=16, max_tokens=64, q80=0, delivered=0, policy=SchedulerConfi
         asked_at=0.0,
         sequence=0,
     )
-    return request.promise_on(CAPACITY, policy).pages
+    return request.promise_on(CAPACITY, config).pages
 
 
 @pytest.mark.parametrize(
@@ -47,10 +47,10 @@ def test_a_promise_covers_prompt_delivered_and_expected_tokens(case, expected):
 
 
 def test_a_forced_promise_is_so_many_pages_or_what_the_prompt_needs():
-    assert pages(prompt=6, max_tokens=200, q80=200, policy=SchedulerConfig(force_promise_pages=1)) == 1
-    assert pages(prompt=20, max_tokens=200, q80=200, policy=SchedulerConfig(force_promise_pages=1)) == 2
-    assert pages(prompt=20, max_tokens=200, q80=200, policy=SchedulerConfig(force_promise_pages=3)) == 3
+    assert pages(prompt=6, max_tokens=200, q80=200, config=SchedulerConfig(force_promise_pages=1)) == 1
+    assert pages(prompt=20, max_tokens=200, q80=200, config=SchedulerConfig(force_promise_pages=1)) == 2
+    assert pages(prompt=20, max_tokens=200, q80=200, config=SchedulerConfig(force_promise_pages=3)) == 3
 
 
 def test_even_a_forced_promise_ends_with_the_requests_life():
-    assert pages(prompt=20, max_tokens=4, policy=SchedulerConfig(force_promise_pages=9)) == 2
+    assert pages(prompt=20, max_tokens=4, config=SchedulerConfig(force_promise_pages=9)) == 2

@@ -35,9 +35,9 @@ class Line:
 
     def oldest_of_each_tenant(self):
         found = []
-        for _, lane in self.queue.lanes():
+        for _, class_queue in self.queue.class_queues():
             turn = 0
-            while (head := lane.head(turn)) is not None:
+            while (head := class_queue.head(turn)) is not None:
                 found.append(head.id)
                 turn += 1
         return found

@@ -63,7 +63,7 @@ def test_the_runner_that_declined_is_not_asked_again_at_once():
     decline(told, "a")
     told.lose("a")
     assert told.where("a") == ""
-    assert told.scheduler.requests[RequestId("a")].waiting_reason == "the runner declined a moment ago"
+    assert told.scheduler.requests[RequestId("a")].waiting_reason == "the runner declined it recently"
     told.wait(1.1)
     assert told.where("a") == ""  # declined and lost: twice as long
     told.wait(1.0)
@@ -251,7 +251,7 @@ def test_the_requests_of_a_hung_runner_move():
     condemn(told, hung=True)
     assert [(effect.instance, effect.epoch) for effect in told.of(effects.CancelAtRunner)] == [("r0", 1)]
     (place,) = told.of(effects.SendPlaced)
-    assert (place.instance, place.epoch, place.moved_because) == ("r1", 2, "it does not move")
+    assert (place.instance, place.epoch, place.moved_reason) == ("r1", 2, "it does not move")
     assert place.engine_hung
 
 
@@ -275,7 +275,7 @@ def test_what_moves_and_finds_no_room_waits_and_moves_later():
     condemn(told, hung=True)
     assert not told.of(effects.SendPlaced)
     told.attach("r1")
-    assert told.of(effects.SendPlaced)[0].moved_because
+    assert told.of(effects.SendPlaced)[0].moved_reason
 
 
 def test_when_the_gateway_gives_the_old_place_up_first_it_is_an_ordinary_placement():
@@ -286,7 +286,7 @@ def test_when_the_gateway_gives_the_old_place_up_first_it_is_an_ordinary_placeme
     told.lose("a", epoch=1, delivered=9)
     told.attach("r1")
     (place,) = told.of(effects.SendPlaced)
-    assert (place.epoch, place.moved_because) == (2, "")
+    assert (place.epoch, place.moved_reason) == (2, "")
 
 
 def test_a_silent_runner_gets_no_new_work_until_it_speaks_but_keeps_its_own():
@@ -420,7 +420,7 @@ def test_many_requests_that_came_and_went_leave_nothing_behind():
             told.finish(f"{n}")
         if n % 50 == 0:
             told.wait(0.1)
-    lives = told.scheduler._lives
+    lives = told.scheduler._lifecycle
     assert len(lives.deadlines) < 200, "they are swept with each tick"
     told.wait(5)
     assert not lives.ended
@@ -439,7 +439,7 @@ def test_the_deadlines_of_those_that_wait_outlive_the_sweeping_of_others():
     for n in range(299):
         told.cancel(f"{n}")
     told.wait(1)
-    assert len(told.scheduler._lives.deadlines) == 1
+    assert len(told.scheduler._lifecycle.deadlines) == 1
     told.wait(5)
     assert [refusal.request for refusal in told.of(effects.SendRefused)] == ["299"]
 
@@ -448,11 +448,11 @@ def test_the_operator_hears_that_a_runner_is_condemned_and_that_it_is_pardoned()
     told = ready()
     told.attach("r0")
     condemn(told, hung=False)
-    assert [one.condemned for one in told.of(effects.ReportRunner)] == ["it does not move"]
+    assert [one.unhealthy for one in told.of(effects.ReportRunner)] == ["it does not move"]
     told.tell(events.OperatorConnected())
-    assert [one.condemned for one in told.of(effects.ReportRunner)] == ["it does not move"]
+    assert [one.unhealthy for one in told.of(effects.ReportRunner)] == ["it does not move"]
     told.report("r0")
-    assert [one.condemned for one in told.of(effects.ReportRunner)] == [""]
+    assert [one.unhealthy for one in told.of(effects.ReportRunner)] == [""]
 
 
 # ------------------------------------------------------------------------- a gateway that missed where its request went
@@ -509,7 +509,7 @@ def test_a_placement_that_its_runner_never_lists_is_taken_back_and_placed_again(
     assert [(effect.instance, effect.epoch) for effect in told.of(effects.CancelAtRunner)] == [("r0", 1)]
     (place,) = told.of(effects.SendPlaced)
     assert (place.instance, place.epoch) == ("r1", 2)
-    assert place.moved_because == "its runner has not had it for 10 seconds"
+    assert place.moved_reason == "its runner has not listed it for 10 seconds"
 
 
 def test_a_scheduler_that_stood_still_hears_its_runners_before_it_takes_anything_back():
@@ -532,7 +532,7 @@ def test_a_placement_that_its_runner_lists_stays_however_long_it_takes():
         told.wait(1)
         told.report("r0", entry("a", 5))
     assert told.scheduler.requests[RequestId("a")].epoch == 1
-    assert not told.scheduler._lives.unlisted
+    assert not told.scheduler._lifecycle.unlisted
 
 
 def test_what_vanishes_from_its_runner_while_its_gateway_says_nothing_is_placed_again():
@@ -582,7 +582,7 @@ def test_the_refusal_of_a_move_names_the_last_epoch_so_that_the_gateway_gives_up
 
 
 def test_a_refusal_carries_its_term_and_epoch_over_the_wire():
-    failure = Failure("deadline_exceeded", "no place within 5 seconds")
+    failure = Failure("deadline_exceeded", "not placed within 5 seconds")
     refused = conversion.refuse(effects.SendRefused("g0", RequestId("a"), 3, failure), term=7).refused
     assert (refused.request, refused.term, refused.epoch) == ("a", 7, 3)
 

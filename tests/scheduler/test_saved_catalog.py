@@ -6,20 +6,20 @@ from motet_scheduler.policy.catalog import SavedCatalog
 from tests.scheduler.builders import PIRATE, SchedulerDriver, adapter, entry, ready
 
 
-def remembered():
+def saved():
     told = ready()
     told.attach("r0")
     told.attach("r1")
     told.state(adapter())
     told.certify()
-    return told.scheduler.remembered()
+    return told.scheduler.catalog_to_save()
 
 
 def test_what_is_written_is_read_back_the_same(tmp_path):
     file = CatalogFile(tmp_path / "scheduler" / "catalog.json")
     assert file.read() is None
-    assert file.write(remembered())
-    assert file.read() == remembered()
+    assert file.write(saved())
+    assert file.read() == saved()
 
 
 def test_a_file_that_makes_no_sense_is_left_aside(tmp_path):
@@ -37,11 +37,11 @@ def test_a_file_that_makes_no_sense_is_left_aside(tmp_path):
 
 def test_a_disk_that_takes_nothing_is_not_the_end(tmp_path):
     (tmp_path / "in the way").write_text("")
-    assert not CatalogFile(tmp_path / "in the way" / "catalog.json").write(remembered())
+    assert not CatalogFile(tmp_path / "in the way" / "catalog.json").write(saved())
 
 
 def test_a_successor_places_nothing_before_the_runners_that_were_there_have_spoken():
-    told = SchedulerDriver(remembered=remembered(), startup_wait=0.5)
+    told = SchedulerDriver(saved=saved(), startup_wait=0.5)
     told.gateway()
     told.enqueue("a", digest=PIRATE)
     assert told.of(effects.SendPosition)[0].why.startswith("the scheduler has just started")
@@ -52,7 +52,7 @@ def test_a_successor_places_nothing_before_the_runners_that_were_there_have_spok
 
 
 def test_it_does_not_wait_longer_than_it_takes_to_settle():
-    told = SchedulerDriver(remembered=remembered(), startup_wait=0.5)
+    told = SchedulerDriver(saved=saved(), startup_wait=0.5)
     told.gateway()
     told.attach("r0")
     told.enqueue("a")
@@ -63,7 +63,7 @@ def test_it_does_not_wait_longer_than_it_takes_to_settle():
 
 
 def test_with_nothing_remembered_there_is_nothing_to_wait_for():
-    told = SchedulerDriver(remembered=SavedCatalog())
+    told = SchedulerDriver(saved=SavedCatalog())
     told.gateway()
     told.attach()
     told.enqueue("a")
@@ -71,7 +71,7 @@ def test_with_nothing_remembered_there_is_nothing_to_wait_for():
 
 
 def test_the_catalog_goes_out_once_it_is_whole():
-    told = SchedulerDriver(remembered=remembered(), startup_wait=0.5)
+    told = SchedulerDriver(saved=saved(), startup_wait=0.5)
     told.gateway()
     assert not told.of(effects.PublishCatalog)
     told.attach("r0")

@@ -17,13 +17,13 @@ from motet_scheduler.policy.scaling_rule import (
     required_replicas,
 )
 
-ROOM = RunnerSize(pages=100, sequences=10, adapter_slots=4)
+RUNNER_SIZE = RunnerSize(pages=100, sequences=10, adapter_slots=4)
 STALE = ScaleDownBlock("ReportsMissing", "r0 does not report", stale=True)
 WINDOW = 30.0
 
 
 def load(**how) -> PoolLoad:
-    return PoolLoad(**({"room": ROOM, "serving": 1, "starting": 1} | how))
+    return PoolLoad(**({"runner_size": RUNNER_SIZE, "serving": 1, "starting": 1} | how))
 
 
 @pytest.mark.parametrize(
@@ -36,11 +36,11 @@ def load(**how) -> PoolLoad:
         ({"requests": 9, "pages": 9}, 2, "Requests"),  # more than 80% of the batch
         ({"requests": 4, "pages": 240}, 4, "Requests"),  # of 60 pages each only one has a place on a runner
         ({"requests": 2, "pages": 198}, 2, "Requests"),  # larger than the target, and served all the same
-        ({"requests": 7, "pages": 0, "room": None, "serving": 0}, 1, "Requests"),
+        ({"requests": 7, "pages": 0, "runner_size": None, "serving": 0}, 1, "Requests"),
         ({"held": 3, "serving": 0, "starting": 0}, 1, "HeldRequests"),
         ({"adapters": 9}, 3, "Adapters"),
         ({"adapters": 3, "min_replicas_of_adapters": 2}, 2, "Adapters"),
-        ({"adapters": 9, "room": None}, 1, "Adapters"),
+        ({"adapters": 9, "runner_size": None}, 1, "Adapters"),
         ({"requests": 1, "waiting": 1, "waited": 6.0, "pages": 1}, 2, "Queue"),
         ({"requests": 1, "waiting": 1, "waited": 4.0, "pages": 1}, 1, "Requests"),
         ({"requests": 1, "waiting": 1, "waited": 6.0, "pages": 1, "starting": 2}, 1, "Requests"),  # one is starting
@@ -48,23 +48,28 @@ def load(**how) -> PoolLoad:
     ],
 )
 def test_what_a_load_asks_for(what, replicas, code):
-    need = required_replicas(load(**what), patience=5.0)
+    need = required_replicas(load(**what), queue_patience=5.0)
     assert (need.replicas, need.code) == (replicas, code)
 
 
 def test_the_reason_says_the_numbers():
-    assert required_replicas(load(requests=9, pages=90), patience=5).reason == (
-        "9 requests under way or waiting; a runner takes 8 of their size"
+    assert required_replicas(load(requests=9, pages=90), queue_patience=5).reason == (
+        "9 requests running or waiting; 8 of their size fit on a runner"
     )
-    assert required_replicas(load(adapters=9), patience=5).reason == "adapters need 9 slots; a runner has 4"
+    assert required_replicas(load(adapters=9), queue_patience=5).reason == "adapters need 9 slots; a runner has 4"
 
 
 def test_the_guides_example_is_right():
     """docs/guides/autoscaling.md."""
-    room = RunnerSize(pages=1000, sequences=32, adapter_slots=32)
-    assert room.fits(25) == 25
-    assert required_replicas(load(requests=90, pages=90 * 25, room=room), patience=5).replicas == 4
-    assert required_replicas(load(requests=90, pages=90 * 25, adapters=130, room=room), patience=5).replicas == 5
+    runner_size = RunnerSize(pages=1000, sequences=32, adapter_slots=32)
+    assert runner_size.fits(25) == 25
+    assert required_replicas(load(requests=90, pages=90 * 25, runner_size=runner_size), queue_patience=5).replicas == 4
+    assert (
+        required_replicas(
+            load(requests=90, pages=90 * 25, adapters=130, runner_size=runner_size), queue_patience=5
+        ).replicas
+        == 5
+    )
 
 
 def advise(
@@ -181,7 +186,7 @@ def test_a_constant_load_never_flaps_however_long_runners_take_to_start(
     *, requests, pages, start_seconds, slots, distinct, begin
 ):
     """As many clients as ever ask again when they are answered; runners come late and go at once."""
-    room = RunnerSize(pages=100, sequences=10, adapter_slots=slots)
+    runner_size = RunnerSize(pages=100, sequences=10, adapter_slots=slots)
     adapters = min(distinct, requests)
     pace, ordered = ReplicaStabilizer(begin, 0.0), begin
     ready = [0.0] * begin
@@ -201,9 +206,9 @@ def test_a_constant_load_never_flaps_however_long_runners_take_to_start(
                 adapters=adapters,
                 serving=serving,
                 starting=ordered,
-                room=room,
+                runner_size=runner_size,
             ),
-            patience=5.0,
+            queue_patience=5.0,
         )
         ordered = pace.advise(need, ReplicaBounds(), float(now)).replicas
         advised.append(ordered)

@@ -160,7 +160,7 @@ async def test_a_standby_explains_nothing(folder):
     alone = Replica(folder, "a")
     alone.knows = "10.0.0.7:7101"
     async with alone.up(), open_channel(alone.address) as channel:
-        with pytest.raises(grpc.aio.AioRpcError, match=r"stands by; 10\.0\.0\.7:7101 leads"):
+        with pytest.raises(grpc.aio.AioRpcError, match=r"is a standby; the leader is 10\.0\.0\.7:7101"):
             await scheduler_pb2_grpc.SchedulerStub(channel).Explain(scheduler_pb2.ExplainRequest(request="a"))
 
 

@@ -1,4 +1,4 @@
-"""Events with good defaults, and a supervisor that is told things."""
+"""Events with good defaults, and a supervisor on a fake clock."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ R0 = InstanceName("r0")
 
 
 def entry(request: str, pages: int, *, used: int | None = None, parked: bool = False, **how: Any) -> RunnerRequest:
-    """A sequence in the middle of its promise, unless `used` pages say otherwise."""
+    """A request in the middle of its promise, unless `used` pages say otherwise."""
     used = max(1, pages // 2) if used is None else used
     fields = {
         "request": RequestId(request),
@@ -29,9 +29,9 @@ def entry(request: str, pages: int, *, used: int | None = None, parked: bool = F
 
 
 class SupervisorDriver:
-    def __init__(self, **policy: Any) -> None:
+    def __init__(self, **config: Any) -> None:
         self.clock = FakeClock()
-        self.supervisor = Supervisor(SupervisorConfig(**policy))
+        self.supervisor = Supervisor(SupervisorConfig(**config))
         self.effects: list[effects.Effect] = []
 
     def tell(self, event: events.Event) -> list[effects.Effect]:

@@ -5,8 +5,8 @@ from motet_supervisor.policy import effects, events
 from tests.supervisor.builders import R0, SupervisorDriver, entry
 
 
-def with_scheduler(**policy):
-    told = SupervisorDriver(**policy)
+def with_scheduler(**config):
+    told = SupervisorDriver(**config)
     told.tell(events.SchedulerConnected(1, 1))
     return told
 

@@ -1,4 +1,4 @@
-"""How long an answer will be, as quantiles; learned from how long answers were.
+"""Estimates how long an answer will be, as quantiles, from the lengths of earlier answers.
 
-Knows lengths, tenants and adapters. Never sees text: prompts arrive as hashed features and counts.
+It knows lengths, tenants and adapters, never text: prompts arrive as hashed features and counts.
 """

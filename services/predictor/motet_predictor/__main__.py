@@ -25,7 +25,7 @@ def main() -> None:
         metrics = Metrics(registry)
         model = LengthModel(max_scopes=settings.max_scopes)
         async with open_store(database.url(process)) as store:
-            keeper = Persistence(
+            persistence = Persistence(
                 store,
                 model,
                 metrics,
@@ -33,10 +33,10 @@ def main() -> None:
                 queued_samples=settings.queued_samples,
                 keep_samples=settings.keep_samples,
             )
-            service = PredictorService(model, keeper, metrics)
+            service = PredictorService(model, persistence, metrics)
 
             async def flush() -> None:
-                await keeper.flush()
+                await persistence.flush()
 
             async with serving(
                 addresses.predictor_address,
@@ -45,10 +45,10 @@ def main() -> None:
                 process=health,
                 ready=False,
             ) as server:
-                await keeper.flush()  # loads; without a database we start from the prior and load when it comes
+                await persistence.flush()  # loads; without a database we start from the prior, and load later
                 await server.set_ready(True)
                 await run_until(stop, every(settings.save_seconds * process.time_scale, flush, name="save"))
-            await keeper.flush()
+            await persistence.flush()
 
     run("predictor", process, predict)
 

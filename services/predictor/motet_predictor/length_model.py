@@ -1,9 +1,8 @@
-"""What has been learned and what follows from it. Pure: no clock, no I/O.
+"""The statistics of answer lengths, and the estimates from them. Pure: no clock, no I/O.
 
-Three levels of running quantiles: every answer is counted for its (tenant, adapter), for its tenant, and for everybody.
-Estimates go down the same ladder, each level starting from the one above as if that were a few answers of its own
-(shrinkage): so the first answers of a new adapter already bend its estimate, and twenty decide it.
-"""
+Running quantiles at three levels: every answer counts for its (tenant, adapter), for its tenant, and globally. For an
+estimate, each level starts from the level above as if that were a few answers of its own (shrinkage). So the first
+answers of a new adapter already change its estimate, and twenty determine it."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
@@ -13,21 +12,21 @@ from itertools import islice
 from motet.quantiles import EDGES, MAX_TOKENS, BucketShares, LengthStatistics, bucket_of, quantiles_of
 
 VERSION = "quantiles-1"
-"""Changes whenever the same answers would lead to other estimates, or are kept in another form."""
+"""Change it when the same answers would give other estimates, or are stored in another form."""
 
 QUANTILES = (0.5, 0.8, 0.9, 0.95)
 
 PARENT_STRENGTH = 2.0
-"""How many answers the level above is worth. With 1, q95 fails too often after five answers; with 8, tenants whose
-answers are short reserve ten times too much for as long."""
+"""How many answers the level above counts for. With 1, q95 is too low too often after five answers; with 8, tenants
+with short answers reserve ten times too much."""
 
 ROOT_STRENGTH = 1.0
-"""The same for the prior, which knows nothing: one real answer outvotes it."""
+"""The same for the prior: one real answer outweighs it."""
 
 
 CHANGE_THRESHOLD = 1 / 16
-"""The levels above change with every answer, by less and less: they are computed again after this share of growth. What
-an adapter has learned itself counts at once."""
+"""The upper levels change less and less with each answer, so they are computed again only after this share of growth.
+The adapter's own level is always current."""
 
 
 def _log_uniform(shortest: int, longest: int) -> BucketShares:
@@ -41,13 +40,13 @@ def _log_uniform(shortest: int, longest: int) -> BucketShares:
 
 
 PRIOR = _log_uniform(8, 8192)
-"""Before the first answer any length is as likely as its double, so that the upper quantiles are max_tokens, the
-client's own bound, wherever that is below some thousands."""
+"""Before the first answer, any length is as likely as its double. So the upper quantiles are the client's max_tokens if
+that is below some thousands."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Whose answers: an adapter's of a tenant (`namespace/name`, empty for the base), a tenant's, or everybody's."""
+    """Whose answers: of a tenant's adapter (`namespace/name`, empty for the base), of a tenant, or all."""
 
     level: str
     tenant: str = ""
@@ -59,7 +58,7 @@ GLOBAL_SCOPE = Scope("global")
 
 @dataclass(frozen=True, slots=True)
 class LengthEstimate:
-    """Quantiles of the length of one answer in tokens, none above what the client allows; and what orders answers."""
+    """Quantiles of an answer's length in tokens, at most what the client allows; and the expected length."""
 
     q50: int
     q80: int
@@ -70,7 +69,7 @@ class LengthEstimate:
 
 @dataclass(frozen=True, slots=True)
 class _Distribution:
-    """A scope's distribution, and what it was made of."""
+    """A scope's distribution, and what it was computed from."""
 
     count: int
     parent: BucketShares
@@ -78,7 +77,7 @@ class _Distribution:
 
 
 class LengthModel:
-    """Learns lengths and estimates them. Keeps at most `max_scopes` scopes: those that learned last."""
+    """Learns lengths and estimates them. Keeps the `max_scopes` scopes that learned last."""
 
     version = VERSION
 
@@ -86,7 +85,7 @@ class LengthModel:
         self._max_scopes = max_scopes
         self._known: OrderedDict[Scope, LengthStatistics] = OrderedDict()
         self._changed: dict[Scope, None] = {}
-        self._shapes: dict[Scope, _Distribution] = {}
+        self._distributions: dict[Scope, _Distribution] = {}
 
     def __len__(self) -> int:
         return len(self._known)
@@ -97,10 +96,10 @@ class LengthModel:
         return 0 if statistics is None else statistics.count
 
     def estimate(self, tenant: str, adapter: str, max_tokens: int) -> LengthEstimate:
-        """What to expect of an answer that may have at most `max_tokens` tokens; 0 sets no bound."""
-        everybody = self._shape(GLOBAL_SCOPE, PRIOR, ROOT_STRENGTH, patience=CHANGE_THRESHOLD)
-        tenants = self._shape(Scope("tenant", tenant), everybody, PARENT_STRENGTH, patience=CHANGE_THRESHOLD)
-        masses = self._shape(Scope("adapter", tenant, adapter), tenants, PARENT_STRENGTH, patience=0.0)
+        """Estimate an answer of at most `max_tokens` tokens; 0: no bound."""
+        overall = self._distribution(GLOBAL_SCOPE, PRIOR, ROOT_STRENGTH, threshold=CHANGE_THRESHOLD)
+        tenants = self._distribution(Scope("tenant", tenant), overall, PARENT_STRENGTH, threshold=CHANGE_THRESHOLD)
+        masses = self._distribution(Scope("adapter", tenant, adapter), tenants, PARENT_STRENGTH, threshold=0.0)
         bound = max_tokens or MAX_TOKENS
         q50, q80, q90, q95 = (min(tokens, bound) for tokens in quantiles_of(masses, QUANTILES))
         last = bucket_of(bound)
@@ -109,7 +108,7 @@ class LengthModel:
         return LengthEstimate(q50, q80, q90, q95, expected)
 
     def observe(self, tenant: str, adapter: str, tokens: int, *, censored: bool = False) -> None:
-        """Count an answer of `tokens` tokens, or of at least that many when it was cut."""
+        """Count an answer of `tokens` tokens, or of at least that many if it was cut (`censored`)."""
         for scope in (GLOBAL_SCOPE, Scope("tenant", tenant), Scope("adapter", tenant, adapter)):
             statistics = self._known.get(scope)
             if statistics is None:
@@ -117,16 +116,16 @@ class LengthModel:
             self._known.move_to_end(scope)
             statistics.observe(tokens, censored=censored)
             self._changed[scope] = None
-        self._forget_the_longest_unused()
+        self._forget_least_recent()
 
     @property
     def unsaved_count(self) -> int:
-        """How many scopes have learned something that `changes` has not handed out yet."""
+        """How many scopes have changes that `changes` has not returned yet."""
         return len(self._changed)
 
     def changes(self, at_most: int | None = None) -> list[tuple[Scope, bytes]]:
-        """What scopes have learned since they were last handed out, the longest waiting first, to be kept somewhere.
-        If keeping it fails, hand them to `unsaved`."""
+        """Scopes that changed since they were last returned, the longest waiting first, to be saved.
+        If saving fails, pass them to `mark_unsaved`."""
         scopes = list(islice(self._changed, at_most))
         for scope in scopes:
             del self._changed[scope]
@@ -137,7 +136,7 @@ class LengthModel:
         self._changed |= dict.fromkeys(scope for scope in scopes if scope in self._known)
 
     def restore(self, kept: Iterable[tuple[Scope, bytes]]) -> Iterator[tuple[Scope, str]]:
-        """Take up what an earlier process kept, oldest first. Yields each scope whose bytes are damaged, and why."""
+        """Load what an earlier process saved, oldest first. Yields each scope whose bytes are damaged, and why."""
         for scope, data in kept:
             try:
                 restored = LengthStatistics.from_bytes(data)
@@ -149,22 +148,22 @@ class LengthModel:
                 restored.merge(learned_since)
                 self._changed[scope] = None
             self._known[scope] = restored
-            self._shapes.pop(scope, None)
-        self._forget_the_longest_unused()
+            self._distributions.pop(scope, None)
+        self._forget_least_recent()
 
-    def _shape(self, scope: Scope, parent: BucketShares, strength: float, *, patience: float) -> BucketShares:
+    def _distribution(self, scope: Scope, parent: BucketShares, strength: float, *, threshold: float) -> BucketShares:
         statistics = self._known.get(scope)
         if statistics is None:
             return parent
-        made = self._shapes.get(scope)
-        if made is not None and made.parent is parent and statistics.count <= made.count * (1 + patience):
+        made = self._distributions.get(scope)
+        if made is not None and made.parent is parent and statistics.count <= made.count * (1 + threshold):
             return made.masses
         masses = statistics.bucket_shares(parent, strength)
-        assert masses is not None, "a scope is made by its first answer"
-        self._shapes[scope] = _Distribution(statistics.count, parent, masses)
+        assert masses is not None, "a scope has at least one answer"
+        self._distributions[scope] = _Distribution(statistics.count, parent, masses)
         return masses
 
-    def _forget_the_longest_unused(self) -> None:
+    def _forget_least_recent(self) -> None:
         while len(self._known) > self._max_scopes:
             scope = next(iter(self._known))
             if scope == GLOBAL_SCOPE:
@@ -172,7 +171,7 @@ class LengthModel:
                 continue
             del self._known[scope]
             self._changed.pop(scope, None)
-            self._shapes.pop(scope, None)
+            self._distributions.pop(scope, None)
 
 
 _EDGES = tuple(float(edge) for edge in EDGES)

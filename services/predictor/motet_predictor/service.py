@@ -1,4 +1,4 @@
-"""The predictor on the wire: Predict answers from memory, Observe learns at once; the database is written behind."""
+"""The predictor's calls. Predict answers from memory, Observe learns at once; the database is written later."""
 
 import struct
 import time
@@ -22,9 +22,9 @@ _TENANT, _ADAPTER = 253, 512
 
 
 class PredictorService(predictor_pb2_grpc.PredictorServicer):
-    def __init__(self, model: LengthModel, keeper: Persistence, metrics: Metrics) -> None:
+    def __init__(self, model: LengthModel, persistence: Persistence, metrics: Metrics) -> None:
         self._model = model
-        self._keeper = keeper
+        self._persistence = persistence
         self._metrics = metrics
 
     async def Predict(  # noqa: N802 - the name of the call
@@ -45,7 +45,7 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
             self._count_coverage(outcome)
             tenant, adapter = _text(outcome.tenant, _TENANT), _text(outcome.adapter, _ADAPTER)
             self._model.observe(tenant, adapter, outcome.output_tokens, censored=outcome.censored)
-            self._keeper.add(_sample(outcome))
+            self._persistence.add(_sample(outcome))
             self._metrics.outcomes.labels("true" if outcome.censored else "false").inc()
         self._metrics.scopes.set(len(self._model))
         return predictor_pb2.ObserveResponse(accepted=len(request.outcomes))
@@ -63,7 +63,7 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
         )
 
     def _count_coverage(self, outcome: predictor_pb2.Outcome) -> None:
-        """Count how often our quantiles held. A cut answer proves nothing, nor does an estimate of somebody else."""
+        """Count how often our quantiles were right. Cut answers and estimates of other sources do not count."""
         estimate = outcome.estimate
         if outcome.censored or not estimate.source.startswith(_SOURCE):
             return
@@ -74,9 +74,9 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
                 self._metrics.covered.labels(quantile).inc()
 
 
-def _text(said: str, longest: int) -> str:
-    """Fit for its column: cut to its length, and without NUL, which PostgreSQL knows in no text."""
-    return said[:longest].replace("\0", "\N{REPLACEMENT CHARACTER}")
+def _text(text: str, max_length: int) -> str:
+    """Fit text into its column: cut it to the length, and replace NUL, which PostgreSQL does not accept."""
+    return text[:max_length].replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
 def _sample(outcome: predictor_pb2.Outcome) -> LengthSample:

@@ -1,4 +1,4 @@
-"""Where each request runs, and when: queue, ledger of promises, placement, and placing again what was lost.
+"""Decides where and when each request runs: queue, ledger of promises, placement, and placement again after a loss.
 
-`policy/` decides and is pure; `service.py` carries it to gateways, runners and the operator. Payload never comes here.
-"""
+`policy/` decides and is pure; `service.py` sends the decisions to gateways, runners and the operator. Prompts and
+answers never reach the scheduler."""

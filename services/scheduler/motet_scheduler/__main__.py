@@ -24,9 +24,9 @@ from motet_scheduler.service import SERVICE, SchedulerService
 from motet_scheduler.settings import Settings
 
 TICK_SECONDS = 0.1
-"""How finely time is noticed, before the time scale: deadlines, settling, a declining runner's pause."""
+"""Seconds between two ticks, before the time scale: the resolution of deadlines and retries."""
 
-SHORTEST_TICK = 0.02
+MIN_TICK_SECONDS = 0.02
 
 
 def main() -> None:
@@ -35,7 +35,7 @@ def main() -> None:
     async def schedule(stop: asyncio.Event, registry: CollectorRegistry, health: Health) -> None:
         metrics = Metrics(registry)
         async with candidacy(lease, process, addresses.scheduler_address) as leadership:
-            front = LeaderOnlyServicer(lambda: leadership.leader_address)
+            servicer = LeaderOnlyServicer(lambda: leadership.leader_address)
 
             async def lead() -> None:
                 await leadership.wait_until_leader()
@@ -49,10 +49,10 @@ def main() -> None:
                         catalog_file=CatalogFile(process.data_dir / "scheduler" / "catalog.json"),
                         known_failures=failures,
                     )
-                    front.open(service)
+                    servicer.open(service)
                     return service
 
-                tick = max(TICK_SECONDS * process.time_scale, SHORTEST_TICK)
+                tick = max(TICK_SECONDS * process.time_scale, MIN_TICK_SECONDS)
                 await run_together(
                     leader_loop.lead(leadership, begin, tick_seconds=tick, time_scale=process.time_scale),
                     predecessor.tell_predecessor(
@@ -62,10 +62,10 @@ def main() -> None:
 
             async with serving(
                 addresses.scheduler_address,
-                lambda server: scheduler_pb2_grpc.add_SchedulerServicer_to_server(front, server),
+                lambda server: scheduler_pb2_grpc.add_SchedulerServicer_to_server(servicer, server),
                 names=[SERVICE],
                 process=health,
-                grace=0,  # streams never end by themselves, and the next leader need not wait for them
+                grace=0,  # streams never end by themselves, so waiting for them would only delay the next leader
             ):
                 await run_until(stop, lead())
 
@@ -74,7 +74,7 @@ def main() -> None:
 
 @asynccontextmanager
 async def candidacy(lease: LeaseSettings, process: ProcessSettings, address: str) -> AsyncIterator[Candidacy]:
-    """In a cluster, one of several who may lead; on one machine the only one."""
+    """In a cluster, elect a leader by Lease; on one machine this process always leads."""
     if not lease.name:
         with LocalLeadership(process.data_dir / "scheduler.term") as alone:
             yield alone

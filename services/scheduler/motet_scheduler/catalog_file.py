@@ -38,12 +38,12 @@ class CatalogFile:
             )
             return None
 
-    def write(self, remembered: SavedCatalog) -> bool:
+    def write(self, saved: SavedCatalog) -> bool:
         """Replace the file atomically. False if that fails: the old file stays, and requests are not affected."""
         beside = self._path.with_suffix(".new")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            beside.write_bytes(orjson.dumps({"version": VERSION, "remembered": remembered}))
+            beside.write_bytes(orjson.dumps({"version": VERSION, "remembered": saved}))
             beside.replace(self._path)
         except OSError as error:
             if not self._failing:

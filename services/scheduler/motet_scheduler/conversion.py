@@ -1,4 +1,4 @@
-"""Messages into events, effects into messages. Every line of the protocol that the scheduler speaks is here."""
+"""Converts messages to events and effects to messages: all of the scheduler's protocol."""
 
 from typing import cast
 
@@ -47,7 +47,7 @@ _FINISHES = {
     common_pb2.FINISH_REASON_FAILED: "failed",
 }
 
-# --------------------------------------------------------------------------------------------------------------- words
+# --------------------------------------------------------------------------------------------------------------- values
 
 
 def read_promise(it: common_pb2.Promise) -> Promise:
@@ -138,7 +138,7 @@ def gateway_connected(hello: scheduler_pb2.GatewayHello) -> events.GatewayConnec
 
 
 def serve_event(gateway: str, up: scheduler_pb2.ServeUp) -> events.Event | None:
-    """What a gateway says after its hello; None for words of a later version."""
+    """The event of a gateway's message after its hello; None for messages of a later version."""
     match up.WhichOneof("message"):
         case "enqueue":
             it = up.enqueue
@@ -183,8 +183,8 @@ def place(effect: effects.SendPlaced, term: int) -> scheduler_pb2.ServeDown:
         address=effect.address,
         promise=write_promise(effect.promise),
     )
-    if effect.moved_because:
-        moved = scheduler_pb2.Moved(placement=placed, reason=effect.moved_because, engine_hung=effect.engine_hung)
+    if effect.moved_reason:
+        moved = scheduler_pb2.Moved(placement=placed, reason=effect.moved_reason, engine_hung=effect.engine_hung)
         return scheduler_pb2.ServeDown(moved=moved)
     return scheduler_pb2.ServeDown(placed=placed)
 
@@ -260,7 +260,7 @@ def runner_attached(hello: scheduler_pb2.RunnerHello) -> events.RunnerAttached:
 
 
 def attach_event(identity: RunnerIdentity, up: scheduler_pb2.AttachUp) -> events.Event | None:
-    """What a runner says after its hello; None for words of a later version."""
+    """The event of a runner's message after its hello; None for messages of a later version."""
     instance = InstanceName(identity.instance)
     match up.WhichOneof("message"):
         case "report":
@@ -439,7 +439,7 @@ def operator_message(effect: effects.OperatorEffect) -> scheduler_pb2.SyncDown:
                     running=effect.running,
                     waiting=effect.waiting,
                     pages_free=effect.pages_free,
-                    unhealthy=effect.condemned,
+                    unhealthy=effect.unhealthy,
                 )
             )
         case effects.ReportDesiredReplicas():
@@ -491,7 +491,7 @@ def supervisor_event(down: supervisor_pb2.AdviseDown) -> list[events.Event]:
         case "overcommit":
             return [events.OvercommitSet(down.overcommit.pool, down.overcommit.factor)]
         case _:
-            return []  # a top-up needs no answer: reports bring the same news
+            return []  # a top-up needs no answer: reports contain the same
 
 
 def allow_resume(effect: effects.AllowResume, term: int) -> supervisor_pb2.AdviseUp:

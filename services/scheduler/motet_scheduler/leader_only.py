@@ -1,6 +1,6 @@
-"""Who answers at the scheduler's address: the scheduler while this process leads, else a word about who does.
+"""Answers at the scheduler's address: passes calls to the scheduler while this process leads, else names the leader.
 
-A standby is ready and holds no state: its catalog, its queue and its ledger are told to it when it leads.
+A standby is ready and holds no state: it gets catalog, queue and ledger from its peers when it leads.
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -49,7 +49,7 @@ class LeaderOnlyServicer(scheduler_pb2_grpc.SchedulerServicer):
     ) -> scheduler_pb2.ExplainResponse:
         if self._service is not None:
             return await self._service.Explain(request, context)
-        error = Overloaded(f"this scheduler stands by; {self._leader_address() or 'nobody yet'} leads")
+        error = Overloaded(f"this scheduler is a standby; the leader is {self._leader_address() or 'not elected yet'}")
         await context.abort(error.mapping.grpc, error.message)
         raise error
 

@@ -51,7 +51,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         known_failures: EventFailures | None = None,
         clock: Clock = monotonic,
     ) -> None:
-        self.scheduler = Scheduler(config, now=clock(), remembered=catalog_file.read())
+        self.scheduler = Scheduler(config, now=clock(), saved=catalog_file.read())
         self._leadership = leadership
         self._metrics = metrics
         self._file = catalog_file
@@ -101,7 +101,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         if self._failed.is_set():
             return
         if self._file_stale:
-            self._file_stale = not self._file.write(self.scheduler.remembered())
+            self._file_stale = not self._file.write(self.scheduler.catalog_to_save())
         self._metrics.observe(self.scheduler)
 
     # ------------------------------------------------------------------------------------------------------- streams
@@ -304,14 +304,14 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
 
     def _place(self, effect: effects.SendPlaced) -> None:
         self._metrics.placements.inc()
-        if effect.moved_because:
+        if effect.moved_reason:
             self._metrics.moves.inc()
             log.info(
                 "request_moved",
                 request=effect.request,
                 tenant=effect.tenant,
                 runner=effect.instance,
-                why=effect.moved_because,
+                why=effect.moved_reason,
             )
         log.debug(
             "request_placed",

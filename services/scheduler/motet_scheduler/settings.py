@@ -82,7 +82,7 @@ class Settings(BaseSettings):
             unsubmitted_timeout=self.unsubmitted_seconds * time_scale,
             unlisted_timeout=self.unlisted_seconds * time_scale,
             avoid_after_decline=self.avoid_seconds * time_scale,
-            avoid_longest=20 * self.avoid_seconds * time_scale,
+            max_avoid=20 * self.avoid_seconds * time_scale,
             forget_runner=self.forget_runner_seconds * time_scale,
             load_retry=self.ensure_seconds * time_scale,
             revision_pause=self.revision_seconds * time_scale,

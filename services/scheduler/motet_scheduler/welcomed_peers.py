@@ -1,24 +1,26 @@
-"""Which peers have been told our term: one that says it has seen this very term was told by us, or by somebody else."""
+"""Which peers this scheduler has welcomed in its term. Another peer that has seen the same term saw it from another
+leader."""
 
 from collections import OrderedDict
 
-GREETED = 16_384
-"""More than ever are connected at once. One that was forgotten and comes back costs a new term, and nothing else."""
+MAX_PEERS = 16_384
+"""More than are ever connected at once. If a forgotten peer connects again, the term is raised; nothing else
+happens."""
 
 
 class WelcomedPeers:
-    def __init__(self, most: int = GREETED) -> None:
-        self._most = most
+    def __init__(self, max_peers: int = MAX_PEERS) -> None:
+        self._max_peers = max_peers
         self._peers: OrderedDict[str, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._peers)
 
     def welcome(self, peer: str) -> bool:
-        """Whether it had been greeted before; the longest unseen is forgotten when there are too many."""
+        """Whether it was welcomed before. If there are too many peers, the least recent one is forgotten."""
         known = peer in self._peers
         self._peers[peer] = None
         self._peers.move_to_end(peer)
-        if len(self._peers) > self._most:
+        if len(self._peers) > self._max_peers:
             self._peers.popitem(last=False)
         return known

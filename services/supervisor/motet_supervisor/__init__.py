@@ -1,5 +1,4 @@
-"""What to do when a request outgrows its promise, and when a runner stops moving.
+"""Decides what happens when a request outgrows its promise, and finds runners that hang.
 
-`policy/` decides (extend, or park by swap or by recompute; hung or merely slow) and is pure; `service.py` carries it to
-runners and to the leading scheduler.
-"""
+`policy/` decides (extend, or park by swap or by recompute; hung or only slow) and is pure; `service.py` sends the
+decisions to runners and to the leading scheduler."""

@@ -15,9 +15,9 @@ from motet_supervisor.service import SERVICE, SupervisorService
 from motet_supervisor.settings import Settings
 
 TICK_SECONDS = 0.2
-"""How finely time is noticed, before the time scale."""
+"""Seconds between two ticks, before the time scale."""
 
-SHORTEST_TICK = 0.02
+MIN_TICK_SECONDS = 0.02
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
 
     async def supervise(stop: asyncio.Event, registry: CollectorRegistry, health: Health) -> None:
         service = SupervisorService(settings.config(process.time_scale), metrics=Metrics(registry))
-        tick = max(TICK_SECONDS * process.time_scale, SHORTEST_TICK)
+        tick = max(TICK_SECONDS * process.time_scale, MIN_TICK_SECONDS)
         async with serving(
             addresses.supervisor_address,
             lambda server: supervisor_pb2_grpc.add_SupervisorServicer_to_server(service, server),

@@ -1,4 +1,4 @@
-"""Messages into events, effects into messages. Every line of the protocol that the supervisor speaks is here."""
+"""Converts messages to events and effects to messages: all of the supervisor's protocol."""
 
 from motet.api.v1 import common_pb2, supervisor_pb2
 from motet.domain import PAGE_TOKENS, InstanceName, ParkMethod, RequestId
@@ -29,7 +29,7 @@ def runner_connected(hello: supervisor_pb2.WatchHello) -> events.RunnerConnected
 
 
 def watch_event(instance: InstanceName, up: supervisor_pb2.WatchUp) -> events.Event | None:
-    """What a runner says after its hello; None for words of a later version."""
+    """The event of a runner's message after its hello; None for messages of a later version."""
     match up.WhichOneof("message"):
         case "memory":
             it = up.memory
@@ -105,7 +105,7 @@ def order(effect: effects.RunnerOrder, term: int) -> supervisor_pb2.WatchDown:
 
 
 def advise_event(scheduler: int, up: supervisor_pb2.AdviseUp) -> events.Event | None:
-    """What a scheduler says; None for words of a later version."""
+    """The event of a scheduler's message; None for messages of a later version."""
     match up.WhichOneof("message"):
         case "hello":
             return events.SchedulerConnected(scheduler, up.hello.term)

@@ -1,11 +1,10 @@
-"""Which revision of each adapter serves, how new ones get there, and where adapters should lie (flow of a catalog).
+"""Which revision of each adapter serves, how new revisions are checked, and which runners hold adapters.
 
-A revision is where the bytes are (source, its revision, the Secret that opens it) and which they are (expected digest,
-content stamp). One runner of the group is asked to fetch and check each new one; certified, the adapter's name moves to
-its digest at once; a failed one never takes over and is reported. Of an adapter that changes faster than it is checked
-some revisions are never looked at, but the last one always is. A digest that no name points to any more is dropped from
-the runners as soon as no live request uses it.
-"""
+A revision says where the bytes are (source, source revision, Secret) and which bytes they are (expected digest, content
+stamp). One runner of the group fetches and checks each new revision. If it is certified, the adapter's name points to
+its digest at once. If it fails, the failure is reported and the old revision continues to serve. If an adapter changes
+faster than it is checked, some revisions are skipped, but the last one is always checked. Runners drop a digest when no
+name points to it and no request uses it."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
@@ -30,12 +29,12 @@ from motet_scheduler.policy.values import (
 )
 
 CHECKS_AT_ONCE = 4
-"""Per runner: a thousand new adapters are checked one handful after the other."""
+"""Per runner, so that many new adapters do not overload it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Revision:
-    """A revision that was certified."""
+    """A certified revision."""
 
     key: RevisionKey
     digest: Digest
@@ -45,7 +44,7 @@ class Revision:
 
 @dataclass(frozen=True, slots=True)
 class DigestSource:
-    """Where the bytes of a digest came from: what a runner that lacks them must be told."""
+    """Where the bytes of a digest came from, for runners that do not have them."""
 
     ref: AdapterRef
     key: RevisionKey
@@ -68,11 +67,11 @@ class Adapter:
     serving: Revision | None = None
     check: PendingCheck | None = None
     failure: Failure | None = None
-    """Of the newest revision, when it failed."""
+    """Of the newest revision, if it failed."""
     failed: RevisionKey | None = None
     retry_at: float | None = None
     recheck_requested: bool = False
-    """A runner has been asked for what `spec` says: asking again, of another or after a failure, is no change."""
+    """A runner was asked to check the revision of `spec`. Asking again is not a new change."""
     last_report: ReportAdapter | None = field(default=None)
 
     @property
@@ -86,14 +85,14 @@ class Adapter:
 
 
 class Adapters:
-    def __init__(self, policy: SchedulerConfig) -> None:
-        self._policy = policy
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._policy = config
         self.by_name: dict[ObjectName, Adapter] = {}
         self.retired: dict[Digest, DigestSource] = {}
-        self._changes = StartLimiter[ObjectName](policy.revision_pause)
-        """Which have been looked at of late, also of adapters that are gone, or suspended: they may come back."""
+        self._changes = StartLimiter[ObjectName](config.revision_pause)
+        """Recent checks, also of adapters that were removed or suspended: they may return."""
         self._serving: dict[Digest, DigestSource] | None = None
-        """What names point to, by digest; None when it must be gathered again."""
+        """The digests that names point to; None if they must be collected again."""
 
     def __iter__(self) -> Iterator[Adapter]:
         yield from self.by_name.values()
@@ -101,10 +100,10 @@ class Adapters:
     # --------------------------------------------------------------------------------------------- what should exist
 
     def state(self, specs: Iterable[AdapterSpec]) -> bool:
-        """Take the whole list of adapters; True when something differs."""
+        """Replace the list of adapters. True if something changed."""
         wanted = {spec.ref.object: spec for spec in specs}
         before = {name: adapter.spec for name, adapter in self.by_name.items()}
-        # A list, not a set: whatever its order decides must be the same in every process.
+        # A list, not a set: the order must be the same in every process.
         gone = [self.by_name.pop(name) for name in before if name not in wanted]
         for name, spec in wanted.items():
             adapter = self.by_name.get(name)
@@ -112,12 +111,12 @@ class Adapters:
                 self.by_name[name] = Adapter(spec)
                 continue
             if (adapter.spec.revision, adapter.spec.max_bytes) != (spec.revision, spec.max_bytes):
-                # The old failure was about other bytes, or about another bound.
+                # The old failure was about other bytes or another bound.
                 adapter.failure = adapter.failed = adapter.retry_at = None
                 adapter.recheck_requested = False
             adapter.spec = spec
         self._serving = None
-        # Only now: whether another name serves the same bytes is known once all names are as they should be.
+        # Only now, when all names are updated: another name may serve the same bytes.
         for adapter in gone:
             self._retire(adapter)
         return before != wanted
@@ -127,7 +126,7 @@ class Adapters:
         self._serving = None
 
     def source_of(self, digest: Digest) -> DigestSource | None:
-        """Where a digest's bytes come from; None when no name and no live request needs it."""
+        """Where a digest's bytes come from; None if no name and no request needs it."""
         if self._serving is None:
             self._serving = {
                 adapter.serving.digest: _source_of(adapter.spec, adapter.serving)
@@ -137,8 +136,8 @@ class Adapters:
         return self._serving.get(digest) or self.retired.get(digest)
 
     def undecided(self, group: GroupName | None = None) -> bool:
-        """Whether a digest without a name may yet turn out to be some adapter's: a scheduler that has just taken over
-        knows every adapter from the operator, and no digest before a runner has said it."""
+        """Whether an unknown digest may belong to an adapter that has not been checked yet. After a takeover the
+        scheduler knows the adapters from the operator, but their digests only after a runner has reported them."""
         return any(
             adapter.serving is None and adapter.failed != adapter.spec.revision
             for adapter in self.by_name.values()
@@ -148,7 +147,7 @@ class Adapters:
     # ----------------------------------------------------------------------------------------------- towards serving
 
     def checks(self, runners: Collection[Runner], now: float) -> Iterator[EnsureAdapter]:
-        """Ask one runner of its group to fetch and check each revision that nobody has looked at."""
+        """Ask one runner of the group to fetch and check each new revision."""
         attached = {runner.instance for runner in runners if runner.attached}
         for adapter in self.by_name.values():
             check = adapter.check
@@ -159,7 +158,7 @@ class Adapters:
         for name, adapter in self.by_name.items():
             if not adapter.wants_check(now):
                 continue
-            # One that changes all the time would keep a runner fetching. What it says by its turn is what counts.
+            # An adapter that changes all the time would keep a runner busy. Its newest revision is checked later.
             if not adapter.recheck_requested and not self._changes.may_begin(name, now):
                 continue
             spec = adapter.spec
@@ -186,19 +185,19 @@ class Adapters:
             )
 
     def adapter_state_changed(self, event: AdapterStateChanged, now: float) -> bool:
-        """What a runner says about an adapter; True when a name moved, or failed to."""
+        """Apply a runner's report about an adapter. True if a check ended: it was certified, or failed."""
         adapter = self.by_name.get(event.ref.object)
         if adapter is None or adapter.check is None or adapter.check.instance != event.instance:
             return False
         if event.answered_order is not AdapterStage.CERTIFIED:
-            return False  # news of a load
+            return False  # the report is about a load
         check = adapter.check
         if event.failure is None and event.stage < AdapterStage.CERTIFIED:
             check.since = now
             return False
         adapter.check = None
         if check.key != adapter.spec.revision:
-            return False  # the bytes changed again meanwhile: the next check is about those
+            return False  # the revision changed again: the next check is for the new one
         if event.failure is not None:
             adapter.failure, adapter.failed = event.failure, check.key
             adapter.retry_at = now + event.failure.retry_after if event.failure.retry_after > 0 else None
@@ -213,7 +212,7 @@ class Adapters:
         return True
 
     def replicas(self, runners: Collection[Runner], now: float) -> Iterator[EnsureAdapter]:
-        """Keep `minReplicas` of an adapter on devices."""
+        """Load adapters on enough runners for their `minReplicas`."""
         for adapter in self.by_name.values():
             spec, serving = adapter.spec, adapter.serving
             if not spec.min_replicas or serving is None:
@@ -228,7 +227,7 @@ class Adapters:
     # ---------------------------------------------------------------------------------------------- out of the way
 
     def drops(self, in_use: Collection[Digest], runners: Collection[Runner]) -> Iterator[DropAdapter]:
-        """Digests that no name points to and no request uses."""
+        """Drop digests that no name points to and no request uses."""
         for digest in [digest for digest in self.retired if digest not in in_use]:
             source = self.retired.pop(digest)
             for runner in runners:
@@ -237,7 +236,7 @@ class Adapters:
                     yield DropAdapter(runner.instance, digest, source.ref)
 
     def unneeded_on(self, runner: Runner, in_use: Collection[Digest]) -> Iterator[DropAdapter]:
-        """What lies in a runner's memory that nothing asks for: it was away when it was to be dropped."""
+        """Drop adapters in a runner's memory that nothing needs: the runner was away when they were dropped."""
         if self.undecided():
             return
         for digest, resident in runner.resident.items():
@@ -252,8 +251,8 @@ class Adapters:
     # ------------------------------------------------------------------------------------------------------- telling
 
     def report(self, adapter: Adapter, runners: Collection[Runner]) -> ReportAdapter:
-        """A runner that is away counts until it is forgotten: it holds what it held, and its stream broke, as a rule,
-        for a moment. Each word to and fro would be a write for each of its adapters."""
+        """The report for the operator. A disconnected runner still counts until it is forgotten: usually its stream
+        broke only briefly, and each change would cause one API write per adapter."""
         digest = adapter.serving.digest if adapter.serving is not None else None
         places = tuple(
             (runner.instance, runner.resident[digest].tier, digest)
@@ -270,7 +269,7 @@ class Adapters:
         )
 
     def entry(self, adapter: Adapter, runners: Collection[Runner]) -> CatalogAdapter:
-        """The adapter's line in the gateways' catalog."""
+        """The adapter's entry in the gateways' catalog."""
         spec, serving = adapter.spec, adapter.serving
         resident = serving is not None and any(
             runner.attached and runner.tier_of(serving.digest) >= Tier.HOST for runner in runners

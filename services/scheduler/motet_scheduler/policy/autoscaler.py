@@ -1,8 +1,7 @@
-"""Looks at every pool now and then and says how many runners it should have. The rule itself is `capacity`.
+"""Computes periodically how many runners each pool should have. `scaling_rule` has the rule itself.
 
-Pools of one group share a queue: what waits there is asked of the first of them, by name, that may still grow, and the
-slots of their adapters of the first that anybody scales.
-"""
+Pools of one group share a queue. The waiting requests count for the group's first pool, by name, that can still grow;
+the slots of the adapters count for its first pool that is scaled."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,20 +24,22 @@ from motet_scheduler.policy.scaling_rule import (
 from motet_scheduler.policy.state import SchedulerState
 from motet_scheduler.policy.values import GroupName, PoolSpec, ScalingMode
 
-REPEAT_AFTER_LOOKS = 10
-"""Looks until another reason for the same number is told: sentences change with every request."""
+REPEAT_AFTER_RUNS = 10
+"""Runs until a new reason for the same number is reported: reasons change with every request."""
 
 SAMPLE = 200
-"""Waiting requests whose size is looked at; the others are taken to be like them."""
+"""Waiting requests whose size is computed; the others are assumed to be alike."""
 
-NO_GATEWAY = ScaleDownBlock("NoGateway", "no gateway is connected, so that nobody knows what is asked for", stale=True)
-JUST_STARTED = ScaleDownBlock("JustStarted", "the scheduler has just started, and not all runners are back", stale=True)
-ROLLOUT = ScaleDownBlock("RollingOut", "runners are being replaced; none leaves meanwhile")
+NO_GATEWAY = ScaleDownBlock("NoGateway", "no gateway is connected, so the demand is unknown", stale=True)
+JUST_STARTED = ScaleDownBlock(
+    "JustStarted", "the scheduler has just started, and not all runners have attached", stale=True
+)
+ROLLOUT = ScaleDownBlock("RollingOut", "a rollout replaces runners; the pool does not shrink during it")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolFigures:
-    """A pool at the last look, for whoever scales it by figures."""
+    """A pool's figures of the last run, for the metrics that an external autoscaler reads."""
 
     desired: int
     serving: int
@@ -53,14 +54,14 @@ class PoolFigures:
 @dataclass(slots=True)
 class _Watched:
     mode: ScalingMode
-    pace: ReplicaStabilizer
-    told: ReportDesiredReplicas | None = None
-    looks_since: int = 0
+    stabilizer: ReplicaStabilizer
+    last_report: ReportDesiredReplicas | None = None
+    runs_since_report: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """What waits in a group's queue."""
+    """The waiting requests of a group."""
 
     requests: int = 0
     pages: int = 0
@@ -70,11 +71,11 @@ class _Waiting:
 
 @dataclass(slots=True)
 class _Adapters:
-    """Those of a group that need places in device memory."""
+    """Adapters of a group that need slots in device memory."""
 
     in_use: set[Digest] = field(default_factory=set)
     pinned: dict[Digest, int] = field(default_factory=dict)
-    """To be kept resident, on so many runners."""
+    """Digests to be kept resident, and on how many runners."""
 
     @property
     def slots(self) -> int:
@@ -86,23 +87,25 @@ class Autoscaler:
         self._state = state
         self._watched: dict[str, _Watched] = {}
         self._capacity: dict[str, Capacity] = {}
-        """Of one runner of each pool, when somebody last looked: also a pool without any knows what one would take."""
+        """Of one runner of each pool, kept so that a pool without runners knows what one would take."""
         self._began_at = state.now
-        self._looked_at: float | None = None
+        self._last_run_at: float | None = None
         self.figures: Mapping[str, PoolFigures] = {}
 
     def tick(self) -> None:
-        now, policy = self._state.now, self._state.policy
-        if not self._state.settled or (self._looked_at is not None and now - self._looked_at < policy.capacity_every):
+        now, config = self._state.now, self._state.config
+        if not self._state.settled or (
+            self._last_run_at is not None and now - self._last_run_at < config.capacity_every
+        ):
             return
-        self._looked_at = now
+        self._last_run_at = now
         groups: dict[GroupName, list[PoolSpec]] = {}
         for name, pool in sorted(self._state.pools.items()):
             groups.setdefault(pool.group, []).append(pool)
             watched = self._watched.get(name)
             if watched is None or watched.mode is not pool.scaling:
                 self._watched[name] = _Watched(
-                    pool.scaling, ReplicaStabilizer(pool.replicas, now, window=policy.growth_window)
+                    pool.scaling, ReplicaStabilizer(pool.replicas, now, window=config.growth_window)
                 )
         for name in self._watched.keys() - self._state.pools.keys():
             del self._watched[name]
@@ -111,22 +114,22 @@ class Autoscaler:
         self.figures = {
             name: figures
             for group, pools in groups.items()
-            for name, figures in self._look(group, pools, adapters.get(group, _Adapters()))
+            for name, figures in self._evaluate_group(group, pools, adapters.get(group, _Adapters()))
         }
 
     def pools_changed(self) -> None:
-        """Look at the next tick."""
-        self._looked_at = None
+        """Run again at the next tick."""
+        self._last_run_at = None
 
-    def tell_all(self) -> None:
-        """Somebody new listens."""
+    def report_all(self) -> None:
+        """Report the last result again, to a new operator stream."""
         for watched in self._watched.values():
-            if watched.told is not None:
-                self._state.emit(watched.told)
+            if watched.last_report is not None:
+                self._state.emit(watched.last_report)
 
     # ------------------------------------------------------------------------------------------------------- one group
 
-    def _look(
+    def _evaluate_group(
         self, group: GroupName, pools: Sequence[PoolSpec], adapters: _Adapters
     ) -> Iterator[tuple[str, PoolFigures]]:
         members: dict[str, list[Runner]] = {pool.pool: [] for pool in pools}
@@ -138,26 +141,26 @@ class Autoscaler:
             if newest is not None:
                 self._capacity[name] = newest.capacity
         scalable = [pool for pool in pools if pool.scalable]
-        taker = next((pool for pool in scalable if self._may_grow(pool)), next(iter(scalable[-1:]), pools[0]))
-        waiting = self._waiting(group, self._capacity.get(taker.pool))
+        growing = next((pool for pool in scalable if self._may_grow(pool)), next(iter(scalable[-1:]), pools[0]))
+        waiting = self._waiting(group, self._capacity.get(growing.pool))
         for pool in pools:
             runners = members[pool.pool]
-            load = self._load(pool, runners, waiting if pool is taker else _Waiting())
+            load = self._load(pool, runners, waiting if pool is growing else _Waiting())
             if scalable and pool is scalable[0]:
                 load = replace(
                     load, adapters=adapters.slots, min_replicas_of_adapters=max(adapters.pinned.values(), default=0)
                 )
-            advice = self._advise(pool, load, self._hold(pool, runners))
+            advice = self._advise(pool, load, self._scale_down_block(pool, runners))
             yield pool.pool, _figures(runners, load, advice)
 
     def _may_grow(self, pool: PoolSpec) -> bool:
-        return pool.max_replicas is None or self._watched[pool.pool].pace.replicas < pool.max_replicas
+        return pool.max_replicas is None or self._watched[pool.pool].stabilizer.replicas < pool.max_replicas
 
     def _adapters(self) -> Mapping[GroupName, _Adapters]:
         found: dict[GroupName, _Adapters] = {}
         for adapter in self._state.adapters:
             spec, serving = adapter.spec, adapter.serving
-            # One that no runner has checked yet has no digest; it needs its places all the same.
+            # An adapter that was not checked yet has no digest, but needs its slots all the same.
             digest = serving.digest if serving is not None else Digest(str(spec.ref))
             if spec.min_replicas:
                 pinned = found.setdefault(spec.group, _Adapters()).pinned
@@ -175,7 +178,7 @@ class Autoscaler:
         pages = 0
         if capacity is not None:
             sample = list(islice(queue.unordered(), 0, None, ceil(len(queue) / SAMPLE)))
-            wanted = sum(request.requirement_on(capacity, self._state.policy).promise.pages for request in sample)
+            wanted = sum(request.requirement_on(capacity, self._state.config).promise.pages for request in sample)
             pages = round(wanted / len(sample) * len(queue))
         return _Waiting(len(queue), pages, self._state.now - oldest.waits_since, held)
 
@@ -184,9 +187,9 @@ class Autoscaler:
     def _load(self, pool: PoolSpec, runners: Iterable[Runner], waiting: _Waiting) -> PoolLoad:
         serving = [runner for runner in runners if runner.takes_work]
         capacity = self._capacity.get(pool.pool)
-        room = None
+        runner_size = None
         if capacity is not None:
-            room = RunnerSize(
+            runner_size = RunnerSize(
                 pages=min((runner.ledger.limit for runner in serving), default=capacity.pages),
                 sequences=min(capacity.max_sequences, pool.max_sequences or capacity.max_sequences),
                 adapter_slots=capacity.adapter_slots,
@@ -198,52 +201,54 @@ class Autoscaler:
             waited=waiting.waited,
             held=waiting.held,
             serving=len(serving),
-            starting=max(pool.replicas, self._watched[pool.pool].pace.replicas),
-            room=room,
+            starting=max(pool.replicas, self._watched[pool.pool].stabilizer.replicas),
+            runner_size=runner_size,
         )
 
-    def _hold(self, pool: PoolSpec, runners: Sequence[Runner]) -> ScaleDownBlock | None:
+    def _scale_down_block(self, pool: PoolSpec, runners: Sequence[Runner]) -> ScaleDownBlock | None:
         if not self._state.gateways:
             return NO_GATEWAY
         staying = [runner for runner in runners if runner.drain is None]
         for runner in staying:
             if not runner.attached:
                 return ScaleDownBlock("RunnerAway", f"{runner.instance} is not connected", stale=True)
-            if self._state.now - runner.last_report_at > self._state.policy.report_patience:
+            if self._state.now - runner.last_report_at > self._state.config.report_patience:
                 return ScaleDownBlock("ReportsMissing", f"{runner.instance} does not report", stale=True)
-        just_started = self._state.now - self._began_at < self._state.policy.report_patience
+        just_started = self._state.now - self._began_at < self._state.config.report_patience
         if just_started and len(staying) < pool.replicas:
             return JUST_STARTED
         if len({runner.identity.revision for runner in staying}) > 1:
             return ROLLOUT
         return None
 
-    def _advise(self, pool: PoolSpec, load: PoolLoad, hold: ScaleDownBlock | None) -> DesiredReplicas:
+    def _advise(self, pool: PoolSpec, load: PoolLoad, block: ScaleDownBlock | None) -> DesiredReplicas:
         watched = self._watched[pool.pool]
         if not pool.scalable:
-            watched.pace.replicas = pool.replicas
+            watched.stabilizer.replicas = pool.replicas
             advice = DesiredReplicas(pool.replicas, "Disabled", "spec.replicas decides")
         else:
             bounds = ReplicaBounds(
                 minimum=pool.min_replicas, maximum=pool.max_replicas, stabilization=pool.stabilization
             )
-            need = required_replicas(load, patience=self._state.policy.queue_patience)
-            advice = watched.pace.advise(need, bounds, self._state.now, hold)
-        self._tell(pool, watched, advice)
+            need = required_replicas(load, queue_patience=self._state.config.queue_patience)
+            advice = watched.stabilizer.advise(need, bounds, self._state.now, block)
+        self._report(pool, watched, advice)
         return advice
 
-    def _tell(self, pool: PoolSpec, watched: _Watched, advice: DesiredReplicas) -> None:
-        told = watched.told
-        watched.looks_since += 1
+    def _report(self, pool: PoolSpec, watched: _Watched, advice: DesiredReplicas) -> None:
+        last_report = watched.last_report
+        watched.runs_since_report += 1
         if (
-            told is not None
-            and (told.replicas, told.stale) == (advice.replicas, advice.stale)
-            and (told.code == advice.code or watched.looks_since < REPEAT_AFTER_LOOKS)
+            last_report is not None
+            and (last_report.replicas, last_report.stale) == (advice.replicas, advice.stale)
+            and (last_report.code == advice.code or watched.runs_since_report < REPEAT_AFTER_RUNS)
         ):
             return
-        watched.looks_since = 0
-        watched.told = ReportDesiredReplicas(pool.pool, advice.replicas, advice.reason, advice.code, advice.stale)
-        self._state.emit(watched.told)
+        watched.runs_since_report = 0
+        watched.last_report = ReportDesiredReplicas(
+            pool.pool, advice.replicas, advice.reason, advice.code, advice.stale
+        )
+        self._state.emit(watched.last_report)
 
 
 def _figures(runners: Iterable[Runner], load: PoolLoad, advice: DesiredReplicas) -> PoolFigures:

@@ -1,4 +1,4 @@
-"""What is on offer: pools and adapters as the operator states them, and the catalog that gateways get."""
+"""Pools and adapters as the operator states them, the catalog that gateways get, and the catalog that is saved."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class SavedCatalog:
     adapters: tuple[SavedAdapter, ...] = ()
     groups: tuple[SavedGroup, ...] = ()
     runners: tuple[InstanceName, ...] = ()
-    """Those that were attached: a successor waits a moment for them before it places anything."""
+    """The attached runners: a successor waits for them shortly before it places anything."""
 
 
 class CatalogPublisher:
@@ -41,7 +41,7 @@ class CatalogPublisher:
 
     def operator_connected(self, _event: events.OperatorConnected) -> None:
         self.report_adapters(again=True)
-        self._capacity.tell_all()
+        self._capacity.report_all()
         for runner in self._state.runners.values():
             self._state.emit(runner_report(runner))
 
@@ -90,8 +90,8 @@ class CatalogPublisher:
             )
 
     def report_adapters(self, *, again: bool = False) -> None:
-        """What has changed, or `again` all of it. Who has just taken over says nothing of an adapter before a runner
-        has: the operator still knows what the one before has said, and would take it back."""
+        """Report changed adapters, or all of them if `again`. After a takeover, an adapter is not reported before a
+        runner has reported it: the operator keeps the last report until then."""
         for adapter in self._state.adapters:
             if adapter.last_report is None and adapter.serving is None and adapter.failure is None:
                 continue
@@ -136,11 +136,11 @@ class CatalogPublisher:
                 ),
             )
 
-    def restore(self, remembered: SavedCatalog) -> None:
-        self._state.pools = {pool.pool: pool for pool in remembered.pools}
-        for adapter in remembered.adapters:
+    def restore(self, saved: SavedCatalog) -> None:
+        self._state.pools = {pool.pool: pool for pool in saved.pools}
+        for adapter in saved.adapters:
             self._state.adapters.restore(adapter.spec, adapter.serving)
-        self._state.bases = {one.group: (one.base, one.max_model_length) for one in remembered.groups}
+        self._state.bases = {one.group: (one.base, one.max_model_length) for one in saved.groups}
 
     def to_save(self) -> SavedCatalog:
         return SavedCatalog(

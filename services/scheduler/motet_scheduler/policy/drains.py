@@ -1,8 +1,8 @@
-"""Which runners the operator wants empty. It declares the whole set, so a drain ends by no longer being in it.
+"""Which runners the operator wants empty. The operator declares the whole set; a runner that is no longer in it takes
+work.
 
-The set is about runners that are here and about runners that are not: one may be on its way back to a scheduler that
-has just started. What a runner says about its own end is kept apart: nobody takes that back.
-"""
+The set may name runners that are not attached, for example just after the scheduler has started. A runner's own
+shutdown is kept apart from the set, since it is never taken back."""
 
 from motet.domain import InstanceName
 from motet_scheduler.policy import effects, events
@@ -12,9 +12,9 @@ from motet_scheduler.policy.state import SchedulerState
 
 
 class Drains:
-    def __init__(self, state: SchedulerState, lives: RequestLifecycle) -> None:
+    def __init__(self, state: SchedulerState, lifecycle: RequestLifecycle) -> None:
         self._state = state
-        self._lives = lives
+        self._lifecycle = lifecycle
         self._began_at = state.now
         self._declared: dict[InstanceName, Drain] = {}
         self._revision = 0
@@ -23,51 +23,51 @@ class Drains:
         """A drain keeps its first deadline for as long as it stays in the set."""
         before, self._declared = self._declared, {}
         self._revision = event.revision
-        for asked in event.drains:
-            instance = InstanceName(asked.runner.instance)
+        for requested in event.drains:
+            instance = InstanceName(requested.runner.instance)
             drain = before.get(instance)
-            if drain is None or not drain.may_be(asked.runner.incarnation):
-                drain = Drain(asked.runner, self._state.now + asked.deadline)
-            drain.runner = asked.runner
-            drain.over = False  # whoever says the whole set is told again what is empty
+            if drain is None or not drain.may_be(requested.runner.incarnation):
+                drain = Drain(requested.runner, self._state.now + requested.deadline)
+            drain.runner = requested.runner
+            drain.over = False  # report again which of them are empty
             self._declared[instance] = drain
         for runner in self._state.runners.values():
             was = runner.requested_drain
             if was is not None and not runner.attached and runner.empty:
-                continue  # it went as it was told to, which is no failure; if it comes back, it is told anew
+                continue  # it left because it was drained; if it attaches again, it gets a new order
             runner.requested_drain = self._drain_of(runner)
             if (was is None) != (runner.requested_drain is None):
-                self._tell(runner)
+                self._send(runner)
                 on_capacity_freed(self._state, runner)
         self._end()
 
     def attached(self, runner: Runner) -> None:
         runner.requested_drain = self._drain_of(runner)
-        self._tell(runner)
+        self._send(runner)
 
-    def ending(self, event: events.RunnerShuttingDown) -> None:
+    def shutting_down(self, event: events.RunnerShuttingDown) -> None:
         runner = self._state.current(event.instance, event.incarnation)
         if runner is not None and runner.shutdown_drain is None:
             runner.shutdown_drain = Drain(runner.identity, self._state.now + event.deadline)
 
-    def tell_all(self, _event: events.TermRaised) -> None:
+    def send_all(self, _event: events.TermRaised) -> None:
         for runner in self._state.runners.values():
-            self._tell(runner)
+            self._send(runner)
 
     def tick(self) -> None:
         for runner in self._state.runners.values():
             drains = (drain for drain in (runner.requested_drain, runner.shutdown_drain) if drain is not None)
             if any(self._state.now >= drain.deadline_at for drain in drains):
-                self._lives.move_everything(runner, "its runner is being stopped")
+                self._lifecycle.move_everything(runner, "its runner is being stopped")
         self._end()
 
     def _drain_of(self, runner: Runner) -> Drain | None:
         drain = self._declared.get(runner.instance)
         return drain if drain is not None and drain.may_be(runner.identity.incarnation) else None
 
-    def _tell(self, runner: Runner) -> None:
+    def _send(self, runner: Runner) -> None:
         if not runner.attached:
-            return  # it is told when it comes
+            return  # it gets the order when it attaches
         if runner.requested_drain is None:
             self._state.emit(effects.TakeWork(runner.instance))
         else:
@@ -83,8 +83,8 @@ class Drains:
     def _holds_nothing(self, instance: InstanceName, drain: Drain) -> bool:
         runner = self._state.runners.get(instance)
         if runner is None:
-            # Never seen, or forgotten. One that an earlier scheduler knew is given as long to come back.
-            return self._state.now - self._began_at > self._state.policy.forget_runner
+            # Unknown or forgotten. After a start, a runner of the previous scheduler has this long to attach.
+            return self._state.now - self._began_at > self._state.config.forget_runner
         if not drain.may_be(runner.identity.incarnation):
-            return True  # its successor has come
+            return True  # a new process has replaced it
         return runner.attached and runner.empty

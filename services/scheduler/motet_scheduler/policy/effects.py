@@ -1,4 +1,4 @@
-"""What the scheduler wants done. Values; whoever carries them out adds the term."""
+"""The scheduler's outputs. Values only: the service sends them, and adds the term."""
 
 from dataclasses import dataclass
 
@@ -19,10 +19,10 @@ class SendPlaced:
     incarnation: str
     address: str
     promise: Promise
-    moved_because: str = ""
-    """Set when the request runs elsewhere and goes on here (PU-17)."""
+    moved_reason: str = ""
+    """Why the request moves here from another runner (PU-17); empty if it does not."""
     engine_hung: bool = False
-    """There, the engine stands still: this request may be why."""
+    """The engine of the runner that it leaves hangs; this request may be the cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class SendRefused:
     gateway: str
     request: RequestId
     epoch: int
-    """The last under which it was placed: a gateway that runs it under this one, or an earlier one, gives it up."""
+    """Its last epoch: a gateway that runs the request under this or an earlier epoch ends it."""
     failure: Failure
     tenant: Tenant = NOBODY
 
@@ -45,7 +45,7 @@ class SendPosition:
 
 @dataclass(frozen=True, slots=True)
 class PublishCatalog:
-    """The catalog, to one gateway or, with an empty name, to all."""
+    """Send the catalog to one gateway, or to all if `gateway` is empty."""
 
     catalog: Catalog
     gateway: str = ""
@@ -100,7 +100,7 @@ class DrainRunner:
 
 @dataclass(frozen=True, slots=True)
 class TakeWork:
-    """The operator does not, or no longer, want it empty."""
+    """The operator does not want the runner empty (any more)."""
 
     instance: InstanceName
 
@@ -127,7 +127,7 @@ class ReportRunner:
     running: int
     waiting: int
     pages_free: int
-    condemned: str = ""
+    unhealthy: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,14 +137,14 @@ class ReportDesiredReplicas:
     reason: str
     code: str = ""
     stale: bool = False
-    """Something is not known: nobody may leave on this word."""
+    """Some input is missing: do not scale down because of this."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReportDrained:
     runner: RunnerIdentity
     revision: int
-    """Of the set that it is in."""
+    """Of the declared set."""
 
 
 # ------------------------------------------------------------------------------------------- to the supervisor, to disk
@@ -152,7 +152,7 @@ class ReportDrained:
 
 @dataclass(frozen=True, slots=True)
 class AllowResume:
-    """A parked request may come back: its promise is in the ledger again."""
+    """A parked request may resume: its promise is in the ledger again."""
 
     instance: InstanceName
     request: RequestId
@@ -162,7 +162,7 @@ class AllowResume:
 
 @dataclass(frozen=True, slots=True)
 class SaveCatalog:
-    """What a successor must know before anybody has reconnected has changed; write it down."""
+    """The catalog that a successor needs at its start has changed: save it."""
 
 
 GatewayEffect = SendPlaced | SendRefused | SendPosition | PublishCatalog

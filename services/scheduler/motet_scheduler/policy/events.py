@@ -1,4 +1,4 @@
-"""What happens to a scheduler. Each is a fact; deciding what follows is `Scheduler.handle`'s."""
+"""The scheduler's inputs. Each says what happened; `Scheduler.handle` decides what follows."""
 
 from dataclasses import dataclass, field
 
@@ -72,7 +72,7 @@ class GatewayDisconnected:
 
 @dataclass(frozen=True, slots=True)
 class CancelRequested:
-    """The client of a request that waits went away."""
+    """The client of a waiting request disconnected."""
 
     gateway: str
     request: RequestId
@@ -98,7 +98,7 @@ class RequestLost:
 
 @dataclass(frozen=True, slots=True)
 class RequestsHeld:
-    """All that a gateway holds because nobody has said yet how their models read, by group."""
+    """By group: how many requests a gateway holds because it doesn't have their model's tokenizer yet."""
 
     gateway: str
     groups: tuple[tuple[GroupName, int], ...]
@@ -145,7 +145,7 @@ class RunnerDeclined:
 
 @dataclass(frozen=True, slots=True)
 class RunnerShuttingDown:
-    """Its process has been told to end: it takes nothing new, and hands on at the deadline what is left."""
+    """The runner's process is stopping: it takes nothing new, and its remaining requests move at the deadline."""
 
     instance: InstanceName
     incarnation: str
@@ -155,7 +155,7 @@ class RunnerShuttingDown:
 
 @dataclass(frozen=True, slots=True)
 class TermRaised:
-    """The scheduler leads in a later term on the streams that it has: runners have been welcomed again."""
+    """The scheduler's term was raised; its streams stay open. Runners have been welcomed again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +169,7 @@ class AdapterStateChanged:
     bytes: int = 0
     progress: float = 0.0
     answered_order: AdapterStage = AdapterStage.NONE
-    """The stage that was ordered; NONE for news that nobody asked for."""
+    """The stage that was ordered; NONE if no order asked for it."""
 
 
 # ----------------------------------------------------------------------------------------------------------- operator
@@ -177,12 +177,12 @@ class AdapterStateChanged:
 
 @dataclass(frozen=True, slots=True)
 class OperatorConnected:
-    """Somebody new wants to hear the whole state."""
+    """A new operator stream needs the whole state."""
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogReplaced:
-    """All that should exist."""
+    """All pools and adapters that should exist."""
 
     pools: tuple[PoolSpec, ...]
     adapters: tuple[AdapterSpec, ...]
@@ -190,7 +190,7 @@ class CatalogReplaced:
 
 @dataclass(frozen=True, slots=True)
 class CatalogUpdated:
-    """What changed of it."""
+    """What changed in the catalog."""
 
     pools: tuple[PoolSpec, ...] = ()
     adapters: tuple[AdapterSpec, ...] = ()
@@ -207,7 +207,7 @@ class DrainRequested:
 
 @dataclass(frozen=True, slots=True)
 class DrainsDeclared:
-    """All runners that the operator wants empty; whoever is not among them takes work."""
+    """All runners that the operator wants empty. All other runners take work."""
 
     drains: tuple[DrainRequested, ...] = ()
     revision: int = 0
@@ -218,12 +218,12 @@ class DrainsDeclared:
 
 @dataclass(frozen=True, slots=True)
 class SupervisorConnected:
-    """From here on parked requests come back through our ledger."""
+    """From now on parked requests resume through the scheduler's ledger."""
 
 
 @dataclass(frozen=True, slots=True)
 class SupervisorDisconnected:
-    """Runners let their parked requests back in by themselves."""
+    """From now on runners resume their parked requests by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +252,7 @@ class RequestResumed:
 
 @dataclass(frozen=True, slots=True)
 class RunnerUnhealthy:
-    """The supervisor takes a runner for dead; a `hung` one may still hold its streams open."""
+    """The supervisor found a runner unhealthy. A `hung` runner may still keep its streams open."""
 
     runner: RunnerIdentity
     why: str
@@ -270,7 +270,7 @@ class OvercommitSet:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time passed: deadlines, settling, patience."""
+    """Time passed: deadlines, timeouts, retries."""
 
 
 Event = (

@@ -1,4 +1,4 @@
-"""What gateways say: requests come, are given up, get lost, and end."""
+"""Handles what gateways say: requests arrive, are cancelled, get lost, and end."""
 
 from motet.domain import BASE, RequestId, Tenant
 from motet.errors import EngineRestarted, Internal, ModelNotFound, MotetError, PoolSaturated
@@ -11,17 +11,19 @@ from motet_scheduler.policy.requests import Placement, Request
 from motet_scheduler.policy.runner_choice import STARTING
 from motet_scheduler.policy.state import SchedulerState
 
-_NOT_YOURS = Internal("a request of this id belongs to another gateway; send it again under another")
+_NOT_YOURS = Internal("a request with this id belongs to another gateway; send it again with another id")
 
 
 class GatewayEvents:
-    def __init__(self, state: SchedulerState, lives: RequestLifecycle, placing: Placer, positions: Positions) -> None:
+    def __init__(
+        self, state: SchedulerState, lifecycle: RequestLifecycle, placer: Placer, positions: Positions
+    ) -> None:
         self._state = state
-        self._lives = lives
-        self._placing = placing
+        self._lifecycle = lifecycle
+        self._placer = placer
         self._positions = positions
         self._departed: set[str] = set()
-        """Those that left work behind: forgotten once their runners no longer list it."""
+        """Disconnected gateways whose requests may still run. Forgotten when their runners no longer list any."""
 
     def connected(self, event: events.GatewayConnected) -> None:
         self._state.gateways.add(event.gateway)
@@ -29,21 +31,21 @@ class GatewayEvents:
         self._departed.discard(event.gateway)
         running = {live.request for live in event.live}
         for request in [r for r in self._state.requests.values() if r.gateway == event.gateway and r.id not in running]:
-            # It ended while the stream was down, or its placement never arrived: the gateway enqueues that one again.
-            self._lives.end(request)
+            # It ended while the stream was down, or its placement never arrived and the gateway enqueues it again.
+            self._lifecycle.end(request)
         for live in event.live:
             self._adopt(event.gateway, live)
         if self._state.settled and self._state.catalog is not None:
             self._state.emit(effects.PublishCatalog(self._state.catalog, event.gateway))
 
     def _adopt(self, gateway: str, live: events.LiveRequest) -> None:
-        """Take over what already runs, as its gateway knows it."""
+        """Take over a running request as its gateway knows it."""
         request = self._state.requests.get(live.request)
         if request is not None and request.gateway != gateway:
             self._refuse(gateway, live.request, live.epoch, _NOT_YOURS, live.tenant)
             return
         if request is None:
-            request = self._lives.begin(
+            request = self._lifecycle.begin(
                 live.request,
                 gateway=gateway,
                 tenant=live.tenant,
@@ -59,12 +61,12 @@ class GatewayEvents:
         elif request.waiting:
             self._state.queues[request.group].remove(request)
         elif request.placement is not None and request.placement.epoch != live.epoch:
-            self._lives.release_promise(request)
+            self._lifecycle.release_promise(request)
         request.delivered = live.delivered
         request.epoch = max(request.epoch, live.epoch)
-        request.moved_because, request.engine_hung = "", False
+        request.moved_reason, request.engine_hung = "", False
         request.placement = Placement(live.instance, live.incarnation, live.epoch, self._state.now)
-        self._lives.placed(request.id, live.epoch)
+        self._lifecycle.placed(request.id, live.epoch)
         runner = self._state.runner_of(request.placement)
         if runner is None:
             return
@@ -72,14 +74,14 @@ class GatewayEvents:
         if key not in runner.entries and request.id not in runner.parked:
             runner.record_promise(key, live.promise.pages, live.digest, self._state.now)
         if runner.unhealthy and runner.hung:
-            self._lives.move(request, runner.unhealthy)
+            self._lifecycle.move(request, runner.unhealthy)
 
-    def gone(self, event: events.GatewayDisconnected) -> None:
+    def disconnected(self, event: events.GatewayDisconnected) -> None:
         self._state.gateways.discard(event.gateway)
         self._state.held.pop(event.gateway, None)
         self._departed.add(event.gateway)
         for request in [r for r in self._state.requests.values() if r.gateway == event.gateway and r.waiting]:
-            self._lives.end(request)
+            self._lifecycle.end(request)
 
     def enqueued(self, event: events.Enqueued) -> None:
         epoch = event.epoch
@@ -89,14 +91,14 @@ class GatewayEvents:
             return
         if known is not None:
             epoch = max(epoch, known.epoch)
-            self._lives.end(known)
+            self._lifecycle.end(known)
         queue = self._state.queue(event.group)
         refusal = self._refusal(event, queue)
         if refusal is not None:
             self._state.note_event(event.request, "refused", refusal.message)
             self._refuse(event.gateway, event.request, epoch, refusal, event.tenant)
             return
-        request = self._lives.begin(
+        request = self._lifecycle.begin(
             event.request,
             gateway=event.gateway,
             tenant=event.tenant,
@@ -111,21 +113,21 @@ class GatewayEvents:
         )
         request.delivered = event.delivered
         request.epoch = epoch
-        request.avoid = dict.fromkeys(event.avoid, self._state.now + self._state.policy.avoid_after_decline)
+        request.avoid = dict.fromkeys(event.avoid, self._state.now + self._state.config.avoid_after_decline)
         self._state.note_event(request.id, "queued", f"class {request.request_class.name.lower()}, epoch {epoch}")
-        self._lives.enqueue(request)
+        self._lifecycle.enqueue(request)
         if queue.blocked and queue.overdue(request.request_class) is None and queue.has_turn(request):
-            # The rest has been tried; only this one is new.
-            self._placing.place(queue, request)
+            # All other requests have been tried; only this one is new.
+            self._placer.place(queue, request)
         elif not queue.blocked:
-            self._placing.place_group(event.group, queue)
+            self._placer.place_group(event.group, queue)
         if request.id in self._state.requests and request.waiting:
             request.waiting_reason = request.waiting_reason or (OTHERS_FIRST if self._state.settled else STARTING)
-            self._positions.tell(request, len(queue))
+            self._positions.report(request, len(queue))
 
     def _refusal(self, event: events.Enqueued, queue: Queue) -> MotetError | None:
-        if len(queue) >= self._state.policy.queue_limit:
-            return PoolSaturated(f"{len(queue)} requests wait for this model already; come back in a moment")
+        if len(queue) >= self._state.config.queue_limit:
+            return PoolSaturated(f"{len(queue)} requests already wait for this model; send it again in a few seconds")
         adapters = self._state.adapters
         if (
             event.digest != BASE
@@ -133,28 +135,30 @@ class GatewayEvents:
             and adapters.source_of(event.digest) is None
             and not adapters.undecided(event.group)
         ):
-            return ModelNotFound("this revision of the adapter is no longer served; ask again to use the current one")
+            return ModelNotFound(
+                "this revision of the adapter is no longer served; send the request again to use the current one"
+            )
         return None
 
     def _refuse(self, gateway: str, request: RequestId, epoch: int, error: MotetError, tenant: Tenant = NOBODY) -> None:
-        """Answer about a request that is not on the books, or not this gateway's."""
+        """Refuse a request that is unknown, or that belongs to another gateway."""
         self._state.emit(effects.SendRefused(gateway, request, epoch, Failure.of(error), tenant))
 
     def _request_of(self, gateway: str, name: RequestId) -> Request | None:
-        """A request belongs to the gateway that told of it: no other can end or move it."""
+        """The request, if it belongs to this gateway: no other gateway can end or move it."""
         request = self._state.requests.get(name)
         return request if request is not None and request.gateway == gateway else None
 
-    def cancel_asked(self, event: events.CancelRequested) -> None:
+    def cancel_requested(self, event: events.CancelRequested) -> None:
         request = self._request_of(event.gateway, event.request)
         if request is None:
             return
         placement = request.placement
         self._state.note_event(request.id, "cancelled")
-        self._lives.end(request)
+        self._lifecycle.end(request)
         if placement is not None:
-            # The cancellation crossed the placement: nothing was submitted, and nothing will be.
-            self._lives.cancel_at_runner(placement, request.id, "cancelled by its client")
+            # The cancellation and the placement crossed: the request was not submitted, and never will be.
+            self._lifecycle.cancel_at_runner(placement, request.id, "cancelled by its client")
 
     def finished(self, event: events.RequestFinished) -> None:
         request = self._request_of(event.gateway, event.request)
@@ -162,9 +166,9 @@ class GatewayEvents:
             return
         self._state.note_event(request.id, "finished", f"{event.output_tokens} tokens, {event.reason}")
         placement = request.placement
-        self._lives.end(request)
+        self._lifecycle.end(request)
         if placement is not None and placement.epoch != event.epoch:
-            self._lives.cancel_at_runner(placement, request.id, "finished under an earlier placement")
+            self._lifecycle.cancel_at_runner(placement, request.id, "finished under an earlier placement")
 
     def requests_held(self, event: events.RequestsHeld) -> None:
         self._state.held[event.gateway] = dict(event.groups)
@@ -178,24 +182,24 @@ class GatewayEvents:
         request.delivered = max(request.delivered, event.delivered)
         placement = request.placement
         if placement is None:
-            # Its gateway gave the old place up before we found a new one.
-            request.moved_because, request.engine_hung = "", False
+            # Its gateway reported the old placement lost before there is a new one.
+            request.moved_reason, request.engine_hung = "", False
             return
-        # Its gateway may run it under an earlier epoch than the last: then it never heard of the last.
+        # If its gateway runs it under an earlier epoch, the last placement never arrived there.
         if event.epoch < placement.epoch:
-            return  # an old story: it has been placed again since
+            return  # it has been placed again since
         request.epoch = max(request.epoch, event.epoch)
         self._state.note_event(request.id, "lost", event.why)
-        self._lives.release_promise(request)
-        self._lives.avoid(request, placement.instance)
+        self._lifecycle.release_promise(request)
+        self._lifecycle.avoid(request, placement.instance)
         request.placement = None
-        self._lives.enqueue(request)
+        self._lifecycle.enqueue(request)
         self._state.queue(request.group).blocked = False
         if isinstance(request.final_failure, Failure):
-            self._lives.refuse(request, request.final_failure)
+            self._lifecycle.refuse(request, request.final_failure)
 
     def tick(self) -> None:
-        """Forget those that left, with what they left behind, once nothing of it runs any more."""
+        """Forget disconnected gateways and their requests when none of these runs any more."""
         if not self._departed:
             return
         left = [request for request in self._state.requests.values() if request.gateway in self._departed]
@@ -205,4 +209,4 @@ class GatewayEvents:
             if runner is not None and request.placement and runner.holds(request.id, request.placement.epoch):
                 self._departed.add(request.gateway)
             else:
-                self._lives.end(request)
+                self._lifecycle.end(request)

@@ -1,13 +1,13 @@
-"""Setting the scheduler's ledger right by what a runner says it holds.
+"""Corrects the scheduler's ledger by what a runner reports.
 
-| in our ledger | in the runner's book | then                                                                  |
-|---------------|----------------------|-----------------------------------------------------------------------|
-| yes           | yes                  | the runner's promise stands                                           |
-| yes           | parked               | struck; it waits for its turn to come back                            |
-| yes           | no                   | struck after two reports and `unsubmitted` seconds: it never came, or |
-|               |                      | has ended; when its gateway does not say which, it is taken back      |
-| no            | yes                  | adopted, unless we heard of its end a moment ago                      |
-| another epoch | yes                  | adopted, for it takes room, and cancelled, for it has been superseded |
+| in our ledger | in the report | then                                                                            |
+|---------------|---------------|---------------------------------------------------------------------------------|
+| yes           | yes           | the runner's promise counts                                                     |
+| yes           | parked        | released; the request waits to resume                                           |
+| yes           | no            | released after two reports and `unsubmitted_timeout`: it never arrived, or has  |
+|               |               | ended; if its gateway does not say which, it is placed again                    |
+| no            | yes           | recorded, unless it ended recently                                              |
+| another epoch | yes           | recorded, since it uses pages, and cancelled, since it was placed again         |
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ def sync_ledger(
     gateways: frozenset[str] | set[str],
     ended: Mapping[PlacementKey, float],
     unlisted: dict[PlacementKey, float],
-    policy: SchedulerConfig,
+    config: SchedulerConfig,
     now: float,
 ) -> list[Effect]:
     effects: list[Effect] = []
@@ -45,20 +45,20 @@ def sync_ledger(
         unlisted.pop(key, None)
         request = requests.get(entry.request)
         if entry.parked:
-            if _stays_parked(runner, key, now, policy):
+            if _stays_parked(runner, key, now, config):
                 parked.add(entry.request)
                 _park(runner, entry, request, now)
             continue
         runner.parked.pop(entry.request, None)
         runner.record_promise(key, entry.pages, entry.digest, now)
-        line = runner.entries[key]
-        line.missed = 0
-        line.readmitted = False
+        ledger_entry = runner.entries[key]
+        ledger_entry.missed = 0
+        ledger_entry.readmitted = False
         effects += _superseded(runner, entry, request, gateways)
-    for key, line in list(runner.entries.items()):
+    for key, ledger_entry in list(runner.entries.items()):
         if key not in listed:
-            line.missed += 1
-            if line.missed >= REPORTS_BEFORE_RELEASE and now - line.since > policy.unsubmitted_timeout:
+            ledger_entry.missed += 1
+            if ledger_entry.missed >= REPORTS_BEFORE_RELEASE and now - ledger_entry.since > config.unsubmitted_timeout:
                 runner.release_promise(key)
                 _note_unlisted(key, requests, unlisted, now)
     for name in [name for name in runner.parked if name not in parked]:
@@ -74,13 +74,13 @@ def _note_unlisted(
         unlisted.setdefault(key, now)
 
 
-def _stays_parked(runner: Runner, key: PlacementKey, now: float, policy: SchedulerConfig) -> bool:
-    """Whether a parked entry is still waiting; not so while it is on its way back in."""
-    line = runner.entries.get(key)
-    if line is None or not line.readmitted:
+def _stays_parked(runner: Runner, key: PlacementKey, now: float, config: SchedulerConfig) -> bool:
+    """Whether a parked request still waits; False while it resumes."""
+    ledger_entry = runner.entries.get(key)
+    if ledger_entry is None or not ledger_entry.readmitted:
         return True
-    line.missed = 0
-    return now - line.since > policy.unsubmitted_timeout
+    ledger_entry.missed = 0
+    return now - ledger_entry.since > config.unsubmitted_timeout
 
 
 def _park(runner: Runner, entry: RunnerRequest, request: Request | None, now: float) -> None:
@@ -96,11 +96,11 @@ def _park(runner: Runner, entry: RunnerRequest, request: Request | None, now: fl
 def _superseded(
     runner: Runner, entry: RunnerRequest, request: Request | None, gateways: frozenset[str] | set[str]
 ) -> list[Effect]:
-    """Work that nobody will read: an earlier placement of a request, or one that its gateway does not know."""
+    """Cancel work whose result is not needed: an earlier placement, or a request that its gateway does not know."""
     if request is None:
-        line = runner.entries[entry.request, entry.epoch]
-        line.orphaned = line.orphaned + 1 if entry.gateway in gateways else 0
-        if line.orphaned < REPORTS_BEFORE_ORPHAN:
+        ledger_entry = runner.entries[entry.request, entry.epoch]
+        ledger_entry.orphaned = ledger_entry.orphaned + 1 if entry.gateway in gateways else 0
+        if ledger_entry.orphaned < REPORTS_BEFORE_ORPHAN:
             return []
         return [CancelAtRunner(runner.instance, entry.request, entry.epoch, "its gateway does not know it")]
     current = request.placement.epoch if request.placement is not None else request.epoch + 1

@@ -1,4 +1,4 @@
-"""Giving queued requests their places: who is tried, in which order, and what is written when one goes."""
+"""Places queued requests: which are tried, in which order, and what is recorded. Also reports their positions."""
 
 from motet.errors import ContextLengthExceeded
 from motet.runner_info import Failure, Tier
@@ -13,18 +13,18 @@ from motet_scheduler.policy.state import SchedulerState
 from motet_scheduler.policy.values import GroupName, Promise
 
 EXACT_POSITIONS = 100
-"""Positions up to this are told whenever they change, later ones when they changed by a tenth."""
+"""Positions up to this one are reported when they change, later ones when they change by a tenth."""
 
 POSITIONS_PERIOD = 1.0
-"""Seconds between two looks at all positions."""
+"""Seconds between two reports of all positions."""
 
-OTHERS_FIRST = "others wait before it"
+OTHERS_FIRST = "other requests wait before it"
 
 
 class Placer:
-    def __init__(self, state: SchedulerState, lives: RequestLifecycle) -> None:
+    def __init__(self, state: SchedulerState, lifecycle: RequestLifecycle) -> None:
         self._state = state
-        self._lives = lives
+        self._lifecycle = lifecycle
 
     def place_all(self) -> None:
         if not self._state.settled:
@@ -34,7 +34,7 @@ class Placer:
                 self.place_group(group, queue)
 
     def place_group(self, group: GroupName, queue: Queue) -> None:
-        """Place all that fits, then call the queue stuck until room comes up somewhere."""
+        """Place all requests that fit, then mark the queue as blocked until capacity is freed."""
         if not self._state.settled:
             return
         while self._place_until_overdue(group, queue):
@@ -42,25 +42,25 @@ class Placer:
         queue.blocked = True
 
     def _place_until_overdue(self, group: GroupName, queue: Queue) -> bool:
-        """One look at the heads of all lines; True when a placement made somebody overdue, who comes first now."""
+        """Try each tenant's oldest request. True if a placement made another request overdue, which is now first."""
         queue.scans += 1
-        policy = self._state.policy
-        looked = False
-        for request_class, lane in queue.lanes():
-            while (overdue := lane.overdue()) is not None:
+        config = self._state.config
+        first_tried = False
+        for request_class, class_queue in queue.class_queues():
+            while (overdue := class_queue.overdue()) is not None:
                 if not self.place(queue, overdue):
-                    return False  # what is less urgent would take the room it waits for
-            turn = queue.next_turn(lane, 0, policy)
-            while turn < policy.tenants_examined and (head := lane.head(turn)) is not None:
+                    return False  # less urgent requests would take the capacity that it waits for
+            turn = queue.next_turn(class_queue, 0, config)
+            while turn < config.tenants_examined and (head := class_queue.head(turn)) is not None:
                 placed = self.place(queue, head)
                 if placed and queue.overdue(request_class) is not None:
                     return True
-                # Room only becomes less while we place.
-                if (placed or not looked) and not self._any_capacity(group):
+                # Placing only reduces the capacity.
+                if (placed or not first_tried) and not self._any_capacity(group):
                     self._explain(queue, group)
                     return False
-                looked = True
-                turn = queue.next_turn(lane, turn if placed else turn + 1, policy)
+                first_tried = True
+                turn = queue.next_turn(class_queue, turn if placed else turn + 1, config)
         queue.end_scan()
         return False
 
@@ -68,25 +68,25 @@ class Placer:
         return any(runner.has_capacity for runner in self._state.runners_of(group))
 
     def _explain(self, queue: Queue, group: GroupName) -> None:
-        """Say why the first in line waits, when a look at the runners was enough to know that nobody can go."""
+        """Record why the oldest request waits, if no runner has capacity."""
         oldest = queue.oldest()
         if oldest is not None:
-            outcome = choose(oldest, self._state.runners_of(group), self._state.policy, self._state.now)
+            outcome = choose(oldest, self._state.runners_of(group), self._state.config, self._state.now)
             if not isinstance(outcome, Chosen):
                 oldest.waiting_reason = outcome.why
 
     def place(self, queue: Queue, request: Request) -> bool:
-        """Place a request, or refuse it, or note why it waits; False when it still waits."""
+        """Place a request, refuse it, or record why it waits. False if it still waits."""
         if not self._state.settled:
             request.waiting_reason = STARTING
             return False
-        outcome = choose(request, self._state.runners_of(request.group), self._state.policy, self._state.now)
+        outcome = choose(request, self._state.runners_of(request.group), self._state.config, self._state.now)
         if isinstance(outcome, Chosen):
             queue.remove_placed(request)
             self._assign(request, outcome.runner, outcome.promise)
             return True
         if isinstance(outcome, NeverFits):
-            self._lives.refuse(request, Failure.of(ContextLengthExceeded(outcome.why)))
+            self._lifecycle.refuse(request, Failure.of(ContextLengthExceeded(outcome.why)))
             return True
         request.waiting_reason = outcome.why
         request.tried_in_scan = queue.scans
@@ -97,14 +97,14 @@ class Placer:
         if source is not None and runner.tier_of(request.digest) is not Tier.DEVICE:
             promise = Promise(promise.pages, promise.tokens, source.bytes)
             ordered = runner.loads_ordered.get(request.digest)
-            if ordered is None or self._state.now - ordered > self._state.policy.load_retry:
+            if ordered is None or self._state.now - ordered > self._state.config.load_retry:
                 runner.loads_ordered[request.digest] = self._state.now
                 self._state.emit(ensure(runner, request.digest, source))
         request.epoch += 1
         request.placement = Placement(runner.instance, runner.identity.incarnation, request.epoch, self._state.now)
         request.deadline_at = None
         request.waiting_reason, request.reported_position = "", (0, "")
-        self._lives.placed(request.id, request.epoch)
+        self._lifecycle.placed(request.id, request.epoch)
         runner.record_promise((request.id, request.epoch), promise.pages, request.digest, self._state.now)
         self._state.emit(effects.ExpectRequest(runner.instance, request.id, request.epoch, promise, request.digest))
         self._state.emit(
@@ -117,31 +117,31 @@ class Placer:
                 incarnation=runner.identity.incarnation,
                 address=runner.address,
                 promise=promise,
-                moved_because=request.moved_because,
+                moved_reason=request.moved_reason,
                 engine_hung=request.engine_hung,
             )
         )
-        request.moved_because, request.engine_hung = "", False
+        request.moved_reason, request.engine_hung = "", False
         self._state.note_event(request.id, "placed", f"{runner.instance}, epoch {request.epoch}, {promise.pages} pages")
 
 
 class Positions:
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
-        self._told_at = state.now
+        self._reported_at = state.now
 
     def tick(self) -> None:
-        if self._state.now - self._told_at < POSITIONS_PERIOD:
+        if self._state.now - self._reported_at < POSITIONS_PERIOD:
             return
-        self._told_at = self._state.now
+        self._reported_at = self._state.now
         for queue in self._state.queues.values():
             for position, request in enumerate(queue, 1):
-                self.tell(request, position)
+                self.report(request, position)
 
-    def tell(self, request: Request, position: int) -> None:
-        told, why = request.reported_position
+    def report(self, request: Request, position: int) -> None:
+        previous, why = request.reported_position
         request.waiting_reason = request.waiting_reason or OTHERS_FIRST
-        moved = abs(position - told) > (0 if position <= EXACT_POSITIONS else told // 10)
+        moved = abs(position - previous) > (0 if position <= EXACT_POSITIONS else previous // 10)
         if moved or (request.waiting_reason != why and position <= EXACT_POSITIONS):
             request.reported_position = (position, request.waiting_reason)
             self._state.emit(effects.SendPosition(request.gateway, request.id, position, request.waiting_reason))

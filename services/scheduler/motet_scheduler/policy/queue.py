@@ -1,10 +1,9 @@
-"""The order in which requests of one group get their turn.
+"""The order in which the waiting requests of one group are tried.
 
-Class first, then age. Inside a class every tenant has a line of its own, and the lines take turns by the age of the
-request at their head. A tenant's line is strictly first come, first served. A request that does not fit may
-be passed, by younger ones of its class and by less urgent ones, at most `max_passed_over` times; then neither its class
-nor a less urgent one gets anything before it. That a more urgent request goes first is what classes are for, and counts
-as nothing.
+Class first, then age. Inside a class every tenant has its own queue, strictly first in, first out; the tenants take
+turns by the age of their oldest request. Younger requests of the same class and less urgent requests may pass a request
+that does not fit, at most `max_passed_over` times. After that, nothing of its class and nothing less urgent is placed
+before it. More urgent requests always go first, which is not counted.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -25,79 +24,79 @@ class ClassQueue:
 
     def __init__(self, max_passed_over: int) -> None:
         self._max_passed_over = max_passed_over
-        self._lines: dict[Tenant, list[Head]] = {}
+        self._tenant_queues: dict[Tenant, list[Head]] = {}
         self._heads: list[Head] = []
         self._size = 0
         self._youngest: QueueKey = (0.0, 0)
-        """The largest key that has ever been here."""
+        """The largest key that was ever added."""
         self._passes: list[QueueKey] = []
-        """Sorted: each was passed by a placement whoever waits here with a smaller key."""
+        """Sorted: each entry is a placement that passed all waiting requests with a smaller key."""
 
     def __len__(self) -> int:
         return self._size
 
     def __iter__(self) -> Iterator[Request]:
-        """In order of age; for reports, not for decisions."""
-        every = [pair for line in self._lines.values() for pair in line]
+        """In order of age. For reports; too slow for decisions."""
+        every = [pair for tenant_queue in self._tenant_queues.values() for pair in tenant_queue]
         return (request for _, request in sorted(every, key=lambda pair: pair[0]))
 
     def unordered(self) -> Iterator[Request]:
-        return (request for line in self._lines.values() for _, request in line)
+        return (request for tenant_queue in self._tenant_queues.values() for _, request in tenant_queue)
 
     def add(self, request: Request) -> None:
-        line = self._lines.setdefault(request.tenant, [])
-        before = line[0] if line else None
-        insort(line, (request.key, request))
+        tenant_queue = self._tenant_queues.setdefault(request.tenant, [])
+        before = tenant_queue[0] if tenant_queue else None
+        insort(tenant_queue, (request.key, request))
         self._size += 1
         self._youngest = max(self._youngest, request.key)
-        self._move_head(before, line[0])
+        self._move_head(before, tenant_queue[0])
 
     def remove(self, request: Request) -> None:
-        line = self._lines[request.tenant]
-        before = line[0]
-        at = bisect_left(line, (request.key, request))
-        assert line[at][1] is request, f"{request.id} is not where its age says"
-        del line[at]
+        tenant_queue = self._tenant_queues[request.tenant]
+        before = tenant_queue[0]
+        at = bisect_left(tenant_queue, (request.key, request))
+        assert tenant_queue[at][1] is request, f"{request.id} is not where its age says"
+        del tenant_queue[at]
         self._size -= 1
-        self._move_head(before, line[0] if line else None)
-        if not line:
-            del self._lines[request.tenant]
+        self._move_head(before, tenant_queue[0] if tenant_queue else None)
+        if not tenant_queue:
+            del self._tenant_queues[request.tenant]
         if self._passes:
             oldest = self.head()
             del self._passes[: len(self._passes) if oldest is None else bisect_right(self._passes, oldest.key)]
 
     def head(self, turn: int = 0) -> Request | None:
-        """The oldest request of the tenant whose turn is `turn`-th."""
+        """The oldest request of the tenant at this turn."""
         if turn >= len(self._heads):
             return None
         return self._heads[turn][1]
 
     def oldest_of_each_tenant(self, first: int, end: int) -> list[Head]:
-        """The oldest of each tenant, in the order of their turns."""
+        """The oldest request of each tenant, in the order of turns."""
         return self._heads[first:end]
 
     def first_of(self, tenant: Tenant) -> Request | None:
-        line = self._lines.get(tenant)
-        return line[0][1] if line else None
+        tenant_queue = self._tenant_queues.get(tenant)
+        return tenant_queue[0][1] if tenant_queue else None
 
     def passed_by_younger(self, key: QueueKey) -> None:
-        """One of this class has gone."""
+        """A request of this class was placed."""
         oldest = self.head()
         if oldest is not None and oldest.key < key:
             insort(self._passes, key)
 
     def passed_by_less_urgent(self) -> None:
-        """One of another class has gone, and would not have if those who wait here had fitted."""
+        """A less urgent request was placed because the requests here did not fit."""
         if self._size:
             asked_at, sequence = self._youngest
             insort(self._passes, (asked_at, sequence + 1))
 
     def passed_over(self, request: Request) -> int:
-        """How often this one was passed because it did not fit."""
+        """How often other requests passed this one because it did not fit."""
         return len(self._passes) - bisect_right(self._passes, request.key)
 
     def overdue(self) -> Request | None:
-        """The one that must go next, because it has been passed over often enough: nobody has been more often."""
+        """The request that must be placed next, because it has been passed over too often."""
         if len(self._passes) < self._max_passed_over:
             return None
         oldest = self.head()
@@ -114,105 +113,107 @@ class ClassQueue:
 
 class Queue:
     def __init__(self, max_passed_over: int) -> None:
-        self._lanes = {one: ClassQueue(max_passed_over) for one in RequestClass}
+        self._class_queues = {one: ClassQueue(max_passed_over) for one in RequestClass}
         self.blocked = False
-        """Nothing here fits anywhere, and no room has come up since that was found."""
-        self.room: list[Runner] | None = None
-        """Where room has come up since the heads of all lines were tried; None: look everywhere."""
+        """No request here fits on any runner, and no capacity has been freed since the last scan."""
+        self.freed_runners: list[Runner] | None = None
+        """Runners with capacity freed since the last full scan; None: try all runners."""
         self.scans = 0
-        """At the heads of the lines, so far."""
-        self._whole_look = 0
-        """The last in which all lines had their turn."""
+        """Scans so far."""
+        self._last_full_scan = 0
+        """The last scan in which all tenants were tried."""
 
     def __len__(self) -> int:
-        return sum(len(lane) for lane in self._lanes.values())
+        return sum(len(class_queue) for class_queue in self._class_queues.values())
 
     def __iter__(self) -> Iterator[Request]:
-        for lane in self._lanes.values():
-            yield from lane
+        for class_queue in self._class_queues.values():
+            yield from class_queue
 
     def unordered(self) -> Iterator[Request]:
-        """All of them, for sums."""
-        for lane in self._lanes.values():
-            yield from lane.unordered()
+        """All requests, for sums."""
+        for class_queue in self._class_queues.values():
+            yield from class_queue.unordered()
 
     def size_of(self, request_class: RequestClass) -> int:
-        return len(self._lanes[request_class])
+        return len(self._class_queues[request_class])
 
     def add(self, request: Request) -> None:
-        self._lanes[request.request_class].add(request)
+        self._class_queues[request.request_class].add(request)
 
     def retry_on(self, runner: Runner) -> None:
-        """Something came free there."""
+        """Try again on this runner: capacity was freed there."""
         self.blocked = False
-        if self.room is not None and runner not in self.room:
-            self.room.append(runner)
+        if self.freed_runners is not None and runner not in self.freed_runners:
+            self.freed_runners.append(runner)
 
     def retry_everywhere(self) -> None:
         self.blocked = False
-        self.room = None
+        self.freed_runners = None
 
     def end_scan(self) -> None:
-        self.room = []
-        self._whole_look = self.scans
+        self.freed_runners = []
+        self._last_full_scan = self.scans
 
-    def next_turn(self, lane: ClassQueue, turn: int, policy: SchedulerConfig) -> int:
-        """The next whose head may fit now, from this turn on.
+    def next_turn(self, class_queue: ClassQueue, turn: int, config: SchedulerConfig) -> int:
+        """The next turn, from this one on, whose oldest request may fit now.
 
-        Left out are those that fitted nowhere when they were tried last, where nothing has come free since that is
-        enough for them. That is nearly everybody, so it is asked here and quickly.
+        Skips requests that fitted nowhere in their last scan, if the capacity freed since then is not enough for them.
+        These are nearly all requests, so this check must be fast.
         """
-        if self.room is None:
+        if self.freed_runners is None:
             return turn
-        room = [(runner, runner.capacity, free) for runner in self.room if (free := runner.ledger.free) > 0]
-        whole_look, this_look = self._whole_look, self.scans
-        for _, head in lane.oldest_of_each_tenant(turn, policy.tenants_examined):
-            if head.tried_in_scan < whole_look:
+        freed_runners = [
+            (runner, runner.capacity, free) for runner in self.freed_runners if (free := runner.ledger.free) > 0
+        ]
+        last_full_scan, this_scan = self._last_full_scan, self.scans
+        for _, head in class_queue.oldest_of_each_tenant(turn, config.tenants_examined):
+            if head.tried_in_scan < last_full_scan:
                 return turn
             need = head.need
-            for runner, capacity, free in room:
+            for runner, capacity, free in freed_runners:
                 if need is None or need.capacity is not capacity:
-                    need = head.requirement_on(capacity, policy)
+                    need = head.requirement_on(capacity, config)
                 if need.promise.pages <= free and runner.slot_for(head.digest):
                     return turn
-            head.tried_in_scan = this_look
+            head.tried_in_scan = this_scan
             turn += 1
         return turn
 
     def remove(self, request: Request) -> None:
-        """It waits no longer, and has got no place."""
+        """Remove a request that was not placed."""
         if self.has_turn(request):
-            self.blocked = False  # whoever stood behind it, or was held back for it, has not been tried
-        self._lanes[request.request_class].remove(request)
+            self.blocked = False  # requests behind it have not been tried
+        self._class_queues[request.request_class].remove(request)
 
     def remove_placed(self, request: Request) -> None:
-        """`request` got its place: take it out, and count it against those that still wait and were before it."""
-        for request_class, lane in self._lanes.items():
+        """Remove a placed request, and count it for the waiting requests that it passed."""
+        for request_class, class_queue in self._class_queues.items():
             if request_class is request.request_class:
-                lane.remove(request)
-                lane.passed_by_younger(request.key)
+                class_queue.remove(request)
+                class_queue.passed_by_younger(request.key)
                 return
-            lane.passed_by_less_urgent()
+            class_queue.passed_by_less_urgent()
 
     def oldest(self) -> Request | None:
-        heads = [head for lane in self._lanes.values() if (head := lane.head()) is not None]
+        heads = [head for class_queue in self._class_queues.values() if (head := class_queue.head()) is not None]
         return min(heads, key=lambda request: request.key, default=None)
 
     def passed_over(self, request: Request) -> int:
-        return self._lanes[request.request_class].passed_over(request)
+        return self._class_queues[request.request_class].passed_over(request)
 
     def overdue(self, least_urgent: RequestClass) -> Request | None:
-        """Who must go before anybody of this class does."""
-        for request_class, lane in self._lanes.items():
-            overdue = lane.overdue()
+        """The overdue request that must be placed before any of this class."""
+        for request_class, class_queue in self._class_queues.items():
+            overdue = class_queue.overdue()
             if overdue is not None or request_class is least_urgent:
                 return overdue
         return None
 
-    def lanes(self) -> Iterator[tuple[RequestClass, ClassQueue]]:
+    def class_queues(self) -> Iterator[tuple[RequestClass, ClassQueue]]:
         """From the most urgent class down."""
-        yield from self._lanes.items()
+        yield from self._class_queues.items()
 
     def has_turn(self, request: Request) -> bool:
-        """Whether nobody of its own tenant and class waits before it."""
-        return self._lanes[request.request_class].first_of(request.tenant) is request
+        """Whether it is the oldest request of its tenant and class."""
+        return self._class_queues[request.request_class].first_of(request.tenant) is request

@@ -1,4 +1,4 @@
-"""A request's life: it begins, waits, is moved, and ends, each time with all books set right."""
+"""Begins, queues, moves and ends requests, and keeps the ledgers in step. Also gives up at deadlines."""
 
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
@@ -23,12 +23,12 @@ class RequestLifecycle:
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
         self.ended: dict[PlacementKey, float] = {}
-        """Placements that ended a moment ago: a report that left before that still lists them."""
+        """Placements that ended recently: a report that was sent before may still list them."""
         self.unlisted: dict[PlacementKey, float] = {}
-        """Placements that their runner does not list, and since when; the longest first."""
+        """Placements that their runner does not list, and since when; the oldest first."""
         self.deadlines = Deadlines()
         self._retry_times: list[tuple[float, GroupName]] = []
-        """When a request may ask again a runner that it avoids."""
+        """When a request may try a runner again that it avoids."""
         self._sequence = 0
 
     def begin(self, name: RequestId, **fields: Any) -> Request:
@@ -41,7 +41,7 @@ class RequestLifecycle:
         return request
 
     def enqueue(self, request: Request) -> None:
-        """Join the queue with the age it has, and with its patience whole."""
+        """Add the request to its queue with its own age and its full queue timeout."""
         request.deadline_at = self._state.now + request.queue_timeout if request.queue_timeout > 0 else None
         self.deadlines.add(request)
         for until in request.avoid.values():
@@ -50,7 +50,7 @@ class RequestLifecycle:
         self._state.queue(request.group).add(request)
 
     def end(self, request: Request) -> None:
-        """Forget a request: it is over, or its gateway will tell of it anew."""
+        """Forget a request: it has ended, or its gateway will send it again."""
         if request.waiting:
             self._state.queues[request.group].remove(request)
         else:
@@ -64,7 +64,7 @@ class RequestLifecycle:
                 del self._state.adapter_uses[request.digest]
 
     def release_promise(self, request: Request) -> None:
-        """Release what is promised to its placement."""
+        """Release the promise of its placement."""
         placement = request.placement
         if placement is None:
             return
@@ -81,14 +81,13 @@ class RequestLifecycle:
         on_capacity_freed(self._state, runner)
 
     def placed(self, request: RequestId, epoch: int) -> None:
-        """From here on its runner has to list it before long."""
+        """Expect the runner to list this placement soon."""
         self.ended.pop((request, epoch), None)
         self.unlisted.pop((request, epoch), None)
         self.unlisted[request, epoch] = self._state.now
 
     def runner_lost(self, runner: Runner) -> None:
-        """It will list nothing any more. The gateways notice, and tell what was lost; what they do not tell of is taken
-        back."""
+        """The runner is gone. Gateways report what they lost; placements that they don't report are placed again."""
         for request in self._placed_on(runner):
             assert request.placement is not None
             self.unlisted.setdefault((request.id, request.placement.epoch), self._state.now)
@@ -99,7 +98,7 @@ class RequestLifecycle:
         self.end(request)
 
     def avoid(self, request: Request, instance: str) -> None:
-        pause = min(self._state.policy.avoid_after_decline * 2**request.declines, self._state.policy.avoid_longest)
+        pause = min(self._state.config.avoid_after_decline * 2**request.declines, self._state.config.max_avoid)
         request.declines = min(request.declines + 1, 16)
         request.avoid = {name: until for name, until in request.avoid.items() if until > self._state.now}
         request.avoid[instance] = self._state.now + pause
@@ -118,14 +117,14 @@ class RequestLifecycle:
         ]
 
     def move(self, request: Request, why: str) -> None:
-        """Cancel there, then place elsewhere under a new epoch (PU-17)."""
+        """Cancel the request on its runner and place it again under a new epoch (PU-17)."""
         assert request.placement is not None
         runner = self._state.runner_of(request.placement)
         self._state.note_event(request.id, "moving", why)
         self.cancel_at_runner(request.placement, request.id, why)
         self.release_promise(request)
         request.placement = None
-        request.moved_because, request.engine_hung = why, runner is not None and runner.hung
+        request.moved_reason, request.engine_hung = why, runner is not None and runner.hung
         self.enqueue(request)
         self._state.queue(request.group).blocked = False
 
@@ -140,34 +139,34 @@ class RequestLifecycle:
         while self._retry_times and self._retry_times[0][0] <= self._state.now:
             self._state.queue(heappop(self._retry_times)[1]).retry_everywhere()
         for key in [
-            key for key, at in self.ended.items() if self._state.now - at > self._state.policy.unsubmitted_timeout
+            key for key, at in self.ended.items() if self._state.now - at > self._state.config.unsubmitted_timeout
         ]:
             del self.ended[key]
 
     def _requeue_unlisted(self) -> None:
-        """Place again what neither its runner nor its gateway knows of."""
-        patience = self._state.policy.unlisted_timeout
+        """Place requests again that their runner has not listed for too long."""
+        timeout = self._state.config.unlisted_timeout
         for (name, _), since in list(self.unlisted.items()):
-            if self._state.now - since <= patience:
+            if self._state.now - since <= timeout:
                 return
             request = self._state.requests[name]
             assert request.placement is not None
             runner = self._state.runner_of(request.placement)
-            # One that has said nothing since may serve it all the same, and the gateway knows: it is away, or we have
-            # stood still ourselves, and what it said is still to be read.
-            silent = runner is not None and (not runner.attached or runner.last_report_at - since < patience)
+            # A runner that has not reported since then may still serve the request: its stream is down, or this
+            # process was paused and has not read its reports. Its gateway knows.
+            silent = runner is not None and (not runner.attached or runner.last_report_at - since < timeout)
             if silent or request.gateway not in self._state.gateways:
                 continue
             if isinstance(request.final_failure, Failure):
                 self.refuse(request, request.final_failure)
                 continue
             self.avoid(request, request.placement.instance)
-            self.move(request, f"its runner has not had it for {patience:.3g} seconds")
+            self.move(request, f"its runner has not listed it for {timeout:.3g} seconds")
 
     def _expire_deadlines(self) -> None:
         self.deadlines.sweep(sum(len(queue) for queue in self._state.queues.values()))
         for request in self.deadlines.expired(self._state.now):
-            waited = f"no place within {request.queue_timeout:.3g} seconds: {request.waiting_reason or STARTING}"
+            waited = f"not placed within {request.queue_timeout:.3g} seconds: {request.waiting_reason or STARTING}"
             up = any(runner.takes_work for runner in self._state.runners_of(request.group))
             self.refuse(request, Failure.of(DeadlineExceeded(waited) if up else NoRunner(waited)))
 
@@ -191,7 +190,7 @@ class Deadlines:
             heappush(self._heap, (request.deadline_at, next(self._numbers), request))
 
     def sweep(self, waiting: int) -> None:
-        """Forget those that wait no longer; `waiting` is how many do."""
+        """Remove stale entries if they are the majority; `waiting` requests are still queued."""
         if len(self._heap) > 2 * waiting + SLACK:
             self._heap = [entry for entry in self._heap if _stands(*entry)]
             heapify(self._heap)

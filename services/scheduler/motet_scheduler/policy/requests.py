@@ -1,4 +1,4 @@
-"""One request from its arrival to its end, and the arithmetic of what it is promised."""
+"""One request, and how many pages it is promised."""
 
 from dataclasses import dataclass, field
 
@@ -8,12 +8,13 @@ from motet.runner_info import Capacity, RequestClass
 from motet_scheduler.policy.values import Estimate, GroupName, Promise, SchedulerConfig
 
 QueueKey = tuple[float, int]
-"""When the client asked, then the order in which we heard of it: unique, and smaller is older."""
+"""Time of the client's request, then order of arrival here. Unique; smaller is older."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a request runs, under which epoch. The incarnation tells a restarted runner from the one that died."""
+    """Where a request runs, under which epoch. The incarnation distinguishes a restarted runner from the process
+    before."""
 
     instance: InstanceName
     incarnation: str
@@ -23,12 +24,12 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """What a request would take on a runner of this capacity, once so many tokens have been delivered."""
+    """What a request needs on a runner of this capacity, after `delivered` tokens."""
 
     capacity: Capacity
     delivered: int
     never: str
-    """Why no such runner could hold it even when empty (OR-09); empty when it could."""
+    """Why even an empty runner could not hold it (OR-09); empty if it could."""
     promise: Promise
 
 
@@ -42,30 +43,30 @@ class Request:
     request_class: RequestClass
     prompt_tokens: int
     max_tokens: int
-    """Of output, delivered ones included; 0 when only a runner's book told of it."""
+    """Of output, including delivered ones; 0 if the request is known only from a runner's report."""
     delivered: int = 0
     estimate: Estimate = field(default_factory=Estimate)
     asked_at: float
     sequence: int
     queue_timeout: float = 0.0
-    """Seconds it may wait for a place, each time it waits; 0: for ever."""
+    """Seconds it may wait in the queue, each time; 0: no limit."""
     deadline_at: float | None = None
     tried_in_scan: int = -1
-    """In which look at its queue it was found to fit nowhere; -1: not yet."""
+    """The last scan of its queue in which it fitted on no runner; -1: none."""
     epoch: int = 0
     placement: Placement | None = None
-    moved_because: str = ""
+    moved_reason: str = ""
     engine_hung: bool = False
-    """Of the runner that it moves away from."""
+    """Whether the engine of the runner that it leaves hangs."""
     avoid: dict[str, float] = field(default_factory=dict)
-    """Instances not to be asked before a time."""
+    """Runners to avoid, and until when."""
     declines: int = 0
     final_failure: object | None = None
-    """The failure with which a runner said that no runner will take it."""
+    """The failure of a runner that applies to all runners."""
     waiting_reason: str = ""
     reported_position: tuple[int, str] = (0, "")
     need: Requirement | None = None
-    """As computed last: a request is tried many times before it goes."""
+    """Cached: a request is tried many times before it is placed."""
 
     @property
     def key(self) -> QueueKey:
@@ -73,17 +74,17 @@ class Request:
 
     @property
     def waits_since(self) -> float:
-        """When it last joined the queue, of one that has a deadline; else when it was asked for."""
+        """When it last joined the queue if it has a deadline, else when the client asked."""
         return self.deadline_at - self.queue_timeout if self.deadline_at is not None else self.asked_at
 
     @property
     def waiting(self) -> bool:
         return self.placement is None
 
-    def requirement_on(self, capacity: Capacity, policy: SchedulerConfig) -> Requirement:
+    def requirement_on(self, capacity: Capacity, config: SchedulerConfig) -> Requirement:
         need = self.need
         if need is None or need.capacity is not capacity or need.delivered != self.delivered:
-            promise = self.promise_on(capacity, policy)
+            promise = self.promise_on(capacity, config)
             need = self.need = Requirement(capacity, self.delivered, self._never_fits(capacity), promise)
         return need
 
@@ -93,7 +94,7 @@ class Request:
                 f"the prompt has {self.prompt_tokens} tokens and the model's context is "
                 f"{capacity.max_model_length}; shorten the prompt"
             )
-        most = self._most_pages(capacity)
+        most = self._max_pages(capacity)
         if most > capacity.pages:
             return (
                 f"prompt and max_tokens may need {most} pages of {capacity.page_tokens} tokens and a runner holds "
@@ -101,13 +102,13 @@ class Request:
             )
         return ""
 
-    def promise_on(self, capacity: Capacity, policy: SchedulerConfig) -> Promise:
-        """By the common rule, with q80 as what is expected. `force_promise_pages` (tests) replaces the expectation: so
-        many pages, or what the prompt needs."""
-        most = self._most_pages(capacity)
-        if policy.force_promise_pages:
+    def promise_on(self, capacity: Capacity, config: SchedulerConfig) -> Promise:
+        """The rule of `motet.promises`, with q80 as the expected length. `force_promise_pages` (tests) sets the pages
+        instead, if the prompt fits in them."""
+        most = self._max_pages(capacity)
+        if config.force_promise_pages:
             known = capacity.pages_for(self.prompt_tokens + self.delivered + 1)
-            pages = min(max(policy.force_promise_pages, known), most)
+            pages = min(max(config.force_promise_pages, known), most)
         else:
             pages = promises.initial_pages(
                 self.prompt_tokens,
@@ -117,13 +118,13 @@ class Request:
                 context_tokens=capacity.max_model_length,
                 page_tokens=capacity.page_tokens,
             )
-        return Promise(pages, min(pages * capacity.page_tokens, self._longest_life(capacity)))
+        return Promise(pages, min(pages * capacity.page_tokens, self._max_kv_tokens(capacity)))
 
-    def _longest_life(self, capacity: Capacity) -> int:
+    def _max_kv_tokens(self, capacity: Capacity) -> int:
         context = capacity.max_model_length
         return promises.max_kv_tokens(self.prompt_tokens, self.max_tokens, context_tokens=context)
 
-    def _most_pages(self, capacity: Capacity) -> int:
+    def _max_pages(self, capacity: Capacity) -> int:
         return promises.max_pages(
             self.prompt_tokens,
             self.max_tokens,

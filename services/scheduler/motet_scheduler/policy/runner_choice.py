@@ -1,15 +1,15 @@
-"""Which runner takes a request (PU-12): of those where it fits, the fullest, so that whole runners become idle.
+"""Chooses a runner for a request (PU-12): the fullest one where it fits, so that other runners become idle.
 
-| it fits when              | otherwise it waits because                    |
+| it fits if                | else it waits because                         |
 |---------------------------|-----------------------------------------------|
 | the runner takes work     | no runner is up, or all of them drain         |
-| nothing parked waits there| parked requests go first                      |
-| batch cap not reached     | every batch is full                           |
+| no parked request waits   | parked requests go first                      |
+| its batch is not full     | every batch is full                           |
 | an adapter slot is free   | all adapter slots are in use                  |
-| its promise fits          | so many pages are wanted, so many are free    |
-| it did not just decline   | the runner declined a moment ago              |
+| its promise fits          | it needs more pages than are free             |
+| it did not just decline   | the runner declined recently                  |
 
-Ties go to the runner that holds the adapter nearest to the model, then to the highest name.
+Ties: the adapter on the device, on the host, on disk; then the highest name.
 """
 
 from collections.abc import Iterable
@@ -34,13 +34,13 @@ class MustWait:
 
 @dataclass(frozen=True, slots=True)
 class NeverFits:
-    """No runner of the group could hold it even when empty (OR-09)."""
+    """Even an empty runner of the group could not hold it (OR-09)."""
 
     why: str
 
 
 def choose(
-    request: Request, runners: Iterable[Runner], policy: SchedulerConfig, now: float
+    request: Request, runners: Iterable[Runner], config: SchedulerConfig, now: float
 ) -> Chosen | MustWait | NeverFits:
     best: tuple[int, Tier, str] | None = None
     chosen: Chosen | None = None
@@ -49,7 +49,7 @@ def choose(
     too_small = ""
     could = False
     for runner in runners:
-        need = request.requirement_on(runner.capacity, policy)
+        need = request.requirement_on(runner.capacity, config)
         if need.never:
             too_small = too_small or need.never
             continue
@@ -57,7 +57,7 @@ def choose(
         obstacle = _obstacle(request, runner, need.promise.pages, now)
         if obstacle:
             if obstacle is _TOO_FEW_PAGES:
-                short = short or f"{need.promise.pages} pages are wanted and {max(0, runner.ledger.free)} are free"
+                short = short or f"it needs {need.promise.pages} pages and {max(0, runner.ledger.free)} are free"
             else:
                 obstacles.add(obstacle)
             continue
@@ -68,7 +68,7 @@ def choose(
         return chosen
     if too_small and not could:
         return NeverFits(too_small)
-    # Pages first: among several runners the one that is merely short of memory says most.
+    # Pages first: with several runners, the one that lacks only memory gives the most useful reason.
     return MustWait(short or min(obstacles, key=_BY_USEFULNESS.index, default=NO_RUNNER))
 
 
@@ -80,7 +80,7 @@ _DRAINING = "its runners are draining"
 _PARKED = "parked requests go first"
 _FULL = "every batch is full"
 _SLOTS = "all adapter slots are in use"
-_DECLINED = "the runner declined a moment ago"
+_DECLINED = "the runner declined it recently"
 _BY_USEFULNESS = (_DECLINED, _PARKED, _SLOTS, _FULL, _DRAINING, _DOWN, NO_RUNNER)
 
 
@@ -88,7 +88,7 @@ def _obstacle(request: Request, runner: Runner, pages: int, now: float) -> str:
     if not runner.takes_work:
         if runner.drain is None:
             return _DOWN
-        return _DRAINING if runner.attached else NO_RUNNER  # it went as it was told to
+        return _DRAINING if runner.attached else NO_RUNNER  # it left because it was drained
     if runner.parked:
         return _PARKED
     if runner.sequences >= runner.max_sequences:

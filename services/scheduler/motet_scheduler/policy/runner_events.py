@@ -1,4 +1,4 @@
-"""What runners say, and what is asked of one as a whole: it comes, reports, declines, and goes."""
+"""Handles what runners say: they attach, report, decline and detach."""
 
 from collections.abc import Iterable
 
@@ -16,11 +16,11 @@ from motet_scheduler.policy.state import SchedulerState
 
 class RunnerEvents:
     def __init__(
-        self, state: SchedulerState, lives: RequestLifecycle, offering: CatalogPublisher, drains: Drains
+        self, state: SchedulerState, lifecycle: RequestLifecycle, publisher: CatalogPublisher, drains: Drains
     ) -> None:
         self._state = state
-        self._lives = lives
-        self._offering = offering
+        self._lifecycle = lifecycle
+        self._publisher = publisher
         self._drains = drains
         self._overcommit: dict[str, float] = {}
         """The supervisor's factor for each pool."""
@@ -29,12 +29,12 @@ class RunnerEvents:
         instance = InstanceName(event.identity.instance)
         runner = self._state.runners.get(instance)
         if runner is None or runner.identity.incarnation != event.identity.incarnation:
-            # A runner begins with the factor 1 and hears of another from the supervisor, as we do.
+            # A runner starts with factor 1; the supervisor sends another factor to the runner and to us.
             overcommit = self._overcommit.get(event.identity.pool, 1.0) if self._state.supervised else 1.0
             if runner is not None:
-                self._lives.runner_lost(runner)
+                self._lifecycle.runner_lost(runner)
                 self._state.by_group[runner.group].remove(runner)
-            # One object for all that are alike: what a request needs of them is then computed once.
+            # Runners of equal capacity share one object, so that a request's requirement is computed once for all.
             alike = (one.capacity for one in self._state.runners.values() if one.capacity == event.capacity)
             runner = Runner(event.identity, event.address, next(alike, event.capacity), overcommit)
             self._state.runners[instance] = runner
@@ -45,16 +45,16 @@ class RunnerEvents:
         runner.last_report_at = self._state.now
         if not runner.hung:
             runner.unhealthy = ""
-        self._offering.apply_pool(runner)
+        self._publisher.apply_pool(runner)
         self._state.bases[runner.group] = (event.base, event.capacity.max_model_length)
-        self._state.settling.runner_attached(instance)
+        self._state.waiting_for_runners.runner_attached(instance)
         self._drains.attached(runner)
         self._apply_requests(runner, event.live)
         self._apply_resident_adapters(runner, event.resident)
-        self._offering.report_adapters()  # also what the process before this one held
+        self._publisher.report_adapters()  # also about adapters of the process before
         self._state.catalog_changed = True
         self._state.emit(runner_report(runner))
-        self._offering.order_adapter_loads()
+        self._publisher.order_adapter_loads()
 
     def detached(self, event: events.RunnerDetached) -> None:
         runner = self._state.current(event.instance, event.incarnation)
@@ -72,7 +72,7 @@ class RunnerEvents:
             return
         runner.last_report_at = self._state.now
         runner.pages_free, runner.running, runner.waiting = event.pages_free, event.running, event.waiting
-        # Speaking is not enough: after a silence, too, an engine with work must take a step.
+        # A report is not enough to be healthy again: an engine with work must also take a step.
         moves = event.steps > runner.steps if runner.steps is not None else not runner.hung
         idle = all(entry.state in (SequenceState.PARKED, SequenceState.LOADING) for entry in event.live)
         if runner.unhealthy and (moves or idle):
@@ -82,7 +82,7 @@ class RunnerEvents:
         self._apply_requests(runner, event.live)
         self._apply_resident_adapters(runner, event.resident)
         self._state.emit(runner_report(runner))
-        self._offering.order_adapter_loads()
+        self._publisher.order_adapter_loads()
 
     def _apply_requests(self, runner: Runner, live: tuple[RunnerRequest, ...]) -> None:
         self._state.effects += sync_ledger(
@@ -90,9 +90,9 @@ class RunnerEvents:
             live,
             requests=self._state.requests,
             gateways=self._state.gateways,
-            ended=self._lives.ended,
-            unlisted=self._lives.unlisted,
-            policy=self._state.policy,
+            ended=self._lifecycle.ended,
+            unlisted=self._lifecycle.unlisted,
+            config=self._state.config,
             now=self._state.now,
         )
         for entry in live:
@@ -109,7 +109,7 @@ class RunnerEvents:
                 runner.loads_ordered.pop(digest, None)
         if before != {digest: found.tier for digest, found in runner.resident.items()}:
             self._state.catalog_changed = True
-            self._offering.report_adapters()
+            self._publisher.report_adapters()
         if self._state.catalog_known:
             in_use = self._state.digests_in_use()
             self._state.effects += self._state.adapters.unneeded_on(runner, in_use)
@@ -119,15 +119,15 @@ class RunnerEvents:
         if request is None or event.epoch != (request.placement.epoch if request.placement else request.epoch):
             return
         self._state.note_event(request.id, "declined", f"{event.instance}: {event.failure.message}")
-        self._lives.avoid(request, event.instance)
+        self._lifecycle.avoid(request, event.instance)
         if _is_final(event.failure):
             request.final_failure = event.failure
         if request.placement is not None:
-            # The room is free again; the gateway, told by the runner too, says how far the request has come.
-            self._lives.release_promise(request)
-            self._lives.unlisted[request.id, event.epoch] = self._state.now
+            # The promise is released. The runner tells the gateway too, which reports how many tokens it delivered.
+            self._lifecycle.release_promise(request)
+            self._lifecycle.unlisted[request.id, event.epoch] = self._state.now
         elif request.final_failure is not None:
-            self._lives.refuse(request, event.failure)
+            self._lifecycle.refuse(request, event.failure)
 
     def adapter_changed(self, event: events.AdapterStateChanged) -> None:
         runner = self._state.runners.get(event.instance)
@@ -136,8 +136,8 @@ class RunnerEvents:
         if self._state.adapters.adapter_state_changed(event, self._state.now):
             self._state.catalog_changed = True
             self._state.emit(effects.SaveCatalog())
-            self._offering.report_adapters()
-        self._offering.order_adapter_loads()
+            self._publisher.report_adapters()
+        self._publisher.order_adapter_loads()
 
     def overcommit_set(self, event: events.OvercommitSet) -> None:
         self._overcommit[event.pool] = event.factor
@@ -148,20 +148,20 @@ class RunnerEvents:
 
     def tick(self) -> None:
         for runner in list(self._state.runners.values()):
-            if not runner.attached and self._state.now - runner.detached_at > self._state.policy.forget_runner:
+            if not runner.attached and self._state.now - runner.detached_at > self._state.config.forget_runner:
                 self._forget(runner)
 
     def _forget(self, runner: Runner) -> None:
-        self._lives.runner_lost(runner)
+        self._lifecycle.runner_lost(runner)
         del self._state.runners[runner.instance]
         self._state.by_group[runner.group].remove(runner)
         self._state.queue(runner.group).retry_everywhere()
         self._state.catalog_changed = True
         self._state.emit(effects.SaveCatalog())
-        self._offering.report_adapters()
+        self._publisher.report_adapters()
 
 
 def _is_final(failure: Failure) -> bool:
-    """Whether no other runner will say anything else: the request or its adapter is at fault."""
+    """Whether every runner would answer the same: the request or its adapter causes the failure."""
     kind = TABLE.get(failure.code)
     return kind is not None and issubclass(kind, InvalidRequest | AdapterError)

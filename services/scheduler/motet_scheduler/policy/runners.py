@@ -1,4 +1,4 @@
-"""One runner as the scheduler knows it: its ledger of promises, its adapters, and what is under way there."""
+"""One runner as the scheduler knows it: its ledger of promises, its adapters and its requests."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -10,21 +10,21 @@ from motet_scheduler.policy.effects import ReportRunner
 from motet_scheduler.policy.values import BaseModel, GroupName, Promise
 
 PlacementKey = tuple[RequestId, int]
-"""A request under one epoch: what a ledger's lines are about, so that an old placement never hides a new one."""
+"""A request under one epoch: the key of a ledger's entries. An old placement never hides a new one."""
 
 
 @dataclass(slots=True)
 class LedgerEntry:
-    """What the ledger's pages are for."""
+    """What the pages of a promise are for."""
 
     digest: Digest
     since: float
     missed: int = 0
     """Reports in a row that did not list it."""
     orphaned: int = 0
-    """Reports in a row that listed it while nobody wanted it."""
+    """Reports in a row that listed it although no gateway knows it."""
     readmitted: bool = False
-    """Parked at the runner, and told that it may come back."""
+    """It was parked, and has been allowed to resume."""
 
 
 @dataclass(slots=True)
@@ -33,25 +33,25 @@ class ParkedRequest:
     wanted: Promise
     digest: Digest
     order: tuple[int, float]
-    """Class, then age: who comes back first."""
+    """Class, then age: the smallest resumes first."""
 
 
 @dataclass(slots=True)
 class Drain:
-    """Nothing new goes to a runner, and what is left there at the deadline moves."""
+    """A runner takes nothing new. Requests that are left at the deadline move to other runners."""
 
     runner: RunnerIdentity
-    """Without an incarnation: whichever it is."""
+    """Without an incarnation: any process of that name."""
     deadline_at: float
     over: bool = False
-    """The operator knows that nothing is left there."""
+    """The operator was told that the runner is empty."""
 
     def may_be(self, incarnation: str) -> bool:
         return not self.runner.incarnation or not incarnation or self.runner.incarnation == incarnation
 
 
 class Runner:
-    """Keeps ledger, lines and adapter counts in step. Decisions are made elsewhere."""
+    """Keeps ledger, entries and adapter counts in step. It makes no decisions."""
 
     def __init__(self, identity: RunnerIdentity, address: str, capacity: Capacity, overcommit: float) -> None:
         self.identity = identity
@@ -64,18 +64,18 @@ class Runner:
         self.parked: dict[RequestId, ParkedRequest] = {}
         self.resident: dict[Digest, ResidentAdapter] = {}
         self.loads_ordered: dict[Digest, float] = {}
-        """Adapters told to go to the device, and when."""
+        """When the load of each adapter to the device was ordered."""
         self.attached = True
         self.detached_at = 0.0
         self.last_report_at = 0.0
-        """When it last said how it is."""
+        """When it last reported."""
         self.requested_drain: Drain | None = None
-        """The operator wants it empty; it may think better of it."""
+        """The operator wants it empty, and may change its mind."""
         self.shutdown_drain: Drain | None = None
-        """Its process has been told to end, which nobody takes back."""
+        """Its process is stopping, which is never taken back."""
         self.unhealthy = ""
         self.hung = False
-        """Condemned because its engine does not move: only a step of it shows otherwise."""
+        """Unhealthy because its engine takes no steps; only a step makes it healthy again."""
         self.steps: int | None = None
         """As last reported; None before the first report."""
         self.running = 0
@@ -105,7 +105,7 @@ class Runner:
 
     @property
     def pages_wanted(self) -> int:
-        """Promised to what runs here, and to what is parked here and will come back."""
+        """Promised to the running requests, and wanted by the parked ones."""
         return self.ledger.promised + sum(parked.wanted.pages for parked in self.parked.values())
 
     @property
@@ -114,11 +114,11 @@ class Runner:
 
     @property
     def has_capacity(self) -> bool:
-        """Whether anything new could go here at all; parked requests come first."""
+        """Whether any new request could be placed here; parked requests go first."""
         return self.takes_work and not self.parked and self.ledger.free > 0 and self.sequences < self.max_sequences
 
     def slot_for(self, digest: Digest) -> bool:
-        """Whether an adapter has, or can get, a slot without evicting one that is in use (PU-12)."""
+        """Whether an adapter has a slot, or can get one without evicting an adapter in use (PU-12)."""
         if digest == BASE or digest in self._live_digests:
             return True
         return len(self._live_digests) < self.capacity.adapter_slots
@@ -134,24 +134,24 @@ class Runner:
     def record_promise(
         self, key: PlacementKey, pages: int, digest: Digest, now: float, *, readmitted: bool = False
     ) -> None:
-        """Write a promise that was checked to fit, or that the runner already lives by."""
-        line = self.entries.get(key)
-        if line is None:
+        """Record a promise that was checked to fit, or that the runner has already made."""
+        entry = self.entries.get(key)
+        if entry is None:
             self.entries[key] = LedgerEntry(digest, now, readmitted=readmitted)
             if digest != BASE:
                 self._live_digests[digest] += 1
         self.ledger.adopt(key, max(1, pages))
 
     def release_promise(self, key: PlacementKey) -> bool:
-        """Release a promise; False when there was none."""
-        line = self.entries.pop(key, None)
-        if line is None:
+        """Release a promise. False if there is none."""
+        entry = self.entries.pop(key, None)
+        if entry is None:
             return False
         self.ledger.release(key)
-        if line.digest != BASE:
-            self._live_digests[line.digest] -= 1
-            if not self._live_digests[line.digest]:
-                del self._live_digests[line.digest]
+        if entry.digest != BASE:
+            self._live_digests[entry.digest] -= 1
+            if not self._live_digests[entry.digest]:
+                del self._live_digests[entry.digest]
         return True
 
     def park(self, entry: RequestId, parked: ParkedRequest) -> None:
@@ -166,14 +166,14 @@ class Runner:
         return min(self.parked.items(), key=lambda item: item[1].order, default=None)
 
     def adapters_in_use(self) -> set[Digest]:
-        """Digests of adapters that something here uses, or will when it comes back."""
+        """Digests of the adapters that running or parked requests use."""
         return {*self._live_digests, *(parked.digest for parked in self.parked.values() if parked.digest != BASE)}
 
     def check(self) -> None:
-        """Recount; raises AssertionError when the books disagree among themselves."""
+        """Recount. Raises AssertionError if ledger, entries and counters differ."""
         self.ledger.check()
-        assert set(self.entries) == {key for key, _ in self.ledger}, "ledger and lines list different requests"
-        counted = Counter(line.digest for line in self.entries.values() if line.digest != BASE)
+        assert set(self.entries) == {key for key, _ in self.ledger}, "ledger and entries list different requests"
+        counted = Counter(entry.digest for entry in self.entries.values() if entry.digest != BASE)
         assert counted == self._live_digests, "adapters in use were miscounted"
 
 
@@ -186,5 +186,5 @@ def runner_report(runner: Runner) -> ReportRunner:
         running=runner.running,
         waiting=runner.waiting,
         pages_free=runner.pages_free,
-        condemned=runner.unhealthy,
+        unhealthy=runner.unhealthy,
     )

@@ -1,17 +1,17 @@
 """How many runners a pool should have: the rule, on numbers alone.
 
-What is needed at one moment is the most that any of these asks for:
+The required number at one moment is the largest of these:
 
-| asks            | runners                                                                                |
+| for             | runners                                                                                |
 |-----------------|----------------------------------------------------------------------------------------|
-| requests        | those placed, parked and waiting, by how many of their mean size one runner takes       |
-| adapters        | those in use or to be kept resident, by the slots of one runner                         |
-| the queue's age | one more than serve, when somebody has waited too long and no runner is on its way       |
-| held requests   | one, when a gateway cannot even read them before there is a runner                      |
+| requests        | placed, parked and waiting ones, divided by how many of their mean size fit on a runner |
+| adapters        | those in use or to be kept resident, divided by the slots of one runner                 |
+| the queue's age | one more than now, if a request has waited too long and no runner is starting           |
+| held requests   | one, if a gateway holds requests until the model has a runner                           |
 
-Demand is counted, not the lack of it, so that runners which are still starting change nothing: they are not capacity
-yet, and what they were ordered for orders no more. A pool then grows at once, but at most doubles within half a
-minute, and shrinks only to the most that was needed at any time of its stabilisation window.
+The rule counts the whole demand, not the unmet part, so that runners which are still starting do not change the result.
+A pool grows at once, but at most doubles within half a minute. It shrinks only to the largest number that was required
+at any time of its stabilization window.
 """
 
 from collections import deque
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from math import ceil
 
 TARGET = 0.8
-"""How full a runner should be: what is left takes in what comes next while another one starts."""
+"""How full a runner should be. The rest takes new requests while another runner starts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class ReplicaBounds:
     minimum: int = 0
     maximum: int | None = None
     stabilization: float = 300.0
-    """Seconds for which fewer must have been enough."""
+    """Seconds for which fewer runners must have been enough."""
 
     def apply(self, replicas: int) -> int:
         return max(self.minimum, replicas if self.maximum is None else min(replicas, self.maximum))
@@ -36,14 +36,15 @@ class ReplicaBounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerSize:
-    """What one runner takes."""
+    """What fits on one runner."""
 
     pages: int
     sequences: int
     adapter_slots: int
 
     def fits(self, mean_pages: float) -> int:
-        """Requests of this size on one runner, at the target. Whole ones: two halves on two runners are no place."""
+        """How many requests of this size fit on one runner at the target. A request can't be split between two
+        runners."""
         by_batch = self.sequences * TARGET
         by_pages = self.pages * TARGET / mean_pages if mean_pages > 0 else by_batch
         return max(1, int(min(by_batch, by_pages)))
@@ -51,33 +52,33 @@ class RunnerSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolLoad:
-    """What a pool has to carry at one moment."""
+    """The load of a pool at one moment."""
 
     requests: int = 0
     """Placed, parked and waiting ones."""
 
     pages: int = 0
-    """Promised to them, or wanted by them."""
+    """Promised to these requests, or needed by them."""
 
     waiting: int = 0
     waited: float = 0.0
-    """Seconds that the first of them has waited."""
+    """Seconds that the oldest of them has waited."""
 
     held: int = 0
     """Requests that gateways hold until there is a runner."""
 
     adapters: int = 0
-    """Places in device memory that adapters need at once."""
+    """Slots in device memory that adapters need at once."""
 
     min_replicas_of_adapters: int = 0
-    """Runners that one adapter must lie on: the largest `minReplicas`."""
+    """The largest `minReplicas` of an adapter."""
 
     serving: int = 0
     starting: int = 0
-    """Runners wanted so far, those that start included."""
+    """Runners wanted so far, including those that are starting."""
 
-    room: RunnerSize | None = None
-    """None: no runner has ever said."""
+    runner_size: RunnerSize | None = None
+    """None: no runner has reported its size yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +90,12 @@ class RequiredReplicas:
 
 @dataclass(frozen=True, slots=True)
 class ScaleDownBlock:
-    """Why nothing may leave for now."""
+    """Why the pool must not shrink now."""
 
     code: str
     reason: str
     stale: bool = False
-    """Because something is not known."""
+    """Because some input is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,68 +106,68 @@ class DesiredReplicas:
     stale: bool = False
 
 
-def required_replicas(load: PoolLoad, *, patience: float) -> RequiredReplicas:
+def required_replicas(load: PoolLoad, *, queue_patience: float) -> RequiredReplicas:
     """What the load asks for, whatever there is. `patience` is how long a request may wait for a place."""
-    return max(_needs(load, patience), key=lambda need: need.replicas)
+    return max(_requirements(load, queue_patience), key=lambda need: need.replicas)
 
 
-def _needs(load: PoolLoad, patience: float) -> Sequence[RequiredReplicas]:
-    needs = [RequiredReplicas(0, "Idle", "nothing runs or waits")]
-    room = load.room
+def _requirements(load: PoolLoad, queue_patience: float) -> Sequence[RequiredReplicas]:
+    requirements = [RequiredReplicas(0, "Idle", "nothing runs or waits")]
+    runner_size = load.runner_size
     if load.requests:
-        runners, how = 1, "no runner has said yet how many it takes"
-        if room is not None:
-            fits = room.fits(load.pages / load.requests)
-            runners, how = ceil(load.requests / fits), f"a runner takes {fits} of their size"
-        needs.append(
-            RequiredReplicas(runners, "Requests", f"{_count(load.requests, 'request')} under way or waiting; {how}")
+        runners, detail = 1, "no runner has reported its size yet"
+        if runner_size is not None:
+            fits = runner_size.fits(load.pages / load.requests)
+            runners, detail = ceil(load.requests / fits), f"{fits} of their size fit on a runner"
+        requirements.append(
+            RequiredReplicas(runners, "Requests", f"{_count(load.requests, 'request')} running or waiting; {detail}")
         )
     if load.adapters:
-        slots = max(1, room.adapter_slots) if room is not None else load.adapters
+        slots = max(1, runner_size.adapter_slots) if runner_size is not None else load.adapters
         runners = max(ceil(load.adapters / slots), load.min_replicas_of_adapters)
         why = f"adapters need {_count(load.adapters, 'slot')}; a runner has {slots}"
         if runners > ceil(load.adapters / slots):
-            why = f"an adapter is to be resident on {_count(load.min_replicas_of_adapters, 'runner')}"
-        needs.append(RequiredReplicas(runners, "Adapters", why))
-    if load.waiting and load.waited > patience and load.serving and load.starting <= load.serving:
-        why = f"the first of {_count(load.waiting, 'waiting request')} has found no place for {load.waited:.0f} s"
-        needs.append(RequiredReplicas(load.serving + 1, "Queue", why))
+            why = f"an adapter must be resident on {_count(load.min_replicas_of_adapters, 'runner')}"
+        requirements.append(RequiredReplicas(runners, "Adapters", why))
+    if load.waiting and load.waited > queue_patience and load.serving and load.starting <= load.serving:
+        why = f"the first of {_count(load.waiting, 'waiting request')} has waited {load.waited:.0f} s"
+        requirements.append(RequiredReplicas(load.serving + 1, "Queue", why))
     if load.held:
-        needs.append(
+        requirements.append(
             RequiredReplicas(1, "HeldRequests", f"{_count(load.held, 'request')} held until there is a runner")
         )
-    return needs
+    return requirements
 
 
 class ReplicaStabilizer:
-    """From what is needed to what is advised: soon more, late fewer, within the bounds."""
+    """From the required to the advised number: grows soon, shrinks late, within the bounds."""
 
     def __init__(self, replicas: int, now: float, *, window: float = 30.0) -> None:
         self.replicas = replicas
-        """As advised last."""
+        """The last advice."""
         self._window = window
         self._advised: deque[tuple[float, int]] = deque([(now, replicas)])
-        """From when on how many were advised; the first reaches back to the beginning of the window."""
+        """When each number was advised; the first entry covers the beginning of the window."""
         self._needed: deque[tuple[float, int]] = deque([(now, replicas)])
-        """What was needed and when, without what something later and larger hides: the first is the largest."""
+        """What was required and when, without entries that a later, larger one hides: the first is the largest."""
 
     def advise(
-        self, need: RequiredReplicas, bounds: ReplicaBounds, now: float, hold: ScaleDownBlock | None = None
+        self, need: RequiredReplicas, bounds: ReplicaBounds, now: float, block: ScaleDownBlock | None = None
     ) -> DesiredReplicas:
-        """Call it with a time that never goes back."""
-        self._hear(max(need.replicas, self.replicas) if hold is not None else need.replicas, bounds, now)
+        """`now` must never go back."""
+        self._record(max(need.replicas, self.replicas) if block is not None else need.replicas, bounds, now)
         while len(self._advised) > 1 and now - self._advised[1][0] >= self._window:
             self._advised.popleft()
-        paced = self._grow(need.replicas) if need.replicas > self.replicas else self._shrink()
-        advised = bounds.apply(paced)
+        stabilized = self._grow(need.replicas) if need.replicas > self.replicas else self._shrink()
+        advised = bounds.apply(stabilized)
         if advised != self.replicas:
             self.replicas = advised
             self._advised.append((now, advised))
         return DesiredReplicas(
-            advised, *_why(need, bounds, paced, advised, hold), stale=hold is not None and hold.stale
+            advised, *_explain(need, bounds, stabilized, advised, block), stale=block is not None and block.stale
         )
 
-    def _hear(self, needed: int, bounds: ReplicaBounds, now: float) -> None:
+    def _record(self, needed: int, bounds: ReplicaBounds, now: float) -> None:
         while self._needed and self._needed[-1][1] <= needed:
             self._needed.pop()
         self._needed.append((now, needed))
@@ -181,22 +182,22 @@ class ReplicaStabilizer:
         return min(self.replicas, self._needed[0][1])
 
 
-def _why(
-    need: RequiredReplicas, bounds: ReplicaBounds, paced: int, advised: int, hold: ScaleDownBlock | None
+def _explain(
+    need: RequiredReplicas, bounds: ReplicaBounds, stabilized: int, advised: int, block: ScaleDownBlock | None
 ) -> tuple[str, str]:
     if need.replicas > advised:
         runners = _count(need.replicas, "runner")
         if bounds.maximum is not None and advised >= bounds.maximum:
             return "AtMaximum", f"{need.reason}: that needs {runners}, and maxReplicas is {bounds.maximum}"
         return "Pacing", f"{need.reason}: that needs {runners}; they at most double within half a minute"
-    if hold is not None and hold.stale:
-        return hold.code, hold.reason
+    if block is not None and block.stale:
+        return block.code, block.reason
     if need.replicas == advised:
         return need.code, need.reason
-    if advised > paced or (advised == bounds.minimum and hold is None):
+    if advised > stabilized or (advised == bounds.minimum and block is None):
         return "AtMinimum", f"{need.reason}; minReplicas is {bounds.minimum}"
-    if hold is not None:
-        return hold.code, hold.reason
+    if block is not None:
+        return block.code, block.reason
     return "Stabilizing", (
         f"{_count(need.replicas, 'runner')} would do; the others leave once that was so for {bounds.stabilization:g} s"
     )

@@ -1,8 +1,7 @@
-"""The scheduler: who hears which event, and in which order the parts of the policy have their say.
+"""The scheduler: which part of the policy handles which event, and in which order the parts run.
 
-`handle` is the only way in: it changes the state and returns what is to be done. It never looks at a clock; events are
-handled in the order they are handed in, each with its time.
-"""
+`handle` is the only entry point. It changes the state and returns the effects. It never reads a clock: the caller
+passes each event with its time."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -23,59 +22,59 @@ from motet_scheduler.policy.values import Catalog, SchedulerConfig
 
 
 class Scheduler:
-    def __init__(self, policy: SchedulerConfig, *, now: float, remembered: SavedCatalog | None = None) -> None:
-        awaited = remembered.runners if remembered is not None else ()
-        state = self._state = SchedulerState(policy, now, StartupWait(awaited, now + policy.startup_wait))
-        self._lives = RequestLifecycle(state)
-        self._placing = Placer(state, self._lives)
+    def __init__(self, config: SchedulerConfig, *, now: float, saved: SavedCatalog | None = None) -> None:
+        awaited = saved.runners if saved is not None else ()
+        state = self._state = SchedulerState(config, now, StartupWait(awaited, now + config.startup_wait))
+        self._lifecycle = RequestLifecycle(state)
+        self._placer = Placer(state, self._lifecycle)
         self._positions = Positions(state)
         self.capacity = Autoscaler(state)
-        self._offering = CatalogPublisher(state, self.capacity)
-        self._gateways = GatewayEvents(state, self._lives, self._placing, self._positions)
-        self._drains = Drains(state, self._lives)
-        self._attachments = RunnerEvents(state, self._lives, self._offering, self._drains)
-        self._advice = SupervisorEvents(state, self._lives)
-        if remembered is not None:
-            self._offering.restore(remembered)
-        # What others may look at.
-        self.policy = policy
+        self._publisher = CatalogPublisher(state, self.capacity)
+        self._gateway_events = GatewayEvents(state, self._lifecycle, self._placer, self._positions)
+        self._drains = Drains(state, self._lifecycle)
+        self._runner_events = RunnerEvents(state, self._lifecycle, self._publisher, self._drains)
+        self._supervisor_events = SupervisorEvents(state, self._lifecycle)
+        if saved is not None:
+            self._publisher.restore(saved)
+        # Public, for metrics and tests to read.
+        self.config = config
         self.requests = state.requests
         self.queues = state.queues
         self.runners = state.runners
         self.adapters = state.adapters
         self.timelines = state.timelines
         self._handlers: dict[type, Callable[[Any], None]] = {
-            events.Enqueued: self._gateways.enqueued,
-            events.GatewayConnected: self._gateways.connected,
-            events.GatewayDisconnected: self._gateways.gone,
-            events.CancelRequested: self._gateways.cancel_asked,
-            events.RequestFinished: self._gateways.finished,
-            events.RequestLost: self._gateways.lost,
-            events.RequestsHeld: self._gateways.requests_held,
-            events.RunnerAttached: self._attachments.attached,
-            events.RunnerDetached: self._attachments.detached,
-            events.RunnerReported: self._attachments.reported,
-            events.RunnerDeclined: self._attachments.declined,
-            events.RunnerShuttingDown: self._drains.ending,
-            events.TermRaised: self._drains.tell_all,
-            events.AdapterStateChanged: self._attachments.adapter_changed,
-            events.OperatorConnected: self._offering.operator_connected,
-            events.CatalogReplaced: self._offering.catalog_replaced,
-            events.CatalogUpdated: self._offering.catalog_updated,
+            events.Enqueued: self._gateway_events.enqueued,
+            events.GatewayConnected: self._gateway_events.connected,
+            events.GatewayDisconnected: self._gateway_events.disconnected,
+            events.CancelRequested: self._gateway_events.cancel_requested,
+            events.RequestFinished: self._gateway_events.finished,
+            events.RequestLost: self._gateway_events.lost,
+            events.RequestsHeld: self._gateway_events.requests_held,
+            events.RunnerAttached: self._runner_events.attached,
+            events.RunnerDetached: self._runner_events.detached,
+            events.RunnerReported: self._runner_events.reported,
+            events.RunnerDeclined: self._runner_events.declined,
+            events.RunnerShuttingDown: self._drains.shutting_down,
+            events.TermRaised: self._drains.send_all,
+            events.AdapterStateChanged: self._runner_events.adapter_changed,
+            events.OperatorConnected: self._publisher.operator_connected,
+            events.CatalogReplaced: self._publisher.catalog_replaced,
+            events.CatalogUpdated: self._publisher.catalog_updated,
             events.DrainsDeclared: self._drains.declared,
-            events.SupervisorConnected: self._advice.connected,
-            events.SupervisorDisconnected: self._advice.gone,
-            events.PromiseChanged: self._advice.promise_changed,
-            events.RequestParked: self._advice.parked,
-            events.RequestResumed: self._advice.resumed,
-            events.RunnerUnhealthy: self._advice.condemned,
-            events.OvercommitSet: self._attachments.overcommit_set,
+            events.SupervisorConnected: self._supervisor_events.connected,
+            events.SupervisorDisconnected: self._supervisor_events.disconnected,
+            events.PromiseChanged: self._supervisor_events.promise_changed,
+            events.RequestParked: self._supervisor_events.parked,
+            events.RequestResumed: self._supervisor_events.resumed,
+            events.RunnerUnhealthy: self._supervisor_events.unhealthy,
+            events.OvercommitSet: self._runner_events.overcommit_set,
             events.Tick: self._tick,
         }
 
     @property
     def settled(self) -> bool:
-        """Whether placing is safe: those runners that were there before have said what they hold."""
+        """Whether placing is safe: the runners that were attached before the start have reported their requests."""
         return self._state.settled
 
     @property
@@ -88,21 +87,21 @@ class Scheduler:
         state.now = now
         state.effects = []
         self._handlers[type(event)](event)
-        self._placing.place_all()
-        self._offering.drop_unused_adapters()
-        # One that has just taken over knows nothing before an operator speaks, and gateways believe what they are told.
+        self._placer.place_all()
+        self._publisher.drop_unused_adapters()
+        # After a takeover the catalog is unknown until the operator connects. An empty one would mislead gateways.
         if state.catalog_changed and state.settled and (state.catalog_known or state.pools):
-            self._offering.publish()
+            self._publisher.publish()
         return state.effects
 
-    def remembered(self) -> SavedCatalog:
-        return self._offering.to_save()
+    def catalog_to_save(self) -> SavedCatalog:
+        return self._publisher.to_save()
 
     def queued(self) -> int:
         return sum(len(queue) for queue in self.queues.values())
 
     def check(self) -> None:
-        """Recount every book (tests, and when idle); raises AssertionError with the numbers."""
+        """Recount all ledgers and counters (in tests, and when idle). Raises AssertionError if they differ."""
         waiting = {request.id for queue in self.queues.values() for request in queue}
         assert waiting == {r.id for r in self.requests.values() if r.waiting}, "queued and waiting differ"
         for runner in self.runners.values():
@@ -111,13 +110,13 @@ class Scheduler:
         assert counted == self._state.adapter_uses, "uses of adapters were miscounted"
 
     def _tick(self, _event: events.Tick) -> None:
-        if self._state.settling.expires(self._state.now):
+        if self._state.waiting_for_runners.expires(self._state.now):
             for queue in self.queues.values():
                 queue.retry_everywhere()
-        self._lives.tick()
-        self._gateways.tick()
-        self._attachments.tick()
+        self._lifecycle.tick()
+        self._gateway_events.tick()
+        self._runner_events.tick()
         self._drains.tick()
-        self._offering.order_adapter_loads()
+        self._publisher.order_adapter_loads()
         self._positions.tick()
         self.capacity.tick()

@@ -1,7 +1,6 @@
-"""What the scheduler knows, and what is to be done about the event at hand: shared by all who decide.
+"""The scheduler's state, and the effects of the current event: shared by all parts of the policy.
 
-Each part of the policy changes its own share of it and adds its effects; nobody but `Scheduler.handle` begins or ends a
-decision.
+Each part changes its own share of the state and adds its effects. Only `Scheduler.handle` starts and ends a decision.
 """
 
 from collections import Counter
@@ -18,7 +17,7 @@ from motet_scheduler.policy.values import BaseModel, Catalog, GroupName, PoolSpe
 
 
 class StartupWait:
-    """Just after a start: placing is safe once the runners that were there before have said what they hold."""
+    """After a start, placing waits until the runners that were attached before have reported their requests."""
 
     def __init__(self, awaited: Iterable[InstanceName], until: float) -> None:
         self._awaited = set(awaited)
@@ -34,7 +33,7 @@ class StartupWait:
             self._until = None
 
     def expires(self, now: float) -> bool:
-        """Whether the wait ends now, with some of them still missing."""
+        """Whether the wait ends now although some runners are missing."""
         if self._until is None or now < self._until:
             return False
         self._awaited.clear()
@@ -43,37 +42,37 @@ class StartupWait:
 
 
 class SchedulerState:
-    def __init__(self, policy: SchedulerConfig, now: float, settling: StartupWait) -> None:
-        self.policy = policy
+    def __init__(self, config: SchedulerConfig, now: float, waiting_for_runners: StartupWait) -> None:
+        self.config = config
         self.now = now
-        """Of the event at hand."""
+        """Of the current event."""
         self.effects: list[Effect] = []
-        """Of the event at hand."""
+        """Of the current event."""
         self.requests: dict[RequestId, Request] = {}
         self.adapter_uses: Counter[Digest] = Counter()
-        """Requests that name an adapter."""
+        """How many requests use each adapter."""
         self.queues: dict[GroupName, Queue] = {}
         self.runners: dict[InstanceName, Runner] = {}
         self.by_group: dict[GroupName, list[Runner]] = {}
         self.gateways: set[str] = set()
         self.held: dict[str, dict[GroupName, int]] = {}
-        """By gateway: requests that it cannot even read before its model has a runner."""
+        """By gateway: requests that it can't tokenize until their model has a runner."""
         self.pools: dict[str, PoolSpec] = {}
-        self.adapters = Adapters(policy)
+        self.adapters = Adapters(config)
         self.bases: dict[GroupName, tuple[BaseModel, int]] = {}
-        """What each group's runners hold, and how long its context is."""
+        """The base model of each group's runners, and its context length."""
         self.catalog: Catalog | None = None
-        """The last one published."""
+        """The last catalog that was published."""
         self.catalog_changed = True
         self.catalog_known = False
-        """The operator has said what should exist."""
+        """Whether the operator has sent its catalog."""
         self.supervised = False
-        self.settling = settling
-        self.timelines = Timelines(policy.timelines)
+        self.waiting_for_runners = waiting_for_runners
+        self.timelines = Timelines(config.timelines)
 
     @property
     def settled(self) -> bool:
-        return self.settling.over
+        return self.waiting_for_runners.over
 
     def emit(self, effect: Effect) -> None:
         self.effects.append(effect)
@@ -84,7 +83,7 @@ class SchedulerState:
     def queue(self, group: GroupName) -> Queue:
         queue = self.queues.get(group)
         if queue is None:
-            queue = self.queues[group] = Queue(self.policy.max_passed_over)
+            queue = self.queues[group] = Queue(self.config.max_passed_over)
         return queue
 
     def runners_of(self, group: GroupName) -> Sequence[Runner]:

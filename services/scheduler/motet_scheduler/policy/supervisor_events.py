@@ -1,4 +1,4 @@
-"""What the supervisor says: promises that grew, requests that were parked or came back, runners taken for dead."""
+"""Handles what the supervisor says: promises that grew, requests that were parked or resumed, unhealthy runners."""
 
 from motet.domain import InstanceName
 from motet_scheduler.policy import events
@@ -8,16 +8,16 @@ from motet_scheduler.policy.state import SchedulerState
 
 
 class SupervisorEvents:
-    def __init__(self, state: SchedulerState, lives: RequestLifecycle) -> None:
+    def __init__(self, state: SchedulerState, lifecycle: RequestLifecycle) -> None:
         self._state = state
-        self._lives = lives
+        self._lifecycle = lifecycle
 
     def connected(self, _event: events.SupervisorConnected) -> None:
         self._state.supervised = True
         for runner in self._state.runners.values():
             on_capacity_freed(self._state, runner)
 
-    def gone(self, _event: events.SupervisorDisconnected) -> None:
+    def disconnected(self, _event: events.SupervisorDisconnected) -> None:
         self._state.supervised = False
 
     def promise_changed(self, event: events.PromiseChanged) -> None:
@@ -34,13 +34,13 @@ class SupervisorEvents:
         if runner is None:
             return
         key = (event.request, event.epoch)
-        line = runner.entries.get(key)
-        if line is None and event.request not in runner.parked:
-            return  # ended, or never heard of: the runner's next report tells
-        digest = line.digest if line is not None else runner.parked[event.request].digest
+        entry = runner.entries.get(key)
+        if entry is None and event.request not in runner.parked:
+            return  # ended or unknown: the runner's next report will show it
+        digest = entry.digest if entry is not None else runner.parked[event.request].digest
         order = (int(request.request_class), request.asked_at) if request is not None else (0, self._state.now)
         runner.park(event.request, ParkedRequest(event.epoch, event.wanted, digest, order))
-        self._state.note_event(event.request, "parked", f"comes back with {event.wanted.pages} pages")
+        self._state.note_event(event.request, "parked", f"resumes with {event.wanted.pages} pages")
         on_capacity_freed(self._state, runner)
 
     def resumed(self, event: events.RequestResumed) -> None:
@@ -57,13 +57,13 @@ class SupervisorEvents:
         self._state.note_event(event.request, "resumed", f"with {event.promise.pages} pages")
         on_capacity_freed(self._state, runner)
 
-    def condemned(self, event: events.RunnerUnhealthy) -> None:
+    def unhealthy(self, event: events.RunnerUnhealthy) -> None:
         runner = self._state.current(InstanceName(event.runner.instance), event.runner.incarnation)
         if runner is None:
             return
         runner.unhealthy = event.why
-        runner.hung = runner.hung or event.hung  # falling silent after it does not end a hang
+        runner.hung = runner.hung or event.hung  # a hung runner that stops reporting is still hung
         self._state.catalog_changed = True
         self._state.emit(runner_report(runner))
         if event.hung:
-            self._lives.move_everything(runner, event.why)
+            self._lifecycle.move_everything(runner, event.why)

@@ -1,6 +1,6 @@
-"""What happened to each request, for people who ask why: to all that are known, and to the last ones that have ended.
+"""What happened to each request, for `Explain`: all known requests, and the last that ended.
 
-Bounded by what is known, and by a number of ended ones; forgotten with the process.
+The number of ended requests is bounded. Timelines are kept in memory only.
 """
 
 from collections import OrderedDict
@@ -27,7 +27,7 @@ class Timelines:
         return len(self._known) + len(self._ended)
 
     def begin(self, request: RequestId, now: float) -> None:
-        """It is known from here on. One that comes again goes on with its old story."""
+        """Start a request's timeline, or continue the one it had."""
         history = self._ended.pop(request) if request in self._ended else _History(now)
         self._known[request] = history
 
@@ -38,14 +38,14 @@ class Timelines:
 
     def note(self, request: RequestId, now: float, event: str, detail: str = "") -> None:
         history = self._known.get(request) or self._ended.get(request)
-        if history is None:  # a word about one that is not on the books
+        if history is None:  # an event about an unknown request
             history = _History(now)
             self._keep(request, history)
         if len(history.entries) < ENTRIES_PER_REQUEST:
             history.entries.append((now - history.start, event, detail))
 
     def of(self, request: RequestId) -> list[tuple[float, str, str]] | None:
-        """(seconds since the first entry, event, detail); None for a request that is not, or no longer, known."""
+        """(seconds since the first entry, event, detail); None if the request is unknown or forgotten."""
         history = self._known.get(request) or self._ended.get(request)
         return None if history is None else list(history.entries)
 

@@ -1,4 +1,4 @@
-"""Words that events and effects share."""
+"""Types that events and effects share."""
 
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
@@ -12,7 +12,7 @@ GroupName = NewType("GroupName", str)
 
 
 class AdapterStage(IntEnum):
-    """How far a runner has taken an adapter; the numbers are the messages' own."""
+    """How far a runner has loaded an adapter. The numbers are those of the messages."""
 
     NONE = 0
     FETCHED = 1
@@ -22,7 +22,7 @@ class AdapterStage(IntEnum):
 
     @classmethod
     def from_proto(cls, value: int) -> Self:
-        """One of a newer runner has shown nothing: what the adapter's check found must be known before it serves."""
+        """NONE for an unknown stage of a newer runner: an adapter must be certified before it serves."""
         return cls(value) if value in _STAGES else cls(cls.NONE)
 
 
@@ -30,15 +30,15 @@ _STAGES = frozenset(AdapterStage)
 
 
 class AdapterReadiness(StrEnum):
-    COLD = "cold"  # checked and known; loads at its first request
-    READY = "ready"  # resident somewhere
-    LOADING = "loading"  # bytes or checks under way
+    COLD = "cold"  # certified; loads at its first request
+    READY = "ready"  # in a runner's memory
+    LOADING = "loading"  # is being fetched or checked
     FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """Output length in tokens, as quantiles; zeros when nobody guessed."""
+    """Output length in tokens, as quantiles; zeros if there is no estimate."""
 
     q50: int = 0
     q80: int = 0
@@ -50,7 +50,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """What is set aside for a request; `pages` is what is compared."""
+    """What is reserved for a request. The ledger compares `pages`."""
 
     pages: int
     tokens: int = 0
@@ -69,9 +69,9 @@ class AdapterRef:
 
 
 class ScalingMode(StrEnum):
-    DISABLED = "disabled"  # a person decides
-    BUILTIN = "builtin"  # the operator carries our advice out
-    EXTERNAL = "external"  # an autoscaler that reads our figures decides
+    DISABLED = "disabled"  # spec.replicas decides
+    BUILTIN = "builtin"  # the operator follows the scheduler's advice
+    EXTERNAL = "external"  # an external autoscaler reads our metrics and decides
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,20 +83,20 @@ class PoolSpec:
     served_name: str = ""
     model_uri: str = ""
     replicas: int = 1
-    """Wanted now, whoever decided that."""
+    """The number of runners wanted now, whatever decided it."""
 
     max_sequences: int = 0
-    """0: what each runner says it can take."""
+    """0: the bound that each runner reports."""
 
     scaling: ScalingMode = ScalingMode.DISABLED
     min_replicas: int = 0
     max_replicas: int | None = None
     stabilization: float = 300.0
-    """Seconds for which fewer runners must have been enough before some leave."""
+    """Seconds for which fewer runners must have been enough before the pool shrinks."""
 
     tenants: tuple[str, ...] = ()
-    """Who may use the base model: for gateways alone. So is an adapter's `share`: what is asked of the scheduler has
-    been allowed, and goes on when that is taken back."""
+    """Who may use the base model. Only gateways check this, and an adapter's `share`: requests that reach the scheduler
+    have been allowed, and continue when the permission is taken back."""
 
     @property
     def scalable(self) -> bool:
@@ -105,12 +105,12 @@ class PoolSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RevisionKey:
-    """What makes a revision of an adapter: other bytes, another place to take them from, another key to it, or other
-    bounds of where they may lie."""
+    """What identifies a revision of an adapter. Other bytes, another source, another Secret or another volume make a
+    new revision."""
 
     source: str
     source_revision: str = ""
-    """Of a hub's repository: a branch, a tag or a commit."""
+    """A branch, tag or commit of a hub's repository."""
 
     expected_digest: str = ""
     content_stamp: str = ""
@@ -118,10 +118,10 @@ class RevisionKey:
     """namespace/name of the Secret that opens the source."""
 
     volume: str = ""
-    """URI of the volume that the source lies on; empty: on none."""
+    """URI of the volume with the source; empty: no volume."""
 
     folder: str = ""
-    """Of the volume: nothing outside of it is read; empty: all of it may be."""
+    """The only folder of the volume that may be read; empty: the whole volume."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +136,7 @@ class AdapterSpec:
     min_replicas: int = 0
     max_replicas: int = 0
     max_bytes: int = 0
-    """What its pool admits; 0: the runner's own bound."""
+    """The largest size that its pool admits; 0: the runner's own bound."""
 
     share: tuple[str, ...] = ()
 
@@ -168,34 +168,35 @@ class BaseModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """The numbers that decide. Times are seconds, already scaled by the process that hands them in."""
+    """The parameters of the policy. Times are seconds, with the time scale applied."""
 
     queue_limit: int = 10_000
     max_passed_over: int = 64
     tenants_examined: int = 32
-    """How many tenants' oldest requests are tried, per class, when the first does not fit."""
+    """How many tenants' oldest requests are tried, per class, if the first does not fit."""
     startup_wait: float = 0.5
     unsubmitted_timeout: float = 2.0
-    """A placement that its runner does not list is given up after this, and two reports."""
+    """A placement that its runner does not list is released after this time and two reports."""
     unlisted_timeout: float = 10.0
-    """A placement that its runner does not list for so long, and of which its gateway says nothing, is taken back."""
+    """A request is placed again if its runner has not listed it for this long and its gateway has not reported it
+    lost."""
     avoid_after_decline: float = 0.1
-    """How long a runner that declined is not asked again by the same request; doubles with each decline."""
-    avoid_longest: float = 2.0
+    """How long a request avoids a runner that declined it. Doubles with each decline, up to `max_avoid`."""
+    max_avoid: float = 2.0
     forget_runner: float = 30.0
     load_retry: float = 10.0
-    """How long an order to load or check an adapter may go unanswered before it is given again."""
+    """An order to load or check an adapter is repeated if it is unanswered for this long."""
     revision_pause: float = 10.0
-    """An adapter that keeps changing is checked once in so long, after the first few times."""
+    """After the first few changes, an adapter that keeps changing is checked at most this often."""
     force_promise_pages: int = 0
     capacity_every: float = 1.0
-    """How often it is worked out how many runners each pool should have."""
+    """How often the desired number of runners of each pool is computed."""
     queue_patience: float = 5.0
-    """A request that has waited so long for a place asks for another runner, whatever the sums say."""
+    """If a request has waited this long, another runner is wanted, even if the load does not need it."""
     report_patience: float = 10.0
-    """A runner that has not reported for so long is not known well enough to take another one away."""
+    """A pool does not shrink while one of its runners has not reported for this long."""
     growth_window: float = 30.0
-    """A pool at most doubles in so long."""
+    """A pool at most doubles within this time."""
     timelines: int = 2_000
 
 
@@ -223,14 +224,14 @@ class CatalogGroup:
     asset_digest: str = ""
     max_model_length: int = 0
     runners: tuple[tuple[str, str], ...] = ()
-    """(instance, address) of those that take work."""
+    """(instance, address) of the runners that take work."""
 
     tenants: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Catalog:
-    """What gateways may offer: compared as a value, sent when it has changed."""
+    """What gateways may serve. Compared by value, and sent when it has changed."""
 
     groups: tuple[CatalogGroup, ...] = ()
     adapters: tuple[CatalogAdapter, ...] = field(default=())

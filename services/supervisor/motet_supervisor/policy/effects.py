@@ -1,4 +1,4 @@
-"""What the supervisor wants done. Orders name the epoch and the promise they were decided on."""
+"""The supervisor's outputs. Orders name the epoch and the promise for which they were decided."""
 
 from dataclasses import dataclass
 
@@ -66,7 +66,7 @@ class ReportParked:
 
 @dataclass(frozen=True, slots=True)
 class ReportAllParked:
-    """All that is parked now: what a scheduler that has just connected needs."""
+    """All parked requests, for a scheduler that has just connected."""
 
     requests: tuple[ReportParked, ...]
 
@@ -85,7 +85,7 @@ class ReportRunnerLost:
     why: str
     hung: bool
     again: bool = False
-    """Said before: for a scheduler that was away, or did not know the runner yet."""
+    """A repetition, for a scheduler that was away or did not know the runner yet."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What happens to a supervisor. Each is a fact; deciding what follows is `Supervisor.handle`'s."""
+"""The supervisor's inputs. Each says what happened; `Supervisor.handle` decides what follows."""
 
 from dataclasses import dataclass
 
@@ -71,10 +71,10 @@ class RequestEnded:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConnected:
-    """From here on parked requests come back through its ledger only, unless another leads in a higher term."""
+    """From now on parked requests resume only through its ledger, unless another scheduler leads in a higher term."""
 
     scheduler: int
-    """Which stream: two may be connected while one succeeds the other."""
+    """The number of its stream: the old and the new scheduler may be connected at the same time."""
     term: int
 
 
@@ -93,7 +93,7 @@ class SchedulerDisconnected:
 
 @dataclass(frozen=True, slots=True)
 class Resumable:
-    """A scheduler's ledger has room for a parked request."""
+    """A scheduler's ledger has enough free pages for a parked request."""
 
     term: int
     instance: InstanceName

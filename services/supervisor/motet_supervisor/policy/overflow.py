@@ -1,13 +1,13 @@
 """What to do when a sequence reaches its promise (S3-10), as a table:
 
-| there are                                            | then                                                         |
+| free pages                                           | then                                                         |
 |------------------------------------------------------|--------------------------------------------------------------|
-| pages for twice its promise                          | extend to that, or to the most it can ever need (S3-13)      |
-| some pages                                           | extend by those                                              |
-| none, but a park under way will free some            | wait for it                                                  |
+| enough for twice its promise                         | extend to that, or to the most it can ever need (S3-13)      |
+| some                                                 | extend by these                                              |
+| none, but an ordered park will free some             | wait for it                                                  |
 | none                                                 | park the newest of the lowest class, not parked twice before |
-| none, and everybody was parked twice                 | park the one that overflows, to come back with all it can    |
-|                                                      | ever need: it is never parked again                          |
+| none, and every request was parked twice             | park the one that overflows. It resumes with all pages it    |
+|                                                      | can ever need, and is never parked again                     |
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from motet.runner_info import SequenceState
 from motet_supervisor.policy.runners import TrackedRequest, WatchedRunner
 
 MAX_PARKS_PER_REQUEST = 2
-"""Times that a request may be chosen as a victim."""
+"""How often a request may be chosen as a victim."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,11 @@ class ParkVictim:
 
 @dataclass(frozen=True, slots=True)
 class WaitForPages:
-    """Something is being parked already."""
+    """An ordered park will free pages."""
 
 
 def decide(
-    runner: WatchedRunner, overflowing: TrackedRequest, now: float, answer: float
+    runner: WatchedRunner, overflowing: TrackedRequest, now: float, order_timeout: float
 ) -> ExtendTo | ParkVictim | WaitForPages:
     entry = overflowing.entry
     growth = min(runner.doubled(entry) - entry.pages, runner.free)
@@ -49,7 +49,7 @@ def decide(
         one
         for one in runner.sequences.values()
         if not one.parked
-        and not one.order_pending(now, answer)
+        and not one.order_pending(now, order_timeout)
         and one.entry.state is not SequenceState.LOADING
         and one.entry.parked_times < MAX_PARKS_PER_REQUEST
     ]
@@ -60,14 +60,14 @@ def decide(
 
 
 def cheapest(runner: WatchedRunner, victim: TrackedRequest, forced: ParkMethod | None) -> ParkMethod:
-    """Swap costs a copy out and one back, if the host has room; recompute costs a prefill of all its tokens."""
+    """Swap costs a copy to the host and one back, and needs host memory; recompute costs a prefill of all tokens."""
     used = victim.entry.pages_used
-    # Forced or not, what does not fit in the host's memory can only be computed again.
+    # Forced or not: KV that does not fit in host memory can only be computed again.
     if forced is ParkMethod.RECOMPUTE or used * runner.capacity.page_bytes > runner.host_bytes_free:
         return ParkMethod.RECOMPUTE
     if forced is not None:
         return forced
     swap = 2 * used * runner.swap_seconds_per_page
     recompute = (victim.entry.prompt_tokens + victim.entry.output_tokens) * runner.prefill_seconds_per_token
-    # Before anything was measured both cost nothing; a copy is the safer guess.
+    # Before any measurement both costs are zero; a copy is the safer choice.
     return ParkMethod.SWAP if swap <= recompute or not recompute else ParkMethod.RECOMPUTE

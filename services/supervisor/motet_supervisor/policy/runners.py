@@ -1,4 +1,5 @@
-"""One runner as the supervisor knows it: who holds how many pages, who is parked, and whether its engine moves."""
+"""One runner as the supervisor knows it: the pages of its requests, which are parked, and whether its engine takes
+steps."""
 
 from dataclasses import dataclass, replace
 
@@ -9,48 +10,48 @@ from motet.runner_info import Capacity, RunnerIdentity, RunnerRequest, SequenceS
 
 @dataclass(slots=True)
 class TrackedRequest:
-    """One request on its runner. `born` says which is newer; runners do not tell ages."""
+    """One request on its runner. A larger `arrival` is newer; runners do not report ages."""
 
     entry: RunnerRequest
     arrival: int
     parked_at: float = 0.0
     method: ParkMethod = ParkMethod.RECOMPUTE
     overflowing_since: float | None = None
-    """It is about to need more than it is promised, and has had no answer that worked."""
+    """Since when it needs more than its promise soon, without an order that helped."""
     ordered_at: float | None = None
-    """An order about it is on its way."""
+    """When the pending order was sent."""
     reports: int = 0
-    """Heard since that order: the first may have left before the order arrived, the second has not."""
+    """Reports since that order. The first may have been sent before the order arrived, the second was not."""
     freeing: int = 0
-    """Pages that come free once the ordered park is done."""
+    """Pages that will be free when the ordered park is done."""
 
     @property
     def parked(self) -> bool:
         return self.entry.parked
 
-    def order_pending(self, now: float, answer: float) -> bool:
-        """Whether to wait for what was ordered before ordering anything else."""
-        return self.ordered_at is not None and self.reports < 2 and now - self.ordered_at < answer
+    def order_pending(self, now: float, order_timeout: float) -> bool:
+        """Whether to wait for the last order before sending another."""
+        return self.ordered_at is not None and self.reports < 2 and now - self.ordered_at < order_timeout
 
     def order(self, now: float, *, freeing: int = 0) -> None:
         self.ordered_at, self.reports, self.freeing = now, 0, freeing
 
     def order_done(self) -> None:
-        """What was ordered has happened, or will not."""
+        """The order was carried out, or never will be."""
         self.ordered_at, self.freeing = None, 0
 
 
 @dataclass(slots=True)
 class EngineProgress:
-    """Whether the engine moves: hung is not slow."""
+    """Whether the engine takes steps. A slow engine is not hung."""
 
     steps: int
     moved_at: float
     slowest_step: float = 0.0
-    """Seconds; the worst of late, forgotten by a tenth with each report that shows movement."""
+    """Seconds per step; the slowest recent one. Decays by a tenth with each report that shows steps."""
 
     def see(self, steps: int, pending: bool, now: float) -> bool:
-        """Whether it moved since the last report, or has no reason to."""
+        """Whether it took a step since the last report, or has no work."""
         taken = steps - self.steps
         if taken > 0:
             self.slowest_step = max((now - self.moved_at) / taken, 0.9 * self.slowest_step)
@@ -61,7 +62,7 @@ class EngineProgress:
         return True
 
     def skip_silence(self, silence: float) -> None:
-        """Nothing was heard for so long: that shows neither movement nor standing still."""
+        """No reports for this long: that time says nothing about steps."""
         self.moved_at += silence
 
 
@@ -71,18 +72,18 @@ class WatchedRunner:
         self.capacity = capacity
         self.overcommit = overcommit
         self.connected = True
-        self.heard_at = now
+        self.last_message_at = now
         self.sequences: dict[RequestId, TrackedRequest] = {}
         self.host_bytes_free = capacity.host_bytes
         self.prefill_seconds_per_token = 0.0
         self.swap_seconds_per_page = 0.0
         self.progress = EngineProgress(0, now)
         self.silent = False
-        """Taken for dead until it says something."""
-        self.hung_because = ""
-        """Taken for dead until its engine takes a step, whatever it says: only that shows that it does not hang."""
-        self.condemned_at = 0.0
-        """When it was last said."""
+        """Unhealthy until it sends a message."""
+        self.hung_reason = ""
+        """Unhealthy until its engine takes a step: reports alone do not show that it works."""
+        self.unhealthy_reported_at = 0.0
+        """When it was last reported as unhealthy."""
         self._orders = 0
 
     @property
@@ -91,14 +92,14 @@ class WatchedRunner:
 
     @property
     def unhealthy(self) -> bool:
-        return self.silent or bool(self.hung_because)
+        return self.silent or bool(self.hung_reason)
 
     def note_message(self, now: float, *, again: bool = False) -> None:
-        """It said something; `again`: on a new stream."""
+        """The runner sent a message; `again`: on a new stream."""
         if self.silent or again:
-            self.progress.skip_silence(now - self.heard_at)
+            self.progress.skip_silence(now - self.last_message_at)
         self.silent = False
-        self.heard_at = now
+        self.last_message_at = now
 
     @property
     def promised(self) -> int:
@@ -106,16 +107,16 @@ class WatchedRunner:
 
     @property
     def free(self) -> int:
-        """Pages that may still be promised. Extensions on their way are in the book already."""
+        """Pages that may still be promised. Extensions that were ordered are counted as promised."""
         return int(self.capacity.pages * self.overcommit) - self.promised
 
     @property
     def pages_being_freed(self) -> int:
         return sum(one.freeing for one in self.sequences.values())
 
-    def apply_report(self, live: tuple[RunnerRequest, ...], now: float, answer: float) -> list[TrackedRequest]:
-        """Take over the runner's book; returns those that were parked without our being told."""
-        news: list[TrackedRequest] = []
+    def apply_report(self, live: tuple[RunnerRequest, ...], now: float, order_timeout: float) -> list[TrackedRequest]:
+        """Apply the runner's report. Returns requests that it shows as parked for the first time."""
+        newly_parked: list[TrackedRequest] = []
         listed = {entry.request for entry in live}
         for name in self.sequences.keys() - listed:
             del self.sequences[name]
@@ -125,24 +126,26 @@ class WatchedRunner:
                 known = self.sequences[entry.request] = self.newest(entry)
                 known.parked_at = now
                 if entry.parked:
-                    news.append(known)
+                    newly_parked.append(known)
                 continue
             known.reports += 1
-            if known.order_pending(now, answer):
-                # The report may have left before our order arrived: keep what was ordered, take what was counted.
+            if known.order_pending(now, order_timeout):
+                # The report may have been sent before our order arrived: keep what was ordered, take the counters.
                 known.entry = replace(
                     entry, pages=known.entry.pages, state=known.entry.state, parked_times=known.entry.parked_times
                 )
                 continue
             known.order_done()
             if entry.parked and known.parked:
-                known.entry = replace(entry, pages=known.entry.pages)  # what it wants was said when it was parked
+                known.entry = replace(
+                    entry, pages=known.entry.pages
+                )  # its wanted pages were reported when it was parked
                 continue
             known.entry = entry
             if entry.parked:
                 known.parked_at = now
-                news.append(known)
-        return news
+                newly_parked.append(known)
+        return newly_parked
 
     def newest(self, entry: RunnerRequest) -> TrackedRequest:
         self._orders += 1
@@ -163,7 +166,7 @@ class WatchedRunner:
         return promises.doubled_pages(entry.pages, self.max_pages(entry))
 
     def is_near_promise(self, entry: RunnerRequest) -> bool:
-        """Whether a sequence stands within a page of its promise and could need more."""
+        """Whether a request is within a page of its promise and could need more."""
         if entry.state in (SequenceState.PARKED, SequenceState.LOADING):
             return False
         tokens = entry.prompt_tokens + entry.output_tokens

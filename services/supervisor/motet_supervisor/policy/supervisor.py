@@ -1,8 +1,7 @@
 """The supervisor's state, and what follows from each event.
 
-Everything is decided again from the runners' reports: an order that was lost, or came too late, costs time and never a
-stuck sequence.
-"""
+Everything is decided again from the runners' reports: an order that was lost or late costs time, but no request gets
+stuck."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -17,24 +16,24 @@ from motet_supervisor.policy.values import SupervisorConfig
 
 
 class Supervisor:
-    def __init__(self, policy: SupervisorConfig) -> None:
-        self.policy = policy
+    def __init__(self, config: SupervisorConfig) -> None:
+        self.config = config
         self.runners: dict[InstanceName, WatchedRunner] = {}
         self._schedulers: dict[int, int] = {}
-        """The terms of those that are connected."""
+        """Terms of the connected schedulers."""
         self.highest_term = 0
-        self._alone_since: float | None = None
+        self._no_leader_since: float | None = None
         self._now = 0.0
         self._effects: list[effects.Effect] = []
 
     @property
     def has_leader(self) -> bool:
-        """Whether the leader is connected, and not only one that it has succeeded."""
+        """Whether the scheduler with the highest term is connected."""
         return self.highest_term in self._schedulers.values()
 
     @property
     def term(self) -> int:
-        """In whose name orders are given; 0 for those that are nobody's but ours, while no leader is connected."""
+        """The term of our orders: the leader's, or 0 while no leader is connected."""
         return self.highest_term if self.has_leader else 0
 
     def handle(self, event: events.Event, now: float) -> list[effects.Effect]:
@@ -50,18 +49,18 @@ class Supervisor:
         runner = self.runners.get(instance)
         if runner is None or runner.identity.incarnation != event.identity.incarnation:
             runner = self.runners[instance] = WatchedRunner(
-                event.identity, event.capacity, self._now, overcommit=self.policy.overcommit
+                event.identity, event.capacity, self._now, overcommit=self.config.overcommit
             )
         runner.connected = True
         runner.note_message(self._now, again=True)
         for sequence in runner.sequences.values():
-            sequence.order_done()  # what was on its way went down with the stream
-        self._tell_overcommit(event.identity)
+            sequence.order_done()  # orders on the old stream are lost
+        self._report_overcommit(event.identity)
         self._apply_requests(runner, event.live)
 
-    def _tell_overcommit(self, runner: RunnerIdentity) -> None:
-        """The runner first: a scheduler that knows a larger factor before it does would be declined."""
-        factor = self.policy.overcommit
+    def _report_overcommit(self, runner: RunnerIdentity) -> None:
+        """The runner first: it would decline requests of a scheduler that knows a larger factor earlier."""
+        factor = self.config.overcommit
         self._effects.append(effects.SetOvercommit(InstanceName(runner.instance), runner.pool, factor))
         self._effects.append(effects.ReportOvercommit(runner.pool, factor))
 
@@ -79,12 +78,12 @@ class Supervisor:
         runner.prefill_seconds_per_token = event.prefill_seconds_per_token
         runner.swap_seconds_per_page = event.swap_seconds_per_page
         if runner.progress.see(event.steps, event.work_pending, self._now):
-            runner.hung_because = ""
+            runner.hung_reason = ""
         self._apply_requests(runner, event.live)
 
     def _apply_requests(self, runner: WatchedRunner, live: tuple[RunnerRequest, ...]) -> None:
-        """Besides what is announced, the book itself shows who is about to run out: an announcement may be lost."""
-        self._tell_parked(runner, runner.apply_report(live, self._now, self.policy.order_timeout))
+        """Find requests that need more pages soon also in the report: an announcement may be lost."""
+        self._report_parked(runner, runner.apply_report(live, self._now, self.config.order_timeout))
         for sequence in runner.sequences.values():
             if not runner.is_near_promise(sequence.entry):
                 sequence.overflowing_since = None
@@ -92,7 +91,7 @@ class Supervisor:
                 sequence.overflowing_since = self._now
         self._answer_overflows(runner)
 
-    def _overflow_ahead(self, event: events.OverflowAnnounced) -> None:
+    def _overflow_announced(self, event: events.OverflowAnnounced) -> None:
         runner = self.runners.get(event.instance)
         if runner is None:
             return
@@ -101,8 +100,8 @@ class Supervisor:
         known = runner.sequences.get(entry.request)
         if known is None or known.entry.epoch != entry.epoch:
             known = runner.sequences[entry.request] = runner.newest(entry)
-        elif known.entry.pages > entry.pages and known.order_pending(self._now, self.policy.order_timeout):
-            return  # it has been extended already; the announcement crossed the order
+        elif known.entry.pages > entry.pages and known.order_pending(self._now, self.config.order_timeout):
+            return  # it has been extended already; announcement and order crossed
         else:
             known.order_done()
             known.entry = replace(entry, max_tokens=entry.max_tokens or known.entry.max_tokens)
@@ -122,7 +121,7 @@ class Supervisor:
         sequence.method = event.method
         sequence.order_done()
         sequence.overflowing_since = None
-        self._tell_parked(runner, [sequence])
+        self._report_parked(runner, [sequence])
         self._answer_overflows(runner)
 
     def _resumed(self, event: events.RequestResumed) -> None:
@@ -143,7 +142,7 @@ class Supervisor:
     # ----------------------------------------------------------------------------------------------------- scheduler
 
     def _scheduler_connected(self, event: events.SchedulerConnected) -> None:
-        self._hear_term(event.scheduler, event.term)
+        self._note_term(event.scheduler, event.term)
         parked = [
             effects.ReportParked(runner.instance, one.entry.request, one.entry.epoch, one.entry.pages, one.method)
             for runner in self.runners.values()
@@ -151,43 +150,43 @@ class Supervisor:
             if one.parked
         ]
         pools = sorted({runner.identity.pool for runner in self.runners.values()})
-        self._effects += [effects.ReportOvercommit(pool, self.policy.overcommit) for pool in pools]
+        self._effects += [effects.ReportOvercommit(pool, self.config.overcommit) for pool in pools]
         self._effects.append(effects.ReportAllParked(tuple(parked)))
 
     def _term_raised(self, event: events.TermRaised) -> None:
-        self._hear_term(event.scheduler, event.term)
+        self._note_term(event.scheduler, event.term)
 
-    def _scheduler_gone(self, event: events.SchedulerDisconnected) -> None:
+    def _scheduler_disconnected(self, event: events.SchedulerDisconnected) -> None:
         self._schedulers.pop(event.scheduler, None)
-        if not self.has_leader and self._alone_since is None:
-            self._alone_since = self._now
+        if not self.has_leader and self._no_leader_since is None:
+            self._no_leader_since = self._now
 
-    def _hear_term(self, scheduler: int, term: int) -> None:
+    def _note_term(self, scheduler: int, term: int) -> None:
         self._schedulers[scheduler] = term
         self.highest_term = max(self.highest_term, term)
         if self.has_leader:
-            self._alone_since = None
+            self._no_leader_since = None
 
     def _resumable(self, event: events.Resumable) -> None:
         if event.term < self.highest_term:
-            return  # of a ledger that no longer counts
+            return  # a scheduler that no longer leads
         runner, sequence = self._find(event.instance, event.request, event.epoch)
         if runner is None or sequence is None:
-            return  # its runner's report will tell the scheduler
+            return  # its runner's report will show it to the scheduler
         entry = sequence.entry
         if not sequence.parked:
             self._effects.append(effects.ReportResumed(event.instance, entry.request, entry.epoch, entry.pages))
         elif event.pages != entry.pages:
-            # It asks for another promise than the scheduler wrote down: let it look again.
-            self._tell_parked(runner, [sequence])
+            # The scheduler has another promise for it: report it again.
+            self._report_parked(runner, [sequence])
         else:
             self._resume(runner, sequence)
 
     # ---------------------------------------------------------------------------------------------------------- time
 
     def _tick(self, _event: events.Tick) -> None:
-        if not self.has_leader and self._alone_since is None:
-            self._alone_since = self._now
+        if not self.has_leader and self._no_leader_since is None:
+            self._no_leader_since = self._now
         for runner in list(self.runners.values()):
             self._watch_health(runner)
             if runner.connected:
@@ -195,36 +194,38 @@ class Supervisor:
                 self._resume_without_scheduler(runner)
 
     def _watch_health(self, runner: WatchedRunner) -> None:
-        silent = self._now - runner.heard_at
-        if not runner.connected and silent > 10 * self.policy.heartbeat:
+        silent = self._now - runner.last_message_at
+        if not runner.connected and silent > 10 * self.config.heartbeat:
             del self.runners[runner.instance]
             return
-        if runner.hung_because:
-            if self._now - runner.condemned_at > 2 * self.policy.heartbeat:
-                self._mark_unhealthy(runner, runner.hung_because, hung=True)
+        if runner.hung_reason:
+            if self._now - runner.unhealthy_reported_at > 2 * self.config.heartbeat:
+                self._mark_unhealthy(runner, runner.hung_reason, hung=True)
             return
         if runner.silent:
             return
-        if silent > self.policy.heartbeat:
-            self._mark_unhealthy(runner, f"no word for {silent:.1f} seconds", hung=False)
+        if silent > self.config.heartbeat:
+            self._mark_unhealthy(runner, f"no report for {silent:.1f} seconds", hung=False)
             return
-        still = self._now - runner.progress.moved_at
-        patience = max(self.policy.hang, self.policy.hang_steps * runner.progress.slowest_step)
-        if still > patience:
-            self._mark_unhealthy(runner, f"its engine has work and took no step for {still:.1f} seconds", hung=True)
+        without_step = self._now - runner.progress.moved_at
+        limit = max(self.config.hang, self.config.hang_steps * runner.progress.slowest_step)
+        if without_step > limit:
+            self._mark_unhealthy(
+                runner, f"its engine has work and took no step for {without_step:.1f} seconds", hung=True
+            )
 
     def _mark_unhealthy(self, runner: WatchedRunner, why: str, *, hung: bool) -> None:
         self._effects.append(effects.ReportRunnerLost(runner.identity, why, hung, again=runner.unhealthy))
-        runner.condemned_at = self._now
+        runner.unhealthy_reported_at = self._now
         if hung:
-            runner.hung_because = why
+            runner.hung_reason = why
         else:
             runner.silent = True
 
     # ------------------------------------------------------------------------------------------------------- deciding
 
     def _answer_overflows(self, runner: WatchedRunner) -> None:
-        """Answer every sequence that is about to reach its promise, the longest waiting first."""
+        """Answer all requests that are about to reach their promise, the longest waiting first."""
         if not runner.connected or runner.unhealthy:
             return
         waiting = [
@@ -232,15 +233,15 @@ class Supervisor:
             for one in runner.sequences.values()
             if one.overflowing_since is not None
             and not one.parked
-            and not one.order_pending(self._now, self.policy.order_timeout)
+            and not one.order_pending(self._now, self.config.order_timeout)
         ]
         for one in sorted(waiting, key=lambda one: (one.overflowing_since, one.arrival)):
-            if one.parked or one.order_pending(self._now, self.policy.order_timeout):
-                continue  # chosen as the victim of one before it
+            if one.parked or one.order_pending(self._now, self.config.order_timeout):
+                continue  # chosen as the victim of an earlier one
             if one.entry.pages >= runner.max_pages(one.entry):
                 one.overflowing_since = None
                 continue
-            match decide(runner, one, self._now, self.policy.order_timeout):
+            match decide(runner, one, self._now, self.config.order_timeout):
                 case ExtendTo(pages):
                     self._extend(runner, one, pages)
                 case ParkVictim(victim, doubled):
@@ -256,7 +257,7 @@ class Supervisor:
 
     def _park(self, runner: WatchedRunner, sequence: TrackedRequest, doubled: int) -> None:
         entry = sequence.entry
-        method = cheapest(runner, sequence, self.policy.park_method)
+        method = cheapest(runner, sequence, self.config.park_method)
         self._effects.append(effects.Park(runner.instance, entry.request, entry.epoch, entry.pages, doubled, method))
         if method == "swap":
             runner.host_bytes_free -= entry.pages_used * runner.capacity.page_bytes
@@ -269,31 +270,31 @@ class Supervisor:
         sequence.order(self._now)
 
     def _resume_without_scheduler(self, runner: WatchedRunner) -> None:
-        """No scheduler: nothing may hang, so parked requests come back when there is room to spare."""
-        if self._alone_since is None or self._now - self._alone_since < self.policy.resume_without_scheduler:
+        """Without a scheduler, resume parked requests when enough pages are free, so that none waits for ever."""
+        if self._no_leader_since is None or self._now - self._no_leader_since < self.config.resume_without_scheduler:
             return
         parked = sorted(
             (one for one in runner.sequences.values() if one.parked),
             key=lambda one: (one.entry.request_class, one.arrival),
         )
         spare = runner.free - sum(
-            one.entry.pages for one in parked if one.order_pending(self._now, self.policy.order_timeout)
+            one.entry.pages for one in parked if one.order_pending(self._now, self.config.order_timeout)
         )
-        margin = max(1, int(self.policy.resume_margin * runner.capacity.pages))
+        margin = max(1, int(self.config.resume_margin * runner.capacity.pages))
         for one in parked:
-            if one.order_pending(self._now, self.policy.order_timeout):
+            if one.order_pending(self._now, self.config.order_timeout):
                 continue
-            if self._now - one.parked_at < self.policy.resume_without_scheduler:
+            if self._now - one.parked_at < self.config.resume_without_scheduler:
                 return
             idle = runner.promised == 0
             if one.entry.pages + (0 if idle else margin) > spare:
-                return  # the first in line goes first, however long that takes
+                return  # strictly in order: the first waits until it fits
             spare -= one.entry.pages
             self._resume(runner, one)
 
     # ---------------------------------------------------------------------------------------------------- bookkeeping
 
-    def _tell_parked(self, runner: WatchedRunner, sequences: Iterable[TrackedRequest]) -> None:
+    def _report_parked(self, runner: WatchedRunner, sequences: Iterable[TrackedRequest]) -> None:
         self._effects += [
             effects.ReportParked(runner.instance, one.entry.request, one.entry.epoch, one.entry.pages, one.method)
             for one in sequences
@@ -313,13 +314,13 @@ _HANDLERS: dict[type, Callable[[Supervisor, Any], None]] = {
     events.RunnerConnected: Supervisor._runner_connected,
     events.RunnerDisconnected: Supervisor._runner_disconnected,
     events.MemoryReported: Supervisor._memory_reported,
-    events.OverflowAnnounced: Supervisor._overflow_ahead,
+    events.OverflowAnnounced: Supervisor._overflow_announced,
     events.RequestParked: Supervisor._parked,
     events.RequestResumed: Supervisor._resumed,
     events.RequestEnded: Supervisor._ended,
     events.SchedulerConnected: Supervisor._scheduler_connected,
     events.TermRaised: Supervisor._term_raised,
-    events.SchedulerDisconnected: Supervisor._scheduler_gone,
+    events.SchedulerDisconnected: Supervisor._scheduler_disconnected,
     events.Resumable: Supervisor._resumable,
     events.Tick: Supervisor._tick,
 }

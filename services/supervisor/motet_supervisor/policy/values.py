@@ -1,4 +1,4 @@
-"""Words that events and effects share."""
+"""Types that events and effects share."""
 
 from dataclasses import dataclass
 
@@ -7,20 +7,20 @@ from motet.domain import ParkMethod
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorConfig:
-    """The numbers that decide. Times are seconds, already scaled by the process that hands them in."""
+    """The parameters of the policy. Times are seconds, with the time scale applied."""
 
     heartbeat: float = 5.0
-    """A runner that says nothing for so long is taken for dead."""
+    """A runner that sends nothing for this long is unhealthy."""
     hang: float = 20.0
-    """An engine that has work and takes no step for so long is hung."""
+    """An engine that has work and takes no step for this long hangs,"""
     hang_steps: float = 10.0
-    """And for so many of its own slowest recent steps: slow is not hung."""
+    """if that is also this many of its slowest recent steps: a slow engine does not hang."""
     order_timeout: float = 2.0
-    """How long an order may stay without effect before it is decided again."""
+    """An order without effect for this long is decided again."""
     resume_without_scheduler: float = 2.0
-    """Without a scheduler, parked requests come back when they have waited so long and there is room."""
+    """Without a scheduler, parked requests resume after this wait, if enough pages are free."""
     resume_margin: float = 0.05
-    """Share of a runner's pages that stays free when requests come back without the scheduler."""
+    """Share of a runner's pages that stays free when requests resume without the scheduler."""
     overcommit: float = 1.0
     """Promises on a runner may add up to its pages times this."""
     park_method: ParkMethod | None = None
