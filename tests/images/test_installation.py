@@ -70,7 +70,7 @@ def test_the_operators_image_migrates_a_database(installed: Installed) -> None:
 def test_the_operator_says_what_it_lacks_outside_a_cluster(installed: Installed) -> None:
     code, said = installed.run(env={"MOTET_CLUSTER_RUNNER_TEMPLATE": "/etc/motet/runner/template.yaml"})
     assert code == 2, said
-    assert "MOTET_CLUSTER_RUNNER_TEMPLATE: /etc/motet/runner/template.yaml is no template for runner pods" in said
+    assert "MOTET_CLUSTER_RUNNER_TEMPLATE: /etc/motet/runner/template.yaml is not a template for runner pods" in said
 
 
 @pytest.mark.soak

@@ -1,5 +1,4 @@
-"""The operator on a cluster: the same `reconcile`, with the API server's objects as its view and Deployments as its
-hands.
+"""The operator on a cluster: the same `reconcile`; its input are the API server's objects, its output are Deployments.
 
-`watch` and `resync` fill `cache`; `decide` makes of it everything that should be written; `writer` writes it.
+`watch` and `resync` fill `cache`, `decision` decides what should be written, `write_executor` writes it.
 """

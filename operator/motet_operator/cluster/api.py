@@ -1,4 +1,4 @@
-"""The one door to the API server: what the operator may ask, paced, counted, and as plain dictionaries."""
+"""The operator's API client: all its requests, rate-limited and counted, with plain dictionaries."""
 
 import asyncio
 import time
@@ -28,11 +28,11 @@ APPLY = "application/apply-patch+yaml"
 
 
 class NotLeading(kube.ApiError):
-    """It was not sent: somebody else may be writing by now."""
+    """The request was not sent: another replica may be the leader by now."""
 
 
 class ApiRefused(kube.StatusError):
-    """The server's no, and to what."""
+    """The API server refused a request."""
 
     def __init__(
         self, verb: str, kind: Kind, namespace: str, *, status: int, message: str, subresource: bool = False
@@ -46,7 +46,7 @@ class ApiRefused(kube.StatusError):
 
     @property
     def gone(self) -> bool:
-        """There is no such object, or no such kind."""
+        """The object or its kind does not exist."""
         return self.status == NOT_FOUND
 
     @property
@@ -55,9 +55,9 @@ class ApiRefused(kube.StatusError):
 
 
 class RequestLimiter:
-    """How fast the operator may ask: a bucket of tokens, and a pause when the server asks for one.
+    """Limits the rate of requests: a token bucket, and a pause when the server asks for one.
 
-    `burst` requests at once, `rate` a second after that. Who comes first goes first.
+    `burst` requests at once, then `rate` per second, in the order of their arrival.
     """
 
     def __init__(self, rate: float, burst: float, clock: Clock = monotonic) -> None:
@@ -74,14 +74,14 @@ class RequestLimiter:
         return max(0.0, -self._tokens / self._rate, self._paused_until - now)
 
     def pause(self, seconds: float) -> None:
-        """Nothing more for so long: the server said 429."""
+        """Send nothing for this time: the server answered 429."""
         self._paused_until = max(self._paused_until, self._clock() + seconds)
 
     async def take(self) -> None:
         wait = self.reserve()
         while wait > 0:
             await asyncio.sleep(wait)
-            # Meanwhile another request may have been told to wait.
+            # Meanwhile the server may have asked for a pause.
             wait = self._paused_until - self._clock()
 
 
@@ -95,14 +95,14 @@ class Api:
         request_seconds: float = 30.0,
         may_write: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Where `may_write` says no, nothing that changes anything is sent."""
+        """While `may_write` returns False, only reading requests are sent."""
         self._connection = ApiConnection(credentials)
         self._limiter = limiter
         self._metrics = metrics
         self._seconds = request_seconds
         self._may_write = may_write
         self.answered_at = time.monotonic()
-        """When the server last said anything to us."""
+        """When the server last answered."""
 
     async def close(self) -> None:
         await self._connection.close()
@@ -112,8 +112,8 @@ class Api:
     async def list(
         self, kind: Kind, namespace: str = "", *, selector: str = "", fields: str = "", fresh: bool = False
     ) -> tuple[list[Object], int]:
-        """All objects with these labels and fields, and the version of the whole. `fresh` asks what is stored, not what
-        the server has cached."""
+        """All objects with these labels and fields, and the list's version. `fresh` reads the store, not the server's
+        cache."""
         items: list[Object] = []
         query = {"limit": str(CHUNK)} if fresh else {"resourceVersion": "0"}
         if selector:
@@ -133,7 +133,7 @@ class Api:
             query["continue"] = metadata["continue"]
 
     async def newest(self, kind: Kind, namespace: str = "") -> int:
-        """Of what is stored, whatever the server has cached."""
+        """The version of the store, not of the server's cache."""
         answer = await self._request("list", kind, "GET", kind.path(namespace), {"limit": "1"}, namespace=namespace)
         return int(answer.get("metadata", {}).get("resourceVersion") or 0)
 
@@ -146,7 +146,7 @@ class Api:
             raise
 
     async def verbs(self, kind: Kind) -> frozenset[str]:
-        """What may be done with a kind now. Empty: it is not served. One that is being removed cannot be created."""
+        """The verbs of a kind. Empty if it is not served; without `create` while its definition is being deleted."""
         path = kind.path().rpartition("/")[0]
         try:
             answer = await self._request("discover", kind, "GET", path, {})
@@ -160,7 +160,7 @@ class Api:
     async def apply(
         self, kind: Kind, document: Object, *, manager: str, subresource: str = "", force: bool = True
     ) -> Object:
-        """Server-side apply. By force: what we write is ours by contract, whoever has changed it."""
+        """Server-side apply, by default with force: the fields that we write are ours, whoever changed them."""
         metadata = document["metadata"]
         namespace = metadata.get("namespace", "")
         query = {"fieldManager": manager} | ({"force": "true"} if force else {})
@@ -168,7 +168,7 @@ class Api:
         return await self._request("patch", kind, "PATCH", path, query, document, namespace=namespace, content=APPLY)
 
     async def delete(self, kind: Kind, namespace: str, name: str, *, uid: str, version: int = 0) -> None:
-        """Only this very object, and only as it was seen where `version` is given. One that is gone is no error."""
+        """Deletes the object with this uid, and only in this `version` if given. No error if it is already gone."""
         preconditions = {"uid": uid} | ({"resourceVersion": str(version)} if version else {})
         body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions}
         path = kind.path(namespace, name)
@@ -194,7 +194,7 @@ class Api:
     ) -> Object:
         target = f"{path}?{urlencode(query)}" if query else path
         await self._limiter.take()
-        # A turn may take a minute to come. Whoever led when it was asked for need not lead any more.
+        # The wait may take a minute, and this replica may no longer be the leader.
         if method != "GET" and not self._may_write():
             raise NotLeading(f"{verb} {kind}")
         began = time.perf_counter()

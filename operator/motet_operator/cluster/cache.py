@@ -1,7 +1,7 @@
-"""What the API server has told us, from whichever side: watches, lists, and the answers to our own writes.
+"""The API server's objects, from watches, lists, and the answers to our own writes.
 
-Whatever comes late or twice does no harm: of two versions of one object the newer stays, and what was deleted does not
-come back through an older list. Only a store that was brought back to an earlier state makes all that void (`rewind`).
+Late and repeated news do no harm: the newer of two versions stays, and an older list does not bring a deleted object
+back. Only if the store is restored to an earlier state does this not hold (`rewind`).
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -16,12 +16,12 @@ ObjectKey = tuple[str, str]
 Snapshot = Mapping[Kind, Mapping[ObjectKey, Object]]
 
 TOMBSTONE_SECONDS = 900.0
-"""Longer than any list may be under way."""
+"""Longer than any list takes."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheRepairs:
-    """What a list knew and the watch had not said."""
+    """What a list corrected because the watch had missed it."""
 
     added: int = 0
     changed: int = 0
@@ -35,14 +35,14 @@ class CacheRepairs:
 @dataclass(frozen=True, slots=True)
 class _Tombstone:
     version: int
-    """What is not newer was before the deletion."""
+    """Versions up to this one are from before the deletion."""
 
     created_at: float
 
 
 class NormalizedWrites:
-    """What the server made of what we wrote, where that is not the same: a field that it prunes, fills in or spells
-    otherwise. Writing it again would make nothing better."""
+    """What the server stored instead of what we wrote, if they differ: it prunes, defaults or normalises fields.
+    Writing the same again would change nothing."""
 
     def __init__(self) -> None:
         self._answers: dict[str, tuple[object, object]] = {}
@@ -79,11 +79,11 @@ class Cache:
         return sum(not namespace or key[0] == namespace for key in self._objects[kind])
 
     def snapshot(self) -> Snapshot:
-        """What is known now. Objects are never changed in place, so that another thread may read them."""
+        """All cached objects. They are never changed in place, so that another thread may read them."""
         return {kind: dict(objects) for kind, objects in self._objects.items()}
 
     def put(self, kind: Kind, it: Object) -> bool:
-        """False when it says nothing new."""
+        """False if the object is not newer than the cached one."""
         key, uid = key_of(it), uid_of(it)
         before = self._objects[kind].get(key)
         tombstone = self._tombstones[kind].get(uid)
@@ -98,8 +98,7 @@ class Cache:
         return True
 
     def remove(self, kind: Kind, it: Object, version: int = 0) -> bool:
-        """It was gone as of `version`, or of its own. Also where it only lost the label that we watch by: it may come
-        back."""
+        """The object is gone as of `version` or its own. It may come back if it only lost our label."""
         key, version = key_of(it), version or version_of(it)
         before = self._objects[kind].get(key)
         if before is not None and uid_of(before) == uid_of(it) and version_of(before) > version:
@@ -112,7 +111,7 @@ class Cache:
         return True
 
     def replace(self, kind: Kind, items: Collection[Object], version: int, namespace: str = "") -> CacheRepairs:
-        """Set right what differs from a list of everything in `namespace`, or everywhere, as of `version`."""
+        """Correct the cache by a full list of `namespace`, or of all namespaces, at `version`."""
         added = changed = removed = 0
         for it in items:
             known = key_of(it) in self._objects[kind]
@@ -125,23 +124,23 @@ class Cache:
         return CacheRepairs(added, changed, removed)
 
     def unlisted(self, kind: Kind, items: Collection[Object], version: int, namespace: str = "") -> list[Object]:
-        """What such a list would remove. What is newer than the list came after it."""
+        """Objects that such a list would remove. Objects newer than the list were created after it."""
         listed = {key_of(it) for it in items}
         return [it for key, it in self._within(kind, namespace) if key not in listed and version_of(it) <= version]
 
     def newest(self, kind: Kind, namespace: str = "") -> int:
-        """The highest version that is known. What is stored is never older, unless the store itself is."""
+        """The highest known version. The store is never older, unless it was restored."""
         return max((version_of(it) for _, it in self._within(kind, namespace)), default=0)
 
     def contradicted_by(self, kind: Kind, items: Collection[Object], version: int, namespace: str = "") -> bool:
-        """Whether such a list has an object as it was before a change that came before the list: no server that only
-        lags says that."""
+        """Whether such a list has an object in a version older than one that the list must include. A server that only
+        lags never answers so: the store was restored."""
         known = {uid_of(it): version_of(it) for _, it in self._within(kind, namespace)}
         known |= {uid: tombstone.version for uid, tombstone in self._tombstones[kind].items()}
         return any(version_of(it) < known.get(uid_of(it), 0) <= version for it in items)
 
     def rewind(self, kind: Kind, items: Collection[Object], namespace: str = "") -> None:
-        """The store has been brought back to an earlier state: nothing counts but this list of what is in it."""
+        """The store was restored to an earlier state: replace the cache by this list."""
         self._tombstones[kind].clear()
         for key, it in list(self._within(kind, namespace)):
             self.normalized.forget(uid_of(it))
@@ -166,7 +165,7 @@ class Cache:
 
 
 def _without_unread_fields(kind: Kind, it: Object) -> Object:
-    """Without what nobody here reads: a cluster has many pods, and each remembers all who ever wrote it."""
+    """Drop fields that the operator does not read: a cluster has many pods, each with long managedFields."""
     metadata = it["metadata"]
     if kind in (ADAPTERS, NAMESPACES, PODS) and "managedFields" in metadata:
         it = it | {"metadata": {name: value for name, value in metadata.items() if name != "managedFields"}}

@@ -1,4 +1,4 @@
-"""The operator on a cluster: watches everywhere, and where it leads, makes what is equal to what should be."""
+"""The operator on a cluster: every replica watches; the leader makes the cluster match the declared objects."""
 
 import asyncio
 import os
@@ -41,30 +41,32 @@ log = structlog.get_logger(__name__)
 
 MIN_PAUSE_SECONDS = 0.02
 PAUSE_PER_ROUND = 3.0
-"""After a round that took t nothing happens for so many t: at most a quarter of a core thinks."""
+"""After a round that took t, pause for this many t: rounds use at most a quarter of a core."""
 
 MAX_IDLE_SECONDS = 10.0
-"""A round comes at least so often, whether or not anything is known to have changed."""
+"""A round runs at least this often, also if nothing has changed."""
 
 STALLED_SECONDS = 60.0
 SILENT_SECONDS = 150.0
-"""Bookmarks come every minute, and a watch that is silent for a little longer is opened anew: this one is lost."""
+"""The API server sends a bookmark every minute, and a watch that is silent a little longer is reopened. One that is
+silent this long is lost."""
 
 ANSWERED_SECONDS = 30.0
-"""A watch is taken for dead only while the API server answers everything else: nobody starts again for an outage."""
+"""A silent watch counts as dead only while the API server answers other requests: an outage must not restart the
+operator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorLiveness:
-    """Whether the operator still does its work: by how many seconds ago each part of it last did something."""
+    """Whether the operator still works: for each part, how many seconds ago it was last active."""
 
     round: float
     answer: float
     watches: Mapping[str, float]
-    """By the path that is watched."""
+    """Seconds by watched path."""
 
     def dead_reason(self) -> str:
-        """Why only another process can help; empty: nothing is wrong, or nothing that it could mend."""
+        """Why the process must be restarted; empty if it is healthy, or if a restart would not help."""
         if self.round > STALLED_SECONDS:
             return f"the work loop has not ticked for {self.round:.0f} s"
         if self.answer > ANSWERED_SECONDS:
@@ -73,7 +75,7 @@ class OperatorLiveness:
         return f"the watch of {path} has said nothing for {silent:.0f} s" if silent > SILENT_SECONDS else ""
 
     def unready_reason(self, resync_seconds: float) -> str:
-        """Lists are asked for so often, and are all that is asked for while nothing changes."""
+        """`resync_seconds`: while nothing changes, the lists of the resync are the only requests."""
         if self.answer > ANSWERED_SECONDS + resync_seconds:
             return f"the API server has said nothing for {self.answer:.0f} s"
         return ""
@@ -169,7 +171,7 @@ class ClusterOperator:
     # ------------------------------------------------------------------------------------------------------- watching
 
     async def _follow(self) -> None:
-        # A watch looks once for the kinds there are: what is not there by then is never watched.
+        # A watch looks only once which kinds exist. A kind that is missing then is never watched.
         await self._resync.listed.wait()
         await self._watch.run()
 
@@ -203,10 +205,8 @@ class ClusterOperator:
             self._leading = True
             self._metrics.leader.set(1)
             await self._resync.listed.wait()
-            await self._resync.once()  # a standby's watch may have been behind
-            await (
-                self._leaving_nodes.refresh()
-            )  # else the first round would take a runner that moves for one that stays
+            await self._resync.once()  # the watch of a standby may have been behind
+            await self._leaving_nodes.refresh()  # else the first round would treat runners on leaving nodes as staying
             self._silent_until = monotonic() + self._settings.takeover_seconds * self._scale
             log.info("operator_leading")
             await run_together(
@@ -233,7 +233,7 @@ class ClusterOperator:
             self._ticked = monotonic()
             self._metrics.reconciles.inc()
             self._metrics.reconcile_seconds.observe(took)
-            # What comes together is looked at together, and a large cluster leaves time for everything else.
+            # Handle changes that come together in one round, and leave time for other work on a large cluster.
             await asyncio.sleep(max(MIN_PAUSE_SECONDS, PAUSE_PER_ROUND * took))
             try:
                 async with asyncio.timeout(min(again or MAX_IDLE_SECONDS, MAX_IDLE_SECONDS)):
@@ -242,13 +242,13 @@ class ClusterOperator:
                 pass
 
     async def _round(self) -> float | None:
-        """Returns the seconds after which something happens by itself."""
-        # Before the snapshot: what has been seen since is perhaps not in it.
+        """Returns the seconds until the next round is due without any change."""
+        # Before the snapshot: an obstacle that ends in between must not be dropped too early.
         obstacles = self._obstacle_log.standing(self._resync.unseen)
         snapshot = await self._vanished.complete(self._cache.snapshot())
         now = datetime.now(UTC).replace(microsecond=0)
         reports = self._scheduler_reports()
-        # In a thread: with ten thousand adapters a round takes a while, and watches and the Lease must not wait.
+        # In a thread: with ten thousand adapters a round takes long, and watches and the Lease must not wait.
         decision = await asyncio.to_thread(
             self._decider.decide, snapshot, reports, self._platform, now, self._leaving_nodes.nodes, obstacles=obstacles
         )
@@ -280,11 +280,11 @@ class ClusterOperator:
                     self._events.post(write.kind, it, event.type, event.reason, event.message)
 
     def _denied(self, write: Write, obstacle: Obstacle) -> None:
-        """Said where its owner looks: on the pool whose runners it is about, else on the object itself."""
+        """Posts an event on the object itself; obstacles of runners are in the conditions of their pool."""
         self._wake.set()
         kind, key = write.key.kind, write.key.object
         if kind in OWNED_KINDS or obstacle.reason != "PermissionDenied":
-            return  # the pool's own conditions tell, and their event
+            return  # the pool's conditions report it, with their event
         if (it := self._cache.get(kind, key)) is not None:
             self._events.post(kind, it, "Warning", obstacle.reason, obstacle.message)
 
@@ -301,17 +301,17 @@ class ClusterOperator:
     # --------------------------------------------------------------------------------------------------------- health
 
     async def _publish_metrics(self) -> None:
-        """Tells how it goes."""
+        """Keeps the gauges of watches current."""
         while True:
             if not self._leading or not self._resync.listed.is_set():
                 self._ticked = monotonic()  # a standby has no rounds that could hang
-            self._metrics.watch_age.clear()  # not every watch that was is still one
+            self._metrics.watch_age.clear()  # some watches no longer exist
             for path, age in self._watch.ages().items():
                 self._metrics.watch_age.labels(path).set(age)
             await asyncio.sleep(random.uniform(0.8, 1.0) * max(0.1, self._scale))  # noqa: S311
 
     def _unready_reason(self) -> str:
-        """A standby is ready, too: it would act at once."""
+        """A standby is ready, too: it can take over at once."""
         return self._pulse().unready_reason(self._settings.resync_seconds * self._scale) or self._resync.waiting_for()
 
     def _dead_reason(self) -> str:

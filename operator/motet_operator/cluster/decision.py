@@ -1,5 +1,7 @@
-"""One round: from what the API server and the scheduler have said to everything that should be written. Pure but for
-its memory of the rounds before, which saves work, and keeps a pool that changes all the time from rolling as often."""
+"""One round: from the API server's objects and the scheduler's reports to everything that should be written.
+
+Pure, except for results of earlier rounds: they save work, and bound how often a pool starts a rollout.
+"""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
@@ -81,20 +83,20 @@ from motet_operator.reconcile import (
 from motet_operator.sync import UnhealthyRunner
 
 NO_FILES = {"file": "name a claim of the pool's adapterVolumes under persistentVolumeClaim, or use hf:// or https://"}
-"""A path means nothing where runners may be on any node."""
+"""Runners may be on any node, so a path on one machine means nothing."""
 
 NO_OBSTACLES = Obstacles()
 
 Documents = dict[tuple[Kind, ObjectName], Object]
-"""Statuses by whose they are."""
+"""Statuses by object."""
 
 VANISHED = "ghost"
-"""Set on an object that is gone because its kind is: it is still to be served, and nothing can be written about it."""
+"""Set on an object whose kind is no longer served: it stays in use, but its status cannot be written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerReports:
-    """What the scheduler last said."""
+    """What the scheduler last reported."""
 
     known: Mapping[ObjectName, AdapterReport] = field(default_factory=dict)
     drained: Collection[str] = ()
@@ -103,18 +105,18 @@ class SchedulerReports:
     advice: Mapping[ObjectName, ScalingAdvice] = field(default_factory=dict)
     slots: Mapping[str, int] = field(default_factory=dict)
     awaited: bool = False
-    """It has not yet told all it knows: an adapter that it has not named may be served all the same."""
+    """It has not reported everything yet: adapters that it has not named may be served."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     plan: Plan
     drains: Collection[RunnerDrain]
-    """Who takes no work: what drains and has it written on it, and what is being deleted."""
+    """Runners that take no work: pods with a stored drain, and pods that are being deleted."""
 
     writes: Mapping[WriteKey, Write]
     due: float | None
-    """Seconds after which something happens by itself."""
+    """Seconds until the next round is due without any change."""
 
 
 class Decider:
@@ -149,7 +151,7 @@ class Decider:
         *,
         obstacles: Obstacles = NO_OBSTACLES,
     ) -> Decision:
-        """`cordoned` are the nodes that take no new pods."""
+        """`leaving_nodes` are the names of nodes that are about to be emptied."""
         pools = self._pools(_declared(snapshot[POOLS]))
         adapters = self._adapters(_declared(snapshot[ADAPTERS]))
         snapshot = {**snapshot, **_of_ours(snapshot)}
@@ -195,7 +197,7 @@ class Decider:
         )
 
     def _with_digests(self, pools: Iterable[PoolObject], platform: PlatformTemplate) -> Iterable[PoolObject]:
-        """Made again only where the pool is another than in the round before."""
+        """Computed again only for a pool that has changed since the last round."""
         before, self._digested = self._digested, {}
         for pool in pools:
             name = pool.resource.object_name
@@ -213,7 +215,7 @@ class Decider:
     def _adapter_documents(
         self, plan: Plan, view: View, snapshot: Snapshot, knowledge: PartialKnowledge, reports: SchedulerReports
     ) -> Documents:
-        """Of those of which enough is known."""
+        """Only for objects of which enough is known."""
         before, self._documents = self._documents, {}
         found: Documents = {}
         for adapter, status in zip(view.adapters, plan.adapters, strict=True):
@@ -234,8 +236,7 @@ class Decider:
 
 
 def _of_ours(snapshot: Snapshot) -> Snapshot:
-    """Runners and their Deployments. What somebody else has given our labels is left as it is, and counts for
-    nothing."""
+    """Only the runners and Deployments that the operator made. Objects of others with our labels are ignored."""
     return {
         DEPLOYMENTS: {key: it for key, it in snapshot[DEPLOYMENTS].items() if made_by_us(it)},
         PODS: {key: pod for key, pod in snapshot[PODS].items() if is_runner(pod)},
@@ -243,7 +244,7 @@ def _of_ours(snapshot: Snapshot) -> Snapshot:
 
 
 def _declared(objects: Mapping[ObjectKey, Object]) -> Mapping[ObjectKey, Object]:
-    """Without those that are on their way out."""
+    """Without objects that are being deleted."""
     return {key: it for key, it in objects.items() if "deletionTimestamp" not in it["metadata"]}
 
 
@@ -254,7 +255,7 @@ def _has_reason(conditions: Iterable[Condition], type_: str, reason: str) -> boo
 def _pool_documents(
     plan: Plan, view: View, snapshot: Snapshot, knowledge: PartialKnowledge, reports: SchedulerReports
 ) -> Documents:
-    """Of those of which enough is known."""
+    """Only for objects of which enough is known."""
     found: Documents = {}
     unheard = set(_awaiting_scheduler(view, reports)) if reports.awaited else set()
     for pool in plan.pools:
@@ -269,8 +270,7 @@ def _pool_documents(
 
 
 def _awaiting_scheduler(view: View, reports: SchedulerReports) -> Iterable[ObjectName]:
-    """Pools of whose demand, or of one of whose runners, the scheduler has not said anything yet. Of adapters it speaks
-    before it does."""
+    """Pools whose demand, or one of whose runners, the scheduler has not reported yet. It reports adapters first."""
     yield from (one.pool for one in view.instances if one.ready and one.name not in reports.slots)
     yield from (name for pool in view.pools if (name := pool.resource.object_name) not in reports.advice)
 
@@ -288,7 +288,7 @@ def _statuses(
     snapshot: Snapshot,
     now: datetime,
 ) -> Iterable[Write]:
-    """What is not said already, with the events that go with it."""
+    """Changed statuses, each with its events."""
     events: dict[tuple[str, ObjectName], list[Event]] = defaultdict(list)
     for event in plan.events:
         events[event.kind, event.name].append(event)
@@ -303,7 +303,7 @@ def _statuses(
         before = it.get("status") or {}
         if VANISHED in it or before == document:
             continue
-        # That a new object is new is no news.
+        # A new object needs no event that it is new, unless it is a warning.
         told = (one for one in events[kind.name, name] if before.get("conditions") or one.type == "Warning")
         yield StatusWrite(kind, key_of(it), uid_of(it), document, tuple(told))
 
@@ -339,18 +339,18 @@ def _owned_writes(  # noqa: PLR0917
     for each in plan.runner_sets:
         wanted.add((each.pool, each.revision))
         if each.pool in vanished:
-            continue  # what is owned by nobody would be collected at once
+            continue  # an object without an owner would be garbage-collected at once
         found = existing.get((each.pool, each.revision))
         if each.revision == newest.get(each.pool) and each.pool in pools:
             uid = uid_of(snapshot[POOLS][each.pool.namespace, each.pool.name])
             document = deployment(each, pools[each.pool], uid, platform)
             if found is None or not covers(found, document):
-                # Without a number there would be one pod until the scaler has spoken.
+                # Without `replicas` there would be one pod until the scale is written.
                 yield OwnedObjectWrite(DEPLOYMENTS, document, {"replicas": each.replicas})
         if found is not None:
             yield from _resize(each, found, members[each.pool, each.revision])
     for (pool, revision), old in existing.items():
-        # Without pods nothing of an old revision is left. A pool that is gone takes its Deployments with it.
+        # An old revision without pods is not needed. The Deployments of a deleted pool are deleted with it.
         if (pool, revision) not in wanted and not members[pool, revision] and pool in newest:
             yield DeploymentDeletion(key_of(old), uid_of(old), pool.name, revision)
     for replacement in plan.replacements:
@@ -359,7 +359,7 @@ def _owned_writes(  # noqa: PLR0917
 
 
 def _budgets(plan: Plan, view: View, snapshot: Snapshot) -> Iterable[Write]:
-    """Of every pool that has, or may have, runners. One that is refused wants none of them."""
+    """A budget for each pool that has or may have runners. A refused pool needs none."""
     run = {each.pool for each in plan.runner_sets}
     wanted = {status.name: status.replicas for status in plan.pools}
     for pool in view.pools:
@@ -375,7 +375,7 @@ def _budgets(plan: Plan, view: View, snapshot: Snapshot) -> Iterable[Write]:
 
 
 def _resize(each: RunnerSet, found: Object, members: Mapping[str, Object]) -> Iterable[Write]:
-    """Up at once. Down once those who leave are marked, and nobody else is, so that they are the ones."""
+    """Scales up at once. Scales down once exactly the leaving pods are annotated, so that Kubernetes removes these."""
     spec, key, uid = found["spec"], key_of(found), uid_of(found)
     leaving = [members[name] for name in each.leaving if name in members]
     sure = all((DELETION_COST in annotations_of(pod)) == (name in each.leaving) for name, pod in members.items())
@@ -386,13 +386,13 @@ def _resize(each: RunnerSet, found: Object, members: Mapping[str, Object]) -> It
     status = found.get("status") or {}
     settled = status.get("observedGeneration") == found["metadata"].get("generation")
     if now == each.replicas and settled and status.get("replicas", 0) == now:
-        # The number is right and they are still there: another pod went in their place, or one is to take it.
+        # The number is right but they still exist: another pod was removed instead, or a replacement is wanted.
         for pod in leaving:
-            yield PodDeletion(key_of(pod), uid_of(pod), version_of(pod), "its time is over")
+            yield PodDeletion(key_of(pod), uid_of(pod), version_of(pod), "its drain is over")
 
 
 def _pod_annotations(plan: Plan, pods: Iterable[Object]) -> Iterable[Write]:
-    """On each pod what is so now, in every round: a write that failed comes again, and so does one that takes back."""
+    """The annotations that each pod should have now, in every round, so that failed writes are repeated."""
     leaving, until = plan.leaving, plan.deadlines
     for pod in pods:
         name = pod["metadata"]["name"]

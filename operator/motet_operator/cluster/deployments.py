@@ -1,7 +1,7 @@
-"""What is made for a pool, in its namespace: a Deployment for each revision, and a PodDisruptionBudget. Pure.
+"""The objects of a pool in its namespace: a Deployment for each revision, and a PodDisruptionBudget. Pure.
 
-A Deployment's pod template never changes, since a change is another revision with another Deployment; who leaves is
-decided by us, so no rollout of Kubernetes' own ever happens.
+A Deployment's pod template never changes: a change is a new revision with its own Deployment. The operator decides
+which runners leave, so Kubernetes itself never does a rollout.
 """
 
 import hashlib
@@ -31,19 +31,19 @@ from motet_operator.reconcile.revisions import template_of
 
 CONTAINER = "runner"
 PRE_STOP_SECONDS = 5
-"""How long the endpoints of a pod that ends may take to be known everywhere."""
+"""How long it may take until all nodes know that the endpoints of an ending pod are gone."""
 
 LAST_SECONDS = 15
-"""For what comes after the drain: the last reports, and the end."""
+"""Seconds after the drain, for the last reports and the end of the process."""
 
 START_WITHIN_SECONDS = 3600
 
 
 class PlatformTemplate:
-    """What every runner pod has whatever its pool says, as the chart renders it."""
+    """The pod template that all runner pods share, as the chart renders it."""
 
     def __init__(self, template: Object) -> None:
-        """Raises ValueError with what is wrong."""
+        """Raises ValueError if the template is not valid."""
         spec = template.get("spec")
         containers = spec.get("containers") if isinstance(spec, dict) else None
         names = [one.get("name") for one in containers or () if isinstance(one, dict)]
@@ -54,13 +54,14 @@ class PlatformTemplate:
 
 
 def read_template(path: Path) -> PlatformTemplate:
-    """Raises SetupError when there is none, or one that makes no pod."""
+    """Raises SetupError if the file is missing or not valid."""
     try:
         content = yaml.safe_load(path.read_text())
         return PlatformTemplate(content if isinstance(content, dict) else {})
     except (OSError, yaml.YAMLError, ValueError) as error:
         raise SetupError(
-            f"MOTET_CLUSTER_RUNNER_TEMPLATE: {path} is no template for runner pods: {error}. The chart renders one."
+            f"MOTET_CLUSTER_RUNNER_TEMPLATE: {path} is not a template for runner pods: {error}. "
+            "Use the one that the chart renders."
         ) from None
 
 
@@ -69,8 +70,8 @@ def deployment_name(each: RunnerSet) -> str:
 
 
 def pool_labels(pool: str, group: str) -> dict[str, str]:
-    """Of everything that the operator makes for a pool. Nothing of them is the operator's own, such as its version:
-    another operator is no reason to make a runner anew."""
+    """Labels of all objects of a pool. They do not contain the operator's version: an upgrade of the operator must not
+    replace runners."""
     return {
         "app.kubernetes.io/name": "motet-runner",
         "app.kubernetes.io/instance": pool,
@@ -83,7 +84,7 @@ def pool_labels(pool: str, group: str) -> dict[str, str]:
 
 
 def owned_by(pool: str, uid: str) -> list[Object]:
-    """With its pool it goes."""
+    """An owner reference: the object is deleted with its pool."""
     return [
         {
             "apiVersion": POOLS.api_version,
@@ -105,7 +106,7 @@ def selector_of(each: RunnerSet) -> dict[str, str]:
 
 
 def deployment(each: RunnerSet, pool: ServingPool, uid: str, platform: PlatformTemplate) -> Object:
-    """All but `spec.replicas`, which is written under a manager of its own."""
+    """The Deployment without `spec.replicas`, which another field manager writes."""
     return {
         "apiVersion": DEPLOYMENTS.api_version,
         "kind": DEPLOYMENTS.name,
@@ -126,7 +127,7 @@ def deployment(each: RunnerSet, pool: ServingPool, uid: str, platform: PlatformT
 
 
 def pod_digest(pool: PoolObject, platform: PlatformTemplate) -> str:
-    """Of the pod that a runner of this pool would be; its revision, which is made of this, left out."""
+    """The digest of a runner's pod without its revision, which is computed from this digest."""
     spec = pool.resource.spec
     each = RunnerSet(
         pool=pool.resource.object_name,
@@ -187,7 +188,7 @@ def _pod_template(each: RunnerSet, pool: ServingPool, platform: PlatformTemplate
 
 def _environment(each: RunnerSet, pool: ServingPool) -> list[Object]:
     ours = runner_environment(str(each.pool), each.revision, each.template) | {
-        # As long as the grace leaves room for; a pod that is evicted drains by itself.
+        # A pod that is evicted drains by itself, within its termination grace.
         "MOTET_RUNNER_DRAIN_SECONDS": f"{each.drain_seconds:g}",
     }
     if pool.spec.model.cache is not None:
@@ -197,7 +198,7 @@ def _environment(each: RunnerSet, pool: ServingPool) -> list[Object]:
 
 
 def _merged(before: Any, after: list[Object]) -> list[Object]:
-    """By name; the later wins, and everything keeps its place: `$(POD_IP)` needs what it names to stand before it."""
+    """Merged by name; the later value wins, and the order stays: `$(POD_IP)` must come after the variable it uses."""
     later = {one["name"]: one for one in after}
     kept = [later.pop(one["name"], one) for one in before or ()]
     return [*kept, *later.values()]
@@ -227,9 +228,9 @@ def _without_nothing(value: Mapping[str, Any]) -> Object:
 
 
 def budget(pool: ServingPool, uid: str, wanted: int) -> Object:
-    """A PodDisruptionBudget for each pool: whoever empties a node waits until the pool can spare what is on it.
+    """The PodDisruptionBudget of a pool: a drain of a node waits until the pool can spare the runners on it.
 
-    It keeps `wanted` runners, and as many fewer as may be missing.
+    It keeps `wanted` runners, less `maxUnavailable`.
     """
     name = pool.object_name
     return {
@@ -242,7 +243,7 @@ def budget(pool: ServingPool, uid: str, wanted: int) -> Object:
             "ownerReferences": owned_by(name.name, uid),
         },
         "spec": {
-            # A number, and no percentage of what a controller says: a pool has a Deployment for each revision.
+            # A number, not a percentage of one controller's replicas: a pool has a Deployment for each revision.
             "minAvailable": max(0, wanted - pool.spec.update_strategy.max_unavailable),
             "selector": {"matchLabels": {POOL_LABEL: name.name}},
             "unhealthyPodEvictionPolicy": "AlwaysAllow",

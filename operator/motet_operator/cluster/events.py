@@ -1,6 +1,6 @@
-"""Kubernetes Events, our own way: on transitions, merged where they repeat, and dropped where there are too many.
+"""Posts Kubernetes Events for transitions; repeated ones are merged, and excess ones are dropped.
 
-Status tells all there is; an Event tells when. So an Event may be lost, and never holds up a status.
+The status has all information, an Event only tells when it changed. So an Event may be lost and never delays a status.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from motet_operator.metrics import ClusterMetrics
 log = structlog.get_logger(__name__)
 
 REPEAT_SECONDS = 300.0
-"""One object says one thing once in so long; meanwhile it is only counted."""
+"""The same event of one object is posted once in this time; repetitions are only counted."""
 
 MAX_REMEMBERED = 4096
 MAX_PENDING = 256

@@ -23,7 +23,7 @@ class Kind:
 
     @property
     def resource(self) -> str:
-        """As a Role names it."""
+        """The name as Roles use it."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
     def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
@@ -58,7 +58,7 @@ def uid_of(it: Object) -> str:
 
 
 def version_of(it: Object) -> int:
-    """Where in the API server's history this is. Of one kind, a greater one is newer."""
+    """The resourceVersion; of one kind, a greater number is newer."""
     return int(it["metadata"].get("resourceVersion") or 0)
 
 

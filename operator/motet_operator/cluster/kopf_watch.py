@@ -1,9 +1,9 @@
-"""kopf as a `Watch`, and as nothing else: it lists, watches and comes back; it writes nothing.
+"""kopf as a `Watch`, and nothing more: it lists, watches and reconnects; it writes nothing.
 
-There are two engines: our own kinds everywhere, and what we make where pools live. Each has a thread and an event loop
-of its own. kopf ends in ordinary weather, at any error that a watch says; so an engine that ends is started again here,
-and nothing else notices. Its tasks are ended here, too: kopf's own way takes five seconds or more, and for ever where a
-watch was just asking again: it takes its cancellation for a pause, and waits for a login that nobody makes any more.
+There are two engines: Motet's own kinds in all namespaces, and owned objects in the pools' namespaces. Each has its own
+thread and event loop. kopf ends at any error of a watch, so an engine that ended is started again here, without effect
+on the rest. Its tasks are also stopped here: kopf needs five seconds or more, and never ends if a watch was just
+reconnecting, because it then waits for a login that never comes.
 """
 
 import asyncio
@@ -29,28 +29,28 @@ from motet_operator.cluster.watch import Listener
 
 log = structlog.get_logger(__name__)
 
-logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)  # that it handles no signals is on purpose
+logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)  # it handles no signals, on purpose
 
 SERVER_SECONDS = 290.0
 CLIENT_SECONDS = 300.0
 INACTIVE_SECONDS = 70.0
-"""Bookmarks come every minute: a watch that says nothing for longer is dead, whatever its connection looks like."""
+"""Bookmarks come every minute: a watch that is silent for longer is dead, even if its connection looks healthy."""
 
 TOKEN_SECONDS = 600.0
-"""After so long kopf logs in again: a projected token lives an hour or more."""
+"""kopf logs in again after this time: a projected token is valid for an hour or more."""
 
 FIRST_RESTART_SECONDS = 0.5
 LAST_RESTART_SECONDS = 5.0
 MAX_BATCH = 200
 
 STOP_SECONDS = 0.5
-"""Nothing of kopf is worth waiting for when the process ends."""
+"""How long the end of the process waits for kopf."""
 
 CANCEL_SECONDS = 0.05
-"""A task of kopf that does not end when it is cancelled is cancelled again after so long."""
+"""A kopf task that ignores its cancellation is cancelled again after this time."""
 
 ABANDON_SECONDS = 5.0
-"""What has not ended by then is left to itself, and has nobody to talk to."""
+"""Tasks that have not ended by then are abandoned."""
 
 
 class KopfWatch:
@@ -91,7 +91,7 @@ class KopfWatch:
 
 
 class EndlessBackoff:
-    """Jittered waits without an end: kopf gives up when they are used up."""
+    """Endless jittered waits: kopf gives up when a finite list is used up."""
 
     def __init__(self, scale: float) -> None:
         self._scale = scale
@@ -104,9 +104,9 @@ class EndlessBackoff:
 
 
 class LastHeard:
-    """When each watch last said anything. Written by the engines' threads, read by ours.
+    """When each watch last received anything. Written by the engines' threads, read by the main thread.
 
-    A watch that the server refuses, or whose kind is gone, cannot say anything: it is no watch that has died.
+    A watch that the server refuses, or whose kind is not served, is forgotten: it cannot receive anything.
     """
 
     def __init__(self) -> None:
@@ -149,8 +149,8 @@ class KopfEngine:
         self._sessions: list[aiohttp.ClientSession] = []
 
     def restart_if_watching(self, kind: Kind) -> None:
-        """kopf looks once for the kinds there are, and goes on from the last version that it saw: a kind that has come
-        since, or whose versions have gone back, is watched from the next start on."""
+        """kopf discovers kinds once, and continues from the last version that it saw. A kind that is new, or whose
+        versions went back, needs a restart."""
         if kind in self._kinds:
             self._stop_run()
 
@@ -182,7 +182,7 @@ class KopfEngine:
             began = time.monotonic()
             try:
                 self._run_once(stopping)
-            except BaseException as error:  # whatever ended it, it starts again
+            except BaseException as error:  # whatever the error is, start again
                 log.warning("watch_restarted", engine=self._name, error=f"{error!r:.500}")
             if stopping.is_set():
                 return
@@ -192,8 +192,8 @@ class KopfEngine:
             stopping.wait(next(backoff))
 
     def _run_once(self, stopping: threading.Event) -> None:
-        loop = asyncio.new_event_loop()  # `asyncio.run` would wait for every task, however long it takes
-        loop.set_exception_handler(lambda *_: None)  # kopf has logged it, and one of all that failed is raised here
+        loop = asyncio.new_event_loop()  # `asyncio.run` would wait for all tasks without a limit
+        loop.set_exception_handler(lambda *_: None)  # kopf has logged the errors, and one of them is raised here
         try:
             loop.run_until_complete(self._engine(stopping))
         finally:
@@ -255,7 +255,7 @@ class KopfEngine:
         return seen
 
     async def _login(self, **_: object) -> kopf.AiohttpSession:
-        # The first time nobody has refused anything, and reading again so soon would keep everybody waiting.
+        # At the first login no credentials were refused, and reading them again would only cost time.
         refused, self._logged_in = self._logged_in, True
         configuration = await asyncio.wrap_future(
             asyncio.run_coroutine_threadsafe(self._credentials.configuration(refused=refused), self._our_loop)
@@ -299,7 +299,7 @@ class KopfEngine:
         self._call_in_our_loop(lambda: self._listener.opened(path, since))
 
     def _call_in_our_loop(self, what: Callable[[], None]) -> None:
-        with suppress(RuntimeError):  # the process ends, and its loop has ended already
+        with suppress(RuntimeError):  # the process is ending, and the loop is closed
             self._our_loop.call_soon_threadsafe(what)
 
     # ------------------------------------------------------------------------------------------------ in our thread
@@ -319,8 +319,8 @@ class KopfEngine:
 
 
 def _listening(heard: LastHeard, opened: Callable[[str, int], None]) -> type[aiohttp.ClientResponse]:
-    """Responses that note when a watch begins and says something, bookmarks included, or that it may not: kopf keeps
-    that to itself."""
+    """A response class that notes when a watch opens, receives anything (also bookmarks), or is refused: kopf does not
+    tell."""
 
     class Listening(aiohttp.ClientResponse):
         async def start(self, connection: Any) -> aiohttp.ClientResponse:
@@ -338,7 +338,7 @@ def _listening(heard: LastHeard, opened: Callable[[str, int], None]) -> type[aio
 
 
 class _Chunks:
-    """A response's content, read as before."""
+    """A response's content that notes each received chunk."""
 
     def __init__(self, content: aiohttp.StreamReader, heard: Callable[[], None]) -> None:
         self._content, self._heard = content, heard

@@ -1,8 +1,8 @@
-"""Which nodes are to be emptied, so that runners there move: those that are cordoned, since a drain begins with that,
-and those with a taint by which an autoscaler says so.
+"""Which nodes are about to be emptied, so that their runners move: cordoned nodes, because a drain starts so, and
+nodes with a taint that an autoscaler sets before it removes them.
 
-Asked for now and then, and only those that matter: a watch would bring every word of every node of a large cluster. The
-API server finds the cordoned ones by a field, and taints by none; so each node with a runner is asked for by its name.
+Nodes are polled: a watch would send every status update of every node of a large cluster. The API server can select
+cordoned nodes by a field, but not tainted ones, so each node with a runner is requested by its name.
 """
 
 import asyncio
@@ -32,12 +32,12 @@ class LeavingNodes:
         hosts: Callable[[], Collection[str]],
         changed: Callable[[], None],
     ) -> None:
-        """`taints` are keys; `hosts` are the nodes with runners. Nobody is asked while there are none."""
+        """`taints` are keys; `hosts` are the nodes with runners. Without hosts the API server is not asked."""
         self._api, self._obstacle_log, self._seconds = api, obstacle_log, seconds
         self._taints, self._hosts, self._changed = frozenset(taints), hosts, changed
         self._last_error = ""
         self.nodes: frozenset[str] = frozenset()
-        """By name. The last answer stays while there is no other."""
+        """Names; the last answer, also while the API server does not answer."""
 
     async def run(self) -> None:
         """Until cancelled."""

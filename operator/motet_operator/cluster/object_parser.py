@@ -1,6 +1,6 @@
-"""From the API server's objects to what reconcile reads.
+"""Parses the API server's objects for reconcile.
 
-What has not changed since the round before is the same object as then: reconcile thinks again only about the rest.
+An unchanged object gives the same Python object as in the last round, so reconcile evaluates only changed ones.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -28,7 +28,7 @@ DRAIN_SECONDS = f"{GROUP}/drain-seconds"
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 
 LEAVING_COST = "-1000"
-"""Below any other: this pod goes first."""
+"""Below the default: the ReplicaSet removes this pod first."""
 
 VOLUMES = "/var/lib/motet/volumes"
 MODEL = "/var/lib/motet/model"
@@ -39,20 +39,20 @@ Parsed = TypeVar("Parsed")
 
 @dataclass(frozen=True, slots=True)
 class Unreadable(Generic[Parsed]):
-    """An object that this operator cannot read: a newer schema has stored it, or an older one."""
+    """An object that this operator cannot read: it was stored with a newer or older schema."""
 
     message: str
     instead: Parsed | None = None
-    """What goes on: it as it was when it could be read last, or else the part of it that can be read now."""
+    """What is used instead: the last readable version, else the readable part of it; None if there is neither."""
 
     in_part: bool = False
 
 
 class ObjectParser(Generic[Parsed]):
-    """Reads each version of each object once. What says the same as the version before is the same object.
+    """Parses each version of an object once. A version with the same content gives the same Python object.
 
-    A version is known by the object that the cache holds, and not by its number: a store that was brought back to an
-    earlier state gives its numbers again.
+    Versions are compared by the identity of the cached object, not by resourceVersion: a restored store uses the same
+    numbers again.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class ObjectParser(Generic[Parsed]):
         read: Callable[[Object], Parsed],
         renewed: Callable[[Parsed, Object], Parsed] = lambda before, _: before,
     ) -> None:
-        """`renewed` is what was read before with what its status says now."""
+        """`renewed` gives the earlier result with the current status."""
         self._kind, self._read, self._renewed = kind, read, renewed
         self._known: dict[ObjectKey, tuple[Object, Parsed | Unreadable[Parsed]]] = {}
 
@@ -87,7 +87,7 @@ class ObjectParser(Generic[Parsed]):
                 f"{where}: {problem['msg']}. The operator and the resource definitions (CRDs) have "
                 "different versions: install the same version of both, or change the field."
             )
-        except Exception as error:  # whatever one object holds, the others go on
+        except Exception as error:  # one bad object must not stop the others
             message = f"the operator cannot read this object: {type(error).__name__}: {error}"
         if isinstance(before, Unreadable):
             before = None if before.in_part else before.instead
@@ -103,13 +103,13 @@ VARIABLES = ("spec", "template", "env")
 
 
 def _what_is_understood(it: Object, error: ValidationError) -> Object | None:
-    """The object without the fields that are not known here, and without variables that a version before took from
-    pools, if that is all that is wrong with it."""
+    """The object without unknown fields, and without variables that an earlier version accepted, if nothing else is
+    wrong with it."""
     problems = [(problem["type"], problem["loc"]) for problem in error.errors(include_url=False)]
     if any(kind != "extra_forbidden" and not (kind == "rule" and where[:-1] == VARIABLES) for kind, where in problems):
         return None
     rest = deepcopy(it)
-    for _, (*path, name) in reversed(problems):  # the later of a list first, so that the earlier keep their places
+    for _, (*path, name) in reversed(problems):  # later list items first, so that earlier indexes stay valid
         within: Any = rest
         for step in path:
             within = within[step]
@@ -120,7 +120,7 @@ def _what_is_understood(it: Object, error: ValidationError) -> Object | None:
 def _sharing(before: Parsed | Unreadable[Parsed], now: Parsed | Unreadable[Parsed]) -> Parsed | Unreadable[Parsed]:
     if now == before:
         return before
-    # Most versions differ in nothing but status.
+    # Most versions differ only in their status.
     if (
         isinstance(now, PoolObject | AdapterObject)
         and isinstance(before, PoolObject | AdapterObject)
@@ -131,7 +131,7 @@ def _sharing(before: Parsed | Unreadable[Parsed], now: Parsed | Unreadable[Parse
 
 
 def readable(found: Mapping[ObjectKey, Parsed | Unreadable[Parsed]]) -> Iterable[Parsed]:
-    """With what goes on of those that are not."""
+    """The parsed objects; for an unreadable one its replacement, if there is one."""
     for one in found.values():
         if not isinstance(one, Unreadable):
             yield one
@@ -207,7 +207,7 @@ def model_uri(pool: ServingPool) -> str:
 
 
 def model_claim(pool: ServingPool) -> str:
-    """The claim that holds the model; empty when it comes from elsewhere."""
+    """The claim that holds the model; empty if the model is not on a claim."""
     scheme, _, rest = pool.spec.model.uri.partition("://")
     return rest.partition("/")[0] if scheme == "pvc" else ""
 
@@ -219,7 +219,7 @@ def adapter_source(adapter: LoRAAdapter) -> str:
 
 
 def adapter_volume(adapter: LoRAAdapter) -> str:
-    """Where its pool mounts the claim that it names; empty: it names none."""
+    """The mount path of the adapter's claim; empty if it names none."""
     claim = adapter.spec.source.persistent_volume_claim
     return f"file://{VOLUMES}/{claim.claim_name}" if claim is not None else ""
 
@@ -235,7 +235,7 @@ def scale_writers(pool: Object) -> tuple[str, ...]:
 
 
 def conditions_of(it: Object) -> tuple[Condition, ...]:
-    """As last written, by whichever version of us. What makes no sense counts as never written."""
+    """As last written, perhaps by another version of the operator. Invalid conditions are ignored."""
     found = []
     for each in (it.get("status") or {}).get("conditions") or ():
         with suppress(ValidationError):
@@ -245,7 +245,7 @@ def conditions_of(it: Object) -> tuple[Condition, ...]:
 
 
 def _time(text: object) -> datetime | None:
-    """In UTC where it names no zone: of two times, one without cannot be compared with one that has one."""
+    """A time without a zone counts as UTC, so that all times can be compared."""
     try:
         time = datetime.fromisoformat(text) if isinstance(text, str) else None
     except ValueError:
@@ -271,7 +271,7 @@ def revision_of(child: Object) -> str:
 
 
 def is_runner(pod: Object) -> bool:
-    """Of a Deployment of its pool, and of the revision that it names. Labels alone are anybody's to give."""
+    """Whether the pod belongs to a Deployment of its pool and revision. Anybody can set labels."""
     ours = f"{pool_of(pod).name}-{revision_of(pod)}-"
     return any(
         owner.get("controller") and owner["kind"] == "ReplicaSet" and owner["name"].startswith(ours)
@@ -280,12 +280,12 @@ def is_runner(pod: Object) -> bool:
 
 
 def is_live(pod: Object) -> bool:
-    """Neither on its way out nor over: what its Deployment counts."""
+    """Neither finished nor being deleted, so that its Deployment counts it."""
     return not has_finished(pod) and "deletionTimestamp" not in pod["metadata"]
 
 
 def annotations_of(pod: Object) -> dict[str, str]:
-    """What we have written on it. A cost of another's choice is none of ours."""
+    """The operator's annotations on the pod. A deletion cost with another value is not ours."""
     annotations = pod["metadata"].get("annotations") or {}
     return {
         name: value
@@ -295,7 +295,7 @@ def annotations_of(pod: Object) -> dict[str, str]:
 
 
 def drain_of_terminating_pod(pod: Object) -> RunnerDrain | None:
-    """A pod that has been told to go, by whomever: its process may not know it yet, and takes no work from now on."""
+    """The drain of a pod that is being deleted, by anyone: it takes no work from now on."""
     metadata = pod["metadata"]
     if "deletionTimestamp" not in metadata or has_finished(pod):
         return None
@@ -314,7 +314,7 @@ def has_finished(pod: Object) -> bool:
 
 
 def read_instance(pod: Object) -> RunnerInstance:
-    """What the pod says. What the scheduler says of it is added by `with_advice`."""
+    """What the pod itself says. `with_scheduler_state` adds the scheduler's reports."""
     status = pod.get("status") or {}
     ready_condition: Object = next((one for one in status.get("conditions") or () if one["type"] == "Ready"), {})
     ready, since = ready_condition.get("status") == "True", _time(ready_condition.get("lastTransitionTime"))
@@ -344,12 +344,12 @@ _UNREMARKABLE = ("ContainerCreating", "PodInitializing")
 
 NOT_READY = "the container runs, but its readiness check fails"
 MAX_TROUBLE_LENGTH = 900
-"""Whole sentences, with the commands that mend it, and with the pod's name still less than a condition holds."""
+"""Characters: enough for sentences with commands; with the pod's name still less than a condition may have."""
 
 
 def _deaths_in_a_row(container: Object, unready_since: datetime | None) -> int:
-    """Those after which it has not been ready. Kubernetes counts all there ever were, and says since when the pod is
-    not ready: a process that began before that has been."""
+    """Failures since it was last ready. Kubernetes counts all restarts, and reports since when the pod is not ready: a
+    process that started before that time has been ready."""
     deaths: int = container.get("restartCount", 0)
     state, last = container.get("state") or {}, container.get("lastState") or {}
     if _was_ready(state.get("running"), unready_since):
@@ -363,12 +363,12 @@ def _was_ready(run: Object | None, unready_since: datetime | None) -> bool:
 
 
 def _trouble(status: Object, containers: Iterable[Object], unready_since: datetime | None) -> str:
-    """The first thing that keeps a pod from serving, as Kubernetes puts it."""
+    """The first reason why the pod does not serve, in Kubernetes' words."""
     for one in containers:
         running = (one.get("state") or {}).get("running")
         ended = (one.get("lastState") or {}).get("terminated")
         if ended is not None and not _was_ready(running, unready_since):
-            # A process of ours leaves a sentence when it cannot start.
+            # Our processes write a termination message if they cannot start.
             said = ended.get("message") or f"{ended.get('reason', 'Error')}, exit code {ended.get('exitCode', '?')}"
             return str(said)[:MAX_TROUBLE_LENGTH]
         if _was_ready(running, unready_since):
@@ -391,9 +391,9 @@ def with_scheduler_state(
     unhealthy: UnhealthyRunner | None,
     grace: timedelta,
 ) -> RunnerInstance:
-    """`patience` is how long a condemned one may try to come back by itself."""
+    """`grace` is how long an unhealthy runner may take to recover."""
     if unhealthy is not None and instance.started_at is not None and instance.started_at > unhealthy.since:
-        unhealthy = None  # the kubelet was faster: this is its successor
+        unhealthy = None  # the kubelet has already restarted it
     if instance.name not in drained and instance.name not in attached and unhealthy is None:
         return instance
     return replace(
@@ -406,12 +406,12 @@ def with_scheduler_state(
 
 
 def with_leaving_node(instance: RunnerInstance, leaving_nodes: Collection[str]) -> RunnerInstance:
-    """Told to leave where its node is one of these."""
+    """The instance, with `node_is_leaving` if its node is one of these."""
     return replace(instance, node_is_leaving=True) if instance.node in leaving_nodes else instance
 
 
 def read_runner_set(deployment: Object) -> RunnerSet:
-    """Its template is left open: nothing is ever added to a set of an old revision."""
+    """Without its template: nothing is ever added to a set of an old revision."""
     metadata = deployment["metadata"]
     pool = pool_of(deployment)
     seconds = (metadata.get("annotations") or {}).get(DRAIN_SECONDS, "0")

@@ -1,7 +1,7 @@
-"""What stands in the operator's way, what it cannot see, and what it cannot read; and what it does about it.
+"""What the operator may not write, may not list, or cannot read, and how it behaves then.
 
-What it may not do or see is remembered until it may (`Denials`). Each round takes what is known of that and of what it
-could read (`Doubts`): pools tell what hinders them, and what too little is known of stays as it is.
+`ObstacleLog` remembers refused lists and writes until they succeed. In each round `PartialKnowledge` combines them with
+unreadable objects: pools report their obstacle in conditions, and objects of which too little is known stay unchanged.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -27,7 +27,7 @@ ReadAdapters = Mapping[ObjectKey, AdapterObject | Unreadable[AdapterObject]]
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """As a condition puts it."""
+    """As a condition reports it."""
 
     reason: str
     message: str
@@ -35,13 +35,13 @@ class Obstacle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Obstacles:
-    """All that are known of now."""
+    """All current obstacles."""
 
     unseen_namespaces: frozenset[str] = frozenset()
-    """Namespaces of pools in which we cannot see what runs: nothing may be concluded from what is not seen there."""
+    """Pool namespaces whose runners cannot be listed: a runner that is not seen there may exist."""
 
     forbidden_namespaces: Mapping[str, Obstacle] = field(default_factory=dict)
-    """Namespaces in which we may not look at everything."""
+    """Namespaces in which a list is forbidden, with the reason."""
 
     writes: Mapping[WriteKey, Obstacle] = field(default_factory=dict)
 
@@ -56,7 +56,7 @@ def permission(refused: ApiRefused) -> Obstacle:
 
 
 def refusal(refused: ApiRefused) -> Obstacle:
-    """In the server's words: they are those of a quota, of a policy, of a schema, and name what to change."""
+    """With the server's message: it names the quota, policy or schema, and what to change."""
     return Obstacle("RunnersRefused", f"the API server refuses to {refused.verb} {refused.kind.resource}: {refused}")
 
 
@@ -74,14 +74,14 @@ class ObstacleLog:
         self._writes: dict[WriteKey, Obstacle] = {}
 
     def note(self, refused: ApiRefused) -> None:
-        """A list that is forbidden, until `clear`."""
+        """Record a forbidden list, until `clear`."""
         self._lists[refused.kind, refused.namespace] = permission(refused)
 
     def clear(self, kind: Kind, namespace: str) -> None:
         self._lists.pop((kind, namespace), None)
 
     def block_write(self, key: WriteKey, obstacle: Obstacle) -> bool:
-        """A write that is not done, until `forget`. Whether that is news: one right may be missing for many."""
+        """Record a blocked write, until `forget`. True if the obstacle is new: it may block many writes."""
         news = obstacle not in self._writes.values()
         self._writes[key] = obstacle
         return news
@@ -99,23 +99,23 @@ class ObstacleLog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartialKnowledge:
-    """Of one round."""
+    """What one round does not know, and what must therefore stay unchanged."""
 
     obstacles: Obstacles
 
     unseen_groups: frozenset[ObjectName]
-    """Groups with pools there: that no runner of theirs is seen does not mean that there is none."""
+    """Groups with pools in unseen namespaces: they may have runners that are not seen."""
 
     unreadable_pools: frozenset[ObjectName]
-    """Pools that cannot be read, or in part only."""
+    """Pools that cannot be read, or only in part."""
 
     unconfirmed_adapters: frozenset[ObjectName]
-    """Adapters that we would accept, and perhaps only because of what we cannot read. What was accepted before we came
-    stays so."""
+    """Adapters that would be accepted, but perhaps only because a pool cannot be fully read. Others that were
+    accepted before stay accepted."""
 
     tenants: Mapping[ObjectName, frozenset[str]]
-    """Of the groups of such pools: namespaces that they admitted before we came, as an accepted adapter of each shows.
-    Nobody else is told to be admitted, whatever is understood."""
+    """For groups with unreadable pools: the namespaces that have an accepted adapter. No other namespace is admitted
+    meanwhile."""
 
     @classmethod
     def about(
@@ -153,18 +153,17 @@ class PartialKnowledge:
         return pool.namespace in self.obstacles.unseen_namespaces or pool in self.unreadable_pools
 
     def unseen_reason(self, pool: ObjectName) -> Obstacle | None:
-        """For a pool that can be read, and of which nobody can see what it has."""
+        """The obstacle of a readable pool whose runners cannot be listed."""
         return self.obstacles.forbidden_namespaces.get(pool.namespace) if pool not in self.unreadable_pools else None
 
     def applied_to(self, plan: Plan, view: View, snapshot: Snapshot) -> Plan:
-        """The plan in which pools say what hinders them, and without what would change runners to be left alone."""
+        """The plan with obstacles in the pools' conditions, and without changes of runners that must be left alone."""
         return self._without_unsafe_changes(
             _with_obstacles(plan, view, _obstacle_of_each_pool(plan, view, snapshot, self.obstacles)), view
         )
 
     def _without_unsafe_changes(self, plan: Plan, view: View) -> Plan:
-        """One that drains already goes on draining, even
-        where it seems to be wanted again."""
+        """Without changes of unknown objects. Runners that drain already go on draining."""
         if not (self.obstacles.unseen_namespaces or self.unreadable_pools or self.unconfirmed_adapters):
             return plan
         pools = {one.name: one.pool for one in view.instances}
@@ -196,14 +195,14 @@ class PartialKnowledge:
 def _obstacle_of_each_pool(
     plan: Plan, view: View, snapshot: Snapshot, obstacles: Obstacles
 ) -> dict[ObjectName, Obstacle]:
-    """One for each pool that has any: where we may not look before what we may not write, and both before what only
-    keeps its pods from being made."""
+    """At most one for each pool. A forbidden list comes before a blocked write, and both before a Deployment that
+    cannot create pods."""
     found: dict[ObjectName, Obstacle] = {}
     revisions = {status.name: status.target_revision for status in plan.pools}
     for each in view.runner_sets:
         if each.trouble and revisions.get(each.pool) == each.revision:
             found[each.pool] = Obstacle("RunnersRefused", each.trouble)
-    # What is not there yet has its name, and no label.
+    # An object that does not exist yet has no label; its name tells the pool.
     named: dict[ObjectKey, ObjectName] = {(pool.namespace, pool.name): pool for pool in revisions}
     named |= {(each.pool.namespace, deployment_name(each)): each.pool for each in plan.runner_sets}
     for key, obstacle in sorted(obstacles.writes.items(), key=lambda one: str(one[0]), reverse=True):
@@ -219,7 +218,7 @@ def _obstacle_of_each_pool(
 
 
 def _with_obstacles(plan: Plan, view: View, found: Mapping[ObjectName, Obstacle]) -> Plan:
-    """The plan, in which pools say what stands in their way, each once by an event."""
+    """The plan with the obstacles in the pools' conditions, and one event for each new obstacle."""
     if not found:
         return plan
     before = {pool.resource.object_name: pool.conditions for pool in view.pools}
@@ -241,7 +240,7 @@ def _already_reported(conditions: Iterable[Condition], reason: str) -> bool:
 
 
 def _with_obstacle(status: PoolStatus, why: Obstacle, before: Iterable[Condition], now: datetime) -> PoolStatus:
-    """What holds all the same, as that runners serve, stays as it is."""
+    """Conditions that are True in spite of the obstacle, such as Available, stay."""
     problem = no("Progressing", why.reason, why.message)
     others = [
         no(one.type, why.reason, why.message) if one.type in ("Available", "Ready") and not one.holds else one
@@ -259,5 +258,5 @@ def _only(admitted: Collection[str], known: Collection[str]) -> tuple[str, ...]:
 
 
 def _was_accepted(adapter: Object) -> bool:
-    """Only an adapter that is accepted is told what it is served with, and it keeps that while it is unreadable."""
+    """Only an accepted adapter has `status.baseModel`, and it keeps it while it is unreadable."""
     return bool((adapter.get("status") or {}).get("baseModel"))

@@ -1,12 +1,12 @@
-"""Lists every kind now and then and sets the cache right by it: what a watch has lost is found within minutes.
+"""Lists every kind from time to time and corrects the cache, so that events that a watch lost are found within minutes.
 
-A store may be brought back to an earlier state: etcd is restored from a copy. Its versions are lower then, and a watch
-that goes on from a higher one hears nothing until the store has passed it. So whenever a watch is opened the version of
-what is stored is asked for, and a list that proves to be from before replaces what was known. Until every other kind
-has been listed since, half of what is known is of another state, and nothing is decided by it.
+The API server's store may be restored to an earlier state (an etcd backup). Its versions are lower then, and a watch
+that continues from a higher version receives nothing until the store has passed it. Therefore the stored version is
+requested whenever a watch opens, and a list that proves to be older replaces the cache. Until every other kind has been
+listed again, the cache mixes two states, and no decision is made.
 
-Also the gate: until each kind of ours has been listed once, nobody knows what is missing, so nothing is done. Where
-pools run it is a gate for each namespace: what cannot be seen there stops that namespace, and no other.
+This module also holds back the first round: until each declared kind has been listed once, it is unknown what exists.
+In the namespaces of pools this is so for each namespace: a forbidden list stops that namespace only.
 """
 
 import asyncio
@@ -32,8 +32,8 @@ LAST_RETRY_SECONDS = 5.0
 
 FEW = 5
 SMALL_SHARE = 0.2
-"""What a list lacks beyond both is asked for once more: a server that lags, or one that was restored from an old copy,
-must not take half the adapters out of service."""
+"""If a list lacks more objects than both bounds, it is requested once more: a server that lags, or was restored from a
+backup, must not take half of the adapters out of service."""
 
 
 class Resync:
@@ -51,11 +51,11 @@ class Resync:
         unwatchable: Callable[[str], None],
         time_scale: float = 1.0,
     ) -> None:
-        """`watch_anew` is called with a kind that is served again after it was not, or whose versions have gone back,
-        `unwatchable` with the path of what is forbidden or not served."""
+        """`watch_anew` is called with a kind that is served again, or whose versions went back; `unwatchable` with the
+        path of a kind that is forbidden or not served."""
         self._api, self._cache, self._obstacle_log, self._metrics = api, cache, obstacle_log, metrics
-        # Pools come after what they own. Once a pool has gone the API server takes its Deployments away: listed in the
-        # other order, a pool would be known and its Deployment missed, and made again.
+        # Pools come after the objects that they own. When a pool is deleted, its Deployments are deleted next. In the
+        # other order the pool could be listed and its Deployment not, and the Deployment would be created again.
         self._scopes = [(kind, namespace) for kind in OWNED_KINDS for namespace in pool_namespaces]
         self._scopes += [(kind, "") for kind in DECLARED_KINDS]
         self._seconds = seconds * time_scale
@@ -65,29 +65,29 @@ class Resync:
         self._by_path = {kind.path(namespace): (kind, namespace) for kind, namespace in self._scopes}
         self._opened: asyncio.Queue[tuple[Kind, str]] = asyncio.Queue()
         self._min_versions: dict[tuple[Kind, str], int] = {}
-        """The version of the last list, or a later one from which a watch went on."""
+        """The version of the last list, or a later one that a watch started from."""
         self._seen: set[tuple[Kind, str]] = set()
         self._refused: set[tuple[Kind, str]] = set()
         self._problems: dict[tuple[Kind, str], str] = {}
         self._rewound: set[Kind] = set()
         self._from_before: set[tuple[Kind, str]] = set()
-        """What has not been listed since the store was found to have gone back."""
+        """Scopes that have not been listed since the store was found to be restored."""
         self.missing: set[Kind] = set()
-        """Kinds of ours that the API server does not know now."""
+        """Motet's kinds that the API server does not serve now."""
         self.listed = asyncio.Event()
 
     def request_now(self) -> None:
-        """Something odd happened: look now."""
+        """List everything now, because something unexpected happened."""
         self._requested.set()
 
     def watch_opened(self, path: str, since: int) -> None:
-        """Perhaps to another server, or to one whose store is another: look whether it knows what was seen."""
+        """A watch opened, perhaps to a restored store: check that the store is not older than the cache."""
         if (scope := self._by_path.get(path)) is not None:
             self._min_versions[scope] = max(self._min_versions.get(scope, 0), since)
             self._opened.put_nowait(scope)
 
     def waiting_for(self) -> str:
-        """What has not been listed yet, and why. What may not be listed where pools are, they tell themselves."""
+        """What has not been listed yet, and why. Pools report forbidden lists in their namespaces themselves."""
         left = [scope for scope in self._scopes if scope not in self._seen | self._refused]
         if not left:
             return ""
@@ -97,12 +97,12 @@ class Resync:
 
     @property
     def of_one_state(self) -> bool:
-        """False while some of what is known is from before the store went back, and some from after."""
+        """False while the cache mixes the state before a restore of the store with the state after it."""
         return not self._from_before
 
     @property
     def unseen(self) -> frozenset[str]:
-        """Namespaces in which nobody knows what a pool has: it was never listed, or may not be any more."""
+        """Namespaces whose runners are unknown: they were never listed, or may not be listed any more."""
         return frozenset(
             namespace
             for kind, namespace in self._scopes
@@ -120,12 +120,12 @@ class Resync:
             try:
                 known = await self._api.newest(*scope) >= seen
             except ApiError:
-                known = False  # nobody can tell: lists are asked for until they come
+                known = False  # unknown: list until an answer comes
             if not known:
                 self.request_now()
 
     async def _list_for_ever(self) -> None:
-        """What could not be listed is asked for again soon, and alone."""
+        """Scopes that could not be listed are retried soon, without the others."""
         scopes, due, wait = self._scopes, 0.0, FIRST_RETRY_SECONDS
         while True:
             if scopes is self._scopes:
@@ -186,7 +186,7 @@ class Resync:
             log.warning("kubernetes_store_rewound", kind=kind.name, version=version, seen=seen)
             self._metrics.rewinds.labels(kind.plural).inc()
             self._rewound.add(kind)
-            if scope not in self._from_before:  # the first of all to tell
+            if scope not in self._from_before:  # the first scope that shows the restore
                 self._from_before = set(self._scopes) - self._refused
                 self.request_now()
             self._cache.rewind(kind, items, namespace)
@@ -203,7 +203,7 @@ class Resync:
         return True
 
     def _note_current(self, scope: tuple[Kind, str]) -> None:
-        """It is known as it is now, or nobody can tell."""
+        """The scope is current, or cannot be listed."""
         if scope in self._from_before:
             self._from_before.discard(scope)
             if not self._from_before:
@@ -213,11 +213,11 @@ class Resync:
         return await self._api.list(kind, namespace, selector=POOL_LABEL if kind in OWNED_KINDS else "", fresh=fresh)
 
     def _seen_of(self, scope: tuple[Kind, str]) -> int:
-        """The store is at least at this version."""
+        """The store has at least this version."""
         return max(self._min_versions.get(scope, 0), self._cache.newest(*scope))
 
     def _distrust_reason(self, scope: tuple[Kind, str], items: Collection[Object], version: int, seen: int) -> str:
-        """Why a list is not believed at once; empty: it is."""
+        """Why a list is not trusted at once; empty if it is."""
         kind, namespace = scope
         lost = len(self._cache.unlisted(kind, items, version, namespace))
         if lost > max(FEW, SMALL_SHARE * self._cache.count(kind, namespace)):
@@ -235,7 +235,7 @@ class Resync:
             self._changed()
         if isinstance(error, ApiRefused) and (error.forbidden or error.gone):
             self._unwatchable(kind.path(namespace))
-            if kind in OWNED_KINDS:  # what was seen there is getting old
+            if kind in OWNED_KINDS:  # what was seen there is out of date
                 self._seen.discard(scope)
                 self._refused.add(scope)
             self._note_current(scope)

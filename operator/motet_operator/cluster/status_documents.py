@@ -1,4 +1,4 @@
-"""What is decided about an object, as its status subresource says it. Pure."""
+"""Decisions as documents for the status subresource. Pure."""
 
 from datetime import datetime
 
@@ -50,20 +50,20 @@ def pool_status(found: PoolStatus) -> Object:
 
 
 def unreadable_status(message: str, it: Object, status: Object, now: datetime) -> Object:
-    """For an object that says what we do not understand: what went on before goes on, as `status` has it."""
+    """For an object that the operator cannot read: `status` stays, with Accepted and Ready False."""
     accepted = no("Accepted", "Unreadable", message)
     return _restated(it, status, now, accepted, no("Ready", "Unreadable", message), *progress(stalled=accepted))
 
 
 def unseen_status(why: Obstacle, it: Object, now: datetime) -> Object:
-    """For a pool of which nobody can see what it has."""
+    """For a pool whose runners cannot be listed."""
     ready = no("Ready", why.reason, why.message)
     progressing = no("Progressing", why.reason, why.message)
     return _restated(it, it.get("status") or {}, now, progressing, ready, *progress(stalled=ready))
 
 
 def _restated(it: Object, status: Object, now: datetime, *conditions: ConditionResult) -> Object:
-    """What else `status` says stays: what an applied one leaves out is removed, a pool's memory of its scale, too."""
+    """`status` with these conditions. All other fields stay: an apply removes the fields that it leaves out."""
     generation = it["metadata"].get("generation", 1)
     types = {one.type for one in conditions} | {"Reconciling", "Stalled"}
     others = [one for one in conditions_of({"status": status}) if one.type not in types]

@@ -1,6 +1,6 @@
-"""What is gone, and what only seems to be. When the definition of a kind is deleted, every object of it goes with it,
-one by one, and nobody has asked for any of that: serving goes on with what was last known, for a while, also when the
-definition is back and its objects are not yet.
+"""Keeps objects that vanished because their kind did. If somebody deletes a CustomResourceDefinition, all its objects
+are deleted with it. Motet then keeps serving what it last knew for a while, also after the definition is installed
+again and before its objects are.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from motet_operator.cluster.kinds import ADAPTERS, POOLS, Kind, Object
 log = structlog.get_logger(__name__)
 
 ANSWER_SECONDS = 5.0
-"""A round waits no longer for an answer; the next one asks again."""
+"""A round waits at most this long for the answer; the next round asks again."""
 
 ASK_AGAIN_SECONDS = 1.0
 
@@ -29,7 +29,7 @@ class VanishedObject:
     object: Object
     until: float
     certain: bool = False
-    """Its kind is known to have gone. Before that it may have been deleted as anything else is."""
+    """The kind is known to be gone. Until then the object may have been deleted on purpose."""
 
 
 class VanishedObjects:
@@ -41,7 +41,7 @@ class VanishedObjects:
         self._vanished: dict[Kind, dict[ObjectKey, VanishedObject]] = {ADAPTERS: {}, POOLS: {}}
 
     async def complete(self, snapshot: Snapshot) -> Snapshot:
-        """With the ghosts of what nobody has asked to go, and of what perhaps nobody has."""
+        """The snapshot with vanished objects, and with deleted ones while it is unknown whether their kind vanished."""
         now, whole = self._clock(), dict(snapshot)
         for kind, vanished in self._vanished.items():
             here = snapshot[kind]
@@ -57,7 +57,7 @@ class VanishedObjects:
         return whole
 
     def due(self) -> float | None:
-        """Seconds after which the first ghost is laid to rest, or is asked about again."""
+        """Seconds until the first vanished object expires, or until the API server is asked again."""
         now = self._clock()
         ends = [
             one.until if one.certain else min(one.until, now + ASK_AGAIN_SECONDS)
@@ -71,7 +71,7 @@ class VanishedObjects:
     ) -> None:
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                # A definition that is being deleted still lets its objects be read.
+                # While a definition is being deleted its objects can still be read, but not created.
                 served = "create" in await self._api.verbs(kind)
         except (ApiError, TimeoutError):
             return

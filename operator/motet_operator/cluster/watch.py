@@ -1,4 +1,4 @@
-"""What the operator needs of whoever watches the API server for it, whichever library that is."""
+"""What the operator needs from a library that watches the API server."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,31 +9,31 @@ from motet_operator.cluster.kinds import Kind, Object
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listener:
-    """Who is told, in the loop in which the watch was made."""
+    """Callbacks, called in the event loop in which the watch was created."""
 
     seen: Callable[[Kind, Object], object]
-    """It is there, or has changed; from a list or from a watch."""
+    """An object exists or has changed; from a list or a watch."""
 
     deleted: Callable[[Kind, Object], object]
 
     opened: Callable[[str, int], None]
-    """A watch begins, or goes on after a break: by its path, and from which version on."""
+    """A watch opened or reopened: its path, and the version that it continues from."""
 
     restarted: Callable[[str], None]
-    """A part of the watch, by its name, has ended and begins again with lists."""
+    """An engine of the watch, by name, ended and starts again with lists."""
 
 
 class Watch(Protocol):
-    """Lists some kinds and then watches them. Whatever ends a watch, it goes on where it was or begins again."""
+    """Lists some kinds and then watches them. After any error a watch continues or starts again."""
 
     async def run(self) -> None:
         """Until cancelled."""
 
     def restart(self, kind: Kind) -> None:
-        """With a list: the kind has come since, or its versions mean something else than before."""
+        """List again and watch: the kind is new, or its versions went back."""
 
     def ages(self) -> Mapping[str, float]:
-        """Seconds since each watch last said anything, bookmarks included, by the path that is watched."""
+        """Seconds since each watch last received anything, bookmarks included, by watched path."""
 
     def forget(self, path: str) -> None:
-        """It is refused, or its kind is gone: a watch that cannot say anything is none that has died."""
+        """The path is refused or its kind is gone: do not report its watch as silent."""

@@ -1,7 +1,7 @@
-"""What is to be done, each thing once however often it is asked for. Pure: whoever works asks `pop` with the time.
+"""A queue that holds each key once, however often it is added. Pure: the caller passes the time.
 
-What is urgent comes first. Otherwise namespaces take turns, so that one tenant's thousand adapters do not delay
-another's first. What failed comes again after a jittered wait that doubles, for ever.
+Urgent keys come first. Otherwise namespaces take turns, so that a tenant's thousand adapters do not delay another
+tenant's first one. A failed key is retried after a jittered wait that doubles up to a maximum.
 """
 
 import heapq
@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 Key = TypeVar("Key", bound=Hashable)
 
 RoundRobin = OrderedDict[str, deque[Key]]
-"""Groups in the order of their turns."""
+"""Keys by namespace, in the order in which namespaces take turns."""
 
 FIRST_WAIT_SECONDS = 0.25
 LAST_WAIT_SECONDS = 30.0
@@ -34,7 +34,7 @@ class WorkQueue(Generic[Key]):
         self._failures: dict[Key, int] = {}
 
     def __len__(self) -> int:
-        """What is ready or waits for its next attempt; not what is being done."""
+        """Keys that are ready or wait for a retry; not those being processed."""
         return len(self._ready) + len(self._waiting)
 
     @property
@@ -45,8 +45,8 @@ class WorkQueue(Generic[Key]):
         return self._failures.get(key, 0)
 
     def add(self, key: Key, group: str, *, urgent: bool = False) -> None:
-        """Ask for it. What is being done is done once more afterwards; what failed keeps its wait. A key is urgent
-        always or never."""
+        """Add a key. One that is being processed is processed once more; one that failed keeps its wait. A key must
+        always be urgent or never."""
         self._group_of[key] = (self._urgent if urgent else self._rest, group)
         if key in self._busy:
             self._again.add(key)
@@ -54,7 +54,7 @@ class WorkQueue(Generic[Key]):
             self._enqueue(key)
 
     def drop(self, key: Key) -> None:
-        """Not wanted any more."""
+        """Remove a key that is not wanted any more."""
         self._again.discard(key)
         self._waiting.pop(key, None)
         self._failures.pop(key, None)
@@ -66,7 +66,7 @@ class WorkQueue(Generic[Key]):
             self._group_of.pop(key, None)
 
     def pop(self, now: float) -> Key | None:
-        """The next one whose turn it is; `done` or `failed` must follow."""
+        """The next key; the caller must call `done` or `failed` afterwards."""
         self._wake(now)
         while groups := self._urgent or self._rest:
             group, keys = groups.popitem(last=False)
@@ -81,7 +81,7 @@ class WorkQueue(Generic[Key]):
         return None
 
     def next_due(self) -> float | None:
-        """When something that waits is ready again."""
+        """When the next waiting key is ready again."""
         while self._alarms and self._waiting.get(self._alarms[0][2]) != self._alarms[0][0]:
             heapq.heappop(self._alarms)
         return self._alarms[0][0] if self._alarms else None

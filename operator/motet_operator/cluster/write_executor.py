@@ -1,4 +1,4 @@
-"""Carries out what is wanted: the newest word for each object, a few at a time, until it is so."""
+"""Carries out the wanted writes: for each object the newest one, a few at a time, until the object is as wanted."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -17,13 +17,13 @@ from motet_operator.metrics import ClusterMetrics
 log = structlog.get_logger(__name__)
 
 RETRY_UNKNOWN_SECONDS = 0.2
-"""How often a leader that is not sure of it looks whether it is again. It is no failure, and leaves no wait behind."""
+"""How often a leader that cannot be sure of its Lease checks it again. This does not count as a failed write."""
 
 MAX_IMMEDIATE_RETRIES = 3
-"""A write that has failed more often in a row is told of: a conflict that passes by itself is no news to anybody."""
+"""A write that fails more often in a row is reported as an obstacle. Conflicts usually pass by themselves."""
 
 AUTHORIZERS = '" cannot '
-"""What everybody who decides about rights says after the user's name. Admission answers 403, too, in other words."""
+"""All authorizers write this after the user's name. Admission also answers 403, but in other words."""
 
 
 class WriteExecutor:
@@ -52,7 +52,7 @@ class WriteExecutor:
         return len(self._queue) + self._queue.busy
 
     def set_writes(self, writes: Mapping[WriteKey, Write]) -> None:
-        """This is all that is wanted; what was wanted before and is not any more is dropped."""
+        """Replaces all wanted writes; earlier ones that are not among them are dropped."""
         for key in [key for key in self._wanted if key not in writes]:
             del self._wanted[key]
             self._queue.drop(key)
@@ -72,7 +72,7 @@ class WriteExecutor:
     async def _work(self) -> None:
         while True:
             key = await self._next()
-            # The door would not let it pass. What decides is a clock, and no clock sets an event.
+            # The API client would refuse the write. Leadership depends on the clock, so there is no event to wait for.
             while not self._leading():  # noqa: ASYNC110
                 await asyncio.sleep(RETRY_UNKNOWN_SECONDS)
             write = self._wanted.get(key)
@@ -123,12 +123,12 @@ class WriteExecutor:
         elif outcome == "unsure":
             self._queue.done(key)
             if key in self._wanted:
-                self._enqueue(key)  # it has not failed: at once, when we lead again
+                self._enqueue(key)  # not a failure: retry as soon as we lead again
         else:
-            # Also for what is gone: the watch tells so in a moment, and it is not wanted any more. Or it never does: an
-            # object may outlive its namespace, and every round would try in vain.
+            # Also if the object is gone. Usually the watch reports that soon, and the write is dropped. But an object
+            # may outlive its namespace: then the wait keeps rounds from trying again and again.
             self._queue.failed(key, monotonic())
-            self._work_added.set()  # somebody who sleeps may have to wake earlier
+            self._work_added.set()  # a sleeping worker may have to wake earlier
         self._metrics.queue_depth.set(self.depth)
 
     def _block(self, key: WriteKey, write: Write, obstacle: Obstacle) -> None:
@@ -142,7 +142,7 @@ class WriteExecutor:
             self._wanted.pop(key, None)
         self._queue.done(key)
         if self._wanted.get(key) is not None:
-            self._enqueue(key)  # a newer word came while the older was being written
+            self._enqueue(key)  # a newer write was requested meanwhile
 
     def _enqueue(self, key: WriteKey) -> None:
         self._queue.add(key, key.object[0], urgent=key.urgent)
@@ -153,7 +153,7 @@ def _outcome(error: ApiRefused) -> str:
     if error.gone:
         return "gone"
     if error.forbidden:
-        # A namespace that is going takes nothing new. It is no right that is missing.
+        # A namespace that is being deleted accepts nothing new; no right is missing.
         if "because it is being terminated" in error.message:
             return "gone"
         return "forbidden" if AUTHORIZERS in error.message else "refused"

@@ -1,4 +1,4 @@
-"""What can be written to the API server: each thing knows whether it is still needed, and how it is done."""
+"""The writes to the API server: each knows whether it is still needed and how to carry it out."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ DRAIN_MANAGER = "motet-drainer"
 
 
 class NameTaken(Exception):
-    """What somebody else has made has the name that ours should have."""
+    """An object that the operator did not create has the name that the operator needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class WriteKey:
 
     @property
     def urgent(self) -> bool:
-        """Runners are waited for. A status only tells, and there may be ten thousand of them."""
+        """Writes for runners come first: users wait for them, and there may be ten thousand statuses."""
         return self.what != "status"
 
     def __str__(self) -> str:
@@ -40,10 +40,10 @@ class Write(Protocol):
     def key(self) -> WriteKey: ...
 
     def needed(self, cache: Cache) -> bool:
-        """Asked again just before it is done: meanwhile it may have been."""
+        """Checked again just before the write: the change may already be there."""
 
     async def carry_out(self, api: Api, cache: Cache) -> None:
-        """Raises ApiError, or InTheWay."""
+        """Raises ApiError or NameTaken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class StatusWrite:
     uid: str
     status: Object
     events: tuple[Event, ...] = ()
-    """To be told once it is written."""
+    """Posted once the status is written."""
 
     @property
     def key(self) -> WriteKey:
@@ -81,12 +81,12 @@ class StatusWrite:
 
 @dataclass(frozen=True, slots=True)
 class OwnedObjectWrite:
-    """Make what a pool owns, or bring it back to what it should be."""
+    """Create an object that a pool owns, or correct it."""
 
     kind: Kind
     document: Object
     initial_fields: Object = field(default_factory=dict)
-    """What its `spec` says besides while it is new: afterwards that is written by somebody else."""
+    """Additional `spec` fields for creation only: later another field manager writes them."""
 
     @property
     def key(self) -> WriteKey:
@@ -104,14 +104,14 @@ class OwnedObjectWrite:
     async def carry_out(self, api: Api, cache: Cache) -> None:
         document, key = self.document, key_of(self.document)
         found = cache.get(self.kind, key)
-        if found is None:  # nor would one be seen that lacks our label
+        if found is None:  # the cache does not have objects without our label
             stored, _ = await api.list(self.kind, key[0], fields=f"metadata.name={key[1]}", fresh=True)
             found = next(iter(stored), None)
         if found is None:
             document = document | {"spec": document["spec"] | self.initial_fields}
         elif not made_by_us(found):
             raise NameTaken(f"{self.kind.name} {key[1]}")
-        # By force only what is ours: one that somebody makes at this very moment is not.
+        # Force only on our own object: another client may be creating one of this name right now.
         answer = await api.apply(self.kind, document, manager=OWNED_MANAGER, force=found is not None)
         cache.normalized.note(uid_of(answer), self.document, wherever_wanted(answer, self.document))
         cache.put(self.kind, answer)
@@ -119,7 +119,7 @@ class OwnedObjectWrite:
 
 @dataclass(frozen=True, slots=True)
 class ScaleWrite:
-    """How many pods, under a manager of its own: nothing else that is applied ever touches the number."""
+    """Set `spec.replicas` under its own field manager, so that no other apply changes it."""
 
     object: ObjectKey
     uid: str
@@ -148,8 +148,7 @@ class ScaleWrite:
 
 @dataclass(frozen=True, slots=True)
 class PodAnnotationWrite:
-    """Say on a pod how far it is on its way out: until when it drains, and that it goes now. Nothing of it stays on a
-    pod that stays."""
+    """Annotate a leaving pod: until when it drains, and that it leaves now. Removed again from a pod that stays."""
 
     object: ObjectKey
     uid: str
@@ -180,7 +179,7 @@ class PodAnnotationWrite:
 
 @dataclass(frozen=True, slots=True)
 class PodDeletion:
-    """End this very pod as it was when that was decided; its Deployment makes another where one is wanted."""
+    """Delete exactly this version of a pod; its Deployment creates another if one is wanted."""
 
     object: ObjectKey
     uid: str
@@ -206,7 +205,7 @@ class PodDeletion:
 
 @dataclass(frozen=True, slots=True)
 class DeploymentDeletion:
-    """Remove an old revision that has no pods. The API server is asked whether that is so: a cache may be behind."""
+    """Delete the Deployment of an old revision without pods. The API server is asked first: the cache may be behind."""
 
     object: ObjectKey
     uid: str
@@ -251,12 +250,12 @@ def _applied_by(manager: str, it: Object) -> bool:
 
 
 def covers(found: object, wanted: object) -> bool:
-    """Whether everything wanted is found; what the server has filled in besides does not matter."""
+    """Whether all wanted fields have their values; additional fields do not matter."""
     return wherever_wanted(found, wanted) == wanted
 
 
 def wherever_wanted(found: object, wanted: object) -> object:
-    """What is found in each place where something is wanted; the same as wanted where all is well."""
+    """The found values of all wanted fields; equal to `wanted` if nothing has to be written."""
     if found is None and wanted in ("", [], {}):
         return wanted
     if isinstance(found, dict) and isinstance(wanted, dict):

@@ -197,7 +197,7 @@ def test_nothing_of_a_runner_tells_which_operator_made_it() -> None:
 def test_a_template_that_makes_no_pod_ends_the_start_with_its_name(tmp_path: Path, content: str) -> None:
     path = tmp_path / "template.yaml"
     path.write_text(content)
-    with pytest.raises(SetupError, match=r"MOTET_CLUSTER_RUNNER_TEMPLATE: .*template.yaml is no template"):
+    with pytest.raises(SetupError, match=r"MOTET_CLUSTER_RUNNER_TEMPLATE: .*template.yaml is not a template"):
         read_template(path)
 
 
