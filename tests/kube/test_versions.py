@@ -70,6 +70,6 @@ def _has_rolled(home: OperatorNamespaces, where: tuple[str, ...]) -> bool:
 
 def test_the_version_before_is_what_runs(before: dict[str, str]) -> None:
     """Else nothing here says anything."""
-    here = Path(__file__).parents[2] / "operator" / "motet_operator" / "cluster" / "operator.py"
-    there = Path(before["PYTHONPATH"].split(os.pathsep)[0], "motet_operator", "cluster", "operator.py")
+    here = Path(__file__).parents[2] / "operator" / "motet_operator" / "sync.py"
+    there = Path(before["PYTHONPATH"].split(os.pathsep)[0], "motet_operator", "sync.py")
     assert there.read_text() != here.read_text()
