@@ -249,7 +249,7 @@ async def test_a_drained_word_counts_for_the_process_that_drains_now(tmp_path: P
         assert sync.drained == set()
 
 
-async def test_a_runner_is_condemned_until_the_scheduler_pardons_it_or_a_successor_comes(tmp_path: Path) -> None:
+async def test_a_runner_is_unhealthy_until_the_scheduler_pardons_it_or_a_successor_comes(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/s.sock"
     async with syncing(address) as sync, small_scheduler(address) as scheduler:
         await until(lambda: sync.connected)

@@ -325,7 +325,7 @@ class World(RuleBasedStateMachine):
             self.say(events.RequestParked(InstanceName(name), RequestId(request), one.epoch, Promise(one.pages)))
 
     @rule(name=st.sampled_from(INSTANCES), hung=st.booleans())
-    def condemn(self, name, hung):
+    def make_unhealthy(self, name, hung):
         identity = RunnerIdentity(instance=name, incarnation=str(self.incarnations[name]))
         self.say(events.RunnerUnhealthy(identity, "it does not move", hung))
 

@@ -239,7 +239,7 @@ def test_a_runner_that_stays_away_is_forgotten():
     assert not told.scheduler.runners
 
 
-def condemn(told, *, hung):
+def make_unhealthy(told, *, hung):
     return told.tell(events.RunnerUnhealthy(RunnerIdentity(instance="r0", incarnation="1"), "it does not move", hung))
 
 
@@ -248,7 +248,7 @@ def test_the_requests_of_a_hung_runner_move():
     told.attach("r0")
     told.enqueue("a")
     told.attach("r1")
-    condemn(told, hung=True)
+    make_unhealthy(told, hung=True)
     assert [(effect.instance, effect.epoch) for effect in told.of(effects.CancelAtRunner)] == [("r0", 1)]
     (place,) = told.of(effects.SendPlaced)
     assert (place.instance, place.epoch, place.moved_reason) == ("r1", 2, "it does not move")
@@ -260,7 +260,7 @@ def test_only_a_move_away_from_an_engine_that_hangs_says_so():
     told.attach("r0")
     told.enqueue("a")
     told.attach("r1")
-    condemn(told, hung=True)
+    make_unhealthy(told, hung=True)
     told.attach("r2")
     told.tell(events.RunnerUnhealthy(RunnerIdentity(instance="r1", incarnation="1"), "no word", hung=False))
     told.lose("a", epoch=2)
@@ -272,7 +272,7 @@ def test_what_moves_and_finds_no_room_waits_and_moves_later():
     told = ready()
     told.attach("r0")
     told.enqueue("a")
-    condemn(told, hung=True)
+    make_unhealthy(told, hung=True)
     assert not told.of(effects.SendPlaced)
     told.attach("r1")
     assert told.of(effects.SendPlaced)[0].moved_reason
@@ -282,7 +282,7 @@ def test_when_the_gateway_gives_the_old_place_up_first_it_is_an_ordinary_placeme
     told = ready()
     told.attach("r0")
     told.enqueue("a")
-    condemn(told, hung=True)
+    make_unhealthy(told, hung=True)
     told.lose("a", epoch=1, delivered=9)
     told.attach("r1")
     (place,) = told.of(effects.SendPlaced)
@@ -293,7 +293,7 @@ def test_a_silent_runner_gets_no_new_work_until_it_speaks_but_keeps_its_own():
     told = ready()
     told.attach()
     told.enqueue("a")
-    condemn(told, hung=False)
+    make_unhealthy(told, hung=False)
     told.enqueue("b")
     assert (told.where("a"), told.where("b")) == ("r0", "")
     told.report("r0", entry("a", 5))
@@ -304,7 +304,7 @@ def test_a_hung_runner_that_moves_again_is_used_again():
     told = ready()
     told.attach("r0")
     told.report("r0", entry("x", 5), steps=10)
-    condemn(told, hung=True)
+    make_unhealthy(told, hung=True)
     told.report("r0", entry("x", 5), steps=10)
     told.enqueue("a")
     assert told.where("a") == ""
@@ -316,7 +316,7 @@ def test_a_silent_runner_that_speaks_and_stands_still_gets_no_new_work():
     told = ready()
     told.attach("r0")
     told.report("r0", entry("x", 5), steps=10)
-    condemn(told, hung=False)
+    make_unhealthy(told, hung=False)
     told.report("r0", entry("x", 5), steps=10)
     told.enqueue("a")
     assert told.where("a") == ""
@@ -328,8 +328,8 @@ def test_only_a_step_ends_a_hang_and_not_a_silence_or_a_new_stream():
     told = ready()
     told.attach("r0")
     told.report("r0", entry("x", 5), steps=10)
-    condemn(told, hung=True)
-    condemn(told, hung=False)
+    make_unhealthy(told, hung=True)
+    make_unhealthy(told, hung=False)
     told.report("r0", entry("x", 5), steps=10)
     told.attach("r0", live=(entry("x", 5),))
     told.report("r0", entry("x", 5), steps=10)
@@ -343,7 +343,7 @@ def test_a_hung_runner_that_holds_only_parked_requests_has_nothing_to_show():
     told = ready()
     told.attach("r0")
     told.report("r0", entry("x", 5), steps=10)
-    condemn(told, hung=True)
+    make_unhealthy(told, hung=True)
     told.report("r0", entry("x", 5, parked=True), steps=10)
     assert told.scheduler.runners["r0"].unhealthy == ""
 
@@ -444,10 +444,10 @@ def test_the_deadlines_of_those_that_wait_outlive_the_sweeping_of_others():
     assert [refusal.request for refusal in told.of(effects.SendRefused)] == ["299"]
 
 
-def test_the_operator_hears_that_a_runner_is_condemned_and_that_it_is_pardoned():
+def test_the_operator_hears_that_a_runner_is_unhealthy_and_that_it_is_pardoned():
     told = ready()
     told.attach("r0")
-    condemn(told, hung=False)
+    make_unhealthy(told, hung=False)
     assert [one.unhealthy for one in told.of(effects.ReportRunner)] == ["it does not move"]
     told.tell(events.OperatorConnected())
     assert [one.unhealthy for one in told.of(effects.ReportRunner)] == ["it does not move"]
@@ -463,7 +463,7 @@ def missed_a_move(told):
     told.attach("r0")
     told.enqueue("a")
     told.attach("r1")
-    condemn(told, hung=True)
+    make_unhealthy(told, hung=True)
     assert told.of(effects.SendPlaced)[0].epoch == 2
     told.tell(events.GatewayDisconnected("g0"))
     told.report("r0", steps=1)
@@ -575,7 +575,7 @@ def test_the_refusal_of_a_move_names_the_last_epoch_so_that_the_gateway_gives_up
     told = ready()
     told.attach("r0")
     told.enqueue("a", deadline=5.0)
-    condemn(told, hung=True)
+    make_unhealthy(told, hung=True)
     told.wait(6)
     (refusal,) = told.of(effects.SendRefused)
     assert (refusal.request, refusal.epoch) == ("a", 1)

@@ -82,7 +82,7 @@ class RunnerTable:
         *,
         attached: Collection[str] = (),
     ) -> tuple[RunnerInstance, ...]:
-        """`patience` is how long a condemned one may try to come back by itself."""
+        """`patience` is how long an unhealthy one may try to come back by itself."""
         dead = {
             name: one
             for name, one in (unhealthy or {}).items()

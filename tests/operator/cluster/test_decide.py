@@ -354,7 +354,7 @@ def test_a_number_that_others_could_take_is_claimed() -> None:
     assert scale.replicas == 1
 
 
-def test_a_condemned_runner_is_deleted_by_its_uid_once_its_patience_is_over() -> None:
+def test_an_unhealthy_runner_is_deleted_by_its_uid_once_its_patience_is_over() -> None:
     name = revision()
     hung = UnhealthyRunner("incarnation", "hangs", NOW - timedelta(seconds=4))
     found = (pool(), deployment(name, 1), pod("one", name))
@@ -365,7 +365,7 @@ def test_a_condemned_runner_is_deleted_by_its_uid_once_its_patience_is_over() ->
     assert [write.object for write in of(late, PodDeletion)] == [("pools", "one")]
 
 
-def test_the_successor_of_a_condemned_runner_is_left_alone() -> None:
+def test_the_successor_of_an_unhealthy_runner_is_left_alone() -> None:
     name = revision()
     hung = UnhealthyRunner("incarnation", "hangs", NOW - timedelta(seconds=9))
     again = pod("one", name)

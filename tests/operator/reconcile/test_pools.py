@@ -101,8 +101,8 @@ def test_the_next_moment_is_the_earliest_that_is_still_to_come() -> None:
     serves, leaves = (instance(who, revision(one), ordinal=number) for number, who in enumerate(("a", "b")))
     assert reconcile(view(pools=[one], instances=[serves])).due is None
     assert reconcile(view(pools=[one], instances=[serves, draining(leaves)])).due == later(30)
-    condemned = replace(serves, unhealthy="it hangs", replace_at=later(5))
-    assert reconcile(view(pools=[one], instances=[condemned, draining(leaves)])).due == later(5)
+    unhealthy = replace(serves, unhealthy="it hangs", replace_at=later(5))
+    assert reconcile(view(pools=[one], instances=[unhealthy, draining(leaves)])).due == later(5)
     # One that is past its deadline and still there goes when it goes: nobody looks for that all the time.
     assert reconcile(view(pools=[one], instances=[serves, draining(leaves, draining_until=NOW)])).due is None
 
@@ -636,7 +636,7 @@ def arrives(world: World) -> None:
     assert len(world.members) == serving(world) == world.pool.resource.spec.replicas
 
 
-def condemned(**more: object) -> RunnerInstance:
+def unhealthy(**more: object) -> RunnerInstance:
     return instance("demo-0", revision(pool()), unhealthy="its engine hangs", replace_at=later(5), **more)
 
 
@@ -644,20 +644,20 @@ def replaced(plan: Plan) -> list[tuple[str, str]]:
     return [(one.instance, one.why) for one in plan.replacements]
 
 
-def test_a_condemned_runner_is_replaced_once_it_had_its_chance() -> None:
-    parts = {"pools": [pool()], "runner_sets": [runner_set(pool())], "instances": [condemned()]}
+def test_an_unhealthy_runner_is_replaced_once_it_had_its_chance() -> None:
+    parts = {"pools": [pool()], "runner_sets": [runner_set(pool())], "instances": [unhealthy()]}
     assert replaced(reconcile(view(now=later(4), **parts))) == []
     plan = reconcile(view(now=later(5), **parts))
     assert replaced(plan) == [("demo-0", "its engine hangs")]
     assert [(each.replicas, each.leaving) for each in plan.runner_sets] == [(1, ())], "it keeps its place"
 
 
-def test_a_condemned_runner_that_drains_is_left_to_its_deadline() -> None:
-    leaving = condemned(draining_until=later(30))
+def test_an_unhealthy_runner_that_drains_is_left_to_its_deadline() -> None:
+    leaving = unhealthy(draining_until=later(30))
     plan = reconcile(view(now=later(9), pools=[pool(replicas=0)], instances=[leaving]))
     assert not replaced(plan)
     assert plan.drains
-    shrinking = reconcile(view(now=later(9), pools=[pool(replicas=0)], instances=[condemned()]))
+    shrinking = reconcile(view(now=later(9), pools=[pool(replicas=0)], instances=[unhealthy()]))
     assert not replaced(shrinking)
     assert shrinking.drains
 
