@@ -34,22 +34,22 @@ class Client:
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.placed_times = 0
-        self.end: asyncio.Future[EndReason | MotetError] = asyncio.get_running_loop().create_future()
+        self._ended: asyncio.Future[EndReason | MotetError] = asyncio.get_running_loop().create_future()
 
     def placed(self) -> None:
         self.placed_times += 1
 
-    def waits(self, for_what: str) -> None: ...
+    def waiting(self, for_what: str) -> None: ...
 
     def deliver(self, tokens: Sequence[int], logprobs: Sequence[runner_pb2.TokenLogprobs]) -> None:
         self.tokens.extend(tokens)
 
     async def over(self) -> EndReason | MotetError:
         async with asyncio.timeout(PATIENCE_S):
-            return await self.end
+            return await self._ended
 
     def end(self, how: EndReason | MotetError) -> None:
-        self.end.set_result(how)
+        self._ended.set_result(how)
 
 
 @asynccontextmanager

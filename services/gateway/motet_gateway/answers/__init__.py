@@ -1,1 +1,1 @@
-"""From tokens to what the client reads: each choice as text, the two wire formats, the answer that joins them."""
+"""Turns tokens into the response: the text of each choice, the two response formats, and the answer as a whole."""

@@ -1,7 +1,7 @@
-"""One HTTP request for an answer, from its arrival to its last byte. An ASGI response that does all the waiting.
+"""One request for an answer, from its arrival to its last byte, as an ASGI response.
 
-A stream's 200 is held until there are tokens, at most two seconds, so that most of what can go wrong has a real status.
-From then on the client sees exactly one finish reason per choice or one error, always followed by [DONE].
+A stream's status 200 waits for the first tokens, at most two seconds, so that most errors get their own status. After
+it the client gets exactly one finish reason per choice, or one error, and then [DONE].
 """
 
 import asyncio
@@ -41,8 +41,8 @@ log = structlog.get_logger(__name__)
 _SEED_MASK = (1 << 64) - 1
 MIN_TICK_SECONDS = 0.02
 MAX_RESOLVE_RETRIES = 3
-"""An adapter's revision may go between looking the name up and the scheduler's queue; that it goes so often in one
-request's few milliseconds means that something else is wrong."""
+"""An adapter's revision may be replaced after the name was resolved and before the request is queued. If that happens
+more often for one request, something else is wrong."""
 _JSON = [(b"content-type", b"application/json")]
 
 
@@ -67,9 +67,9 @@ class AnswerResponse(Response):
         """Of all choices; empty until it is known. It stays when a removed revision clears the choices."""
         self._target: Target | None = None
         self._retired: set[str] = set()
-        """Revisions that the scheduler no longer serves, though the name meant them when we looked."""
+        """Revisions that the name resolved to but that the scheduler no longer serves."""
         self._not_ready: NotReadyReason | None = None
-        # What has happened since the writer last looked.
+        # What has changed since the writer last checked.
         self._waiter: asyncio.Future[None] | None = None
         self._dirty = False
         self._changed: dict[int, ChoiceText] = {}
@@ -77,7 +77,7 @@ class AnswerResponse(Response):
         self._tick = False
         self._timer: asyncio.TimerHandle | None = None
         self._aborted: MotetError | None = None
-        # What the client has been sent.
+        # What was sent to the client.
         self._opened = False
         self._introduced: set[int] = set()
         self._wrote_at = 0.0
@@ -87,7 +87,7 @@ class AnswerResponse(Response):
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         listener = asyncio.create_task(self._listen(receive), name=f"listen {self._id}")
         self._arm(self._settings.hold_seconds)
-        code = "499"  # also when the server cancels us
+        code = "499"  # also if the server cancels this task
         try:
             with self._gateway.answering(self):
                 await self._answer(send)
@@ -115,13 +115,13 @@ class AnswerResponse(Response):
         return self._caller
 
     def abort(self, error: MotetError) -> None:
-        """End it from outside, with an error that the client sees."""
+        """End the answer with an error that the client gets."""
         self._aborted = error
-        self._cancel_all("it was ended")  # now: the writer may wait long for its client
+        self._cancel_all("it was ended")  # cancel now: the writer may wait long for a slow client
         self._wake()
 
     async def _listen(self, receive: Receive) -> None:
-        # `request.is_disconnected()` is not reliable behind middleware; the message is.
+        # `request.is_disconnected()` does not work reliably behind middleware.
         while (await receive())["type"] != "http.disconnect":
             pass
         self._client_gone = True
@@ -130,7 +130,7 @@ class AnswerResponse(Response):
     async def _answer(self, send: Send) -> None:
         form, text = await self._begin(send)
         complete = False
-        while not complete:  # all may be over before that, while a piece waits for a client that reads slowly
+        while not complete:  # not `_over()`: choices may end while a write waits for a slow client
             await self._wait_for_change(send)
             if self._revision_removed():
                 form, text = await self._begin(send)
@@ -155,7 +155,7 @@ class AnswerResponse(Response):
     # --------------------------------------------------------------------------------------------------------- waiting
 
     async def _wait_for_change(self, send: Send) -> None:
-        """Until something has changed. Meanwhile keeps the client's connection alive, and the deadline."""
+        """Wait until something has changed. Meanwhile send keep-alive comments and check the deadline."""
         while not self._dirty:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
@@ -183,7 +183,7 @@ class AnswerResponse(Response):
         if (waiter := self._waiter) is not None and not waiter.done():
             waiter.set_result(None)
         else:
-            self._arm(MIN_TICK_SECONDS)  # busy with something short, a thread or the predictor: again in a moment
+            self._arm(MIN_TICK_SECONDS)  # busy with a short task, such as a thread or the predictor: try again soon
 
     async def _on_tick(self, send: Send) -> None:
         self._tick = False
@@ -217,7 +217,7 @@ class AnswerResponse(Response):
         return next((c.waiting_for for c in self._choices if c.waiting_for and not c.over), "")
 
     async def _resolved(self, send: Send) -> tuple[Target, ModelTokenizer]:
-        """The model and its tokenizer: at once nearly always, else as soon as there is a runner to ask."""
+        """The model and its tokenizer. Waits if no runner has sent the tokenizer yet."""
         gateway = self._gateway
         if (ready := self._ready()) is not None:
             return ready
@@ -233,7 +233,7 @@ class AnswerResponse(Response):
     def _ready(self) -> tuple[Target, ModelTokenizer] | None:
         found = self._gateway.find(self._body.model, self._caller)
         if not isinstance(found, NotReadyReason) and found[0].adapter_digest in self._retired:
-            found = NotReadyReason(f"adapter {found[0].adapter_name} changes to another revision")
+            found = NotReadyReason(f"adapter {found[0].adapter_name} is changing to another revision")
         if not isinstance(found, NotReadyReason):
             self._not_ready = None
             return found
@@ -245,14 +245,14 @@ class AnswerResponse(Response):
         return None
 
     def _revision_removed(self) -> bool:
-        """Whether to look the name up again: its revision was switched under a request of which nothing has come yet.
-        What had been started for the old one is given up then."""
+        """Whether to resolve the name again, because the adapter's revision was replaced before the first token. If so,
+        cancels what was started for the old revision."""
         if not isinstance(self._error(), ModelNotFound) or any(choice.tokens for choice in self._choices):
             return False
         if self._target is None or len(self._retired) == MAX_RESOLVE_RETRIES:
             return False
         self._retired.add(self._target.adapter_digest)
-        self._cancel_all("its revision has gone")
+        self._cancel_all("its revision was removed")
         for started in (self._choices, self._generation_requests, self._requests, self._changed):
             started.clear()
         return True
@@ -284,7 +284,7 @@ class AnswerResponse(Response):
         gateway.metrics.estimates.labels(self._estimate.source.partition(":")[0]).inc()
         self._timings.mark_enqueued()
         seed = secrets.randbits(64) if body.seed is None else body.seed & _SEED_MASK
-        # New names: words about the old ones may still be under way.
+        # New ids, since late messages about the old ones may still arrive.
         name = f"{self._id}-{len(self._retired)}" if self._retired else self._id
         hidden = frozenset(wanted[0].stop_token_ids) | (frozenset() if body.ignore_eos else text.eos_ids)
         for number in range(len(self._prompts) * body.choices):
@@ -347,7 +347,7 @@ class AnswerResponse(Response):
         return all(choice.over for choice in self._choices)
 
     async def _write(self, form: Format, text: ModelTokenizer, send: Send) -> bool:
-        """Everything that has come since the last time, as one piece. Whether it was the last."""
+        """Write everything that has come since the last write, as one piece. Returns whether it was the last."""
         parts: list[bytes] = []
         for choice in self._changed.values():
             self._write_choice(choice, form, text, parts)
@@ -459,7 +459,7 @@ class AnswerResponse(Response):
             for choice in self._choices:
                 if choice.finish is not None:
                     metrics.vllm_success.labels(base, choice.finish).inc()
-        if not self._body.ignore_eos:
+        if not self._body.ignore_eos:  # a length forced by ignore_eos says nothing about the model
             self._report_lengths()
         log.debug(
             "request_answered",
@@ -472,7 +472,7 @@ class AnswerResponse(Response):
         )
 
     def _report_lengths(self) -> None:
-        """What the predictor learns from. A length forced by ignore_eos says nothing about the model: left out."""
+        """Report the lengths that the predictor learns from."""
         for choice, generation_request in zip(self._choices, self._generation_requests, strict=True):
             if choice.error is None and choice.tokens:
                 self._gateway.estimator.observe(

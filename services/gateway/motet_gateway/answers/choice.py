@@ -1,4 +1,4 @@
-"""One choice as text: tokens in, text out, stop strings applied, everything counted. Pure."""
+"""The text of one choice: tokens in, text out, with stop strings applied and tokens counted. Pure."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ class TokenText:
     token: int
     logprobs: runner_pb2.TokenLogprobs
     added_bytes: bytes
-    """To the answer's text: nothing when it is a token that ends it, or a special one that is left out."""
+    """What the token adds to the answer's text. Empty for a token that ends it and for a hidden special token."""
 
 
 class ChoiceText:
-    """A sink for one generation.
+    """The token sink of one choice.
 
-    Text is made when it is asked for, from all tokens that have come by then; only stop strings need it at once.
+    Tokens become text when the text is taken, many at once. Only with stop strings each token is decoded immediately.
     """
 
     __slots__ = (
@@ -63,7 +63,7 @@ class ChoiceText:
         self.index = index
         self._detokenizer = detokenizer
         self._stops = stops
-        self._hidden_ids = hidden_ids  # a stop token ends the answer and is no part of its text
+        self._hidden_ids = hidden_ids  # a stop token ends the answer and is not part of its text
         self._min_tokens = min_tokens
         self.token_bytes = token_bytes
         """Set when the client asked for logprobs."""
@@ -110,7 +110,7 @@ class ChoiceText:
             self.changed(self)
 
     def _read_until_stop(self, tokens: Sequence[int], stops: StopStrings) -> Sequence[int]:
-        """Turn tokens into text one by one; those up to the first stop string are part of the answer."""
+        """Decode tokens one by one. Returns those up to the first stop string, which belong to the answer."""
         for position, token in enumerate(tokens, start=1):
             self.tokens += 1
             text = self._text([token])
@@ -142,7 +142,7 @@ class ChoiceText:
         self.changed(self)
 
     def _flush_text(self, how: EndReason) -> EndReason:
-        """The end frees what was held back, and may even complete a stop string with it."""
+        """Release the text that was held back. It may complete a stop string."""
         if self._stops is None:
             self._ready += self._text(self._unread) + self._detokenizer.flush()
             self._unread = []

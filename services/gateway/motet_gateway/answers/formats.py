@@ -1,4 +1,4 @@
-"""The two shapes of an answer, chat and plain completion, whole and as a stream."""
+"""The two response formats, chat and plain completion, each whole and as a stream."""
 
 import codecs
 import time
@@ -14,11 +14,11 @@ from motet_gateway.tokens.token_bytes import readable
 Json = dict[str, Any]
 
 MIN_LOGPROB: Final = -9999.0
-"""Stands for minus infinity, which JSON cannot say."""
+"""Stands for minus infinity, which JSON does not have."""
 
 
 class Format(ABC):
-    """`usage_in_chunks`: every chunk says `usage`, null until there is one, because the client asked for it."""
+    """`usage_in_chunks`: every chunk has `usage`, null until it is known, because the client asked for it."""
 
     prefix: str
     object_whole: str
@@ -35,7 +35,7 @@ class Format(ABC):
         return {**self._frame, "object": self.object_chunk, "choices": choices, **self._fingerprint, **shown}
 
     def text_event(self, index: int, text: str) -> bytes:
-        """The one event that is made per step: all but the text is ready."""
+        """The event of one step. Everything but the text is encoded in advance."""
         if (template := self._templates.get(index)) is None:
             template = sse.EventTemplate(self.chunk([self.choice_chunk(index, sse.EventTemplate.TEXT, None, None)]))
             self._templates[index] = template
@@ -51,7 +51,7 @@ class Format(ABC):
 
     @abstractmethod
     def opening(self, index: int, /) -> bytes:
-        """What comes before a choice's first text, in the same write."""
+        """The event before a choice's first text, in the same write."""
 
     def whole(self, choices: Sequence[Json], usage: Json) -> Json:
         return {**self._frame, "object": self.object_whole, "choices": choices, **self._fingerprint, "usage": usage}
@@ -132,7 +132,7 @@ def _top(item: TokenText, count: int) -> list[tuple[int, float]]:
 
 
 def _token(spelled: bytes, added: bytes, logprob: float) -> Json:
-    """The bytes of all tokens of an answer join to its text, unless a stop string has cut that short."""
+    """The bytes of all tokens join to the answer's text, unless a stop string has cut the text."""
     return {"token": readable(added or spelled), "logprob": _finite(logprob), "bytes": list(added)}
 
 
@@ -142,14 +142,14 @@ def _alternative(text: ModelTokenizer, token: int, logprob: float) -> Json:
 
 
 class _CharacterCounter:
-    """Counts them in a text that comes byte by byte."""
+    """Counts characters in a text that comes byte by byte."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._count = 0
 
     def before(self, added: bytes) -> int:
-        """How many stood there before these bytes; half a character does not count yet."""
+        """The number of complete characters before these bytes."""
         before = self._count
         self._count += len(self._decoder.decode(added))
         return before

@@ -1,4 +1,4 @@
-"""Prompts as tokens, for both kinds of body."""
+"""Turns the prompts of both kinds of body into tokens."""
 
 import asyncio
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from motet_gateway.tokens.render_pool import encoded
 from motet_gateway.tokens.text_model import ModelTokenizer
 
 UNKNOWN_CONTEXT = 2048
-"""Stands in when neither the runner nor config.json says how long a context may be."""
+"""The context length if neither the runner nor config.json has one."""
 
 
 async def tokenise(body: Body, text: ModelTokenizer, renderer: ChatRenderer, *, threaded_bytes: int) -> list[Tokens]:
@@ -34,7 +34,7 @@ async def chat_prompt(body: ChatBody, text: ModelTokenizer, renderer: ChatRender
         extra=body.chat_template_kwargs,
     )
     rendered = await renderer.render(template, context)
-    # The template writes the special tokens itself.
+    # The chat template adds the special tokens itself.
     (tokens,) = await encode([rendered], text, special=bool(body.add_special_tokens), threaded_bytes=threaded_bytes)
     return _not_empty(tokens, "messages")
 
@@ -51,14 +51,14 @@ async def completion_prompts(body: CompletionBody, text: ModelTokenizer, *, thre
 
 
 async def encode(texts: Sequence[str], text: ModelTokenizer, *, special: bool, threaded_bytes: int) -> list[Tokens]:
-    """Long ones in a thread: other streams' tokens should not wait for them."""
+    """Encode texts, long ones in a thread, so that other streams' tokens do not wait for them."""
     if sum(map(len, texts)) <= threaded_bytes:
         return text.encode(texts, add_special_tokens=special)
     return await asyncio.to_thread(text.encode, texts, add_special_tokens=special)
 
 
 def max_answer_tokens(body: Body, prompt: Tokens, context: int) -> int:
-    """The most tokens the answer may have. Raises ContextLengthExceeded, with both numbers, when it cannot fit."""
+    """How many tokens the answer may have. Raises ContextLengthExceeded, with both numbers, if it can't fit."""
     field = "messages" if isinstance(body, ChatBody) else "prompt"
     size = len(prompt)
     if size >= context:

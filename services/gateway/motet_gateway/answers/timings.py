@@ -1,4 +1,4 @@
-"""When a request passed its milestones, for the server-timing header and the histograms. Pure."""
+"""The times of one request's steps, for the server-timing header and the histograms. Pure."""
 
 from motet.clock import Clock
 

@@ -1,1 +1,1 @@
-"""The HTTP surface, one module per kind of caller: people who want answers, tools that count tokens, probes."""
+"""The HTTP routes: answers, models, tokens, probes."""

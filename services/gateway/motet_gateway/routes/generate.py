@@ -16,10 +16,10 @@ _BODIES: dict[str, type[Body]] = {"/v1/chat/completions": ChatBody, "/v1/complet
 
 
 class GenerateRoutes:
-    """Serves the two endpoints that make tokens, and hands everything else on.
+    """Serves the two endpoints that generate tokens and passes all other requests on.
 
-    They stand before FastAPI and not in it: nothing of what it does for a request is needed here, and its layers would
-    take a good part of our budget, once per request and again for every piece of a stream.
+    The two endpoints do not use FastAPI: they need nothing of it, and its layers would cost time per request and per
+    piece of a stream.
     """
 
     def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
@@ -37,7 +37,7 @@ class GenerateRoutes:
             with self._gateway.bodies.hold() as held:
                 await (await self._answer(scope, receive, held, kind))(scope, receive, send)
         except MotetError as error:
-            # An answer that has begun says its errors itself, so there is still time for a status.
+            # An answer that has begun sends its errors itself, so no status was sent yet.
             allow = {"allow": "POST"} if isinstance(error, MethodNotAllowed) else None
             await error_response(error, allow)(scope, receive, send)
 

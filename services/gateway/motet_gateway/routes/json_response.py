@@ -1,4 +1,4 @@
-"""JSON answers of the routes that are not in a hurry."""
+"""JSON responses, for routes that are not called often."""
 
 from typing import Any
 

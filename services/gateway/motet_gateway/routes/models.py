@@ -1,4 +1,4 @@
-"""/v1/models: what the caller may ask for."""
+"""/v1/models: the models that the caller may use."""
 
 import time
 from typing import Any
@@ -70,4 +70,6 @@ def model_card(name: str, target: Target, created: int, caller: Caller) -> dict[
 def _state(target: Target) -> str:
     if target.adapter is None:
         return "ready" if target.group.runners else "cold"
-    return _STATES.get(target.adapter.state, "unknown")  # of a newer scheduler; requests wait as they do for cold ones
+    return _STATES.get(
+        target.adapter.state, "unknown"
+    )  # a state of a newer scheduler; requests wait as for a cold adapter

@@ -1,4 +1,4 @@
-"""/health, /version and /ping for machines that look after machines, and /metrics for keys that may read it."""
+"""/health, /ping and /version for probes, and /metrics."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -45,7 +45,7 @@ def probe_routes(gateway: Gateway, registry: CollectorRegistry) -> APIRouter:
     async def metrics(request: Request) -> Response:
         """The gateway's own figures, and on a machine of one's own those of everybody."""
         caller = caller_of(request.scope)
-        if folder is None and not caller.key_id:  # not for everybody who may ask
+        if folder is None and not caller.key_id:  # not for everyone
             raise NotFound("This gateway shows metrics only with an API key.")
         caller.needs(KeyScope.MONITOR)
         others = await scrape_all(folder, but=own_socket) if folder is not None else {}
@@ -55,7 +55,7 @@ def probe_routes(gateway: Gateway, registry: CollectorRegistry) -> APIRouter:
     router.get("/metrics", include_in_schema=False)(metrics)
     endpoints["/metrics"] = metrics
 
-    # Load generators look with HEAD first. Said apart, so that each operation keeps an id of its own in the schema.
+    # Load generators send HEAD first. Separate routes, so that each operation has its own id in the schema.
     for path, endpoint in endpoints.items():
         router.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False)
     return router

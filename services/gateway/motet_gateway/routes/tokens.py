@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize, as vLLM has them: the honest way to count a private model's tokens."""
+"""/tokenize and /detokenize, as in vLLM: clients count a private model's tokens with them."""
 
 import asyncio
 from typing import Any
@@ -20,7 +20,7 @@ from motet_gateway.tokens.text_model import ModelTokenizer
 
 
 class _Asked:
-    """Under way for a moment, to hear whether its key still counts after the time that its body took."""
+    """Registered for a moment, to check whether the key is still valid after the body has arrived."""
 
     def __init__(self, caller: Caller) -> None:
         self.caller = caller
