@@ -1,4 +1,4 @@
-"""What a client may say, checked: every complaint names the field and what would be right. Pure."""
+"""Checks request bodies. Every error names the field and what would be right. Pure."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -19,11 +19,11 @@ MAX_STOP_LENGTH = 256
 bounds a token costs less than 0.1 ms, whatever the strings are."""
 MAX_STOP_TOKENS = 128
 MAX_LOGIT_BIASES = 1024
-"""As many as vLLM takes of each. Both go to the runner with every request."""
+"""The limits of vLLM. Both fields go to the runner with every request."""
 MAX_MODEL_NAME_LENGTH = 512
-"""Longer than a pool, a tenant and an adapter may be called together."""
+"""Longer than the names of a pool, a tenant and an adapter together may be."""
 MAX_MESSAGES = 4096
-"""Templates walk over the messages, some of them several times. A conversation of this many turns fills any context."""
+"""Chat templates loop over the messages, some of them several times. So many messages fill any context."""
 MAX_PROMPTS = 128
 MAX_TOP_LOGPROBS = 20
 DEFAULT_COMPLETION_TOKENS = 16
@@ -206,7 +206,7 @@ class ChatBody(Body):
 
     @property
     def output_limit(self) -> tuple[str, int | None]:
-        # Of two names for one thing, the newer wins.
+        # If both names are given, the newer one wins.
         if self.max_completion_tokens is not None:
             return "max_completion_tokens", self.max_completion_tokens
         return super().output_limit
@@ -277,7 +277,7 @@ class TokenizeBody(BaseModel):
     """Return each token's text too."""
 
     def chat(self) -> ChatBody:
-        """The same as a request for an answer: what that would refuse has no tokens to count either."""
+        """The body as a chat request, so that what a chat request would refuse is refused here, too."""
         kept = ("messages", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
         said = {name: getattr(self, name) for name in (*kept, "add_special_tokens")}
         try:

@@ -1,1 +1,1 @@
-"""Who asks: keys, and what each may see and do."""
+"""Finds the caller of a request: API keys, and what each may see and do."""

@@ -1,4 +1,4 @@
-"""Whether callers need a key, and which ones open: reads the keys again and again, and notes which are used."""
+"""Decides whether callers need an API key. Reads the keys periodically and records which are used."""
 
 import asyncio
 import math
@@ -23,13 +23,13 @@ log = structlog.get_logger(__name__)
 
 FIRST_KEY = "motet key create --tenant default"
 STORE_TIMEOUT_SECONDS = 10.0
-"""After this long without an answer the store counts as away."""
+"""After this long without an answer the store counts as down."""
 NOTE_SECONDS = 60.0
-"""Between two notes of which keys were used."""
+"""How often the use of keys is recorded."""
 
 
 def source_of(settings: Settings, process: ProcessSettings, database: Database) -> KeySource:
-    """Raises SetupError when the database's URL is none."""
+    """Raises SetupError if the database's URL isn't valid."""
     if settings.auth == "none":
         return NoKeys()
     if settings.keys_file is not None:
@@ -48,8 +48,8 @@ class KeyAccess:
         clock: Clock = monotonic,
         today: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """`gone` is called with the ids of keys that opened until now, each with why it does not any more. `memory` is
-        a file that says that keys were made once, should those be lost who said so."""
+        """`gone` is called with the ids of keys that were valid until now, each with the reason why it no longer is.
+        `memory` is a file that exists once a key was created. It counts if the store has lost the keys."""
         self._settings, self._source = settings, source
         self._memory, self._clock, self._today = memory, clock, today
         self.keyring = Keyring(
@@ -61,14 +61,14 @@ class KeyAccess:
         self._reading, self._noting, self._remembering = (BoundedCall(STORE_TIMEOUT_SECONDS) for _ in range(3))
         self._open_until_keys = settings.auth is None and settings.keys_file is None and settings.is_local
         self._required: bool | None = None if self._open_until_keys else settings.auth != "none"
-        """None: nobody can say now. Nobody comes in before it is known that no key was made."""
+        """None: not known now. No caller is let in before the gateway knows that no key was created."""
         self._unreadable_logged = self._unwritten_logged = self._unknown_logged = False
-        """Each is said once until it is over: it is tried again every few seconds."""
+        """Each outage is logged once, although the gateway tries again every few seconds."""
         self._written: dict[str, datetime] = {}
-        """The hour in which the use of each key was last written down."""
+        """The hour for which the use of each key was last recorded."""
 
     async def begin(self) -> None:
-        """Read the keys for the first time. Raises SetupError when everybody would come in whom nobody asked."""
+        """Read the keys for the first time. Raises SetupError if the gateway would let everyone in unintentionally."""
         settings = self._settings
         if settings.auth == "none":
             log.warning(
@@ -104,17 +104,17 @@ class KeyAccess:
             await self._source.close()
 
     def read_age(self) -> float:
-        """Seconds since keys were last read; infinite before the first time, and 0 where nobody needs one."""
+        """Seconds since keys were last read; infinite before the first time, 0 if no key is required."""
         return 0.0 if self._settings.auth == "none" else self._clock() - self.keyring.read_at
 
     def unready_reason(self) -> str:
-        """What is in the way of letting anybody in; empty: nothing is. No key at all is not: that is known."""
+        """Why the gateway can't let anyone in; empty: it can. Having no keys at all is no reason: that is known."""
         if self._settings.auth == "none" or math.isfinite(self.keyring.read_at):
             return ""
         return "API keys have not been read yet: the key store does not answer"
 
     def needs_key(self) -> bool:
-        """Whether a caller needs one. Raises StoreUnavailable when nobody can say."""
+        """Whether a caller needs a key. Raises StoreUnavailable if that isn't known."""
         if self._required is None:
             raise StoreUnavailable(
                 "The gateway can't tell now whether it requires API keys: the key store does not answer."
@@ -122,21 +122,21 @@ class KeyAccess:
         return self._required
 
     def ended_reason(self, caller: Caller) -> str:
-        """Why what that caller has begun does not go on; empty: it does."""
+        """Why requests of that caller must end; empty: they go on."""
         return self.keyring.ended_reason(caller, self._today()) if caller.key_id else ""
 
     def open(self, credential: str) -> Caller:
-        """Raises NotAuthenticated, or StoreUnavailable when nobody can say."""
+        """The caller with this key. Raises NotAuthenticated, or StoreUnavailable if the key can't be checked."""
         return self.keyring.open(credential, now=self._today(), at=self._clock())
 
     async def read(self) -> None:
-        """See what has changed since the last time."""
+        """Read what has changed since the last reading."""
         ring = self.keyring
         try:
             found = await self._reading.ask(self._source.read)
         except SetupError:
             raise
-        except Exception as error:  # whatever it is, known keys must not be trusted for ever
+        except Exception as error:  # after any error, known keys must not be trusted for ever
             if not self._unreadable_logged:
                 log.error(
                     "api_keys_unreadable",
@@ -146,7 +146,7 @@ class KeyAccess:
                 )
             self._unreadable_logged = True
             ring.not_read(self._today())
-            if self._open_until_keys:  # the first one may have been made meanwhile
+            if self._open_until_keys:  # the first key may have been created meanwhile
                 self._required = None
             return
         if self._unreadable_logged:
@@ -173,7 +173,7 @@ class KeyAccess:
         ring.replace(found, now=self._today(), at=self._clock())
 
     async def _remember(self) -> None:
-        """That keys were made."""
+        """Note that a key was created."""
         if (memory := self._memory) is None:
             return
         try:
@@ -182,7 +182,7 @@ class KeyAccess:
             log.warning("keys_made_note_failed", file=str(memory), reason=str(error))
 
     async def _were_keys_made(self) -> bool:
-        """Whether that was once remembered. Also where nobody can say: a folder may not answer at all."""
+        """Whether the note exists. True also if it can't be read: a network folder may not answer at all."""
         if (memory := self._memory) is None:
             return False
         there = True
@@ -199,7 +199,7 @@ class KeyAccess:
         return there
 
     async def note_use(self) -> None:
-        """Write down, to the hour, which keys were used since the last time."""
+        """Record, to the hour, which keys were used since the last time."""
         now = self._today()
         hour = now.replace(minute=0, second=0, microsecond=0)
         used = self.keyring.take_used()

@@ -1,4 +1,4 @@
-"""The layer that finds out who asks. Pure ASGI, around everything but probes, before a body is read."""
+"""The middleware that finds the caller. Pure ASGI, around everything but probes, before a body is read."""
 
 import structlog
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -10,9 +10,9 @@ from motet_gateway.identity.caller import ANONYMOUS, Caller, put
 from motet_gateway.metrics import Metrics
 
 PUBLIC_PATHS = frozenset({"/health", "/ping"})
-"""Whoever looks after machines has no key."""
+"""Probes have no key."""
 OTHER_KEY_HEADERS = (b"x-api-key", b"api-key", b"openai-api-key")
-"""Where other services read theirs."""
+"""Headers in which other services expect a key."""
 HOW_TO_SEND_KEY = "Send it as 'authorization: Bearer motet_…'."
 
 
@@ -40,7 +40,7 @@ class Authentication:
 
 
 def _credential(scope: Scope) -> str:
-    """Raises NotAuthenticated when it is missing, elsewhere or there twice."""
+    """Raises NotAuthenticated if it is missing, in another header or there twice."""
     said = [value for name, value in scope["headers"] if name == b"authorization"]
     if len(said) > 1:
         raise NotAuthenticated(f"There are {len(said)} authorization headers; send one.")

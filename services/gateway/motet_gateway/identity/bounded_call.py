@@ -1,4 +1,4 @@
-"""Waiting for a store that may never answer, and may hang again while it is told to stop."""
+"""Calls a store that may never answer and may hang even while the call is cancelled."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -12,15 +12,15 @@ CLEAN_UP_SECONDS = 1.0
 
 
 class BoundedCall:
-    """Asks one thing at a time. Whatever becomes of it, whoever asks hears of it within `seconds`."""
+    """Makes one call at a time. Each returns or raises within `seconds`."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._asked: asyncio.Task[object] | None = None
-        """What was told to stop, and has not."""
+        """The current call, or one that was cancelled and has not ended."""
 
     async def ask(self, do: Callable[[], Coroutine[object, object, Answer]]) -> Answer:
-        """Raises StoreUnavailable when no answer comes, and what `do` raises."""
+        """Raises StoreUnavailable if no answer comes, and what `do` raises."""
         if not await self.stop():
             raise StoreUnavailable("the previous call still hangs")
         asked = asyncio.create_task(do())
@@ -34,12 +34,12 @@ class BoundedCall:
             await self.stop()
             raise StoreUnavailable(f"no answer within {self._seconds:g} seconds")
         self._asked = None
-        if asked.cancelled():  # by itself: were it passed on, it would end whoever asks without a word
+        if asked.cancelled():  # by itself: passing this on would cancel the caller
             raise StoreUnavailable("the driver cancelled the call")
         return asked.result()
 
     async def stop(self) -> bool:
-        """Cancel what still runs, for the second time also its clean-up. False: it does not end."""
+        """Cancel the call, and if called again also its clean-up. False: it does not end."""
         asked = self._asked
         if asked is None:
             return True
@@ -49,5 +49,5 @@ class BoundedCall:
             return False
         self._asked = None
         if not asked.cancelled():
-            asked.exception()  # nobody asks for it any more
+            asked.exception()  # marks it as retrieved; nothing else reads it
         return True

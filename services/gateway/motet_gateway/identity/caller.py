@@ -1,4 +1,4 @@
-"""Who asks. The layer around the application finds it, before anything of a body is read; everybody else reads it."""
+"""The caller of a request. The authentication middleware sets it before a body is read; the routes read it."""
 
 from dataclasses import dataclass
 
@@ -14,10 +14,10 @@ _IN_SCOPE = "motet.caller"
 class Caller:
     tenant: str
     key_id: str = ""
-    """Its id. Empty: nobody needs one."""
+    """The id of the API key. Empty: no key is required."""
     scopes: frozenset[keys.KeyScope] = frozenset(keys.KeyScope)
     sees_all: bool = False
-    """Every tenant's adapters, under their long names."""
+    """Whether the caller sees every tenant's adapters, under their long names."""
 
     def needs(self, scope: keys.KeyScope) -> None:
         """Raises InsufficientScope."""
@@ -29,7 +29,7 @@ class Caller:
 
 
 ANONYMOUS = Caller("default", sees_all=True)
-"""Where no keys are needed: on a loopback address before the first was made, or by `auth: none`."""
+"""The caller if no key is required: on a loopback address before the first key was created, or with `auth: none`."""
 
 
 def put(scope: Scope, caller: Caller) -> None:
@@ -37,6 +37,6 @@ def put(scope: Scope, caller: Caller) -> None:
 
 
 def caller_of(scope: Scope) -> Caller:
-    """A path that is served around the layer has none, which is a mistake of ours: it raises KeyError."""
+    """Raises KeyError for a path that bypasses the middleware, which is a defect."""
     caller: Caller = scope[_IN_SCOPE]
     return caller

@@ -1,6 +1,6 @@
-"""Where a gateway reads keys: the database, or a file or folder such as a Secret that is mounted.
+"""Where a gateway reads API keys: the database, or a file or folder such as a mounted Secret.
 
-Each says None when nothing has changed since it was last read, and raises StoreUnavailable when it cannot be read.
+Each returns None if nothing has changed since the last reading, and raises StoreUnavailable if it can't be read.
 """
 
 import asyncio
@@ -28,26 +28,26 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 MAX_BYTES = 4 * 1024 * 1024
-"""Of a file or folder of keys. A Secret holds one MiB; more keys than that belong into a database."""
+"""Of all key files together. A Secret holds one MiB; more keys belong in a database."""
 COMMAND_SECONDS = 5.0
 FULL_READ_SECONDS = 60.0
-"""In so long all keys are read again, also when no change is seen."""
+"""All keys are read again within this time, even if no change is seen."""
 PARTS_AT_ONCE = 16
-"""Of 256 that many keys are in."""
+"""The keys are in 256 parts. So many of them are read together."""
 
 
 class Change(NamedTuple):
-    """What is not as it was when keys were last read."""
+    """What has changed since the last reading."""
 
     keys: Sequence[ApiKey]
-    """Those that are new or say something else."""
+    """New and changed keys."""
     gone: Collection[str]
-    """The ids of those that are there no more."""
+    """Ids of removed keys."""
 
 
 class KeySource(Protocol):
     async def read(self) -> list[ApiKey] | Change | None:
-        """All keys, or what has changed; None: the same as when it was last asked. Raises StoreUnavailable."""
+        """All keys, or what has changed; None: nothing. Raises StoreUnavailable."""
 
     async def note_use(self, ids: Iterable[str], *, at: datetime) -> None:
         """Raises StoreUnavailable."""
@@ -59,7 +59,7 @@ _Inode = tuple[int, int]
 
 
 class NoKeys:
-    """Where none are kept."""
+    """No keys."""
 
     async def read(self) -> list[ApiKey]:
         return []
@@ -72,11 +72,11 @@ class NoKeys:
 
 
 class DatabaseKeys:
-    """Those in the database."""
+    """Keys in the database."""
 
     def __init__(self, url: str, *, clock: Clock = monotonic) -> None:
-        """Raises SetupError when `url` is none."""
-        # SQLAlchemy costs time and memory: only where it is used.
+        """Raises SetupError if `url` isn't valid."""
+        # Imported only here, since SQLAlchemy costs time and memory.
         from motet.store import keys as stored
         from motet.store.database import open_store, parse
 
@@ -87,21 +87,21 @@ class DatabaseKeys:
         self._open_store = partial(open_store, url, busy_seconds=COMMAND_SECONDS, command_seconds=COMMAND_SECONDS)
         self._store: Store | None = None
         self._opened_file: _Inode | None = None
-        """The one that the store reads: another may be put in its place."""
+        """The file that the store has open. Another file may replace it."""
         self._mark: object = None
-        """Of what was read last."""
+        """The change mark of the last reading."""
         self._marks: dict[str, tuple[Any, ...]] = {}
-        """Of each part, when that was read."""
+        """The marks of each part when it was read."""
         self._found: dict[str, dict[str, ApiKey]] = {}
-        """Of each part, by id."""
+        """The keys of each part, by id."""
         self._unreported: dict[str, ApiKey | None] = {}
-        """Keys by id that are new or say something else, and None for those that are gone."""
+        """New and changed keys by id, and None for removed ones, that `read` has not returned yet."""
         self._reported = False
-        """Whoever asks knows all but these."""
+        """Whether `read` has returned all keys once."""
         self._clock = clock
         self._checked_at = clock()
         self._read_at: dict[str, float] = {}
-        """Each part."""
+        """When each part was read."""
 
     async def read(self) -> list[ApiKey] | Change | None:
         if self._file is not None and not await self._is_there(self._file):
@@ -109,19 +109,19 @@ class DatabaseKeys:
                 return []
             raise StoreUnavailable(f"the database {self._file}, which held API keys, is gone")
         store = await self._opened()
-        # Until the table is made no key is.
+        # Before the table exists there are no keys.
         if not self._reported and not await self._stored.table_exists(store):
             return []
         mark, at = await self._stored.change_mark(store), self._clock()
         if mark != self._mark:
-            # What was read stays, should there be no time for the rest: so many keys are read in several turns.
+            # Parts that were read stay, even if a time limit ends this reading: the next one continues.
             marks = await self._stored.marks(store)
             changed = (part for part in marks.keys() | self._found.keys() if marks.get(part) != self._marks.get(part))
             await self._read_parts(store, sorted(changed), marks, at)
         await self._read_parts(store, self._due(at), self._marks, at)
-        self._mark, self._checked_at = mark, at  # of before: what is written in between is read again
+        self._mark, self._checked_at = mark, at  # from before the reading: what was written meanwhile is read again
         if (task := asyncio.current_task()) is not None and task.cancelling():
-            raise asyncio.CancelledError  # whoever asked has gone: what is new must not be lost with this answer
+            raise asyncio.CancelledError  # the caller was cancelled: keep the changes for the next reading
         return self._take_changes()
 
     async def _read_parts(
@@ -163,13 +163,13 @@ class DatabaseKeys:
         await self._stack.aclose()
 
     async def _is_there(self, file: Path) -> bool:
-        """It is not made by looking for it. Forgets what was read when another is in its place. Raises
+        """Whether the file exists; does not create it. If another file has replaced it, reads all again. Raises
         StoreUnavailable."""
         try:
             found = await self._thread.run(file.stat)
         except FileNotFoundError:
             return False
-        except OSError as error:  # nobody can say
+        except OSError as error:  # not known
             raise StoreUnavailable(f"the database {file} cannot be read: {error.strerror or error}") from error
         inode = (found.st_dev, found.st_ino)
         if self._opened_file not in (None, inode):
@@ -186,7 +186,7 @@ class DatabaseKeys:
 
 
 class FileKeys:
-    """Those in a file, or in every file of a folder: one a line, as `motet key hash` prints them."""
+    """Keys in a file or in every file of a folder: one per line, as `motet key hash` prints them."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -207,11 +207,11 @@ class FileKeys:
                 if other != key:
                     log.error("api_key_duplicate", file=name, key=key.id, hint="The stricter entry counts.")
                 found[key.id] = min(other, key, key=_end_of)
-        self._content = content  # only now: what cannot be read has not been
+        self._content = content  # set last, so that a failed reading is tried again
         return list(found.values())
 
     async def note_use(self, ids: Iterable[str], *, at: datetime) -> None:
-        """A Secret is not written to."""
+        """Does nothing: Motet does not write to a Secret."""
 
     async def close(self) -> None:
         self._thread.close()
@@ -219,8 +219,8 @@ class FileKeys:
     def _read(self) -> list[tuple[str, bytes]]:
         folder, names = self._path, [""]
         if stat.S_ISDIR(folder.stat().st_mode):
-            # In a mounted Secret what begins with a dot is how the kubelet changes all files at once: by `..data`, a
-            # link to the folder that holds them. It is followed once, so that all are of one version.
+            # In a mounted Secret, `..data` is a link to the folder with the files; the kubelet changes it to update all
+            # files at once. It is followed once, so that all files are of one version.
             with suppress(FileNotFoundError):
                 folder = Path(os.path.realpath(folder / "..data", strict=True))
             with os.scandir(folder) as entries:
@@ -237,12 +237,12 @@ class FileKeys:
 
 
 def _end_of(key: ApiKey) -> tuple[bool, datetime]:
-    """The smaller one is stricter."""
+    """Sort key: the smaller one is stricter."""
     return key.revoked is None, key.expires or datetime.max.replace(tzinfo=UTC)
 
 
 def _keys_in(name: str, content: bytes) -> Iterator[ApiKey]:
-    """A line that is wrong is left out, and logged: the other keys must go on."""
+    """Skip and log a wrong line, so that the other keys still count."""
     for number, line in enumerate(content.decode(errors="replace").splitlines(), start=1):
         if not line.strip() or line.startswith("#"):
             continue

@@ -1,7 +1,7 @@
-"""Which keys open the gateway. Pure: who reads them from where they are kept says what was found, and when.
+"""The API keys in memory, and which are valid. Pure: the caller passes what was read and when.
 
-No request waits for the store: all keys are in memory. While the store does not answer those that are known are
-trusted for a while; one that is not known may have been made meanwhile, so it is not called wrong.
+No request waits for the store. While the store is down, known keys stay valid for a while. An unknown key gets 503 and
+not 401, since it may have been created meanwhile.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -19,48 +19,48 @@ class Keyring:
     def __init__(
         self, *, trusted_seconds: float, between_seconds: float, gone: Callable[[Mapping[str, str]], None]
     ) -> None:
-        """`between_seconds` may pass from one reading to the next while all is well. `gone` is called with the ids of
-        keys that opened until now, each with why it does not any more."""
+        """`between_seconds` is the longest normal time between two readings. `gone` is called with the ids of keys that
+        were valid until now, each with the reason why it no longer is."""
         self._trusted_seconds, self._between_seconds = trusted_seconds, between_seconds
         self._gone = gone
         self._keys: dict[str, ApiKey] = {}
         self._callers: dict[str, Caller] = {}
-        """One for each key, whether it opens or not; another one once the key means something else."""
+        """One per key, valid or not. A key whose rights change gets a new one."""
         self._opened: set[str] = set()
-        """The ids of those that opened when they were last looked at."""
+        """Ids of keys that were valid at the last check."""
         self._ends: list[tuple[datetime, str]] = []
-        """A heap of when keys expire that have not yet, each with the key's id."""
+        """A heap of future expiry times, each with the key's id."""
         self._checked_at = datetime.min.replace(tzinfo=UTC)
-        """What time it was when they were."""
+        """The time of the last check."""
         self._used: set[str] = set()
         self._read_at = float("-inf")
-        """On a clock that is never set."""
+        """On the monotonic clock."""
         self._store_is_down = True
 
     @property
     def has_keys(self) -> bool:
-        """Also one that is revoked: once a key was made, nobody comes in without one."""
+        """Whether there is any key, also a revoked one: after the first key, every caller needs one."""
         return bool(self._keys)
 
     @property
     def store_is_down(self) -> bool:
-        """The store did not answer when it was last asked."""
+        """Whether the store did not answer the last reading."""
         return self._store_is_down
 
     @property
     def read_at(self) -> float:
-        """When it was last known which keys there are; before the first time, infinitely long ago."""
+        """When keys were last read; before the first time, minus infinity."""
         return self._read_at
 
     def replace(self, keys: Iterable[ApiKey], *, now: datetime, at: float) -> None:
-        """All that there are."""
+        """Set all keys."""
         before, self._keys = self._keys, {key.id: key for key in keys}
         self._callers = {id_: self._caller(key, before.get(id_)) for id_, key in self._keys.items()}
         self._read_at, self._store_is_down = at, False
         self._check_all(now, before)
 
     def change(self, keys: Collection[ApiKey], gone: Iterable[str], *, now: datetime, at: float) -> None:
-        """These are new or say something else, and those are gone; others are as they were."""
+        """Set new and changed keys, and remove `gone`."""
         before: dict[str, ApiKey] = {}
         for id_ in gone:
             before[id_] = self._keys.pop(id_)
@@ -75,19 +75,19 @@ class Keyring:
         self._check(now, before, {*before, *(key.id for key in keys)})
 
     def unchanged(self, *, now: datetime, at: float) -> None:
-        """There are those that there were."""
+        """A reading found no change."""
         self._read_at, self._store_is_down = at, False
         self._check(now, {})
 
     def not_read(self, now: datetime) -> None:
-        """The store did not answer."""
+        """A reading failed."""
         self._store_is_down = True
         self._check(now, {})
 
     def _check(self, now: datetime, before: Mapping[str, ApiKey], changed: Iterable[str] = ()) -> None:
-        """At those that have changed, and at those that time alone ends. There may be very many others, and requests
-        wait meanwhile. `before`: what they were."""
-        if now < self._checked_at:  # a clock was set back: some open again
+        """Check changed keys and those that have expired, not all: there may be very many, and requests wait meanwhile.
+        `before`: the keys before their change."""
+        if now < self._checked_at:  # the clock was set back: expired keys may be valid again
             self._check_all(now, {**self._keys, **before})
             return
         ids = set(changed)
@@ -103,7 +103,7 @@ class Keyring:
         self._report_gone(before.keys() | self._keys.keys(), now, before)
 
     def _report_gone(self, ids: Iterable[str], now: datetime, before: Mapping[str, ApiKey]) -> None:
-        """Name those of these that opened and do not any more, or for somebody else."""
+        """Call `gone` with those that were valid and no longer are, or whose rights have changed."""
         gone = {}
         for id_ in ids:
             if why := self.refused_because(id_, now):
@@ -118,23 +118,23 @@ class Keyring:
             self._gone(gone)
 
     def refused_because(self, id_: str, now: datetime) -> str:
-        """Why that key does not open at that time; empty: it does. One that is there no more counts as revoked."""
+        """Why the key isn't valid at that time; empty: it is. A removed key counts as revoked."""
         key = self._keys.get(id_)
         return key.refused_because(now) if key is not None else "revoked"
 
     def ended_reason(self, caller: Caller, now: datetime) -> str:
-        """Why what that caller has begun does not go on; empty: it does."""
+        """Why requests of that caller must end; empty: they go on."""
         why = self.refused_because(caller.key_id, now)
         return why or ("" if self._callers[caller.key_id] is caller else "changed")
 
     def take_used(self) -> set[str]:
-        """The ids of those that opened since this was last asked."""
+        """Ids of keys that were used since the last call."""
         used, self._used = self._used, set()
         return used
 
     def open(self, credential: str, *, now: datetime, at: float) -> Caller:
-        """Whose key that is. Raises NotAuthenticated, or StoreUnavailable when nobody can say."""
-        # Also when nobody says that the store is away: whoever should say so may hang.
+        """The caller with this key. Raises NotAuthenticated, or StoreUnavailable if the key can't be checked."""
+        # The age counts even if no reading has failed: a reading may hang.
         trusted = self._trusted_seconds + (0 if self._store_is_down else self._between_seconds)
         if at - self._read_at > trusted:
             raise StoreUnavailable("The gateway can't check API keys now: the key store does not answer.")
@@ -143,7 +143,7 @@ class Keyring:
             raise NotAuthenticated("This isn't a Motet API key. Keys have the form motet_<id>_<secret>.")
         key = self._keys.get(sent.id)
         if not matches(key, sent):
-            if self._store_is_down:  # the same for each, so that nobody learns which ids there are
+            if self._store_is_down:  # the same answer for each unknown key, so that nobody can find out which ids exist
                 raise StoreUnavailable("The gateway can't check this API key now: the key store does not answer.")
             raise NotAuthenticated(UNKNOWN)
         assert key is not None
@@ -159,5 +159,5 @@ class Keyring:
 
 
 def _rights(key: ApiKey) -> tuple[object, ...]:
-    """Who may do what with it."""
+    """What the key allows, and to whom."""
     return key.tenant, key.scopes, key.hash

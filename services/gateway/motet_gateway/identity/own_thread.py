@@ -1,4 +1,4 @@
-"""A thread that belongs to one part alone."""
+"""A thread for one component alone."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,8 +9,8 @@ Answer = TypeVar("Answer")
 
 
 class OwnThread:
-    """The event loop's threads count tokens and render prompts, of tenants who may send many: whoever waits for one of
-    them waits for tenants. This one does what is asked of it in order."""
+    """Runs calls in order in its own thread. The event loop's threads tokenise prompts, so a call there could wait for
+    many tenants' requests."""
 
     def __init__(self, name: str) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=name)

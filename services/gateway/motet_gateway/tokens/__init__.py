@@ -1,1 +1,1 @@
-"""Text to tokens and back: tokenizer, chat template, incremental detokenising, stop strings. No I/O beyond a folder."""
+"""Text to tokens and back: tokenizer, chat template, incremental detokenising, stop strings."""

@@ -1,7 +1,7 @@
-"""Where a chat template is rendered: short messages here on the event loop, all others in processes of their own.
+"""Renders chat templates: short messages here on the event loop, all others in separate processes.
 
-A crossing between processes costs far more than most renderings, and on a busy machine a process waits for its turn. So
-what is short and made by a template whose work can be counted (`metered`) does not leave this process.
+Sending messages to another process costs far more than most renderings. So short messages are rendered in this process
+if the template's work can be counted (`metered_template`).
 """
 
 import asyncio
@@ -17,23 +17,23 @@ from motet_gateway.tokens.render_pool import RenderPool, TemplateText
 log = structlog.get_logger(__name__)
 
 SHORT_BYTES = 8 * 1024
-"""The longest messages that are rendered here: their size bounds what each step may cost."""
+"""The largest messages that are rendered here. Their size bounds the cost of each step."""
 SLOW_SECONDS = 0.01
-"""A template that has once taken so much CPU time for short messages is not rendered here again. Most take a thousandth
-of it."""
+"""A template that has once taken so much CPU time for short messages is not rendered here again. Most take a
+thousandth of it."""
 MAX_TEMPLATES = 64
-"""Compiled templates that are kept; beyond it the oldest goes to the processes."""
+"""How many compiled templates are kept. Beyond it the oldest is dropped."""
 
 
 class ChatRenderer:
     def __init__(self, processes: RenderPool) -> None:
         self._processes = processes
         self._metered: dict[bytes, MeteredTemplate | None] = {}
-        """None for those that are being compiled, or that belong into processes."""
+        """None for templates that are being compiled or must be rendered in a process."""
         self._compiling: set[asyncio.Task[None]] = set()
 
     async def render(self, template: TemplateText, context: bytes) -> str:
-        """The prompt as text. Raises InvalidRequest when these messages cannot be rendered within the limits."""
+        """The prompt as text. Raises InvalidRequest if these messages can't be rendered within the limits."""
         if len(context) <= SHORT_BYTES:
             if (metered := self._metered.get(template.digest)) is not None:
                 try:
@@ -51,7 +51,7 @@ class ChatRenderer:
     def _render_here(self, template: TemplateText, metered: MeteredTemplate, context: bytes) -> str:
         began = time.thread_time()
         try:
-            # No lone surrogates, which a template may write and no tokenizer takes.
+            # A template may write lone surrogates, which no tokenizer accepts.
             return metered.render(context).encode(errors="replace").decode()
         except NotMeterable:
             raise

@@ -1,8 +1,8 @@
 """Chat templates: a model's own jinja2 text, run in an immutable sandbox with the names that transformers gives it.
 
-The sandbox keeps a template from Python; it bounds neither time nor memory. That is the business of the process that it
-runs in (`rendering`), which knows nothing else of Motet and starts quickly for it, or of an environment that counts
-(`metered`).
+The sandbox protects Python from a template but limits neither time nor memory. The process that renders it does that
+(`render_process`, which imports little of Motet and starts quickly), or an environment that counts
+(`metered_template`).
 """
 
 import json
@@ -19,11 +19,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 MAX_TEMPLATE_BYTES = 1 << 20
 MAX_RENDERED_CHARACTERS = 1 << 24
 MAX_ERROR_CHARACTERS = 1000
-"""Characters of an error: templates repeat in it what they do not like."""
+"""Templates may repeat messages in their errors, so errors are cut."""
 
 
 class CannotRender(Exception):
-    """Says why, and which of the client's fields is to blame."""
+    """The reason, and which field of the request caused it."""
 
     def __init__(self, message: str, param: str = "messages") -> None:
         super().__init__(message)
@@ -32,7 +32,7 @@ class CannotRender(Exception):
 
 
 class _Refusal(jinja2.TemplateError):
-    """The template itself says that it cannot take these messages."""
+    """The template itself refused these messages, with raise_exception()."""
 
 
 class _GenerationBlock(jinja2.ext.Extension):
@@ -65,7 +65,7 @@ def _strftime_now(form: str) -> str:
 
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):
-    """What transformers gives to a template."""
+    """The filters and functions that transformers gives to a template."""
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationBlock])
@@ -75,7 +75,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
 
 class ChatTemplate:
-    """Raises ValueError when the text is no template."""
+    """Raises ValueError if the text isn't a valid template."""
 
     def __init__(
         self, text: str, special_tokens: Mapping[str, str], environment: ChatEnvironment | None = None
@@ -98,7 +98,7 @@ class ChatTemplate:
         continue_final_message: bool = False,
         extra: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt as text. Raises CannotRender, with the template's own words when it refuses the messages."""
+        """The prompt as text. Raises CannotRender, with the template's own message if it refused the messages."""
         context = {**self._special_tokens, **(extra or {})}
         context["messages"] = messages
         context["add_generation_prompt"] = add_generation_prompt and not continue_final_message
@@ -136,7 +136,7 @@ def _cut_after(text: str, final: str) -> str:
             "continue_final_message needs a final message whose text the chat template keeps as it is",
             param="continue_final_message",
         )
-    # Templates often trim; where this one did not, the message's own trailing space belongs to the prompt.
+    # Many templates trim messages. If this one does not, the message's trailing space belongs to the prompt.
     end = at + len(stripped)
     trailing = final[len(final.rstrip()) :]
     return text[: end + len(trailing)] if text.startswith(trailing, end) else text[:end]

@@ -1,4 +1,4 @@
-"""Text from tokens as they come, without half characters."""
+"""Turns tokens into text as they arrive, without incomplete characters."""
 
 from collections.abc import Sequence
 
@@ -8,12 +8,11 @@ from tokenizers.decoders import DecodeStream
 from motet_gateway.tokens.token_bytes import TokenBytes
 
 CONTEXT_TOKENS = 8
-"""Tokens of the prompt a decoder sees before the first one of the answer: whether that begins with a space depends on
-what stands before it."""
+"""How many tokens of the prompt the decoder gets first. Whether the answer begins with a space depends on them."""
 
 
 class Detokenizer:
-    """One per choice. Characters that are spread over several tokens appear with the last of them."""
+    """One per choice. A character that is spread over several tokens appears with the last of them."""
 
     __slots__ = ("_pending", "_skip", "_stream", "_tokenizer", "context")
 
@@ -29,8 +28,8 @@ class Detokenizer:
         try:
             text: str | None = self._stream.step(self._tokenizer, tokens)
         except Exception:
-            # Some decoders rewrite earlier text when a token follows (the stream calls that an invalid prefix). What
-            # the client has cannot be taken back, so decoding starts afresh from these tokens.
+            # Some decoders change earlier text when a token follows (an "invalid prefix"). The client already has
+            # that text, so decoding starts again from these tokens.
             self._stream = DecodeStream([], self._skip)
             text = self._stream.step(self._tokenizer, tokens)
         if text is None:
@@ -44,11 +43,11 @@ class Detokenizer:
         return self._skip and token_bytes.special(token)
 
     def begins(self, token: int, spelled: bytes) -> bytes:
-        """What of its bytes the first token really adds: some decoders drop a space at the beginning."""
+        """The bytes that the first token adds. Some decoders drop a space at the beginning."""
         alone = Detokenizer(self._tokenizer, self.context, skip_special_tokens=self._skip).feed([token])
         return spelled[1:] if spelled.startswith(b" ") and not alone.startswith(" ") else spelled
 
     def flush(self) -> str:
-        """An answer may end within a character; what there is of it becomes a replacement mark, as in `decode`."""
+        """The rest of the text. An incomplete character becomes a replacement character, as in `decode`."""
         pending, self._pending = self._pending, []
         return self._tokenizer.decode(pending, skip_special_tokens=self._skip) if pending else ""

@@ -1,14 +1,15 @@
 """Chat templates whose work is counted, so that they may run on the event loop.
 
-A template is a program that came with a model. Most are made of few things: loops over what the client has sent,
-conditions, and text. A template of those alone has a bound for time and memory, because here
+A template is a program that comes with a model. Most use only loops over the messages, conditions, and text. Time and
+memory of such a template are bounded here, because
 
-- each turn of a loop and each call of a macro is paid for from a budget, by all that stands in its body;
-- no value that a name keeps may grow beyond twice what the client has sent: what one statement makes of such values is
-  bounded by its own length, and nothing is fed back into the next one;
+- each iteration of a loop and each call of a macro uses up a budget, by the size of its body;
+- no stored value may grow beyond twice the size of the client's messages, so that one statement's result is bounded by
+  the statement's length and can't grow from one to the next;
 - filters, methods and functions are those whose result is never much larger than what they are given.
 
-Whatever else a template uses, or however far it gets, it belongs into a process that the kernel can end: Unmetered.
+A template that uses anything else, or more than the budget, raises NotMeterable. It must run in a process that the
+kernel can end.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,14 +27,14 @@ from motet_gateway.tokens.chat_template import CannotRender, ChatEnvironment, Ch
 MAX_TEMPLATE_CHARACTERS = 64 * 1024
 """Characters. Templates of models have up to some 20,000."""
 BUDGET = 25_000
-"""Units of work of a rendering, a node of the template each. Ten turns with a template of today's large models take
-up to half of it."""
+"""Units of work per rendering; one unit is one node of the template. Ten messages with a template of today's large
+models take up to half of it."""
 BYTES_OF_A_UNIT = 512
-"""An operation that looks at a whole value, such as a comparison, costs one more unit for each so many bytes that the
-client has sent; and text of the template one for each so many characters."""
+"""An operation on a whole value, such as a comparison, costs one more unit per so many bytes of the messages. The
+template's own text costs one unit per so many characters."""
 GROWTH = 2
 SPARE_BYTES = 1024
-"""A kept value may have `GROWTH` times what the client has sent, and so much more for the template's own words."""
+"""A stored value may have `GROWTH` times the size of the messages, plus this for the template's own text."""
 MAX_INDENT = 8
 MAX_SEPARATOR_LENGTH = 64
 MAX_NUMBER = 1 << 63
@@ -49,7 +50,7 @@ _NODES = frozenset(
     }
 )
 _LOOK_AT_ALL = (nodes.Assign, nodes.Compare, nodes.Add, nodes.Concat, nodes.Slice, nodes.Filter, nodes.Test, nodes.Call)
-"""Operations whose work grows with the values that they are given."""
+"""Operations whose work grows with the size of their operands."""
 _FILTERS = frozenset(
     {
         *("trim", "length", "count", "first", "last", "list", "items", "join", "string", "safe", "tojson"),
@@ -64,16 +65,16 @@ _METHODS = frozenset(
         *("items", "keys", "values", "get"),
     }
 )
-# No template can write these names.
+# Names that no template can contain.
 _PAY, _KEEP, _KEEP_IN_A_NAME = "motet: pay", "motet: keep", "motet: keep in a name"
 
 
 class NotMeterable(CannotRender):
-    """Not here: the template does something that is not counted, or does too much of what is."""
+    """The template uses something that is not counted, or has used up its budget."""
 
 
 class MeteredTemplate:
-    """Raises ValueError when the text is no template, or not one that can be counted."""
+    """Raises ValueError if the text isn't a valid template, or its work can't be counted."""
 
     def __init__(self, text: str, special_tokens: Mapping[str, str]) -> None:
         if len(text) > MAX_TEMPLATE_CHARACTERS:
@@ -85,13 +86,13 @@ class MeteredTemplate:
             raise ValueError(reason.message) from None
 
     def render(self, context: bytes) -> str:
-        """Raises Unmetered, or CannotRender as `ChatTemplate` does."""
+        """Raises NotMeterable, or CannotRender as `ChatTemplate` does."""
         self._meter.begin(len(context))
         return self._template.render(**orjson.loads(context))
 
 
 class _Meter(ChatEnvironment):
-    """Of one rendering at a time."""
+    """Counts the work of one rendering at a time."""
 
     intercepted_binops = frozenset({"*", "%", "**"})
 
@@ -129,14 +130,14 @@ class _Meter(ChatEnvironment):
 
     @pass_context
     def _keep_in_a_name(self, _: Context, value: Any) -> Any:
-        """A name may keep a namespace: its values are checked as they are set. Lists and namespaces may not, since
-        nested namespaces could grow without a check."""
+        """A variable may hold a namespace, whose values are checked when they are set. Lists and namespaces may not
+        hold one, since nested namespaces could grow without a check."""
         if not isinstance(value, Namespace):
             self._check_size((value,))
         return value
 
     def _check_size(self, values: Iterable[Any]) -> None:
-        """All that a value would be when it is written out, whatever it shares with others."""
+        """Check the size that the values would have as text, also if they share parts."""
         left = self._most_kept
         unseen = list(values)
         while unseen:
@@ -170,14 +171,14 @@ class _Meter(ChatEnvironment):
         return super().call(context, called, *arguments, **options)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        # Of text they would repeat it, or fill it up to any width.
+        # With text they would repeat it or pad it to any width.
         if operator == "**" or not (isinstance(left, int | float) and isinstance(right, int | float)):
             raise NotMeterable(f"it uses {operator} for more than numbers")
         return super().call_binop(context, operator, left, right)
 
 
 class _Metering(NodeTransformer):
-    """Puts the payments into a template's tree. Raises Unmetered for what none could cover."""
+    """Adds the counting to a template's syntax tree. Raises NotMeterable for nodes that can't be counted."""
 
     def over(self, tree: nodes.Template) -> nodes.Template:
         self.visit(tree)
@@ -245,7 +246,7 @@ class _Metering(NodeTransformer):
 
 
 def _parts(node: nodes.Node) -> int:
-    """How many values it puts into one."""
+    """How many values the node combines."""
     if isinstance(node, nodes.Output):
         return sum(not isinstance(one, nodes.TemplateData) for one in node.nodes)
     if isinstance(node, nodes.Concat):

@@ -1,4 +1,4 @@
-"""Chat templates rendered in processes of their own, a few that are started when needed and then kept."""
+"""Renders chat templates in separate processes. They are started when needed and then kept."""
 
 import asyncio
 import hashlib
@@ -24,17 +24,17 @@ MAX_BATCH = 64
 """Messages of one queue that are handed over together. What arrives together stays together on its further way, and a
 crossing between processes costs more than most renderings."""
 MAX_TEMPLATES = 64
-"""A process that has had so many is replaced by a new one, which forgets them."""
+"""After so many templates a process is replaced, which frees their memory."""
 RENDER_TIMEOUT_SECONDS = 60.0
-"""Backstop of real time, starting a process included. The kernel ends a rendering by its CPU time long before, however
-busy the machine is."""
+"""Limit of real time, including the start of a process. Normally the kernel ends a rendering by its CPU time long
+before."""
 _GAVE_UP = "The gateway could not render the chat template. Try again soon."
 _ENVIRONMENT = ("PATH", "PYTHONPATH", "TZ", "LANG", "LC_ALL", "LD_LIBRARY_PATH")
-"""What a process may inherit: no address, no secret, no setting."""
+"""The environment variables that a process inherits: no addresses, secrets or settings."""
 
 
 class TemplateText:
-    """A chat template as the model brings it; nobody has looked into it yet."""
+    """A chat template as the model has it, not parsed yet."""
 
     __slots__ = ("declared", "digest", "special_tokens", "text")
 
@@ -68,7 +68,7 @@ def encoded(
 
 
 _RenderJob = tuple[bytes, "asyncio.Future[bytes]"]
-"""What to render, and who waits for it."""
+"""What to render, and the future of its result."""
 
 
 class _TemplateQueue:
@@ -80,7 +80,7 @@ class _TemplateQueue:
 
 
 class _Died(Overloaded):
-    """A process ended instead of answering, and not because a rendering had used up its CPU time."""
+    """A process ended without an answer, and not because of its CPU time."""
 
 
 class RenderPool:
@@ -122,7 +122,7 @@ class RenderPool:
             while queue.jobs:
                 most = 1 if long else MAX_BATCH
                 batch = [queue.jobs.popleft() for _ in range(min(len(queue.jobs), most))]
-                while batch := [job for job in batch if not job[1].done()]:  # some may have gone away
+                while batch := [job for job in batch if not job[1].done()]:  # some clients may have disconnected
                     await self._answer(template, batch)
         finally:
             del self._queues[key]
@@ -130,7 +130,7 @@ class RenderPool:
                 _resolve(answer, Overloaded(_GAVE_UP))
 
     async def _answer(self, template: TemplateText, batch: list[_RenderJob]) -> None:
-        """Those of a batch that can be answered together; at least the first one."""
+        """Answer the jobs of a batch that can be answered together; at least the first one."""
         try:
             answers = await self._ask(template, [context for context, _ in batch])
         except OSError as error:
@@ -143,20 +143,20 @@ class RenderPool:
                 for _, answer in batch:
                     _resolve(answer, error)
                 return
-            # One of them is to blame: each by itself.
+            # One of them caused the error: render each by itself.
             for job in batch:
                 if not job[1].done():
                     await self._answer(template, [job])
             return
         for job, said in zip(batch, answers, strict=False):
             if said[:1] == NO_MEMORY and len(batch) > 1:
-                await self._answer(template, [job])  # others of the batch may have had what it lacked
+                await self._answer(template, [job])  # others of the batch may have used the memory
             else:
                 _resolve(job[1], said)
 
     async def _ask(self, template: TemplateText, contexts: list[bytes]) -> list[bytes]:
-        """A process may die of anything, memory that others used up or a signal from outside; nobody's messages are to
-        blame until a new one has died of them as well."""
+        """Try once more with a new process if one dies: a signal or a lack of memory may have killed it. Only if the
+        second dies, too, the messages are at fault."""
         async with self._free_processes:
             try:
                 return await self._ask_one(self._waiting_process() or await self._start(), template, contexts)
@@ -176,7 +176,7 @@ class RenderPool:
         try:
             answers = await process.ask(template, contexts)
         except BaseException:
-            process.kill()  # somebody else's answer must never come out of it
+            process.kill()  # it must never return this answer to another request
             raise
         if len(process.known) < MAX_TEMPLATES and answers[-1][:1] != NO_MEMORY:
             self._idle.append(process)
@@ -219,7 +219,7 @@ class RenderPool:
 
 
 def _resolve(answer: "asyncio.Future[bytes]", how: bytes | MotetError) -> None:
-    if answer.done():  # its client has gone
+    if answer.done():  # its client has disconnected
         return
     if isinstance(how, MotetError):
         answer.set_exception(how)
@@ -240,7 +240,7 @@ class _RenderProcess(asyncio.Protocol):
         self.known: set[bytes] = set()
 
     async def ask(self, template: TemplateText, contexts: list[bytes]) -> list[bytes]:
-        """An answer for each, or fewer when the last one has used up the memory."""
+        """An answer for each, or fewer if the last one has used up the memory."""
         loop = asyncio.get_running_loop()
         declared = b"" if template.digest in self.known else template.declared
         self.known.add(template.digest)
@@ -269,7 +269,7 @@ class _RenderProcess(asyncio.Protocol):
             self._child.send_signal(signal.SIGKILL)
 
     async def _death_reason(self) -> MotetError:
-        """It ended instead of answering."""
+        """The error for a process that ended without an answer."""
         status = await self._child.wait()
         if status == -OUT_OF_TIME:
             log.warning("render_stopped", cpu_seconds=self._cpu_seconds)
@@ -283,7 +283,7 @@ class _RenderProcess(asyncio.Protocol):
     # ------------------------------------------------------------------------------------------- called by the loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's own are no subclasses of it
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transports are not subclasses of it
 
     def data_received(self, data: bytes) -> None:
         received = self._received

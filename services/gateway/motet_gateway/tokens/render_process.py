@@ -1,10 +1,10 @@
-"""`python -m motet_gateway.tokens.render_process`: renders chat templates where it can be ended at any moment.
+"""`python -m motet_gateway.tokens.render_process`: renders chat templates in a process that can be killed at any time.
 
-A template may loop in jinja2, or in one call into C that nothing inside of Python can interrupt, and it may ask for
-more memory than there is. So the kernel counts both: the process is killed when one rendering has used its CPU time,
-and gets no more memory than its share. It reads orders from a socket at descriptor 0, answers there, and ends with it.
+A template may loop for ever in jinja2 or in one call into C, which Python can't interrupt, and it may use too much
+memory. So the kernel limits both: it kills the process when one rendering has used its CPU time, and gives it no more
+memory than its share. The process reads jobs from a socket at descriptor 0, answers there, and ends when it closes.
 
-An order is three parts, each behind its length in four bytes: the template's digest, the template as JSON (empty when
+A job is three parts, each behind its length in four bytes: the template's digest, the template as JSON (empty when
 this process has had it), and a JSON list of what to render it with. Each of these gets an answer, behind its length
 too. The first byte of an answer says what follows.
 """
@@ -46,8 +46,8 @@ def serve(link: socket.socket, cpu_seconds: float) -> None:
                 signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
                 answers.append(_framed(*_rendered(templates[digest], context)))
         except (MemoryError, orjson.JSONDecodeError):
-            # With too little memory orjson says that it cannot read what the gateway's own orjson has written. What is
-            # left may be in pieces: the rest is for another process.
+            # With too little memory orjson reports invalid JSON. The state of this process may be broken now, so
+            # another process gets the other jobs.
             _send(link, [*answers, _framed(NO_MEMORY)])
             return
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -76,7 +76,7 @@ def _framed(kind: bytes, content: bytes = b"") -> bytes:
 
 
 def _send(link: socket.socket, answers: list[bytes]) -> None:
-    together = sum(map(len, answers)) <= TOGETHER_BYTES  # there may be no memory for large ones once more
+    together = sum(map(len, answers)) <= TOGETHER_BYTES  # there may be no memory to join large ones
     for part in [b"".join(answers)] if together else answers:
         link.sendall(part)
 
@@ -97,8 +97,8 @@ def _exactly(link: socket.socket, size: int) -> bytearray:
 
 
 def confine(memory_bytes: int) -> None:
-    """Take from this process what no template needs."""
-    with contextlib.suppress(AttributeError):  # only Linux has it; elsewhere the socket's end must do
+    """Limit what this process can do to what a template needs."""
+    with contextlib.suppress(AttributeError):  # only on Linux; elsewhere the process ends with the socket
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     with contextlib.suppress(OSError, ValueError):
         pages = int(Path("/proc/self/statm").read_text().split()[0])

@@ -1,4 +1,4 @@
-"""Stop strings, found wherever they fall across token borders, and never shown in part. Pure."""
+"""Finds stop strings, also across tokens, and never shows a part of one. Pure."""
 
 from collections.abc import Sequence
 
@@ -6,9 +6,8 @@ from collections.abc import Sequence
 class StopStrings:
     """Lets text through up to the first stop string to complete.
 
-    Text that might be the beginning of one is held back until it is decided. How the text is cut into pieces makes no
-    difference to what comes out in all. Nothing is kept but the stop strings and the text held back, which is shorter
-    than the longest of them.
+    Text that may be the beginning of a stop string is held back until more text decides. How the text is cut into
+    pieces does not change the whole output. The text held back is shorter than the longest stop string.
     """
 
     __slots__ = ("_held", "_include", "_stops", "stopped")
@@ -53,8 +52,8 @@ class StopStrings:
         """Where the longest ending of `text` begins that is also the beginning of a stop string."""
         first = size = len(text)
         for stop in self._stops:
-            # A whole stop string is not in the text, so only what is shorter than it can be its beginning. Positions
-            # from `first` on cannot win any more.
+            # The text contains no complete stop string, so only a shorter ending can be its beginning. Only positions
+            # before `first` matter.
             at = text.find(stop[0], max(0, size - len(stop) + 1), first)
             while at >= 0:
                 if stop.startswith(text[at:]):

@@ -1,4 +1,4 @@
-"""A model as the gateway knows it: no weights, only how it reads and writes. Made from a folder of assets."""
+"""A model's tokenizer, chat template and sampling defaults, read from a folder of assets. No weights."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_toke
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """What the model's makers recommend in generation_config.json; the client's own words win."""
+    """Defaults from the model's generation_config.json. The client's values override them."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -71,7 +71,7 @@ class ModelTokenizer:
         )
 
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
-        # As batches even of one: only those let other threads run meanwhile.
+        # Always as a batch: only batch calls let other threads run meanwhile.
         encoded = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [one.ids for one in encoded]
 
@@ -102,7 +102,7 @@ def _template_text(folder: Path, tokenizer_config: Mapping[str, Any]) -> str:
     if file.exists():
         return file.read_text()
     inline = tokenizer_config.get("chat_template")
-    if isinstance(inline, list):  # several, by name
+    if isinstance(inline, list):  # several templates, by name
         inline = {entry.get("name"): entry.get("template") for entry in inline}.get("default")
     return inline if isinstance(inline, str) else ""
 

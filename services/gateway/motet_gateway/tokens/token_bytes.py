@@ -1,5 +1,5 @@
-"""What each token adds to a text, as bytes. Decoding one token by itself does not say: half a character becomes a
-replacement mark, and the space before a word is lost where decoders take it for the beginning of a text.
+"""The bytes that each token adds to a text. Decoding a single token does not give them: an incomplete character becomes
+a replacement character, and some decoders drop the space before the first word.
 """
 
 import json
@@ -43,7 +43,7 @@ class TokenBytes:
 
 
 def readable(spelled: bytes) -> str:
-    """As people see it, in OpenAI's way: what is no text by itself is shown byte by byte."""
+    """The token as text, as OpenAI shows it: bytes that are not valid UTF-8 are shown one by one."""
     try:
         return spelled.decode()
     except UnicodeDecodeError:
