@@ -1,11 +1,11 @@
 """Time of one scheduling decision with 10,000 requests waiting for 1,000 adapters of 100 tenants.
 
-A decision is what follows from one request's end: its promise is struck, and whoever fits best goes next. Each end is
-drawn by lot from what runs, and a new request joins the line after it (not timed), so that 10,000 always wait. Nothing
-but the policy is measured: no sockets, no messages.
+A decision follows the end of one request: its promise is released, and the next request that fits is placed. The
+request that ends is chosen at random from the running ones. Then a new request joins the queue (not timed), so that
+10,000 always wait. Only the policy is measured: no sockets, no messages.
 
-The baseline does the same with the same requests, runners and rules of fitting, and a fair scan: the queue, in its
-order, is tried at each decision until no runner has room for the smallest request that waits. It alternates with the
+The baseline does the same with the same requests, runners and rules, by a fair scan: at each decision it tries the
+queue in its order until no runner has enough free capacity for the smallest waiting request. It alternates with the
 scheduler in one process. Both are measured by the CPU clock: a decision waits for nothing.
 
     python -m benchmarks.scheduler [--decisions 2000] [--scans 200] [--pairs 6] [--json]
@@ -47,7 +47,7 @@ FLEETS = (3, 16)
 TARGET_US, TARGET_P99_US = 100, 1_000
 GROUP = GroupName("default/demo")
 CAPACITY = Capacity(pages=1024, max_sequences=64, adapter_slots=32)
-POLICY = SchedulerConfig(queue_limit=2 * QUEUED)
+CONFIG = SchedulerConfig(queue_limit=2 * QUEUED)
 
 
 def digest_of(adapter: int) -> Digest:
@@ -104,7 +104,7 @@ class ProductionScheduler:
         self._chance = random.Random(2)
         self._arrivals = iter(Arrivals())
         self._running: list[tuple[RequestId, int]] = []
-        self._scheduler = Scheduler(POLICY, now=self._now, saved=CATALOG)
+        self._scheduler = Scheduler(CONFIG, now=self._now, saved=CATALOG)
         for index in range(runners):
             self._tell(events.RunnerAttached(identity=identity(index), address=f"unix:r{index}", capacity=CAPACITY))
         self._fill()
@@ -136,7 +136,7 @@ class ProductionScheduler:
 
 
 class BaselineScheduler:
-    """The baseline: a sorted list, tried from its beginning at each decision, until there is no room."""
+    """The baseline: a sorted list, tried from its beginning at each decision, until no capacity is free."""
 
     def __init__(self, runners: int) -> None:
         self._now = 1000.0
@@ -171,11 +171,11 @@ class BaselineScheduler:
     def _scan(self) -> None:
         left = []
         for looked_at, entry in enumerate(self._waiting):
-            if not self._room():
+            if not self._has_capacity():
                 left += self._waiting[looked_at:]
                 break
             request = entry[2]
-            outcome = choose(request, self._runners.values(), POLICY, self._now)
+            outcome = choose(request, self._runners.values(), CONFIG, self._now)
             if not isinstance(outcome, Chosen):
                 left.append(entry)
                 continue
@@ -187,7 +187,7 @@ class BaselineScheduler:
             self._running.append(request)
         self._waiting = left
 
-    def _room(self) -> bool:
+    def _has_capacity(self) -> bool:
         least = min(pages for pages, waiting in self._needs.items() if waiting)
         return any(one.has_capacity and one.ledger.free >= least for one in self._runners.values())
 
@@ -208,13 +208,13 @@ class BaselineScheduler:
                 asked_at=self._now,
                 sequence=next(self._sequence),
             )
-            self._needs[request.requirement_on(CAPACITY, POLICY).promise.pages] += 1
+            self._needs[request.requirement_on(CAPACITY, CONFIG).promise.pages] += 1
             insort(self._waiting, (request.request_class, request.key, request), key=lambda entry: entry[:2])
 
 
 @contextmanager
 def frozen() -> Iterator[None]:
-    """What is alive now is not looked at by the garbage collector."""
+    """Keep the garbage collector from scanning the objects that are alive now."""
     gc.collect()
     gc.freeze()
     try:

@@ -45,7 +45,7 @@ async def test_counts_of_32_bits_are_written(postgresql: PostgreSQL, tmp_path: P
     await migrate(url)
     async with running(tmp_path, url=url) as predictor:
         await observe(predictor.address, 25, 2**32 - 1, prompt_tokens=2**32 - 1)
-        assert await predictor.keeper.flush()
+        assert await predictor.persistence.flush()
 
 
 async def test_names_that_a_database_does_not_take_are_learned_and_kept_all_the_same(
@@ -57,7 +57,7 @@ async def test_names_that_a_database_does_not_take_are_learned_and_kept_all_the_
     async with running(tmp_path, url=url) as predictor:
         for adapter in odd:
             await observe(predictor.address, *[25] * 20, adapter=adapter)
-        assert await predictor.keeper.flush()
+        assert await predictor.persistence.flush()
     async with running(tmp_path, url=url) as predictor:
         for adapter in odd:
             assert (await predictor.estimate(adapter)).q95 <= 26
@@ -70,20 +70,20 @@ async def test_a_row_that_the_database_never_takes_is_put_aside_and_the_others_a
     await migrate(url)
     async with running(tmp_path, url=url) as predictor, open_store(url) as store:
         for number in range(50):
-            predictor.keeper.add(sample(number, request="\0" if number in (7, 33) else "r"))
+            predictor.persistence.add(sample(number, request="\0" if number in (7, 33) else "r"))
         predictor.model.observe("acme", "a\0b", 25)
         predictor.model.observe("acme", "acme/pirate", 25)
-        assert await predictor.keeper.flush()
+        assert await predictor.persistence.flush()
         assert predictor.metric("rows_refused_total", table="length_samples") == 2
         assert predictor.metric("rows_refused_total", table="predictor_state") == 1
         assert await length_samples.count_samples(store) == 48
         assert len(await length_samples.load_states(store, VERSION, limit=10)) == 3
         postgresql.stop()
         try:
-            predictor.keeper.add(sample(50))
-            assert not await predictor.keeper.flush(), "away is away, and nothing is put aside"
+            predictor.persistence.add(sample(50))
+            assert not await predictor.persistence.flush(), "away is away, and nothing is put aside"
         finally:
             await asyncio.to_thread(postgresql.start)
-        assert await predictor.keeper.flush()
+        assert await predictor.persistence.flush()
         assert await length_samples.count_samples(store) == 49
         assert predictor.metric("rows_refused_total", table="length_samples") == 2

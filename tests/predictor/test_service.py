@@ -27,9 +27,9 @@ from tests.common.waiting import PATIENCE_S
 class Predictor:
     """A predictor's parts, and a client's view of it."""
 
-    def __init__(self, address: str, keeper: Persistence, model: LengthModel, registry: CollectorRegistry) -> None:
+    def __init__(self, address: str, persistence: Persistence, model: LengthModel, registry: CollectorRegistry) -> None:
         self.address = address
-        self.keeper = keeper
+        self.persistence = persistence
         self.model = model
         self.registry = registry
 
@@ -59,20 +59,22 @@ async def observe(address: str, *tokens: int, adapter: str = "acme/pirate", **mo
 
 @asynccontextmanager
 async def running(folder: Path, *, queued_samples: int = 1000, url: str = "") -> AsyncIterator[Predictor]:
-    """A predictor in this process, writing only when told to: `keeper.flush()`."""
+    """A predictor in this process, writing only when told to: `persistence.flush()`."""
     registry = CollectorRegistry()
     metrics, model = Metrics(registry), LengthModel()
     address = f"unix:{folder}/p.sock"
     async with open_store(url or database(folder), busy_seconds=0.05) as store:
-        keeper = Persistence(store, model, metrics, load_scopes=1000, queued_samples=queued_samples, keep_samples=1000)
-        service = PredictorService(model, keeper, metrics)
+        persistence = Persistence(
+            store, model, metrics, load_scopes=1000, queued_samples=queued_samples, keep_samples=1000
+        )
+        service = PredictorService(model, persistence, metrics)
         async with serving(
             address,
             lambda server: predictor_pb2_grpc.add_PredictorServicer_to_server(service, server),
             names=[SERVICE],
         ):
-            await keeper.flush()
-            yield Predictor(address, keeper, model, registry)
+            await persistence.flush()
+            yield Predictor(address, persistence, model, registry)
 
 
 def database(folder: Path) -> str:
@@ -110,7 +112,7 @@ async def test_a_restart_keeps_what_was_learned(tmp_path: Path) -> None:
     await migrate(database(tmp_path))
     async with running(tmp_path) as predictor:
         await observe(predictor.address, *[25] * 20)
-        await predictor.keeper.flush()
+        await predictor.persistence.flush()
         learned = await predictor.estimate()
     async with running(tmp_path) as predictor:
         assert await predictor.estimate() == learned
@@ -121,7 +123,7 @@ async def test_samples_hold_counts_and_hashes(tmp_path: Path) -> None:
     async with running(tmp_path) as predictor, open_store(database(tmp_path)) as store:
         believed = common_pb2.Estimate(q50=10, q95=40, source=f"model:{VERSION}")
         await observe(predictor.address, 25, features=[1, 2**32 - 1], estimate=believed, prompt_tokens=9)
-        await predictor.keeper.flush()
+        await predictor.persistence.flush()
         (sample,) = await length_samples.newest_samples(store, 10)
         assert sample == length_samples.LengthSample(
             request="r",
@@ -155,11 +157,11 @@ async def test_without_a_database_it_serves_and_learns_and_writes_later(tmp_path
         assert predictor.metric("store_up") == 0
         await observe(predictor.address, *[25] * 30)
         assert (await predictor.estimate()).q95 <= 26
-        assert not await predictor.keeper.flush()
+        assert not await predictor.persistence.flush()
         assert predictor.metric("samples_dropped_total") == 20
 
         await migrate(database(tmp_path))
-        assert await predictor.keeper.flush()
+        assert await predictor.persistence.flush()
         assert predictor.metric("store_up") == 1
         async with open_store(database(tmp_path)) as store:
             assert await length_samples.count_samples(store) == 10
@@ -174,12 +176,12 @@ async def test_a_locked_database_loses_nothing(tmp_path: Path) -> None:
         try:
             holder.execute("BEGIN IMMEDIATE")
             await observe(predictor.address, *[25] * 20)
-            assert not await predictor.keeper.flush()
+            assert not await predictor.persistence.flush()
             await observe(predictor.address, *[25] * 20)
-            assert not await predictor.keeper.flush()
+            assert not await predictor.persistence.flush()
         finally:
             holder.close()
-        assert await predictor.keeper.flush()
+        assert await predictor.persistence.flush()
         async with open_store(database(tmp_path)) as store:
             assert await length_samples.count_samples(store) == 40
     async with running(tmp_path) as predictor:
@@ -190,13 +192,13 @@ async def test_a_database_that_comes_late_is_loaded_before_it_is_written(tmp_pat
     await migrate(database(tmp_path))
     async with running(tmp_path) as predictor:
         await observe(predictor.address, *[600] * 50)
-        await predictor.keeper.flush()
+        await predictor.persistence.flush()
     holder = sqlite3.connect(tmp_path / "motet.db", isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
     async with running(tmp_path) as predictor:
         await observe(predictor.address, 600, adapter="acme/json")
         holder.close()
-        assert await predictor.keeper.flush()
+        assert await predictor.persistence.flush()
         assert (await predictor.estimate(max_tokens=2000)).q50 >= 600
     async with running(tmp_path) as predictor:
         assert (await predictor.estimate(max_tokens=2000)).q50 >= 600
@@ -206,14 +208,14 @@ async def test_a_database_that_was_replaced_by_an_empty_one_is_written_again(tmp
     await migrate(database(tmp_path))
     async with running(tmp_path) as predictor:
         await observe(predictor.address, 25)
-        await predictor.keeper.flush()
+        await predictor.persistence.flush()
         with sqlite3.connect(tmp_path / "motet.db") as other:
             other.execute("DELETE FROM predictor_state")
             other.execute("DELETE FROM predictor_versions")
         other.close()
         await observe(predictor.address, *[25] * 20)
-        assert not await predictor.keeper.flush()
-        assert await predictor.keeper.flush()
+        assert not await predictor.persistence.flush()
+        assert await predictor.persistence.flush()
     async with running(tmp_path) as predictor:
         assert (await predictor.estimate()).q95 <= 26
 
@@ -245,7 +247,7 @@ async def test_writing_and_loading_many_scopes_let_others_have_their_turn(
     async with running(tmp_path) as predictor:
         for number in range(900):
             predictor.model.observe("acme", f"acme/{number}", 25)
-        assert await most_in_one_turn(predictor.keeper.flush()) <= ROWS_PER_WRITE
+        assert await most_in_one_turn(predictor.persistence.flush()) <= ROWS_PER_WRITE
         assert handled == 902
         async with open_store(database(tmp_path)) as store:
             assert len(await length_samples.load_states(store, VERSION, limit=2000)) == 902

@@ -7,7 +7,7 @@ from motet_scheduler.policy.values import SchedulerConfig
 
 
 class Settings(BaseSettings):
-    """The numbers that decide. Seconds are multiplied by MOTET_TIME_SCALE."""
+    """The parameters of scheduling. Seconds are multiplied by MOTET_TIME_SCALE."""
 
     model_config = SettingsConfigDict(env_prefix="MOTET_SCHEDULER_", frozen=True, extra="ignore")
 

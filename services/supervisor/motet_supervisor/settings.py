@@ -10,7 +10,7 @@ from motet_supervisor.policy.values import SupervisorConfig
 
 
 class Settings(BaseSettings):
-    """When a runner counts as dead, and how requests give way. Seconds are multiplied by MOTET_TIME_SCALE."""
+    """When a runner is unhealthy, and how requests are parked. Seconds are multiplied by MOTET_TIME_SCALE."""
 
     model_config = SettingsConfigDict(env_prefix="MOTET_SUPERVISOR_", frozen=True, extra="ignore")
 
