@@ -1,7 +1,7 @@
-"""What is known of adapters: what the scheduler has said last, across its takeovers.
+"""The scheduler's latest reports about adapters, merged across takeovers.
 
-One that has just taken over hears of runners one after the other. What the one before has said of runners that it has
-not heard of yet holds until then: they hold what they held.
+A scheduler that has just taken over learns of its runners one after the other. Until it reports a runner, the previous
+scheduler's reports about that runner stay valid: the runner still holds the same adapters.
 """
 
 from collections import defaultdict
@@ -16,13 +16,13 @@ class AdapterReports:
     def __init__(self) -> None:
         self.known: dict[ObjectName, AdapterReport] = {}
         self._reported: dict[ObjectName, AdapterReport] = {}
-        """As it was said on this stream."""
+        """Reports of this stream."""
 
         self._before: dict[str, dict[ObjectName, tuple[AdapterReplica, ...]]] = {}
-        """Places by runner, as they were said before it, of runners of which it has said nothing yet."""
+        """Replicas reported on the previous stream, by runner, for runners that this stream has not reported yet."""
 
     def stream_opened(self, runners: Collection[str]) -> None:
-        """A stream has come up; these runners exist."""
+        """A new stream has opened; these runners exist."""
         before: defaultdict[str, dict[ObjectName, tuple[AdapterReplica, ...]]] = defaultdict(dict)
         for name, one in self.known.items():
             for replica in one.replicas:
@@ -35,7 +35,7 @@ class AdapterReports:
         self._merge(name)
 
     def runner_reported(self, runner: str) -> None:
-        """From here on what is said of adapters is the whole truth about this runner."""
+        """From now on this stream's adapter reports are complete for this runner."""
         for name in self._before.pop(runner, ()):
             if name in self._reported:
                 self._merge(name)

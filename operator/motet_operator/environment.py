@@ -1,4 +1,4 @@
-"""What the operator tells a runner through its environment, the same as a process and as a pod."""
+"""The environment variables of a runner, the same for a process and a pod."""
 
 from motet_operator.reconcile import RunnerTemplate
 

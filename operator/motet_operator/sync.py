@@ -1,4 +1,4 @@
-"""The operator's stream to the scheduler: the whole catalog up, what became of it down."""
+"""The operator's stream to the scheduler: sends the catalog and drains, receives reports."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -36,12 +36,12 @@ _TIERS = {
 
 
 SentDrains = dict[str, tuple[str, datetime]]
-"""Drains as they were said: incarnation, empty where it is not known, and deadline, by instance."""
+"""Drains as last sent, by instance: incarnation (empty if unknown) and deadline."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnhealthyRunner:
-    """A runner that the scheduler takes for dead."""
+    """A runner that the scheduler considers dead."""
 
     incarnation: str
     why: str
@@ -49,30 +49,31 @@ class UnhealthyRunner:
 
 
 class SchedulerSync:
-    """Keeps the scheduler told, and remembers what it last said. Snapshots only: they are small and cannot drift."""
+    """Sends the declared state to the scheduler and remembers its last reports. It sends whole snapshots: they are
+    small, and both sides cannot drift apart."""
 
     def __init__(
         self, address: str, changed: Callable[[], None], *, leadership: Callable[[], Leadership | None] = lambda: None
     ) -> None:
-        """`office`: by which we lead, where operators elect a leader."""
+        """`leadership` gives this operator's election, if operators elect a leader."""
         self._knowledge = AdapterReports()
         self.advice: dict[ObjectName, ScalingAdvice] = {}
         self.drained: set[str] = set()
         self.attached: set[str] = set()
-        """Runners that the scheduler hears, as far as it has said."""
+        """Runners that are connected to the scheduler, as it reported."""
 
         self.unhealthy: dict[str, UnhealthyRunner] = {}
         self.slots: dict[str, int] = {}
-        """Places for adapters in device memory, by instance."""
+        """Adapter slots in device memory, by instance."""
 
         self._identities: dict[str, common_pb2.RunnerIdentity] = {}
         self._instances: frozenset[str] = frozenset()
         self._drains: dict[str, RunnerDrain] = {}
         self._sent_drains: SentDrains | None = None
-        """None: no round has decided yet who is to drain."""
+        """None: no round has decided yet which runners drain."""
         self._drains_revision = 0
         self._since: dict[str, int] = {}
-        """Of the first set in which an instance has been without a break."""
+        """By instance: the drains revision since which it has been draining without a break."""
         self._catalog: CatalogSnapshot | None = None
         self._revision = 0
         self._changed = changed
@@ -101,7 +102,7 @@ class SchedulerSync:
     def send_state(
         self, catalog: CatalogSnapshot, drains: Iterable[RunnerDrain], instances: Iterable[str] = ()
     ) -> None:
-        """Say what should be. Says nothing when it is what was said last. `instances` are the runners that exist."""
+        """Send what has changed since the last call. `instances` are the runners that exist."""
         self._drains = {drain.instance: drain for drain in drains}
         self.drained &= self._drains.keys()
         self._send_drains()
@@ -123,7 +124,7 @@ class SchedulerSync:
         self._identities.pop(instance, None)
 
     def _greet(self) -> Iterable[scheduler_pb2.SyncUp]:
-        # Before the manifests have been read there is nothing to say; an empty catalog would unload everything.
+        # Send nothing before the manifests have been read: an empty catalog would unload all adapters.
         if self._sent_drains is not None:
             yield self._all_drains()
         if self._catalog is not None:
@@ -232,7 +233,7 @@ class SchedulerSync:
         return leadership.term if leadership is not None else 0
 
     def _raise_term_above(self, term: int) -> None:
-        """Somebody has led in a later term: a successor of ours, or somebody of an earlier Lease that is gone."""
+        """Another operator has led in a later term: a successor, or one of an earlier Lease that was deleted."""
         leadership = self._leadership()
         if leadership is not None and term >= leadership.term:
             check_term(term, leadership.term, "the scheduler")
@@ -247,7 +248,7 @@ class SchedulerSync:
         self._changed()
 
     def _closed(self) -> None:
-        """Nobody knows any more what is asked for: what was advised holds what there is, and takes nothing away."""
+        """The demand is unknown from now on: stale advice keeps runners and removes none."""
         self.advice = {
             name: replace(advice, stale=True, reason="the scheduler is not connected")
             for name, advice in self.advice.items()
@@ -255,7 +256,7 @@ class SchedulerSync:
         self._changed()
 
     def _on_drained(self, drained: scheduler_pb2.Drained) -> bool:
-        """Not of one that is to work again, or was meanwhile, nor of the process before the one that is to drain."""
+        """Whether the report counts: not if the drain was cancelled meanwhile, or if it is about an earlier process."""
         runner = drained.runner
         incarnation, _ = (self._sent_drains or {}).get(runner.instance, (None, None))
         if incarnation is None or drained.drains_revision < self._since[runner.instance]:
@@ -266,17 +267,17 @@ class SchedulerSync:
         return True
 
     def _on_runner_report(self, report: scheduler_pb2.RunnerReport) -> bool:
-        """Whether something is to be done about a runner, or told of it."""
+        """Whether the report changes anything for the next round."""
         identity = report.runner
         self._knowledge.runner_reported(identity.instance)
         if not report.attached and identity.instance not in self._instances:
-            self._forget(identity.instance)  # the last word on one that is gone
+            self._forget(identity.instance)  # the last report about a runner that is gone
             return False
         earlier = self._identities.get(identity.instance)
         self._identities[identity.instance] = identity
         if identity.instance in self._drains:
             if earlier is not None and earlier.incarnation != identity.incarnation:
-                self.drained.discard(identity.instance)  # another process, and it has not heard of the drain
+                self.drained.discard(identity.instance)  # a new process does not know of the drain yet
             self._send_drains()
         came_or_went = report.attached != (identity.instance in self.attached)
         (self.attached.add if report.attached else self.attached.discard)(identity.instance)
@@ -284,9 +285,9 @@ class SchedulerSync:
         resized, self.slots[identity.instance] = slots != self.slots.get(identity.instance), slots
         before = self.unhealthy.get(identity.instance)
         if report.unhealthy and before is not None and before.incarnation == identity.incarnation:
-            return resized or came_or_went  # also when its streams are given up at last: it hangs as before
+            return resized or came_or_went  # also if its streams were closed meanwhile: it still hangs
         self.unhealthy.pop(identity.instance, None)
-        # One whose streams were down first has died, as far as can be seen, and its successor may be loading.
+        # If its streams were closed first, the process has probably ended and its successor may be loading.
         if report.unhealthy and report.attached:
             now = datetime.now(UTC)
             self.unhealthy[identity.instance] = UnhealthyRunner(identity.incarnation, report.unhealthy, now)
@@ -311,7 +312,7 @@ def _knowledge(report: scheduler_pb2.AdapterReport) -> AdapterReport:
 
 
 def _artifact(it: scheduler_pb2.Certificate) -> Artifact | None:
-    """None of one that no status could hold: it says nothing that is true."""
+    """None if the certificate is not valid: no status could hold it."""
     try:
         return Artifact(
             digest=it.digest,

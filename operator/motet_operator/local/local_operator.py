@@ -69,8 +69,8 @@ class LocalOperator:
         policy = policy.scaled(process.time_scale)
         self._processes = ProcessManager(ProcessRecords(layout.service_records), policy=policy, changed=self._wake.set)
         predictor = self._processes.recorded("predictor")
-        self._metrics = LocalMetrics(CollectorRegistry())  # until `run` brings the one that is served
-        self._store_ready = predictor is not None and predictor.alive  # then somebody has migrated it before us
+        self._metrics = LocalMetrics(CollectorRegistry())  # replaced in `run` by the registry that is served
+        self._store_ready = predictor is not None and predictor.alive  # then the database is already migrated
         earlier = self._status.read()
         self._unhealthy_grace = timedelta(seconds=settings.unhealthy_seconds * process.time_scale)
         self._silent_until = monotonic() + (TAKEOVER_SECONDS if earlier else 0.0)
@@ -79,7 +79,7 @@ class LocalOperator:
         self._adapter_conditions = conditions_from(earlier, "adapters")
 
     async def run(self, stop: asyncio.Event, registry: CollectorRegistry, health: Health) -> None:
-        """Raises SetupError for what a person has to put right before anything can start."""
+        """Raises SetupError for a problem that a person must solve before anything can start."""
         self._metrics = LocalMetrics(registry)
         self._objects = self._folder.read()
         self._check_startable()
@@ -91,10 +91,10 @@ class LocalOperator:
             if stop.is_set():
                 await self._processes.stop_all()
             else:
-                self._processes.release()  # a crash of ours: whoever comes next finds everything running
+                self._processes.release()  # after a crash, the next operator adopts the running processes
 
     def _check_startable(self) -> None:
-        """At start nothing is half right. Later, problems are shown and what was right goes on."""
+        """At the start, any problem ends it. Later, problems are reported and the last valid objects stay in use."""
         problems = self._objects.problems
         if problems:
             shown = [str(problem) for problem in problems[:MAX_PROBLEMS_SHOWN]]
@@ -102,13 +102,15 @@ class LocalOperator:
                 shown.append(f"and {len(problems) - len(shown)} more")
             raise ManifestError("; ".join(shown))
         if not self._objects.pools:
-            raise ManifestError(f"{self._settings.manifests} declares no ServingPool: there is nothing to serve.")
+            raise ManifestError(
+                f"{self._settings.manifests} declares no ServingPool, so there is nothing to serve. Add one."
+            )
         for manifest in self._objects.pools:
             pool = manifest.resource
             assert isinstance(pool, ServingPool)
             folder = folder_of(absolute_uri(pool.spec.model.uri, manifest=manifest.place.file))
             if folder is None:
-                continue  # the runner fetches it, and says what is wrong with it
+                continue  # the runner fetches it and reports problems
             missing = next((name for name in NEEDED_OF_A_MODEL if not (folder / name).is_file()), None)
             if missing is not None:
                 what = f"has no {missing}" if folder.is_dir() else "does not exist"
@@ -128,10 +130,10 @@ class LocalOperator:
             with suppress(TimeoutError):
                 async with asyncio.timeout(again):
                     await self._wake.wait()
-            await asyncio.sleep(0.01)  # what comes together is looked at together
+            await asyncio.sleep(0.01)  # handle changes that come together in one round
 
     def _reconcile(self) -> float | None:
-        """One round. Returns the seconds after which something happens by itself."""
+        """One round. Returns the seconds until the next one is due without any change."""
         began = monotonic()
         view = self._view()
         plan = reconcile(view)
@@ -235,7 +237,7 @@ class LocalOperator:
             ready = sum(one.type == "Ready" and one.holds for status in statuses for one in status.conditions)
             metrics.ready_objects.labels(kind).set(ready)
         metrics.manifest_problems.set(len(self._objects.problems))
-        metrics.process_restarts.clear()  # of runners that are no more
+        metrics.process_restarts.clear()  # drop runners that no longer exist
         for status in self._processes.statuses():
             metrics.process_restarts.labels(status.name).set(status.restarts)
 
@@ -249,7 +251,7 @@ class LocalOperator:
     # ------------------------------------------------------------------------------------------------- the files
 
     async def _watch(self) -> None:
-        """Look at the files whenever something says that they changed, and now and then without being told."""
+        """Check the files after each notification, and from time to time without one."""
         looked = self._signature()
         async for _ in self._timer():
             signature = self._debouncer("manifests", self._signature(), monotonic())
@@ -268,7 +270,7 @@ class LocalOperator:
         try:
             while True:
                 changed.clear()
-                # While something is settling, look again just after its quiet time would be over.
+                # While a change is being debounced, check again soon.
                 pause = self._settings.quiet_seconds / 3 if self._debouncer.waiting else self._settings.poll_seconds
                 with suppress(TimeoutError):
                     async with asyncio.timeout(pause):
@@ -283,7 +285,7 @@ class LocalOperator:
         while True:
             paths = self._watched_paths()
             try:
-                async with asyncio.timeout(5):  # then the set of folders is looked at again
+                async with asyncio.timeout(5):  # then check again which folders to watch
                     async for _ in watchfiles.awatch(
                         *paths, debounce=100, step=20, rust_timeout=1000, recursive=False, watch_filter=None
                     ):
@@ -313,7 +315,7 @@ class LocalOperator:
         return f"{found.st_size} {found.st_mtime_ns} {found.st_ino}"
 
     def _check_adapters(self) -> bool:
-        """Whether the bytes behind some adapter have changed, and have then been left alone for a moment."""
+        """Whether files of an adapter have changed and then stayed unchanged for a moment."""
         sources = {self._source_of(manifest)[0] for manifest in self._objects.adapters}
         now = monotonic()
         stamps = {
@@ -348,6 +350,6 @@ async def migrate(url: str) -> None:
         asyncio.run(store.migrate(url))
 
     began = time.monotonic()
-    # In a thread, with a loop of its own: much of it is imports, and starting processes should not wait for them.
+    # In a thread with its own loop: its imports take long, and starting processes should not wait for them.
     await asyncio.to_thread(in_a_thread)
     log.info("database_migrated", seconds=round(time.monotonic() - began, 3))

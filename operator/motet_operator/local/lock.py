@@ -1,4 +1,4 @@
-"""Who runs the stack of a state directory: an flock that goes with its holder, and a word about that holder."""
+"""The lock of a state directory: an flock that ends with its holder, and a file content that names the holder."""
 
 import fcntl
 import os
@@ -36,14 +36,14 @@ class StackLock:
         self._path = path
         self._url = url
         self._to_stop = to_stop
-        """Held only to take a stack down, which a full disk must not hinder: nobody has to find this holder."""
+        """Held only to stop a stack: a full disk must not prevent that, so the holder need not be written."""
 
         self._file: int | None = None
 
     def __enter__(self) -> Self:
         self._file = _take(self._path)
         for _ in range(10):
-            # Somebody who only looks (`is_held`) has it for an instant.
+            # Another process that only checks (`is_held`) holds it for a moment.
             if self._file is not None or is_alive(read_holder(self._path).identity):
                 break
             time.sleep(0.05)
@@ -79,7 +79,7 @@ class StackLock:
             if self._to_stop:
                 return
             raise StateDirectoryError(
-                f"cannot write to {self._path}: {error.strerror}. Make room or give another --data-dir."
+                f"cannot write to {self._path}: {error.strerror}. Free some space, or choose another --data-dir."
             ) from error
 
 
@@ -89,7 +89,7 @@ def _take(path: Path) -> int | None:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise StateDirectoryError(
-            f"cannot use the state directory {path.parent}: {error.strerror}. Give another one with --data-dir."
+            f"cannot use the state directory {path.parent}: {error.strerror}. Choose another one with --data-dir."
         ) from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -100,7 +100,7 @@ def _take(path: Path) -> int | None:
 
 
 def is_held(path: Path) -> bool:
-    """Does a `motet up` live here? Looking takes the lock for a moment if nobody has it."""
+    """Whether a `motet up` runs here. The check holds the lock for a moment if it is free."""
     if not path.exists():
         return False
     file = _take(path)

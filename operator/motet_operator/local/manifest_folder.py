@@ -1,6 +1,6 @@
-"""The manifest folder as a set of objects, and the adapter folders behind them as stamps.
+"""The objects of the manifest folder, and stamps of the adapter folders that they name.
 
-What is wrong never takes away what was right: a file that cannot be read any more keeps the objects it had.
+An error never removes a valid object: a file that can no longer be read keeps its last valid objects.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ MISSING = "missing"
 
 @dataclass(frozen=True, slots=True)
 class DeclaredObjects:
-    """Everything that is declared now."""
+    """All objects that are declared now."""
 
     pools: tuple[Manifest, ...] = ()
     adapters: tuple[Manifest, ...] = ()
@@ -39,7 +39,7 @@ class DeclaredObjects:
 
 
 class ManifestFolder:
-    """Remembers, file by file, the last version that was valid."""
+    """Remembers the last valid version of each file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -102,13 +102,13 @@ def _without_conflicts(manifests: Iterable[Manifest], problems: Iterable[Problem
             case Namespace(metadata=metadata):
                 namespaces[metadata.name] = metadata.labels
             case _:
-                pass  # a Secret: only the child that fetches reads it
+                pass  # a Secret: only the fetch process reads it
     return DeclaredObjects(tuple(pools), tuple(adapters), namespaces, tuple(problems))
 
 
 def absolute_uri(uri: str, *, manifest: str) -> str:
-    """`file://` with a relative path counts from the manifest's folder; `file:///` is absolute already. `pvc://` is a
-    folder beside the manifest. What comes over the network stays as it is."""
+    """`file://` with a relative path starts at the manifest's folder; `file:///` is absolute. `pvc://` is a folder
+    beside the manifest. Other URIs stay as they are."""
     scheme, _, path = uri.partition("://")
     match scheme:
         case "file":
@@ -120,13 +120,12 @@ def absolute_uri(uri: str, *, manifest: str) -> str:
 
 
 def volume_folder(path: str, *, manifest: str) -> Path:
-    """What stands in for the volume of a claim, where there is no cluster: `volumes/CLAIM` beside the manifest."""
+    """The folder that replaces a claim's volume without a cluster: `volumes/CLAIM` beside the manifest."""
     return Path(manifest).parent.absolute() / "volumes" / path
 
 
 def source_of(source: AdapterSource, *, manifest: str, sub_path: str | None = None) -> tuple[str, str]:
-    """Where an adapter's bytes are, and the volume that they lie on, as URIs that mean the same everywhere on this
-    machine. What lies on no volume has an empty one."""
+    """The adapter's source and its volume, as absolute URIs; the volume is empty if there is none."""
     claim = source.persistent_volume_claim
     if claim is not None:
         volume = volume_folder("/".join(filter(None, (claim.claim_name, sub_path))), manifest=manifest)
@@ -136,12 +135,12 @@ def source_of(source: AdapterSource, *, manifest: str, sub_path: str | None = No
 
 
 def folder_of(uri: str) -> Path | None:
-    """The folder behind an absolute URI; None when it is elsewhere."""
+    """The folder of an absolute `file://` URI; None for other URIs."""
     return Path(unquote(uri.removeprefix("file://"))) if uri.startswith("file://") else None
 
 
 def stamp_of(folder: Path) -> str:
-    """Changes when a file of the folder does: names, sizes, times and inodes, without reading any byte."""
+    """A hash of the names, sizes, times and inodes of the folder's files. It changes when a file does."""
     try:
         with os.scandir(folder) as entries:
             lines = sorted(_describe(entry) for entry in entries if entry.is_file())
@@ -156,7 +155,7 @@ def _describe(entry: "os.DirEntry[str]") -> str:
 
 
 class Debouncer:
-    """Lets a changing value through once it has stayed the same for a while. The first value passes at once."""
+    """Passes a changed value on once it has stayed the same for a while. The first value passes at once."""
 
     def __init__(self, quiet_seconds: float) -> None:
         self._quiet = quiet_seconds

@@ -1,6 +1,6 @@
-"""What a cluster's API server would remember of each object: its generation and when it came.
+"""Generation and age of each object, which the API server keeps on a cluster.
 
-Kept on disk beside the records, so that the operator's own restart changes neither.
+Stored on disk, so that a restart of the operator changes neither.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ class MetadataFile:
         found: dict[tuple[str, str], ObjectMetadata] = {}
         for manifest in manifests:
             key = " ".join(manifest.key)
-            # Where it lies counts as well: a relative URI means something else in another folder.
+            # The folder counts, too: a relative URI means something else in another folder.
             content = f"{Path(manifest.place.file).parent}\n{manifest.resource.model_dump_json()}"
             spec = hashlib.sha256(content.encode()).hexdigest()[:16]
             match before.get(key):
@@ -49,6 +49,6 @@ class MetadataFile:
             self._known[key] = [entry.generation, spec, entry.age]
             found[manifest.key] = entry
         if self._known != before:
-            with suppress(OSError):  # a full disk: the numbers start over with the next operator
+            with suppress(OSError):  # the disk is full: the numbers start again with the next operator
                 write_atomically(self._path, orjson.dumps({"objects": self._known, "next": self._next_age}))
         return found

@@ -1,5 +1,6 @@
-"""`motet up` once it has started: holds the lock, restarts the operator and nothing else, reaps orphans, and at the
-end stops everything. So little that nothing in it should ever go wrong; if it dies all the same, the rest runs on.
+"""`motet up` after its start: holds the lock, restarts the operator, reaps orphans, and at the end stops everything.
+
+It does as little as possible, so that little can fail. If it dies, the other processes keep running.
 """
 
 import asyncio
@@ -47,13 +48,13 @@ def operator_spec(layout: StateDirectory, env: Mapping[str, str]) -> ProcessSpec
 
 
 def own_environment() -> dict[str, str]:
-    """All settings that came from outside: named in the operator's specification, so that a changed one restarts it."""
+    """All MOTET_ variables from outside. Part of the operator's specification, so that a change restarts it."""
     others = {MANAGED_BY_VARIABLE, CALLERS_VARIABLE}
     return {name: value for name, value in os.environ.items() if name.startswith("MOTET_") and name not in others}
 
 
 class Parent:
-    """Runs until `stop` is set; a second `hurry` ends the patience."""
+    """Runs until `stop` is set. A second request to stop kills the processes at once."""
 
     def __init__(
         self, layout: StateDirectory, env: Mapping[str, str], *, silent_seconds: float, time_scale: float = 1.0
@@ -66,13 +67,13 @@ class Parent:
         self._spec = operator_spec(layout, env)
 
     def ask_to_stop(self) -> None:
-        """The first asks politely; the second means it."""
+        """The first call stops the stack in order; the second kills it."""
         if self.stop.is_set():
             self._hurry.set()
         self.stop.set()
 
     async def run(self) -> None:
-        """The caller holds the lock. On return nothing is left running."""
+        """The caller holds the lock. When this returns, no process of the stack runs."""
         become_subreaper()
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
@@ -89,8 +90,8 @@ class Parent:
             await asyncio.gather(reaping, return_exceptions=True)
 
     def _replace_operator(self) -> None:
-        """An operator that a dead `motet up` left with other settings. Asked politely it would stop everything; killed,
-        it leaves all to the next one, which adopts what still suits."""
+        """Kill an operator that a dead `motet up` left with other settings. On SIGTERM it would stop all services.
+        If it is killed, the next operator adopts those that still fit."""
         found = self._processes.recorded(self._spec.name)
         if found is not None and found.alive and found.fingerprint != self._spec.fingerprint:
             send(found.identity, signal.SIGKILL)

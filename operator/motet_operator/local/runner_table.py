@@ -1,6 +1,6 @@
-"""Runner sets as processes: which instances exist, at which revision, and which of them are on their way out.
+"""Runner sets as processes: which instances exist, at which revision, and which of them are leaving.
 
-The table is on disk, so that an operator that takes over knows what the instances it adopts are.
+The table is stored on disk, so that a restarted operator knows the instances that it adopts.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -25,7 +25,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalRunner:
-    """One instance as we decided it."""
+    """One runner process as the operator decided it."""
 
     name: str
     pool: ObjectName
@@ -35,7 +35,7 @@ class LocalRunner:
     drain_seconds: float
     draining_until: datetime | None = None
     replaced: str = ""
-    """The incarnation that was killed because it hung or was silent: old news about it must not kill its successor."""
+    """The incarnation that was killed because it was unhealthy: late reports about it must not kill its successor."""
 
 
 class RunnerTable:
@@ -82,7 +82,7 @@ class RunnerTable:
         *,
         attached: Collection[str] = (),
     ) -> tuple[RunnerInstance, ...]:
-        """`patience` is how long an unhealthy one may try to come back by itself."""
+        """`grace` is how long an unhealthy runner may take to recover."""
         dead = {
             name: one
             for name, one in (unhealthy or {}).items()
@@ -109,12 +109,12 @@ class RunnerTable:
         )
 
     def _still_runs(self, incarnation: str, status: ProcessStatus | None) -> bool:
-        """False of one that has ended meanwhile, and whose successor has another pid."""
+        """False if the process has ended meanwhile: its successor has another pid."""
         pid = status.pid if status is not None else None
         return self._unhealthy_pids.setdefault(incarnation, pid) == pid
 
     def carry_out(self, plan: Plan) -> None:
-        """Make the table what the plan says; the keeper then makes the processes what the table says."""
+        """Apply the plan to the table. The process manager then starts and stops processes by the table."""
         before = dict(self._table)
         until = plan.deadlines
         for runner in before.values():
@@ -131,13 +131,13 @@ class RunnerTable:
             self._write()
 
     def drains(self, plan: Plan, processes: Collection[str]) -> Collection[RunnerDrain]:
-        """Who takes no work. One that has left the table does not either while its process ends."""
+        """Runners that take no work: those that drain, and those that left the table while their processes end."""
         ending = {name: drain for name, drain in self._drains.items() if name in processes and name not in self._table}
         self._drains = ending | {drain.instance: drain for drain in plan.drains}
         return self._drains.values()
 
     def replaced(self, instance: str, incarnation: str) -> None:
-        """Remember that this incarnation has been killed, also for an operator that follows."""
+        """Remember that this incarnation was killed, also after a restart of the operator."""
         self._table[instance] = replace(self._table[instance], replaced=incarnation)
         self._write()
 
@@ -155,7 +155,9 @@ class RunnerTable:
         )
 
     def _write(self) -> None:
-        with suppress(OSError):  # a full disk: serving goes on, and only an operator's crash would now be noticed
+        with suppress(
+            OSError
+        ):  # the disk is full: serving goes on; only a restart of the operator would lose the table
             write_atomically(self._path, orjson.dumps([_to_json(runner) for runner in self._table.values()]))
 
 

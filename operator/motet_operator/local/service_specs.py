@@ -1,4 +1,4 @@
-"""How each process of the local stack is started and asked for its health."""
+"""How each process of the local stack is started, and how its health is checked."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ from motet_operator.reconcile import RunnerTemplate
 from motet_operator.settings import Settings
 
 STOP_ORDER = {"gateway": 0, "runner": 1, "supervisor": 2, "predictor": 2, "scheduler": 3}
-"""The gateway first, so that nobody is let in any more; the scheduler last, because all the others talk to it."""
+"""The gateway first, so that no new requests arrive; the scheduler last, because all others are connected to it."""
 
 _PACKAGES = {
     "gateway": "motet_gateway",
@@ -30,7 +30,7 @@ _PACKAGES = {
 
 
 class ServiceSpecs:
-    """Makes the specifications. Pure but for the probes inside them."""
+    """Makes the process specifications. Pure, except for the probes in them."""
 
     def __init__(self, layout: StateDirectory, process: ProcessSettings, settings: Settings) -> None:
         self._layout = layout
@@ -39,7 +39,7 @@ class ServiceSpecs:
         self._version = version("motet")
 
     def control(self, *, store_ready: bool) -> list[ProcessSpec]:
-        """The services that every stack has once. The predictor waits for its tables."""
+        """The services that each stack has once. The predictor starts once the database is migrated."""
         specs = [self._grpc_service("scheduler"), self._grpc_service("supervisor"), self._gateway()]
         if store_ready:
             specs.append(self._grpc_service("predictor"))
@@ -52,7 +52,7 @@ class ServiceSpecs:
         env |= {
             "MOTET_RUNNER_INSTANCE": instance,
             "MOTET_RUNNER_LISTEN": address,
-            # Its Secrets open sources, as a cluster's do; the child that fetches reads them.
+            # The fetch process reads Secrets for sources from there.
             "MOTET_RUNNER_MANIFESTS": str(self._settings.manifests.absolute()),
         }
         return self._spec(instance, "runner", env, address)
@@ -126,7 +126,7 @@ class ServiceSpecs:
             "MOTET_SCHEDULER_ADDRESS": layout.address("scheduler"),
             "MOTET_PREDICTOR_ADDRESS": layout.address("predictor"),
             "MOTET_SUPERVISOR_ADDRESS": layout.address("supervisor"),
-            # Spinning threads of one process would take the cores from all others; torch reads it when imported.
+            # Spinning threads of one process would take the cores from the others. torch reads this at import.
             "OMP_WAIT_POLICY": "passive",
         }
 
@@ -137,8 +137,8 @@ def _command(kind: str) -> tuple[str, ...]:
 
 
 async def listens_http(host: str, port: int) -> bool:
-    """Does it answer, whatever it says of its health? The one path that needs no API key. Asked so often while a
-    service starts that a whole HTTP client would be a waste."""
+    """Whether the gateway answers at all, healthy or not. /health needs no API key. This runs often during a start, so
+    a full HTTP client would cost too much."""
     async with asyncio.timeout(1):
         reader, writer = await asyncio.open_connection(host if host not in ("0.0.0.0", "") else "127.0.0.1", port)
         try:

@@ -1,12 +1,12 @@
-"""Where everything of one local stack lies, below its state directory.
+"""The files of one local stack, in its state directory.
 
-DATA/lock             held by `motet up` while it lives
+DATA/lock             held by `motet up` while it runs
 DATA/status.json      what `motet status` prints
-DATA/motet.db         the store
+DATA/motet.db         the database
 DATA/cache/           adapters, certificates, tokenizers
-DATA/logs/<name>.log  one a process
-DATA/manifests/       the bundled ones, when no folder was given
-DATA/run/             records of processes, and the sockets where their paths are short enough
+DATA/logs/<name>.log  one for each process
+DATA/manifests/       the bundled manifests, if no folder was given
+DATA/run/             records of processes, and the sockets if their paths are short enough
 """
 
 import hashlib
@@ -22,17 +22,17 @@ from pathlib import Path
 from motet.errors import StateDirectoryError
 
 MAX_SOCKET_PATH = 100
-"""Bytes. The kernel's limit is 107; gRPC and the shells of people need some room."""
+"""Bytes. The kernel's limit is 107; gRPC needs some of them."""
 
 MIN_FREE_BYTES = 2 * 1024 * 1024
-"""Bytes for store, records and first log lines: with less a start would only wait for what cannot be written."""
+"""Bytes for the database, records and first log lines: with less, a start would fail later and less clearly."""
 
 MAX_INSTANCE_NAME = 31
 _LONGEST_SOCKET = "x" * MAX_INSTANCE_NAME + ".metrics.sock"
 
 
 def default_data_dir() -> Path:
-    """`$XDG_DATA_HOME/motet`, which is `~/.local/share/motet` unless said otherwise."""
+    """`$XDG_DATA_HOME/motet`, by default `~/.local/share/motet`."""
     base = os.environ.get("XDG_DATA_HOME", "")
     return (Path(base) if base.startswith("/") else Path.home() / ".local" / "share") / "motet"
 
@@ -82,7 +82,7 @@ class StateDirectory:
 
     @cached_property
     def sockets(self) -> Path:
-        """The folder of the sockets: `run`, or one with a short path when `run` lies too deep for the kernel."""
+        """The folder of the sockets: `run`, or one with a short path if that of `run` is too long."""
         with suppress(OSError):
             recorded = (self.run / "sockets").read_text().strip()
             if recorded:
@@ -104,7 +104,7 @@ class StateDirectory:
         return self.logs / f"{name}.log"
 
     def prepare(self) -> None:
-        """Make the folders and see that they can be written. Raises StateDirectoryError with the fix."""
+        """Create the folders and check that they can be written. Raises StateDirectoryError, which says what to do."""
         try:
             for folder in (self.data, self.logs, self.run):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -118,7 +118,7 @@ class StateDirectory:
         except OSError as error:
             raise StateDirectoryError(
                 f"cannot write to the state directory {self.data}: {error.strerror or error}. "
-                "Make room or give another one with --data-dir."
+                "Free some space, or choose another one with --data-dir."
             ) from error
 
     def _prepare_sockets(self) -> None:
@@ -129,13 +129,13 @@ class StateDirectory:
         found = folder.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
             raise StateDirectoryError(
-                f"{folder} should hold our sockets but is not ours alone: remove it, "
-                "or give a state directory with a shorter path with --data-dir."
+                f"{folder} is meant for Motet's sockets, but other users can access it: remove it, "
+                "or choose a state directory with a shorter path with --data-dir."
             )
         (self.run / "sockets").write_text(f"{folder}\n")
 
     def clear_run(self) -> None:
-        """Remove what only a running stack needs. Nothing may run any more."""
+        """Remove what only a running stack needs. Call it only when no process of the stack runs."""
         sockets = self.sockets
         if sockets != self.run:
             shutil.rmtree(sockets, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""`DATA/status.json`: what `motet status --json` prints, written whole and only when it changed."""
+"""`DATA/status.json`: what `motet status --json` prints, always written as a whole, and only if it changed."""
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -20,7 +20,7 @@ class StatusFile:
         self._written = b""
 
     def read(self) -> dict[str, Any]:
-        """The last one, perhaps of an operator before us; empty if there is none."""
+        """The last status, perhaps of an earlier operator; empty if there is none."""
         with suppress(OSError, ValueError):
             content = orjson.loads(self._path.read_bytes())
             if isinstance(content, dict):
@@ -28,7 +28,7 @@ class StatusFile:
         return {}
 
     def write(self, content: dict[str, Any]) -> bool:
-        """Whether it had to be written. Raises OSError."""
+        """True if it was written, False if unchanged. Raises OSError."""
         encoded = orjson.dumps(content, option=orjson.OPT_INDENT_2)
         if encoded == self._written:
             return False
@@ -88,7 +88,7 @@ def _document(report: StatusModel) -> dict[str, Any]:
 
 
 def conditions_from(document: dict[str, Any], kind: str) -> dict[tuple[str, str], tuple[Condition, ...]]:
-    """The conditions of an earlier status, so that their times go on after the operator's restart."""
+    """The conditions of an earlier status, so that their transition times survive a restart of the operator."""
     found: dict[tuple[str, str], tuple[Condition, ...]] = {}
     with suppress(KeyError, TypeError, ValueError):
         for each in document.get(kind, []):
@@ -99,7 +99,7 @@ def conditions_from(document: dict[str, Any], kind: str) -> dict[tuple[str, str]
 
 
 def wanted_from(document: dict[str, Any]) -> dict[tuple[str, str], int]:
-    """How many runners each pool was to have by an earlier status: an operator that follows holds that."""
+    """The wanted number of runners of each pool in an earlier status: the next operator starts with it."""
     with suppress(KeyError, TypeError, ValueError):
         return {(each["namespace"], each["name"]): int(each["replicas"]) for each in document.get("pools", [])}
     return {}

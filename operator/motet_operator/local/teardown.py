@@ -1,4 +1,4 @@
-"""Ending a stack, whatever is left of it: `motet up` itself, only its operator, only some services, or only files."""
+"""Stops a stack, whatever is left of it: `motet up`, only its operator, only some services, or only files."""
 
 import asyncio
 import signal
@@ -12,11 +12,11 @@ from motet_operator.local.lock import StackLock, is_held, read_holder
 from motet_operator.local.state_directory import StateDirectory
 
 STOP_SECONDS = 60.0
-"""How long an orderly stop of everything may take before it is done the hard way."""
+"""How long an orderly stop may take before the processes are killed."""
 
 
 def what_runs(layout: StateDirectory) -> list[str]:
-    """Names of the living processes of this state directory, the operator among them."""
+    """Names of the running processes of this state directory, including the operator."""
     records = [
         *ProcessRecords(layout.operator_records).read().values(),
         *ProcessRecords(layout.service_records).read().values(),
@@ -25,9 +25,9 @@ def what_runs(layout: StateDirectory) -> list[str]:
 
 
 async def take_down(layout: StateDirectory, *, seconds: float = STOP_SECONDS) -> list[str]:
-    """Stop the stack of a state directory and return when nothing of it is left. Names what was running.
+    """Stop the stack of a state directory, and return the names of its processes when all have ended.
 
-    Idempotent: of a stack that has ended it removes what it left behind.
+    Idempotent: if the stack has already ended, it removes the files that are left.
     """
     if not layout.data.is_dir():
         return []
@@ -42,17 +42,17 @@ async def take_down(layout: StateDirectory, *, seconds: float = STOP_SECONDS) ->
         if not await _within(seconds, released):
             kill_session(holder)
             await _within(5.0, released)
-        # It lets go of the lock before its interpreter has ended.
+        # It releases the lock before its process has ended.
         await _within(5.0, lambda: not is_alive(holder))
         running.append("motet up")
-    with StackLock(layout.lock, to_stop=True):  # nobody starts a new stack while the rest of the old one goes
+    with StackLock(layout.lock, to_stop=True):  # no new stack may start while the rest of the old one stops
         await finish(layout, seconds=seconds)
     return running
 
 
 async def finish(layout: StateDirectory, *, seconds: float = STOP_SECONDS, grace: float | None = None) -> None:
-    """Stop what a dead or dying `motet up` left. The caller holds the lock."""
-    # The operator stops its services in their order; one that does not end is killed, and they are stopped below.
+    """Stop the processes that a dead or ending `motet up` left. The caller holds the lock."""
+    # The operator stops its services in order. If it does not end, it is killed, and its services are stopped below.
     await _stop_recorded(ProcessRecords(layout.operator_records), grace=seconds if grace is None else grace)
     await _stop_recorded(ProcessRecords(layout.service_records), grace=10.0 if grace is None else grace)
     layout.clear_run()
