@@ -40,7 +40,7 @@ def quantiles(lengths: LengthEstimate) -> list[int]:
     return [lengths.q50, lengths.q80, lengths.q90, lengths.q95]
 
 
-def test_before_the_first_answer_the_bound_speaks() -> None:
+def test_before_the_first_answer_the_estimate_is_the_bound() -> None:
     lengths = LengthModel().estimate("acme", "acme/pirate", 512)
     assert quantiles(lengths)[1:] == [512, 512, 512]
     assert lengths.q50 <= 512

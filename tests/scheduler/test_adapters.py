@@ -74,7 +74,7 @@ def test_a_check_whose_runner_goes_is_given_to_another():
     assert [order.instance for order in checks(told)] == ["r1"]
 
 
-def test_a_check_that_brings_no_word_is_ordered_again():
+def test_an_unanswered_check_is_ordered_again():
     told = ready(load_retry=10.0)
     told.attach()
     told.state(adapter())
@@ -157,7 +157,7 @@ def test_adapters_that_are_removed_together_are_dropped_together():
     assert [effect.digest for effect in told.of(effects.DropAdapter)] == [PIRATE, POET]
 
 
-def test_a_bound_that_changes_while_another_adapter_goes_is_told_to_runners():
+def test_a_bound_that_changes_while_another_adapter_is_removed_is_sent_to_runners():
     told = ready()
     told.attach()
     told.state(remote(max_bytes=1000), adapter("poet"))
@@ -207,7 +207,7 @@ def test_two_names_for_the_same_bytes_keep_them_until_both_are_gone():
     assert told.of(effects.DropAdapter)
 
 
-def test_what_lies_in_memory_and_nobody_asks_for_is_dropped():
+def test_resident_adapters_that_nothing_needs_are_dropped():
     told = ready()
     told.attach(resident=(resident(PIRATE),))
     assert [effect.digest for effect in told.of(effects.DropAdapter)] == [PIRATE]
@@ -235,7 +235,7 @@ def test_min_replicas_are_kept_on_devices():
     assert [effect.instance for effect in told.of(effects.EnsureAdapter)] == ["r2"]
 
 
-def test_where_an_adapter_lies_is_reported_when_it_changes():
+def test_the_replicas_of_an_adapter_are_reported_when_they_change():
     told = with_pirate()
     told.report("r0", resident=(resident(PIRATE, Tier.DEVICE),))
     (report,) = told.of(effects.ReportAdapter)
@@ -245,7 +245,7 @@ def test_where_an_adapter_lies_is_reported_when_it_changes():
     assert not told.of(effects.ReportAdapter)
 
 
-def test_an_operator_that_connects_is_told_everything():
+def test_an_operator_that_connects_gets_every_report():
     told = with_pirate()
     told.wait(0.1)
     told.tell(events.OperatorConnected())
@@ -273,7 +273,7 @@ def remote(**how):
     return adapter(revision=RevisionKey(**(key | how)), **limits)
 
 
-def test_a_runner_is_told_everything_that_reaching_the_bytes_takes():
+def test_an_order_has_everything_that_reading_the_bytes_needs():
     told = ready()
     told.attach()
     told.state(remote(max_bytes=1000, min_replicas=1))
@@ -306,7 +306,7 @@ def test_another_place_another_digest_another_key_or_other_bounds_are_a_new_revi
     assert not checks(told), "what was certified first is what is wanted again"
 
 
-def test_a_pools_raised_bound_lets_a_refused_adapter_be_looked_at_again():
+def test_a_raised_bound_of_a_pool_lets_a_refused_adapter_be_checked_again():
     told = ready()
     told.attach()
     told.state(remote(max_bytes=10))
@@ -319,7 +319,7 @@ def test_a_pools_raised_bound_lets_a_refused_adapter_be_looked_at_again():
     assert checks(told)
 
 
-def test_a_long_download_that_is_told_of_is_not_asked_for_again():
+def test_a_long_download_that_is_reported_is_not_ordered_again():
     told = ready()
     told.attach()
     told.state(remote())
@@ -341,7 +341,7 @@ def test_a_stream_that_breaks_for_a_moment_moves_no_adapter():
     assert not told.of(effects.ReportAdapter)
 
 
-def test_what_a_runner_no_longer_holds_when_it_comes_back_is_told():
+def test_adapters_that_a_runner_has_lost_when_it_attaches_again_are_reported():
     told = with_pirate()
     told.report(resident=(resident(PIRATE),))
     told.detach()
@@ -377,7 +377,7 @@ def test_a_successor_says_nothing_of_an_adapter_before_a_runner_has():
     assert [tier for _, tier, _ in report.replicas] == [Tier.DEVICE]
 
 
-def test_what_was_told_and_is_so_no_longer_is_told_again():
+def test_a_report_that_is_no_longer_true_is_sent_again():
     told = ready()
     told.attach()
     told.state(adapter())
@@ -454,7 +454,7 @@ def stated(*adapters, pools):
     return conversion.sync_event(scheduler_pb2.SyncUp(snapshot=snapshot))
 
 
-def test_gateways_are_told_who_may_use_what():
+def test_the_catalog_says_who_may_use_which_adapter():
     told = ready()
     told.attach()
     entry = scheduler_pb2.AdapterEntry(ref=REF, group=GROUP, model_name="pirate", share=["acme", "zeta"])
@@ -464,7 +464,7 @@ def test_gateways_are_told_who_may_use_what():
     assert [list(one.tenants) for one in said.groups] == [["*"]]
 
 
-def test_an_operator_that_says_nothing_of_sharing_shares_nothing():
+def test_without_a_share_list_an_adapter_is_not_shared():
     told = ready()
     told.attach()
     entry = scheduler_pb2.AdapterEntry(ref=REF, group=GROUP, model_name="pirate")

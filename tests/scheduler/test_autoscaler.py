@@ -71,7 +71,7 @@ def test_requests_that_a_gateway_cannot_read_yet_ask_for_the_first_runner():
     assert told.scheduler.capacity.figures["default/demo"].held == 0
 
 
-def test_what_a_gateway_held_is_forgotten_when_it_goes_or_begins_anew():
+def test_held_requests_are_forgotten_when_their_gateway_disconnects_or_connects_again():
     for event in (events.GatewayDisconnected("g0"), events.GatewayConnected("g0")):
         told = scaled(replicas=0)
         told.gateway("g1")
@@ -176,7 +176,7 @@ def test_nothing_leaves_during_a_rollout():
     assert desired(told) == 2
 
 
-def test_a_successor_begins_with_what_is_wanted_and_says_nothing_before_it_has_settled():
+def test_a_successor_starts_with_the_wanted_replicas_and_reports_none_before_its_runners_attach():
     first = scaled(replicas=3)
     first.attach("r0")
     told = SchedulerDriver(saved=first.scheduler.catalog_to_save(), now=2000.0, startup_wait=0.5)
@@ -198,7 +198,7 @@ def test_a_successor_without_a_memory_takes_nothing_away_from_runners_on_their_w
     assert desired(told) == 0
 
 
-def test_a_number_is_said_when_it_changes_and_to_whoever_connects():
+def test_desired_replicas_are_reported_when_they_change_and_to_each_new_operator():
     told = scaled()
     told.attach("r0")
     assert look(told) == [(1, "Stabilizing")]
@@ -212,7 +212,7 @@ def test_a_number_is_said_when_it_changes_and_to_whoever_connects():
     assert told.of(effects.ReportDesiredReplicas)[0].code == "Requests"
 
 
-def test_a_pool_that_a_person_scales_is_told_as_it_is():
+def test_a_pool_without_scaling_is_reported_with_its_own_replicas():
     told = ready()
     assert look(told) == [(1, "Disabled")]
     told.state(pools=(pool(replicas=5),))

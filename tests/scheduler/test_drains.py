@@ -33,7 +33,7 @@ def words(told: SchedulerDriver) -> list[tuple[str, str]]:
     ]
 
 
-def test_every_runner_that_attaches_is_told_whether_it_takes_work():
+def test_every_runner_that_attaches_gets_an_order_to_drain_or_to_take_work():
     told = ready()
     told.attach("r0")
     assert words(told) == [("r0", "work")]
@@ -121,7 +121,7 @@ def test_a_drain_that_names_no_incarnation_is_about_whichever_comes():
     assert words(told) == [("r0", "drain")]
 
 
-def test_a_runner_that_went_as_it_was_told_is_not_taken_for_one_that_is_down():
+def test_a_runner_that_left_because_it_was_drained_is_not_reported_as_down():
     told = ready()
     told.attach()
     declare(told, "r0")
@@ -165,7 +165,7 @@ def test_an_operator_that_connects_again_hears_again_what_is_empty():
     assert told.of(effects.ReportDrained)
 
 
-def test_a_drained_word_names_the_set_by_which_the_runner_drained():
+def test_a_drained_report_names_the_revision_of_its_set():
     told = ready()
     told.attach("r0")
     asked = (events.DrainRequested(RunnerIdentity(instance="r0", incarnation="1"), 10.0),)
@@ -173,7 +173,7 @@ def test_a_drained_word_names_the_set_by_which_the_runner_drained():
     assert [one.revision for one in told.of(effects.ReportDrained)] == [7]
 
 
-def test_a_runner_whose_process_ends_takes_no_work_whatever_the_set_says():
+def test_a_runner_whose_process_stops_takes_no_work_even_if_it_is_not_in_the_set():
     told = ready()
     told.attach("r0")
     told.tell(events.RunnerShuttingDown(InstanceName("r0"), "1", 10.0))
@@ -185,7 +185,7 @@ def test_a_runner_whose_process_ends_takes_no_work_whatever_the_set_says():
     assert told.where("a") == "r0"
 
 
-def test_what_a_past_incarnation_says_about_its_end_is_not_its_successors():
+def test_the_shutdown_of_an_earlier_incarnation_does_not_drain_the_next_one():
     told = ready()
     told.attach("r0", incarnation="2")
     told.tell(events.RunnerShuttingDown(InstanceName("r0"), "1", 10.0))
@@ -193,7 +193,7 @@ def test_what_a_past_incarnation_says_about_its_end_is_not_its_successors():
     assert told.where("a") == "r0"
 
 
-def test_after_a_new_term_every_runner_is_told_again():
+def test_after_a_new_term_every_runner_gets_its_order_again():
     told = ready()
     told.attach("r0")
     told.attach("r1")

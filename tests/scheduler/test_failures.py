@@ -89,7 +89,7 @@ def test_what_has_failed_is_remembered_within_bounds():
         (events.CatalogReplaced((), ()), ("CatalogReplaced", "")),
     ],
 )
-def test_events_are_told_apart_by_their_kind_and_what_they_are_about(event, subject):
+def test_events_are_distinguished_by_their_kind_and_subject(event, subject):
     assert subject_of(event) == subject
 
 
@@ -136,7 +136,7 @@ async def test_after_a_failure_running_streams_go_on_and_what_fails_again_is_ref
         await house.ledgers_agree()
 
 
-async def test_a_failure_that_beginning_anew_does_not_mend_ends_the_process(folder, monkeypatch):
+async def test_a_failure_that_restarts_do_not_fix_ends_the_process(folder, monkeypatch):
     monkeypatch.setattr(Scheduler, "_tick", lambda *_: 1 / 0)
     began = []
     with LocalLeadership(folder / "term") as leadership:

@@ -70,7 +70,7 @@ def test_a_placement_that_was_given_up_can_still_be_lost_and_placed_again():
     assert told.where("a") == "r0"
 
 
-def test_a_report_that_left_before_the_end_was_heard_does_not_bring_a_request_back():
+def test_a_report_sent_before_a_request_ended_does_not_record_it_again():
     told = ready()
     told.attach()
     told.enqueue("a")
@@ -79,7 +79,7 @@ def test_a_report_that_left_before_the_end_was_heard_does_not_bring_a_request_ba
     assert not told.ledger()
 
 
-def test_but_what_still_runs_long_after_its_end_takes_room_and_is_counted():
+def test_a_request_that_runs_long_after_its_end_uses_pages_and_is_counted():
     told = ready()
     told.attach()
     told.enqueue("a")

@@ -12,7 +12,7 @@ from tests.support.in_process_system import in_process_system
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-async def test_after_every_quiet_moment_the_ledger_equals_the_runners_books(folder, seed):
+async def test_after_every_quiet_moment_the_ledger_equals_the_runners_reports(folder, seed):
     chance = random.Random(seed)
     # A quarter of a second until what never arrived is taken back.
     async with in_process_system(folder, scheduler=Settings(unsubmitted_seconds=5)) as house:
@@ -48,7 +48,7 @@ async def test_after_every_quiet_moment_the_ledger_equals_the_runners_books(fold
         assert all(not runner.entries and not runner.parked for runner in house.control.scheduler.runners.values())
 
 
-async def test_a_runner_that_nobody_supervises_parks_by_itself_and_the_books_still_agree(folder):
+async def test_a_runner_without_a_supervisor_parks_by_itself_and_the_ledgers_still_agree(folder):
     async with in_process_system(folder) as house:
         await house.runner("alone", lambda: FakeEngine(pages=20, step_seconds=0.001), supervised=False)
         answers = [house.gateway.start(f"{n}", prompt=(n,), max_tokens=150, q80=8) for n in range(6)]

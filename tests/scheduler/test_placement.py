@@ -27,7 +27,7 @@ def test_a_full_runner_is_left_for_the_next_fullest():
 @pytest.mark.parametrize(
     ("there", "elsewhere"), [(Tier.DEVICE, Tier.HOST), (Tier.HOST, Tier.DISK), (Tier.DISK, Tier.NONE)]
 )
-def test_equally_full_runners_are_told_apart_by_where_the_adapter_lies(there, elsewhere):
+def test_of_equally_full_runners_the_one_nearest_to_the_adapter_is_chosen(there, elsewhere):
     told = ready()
     told.attach("r0", resident=(resident(PIRATE, there),))
     told.attach("r9", resident=() if elsewhere is Tier.NONE else (resident(PIRATE, elsewhere),))
@@ -105,7 +105,7 @@ def test_a_pool_may_set_a_smaller_batch_than_its_runners_could_take():
     assert told.where("b") == ""
 
 
-def test_a_request_that_waits_for_memory_is_told_how_much():
+def test_the_reason_of_a_request_that_waits_for_memory_says_how_much():
     told = ready()
     told.attach(pages=6)
     told.enqueue("a", max_tokens=64)
@@ -158,7 +158,7 @@ def test_but_never_one_of_the_same_tenant_and_class():
     assert told.where("small") == ""
 
 
-def test_nobody_is_passed_over_for_ever():
+def test_no_request_is_passed_over_for_ever():
     told = ready(max_passed_over=2)
     told.attach(pages=20, live=(entry("x", 10),))
     told.enqueue("large", max_tokens=300, tenant="a")
@@ -182,7 +182,7 @@ def test_many_batch_requests_that_wait_never_go_before_interactive_ones():
         assert placed == f"chat{n}"
 
 
-def test_while_a_large_batch_request_waits_for_room_interactive_ones_go_on():
+def test_while_a_large_batch_request_waits_for_pages_interactive_ones_are_placed():
     told = ready(max_passed_over=2)
     told.attach(pages=20, live=(entry("x", 10),))
     told.enqueue("large", max_tokens=300, tenant="a", request_class=RequestClass.BATCH)
@@ -239,7 +239,7 @@ def test_an_adapter_that_is_no_longer_served_is_refused():
     assert told.of(effects.SendRefused)[0].failure.code == "model_not_found"
 
 
-def test_a_scheduler_that_took_over_trusts_the_gateway_until_its_runners_have_said_which_digests_serve():
+def test_after_a_takeover_the_scheduler_accepts_unknown_digests_until_runners_have_reported_theirs():
     told = SchedulerDriver()
     told.gateway()
     told.state(adapter())
@@ -253,7 +253,7 @@ def test_a_scheduler_that_took_over_trusts_the_gateway_until_its_runners_have_sa
     assert told.of(effects.SendRefused)[0].failure.code == "model_not_found"
 
 
-def test_a_deadline_says_what_was_waited_for():
+def test_a_deadlines_message_says_what_the_request_waited_for():
     told = ready()
     told.attach(max_sequences=1)
     told.enqueue("a")
@@ -266,14 +266,14 @@ def test_a_deadline_says_what_was_waited_for():
     assert "every batch is full" in refusal.failure.message
 
 
-def test_without_any_runner_the_deadline_says_that():
+def test_a_deadlines_message_says_that_there_is_no_runner():
     told = ready()
     told.enqueue("a", deadline=5.0)
     told.wait(6)
     assert told.of(effects.SendRefused)[0].failure.code == "no_runner"
 
 
-def test_positions_are_told_again_when_they_change():
+def test_positions_are_reported_again_when_they_change():
     told = ready()
     told.attach(max_sequences=1)
     for name in "abc":
@@ -302,7 +302,7 @@ def test_an_empty_runner_is_drained_at_once():
     assert told.of(effects.ReportDrained)
 
 
-def test_the_supervisors_overcommit_factor_makes_room():
+def test_the_supervisors_overcommit_factor_adds_capacity():
     told = ready()
     told.attach(pages=10)
     told.enqueue("a", max_tokens=140)

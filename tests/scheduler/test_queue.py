@@ -51,7 +51,7 @@ def test_the_more_urgent_class_comes_first_whatever_the_age():
     assert line.names() == ["urgent", "normal", "old"]
 
 
-def test_inside_a_class_the_oldest_comes_first_even_when_it_is_heard_of_late():
+def test_inside_a_class_the_oldest_is_first_even_if_it_arrives_late():
     line = Line()
     line.add("young", age=1)
     line.add("moved here with its age", age=9)
@@ -115,7 +115,7 @@ def test_what_is_more_urgent_goes_first_and_that_counts_as_no_pass():
     assert line.queue.overdue(BATCH) is None
 
 
-def test_what_is_less_urgent_and_goes_first_passes_whoever_did_not_fit():
+def test_a_less_urgent_request_that_is_placed_first_counts_as_passing():
     line = Line(max_passed_over=2)
     line.add("large", request_class=INTERACTIVE)
     for n in range(2):
@@ -145,7 +145,7 @@ def test_one_that_came_after_a_less_urgent_one_went_is_not_charged_with_it():
     assert line.queue.passed_over(line.by_name["later"]) == 0
 
 
-def test_going_in_order_passes_nobody_over():
+def test_placing_in_order_passes_no_request_over():
     line = Line(max_passed_over=1)
     for name in "abcd":
         line.add(name)

@@ -50,13 +50,13 @@ def test_losing_the_same_placement_twice_changes_nothing():
     assert told.scheduler.requests[RequestId("a")].epoch == first
 
 
-def test_losing_what_nobody_knows_is_answered_so_that_no_client_hangs():
+def test_the_loss_of_an_unknown_request_is_answered_so_that_no_client_hangs():
     told = ready()
     told.lose("ghost")
     assert told.of(effects.SendRefused)[0].failure.code == "engine_restarted"
 
 
-def test_the_runner_that_declined_is_not_asked_again_at_once():
+def test_a_request_avoids_the_runner_that_declined_it():
     told = ready(avoid_after_decline=1.0)
     told.attach()
     told.enqueue("a")
@@ -70,7 +70,7 @@ def test_the_runner_that_declined_is_not_asked_again_at_once():
     assert told.where("a") == "r0"
 
 
-def test_a_decline_frees_the_promise_before_the_gateway_has_spoken():
+def test_a_decline_releases_the_promise_before_the_gateway_reports_the_loss():
     told = ready()
     told.attach()
     told.enqueue("a")
@@ -79,7 +79,7 @@ def test_a_decline_frees_the_promise_before_the_gateway_has_spoken():
 
 
 @pytest.mark.parametrize("first", ["the runner", "the gateway"])
-def test_a_decline_for_good_is_a_refusal_whoever_tells_first(first):
+def test_a_final_decline_is_a_refusal_whether_gateway_or_runner_reports_it_first(first):
     told = ready()
     told.attach()
     told.enqueue("a")
@@ -121,11 +121,11 @@ def test_a_cancellation_that_crosses_the_placement_frees_it():
     assert told.of(effects.CancelAtRunner)
 
 
-def test_cancelling_what_nobody_knows_is_nothing():
+def test_cancelling_an_unknown_request_does_nothing():
     assert not ready().tell(events.CancelRequested("g0", RequestId("ghost")))
 
 
-def test_a_lost_request_has_its_whole_patience_again():
+def test_a_lost_request_gets_its_full_queue_timeout_again():
     told = ready()
     told.attach()
     told.enqueue("a", deadline=5.0)
@@ -268,7 +268,7 @@ def test_only_a_move_away_from_an_engine_that_hangs_says_so():
     assert not place.engine_hung
 
 
-def test_what_moves_and_finds_no_room_waits_and_moves_later():
+def test_a_moving_request_that_fits_nowhere_waits_and_moves_later():
     told = ready()
     told.attach("r0")
     told.enqueue("a")
@@ -289,7 +289,7 @@ def test_when_the_gateway_gives_the_old_place_up_first_it_is_an_ordinary_placeme
     assert (place.epoch, place.moved_reason) == (2, "")
 
 
-def test_a_silent_runner_gets_no_new_work_until_it_speaks_but_keeps_its_own():
+def test_a_silent_runner_gets_no_new_work_until_it_reports_but_keeps_its_requests():
     told = ready()
     told.attach()
     told.enqueue("a")
@@ -312,7 +312,7 @@ def test_a_hung_runner_that_moves_again_is_used_again():
     assert told.where("a") == "r0"
 
 
-def test_a_silent_runner_that_speaks_and_stands_still_gets_no_new_work():
+def test_a_silent_runner_that_reports_without_a_step_gets_no_new_work():
     told = ready()
     told.attach("r0")
     told.report("r0", entry("x", 5), steps=10)
@@ -348,7 +348,7 @@ def test_a_hung_runner_that_holds_only_parked_requests_has_nothing_to_show():
     assert told.scheduler.runners["r0"].unhealthy == ""
 
 
-def test_a_new_gateway_is_told_the_catalog_at_once():
+def test_a_new_gateway_gets_the_catalog_at_once():
     told = ready()
     told.attach()
     told.gateway("g1")
@@ -394,7 +394,7 @@ def test_timelines_of_ended_requests_are_bounded_and_those_of_running_ones_kept(
     assert len(told.scheduler.timelines) == 4
 
 
-def test_what_is_said_of_requests_that_nobody_knows_is_bounded_too():
+def test_timelines_of_unknown_requests_are_bounded_too():
     told = ready(timelines=3, queue_limit=1)
     told.enqueue("waits")
     for n in range(9):
@@ -430,7 +430,7 @@ def test_many_requests_that_came_and_went_leave_nothing_behind():
     assert len(told.scheduler.timelines) == 100
 
 
-def test_the_deadlines_of_those_that_wait_outlive_the_sweeping_of_others():
+def test_a_sweep_keeps_the_deadlines_of_waiting_requests():
     told = ready()
     told.attach(max_sequences=1)
     told.enqueue("runs")
@@ -471,7 +471,7 @@ def missed_a_move(told):
     told.gateway("g0", told.live("a", epoch=1))
 
 
-def test_a_lost_placement_is_placed_again_though_a_later_one_was_never_heard_of():
+def test_a_lost_placement_is_placed_again_although_a_later_one_never_arrived():
     told = ready()
     missed_a_move(told)
     assert told.where("a") == "r0"
@@ -479,7 +479,7 @@ def test_a_lost_placement_is_placed_again_though_a_later_one_was_never_heard_of(
     assert told.of(effects.SendPlaced)[0].epoch == 3
 
 
-def test_a_declined_placement_is_struck_though_a_later_one_was_never_heard_of():
+def test_a_declined_placement_is_released_although_a_later_one_never_arrived():
     told = ready()
     missed_a_move(told)
     assert told.ledger("r0")
@@ -535,7 +535,7 @@ def test_a_placement_that_its_runner_lists_stays_however_long_it_takes():
     assert not told.scheduler._lifecycle.unlisted
 
 
-def test_what_vanishes_from_its_runner_while_its_gateway_says_nothing_is_placed_again():
+def test_a_request_that_its_runner_does_not_list_and_its_gateway_does_not_report_is_placed_again():
     told = ready(unlisted_timeout=10.0)
     told.attach()
     told.enqueue("a")
@@ -559,7 +559,7 @@ def test_a_runner_that_is_away_may_serve_what_it_was_given_until_it_is_forgotten
     assert told.where("a") == "r1"
 
 
-def test_a_decline_that_the_gateway_never_tells_of_is_placed_again():
+def test_a_decline_that_the_gateway_never_reports_is_placed_again():
     told = ready(unlisted_timeout=10.0)
     told.attach()
     told.enqueue("a")

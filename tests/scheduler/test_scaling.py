@@ -64,7 +64,7 @@ async def test_load_brings_more_runners_and_its_end_takes_them_away(house):
     await until(lambda: house.operator.desired.replicas == 0)
 
 
-async def test_a_restarted_scheduler_advises_nothing_away_that_it_has_not_heard_of(house):
+async def test_a_restarted_scheduler_does_not_scale_down_before_its_runners_report(house):
     house.operator.state(replicas=2, **BUILTIN)
     await house.runner("r0")
     await house.runner("r1")

@@ -118,7 +118,7 @@ def test_nothing_leaves_while_something_is_not_known_and_the_agreement_begins_ag
         (4, {}, "Pacing"),
     ],
 )
-def test_each_advice_says_what_decided(needed, bounds, code):
+def test_each_advice_has_a_reason(needed, bounds, code):
     advice = advise(ReplicaStabilizer(1, 0.0), needed, 1.0, **bounds)
     assert advice.code == code
     assert advice.reason

@@ -35,7 +35,7 @@ async def test_a_request_is_placed_runs_and_leaves_no_promise_behind(house):
     assert house.control.scheduler.runners["r0"].ledger.promised == 0
 
 
-async def test_a_request_waits_for_the_first_runner_and_is_told_why(house):
+async def test_a_request_waits_for_the_first_runner_and_gets_the_reason(house):
     answer = house.gateway.start("a", max_tokens=4)
     await until(lambda: house.gateway.asked["a"].positions)
     assert house.gateway.asked["a"].positions[0] == (1, "no runner of this model is up")
@@ -152,7 +152,7 @@ async def test_a_runner_that_dies_loses_nothing_that_a_client_sees(house):
         assert asked.placements[-1][1] == "r1"
 
 
-async def test_a_drained_runner_finishes_its_work_and_says_so(house):
+async def test_a_drained_runner_finishes_its_work_and_is_reported(house):
     runner = await house.runner("r0", engines := SlowEngines())
     answer = house.gateway.start("a", max_tokens=150)
     await until(lambda: house.gateway.asked["a"].tokens)
@@ -179,7 +179,7 @@ async def test_a_drain_that_is_taken_back_lets_the_runner_work_again(house):
     assert house.gateway.declines == 0
 
 
-async def test_a_runner_that_drains_is_told_so_again_by_the_next_scheduler(house):
+async def test_the_next_scheduler_orders_a_draining_runner_to_drain_again(house):
     runner = await house.runner("r0", engines := SlowEngines())
     answer = house.gateway.start("a", max_tokens=200)
     await until(lambda: house.gateway.asked["a"].tokens)
@@ -207,7 +207,7 @@ async def test_a_drain_that_takes_too_long_moves_what_is_left(house):
     assert house.gateway.asked["a"].moves == 1
 
 
-async def test_an_operator_of_a_past_term_is_told_so_and_not_heard(house):
+async def test_an_operator_of_a_past_term_is_rejected_with_the_reason(house):
     known = lambda: {str(name) for name in house.control.scheduler.adapters.by_name}  # noqa: E731
     async with fake_operator(house.control.scheduler_address) as successor:
         successor.term = 7
@@ -244,7 +244,7 @@ async def test_tenant_and_class_of_a_request_are_known_wherever_it_is(house):
     assert await until(known) == theirs
 
 
-async def test_explain_tells_the_whole_story(house):
+async def test_explain_returns_the_whole_timeline(house):
     await house.runner("r0")
     await house.gateway.ask("a", max_tokens=4)
     await until(lambda: not house.control.scheduler.requests)
@@ -269,7 +269,7 @@ async def test_a_gateway_that_leaves_takes_its_waiting_requests_along(house):
     await until(lambda: house.control.scheduler.queued() == 0)
 
 
-async def test_a_stream_that_does_not_say_hello_is_told_so(house):
+async def test_a_stream_without_a_hello_is_refused(house):
     async with open_channel(house.control.scheduler_address) as channel:
         call = scheduler_pb2_grpc.SchedulerStub(channel).Serve()
         await call.write(scheduler_pb2.ServeUp(finished=scheduler_pb2.Finished(request="a")))

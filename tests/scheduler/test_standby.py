@@ -134,7 +134,7 @@ def waits(count):
     return 0.75 * sum(min(FIRST_RETRY_SECONDS * 2**turn, LAST_RETRY_SECONDS) for turn in range(count))
 
 
-async def test_while_nobody_leads_clients_ask_at_leisure(folder):
+async def test_without_a_leader_clients_retry_slowly(folder):
     alone = Replica(folder, "a")
     async with alone.up(), gateway_link(alone.address) as heard:
         began = time.monotonic()
@@ -164,7 +164,7 @@ async def test_a_standby_explains_nothing(folder):
             await scheduler_pb2_grpc.SchedulerStub(channel).Explain(scheduler_pb2.ExplainRequest(request="a"))
 
 
-async def test_who_has_won_tells_the_one_before_it_until_it_has_heard(folder):
+async def test_a_new_leader_tells_its_predecessor_until_it_answers(folder):
     before = Replica(folder, "a")
     before.lead(1)
     telling = asyncio.create_task(predecessor.tell_predecessor(before.address, 2, time_scale=0.05))
@@ -174,7 +174,7 @@ async def test_who_has_won_tells_the_one_before_it_until_it_has_heard(folder):
         assert before.yielded == [2]
 
 
-async def test_who_is_dead_need_not_be_told(folder):
+async def test_a_dead_predecessor_is_not_waited_for(folder):
     await asyncio.wait_for(predecessor.tell_predecessor(f"unix:{folder}/nobody.sock", 2, time_scale=0.01), PATIENCE_S)
     await asyncio.wait_for(predecessor.tell_predecessor("", 2), PATIENCE_S)
 

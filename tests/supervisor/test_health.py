@@ -17,7 +17,7 @@ def beat(told, *, seconds, step=1.0, steps_per_beat=0, pending=True, start=0):
     return lost, steps
 
 
-def test_a_runner_that_says_nothing_is_lost_once():
+def test_a_silent_runner_is_reported_lost_once():
     told = SupervisorDriver(heartbeat=5.0)
     told.connect()
     assert not told.wait(4.9)
@@ -26,7 +26,7 @@ def test_a_runner_that_says_nothing_is_lost_once():
     assert not told.wait(5)
 
 
-def test_a_runner_that_speaks_again_can_be_lost_again():
+def test_a_runner_that_reports_again_can_be_lost_again():
     told = SupervisorDriver(heartbeat=5.0)
     told.connect()
     told.wait(6)
@@ -88,7 +88,7 @@ def test_a_hung_runner_gets_no_orders_until_it_moves():
     assert told.of(effects.Extend)
 
 
-def test_a_hung_runner_is_told_of_again_for_a_scheduler_that_was_away():
+def test_a_hung_runner_is_reported_again_for_a_scheduler_that_was_away():
     told = SupervisorDriver(hang=20.0, heartbeat=5.0)
     told.connect()
     lost, _ = beat(told, seconds=45, start=5)
@@ -107,7 +107,7 @@ def test_a_runner_whose_stream_is_down_for_long_is_forgotten():
     assert not told.supervisor.runners
 
 
-def test_the_end_of_an_old_stream_says_nothing_about_the_new_one():
+def test_the_end_of_an_old_stream_does_not_affect_the_new_one():
     told = SupervisorDriver()
     told.connect(incarnation="2")
     told.tell(events.RunnerDisconnected(R0, "1"))

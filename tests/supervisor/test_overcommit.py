@@ -14,7 +14,7 @@ LENGTH = 159
 """With its prompt of one token, exactly ten pages."""
 
 
-def test_a_runner_is_told_when_it_connects_and_the_scheduler_after_it():
+def test_a_runner_that_connects_gets_the_factor_before_the_scheduler():
     told = SupervisorDriver(overcommit=1.5)
     told.connect()
     assert told.effects[:2] == [
@@ -23,7 +23,7 @@ def test_a_runner_is_told_when_it_connects_and_the_scheduler_after_it():
     ]
 
 
-def test_a_scheduler_that_connects_is_told_of_every_pool():
+def test_a_scheduler_that_connects_gets_the_factor_of_every_pool():
     told = SupervisorDriver(overcommit=1.5)
     told.connect(instance="r0")
     told.connect(instance="r1")
@@ -77,7 +77,7 @@ async def test_a_new_incarnation_and_a_new_scheduler_hear_the_factor_again(folde
         await until(lambda: (one := house.control.scheduler.runners.get("r0")) and one.ledger.overcommit == 2.0)
 
 
-async def test_with_the_supervisor_away_both_books_keep_the_last_factor(folder):
+async def test_with_the_supervisor_away_both_ledgers_keep_the_last_factor(folder):
     engines = []
 
     def engine():

@@ -96,7 +96,7 @@ def test_the_one_that_overflows_may_itself_be_the_newest():
     assert [(one.request, one.doubled) for one in told.of(effects.Park)] == [("b", 20)]
 
 
-def test_while_a_park_is_under_way_nobody_else_is_parked():
+def test_while_a_park_is_pending_no_other_request_is_parked():
     told = SupervisorDriver()
     told.connect(entry("a", 10), entry("b", 10), entry("c", 10), pages=30)
     told.overflow(overflowing("a", 10))
@@ -120,7 +120,7 @@ def test_when_everybody_was_parked_twice_the_overflowing_one_goes_and_comes_back
     assert [(one.request, one.doubled) for one in told.of(effects.Park)] == [("a", 20)]
 
 
-def test_nobody_asks_back_for_more_than_the_runner_has():
+def test_no_parked_request_wants_more_pages_than_the_runner_has():
     told = SupervisorDriver()
     told.connect(overflowing("a", 15), entry("b", 15), pages=30)
     assert told.of(effects.Park)[0].doubled == 30
@@ -155,7 +155,7 @@ def test_an_order_that_had_no_effect_is_decided_again():
     assert told.of(effects.Extend) == [effects.Extend(R0, "a", 1, 4, 8)]
 
 
-def test_an_overflow_that_nobody_announced_is_seen_in_the_report():
+def test_an_overflow_that_was_not_announced_is_seen_in_the_report():
     told = SupervisorDriver()
     told.connect(entry("a", 4))
     assert not told.of(effects.Extend)
@@ -163,7 +163,7 @@ def test_an_overflow_that_nobody_announced_is_seen_in_the_report():
     assert told.of(effects.Extend)
 
 
-def test_a_request_that_ends_makes_room_for_one_that_waits():
+def test_a_request_that_ends_frees_pages_for_one_that_waits():
     told = SupervisorDriver()
     told.connect(entry("a", 10, parked_times=2), entry("b", 10, state=SequenceState.LOADING), pages=20)
     told.overflow(overflowing("a", 10, parked_times=2))
@@ -198,7 +198,7 @@ MEASURED = {"prefill_seconds_per_token": 0.001, "swap_seconds_per_page": 0.001}
         ({}, None, ParkMethod.SWAP),
     ],
 )
-def test_the_cheaper_way_of_parking_is_taken_if_the_host_has_room(report, forced, expected):
+def test_the_cheaper_way_of_parking_is_taken_if_host_memory_is_free(report, forced, expected):
     told = SupervisorDriver(park_method=forced)
     told.connect(pages=20)
     told.report(entry("a", 10), entry("b", 10), **report)

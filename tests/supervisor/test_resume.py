@@ -11,7 +11,7 @@ def with_scheduler(**config):
     return told
 
 
-def test_the_schedulers_word_lets_a_parked_request_back_in():
+def test_a_parked_request_resumes_when_the_scheduler_allows_it():
     told = with_scheduler()
     told.connect(entry("a", 8))
     told.parked("a", 16)
@@ -21,7 +21,7 @@ def test_the_schedulers_word_lets_a_parked_request_back_in():
     assert told.effects == [effects.ReportResumed(R0, "a", 1, 16)]
 
 
-def test_a_word_for_another_promise_is_answered_with_the_right_one():
+def test_an_allowed_resume_with_another_promise_is_answered_with_the_right_one():
     told = with_scheduler()
     told.connect(entry("a", 8))
     told.parked("a", 16)
@@ -29,19 +29,19 @@ def test_a_word_for_another_promise_is_answered_with_the_right_one():
     assert told.effects == [effects.ReportParked(R0, "a", 1, 16, ParkMethod.RECOMPUTE)]
 
 
-def test_a_word_for_one_that_runs_already_says_so():
+def test_an_allowed_resume_of_a_running_request_is_answered_as_resumed():
     told = with_scheduler()
     told.connect(entry("a", 8))
     assert told.resumable("a", 8) == [effects.ReportResumed(R0, "a", 1, 8)]
 
 
-def test_a_word_for_an_earlier_epoch_is_ignored():
+def test_an_allowed_resume_of_an_earlier_epoch_is_ignored():
     told = with_scheduler()
     told.connect(entry("a", 8, parked=True, epoch=2))
     assert not told.resumable("a", 8, epoch=1)
 
 
-def test_a_scheduler_that_connects_is_told_all_that_is_parked():
+def test_a_scheduler_that_connects_gets_all_parked_requests():
     told = SupervisorDriver()
     told.connect(entry("a", 8, parked=True), entry("b", 4))
     told.tell(events.SchedulerConnected(1, 1))
@@ -49,7 +49,7 @@ def test_a_scheduler_that_connects_is_told_all_that_is_parked():
     assert [one.request for one in everyone.requests] == ["a"]
 
 
-def test_what_a_runner_parked_by_itself_is_told_too():
+def test_requests_that_a_runner_parked_by_itself_are_reported_too():
     told = with_scheduler()
     told.connect(entry("a", 8))
     told.parked("a", 16, by_itself=True)
@@ -66,7 +66,7 @@ def test_a_supervisor_that_comes_back_learns_from_the_runner_who_is_parked():
     assert told.of(effects.ReportParked)[0].wanted == 16
 
 
-def test_with_the_scheduler_away_they_come_back_after_a_while_when_there_is_room_to_spare():
+def test_without_a_scheduler_parked_requests_resume_after_a_while_if_enough_pages_are_free():
     told = with_scheduler(resume_without_scheduler=2.0, resume_margin=0.1)
     told.connect(entry("a", 30), entry("b", 60), pages=100)
     told.parked("a", 35)
@@ -78,7 +78,7 @@ def test_with_the_scheduler_away_they_come_back_after_a_while_when_there_is_room
     assert told.of(effects.Resume) == [effects.Resume(R0, "a", 1, 35)]
 
 
-def test_while_the_scheduler_is_there_they_wait_for_its_word():
+def test_with_a_scheduler_parked_requests_wait_until_it_allows_them():
     told = with_scheduler()
     told.connect(entry("a", 10, parked=True))
     told.wait(4)
@@ -93,7 +93,7 @@ def test_an_idle_runner_needs_no_margin():
     assert told.of(effects.Resume)
 
 
-def test_the_first_in_line_is_not_overtaken_by_a_smaller_one():
+def test_the_first_parked_request_is_not_overtaken_by_a_smaller_one():
     told = SupervisorDriver(resume_without_scheduler=2.0)
     told.connect(entry("a", 60, parked=True), entry("b", 5, parked=True), entry("c", 80), pages=100)
     told.wait(0.1)
@@ -113,7 +113,7 @@ def test_a_resume_that_had_no_effect_is_ordered_again():
     assert told.of(effects.Resume)
 
 
-def test_the_word_of_a_scheduler_that_has_been_succeeded_is_ignored():
+def test_messages_of_a_scheduler_that_no_longer_leads_are_ignored():
     told = with_scheduler()
     told.connect(entry("a", 8))
     told.parked("a", 16)
@@ -122,7 +122,7 @@ def test_the_word_of_a_scheduler_that_has_been_succeeded_is_ignored():
     assert told.resumable("a", 16, term=5) == [effects.Resume(R0, "a", 1, 16)]
 
 
-def test_orders_are_given_in_the_leaders_term_and_in_nobodys_while_it_is_away():
+def test_orders_have_the_leaders_term_and_term_0_while_it_is_away():
     told = with_scheduler()
     assert told.supervisor.term == 1
     told.tell(events.SchedulerConnected(2, term=5))
@@ -135,7 +135,7 @@ def test_orders_are_given_in_the_leaders_term_and_in_nobodys_while_it_is_away():
     assert told.supervisor.term == 7
 
 
-def test_one_that_does_not_lead_any_more_keeps_nobody_parked():
+def test_a_scheduler_that_no_longer_leads_does_not_keep_requests_parked():
     told = with_scheduler(resume_without_scheduler=2.0)
     told.connect(entry("a", 8))
     told.parked("a", 16)
