@@ -1,4 +1,4 @@
-"""What the model learns, without a clock or a socket."""
+"""The length model: pure, without a clock or a socket."""
 
 import csv
 import gzip

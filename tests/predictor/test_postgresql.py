@@ -1,4 +1,4 @@
-"""The predictor on PostgreSQL: what it has learned outlives it, it outlives the server, and odd rows hold up nobody."""
+"""The predictor with PostgreSQL: statistics survive restarts of both, and a refused row does not block others."""
 
 import asyncio
 import signal

@@ -1,4 +1,4 @@
-"""What the scheduler makes of what it sees: which load a pool has, what it holds back for, and when it speaks."""
+"""The autoscaler: how it computes a pool's load, when it does not scale down, and when it reports."""
 
 from motet.domain import InstanceName, RequestId
 from motet.runner_info import RunnerIdentity

@@ -1,4 +1,4 @@
-"""Drains: a set that the operator declares, and what each runner was told last."""
+"""Drains: the operator declares a set, and each runner gets an order to drain or to take work."""
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st

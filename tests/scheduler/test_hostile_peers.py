@@ -1,4 +1,4 @@
-"""Peers that say numbers nobody should adopt, over real gRPC: they are refused, and everybody else is served."""
+"""Peers that send wrong terms and epochs, over real gRPC: they are refused, and all others are served."""
 
 from typing import Any
 

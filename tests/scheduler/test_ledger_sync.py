@@ -1,4 +1,4 @@
-"""The ledger against the runners' books, and parked requests on their way back."""
+"""The ledger against the runners' reports, and how parked requests resume."""
 
 from motet.domain import InstanceName, RequestId
 from motet_scheduler.policy import effects, events

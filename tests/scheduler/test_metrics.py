@@ -1,4 +1,4 @@
-"""What the scheduler's figures count."""
+"""What the scheduler's metrics count."""
 
 from prometheus_client import CollectorRegistry
 

@@ -1,4 +1,4 @@
-"""Which runner takes a request, and what those that wait are told (PU-12)."""
+"""Which runner takes a request, and the reasons that waiting requests get (PU-12)."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The same events bring the same effects in every process: an incident can be played again from its events."""
+"""The same events bring the same effects in every process, so that an incident can be replayed from its events."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""A request's life: lost, declined, moved, cancelled, finished; gateways and runners that come and go."""
+"""Requests are lost, declined, moved, cancelled and finished; gateways and runners connect and disconnect."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A scheduler dies; what ran goes on, what waits is placed, and nothing runs twice."""
+"""A scheduler dies: running requests continue, waiting ones are placed, and none runs twice."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""What survives on disk, and how a successor begins."""
+"""What the scheduler saves to disk, and how a successor starts from it."""
 
 from motet_scheduler.catalog_file import CatalogFile
 from motet_scheduler.policy import effects

@@ -1,4 +1,4 @@
-"""Capacity over real gRPC: the operator is told how many runners a pool needs, from nothing and back to nothing."""
+"""Scaling over real gRPC: the operator is told how many runners a pool needs, from zero and back to zero."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The rule of capacity, on numbers alone: what a load asks for, and how fast it is followed."""
+"""The scaling rule, on numbers alone: how many runners a load requires, and how fast the advice follows."""
 
 from itertools import pairwise
 

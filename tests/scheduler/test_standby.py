@@ -1,4 +1,4 @@
-"""A scheduler that does not lead says who does, and its clients go there."""
+"""A scheduler that does not lead names the leader, and its clients connect there."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""When a runner counts as lost: silent, or hung, but never merely slow."""
+"""When a runner counts as lost: if it is silent or hangs, but not if it is slow."""
 
 from motet_supervisor.policy import effects, events
 from tests.supervisor.builders import R0, SupervisorDriver, entry

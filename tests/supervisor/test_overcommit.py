@@ -1,4 +1,4 @@
-"""How far promises may exceed the pages: said by the supervisor, followed by runners and schedulers alike."""
+"""How far promises may exceed the pages: the supervisor sets the factor, runners and schedulers follow it."""
 
 import pytest
 from pydantic import ValidationError

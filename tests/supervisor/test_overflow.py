@@ -1,4 +1,4 @@
-"""What happens to a sequence that reaches its promise, row by row of the policy's table (S3-10, S3-13)."""
+"""What happens to a request that reaches its promise, row by row of the policy's table (S3-10, S3-13)."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""How parked requests come back: through the scheduler's ledger, or without it when it is away."""
+"""How parked requests resume: through the scheduler's ledger, or without it while it is away."""
 
 from motet.domain import ParkMethod
 from motet_supervisor.policy import effects, events

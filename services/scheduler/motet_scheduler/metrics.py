@@ -130,7 +130,7 @@ class Metrics:
 
     def _observe_pools(self, pools: Mapping[str, PoolFigures]) -> None:
         if pools is self._pools:
-            return  # nobody has looked since
+            return  # nothing was computed since
         self._pools = pools
         of_a_pool: tuple[tuple[Gauge, Callable[[PoolFigures], float]], ...] = (
             (self.desired, lambda it: it.desired),

@@ -1,4 +1,4 @@
-"""What the scheduler decides, and nothing of how it hears or says it: events and the time go in, effects come out.
+"""What the scheduler decides, without sockets, messages and clock: events and the time go in, effects come out.
 
 No sockets, no clocks, no tasks: the service around it reads messages into events and writes effects into messages, and
 the simulator does the same with a virtual clock.

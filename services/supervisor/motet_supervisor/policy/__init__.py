@@ -1,1 +1,1 @@
-"""What the supervisor decides, and nothing of how it hears or says it: events and the time go in, effects come out."""
+"""What the supervisor decides, without sockets, messages and clock: events and the time go in, effects come out."""
