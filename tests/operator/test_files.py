@@ -38,7 +38,7 @@ def test_files_come_and_go(tmp_path: Path) -> None:
     assert names(folder) == ["a"]
 
 
-def test_a_file_that_becomes_wrong_keeps_what_it_said(tmp_path: Path) -> None:
+def test_a_file_that_becomes_invalid_keeps_its_last_valid_objects(tmp_path: Path) -> None:
     folder = ManifestFolder(tmp_path)
     path = write(tmp_path, "a")
     folder.read()
@@ -114,7 +114,7 @@ def test_a_stamp_changes_with_any_file(tmp_path: Path) -> None:
     assert len(seen) == 5
 
 
-def test_a_value_passes_once_it_is_quiet() -> None:
+def test_a_changed_value_passes_once_it_stays_the_same() -> None:
     settled = Debouncer(0.3)
     assert settled("a", "1", 0.0) == "1"
     assert settled("a", "2", 1.0) == "1"

@@ -59,7 +59,7 @@ def test_the_run_folder_is_private(tmp_path: Path) -> None:
     layout.clear_run()
 
 
-def test_one_stack_a_directory(tmp_path: Path) -> None:
+def test_a_state_directory_has_one_stack(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
     assert not is_held(lock)
     with StackLock(lock, url="http://here"):

@@ -53,12 +53,12 @@ def test_what_a_runner_said_when_it_ended_is_its_reason(ended, reason):
     assert instance.failures == 3
 
 
-def test_a_long_last_word_is_cut():
+def test_a_long_termination_message_is_cut():
     ended = {"reason": "Error", "exitCode": 2, "message": "x" * 4000}
     assert len(read_instance(pod({"restartCount": 1, "lastState": {"terminated": ended}})).reason) == MAX_TROUBLE_LENGTH
 
 
-def test_deaths_of_long_ago_say_nothing_of_a_runner_that_served_since():
+def test_failures_before_the_runner_last_served_do_not_count():
     instance = unready(running(100, 2, life(50, 99)), since=500)
     assert instance.failures == 0
     assert instance.reason == "the container runs, but its readiness check fails"

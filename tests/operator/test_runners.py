@@ -105,7 +105,7 @@ def test_a_table_that_cannot_be_read_is_an_empty_one(tmp_path: Path) -> None:
     assert list(runners(tmp_path)) == []
 
 
-def test_old_news_of_a_killed_runner_does_not_kill_its_successor(tmp_path: Path) -> None:
+def test_a_late_report_about_a_killed_runner_does_not_kill_its_successor(tmp_path: Path) -> None:
     table = runners(tmp_path)
     carry_out(table, pool())
     (runner,) = table
@@ -120,7 +120,7 @@ def test_old_news_of_a_killed_runner_does_not_kill_its_successor(tmp_path: Path)
     assert hung.unhealthy == "it hangs again"
 
 
-def test_old_news_of_one_that_ended_by_itself_does_not_either(tmp_path: Path) -> None:
+def test_a_late_report_about_a_runner_that_ended_does_not_kill_its_successor(tmp_path: Path) -> None:
     table = runners(tmp_path)
     carry_out(table, pool())
     (runner,) = table

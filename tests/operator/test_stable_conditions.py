@@ -197,7 +197,7 @@ async def test_after_a_hundred_flips_with_half_of_the_pod_patches_failing_every_
         print(f"{api.failed} writes of pods failed, {api.done} did not; drained at times: {sorted(drained)}")
 
 
-async def test_a_drain_whose_mark_never_lands_does_not_begin(folder: Any) -> None:
+async def test_a_drain_whose_annotation_is_never_written_does_not_begin(folder: Any) -> None:
     async with site(folder, random.Random(1), failing=1.0, lost=0.0) as one:
         one.operator.declare(1)
         one.operator.wake.set()

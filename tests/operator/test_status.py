@@ -12,6 +12,6 @@ def test_a_following_operator_holds_what_was_wanted_last() -> None:
     assert wanted_from(document) == {("default", "demo"): 4}
 
 
-def test_a_document_that_makes_no_sense_wants_nothing() -> None:
+def test_an_invalid_status_document_gives_no_wanted_replicas() -> None:
     assert wanted_from({"pools": [{"name": "demo"}]}) == {}
     assert wanted_from({}) == {}

@@ -113,7 +113,7 @@ async def test_who_may_use_what_goes_up_with_it(tmp_path: Path) -> None:
         assert [list(one.tenants) for one in snapshot.pools] == [["*"]]
 
 
-async def test_a_certificate_that_no_status_could_hold_is_none_and_the_report_counts(tmp_path: Path) -> None:
+async def test_an_invalid_certificate_is_left_out_and_the_rest_of_the_report_counts(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/s.sock"
     async with small_scheduler(address) as scheduler, syncing(address) as sync:
         await until(lambda: sync.connected)
@@ -134,7 +134,7 @@ async def test_a_certificate_that_no_status_could_hold_is_none_and_the_report_co
         )
 
 
-async def test_reports_become_knowledge_until_the_adapter_goes(tmp_path: Path) -> None:
+async def test_reports_are_kept_until_the_adapter_is_deleted(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/s.sock"
     async with small_scheduler(address) as scheduler, syncing(address) as sync:
         await until(lambda: sync.connected)
@@ -205,7 +205,7 @@ async def test_the_set_of_drains_is_said_first_when_it_changes_and_to_a_new_sche
             await until(lambda: drains_of(scheduler) == [[("r0", "")], []])
 
 
-async def test_an_operator_that_wants_nobody_drained_says_so_too(tmp_path: Path) -> None:
+async def test_an_operator_without_drains_sends_an_empty_set(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/s.sock"
     async with small_scheduler(address) as scheduler, syncing(address) as sync:
         await until(lambda: sync.connected)
@@ -214,7 +214,7 @@ async def test_an_operator_that_wants_nobody_drained_says_so_too(tmp_path: Path)
         await until(lambda: drains_of(scheduler) == [[]])
 
 
-async def test_a_drained_word_counts_for_the_process_that_drains_now(tmp_path: Path) -> None:
+async def test_a_drained_report_counts_only_for_the_process_that_drains_now(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/s.sock"
     drain = RunnerDrain(instance="r0", pool=name("demo"), revision="abc", deadline=later(10**9))
 
@@ -249,7 +249,7 @@ async def test_a_drained_word_counts_for_the_process_that_drains_now(tmp_path: P
         assert sync.drained == set()
 
 
-async def test_a_runner_is_unhealthy_until_the_scheduler_pardons_it_or_a_successor_comes(tmp_path: Path) -> None:
+async def test_a_runner_is_unhealthy_until_it_recovers_or_a_successor_connects(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/s.sock"
     async with syncing(address) as sync, small_scheduler(address) as scheduler:
         await until(lambda: sync.connected)
@@ -362,7 +362,7 @@ async def test_an_operator_does_not_follow_a_term_that_would_be_the_last(tmp_pat
         assert {message.term for message in scheduler.heard} == {3}
 
 
-async def test_a_drained_word_of_a_drain_that_was_taken_back_does_not_count_for_the_next_one(tmp_path: Path) -> None:
+async def test_a_drained_report_of_a_cancelled_drain_does_not_count_for_the_next_one(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/s.sock"
     drain = RunnerDrain(instance="r0", pool=name("demo"), revision="abc", deadline=later(10**9))
     async with small_scheduler(address) as scheduler, syncing(address) as sync:

@@ -55,7 +55,7 @@ def test_what_left_the_selector_may_come_back_under_the_same_uid() -> None:
     assert cache.put(ADAPTERS, adapter(version=10))
 
 
-def test_a_list_makes_up_for_each_kind_of_lost_event() -> None:
+def test_a_list_repairs_each_kind_of_lost_event() -> None:
     cache = Cache()
     cache.put(ADAPTERS, adapter("changed", version=1))
     cache.put(ADAPTERS, adapter("gone", version=2))
@@ -73,7 +73,7 @@ def test_a_list_of_one_namespace_says_nothing_of_others() -> None:
     assert cache.count(PODS) == 1
 
 
-def test_somebody_is_told_of_news_and_of_nothing_else() -> None:
+def test_the_callback_is_called_only_for_changes() -> None:
     told = []
     cache = Cache(told.append)
     cache.put(ADAPTERS, adapter(version=1))

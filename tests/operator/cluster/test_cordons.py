@@ -58,7 +58,7 @@ async def test_only_cordoned_nodes_are_asked_for_and_a_change_is_told_once() -> 
     assert set(bench.api.asked) == {"spec.unschedulable=true"}
 
 
-async def test_it_looks_again_and_again() -> None:
+async def test_nodes_are_polled() -> None:
     bench = Bench(seconds=0.005)
     task = asyncio.create_task(bench.cordons.run())
     bench.api.cordoned = ["node-2"]

@@ -126,7 +126,7 @@ def test_a_new_runner_set_grows_at_once() -> None:
     assert scale.replicas == 3
 
 
-def test_a_deployment_of_somebody_else_is_none_of_ours_whatever_its_labels_say() -> None:
+def test_a_deployment_of_another_owner_is_ignored_whatever_its_labels() -> None:
     name = revision()
     theirs = deployment("theirs", 5)
     alike = deployment(name, 7)
@@ -138,7 +138,7 @@ def test_a_deployment_of_somebody_else_is_none_of_ours_whatever_its_labels_say()
     assert [each.document["metadata"]["name"] for each in children(decision, DEPLOYMENTS)] == [f"demo-{name}"]
 
 
-def test_a_pod_of_somebody_else_is_no_runner_whatever_its_labels_say() -> None:
+def test_a_pod_of_another_owner_is_not_a_runner_whatever_its_labels() -> None:
     name = revision()
     bare = pod("bare", name, ownerReferences=[])
     of_another = pod("another", name, ownerReferences=[{"kind": "ReplicaSet", "name": "web-6c5", "controller": True}])
@@ -206,7 +206,7 @@ def test_one_that_serves_nobody_is_marked_and_goes_without_a_drain() -> None:
     assert of(decided(pool(replicas=1), deployment(name, 2), pod("one", name), idle), ScaleWrite)
 
 
-def test_a_pod_that_stays_keeps_no_mark() -> None:
+def test_a_pod_that_stays_keeps_no_annotation() -> None:
     name = revision()
     for marks in ({DRAINING: "2026-01-01T12:00:30+00:00"}, LEAVES, LEAVES | {DRAINING: "2025-01-01T12:00:30+00:00"}):
         back = pod("two", name, ready=False, annotations=marks | {"example.com/theirs": "stays"})
@@ -217,7 +217,7 @@ def test_a_pod_that_stays_keeps_no_mark() -> None:
         assert not of(decision, ScaleWrite)
 
 
-def test_a_cost_of_anothers_choice_is_left_alone() -> None:
+def test_a_deletion_cost_that_another_client_set_is_left_alone() -> None:
     name = revision()
     theirs = pod("two", name, annotations={"controller.kubernetes.io/pod-deletion-cost": "7"})
     assert not of(decided(pool(replicas=2), deployment(name, 2), pod("one", name), theirs), PodAnnotationWrite)
@@ -348,13 +348,13 @@ def test_an_old_revision_without_pods_goes_and_the_newest_stays_even_at_zero() -
     assert [write.revision for write in of(decision, DeploymentDeletion)] == ["old"]
 
 
-def test_a_number_that_others_could_take_is_claimed() -> None:
+def test_an_equal_replica_count_is_still_written_to_own_the_field() -> None:
     name = revision()
     (scale,) = of(decided(pool(), deployment(name, 1, ours=False), pod("one", name)), ScaleWrite)
     assert scale.replicas == 1
 
 
-def test_an_unhealthy_runner_is_deleted_by_its_uid_once_its_patience_is_over() -> None:
+def test_an_unhealthy_runner_is_deleted_by_its_uid_once_its_grace_is_over() -> None:
     name = revision()
     hung = UnhealthyRunner("incarnation", "hangs", NOW - timedelta(seconds=4))
     found = (pool(), deployment(name, 1), pod("one", name))
@@ -375,7 +375,7 @@ def test_the_successor_of_an_unhealthy_runner_is_left_alone() -> None:
     assert not of(found, PodDeletion)
 
 
-def test_a_right_that_is_missing_is_named_by_the_pool_once() -> None:
+def test_a_missing_right_is_in_the_pools_conditions_and_in_one_event() -> None:
     why = "the operator may not list pods in namespace pools"
     denied = Obstacles(forbidden_namespaces={"pools": Obstacle("PermissionDenied", why)})
     decision = decided(pool(), obstacles=denied)
@@ -445,7 +445,7 @@ def test_a_new_leader_leaves_a_pool_alone_of_whose_runners_the_scheduler_has_not
     assert written(pool(), SchedulerReports(awaited=True))
 
 
-def test_that_a_new_object_is_new_is_no_event_and_that_it_fails_is() -> None:
+def test_a_new_object_gets_an_event_only_if_it_fails() -> None:
     decision = decided(pool(), adapter(), adapter("lonely", poolRef={"name": "nowhere"}))
     events = {write.object[1]: write.events for write in of(decision, StatusWrite) if write.kind is ADAPTERS}
     assert events["legal"] == ()
@@ -466,7 +466,7 @@ def test_a_pool_elsewhere_says_how_its_namespace_is_prepared() -> None:
     assert not of(decision, OwnedObjectWrite)
 
 
-def test_a_round_in_which_nothing_changed_judges_nothing_again() -> None:
+def test_a_round_without_changes_evaluates_nothing_again() -> None:
     decider = Decider(["pools"], timedelta(seconds=5))
     objects = (pool(), *(adapter(f"a-{number}") for number in range(50)), namespace("tenant"))
     first = decided(*objects, decider=decider)

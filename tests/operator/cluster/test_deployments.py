@@ -50,7 +50,7 @@ def test_every_child_carries_the_labels_by_which_people_and_tools_find_it() -> N
         assert labels["motet.dev/group"] == "shared"
 
 
-def test_a_runner_is_told_its_pool_and_engine_behind_what_the_platform_tells_it() -> None:
+def test_a_runners_own_variables_come_after_the_platforms() -> None:
     env = runner(made(engine={"maxLoraRank": 16}, template={"env": [{"name": "OMP_NUM_THREADS", "value": "4"}]}))["env"]
     names = [one["name"] for one in env]
     assert names[:2] == ["POD_IP", "MOTET_RUNNER_LISTEN"]  # the second names the first

@@ -12,7 +12,7 @@ def pulse(*, round: float = 1, answer: float = 1, watches: dict[str, float] | No
     return OperatorLiveness(round=round, answer=answer, watches={WATCH: 1} if watches is None else watches)
 
 
-def test_one_that_works_is_alive_and_ready() -> None:
+def test_a_working_operator_is_alive_and_ready() -> None:
     assert pulse().dead_reason() == pulse().unready_reason(300) == ""
     assert pulse(watches={}).dead_reason() == ""  # nothing is watched before everything is listed
 
@@ -30,7 +30,7 @@ def test_one_watch_that_is_silent_for_too_long_is_enough() -> None:
     assert pulse(watches=watches | {PODS: SILENT_SECONDS - 1}).dead_reason() == ""
 
 
-def test_nobody_starts_again_for_an_outage() -> None:
+def test_an_outage_of_the_api_server_does_not_restart_the_operator() -> None:
     """Every watch is silent while the API server is away, and another process would hear as little."""
     outage = pulse(answer=ANSWERED_SECONDS + 1, watches={WATCH: 3600.0})
     assert outage.dead_reason() == ""

@@ -145,14 +145,14 @@ def test_a_pool_that_cannot_be_seen_says_why_once_and_keeps_the_rest_of_its_stat
     assert Bench().decide(bench.now(it, status=write.status), obstacles=IN_THE_DARK).writes == {}
 
 
-def test_a_namespace_that_nobody_has_looked_at_yet_has_nothing_to_say() -> None:
+def test_a_namespace_that_was_never_listed_has_no_obstacle() -> None:
     unasked = Obstacles(unseen_namespaces=frozenset({"pools"}))
     decision = Bench().decide(pool(), pool("elsewhere", "others"), obstacles=unasked)
     assert statuses(decision).keys() == {("ServingPool", "elsewhere")}
     assert {write.key.object[0] for write in children(decision)} == {"others"}
 
 
-def test_an_adapter_is_not_told_to_wait_for_a_runner_that_only_cannot_be_seen() -> None:
+def test_an_adapter_does_not_wait_for_a_runner_that_only_cannot_be_listed() -> None:
     name = revision(pool())
     bench = Bench()
     it, legal, *_ = bench.settled(pool(), adapter(), deployment(name, 1), pod("one", name), namespace("tenant"))
@@ -305,7 +305,7 @@ def test_of_an_object_that_was_made_anew_nothing_is_remembered() -> None:
     assert served(bench.decide(it, other, tenant)) == []
 
 
-def test_a_pool_of_which_nothing_makes_sense_keeps_its_runners_and_its_status() -> None:
+def test_a_completely_unreadable_pool_keeps_its_runners_and_its_status() -> None:
     name = revision(pool())
     bench = Bench()
     it, one, runner = bench.settled(pool(), deployment(name, 1), pod("one", name))

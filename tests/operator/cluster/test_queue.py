@@ -28,7 +28,7 @@ def test_namespaces_take_turns_so_that_a_thousand_of_one_do_not_delay_the_first_
     assert drained(queue)[:3] == ["large-0", "small-0", "large-1"]
 
 
-def test_what_is_urgent_waits_for_nobodys_turn() -> None:
+def test_urgent_keys_come_before_all_namespaces() -> None:
     queue: WorkQueue[str] = WorkQueue()
     for number in range(200):
         queue.add(f"status of {number}", f"tenant {number}")

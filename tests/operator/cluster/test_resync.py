@@ -110,7 +110,7 @@ async def knows(server: TwoFacedServer, kind: Kind, objects: list[Object], secon
 
 
 @pytest.mark.parametrize("left", [0, 50, 79])
-async def test_a_list_that_lacks_much_is_not_believed_while_more_is_stored(left: int) -> None:
+async def test_a_list_that_lacks_many_objects_is_not_trusted_while_more_are_stored(left: int) -> None:
     server = TwoFacedServer()
     place = await knows(server, ADAPTERS, adapters(100))
     server.cached[ADAPTERS] = adapters(left)
@@ -119,7 +119,7 @@ async def test_a_list_that_lacks_much_is_not_believed_while_more_is_stored(left:
     assert server.twice(ADAPTERS)
 
 
-async def test_what_is_stored_is_believed() -> None:
+async def test_a_list_of_the_store_is_trusted() -> None:
     server = TwoFacedServer()
     place = await knows(server, ADAPTERS, adapters(100))
     server.cached[ADAPTERS] = server.stored[ADAPTERS] = []
@@ -145,7 +145,7 @@ async def test_nothing_goes_while_the_second_question_has_no_answer() -> None:
     assert place.cache.count(ADAPTERS) == 100
 
 
-async def test_a_share_is_of_what_the_list_is_about() -> None:
+async def test_a_share_of_lost_objects_counts_only_the_listed_namespace() -> None:
     """Another namespace with many pods does not make few of those that are here."""
     server = TwoFacedServer()
     place = await knows(server, PODS, [pod(f"here-{each}", "1") for each in range(10)])
@@ -199,7 +199,7 @@ async def test_budgets_that_may_not_be_seen_are_told_and_stop_nothing() -> None:
 OLD, NEW = adapter("one", version=50), adapter("one", version=90)
 
 
-async def test_a_store_that_has_gone_back_replaces_what_was_known() -> None:
+async def test_a_restored_store_replaces_the_cache() -> None:
     server = TwoFacedServer()
     place = await knows(server, ADAPTERS, [NEW, adapter("made-since", version=95)])
     place.cache.remove(ADAPTERS, adapter("deleted-since", version=96))
@@ -215,7 +215,7 @@ async def test_a_store_that_has_gone_back_replaces_what_was_known() -> None:
     assert place.cache.put(ADAPTERS, adapter("one", version=61))
 
 
-async def test_a_store_that_has_passed_the_old_mark_again_is_found_out_by_what_it_holds() -> None:
+async def test_a_restored_store_with_high_versions_is_recognised_by_its_objects() -> None:
     server = TwoFacedServer()
     place = await knows(server, ADAPTERS, [NEW])
     server.cached[ADAPTERS] = server.stored[ADAPTERS] = [OLD]
@@ -248,7 +248,7 @@ async def test_namespaces_of_pools_go_back_one_by_one_and_none_is_forgotten() ->
     assert place.cache.snapshot()[PODS] == {key_of(it): it for it in before}
 
 
-async def test_what_is_half_from_before_and_half_from_after_is_no_state_to_decide_by() -> None:
+async def test_a_cache_that_mixes_two_states_of_the_store_is_not_used() -> None:
     server = TwoFacedServer()
     place = await knows(server, ADAPTERS, [NEW])
     server.cached[ADAPTERS] = server.stored[ADAPTERS] = [OLD]
@@ -263,7 +263,7 @@ async def test_what_is_half_from_before_and_half_from_after_is_no_state_to_decid
     assert place.resync.of_one_state  # it was told of once
 
 
-async def test_a_watch_that_is_opened_anew_asks_whether_the_store_is_the_one_that_it_was() -> None:
+async def test_a_reopened_watch_checks_whether_the_store_was_restored() -> None:
     server = TwoFacedServer()
     place = await knows(server, ADAPTERS, [NEW], seconds=30_000)
     everything = len(DECLARED_KINDS) + 2 * len(OWNED_KINDS)

@@ -149,7 +149,7 @@ async def test_what_is_wanted_is_written_once_and_the_cache_knows_it() -> None:
 
 
 @pytest.mark.parametrize("error", [refused(409), refused(422), refused(500), refused(429), Unreachable("gone")])
-async def test_what_fails_comes_again(error: ApiError) -> None:
+async def test_a_failed_key_is_retried(error: ApiError) -> None:
     bench = Bench(ScriptedApi(error, error))
     async with bench.running():
         bench.want(wanted())
@@ -157,7 +157,7 @@ async def test_what_fails_comes_again(error: ApiError) -> None:
     assert bench.denied == []
 
 
-async def test_the_newest_word_wins_over_one_that_waits() -> None:
+async def test_the_newest_write_replaces_a_waiting_one() -> None:
     api = ScriptedApi(refused(409))
     bench = Bench(api, time_scale=1.0)
     async with bench.running():
@@ -191,7 +191,7 @@ async def test_a_missing_right_is_told_once_and_forgotten_when_it_is_back() -> N
     assert len(bench.obstacle_log) == 0
 
 
-async def test_a_name_that_is_taken_is_told_at_once_and_tried_again_until_it_is_free() -> None:
+async def test_a_taken_name_is_reported_at_once_and_retried_until_it_is_free() -> None:
     budget = {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "spec": {}}
     budget["metadata"] = {"name": "demo", "namespace": "pools"}
     theirs = budget | {"metadata": {**budget["metadata"], "managedFields": [{"manager": "kubectl"}]}}
@@ -212,7 +212,7 @@ async def test_a_name_that_is_taken_is_told_at_once_and_tried_again_until_it_is_
     assert len(bench.obstacle_log) == 0
 
 
-async def test_a_denial_ends_with_the_write_that_met_it() -> None:
+async def test_an_obstacle_ends_when_its_write_succeeds() -> None:
     """Nobody asks again for what is no longer wanted, so nobody would find out that the right is back."""
     bench = Bench(ScriptedApi(*[refused(403, NO_RIGHT)] * 3))
     async with bench.running():
@@ -230,7 +230,7 @@ async def test_a_denial_ends_with_the_write_that_met_it() -> None:
     assert bench.written == []
 
 
-async def test_a_denial_of_what_a_write_asks_besides_ends_when_the_write_is_done() -> None:
+async def test_an_obstacle_of_a_write_s_extra_request_ends_when_the_write_succeeds() -> None:
     """To delete a pod is also to get it."""
     get = ApiRefused("get", ADAPTERS, "tenant", status=403, message=NO_RIGHT)
     bench = Bench(ScriptedApi(get))
@@ -313,7 +313,7 @@ async def test_what_the_server_makes_of_it_is_not_fought() -> None:
     assert len(api.applied) == 1
 
 
-def test_a_missing_right_is_said_in_words_an_administrator_can_use() -> None:
+def test_a_missing_right_is_reported_with_verb_resource_and_namespace() -> None:
     obstacle_log = ObstacleLog()
     obstacle_log.note(ApiRefused("list", DEPLOYMENTS, "pools", status=403, message="no"))
     why = "the operator may not list deployments.apps in namespace pools; grant that verb to its ServiceAccount"

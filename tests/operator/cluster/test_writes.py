@@ -156,7 +156,7 @@ def marked(**annotations: str) -> Object:
     return pod("one", "1", annotations=annotations)
 
 
-def test_a_mark_is_needed_until_the_pod_says_exactly_that() -> None:
+def test_an_annotation_write_is_needed_until_the_pod_has_exactly_these_annotations() -> None:
     cache = Cache()
     cache.put(PODS, marked(**{"motet.dev/draining-until": "then", "theirs": "x"}))
 
@@ -169,7 +169,7 @@ def test_a_mark_is_needed_until_the_pod_says_exactly_that() -> None:
     assert not PodAnnotationWrite(("pools", "one"), "another", {}).needed(cache)
 
 
-async def test_a_mark_that_the_server_does_not_take_off_is_not_fought() -> None:
+async def test_an_annotation_that_the_server_keeps_is_not_written_again() -> None:
     cache, stuck = Cache(), marked(**{"motet.dev/draining-until": "then"})
     cache.put(PODS, stuck)
 

@@ -96,7 +96,7 @@ def test_one_that_is_not_accepted_says_why_and_stays_out_of_the_catalog(one: Ada
     assert plan.catalog.adapters == ()
 
 
-def test_of_two_with_one_name_the_older_keeps_it() -> None:
+def test_the_older_of_two_adapters_keeps_the_model_name() -> None:
     plan = reconcile(world(adapter("b", age=1, modelName="law"), adapter("a", age=2, modelName="law")))
     first, second = plan.adapters
     assert says(first, "Accepted") == ("True", "Valid")
@@ -135,7 +135,7 @@ def test_one_that_is_being_checked_is_on_its_way() -> None:
         ("adapter_incompatible", "ShapeMismatch", "ShapeMismatch"),
     ],
 )
-def test_a_failed_check_is_the_owners_to_read(code: str, given: str, reason: str) -> None:
+def test_a_failed_check_is_in_the_adapters_conditions(code: str, given: str, reason: str) -> None:
     failed = AdapterReport(failure_code=code, failure_reason=given, failure_message="rank 64 is above 16")
     plan = reconcile(world(adapter(), known={"legal": failed}))
     for each in ("Certified" if reason == "ShapeMismatch" else "ArtifactReady", "Ready"):
@@ -194,7 +194,7 @@ def test_a_runner_that_is_gone_holds_nothing_whatever_the_scheduler_still_says()
     assert (first.loaded, [each.runner for each in first.replicas]) == (1, ["r"])
 
 
-def test_how_many_runners_there_are_matters_only_to_those_who_want_more() -> None:
+def test_the_number_of_runners_matters_only_to_adapters_that_ask_for_more() -> None:
     cache, known = ResultCache(), {"a": SERVING, "b": SERVING}
     place = world(adapter("a"), adapter("b", placement={"minReplicas": 3}), known=known)
     first = reconcile(place, cache).adapters
@@ -210,7 +210,7 @@ def test_a_suspended_one_is_unloaded_and_kept() -> None:
     assert plan.catalog.adapters == ()
 
 
-def test_a_condition_keeps_its_time_until_its_answer_changes() -> None:
+def test_a_condition_keeps_its_transition_time_until_its_status_changes() -> None:
     first = only(reconcile(world(adapter())))
     same = world(adapter(conditions=first.conditions))
     same = replace(same, now=later(60))
@@ -435,7 +435,7 @@ def test_tools_can_tell_waiting_from_a_dead_end(place: View, working: str | None
     assert (found.get("Reconciling"), found.get("Stalled")) == (working, stalled)
 
 
-def test_the_load_is_dated_when_a_runner_holds_it() -> None:
+def test_the_load_time_is_set_when_a_runner_holds_the_adapter() -> None:
     held = AdapterReport(serving_digest=DIGEST, replicas=(AdapterReplica(runner="r", tier="device", digest=DIGEST),))
     first = only(reconcile(world(adapter(), known={"legal": held})))
     assert (first.loaded, first.last_load) == (1, NOW)
@@ -448,7 +448,7 @@ def test_the_load_is_dated_when_a_runner_holds_it() -> None:
     [({"placement": {"minReplicas": 2}}, 1), ({"suspend": True}, 1), ({}, 0)],
     ids=["held by fewer than it should", "suspended", "no runner is ready"],
 )
-def test_the_load_is_dated_once_whatever_else_is_said(spec: dict[str, Any], runners: int) -> None:
+def test_the_load_time_changes_only_when_more_runners_hold_the_adapter(spec: dict[str, Any], runners: int) -> None:
     held = AdapterReport(serving_digest=DIGEST, replicas=(AdapterReplica(runner="r", tier="device", digest=DIGEST),))
     place = made_ready(world(adapter(**spec), known={"legal": held}, runners=2), runners)
     first = only(reconcile(place))
@@ -491,7 +491,7 @@ def test_one_without_a_pool_is_judged_again_when_another_pool_may_be_meant() -> 
     assert only(reconcile(replace(place, pools=()), cache)) is not first
 
 
-def test_a_message_has_an_end() -> None:
+def test_a_condition_message_has_a_maximum_length() -> None:
     failed = AdapterReport(failure_code=FETCH_FAILED, failure_message="x" * 5000)
     conditions: tuple[Condition, ...] = only(reconcile(world(adapter(), known={"legal": failed}))).conditions
     assert all(len(each.message) <= MAX_MESSAGE for each in conditions)

@@ -107,7 +107,7 @@ def test_the_next_moment_is_the_earliest_that_is_still_to_come() -> None:
     assert reconcile(view(pools=[one], instances=[serves, draining(leaves, draining_until=NOW)])).due is None
 
 
-def test_a_drain_is_taken_back_when_the_runner_is_wanted_again() -> None:
+def test_a_drain_is_cancelled_when_the_runner_is_wanted_again() -> None:
     one = pool(replicas=2)
     first, second = (instance(who, revision(one), ordinal=number) for number, who in enumerate(("a", "b")))
     plan = reconcile(view(pools=[one], instances=[first, draining(second)]))
@@ -187,7 +187,7 @@ def test_one_that_drains_is_kept_until_it_is_empty_though_it_is_not_ready() -> N
         assert reconcile(view(pools=[one], instances=[first, gone])).runner_sets[0].leaving == ("b",)
 
 
-def test_nobody_is_told_of_a_drain_before_it_is_written_down() -> None:
+def test_a_drain_is_sent_only_once_it_is_stored() -> None:
     one = pool(replicas=0)
     (drain,) = reconcile(view(pools=[one], instances=[instance("a", revision(one))])).drains
     assert not drain.begun
@@ -282,7 +282,7 @@ def test_what_another_runner_waits_for_is_said_while_some_serve() -> None:
         assert condition(status.conditions, type_).message == "1 of 3 runners are ready; c: no room"
 
 
-def test_the_runner_that_fails_is_the_one_whose_words_are_told() -> None:
+def test_the_message_is_about_the_runner_that_fails() -> None:
     one = pool(replicas=2)
     members = [
         instance("a", revision(one), ready=False, reason="no room"),
@@ -309,7 +309,7 @@ def test_who_leaves_and_who_stands_in_for_another_does_not_count_as_there() -> N
     assert staying(after, a, b, instance("new", revision(after), ordinal=4, ready=False)) == (2, 3)
 
 
-def test_a_pool_that_is_no_more_drains_and_goes() -> None:
+def test_the_runners_of_a_deleted_pool_drain_and_leave() -> None:
     gone = pool(drainTimeoutSeconds=30)
     members = [instance("a", revision(gone))]
     plan = reconcile(view(instances=members, runner_sets=[runner_set(gone)]))
@@ -335,7 +335,7 @@ def test_pools_of_one_group_share_their_adapters() -> None:
     assert condition(plan.adapters[0].conditions, "Loaded").reason == "OnDemand"
 
 
-def test_a_pool_tells_its_life_in_conditions() -> None:
+def test_a_pools_conditions_follow_its_life() -> None:
     one = pool(replicas=1)
 
     def ready(*members: RunnerInstance) -> tuple[str, str]:
@@ -393,7 +393,7 @@ def test_more_surge_moves_more_at_once() -> None:
 
 
 @pytest.mark.parametrize("surge", [0, 1])
-def test_a_cordon_takes_nobody_away_even_where_some_may_be_missing(surge: int) -> None:
+def test_a_cordon_removes_no_runner_before_its_replacement_even_with_max_unavailable(surge: int) -> None:
     """Maybe nothing fits elsewhere. Who drains the node may evict it: the pool's budget says so."""
     one = pool(replicas=1, updateStrategy={"maxSurge": surge, "maxUnavailable": 1})
     assert moved(one, instance("here", revision(one), node_is_leaving=True)) == (1 + surge, [])
@@ -442,7 +442,7 @@ def test_fewer_replicas_take_runners_off_cordoned_nodes_first() -> None:
     assert moved(one, moving, instance("b", revision(one), ordinal=2)) == (2, ["a"])
 
 
-def test_a_pool_at_zero_moves_nobody() -> None:
+def test_a_pool_with_zero_replicas_moves_no_runner() -> None:
     one = pool(replicas=0)
     assert moved(one) == (0, [])
     assert moved(one, instance("a", revision(one), node_is_leaving=True)) == (1, ["a"])
@@ -536,7 +536,7 @@ accidents = st.one_of(
 
 @settings(max_examples=200, deadline=None)
 @given(pools, st.lists(accidents, max_size=30))
-def test_whatever_happens_it_serves_as_it_can_and_arrives(
+def test_whatever_happens_a_pool_keeps_serving_and_reaches_its_target(
     first: PoolObject, history: list[tuple[str, PoolObject | int]]
 ) -> None:
     world = World(first)
@@ -662,7 +662,7 @@ def test_an_unhealthy_runner_that_drains_is_left_to_its_deadline() -> None:
     assert shrinking.drains
 
 
-def test_a_pool_where_nothing_may_run_says_what_to_do() -> None:
+def test_a_pool_in_an_unprepared_namespace_says_what_to_do() -> None:
     plan = reconcile(view(pools=[replace(pool(), namespace_prepared=False)]))
     (status,) = plan.pools
     found = condition(status.conditions, "Accepted")
@@ -672,7 +672,7 @@ def test_a_pool_where_nothing_may_run_says_what_to_do() -> None:
     assert plan.runner_sets == plan.catalog.pools == ()
 
 
-def test_of_two_that_contradict_each_other_the_older_serves() -> None:
+def test_the_older_of_two_contradicting_pools_serves() -> None:
     young = replace(pool("a", group="g"), age=2)
     old = replace(pool("b", group="g", uri="file:///models/other"), age=1)
     plan = reconcile(view(pools=[young, old]))
@@ -742,7 +742,7 @@ def test_the_revision_in_service_moves_when_the_rollout_is_complete() -> None:
     assert status.current_revision == status.revision == revision(after)
 
 
-def test_why_so_many_is_said_when_it_is_decided() -> None:
+def test_the_scaling_message_changes_only_with_the_decision() -> None:
     busy = pool(autoscaling={"mode": "Builtin", "minReplicas": 1, "maxReplicas": 3})
 
     def decided(before: PoolObject, replicas: int, reason: str) -> PoolStatus:

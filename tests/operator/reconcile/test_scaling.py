@@ -18,7 +18,7 @@ def verdict(scaling: Scaling) -> tuple[int, str, str]:
     return scaling.replicas, scaling.condition.status, scaling.condition.reason
 
 
-def test_disabled_is_what_a_person_wrote_last_whoever_else_advises():
+def test_mode_disabled_follows_spec_replicas_whatever_the_advice():
     found = scaled("Disabled", replicas=4, advice=ScalingAdvice(replicas=9), writers=["kubectl"])
     assert verdict(found) == (4, "False", "ScalingDisabled")
 
@@ -51,7 +51,7 @@ def test_builtin_follows_advice_and_holds_without_it(advice, expected):
     assert verdict(scaled(low=2, high=6, advice=advice)) == expected
 
 
-def test_the_schedulers_sentence_is_what_people_read():
+def test_the_schedulers_reason_is_the_conditions_message():
     found = scaled(advice=ScalingAdvice(replicas=5, reason="9 requests; a runner takes 2"))
     assert found.condition.message == "9 requests; a runner takes 2"
 
