@@ -147,7 +147,7 @@ def successor(old: ApiKey, made: keys.PresentedKey, *, now: datetime) -> ApiKey:
 
 def state_of(key: ApiKey, now: datetime) -> str:
     """active, expired or revoked. One that was rotated is active until it expires."""
-    return key.refused_because(now) or "active"
+    return key.refusal_reason(now) or "active"
 
 
 def document_of(key: ApiKey, used: datetime | None, now: datetime) -> dict[str, Any]:

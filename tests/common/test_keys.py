@@ -79,7 +79,7 @@ def test_a_wrong_secret_and_an_unknown_id_open_nothing() -> None:
     ],
 )
 def test_a_key_opens_until_it_expires_or_is_revoked(more: dict[str, datetime], why: str) -> None:
-    assert kept(keys.new_key(), **more).refused_because(NOW) == why
+    assert kept(keys.new_key(), **more).refusal_reason(NOW) == why
 
 
 @pytest.mark.parametrize("more", [{}, {"expires": NOW, "revoked": NOW + timedelta(hours=1)}])

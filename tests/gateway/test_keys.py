@@ -64,7 +64,7 @@ def an_hour_passes(served: Served) -> None:
 
 
 def is_shut(served: Served, key: str) -> bool:
-    return bool(served.gateway.access.keyring.refused_because(id_of(key), datetime.now(UTC)))
+    return bool(served.gateway.access.keyring.refusal_reason(id_of(key), datetime.now(UTC)))
 
 
 async def read_again(kept: MemoryKeySource) -> None:

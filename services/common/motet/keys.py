@@ -69,7 +69,7 @@ class ApiKey:
     revoked: datetime | None = None
     """When it was. It counts from when it is read, also where the clock is behind that of whoever revoked it."""
 
-    def refused_because(self, now: datetime) -> str:
+    def refusal_reason(self, now: datetime) -> str:
         """Why it is not taken at that time; empty: it is."""
         if self.revoked is not None:
             return "revoked"

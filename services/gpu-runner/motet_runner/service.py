@@ -94,7 +94,7 @@ class RunnerService:
         self._welcome = False
         health = health or Health()
         health.add_liveness_check(self._progress.hung_reason)
-        health.add_readiness_check(self._unready_because)
+        health.add_readiness_check(self._unready_reason)
         health.set_ready(True)
         self._last: EngineReport | None = None
         self._report_asked = False
@@ -268,7 +268,7 @@ class RunnerService:
     def _on_welcome(self) -> None:
         self._welcome = True
 
-    def _unready_because(self) -> str:
+    def _unready_reason(self) -> str:
         """Requests may come once a scheduler knows us; one that goes away later leaves us ready for the next."""
         if self._parts is None:
             return "the model is being loaded"

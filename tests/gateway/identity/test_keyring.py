@@ -162,7 +162,7 @@ def test_a_clock_that_goes_forward_and_back_again_locks_nobody_out(ring: Ring) -
     assert ring.gone == [{key.id: "expired"}]
     ring.ring.unchanged(now=NOW, at=4)
     assert ring.open(key)
-    assert ring.ring.refused_because(key.id, NOW) == ""
+    assert ring.ring.refusal_reason(key.id, NOW) == ""
     ring.ring.unchanged(now=NOW + timedelta(days=1), at=6)
     assert ring.gone[1:] == [{key.id: "expired"}]
 
@@ -211,13 +211,13 @@ def test_keys_that_have_not_changed_are_not_looked_at_again(ring: Ring, monkeypa
     made = [ring.make("acme", expires=NOW + timedelta(days=1 + number)) for number in range(1000)]
     ring.read()
     looked: list[str] = []
-    why = ApiKey.refused_because
+    why = ApiKey.refusal_reason
 
     def noted(self: ApiKey, now: datetime) -> str:
         looked.append(self.id)
         return why(self, now)
 
-    monkeypatch.setattr(ApiKey, "refused_because", noted)
+    monkeypatch.setattr(ApiKey, "refusal_reason", noted)
     ring.ring.unchanged(now=NOW, at=2)
     ring.ring.not_read(NOW)
     assert looked == []
@@ -247,5 +247,5 @@ def test_what_a_key_has_begun_ends_once_it_means_something_else(ring: Ring) -> N
 def test_why_a_key_does_not_open_is_the_same_whoever_asks(ring: Ring) -> None:
     expired, revoked = ring.make("acme", expires=NOW), ring.make("acme", revoked=NOW)
     ring.read()
-    said = {id_: ring.ring.refused_because(id_, NOW) for id_ in (expired.id, revoked.id, "nobody's")}
+    said = {id_: ring.ring.refusal_reason(id_, NOW) for id_ in (expired.id, revoked.id, "nobody's")}
     assert said == {expired.id: "expired", revoked.id: "revoked", "nobody's": "revoked"}

@@ -133,10 +133,10 @@ async def rotate(store: Store, old: ApiKey, new: ApiKey, *, at: datetime) -> Non
         there = (await connection.execute(select(*_COLUMNS).where(ApiKeyRow.id == new.id))).one_or_none()
         if there is not None:
             next_ = f". Rotate that one: motet key rotate {new.id}"
-            if why := _key(there).refused_because(new.created):
+            if why := _key(there).refusal_reason(new.created):
                 next_ = f", and is {why}. Make a new one: motet key create --tenant {old.tenant}"
             raise SetupError(f"key {old.id} was rotated before: {new.id} follows it{next_}")
-        if why := _key(row).refused_because(new.created) if row is not None else "gone":
+        if why := _key(row).refusal_reason(new.created) if row is not None else "gone":
             raise SetupError(
                 f"key {old.id} is {why}, so there is nothing to carry on. "
                 f"Make a new one: motet key create --tenant {old.tenant}"

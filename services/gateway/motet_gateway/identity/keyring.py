@@ -106,7 +106,7 @@ class Keyring:
         """Call `gone` with those that were valid and no longer are, or whose rights have changed."""
         gone = {}
         for id_ in ids:
-            if why := self.refused_because(id_, now):
+            if why := self.refusal_reason(id_, now):
                 if id_ in self._opened:
                     gone[id_] = why
                     self._opened.discard(id_)
@@ -117,14 +117,14 @@ class Keyring:
         if gone:
             self._gone(gone)
 
-    def refused_because(self, id_: str, now: datetime) -> str:
+    def refusal_reason(self, id_: str, now: datetime) -> str:
         """Why the key isn't valid at that time; empty: it is. A removed key counts as revoked."""
         key = self._keys.get(id_)
-        return key.refused_because(now) if key is not None else "revoked"
+        return key.refusal_reason(now) if key is not None else "revoked"
 
     def ended_reason(self, caller: Caller, now: datetime) -> str:
         """Why requests of that caller must end; empty: they go on."""
-        why = self.refused_because(caller.key_id, now)
+        why = self.refusal_reason(caller.key_id, now)
         return why or ("" if self._callers[caller.key_id] is caller else "changed")
 
     def take_used(self) -> set[str]:
@@ -147,7 +147,7 @@ class Keyring:
                 raise StoreUnavailable("The gateway can't check this API key now: the key store does not answer.")
             raise NotAuthenticated(UNKNOWN)
         assert key is not None
-        if why := key.refused_because(now):
+        if why := key.refusal_reason(now):
             raise NotAuthenticated(f"This API key is {why}. Ask for a new key.")
         self._used.add(key.id)
         return self._callers[key.id]

@@ -34,7 +34,7 @@ FLOATS = ("F32", "BF16", "F16", "F64")
 
 _NAME = re.compile(r"(?P<module>.+)\.lora_(?P<half>[AB])(?:\.default)?\.weight")
 
-LONGEST_NAME = 200
+MAX_NAME_CHARS = 200
 """Of what a stranger has named: so much of it is compared and repeated, in a message or a status."""
 
 
@@ -124,7 +124,7 @@ def map_tensors(tensors: dict[str, TensorHeader], shapes: Shapes) -> dict[str, L
             places[name] = LoraTensor(module, "A" if match["half"] == "A" else "B", tensor)
     if unmapped:
         nearest = _nearest(unmapped[0], shapes)
-        some = ", ".join(name[:LONGEST_NAME] for name in unmapped[:3])
+        some = ", ".join(name[:MAX_NAME_CHARS] for name in unmapped[:3])
         hint = f" The nearest module of this base is {nearest}." if nearest else ""
         raise AdapterIncompatible(
             f"{len(unmapped)} of {len(tensors)} tensors have no place in this base ({len(places)} have), "
@@ -149,7 +149,7 @@ def _module(path: str, shapes: Shapes) -> str | None:
 
 
 def _nearest(name: str, shapes: Shapes) -> str | None:
-    close = difflib.get_close_matches(re.sub(r"\.lora_.*", "", name[:LONGEST_NAME]), shapes, n=1, cutoff=0.3)
+    close = difflib.get_close_matches(re.sub(r"\.lora_.*", "", name[:MAX_NAME_CHARS]), shapes, n=1, cutoff=0.3)
     return close[0] if close else None
 
 

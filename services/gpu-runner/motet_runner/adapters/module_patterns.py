@@ -18,7 +18,7 @@ from motet.errors import AdapterIncompatible
 MATCHING_SECONDS = 1.0
 """Of the checking thread's own time: a thousand times what the patterns that tools write take on a large model."""
 
-PATTERN_AT_MOST = 1000
+MAX_PATTERN_CHARS = 1000
 """Characters of one pattern, and how often it may repeat a part: a module's path is shorter."""
 
 _BRACES = regex.compile(r"\{(?:\d{1,4},?\d{0,4})\}")
@@ -58,7 +58,7 @@ class Matcher:
             _look(pattern)
             with self._spending():
                 regex.compile(pattern)
-        elif len(pattern) > PATTERN_AT_MOST:
+        elif len(pattern) > MAX_PATTERN_CHARS:
             raise _strange(pattern)
         return pattern
 
@@ -118,10 +118,10 @@ def _ends_with(key: str) -> Test:
 def _look(pattern: str) -> None:
     counts = [int(number) for braces in _BRACES.findall(pattern) for number in braces[1:-1].split(",") if number]
     if (
-        len(pattern) > PATTERN_AT_MOST
+        len(pattern) > MAX_PATTERN_CHARS
         or pattern.count("{") != len(_BRACES.findall(pattern))
         or pattern.count("(?") != len(_GROUPS.findall(pattern))
-        or math.prod(max(count, 1) for count in counts) > PATTERN_AT_MOST
+        or math.prod(max(count, 1) for count in counts) > MAX_PATTERN_CHARS
     ):
         raise _strange(pattern)
 

@@ -20,7 +20,7 @@ from motet_runner.adapters.strict_json import parse
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
 
-CONFIG_AT_MOST = 1 << 20
+MAX_CONFIG_BYTES = 1 << 20
 """Bytes. One that names each module of a large mixture of experts has a tenth of it."""
 
 MERGE = "Merge it into the base with PEFT's merge_and_unload() and serve the result as a model of its own"
@@ -111,8 +111,8 @@ def read_config(folder: Path) -> LoraConfig:
     path = folder / CONFIG_NAME
     if not path.is_file():
         raise AdapterIncompatible(f"{folder} holds no {CONFIG_NAME}; the source must name the folder that PEFT saved.")
-    if path.stat().st_size > CONFIG_AT_MOST:
-        raise AdapterIncompatible(f"{CONFIG_NAME} has more than {CONFIG_AT_MOST} bytes.", reason="TooLarge")
+    if path.stat().st_size > MAX_CONFIG_BYTES:
+        raise AdapterIncompatible(f"{CONFIG_NAME} has more than {MAX_CONFIG_BYTES} bytes.", reason="TooLarge")
     raw = parse(path.read_bytes(), CONFIG_NAME)
     if not isinstance(raw, dict):
         raise AdapterIncompatible(f"{CONFIG_NAME} must hold an object.")

@@ -8,11 +8,11 @@ from typing import Any
 from motet.errors import AdapterIncompatible
 from motet_runner.adapters.strict_json import parse
 
-HEADER_AT_MOST = 16 * 1024 * 1024
+MAX_HEADER_BYTES = 16 * 1024 * 1024
 """Bytes: twice what names, shapes and places of 20,000 linears take. The format itself would allow 100 MB."""
 
-LONGEST_TYPE = 16
-MOST_DIMENSIONS = 8
+MAX_TYPE_CHARS = 16
+MAX_DIMENSIONS = 8
 WIDTHS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 """Bytes of one value of each common type."""
 
@@ -31,7 +31,7 @@ def read_header(path: Path) -> dict[str, TensorHeader]:
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > min(size - 8, HEADER_AT_MOST):
+        if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):
             raise AdapterIncompatible(
                 f"{path.name} is not a safetensors file, or it is cut short.", reason="FormatRejected"
             )
@@ -62,11 +62,11 @@ def _tensor(path: Path, entry: Any, begin: int) -> TensorHeader:
     if (
         not all(type(number) is int and number >= 0 for number in numbers)
         or not isinstance(dtype, str)
-        or len(dtype) > LONGEST_TYPE
+        or len(dtype) > MAX_TYPE_CHARS
     ):
         raise _broken(path)
     width = WIDTHS.get(dtype)
-    if len(shape) > MOST_DIMENSIONS or end < start or (width is not None and math.prod(shape) * width != end - start):
+    if len(shape) > MAX_DIMENSIONS or end < start or (width is not None and math.prod(shape) * width != end - start):
         raise _broken(path)
     return TensorHeader(tuple(shape), dtype, end - start, begin + start)
 

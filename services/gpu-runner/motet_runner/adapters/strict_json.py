@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from motet.errors import AdapterIncompatible
 
-VALUES_AT_MOST = 500_000
+MAX_JSON_VALUES = 500_000
 """Commas and opening brackets: a tenth of a second, and less than 100 MiB. The header of an adapter of 20,000 linears,
 such as all of a mixture of experts, has 400,000."""
 
@@ -33,8 +33,8 @@ def parse(raw: bytes, name: str) -> Any:
     def no_number(text: str) -> NoReturn:
         raise AdapterIncompatible(f"{name} holds {text}, which is no number in JSON.", reason=REASON)
 
-    if sum(map(raw.count, (b",", b"[", b"{"))) > VALUES_AT_MOST:
-        raise AdapterIncompatible(f"{name} has more than {VALUES_AT_MOST} values.", reason="TooLarge")
+    if sum(map(raw.count, (b",", b"[", b"{"))) > MAX_JSON_VALUES:
+        raise AdapterIncompatible(f"{name} has more than {MAX_JSON_VALUES} values.", reason="TooLarge")
     try:
         value = json.loads(raw, object_pairs_hook=unique, parse_constant=no_number)
     except (ValueError, RecursionError) as error:

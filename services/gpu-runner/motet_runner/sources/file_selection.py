@@ -27,7 +27,7 @@ TOKENIZER = 64 << 20
 MEDIUM = 256 << 20
 """Bytes of a model's tokenizer at most."""
 
-INDEX_AT_MOST = 32 << 20
+MAX_INDEX_BYTES = 32 << 20
 """Bytes of a model's index, which is parsed as a whole: it names a quarter of a million tensors."""
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
@@ -61,7 +61,7 @@ def most_of_adapter(max_bytes: int) -> int:
 def of_model() -> list[WantedFile]:
     """All but the weights: those depend on whether there is an index."""
     others = [WantedFile(name, MEDIUM, required=False) for name in ASSET_FILES if name != MODEL_CONFIG]
-    return [WantedFile(MODEL_CONFIG, SMALL), WantedFile(INDEX, INDEX_AT_MOST, required=False), *others]
+    return [WantedFile(MODEL_CONFIG, SMALL), WantedFile(INDEX, MAX_INDEX_BYTES, required=False), *others]
 
 
 def shards(index: bytes | None, max_bytes: int) -> list[WantedFile]:

@@ -15,7 +15,7 @@ from motet_runner.sources.secret import SourceCredentials
 from motet_runner.sources.uri import HubUri
 from motet_runner.sources.web import explain, refused
 
-ANSWER_AT_MOST = 16 << 20
+MAX_ANSWER_BYTES = 16 << 20
 """Bytes of what is held in memory: a listing (of 50,000 files) or an error. Files go to the disk as they come."""
 
 
@@ -146,8 +146,8 @@ class _Bounded(httpx2.SyncByteStream):
         size = 0
         for chunk in self._stream:
             size += len(chunk)
-            if size > ANSWER_AT_MOST:
-                raise too_large(f"the hub answers with more than {ANSWER_AT_MOST} bytes, which no listing has.")
+            if size > MAX_ANSWER_BYTES:
+                raise too_large(f"the hub answers with more than {MAX_ANSWER_BYTES} bytes, which no listing has.")
             yield chunk
 
     def close(self) -> None:

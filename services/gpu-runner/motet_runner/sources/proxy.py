@@ -15,7 +15,7 @@ import httpcore2
 from motet_runner.sources.network_guard import NetworkGuard
 
 ADDRESSES_TRIED = 4
-ANSWER_AT_MOST = 16 << 10
+MAX_ANSWER_BYTES = 16 << 10
 """Bytes of the proxy's answer: a status and some headers."""
 
 
@@ -80,7 +80,7 @@ def _status(stream: httpcore2.NetworkStream, timeout: float | None) -> int:
     while not head.endswith(b"\r\n\r\n"):  # nothing follows it: the other end waits for us to begin
         chunk = stream.read(4096, timeout)
         head += chunk
-        if not chunk or len(head) > ANSWER_AT_MOST:
+        if not chunk or len(head) > MAX_ANSWER_BYTES:
             raise httpcore2.ProxyError("the proxy does not answer as proxies do")
     version, _, rest = head.partition(b" ")
     status = rest[:3]
