@@ -58,7 +58,7 @@ class FakeGateway:
             scheduler,
             lambda channel: scheduler_pb2_grpc.SchedulerStub(channel).Serve(),
             greet=self._greet,
-            receive=self._hear_scheduler,
+            receive=self._on_scheduler_message,
         )
 
     async def ask(self, request: str, **how: Any) -> list[int]:
@@ -149,7 +149,7 @@ class FakeGateway:
             )
         )
 
-    def _hear_scheduler(self, down: scheduler_pb2.ServeDown) -> None:
+    def _on_scheduler_message(self, down: scheduler_pb2.ServeDown) -> None:
         match down.WhichOneof("message"):
             case "welcome":
                 self.term = max(self.term, down.welcome.term)
@@ -221,13 +221,13 @@ class FakeGateway:
             address,
             lambda channel: runner_pb2_grpc.RunnerStub(channel).Generate(),
             greet=greet,
-            receive=self._hear_runner,
+            receive=self._on_runner_message,
             closed=closed,
         )
         self._runners[address] = link
         self._tasks[address] = asyncio.create_task(link.run())
 
-    def _hear_runner(self, down: runner_pb2.GenerateDown) -> None:
+    def _on_runner_message(self, down: runner_pb2.GenerateDown) -> None:
         match down.WhichOneof("message"):
             case "step":
                 for sequence in down.step.sequences:
