@@ -61,7 +61,7 @@ BODY = {
 
 
 async def serve_cluster() -> None:
-    """The cluster in miniature, until stdin ends."""
+    """Run the fake services until stdin ends."""
     from tests.support.fake_services import mini_cluster
 
     async with mini_cluster() as cluster:

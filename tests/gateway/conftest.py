@@ -1,4 +1,4 @@
-"""A gateway behind a real uvicorn server, in front of a cluster in miniature."""
+"""A gateway behind a real uvicorn server, with fake services behind it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

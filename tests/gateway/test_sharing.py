@@ -35,10 +35,10 @@ class Tenants:
         await self.publish()
 
     async def publish(self) -> None:
-        book = self.served.gateway.catalog
-        before = book.current
+        catalog = self.served.gateway.catalog
+        before = catalog.current
         self.cluster.scheduler.publish()
-        await eventually(lambda: book.current is not before)
+        await eventually(lambda: catalog.current is not before)
 
     async def ask(self, path: str, model: str, key: str = "", **more: Any) -> httpx2.Response:
         headers = bearer(key or self.zeta)

@@ -1,4 +1,4 @@
-"""A gateway keeps the highest term that it has heard: one that would be the last must not be among them."""
+"""A gateway keeps the highest term that it has received, but never accepts the largest possible one."""
 
 import pytest
 from prometheus_client import CollectorRegistry

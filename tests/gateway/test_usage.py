@@ -1,4 +1,4 @@
-"""What a new scheduler is told about the last two minutes."""
+"""The usage of the last two minutes that a hello to a scheduler reports."""
 
 from motet.clock import FakeClock
 from motet_gateway.usage import WINDOW_SECONDS, RecentUsage

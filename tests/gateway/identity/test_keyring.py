@@ -1,4 +1,4 @@
-"""Which keys open the gateway, also while nobody can say which there are."""
+"""Which API keys are valid, also while the store is down."""
 
 import hmac
 from dataclasses import replace
