@@ -45,8 +45,8 @@ class GatewayEvents:
             self._refuse(gateway, live.request, live.epoch, _NOT_YOURS, live.tenant)
             return
         if request is None:
-            request = self._lifecycle.begin(
-                live.request,
+            request = Request(
+                id=live.request,
                 gateway=gateway,
                 tenant=live.tenant,
                 group=live.group,
@@ -58,6 +58,7 @@ class GatewayEvents:
                 asked_at=self._state.now - live.age,
                 queue_timeout=live.deadline,
             )
+            self._lifecycle.begin(request)
         elif request.waiting:
             self._state.queues[request.group].remove(request)
         elif request.placement is not None and request.placement.epoch != live.epoch:
@@ -98,8 +99,8 @@ class GatewayEvents:
             self._state.note_event(event.request, "refused", refusal.message)
             self._refuse(event.gateway, event.request, epoch, refusal, event.tenant)
             return
-        request = self._lifecycle.begin(
-            event.request,
+        request = Request(
+            id=event.request,
             gateway=event.gateway,
             tenant=event.tenant,
             group=event.group,
@@ -111,6 +112,7 @@ class GatewayEvents:
             asked_at=self._state.now - event.age,
             queue_timeout=event.deadline,
         )
+        self._lifecycle.begin(request)
         request.delivered = event.delivered
         request.epoch = epoch
         request.avoid = dict.fromkeys(event.avoid, self._state.now + self._state.config.avoid_after_decline)

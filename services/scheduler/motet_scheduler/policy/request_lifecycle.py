@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from itertools import count
-from typing import Any
 
 from motet.domain import BASE, RequestId
 from motet.errors import DeadlineExceeded, NoRunner
@@ -31,14 +30,13 @@ class RequestLifecycle:
         """When a request may try a runner again that it avoids."""
         self._sequence = 0
 
-    def begin(self, name: RequestId, **fields: Any) -> Request:
+    def begin(self, request: Request) -> None:
         self._sequence += 1
-        request = Request(id=name, sequence=self._sequence, **fields)
-        self._state.requests[name] = request
-        self._state.timelines.begin(name, self._state.now)
+        request.sequence = self._sequence
+        self._state.requests[request.id] = request
+        self._state.timelines.begin(request.id, self._state.now)
         if request.digest != BASE:
             self._state.adapter_uses[request.digest] += 1
-        return request
 
     def enqueue(self, request: Request) -> None:
         """Add the request to its queue with its own age and its full queue timeout."""

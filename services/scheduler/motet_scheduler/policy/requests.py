@@ -47,7 +47,8 @@ class Request:
     delivered: int = 0
     estimate: Estimate = field(default_factory=Estimate)
     asked_at: float
-    sequence: int
+    sequence: int = 0
+    """Orders requests that were asked for at the same time. The lifecycle sets it."""
     queue_timeout: float = 0.0
     """Seconds it may wait in the queue, each time; 0: no limit."""
     deadline_at: float | None = None
