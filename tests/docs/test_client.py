@@ -45,13 +45,13 @@ def test_the_limits_are_those_of_the_gateway() -> None:
     assert {what: tuple(map(int, re.findall(r"\d+", at_most))) for what, at_most in said.items()} == {
         "body": (defaults["max_body_bytes"] >> 20,),
         "body of `/tokenize` and `/detokenize`": (defaults["max_counted_bytes"] >> 20,),
-        "messages": (parameters.MOST_MESSAGES,),
-        "prompts of one request": (parameters.MOST_PROMPTS,),
-        "choices (`n`)": (parameters.MOST_CHOICES,),
-        "stop strings, and characters of one": (parameters.MOST_STOPS, parameters.LONGEST_STOP),
-        "`stop_token_ids`": (parameters.MOST_STOP_TOKENS,),
-        "`logit_bias` entries": (parameters.MOST_LOGIT_BIASES,),
-        "`top_logprobs`": (parameters.MOST_TOP_LOGPROBS,),
+        "messages": (parameters.MAX_MESSAGES,),
+        "prompts of one request": (parameters.MAX_PROMPTS,),
+        "choices (`n`)": (parameters.MAX_CHOICES,),
+        "stop strings, and characters of one": (parameters.MAX_STOPS, parameters.MAX_STOP_LENGTH),
+        "`stop_token_ids`": (parameters.MAX_STOP_TOKENS,),
+        "`logit_bias` entries": (parameters.MAX_LOGIT_BIASES,),
+        "`top_logprobs`": (parameters.MAX_TOP_LOGPROBS,),
     }
 
 
