@@ -156,13 +156,13 @@ async def test_a_link_that_is_refused_says_so_once_and_does_not_hammer(folders: 
             with acting(folders, "runner"):
                 running = asyncio.create_task(link.run())
             await asyncio.sleep(3 * LAST_RETRY_SECONDS)
-            await until(lambda: [line for line in logs if line["event"] == "no connection"])
+            await until(lambda: [line for line in logs if line["event"] == "connect_failed"])
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
-    (said,) = [line for line in logs if line["event"] == "no connection"]
+    (said,) = [line for line in logs if line["event"] == "connect_failed"]
     assert said["reason"].startswith("PERMISSION_DENIED: ")
-    assert len([line for line in logs if line["event"] == "stream down"]) <= 3
-    assert len([line for line in logs if line["event"] == "call refused"]) == 1
+    assert len([line for line in logs if line["event"] == "stream_retry"]) <= 3
+    assert len([line for line in logs if line["event"] == "call_refused"]) == 1
 
 
 async def test_a_method_without_a_row_is_for_nobody(folders: dict[str, Path]) -> None:

@@ -58,10 +58,10 @@ async def complaint(folder: Path | None, address: str, peer: str = "scheduler") 
     use_plain_logs()
     with capture_logs() as logs:
         async with linked(folder, address, peer) as link:
-            await until(lambda: [line for line in logs if line["event"] == "no connection"])
+            await until(lambda: [line for line in logs if line["event"] == "connect_failed"])
             await asyncio.sleep(0.3)
             assert not link.connected
-    (line,) = [line for line in logs if line["event"] == "no connection"]  # once is enough
+    (line,) = [line for line in logs if line["event"] == "connect_failed"]  # once is enough
     assert line["link"] == peer
     return str(line["reason"])
 

@@ -238,8 +238,8 @@ async def test_a_leader_that_was_frozen_ends_when_it_wakes_and_the_other_leads(
 ) -> None:
     async with replicas(folder, namespace, account, QUICK) as (leader, standby):
         leader.process.send_signal(signal.SIGSTOP)
-        await until(lambda: "leads" in standby.said())
+        await until(lambda: "leadership_acquired" in standby.said())
         leader.process.send_signal(signal.SIGCONT)
         assert await asyncio.wait_for(leader.process.wait(), PATIENCE_S) == 1
-        assert "leadership lost" in leader.said()
+        assert "leadership_lost" in leader.said()
         assert lease_in(cluster, namespace)["metadata"]["annotations"]["motet.dev/term"] == "2"

@@ -42,4 +42,4 @@ async def every(seconds: float, do: Callable[[], Awaitable[None] | None], *, nam
             if result is not None:
                 await result
         except Exception:
-            log.exception("periodic work failed", work=name)
+            log.exception("periodic_task_failed", work=name)

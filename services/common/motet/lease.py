@@ -85,7 +85,7 @@ class LeaseRecord:
 def end_process(why: str) -> None:
     """At once: whatever this process still does, it does without a right to."""
     try:
-        log.critical("leadership lost; this process ends", why=why)
+        log.critical("leadership_lost", reason=why)
         sys.stderr.flush()
     finally:  # whatever has become of the log
         os._exit(LOST_LEADERSHIP)
@@ -209,7 +209,7 @@ class Election:
             try:
                 wait = await self._step()
             except StatusError as error:
-                log.warning("the API server refuses", lease=self._name, reason=str(error))
+                log.warning("lease_request_refused", lease=self._name, reason=str(error))
                 self._continue_leading()
                 wait = self._retry_seconds
             try:
@@ -229,7 +229,7 @@ class Election:
             return await self._look(asked)
         except Unreachable as error:
             if not self._blind:
-                log.warning("the API server is away", lease=self._name, leads=self._leads.is_set(), reason=str(error))
+                log.warning("lease_api_unreachable", lease=self._name, leads=self._leads.is_set(), reason=str(error))
             self._blind = True
             self._continue_leading()
             # A request that timed out has taken its time already.
@@ -272,7 +272,7 @@ class Election:
         self._sure_until = asked + self._renew_seconds
         self._watchdog = _Watchdog(self._sure_until, self._clock, self._lost)
         self._leads.set()
-        log.info("leads", lease=self._name, identity=self.identity, term=term, after=record.holder)
+        log.info("leadership_acquired", lease=self._name, identity=self.identity, term=term, after=record.holder)
         return self._retry_seconds
 
     async def _renew(self, asked: float) -> None:
@@ -295,7 +295,7 @@ class Election:
             except StatusError as again:
                 raise Unreachable(f"the Lease changes too fast: {again}") from None
         if self._blind:
-            log.info("the API server is back", lease=self._name, term=self.term)
+            log.info("lease_api_reachable", lease=self._name, term=self.term)
         self._blind = False
         self._sure_until = asked + self._renew_seconds
         self._watchdog.until(self._sure_until)
@@ -310,10 +310,10 @@ class Election:
                     lease["metadata"]["annotations"] |= {TERM: str(max(self.term, self._wanted)), ADDRESS: ""}
                     with suppress(StatusError):
                         await self._write(lease)
-                        log.info("Lease handed back", lease=self._name, term=self.term)
+                        log.info("lease_released", lease=self._name, term=self.term)
                         return
         except (StatusError, Unreachable, TimeoutError) as error:
-            log.warning("the Lease could not be handed back; the next leader waits it out", reason=str(error))
+            log.warning("lease_release_failed", reason=str(error), hint="The next leader waits until the Lease ends.")
 
     # ---------------------------------------------------------------------------------------------------------- object
 

@@ -75,7 +75,7 @@ def run(name: str, settings: ProcessSettings, main: Main, *, loop_factory: LoopF
         with tls.acting_as(_identity(name, settings)), asyncio.Runner(loop_factory=loop_factory) as runner:
             runner.run(_run(settings, main))
     except SetupError as error:
-        log.error("cannot start", reason=error.message, code=error.code)
+        log.error("start_failed", reason=error.message, code=error.code)
         _last_word(f"{name}: {error.message}")
         sys.exit(SETUP_FAILED)
 

@@ -62,12 +62,12 @@ class TlsIdentity:
                     keys = TlsFiles(*(self._read(name) for name in FILES))
                     self._verify()
                     if self._keys is not None:
-                        log.info("certificate renewed", folder=str(self._folder))
+                        log.info("tls_certificate_renewed", folder=str(self._folder))
                     self._stamp, self._keys = stamp, keys
             except SetupError as error:
                 if self._keys is None:
                     raise
-                log.warning("new certificate not taken; the old one goes on", reason=error.message)
+                log.warning("tls_certificate_rejected", reason=error.message, hint="The old certificate stays in use.")
                 self._refused = self._look_again()
             return self._keys
 

@@ -50,7 +50,7 @@ def main() -> None:
     try:
         run("runner", process, serve)
     except EngineDied as error:
-        log.error("the runner ends", reason=error.message)
+        log.error("runner_exiting", reason=error.message)
         sys.exit(ENGINE_DIED)
 
 

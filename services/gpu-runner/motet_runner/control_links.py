@@ -31,6 +31,8 @@ PARK_METHOD_TO_PROTO = {
 _OF_A_TERM = (supervisor_pb2.Extend, supervisor_pb2.Park, supervisor_pb2.Resume)
 PARK_METHOD_FROM_PROTO = {proto: method for method, proto in PARK_METHOD_TO_PROTO.items()}
 
+SELF_PROTECTION = "Until it answers, this runner parks sequences by itself when its memory runs out."
+
 EXPECT_SECONDS = 2.0
 """How long an announced request keeps its adapter from being evicted, before the time scale."""
 
@@ -186,7 +188,7 @@ class SchedulerLink:
             return  # of a later version
         order = getattr(down, kind)
         if not self._book.accepts_term(order.term, greeting=kind == "welcome"):
-            log.info("ignored an order of a past term", order=kind, term=order.term, highest=self._book.highest_term)
+            log.info("stale_order_ignored", order=kind, term=order.term, highest=self._book.highest_term)
             return
         match kind:
             case "welcome":
@@ -218,7 +220,7 @@ class SchedulerLink:
             self._tell_adapter(state)
         except MotetError as error:
             log.warning(
-                "adapter refused",
+                "adapter_refused",
                 adapter=f"{order.adapter.namespace}/{order.adapter.name}",
                 code=error.code,
                 reason=error.message,
@@ -229,7 +231,7 @@ class SchedulerLink:
                 )
             )
         except Exception:
-            log.exception("an adapter's check failed", adapter=f"{order.adapter.namespace}/{order.adapter.name}")
+            log.exception("adapter_check_failed", adapter=f"{order.adapter.namespace}/{order.adapter.name}")
             failure = Internal("the runner could not check this adapter; its log says why").to_proto()
             self._tell_adapter(
                 scheduler_pb2.AdapterState(
@@ -374,7 +376,7 @@ class SupervisorLink:
         order = getattr(down, kind) if kind is not None else None
         # Terms are learned from schedulers alone: what the supervisor repeats is only compared.
         if isinstance(order, _OF_A_TERM) and self._book.is_stale_term(order.term):
-            log.info("ignored an order of a past term", order=kind, term=order.term, highest=self._book.highest_term)
+            log.info("stale_order_ignored", order=kind, term=order.term, highest=self._book.highest_term)
             self._set_supervised(False)  # it follows a past leader: what waits for it would wait in vain
             return
         match kind:
@@ -404,13 +406,13 @@ class SupervisorLink:
         self._set_supervised(True)
 
     def _closed(self, why: str) -> None:
-        log.info("supervisor away; this runner protects itself", why=why)
+        log.info("supervisor_disconnected", reason=why, hint=SELF_PROTECTION)
         self._forget_questions()
         self._set_supervised(False)
 
     def _give_up(self, request: RequestId) -> None:
         del self._unanswered[request]
-        log.warning("the supervisor does not answer; this runner protects itself", request=request)
+        log.warning("supervisor_unresponsive", request=request, hint=SELF_PROTECTION)
         self._set_supervised(False)
 
     def _answered(self, request: str) -> None:

@@ -183,7 +183,7 @@ class ThreadEngineClient(EngineClient):
             except EOFError:
                 pass
             except Exception:
-                log.exception("the engine failed")
+                log.exception("engine_failed")
 
     def _wait_for_exit(self) -> None:
         if self._thread is not None:

@@ -36,7 +36,7 @@ def drive(load: Callable[[], Engine], pipe: Pipe) -> None:
         pipe.flush()
         return
     except Exception as error:
-        log.exception("the model does not load")
+        log.exception("model_load_failed")
         pipe.send(LoadFailed(ModelFolderError(f"the model does not load: {type(error).__name__}: {error}")))
         pipe.flush()
         return

@@ -116,7 +116,7 @@ class GenerateService:
             for one in orphans:
                 self.cancel(one.request, one.epoch)
             if orphans:
-                log.info("dropped what a lost gateway left", gateway=stream.gateway, requests=len(orphans))
+                log.info("gateway_requests_dropped", gateway=stream.gateway, requests=len(orphans))
 
         asyncio.get_running_loop().call_later(self._grace, drop)
 
@@ -136,7 +136,7 @@ class GenerateService:
             # A gateway that brings it on another stream has lost the one before, though that may not be known here yet.
             again = old.stream == stream.number or old.gateway != stream.gateway
             if old.epoch == submit.epoch and old.stream in self._streams and again:
-                log.warning("submitted twice", request=submit.request, epoch=submit.epoch)
+                log.warning("duplicate_submit", request=submit.request, epoch=submit.epoch)
                 return
             self.cancel(old.request, old.epoch)
         placement = AcceptedRequest(

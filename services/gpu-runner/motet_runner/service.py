@@ -310,7 +310,7 @@ class RunnerService:
             case AdapterEvicted():
                 parts.shelf.on_evicted(event)
             case AdapterFailed():
-                log.warning("adapter does not load", adapter=event.digest, reason=event.error.message)
+                log.warning("adapter_load_failed", adapter=event.digest, reason=event.error.message)
                 if (one := parts.shelf.on_failed(event)) is not None:
                     parts.scheduler.adapter_failed(one, event)
             case StateChanged():

@@ -169,8 +169,8 @@ async def test_a_model_whose_server_drips_is_given_up(web, loader, model):
 async def test_the_fetch_of_a_model_is_told_of(web, loader, model):
     with structlog.testing.capture_logs() as logs:
         await loader.load(web.put("/base/", model))
-    assert [line["event"] for line in logs][:1] == ["fetching the model"]
-    assert logs[-1]["event"] == "the model is here"
+    assert [line["event"] for line in logs][:1] == ["model_fetch_started"]
+    assert logs[-1]["event"] == "model_fetched"
     size = sum(path.stat().st_size for path in model.glob("*.safetensors"))
     lines = dict(
         line.rsplit(" ", 1) for line in generate_latest(loader.bench.registry).decode().splitlines() if line[0] != "#"

@@ -60,7 +60,7 @@ def size_of(log: Path) -> int:
 
 
 def last_log_line(log: Path, *, since: int = 0) -> str:
-    """The last line that a process wrote after offset `since`, for people: the sentence alone of a line of JSON."""
+    """The last line that a process wrote after offset `since`, for people: of a line of JSON its reason, or its event."""
     try:
         with log.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -73,5 +73,5 @@ def last_log_line(log: Path, *, since: int = 0) -> str:
     if last.startswith("{"):
         with suppress(orjson.JSONDecodeError):
             event = orjson.loads(last)
-            last = str(event.get("reason") or event.get("event") or last)
+            last = str(event.get("reason") or str(event.get("event") or last).replace("_", " "))
     return last[:500]

@@ -148,7 +148,7 @@ class ProcessManager:
             if kept is None:
                 self._keep(spec).tick()
             elif kept.fingerprint != spec.fingerprint:
-                log.info("process is replaced", process=name)
+                log.info("process_replaced", process=name)
                 kept.handle(StopRequested())
         for name in self._kept.keys() - self._wanted.keys():
             self._kept[name].handle(StopRequested())
@@ -171,7 +171,7 @@ class ProcessManager:
         """End one process and all that it started, without grace. It counts as a death: it is started again."""
         kept = self._kept.get(name)
         if kept is not None and kept.identity is not None and kept.life.phase is not Phase.STOPPING:
-            log.warning("process is killed", process=name, pid=kept.identity.pid, why=why)
+            log.warning("process_killed", process=name, pid=kept.identity.pid, reason=why)
             kept.killed_because = why
             kept.kill()
 
@@ -193,7 +193,7 @@ class ProcessManager:
             self._records.write(kept.as_record())
         except OSError as error:
             # A full disk must not stop a restart; a lost record is made good by the sweep over environments.
-            log.warning("cannot record a process", process=kept.spec.name, error=str(error))
+            log.warning("process_record_failed", process=kept.spec.name, error=str(error))
 
     def ended(self, kept: "_ManagedProcess") -> None:
         self._records.remove(kept.spec.name)
@@ -236,7 +236,7 @@ def kill_unrecorded(records: ProcessRecords) -> None:
     known = {record.identity for record in records.read().values()}
     for stray in linux.session_leaders_with(MANAGED_BY_VARIABLE, str(records.folder)):
         if stray not in known:
-            log.warning("process without a record is killed", pid=stray.pid)
+            log.warning("unrecorded_process_killed", pid=stray.pid)
             linux.kill_session(stray)
 
 
@@ -307,7 +307,7 @@ class _ManagedProcess:
         self.life = replace(self.life, was_ready=record.ready, reason=record.reason)
         self.fingerprint = record.fingerprint
         self._log_offset = launch.size_of(self.spec.log)
-        log.info("process adopted", process=self.spec.name, pid=record.pid)
+        log.info("process_adopted", process=self.spec.name, pid=record.pid)
         self._watch(record.identity, adopted=True)
 
     def handle(self, event: Event) -> None:
@@ -357,12 +357,12 @@ class _ManagedProcess:
                 cwd=self.spec.cwd,
             )
         except OSError as error:
-            log.error("process cannot be started", process=self.spec.name, error=str(error))
+            log.error("process_start_failed", process=self.spec.name, error=str(error))
             self.handle(CouldNotStart(f"{self.spec.command[0]} cannot be started: {error}"))
             return
         stat = linux.read_stat(self.child.pid)
         assert stat is not None, "a child that nobody has waited for is still in /proc"
-        log.info("process started", process=self.spec.name, pid=self.child.pid, restarts=self.life.restarts)
+        log.info("process_started", process=self.spec.name, pid=self.child.pid, restarts=self.life.restarts)
         self._watch(stat.identity)
 
     def _watch(self, identity: ProcessIdentity, *, adopted: bool = False) -> None:
@@ -389,7 +389,7 @@ class _ManagedProcess:
         self.identity = None
         reason = self._why(status)
         if self.life.phase is not Phase.STOPPING:
-            log.warning("process died", process=self.spec.name, exit_status=status, reason=reason)
+            log.warning("process_died", process=self.spec.name, exit_status=status, reason=reason)
         self.handle(Died(status, reason, random.random()))  # noqa: S311 - spreads restarts, guards nothing
 
     def _why(self, status: int | None) -> str:
@@ -415,7 +415,7 @@ class _ManagedProcess:
             try:
                 healthy = await self.spec.probe()
             except Exception as error:
-                log.debug("probe failed", process=self.spec.name, error=str(error))
+                log.debug("readiness_probe_failed", process=self.spec.name, error=str(error))
                 healthy = False
             self.handle(ReadinessProbed(healthy))
             if self.life.phase is Phase.READY:
@@ -431,7 +431,7 @@ class _ManagedProcess:
                 async with asyncio.timeout(self._policy.liveness_period):
                     answer = await alive()
             except Exception as error:
-                log.debug("no answer", process=self.spec.name, error=str(error))
+                log.debug("liveness_probe_failed", process=self.spec.name, error=str(error))
             self.handle(LivenessProbed(answer, at))
             await asyncio.sleep(max(0.0, at + self._policy.liveness_period - self._clock()))
 

@@ -143,7 +143,7 @@ class Link(Generic[Up, Down]):
                 await self._run_stream(here, backoff)
                 why = "the peer ended the stream"
             except RedirectToLeader as word:
-                log.info("stream led elsewhere", link=self.peer, address=here, to=word.address)
+                log.info("stream_redirected", link=self.peer, address=here, to=word.address)
                 address = word.address or self.address
                 # At once when it is news; those who point at each other, or at nobody, are asked at leisure.
                 if self._led or not word.address:
@@ -173,10 +173,10 @@ class Link(Generic[Up, Down]):
             except Exception:
                 # A message that we cannot take: the next connection tells everything anew. Not in a hurry, since a
                 # peer that says it again would keep both sides busy.
-                log.exception("stream dropped by an error of ours", link=self.peer, address=here)
+                log.exception("stream_failed", link=self.peer, address=here)
                 await asyncio.sleep(LAST_RETRY_SECONDS)
                 continue
-            log.debug("stream down", link=self.peer, address=here, why=why)
+            log.debug("stream_retry", link=self.peer, address=here, reason=why)
             if (identity := tls.current_identity()) is not None and (
                 reason := identity.explain_failure(why, self.peer)
             ):
@@ -188,7 +188,7 @@ class Link(Generic[Up, Down]):
     def _warn(self, reason: str) -> None:
         """Once for each reason in a row: attempts come twice a second."""
         if reason != self._said:
-            log.warning("no connection", link=self.peer, address=self.address, reason=reason)
+            log.warning("connect_failed", link=self.peer, address=self.address, reason=reason)
         self._said = reason
 
     async def _run_stream(self, address: str, backoff: Backoff) -> None:
@@ -214,7 +214,7 @@ class Link(Generic[Up, Down]):
                     outbox.put(message)
                 self._outbox, self._hang_up = outbox, hang_up
                 writer = asyncio.create_task(write_all(outbox, call.write), name=f"{self.peer}: write")
-                log.info("stream up", link=self.peer, address=address)
+                log.info("stream_connected", link=self.peer, address=address)
                 if self._opened is not None:
                     self._opened()
                 first = True
@@ -244,6 +244,6 @@ class Link(Generic[Up, Down]):
                 call.cancel()
                 if connected:
                     self._down_since = time.monotonic()
-                    log.info("stream lost", link=self.peer, address=address, why=why)
+                    log.info("stream_disconnected", link=self.peer, address=address, reason=why)
                     if self._closed is not None:
                         self._closed(why)

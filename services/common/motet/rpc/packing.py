@@ -77,4 +77,4 @@ def _checks_of(descriptor: Descriptor) -> dict[str, Check | None]:
 def _say_once(stream: str) -> None:
     if stream not in _newer:
         _newer.add(stream)
-        log.warning("a peer says what this version does not know; it is not heard", stream=stream)
+        log.warning("unknown_message_ignored", stream=stream, hint="The peer has a newer version.")

@@ -67,7 +67,7 @@ class RoleInterceptor(grpc.aio.ServerInterceptor):
             wanted = " or ".join(sorted(roles)) if roles else "nobody"
             if (method, who) not in self._said:
                 self._said.add((method, who))
-                log.warning("call refused", method=method, caller=who, allowed=wanted)
+                log.warning("call_refused", method=method, caller=who, allowed=wanted)
             await context.abort(
                 grpc.StatusCode.PERMISSION_DENIED,
                 f"{method} is for {wanted}, and the caller's certificate says {who}: give each component the "

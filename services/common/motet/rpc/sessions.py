@@ -42,7 +42,7 @@ class Session(Generic[Peer, Down]):
         """Never blocks. A peer that does not read loses its stream, and is told everything again on the next one."""
         self._outbox.put(message)
         if self._outbox.full and not self.ended:
-            log.warning("a peer does not read; its stream ends", peer=str(self.peer))
+            log.warning("peer_too_slow", peer=str(self.peer), hint="It does not read its messages. Its stream ends.")
             self.end()
 
     def end(self) -> None:
@@ -169,5 +169,5 @@ async def _abort_with_status(context: Any) -> AsyncIterator[None]:
     try:
         yield
     except MotetError as error:
-        log.info("a stream is refused", reason=error.message)
+        log.info("stream_refused", reason=error.message)
         await context.abort(error.mapping.grpc, error.message)

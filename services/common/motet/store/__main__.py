@@ -18,7 +18,7 @@ def main() -> None:
 
     async def bring(_stop: asyncio.Event, _registry: CollectorRegistry, _health: Health) -> None:
         await migrate(database.url(process), wait_seconds=database.database_wait_seconds)
-        log.info("the database is up to date")
+        log.info("database_up_to_date")
 
     run("store", process, bring)
 

@@ -48,7 +48,7 @@ async def migrate(url: str, *, busy_seconds: float = BUSY_SECONDS, wait_seconds:
             except StoreUnavailable as error:
                 if not may_come(error) or time.monotonic() > give_up:
                     raise
-                log.info("waiting for the database", reason=error.message)
+                log.info("waiting_for_database", reason=error.message)
                 await asyncio.sleep(RETRY_SECONDS)
             else:
                 return
@@ -86,7 +86,7 @@ def _upgrade(connection: Connection) -> None:
     known = {each.revision for each in ScriptDirectory.from_config(config).walk_revisions()}
     done = only(connection, DONE)
     if done and done not in known and only(connection, READERS) in known:
-        log.info("a newer version has made the schema, and lets this one use it", schema=done)
+        log.info("schema_is_newer", schema=done, hint="It was made so that this version can use it.")
         return
     command.upgrade(config, "head")
     record_readable_versions(connection)

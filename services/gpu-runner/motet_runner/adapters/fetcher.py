@@ -171,7 +171,7 @@ class DiskCache:
         try:
             if adapter_digest(folder) == digest:
                 return
-            log.warning("cached bytes have changed", adapter=digest)
+            log.warning("cached_adapter_corrupt", adapter=digest)
             folder.rename(trash)
         except FileNotFoundError:
             pass  # another runner has seen it first

@@ -306,7 +306,7 @@ class AdapterRegistry:
                     continue
                 self._forget(one)
             if await asyncio.to_thread(self._cache.remove, digest):
-                log.info("adapter left the disk cache", adapter=digest)
+                log.info("adapter_evicted_from_disk", adapter=digest)
                 excess -= 1
 
     def _is_busy(self, one: RegisteredAdapter) -> bool:

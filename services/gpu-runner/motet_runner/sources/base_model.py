@@ -64,7 +64,7 @@ async def _fetch(settings: Settings, sources: Sources, folder: Path) -> None:
         max_bytes=settings.max_model_gib << 30,
     )
     progress = _FetchLog(sources, LOG_SECONDS * sources.time_scale)
-    log.info("fetching the model", source=settings.model_uri, revision=settings.model_revision or "main")
+    log.info("model_fetch_started", source=settings.model_uri, revision=settings.model_revision or "main")
     failures = 0
     while True:
         before = progress.here
@@ -75,11 +75,11 @@ async def _fetch(settings: Settings, sources: Sources, folder: Path) -> None:
             if not may_go_on(failure) or failures >= ATTEMPTS:
                 raise
             pause = min(failure.retry_after * 2 ** (failures - 1), RETRY_LATER_SECONDS) * random.uniform(0.8, 1.2)  # noqa: S311
-            log.warning("the model's fetch broke off", reason=failure.message, seconds=round(pause, 1))
+            log.warning("model_fetch_failed", reason=failure.message, seconds=round(pause, 1))
             await asyncio.sleep(pause * sources.time_scale)
         else:
             (folder / COMPLETE).write_bytes(orjson.dumps({"source": settings.model_uri, "bytes": progress.here}))
-            log.info("the model is here", folder=str(folder), bytes=progress.here)
+            log.info("model_fetched", folder=str(folder), bytes=progress.here)
             return
 
 
@@ -96,7 +96,7 @@ class _FetchLog:
         self._metrics.model_total.set(total)
         if time.monotonic() - self._logged >= self._log_seconds:
             self._logged = time.monotonic()
-            log.info("fetching the model", bytes=here, total=total or None)
+            log.info("model_fetch_progress", bytes=here, total=total or None)
 
 
 def mark_unverified(folder: Path) -> None:
