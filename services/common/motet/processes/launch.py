@@ -60,7 +60,7 @@ def size_of(log: Path) -> int:
 
 
 def last_log_line(log: Path, *, since: int = 0) -> str:
-    """The last line that a process wrote after offset `since`, for people: of a line of JSON its reason, or its event."""
+    """The last line that a process wrote after offset `since`, for people: the reason or event of a line of JSON."""
     try:
         with log.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
