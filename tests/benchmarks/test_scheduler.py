@@ -1,6 +1,6 @@
 """The scheduler's baseline is a fair one: it stops early, and yet passes nobody over."""
 
-from benchmarks.scheduler import POLICY, BaselineScheduler
+from benchmarks.scheduler import CONFIG, BaselineScheduler
 from motet_scheduler.policy.runner_choice import Chosen, choose
 
 
@@ -13,7 +13,7 @@ def test_where_the_scan_stops_nobody_waits_who_would_fit() -> None:
         fits = [
             request.id
             for _, _, request in scan._waiting
-            if isinstance(choose(request, runners, POLICY, scan._now), Chosen)
+            if isinstance(choose(request, runners, CONFIG, scan._now), Chosen)
         ]
         assert fits == []
         assert sum(scan._needs.values()) == len(scan._waiting)

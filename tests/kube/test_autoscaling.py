@@ -142,7 +142,7 @@ def test_runners_that_drain_do_not_count_for_an_autoscaler(
     document = autoscaler(home, "draining")
     document["spec"]["maxReplicas"] = 30
     cluster.apply(home.pool("draining", autoscaling=scaling, drainTimeoutSeconds=600), document)
-    cluster.wait_for(serve, "twenty pods", within_s=90)
+    cluster.wait_for(serve, "twenty pods", within_s=180)
     cluster.wait_for(lambda: pool.status["readyReplicas"] == 20, within_s=60)
 
     metrics.set(DESIRED, 15, **figure)
