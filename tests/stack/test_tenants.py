@@ -332,8 +332,11 @@ def test_the_tenant_goes_along_to_scheduler_predictor_figures_and_logs(house: Ho
             said = client.chat.completions.with_raw_response.create(model=name, messages=QUESTION, **SHORT)
         answers[said.headers["x-motet-request"]] = tenant
 
-    stack.until(lambda: answers.keys() <= noted(stack, "gateway", "answered", "id").keys())
-    answered, placed = noted(stack, "gateway", "answered", "id"), noted(stack, "scheduler", "request_placed", "request")
+    stack.until(lambda: answers.keys() <= noted(stack, "gateway", "request_answered", "id").keys())
+    answered, placed = (
+        noted(stack, "gateway", "request_answered", "id"),
+        noted(stack, "scheduler", "request_placed", "request"),
+    )
     for request, tenant in answers.items():
         written = keys.parse_key(house.keys[tenant])
         assert written is not None
