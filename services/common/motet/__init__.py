@@ -1,15 +1,15 @@
-"""What Motet's deployables share, and nothing that only one of them needs.
+"""What Motet's services share. What only one of them needs is in the package of that service.
 
-Everything that two processes must agree on lives here: the messages, the ids, the sizes, the errors, the settings and
-the shape of a resource. Decisions do not: each has one owner, in its own package.
+Everything that two processes must agree on is here: the messages, the ids, the sizes, the errors, the settings and
+the fields of a resource. Decisions are not here: each decision belongs to one service, in its own package.
 """
 
 import os
 
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-"""Nobody here uses gRPC on both sides of a fork. With its support for that, each process that a service starts writes a
-line of its own into the service's log. It reads the variable when it is imported, so this has to come before."""
+"""No service uses gRPC on both sides of a fork. With gRPC's support for forks, each child process of a service would
+write a line into the service's log. gRPC reads the variable when it is imported, so we set it before that."""
 
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-"""A log is one JSON object a line: what gRPC notes for itself, such as each peer that goes away, would stand between
-them. What fails is in our own lines, too."""
+"""A log has one JSON object in each line. gRPC's own lines, such as one for each peer that disconnects, would be
+between them. Our own lines also report what fails."""

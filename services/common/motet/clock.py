@@ -1,4 +1,4 @@
-"""Time as a value that is handed in, so that policies can be tested and simulated without waiting."""
+"""The clock is a parameter, so that tests and simulations of a policy need not wait."""
 
 import asyncio
 import time
@@ -11,7 +11,7 @@ log = structlog.get_logger(__name__)
 
 
 class Clock(Protocol):
-    """Seconds that only go forward; the zero means nothing."""
+    """Seconds that never go back. The value 0 has no meaning."""
 
     def __call__(self) -> float: ...
 
@@ -34,7 +34,7 @@ class FakeClock:
 
 
 async def every(seconds: float, do: Callable[[], Awaitable[None] | None], *, name: str) -> None:
-    """Do something again and again until cancelled. What it raises is logged, and the next turn comes all the same."""
+    """Call `do` every `seconds` until cancelled. An error of `do` is logged, and the next call comes nevertheless."""
     while True:
         await asyncio.sleep(seconds)
         try:

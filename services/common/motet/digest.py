@@ -1,6 +1,6 @@
-"""What bytes are called: `sha256:` over named files, the same on every machine.
+"""The digest of a set of named files: `sha256:` and 64 hex digits, the same on every machine.
 
-The names and sizes go in before each file's bytes, so that moving a byte from one file to the next is another digest.
+Name and size are hashed before each file's bytes. So the digest changes when bytes move from one file to another.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ from motet.domain import Digest
 CHUNK_BYTES = 1 << 20
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
-"""What an adapter must have: its configuration and its weights."""
+"""The files that every adapter has: its configuration and its weights."""
 
 ADAPTER_OPTIONAL_FILES = (
     "added_tokens.json",
@@ -22,9 +22,9 @@ ADAPTER_OPTIONAL_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
 )
-"""What changes its answers where it has it: a template, tokens and defaults of its own. Those that exist belong to its
-digest, by these exact names and right beside its weights; no other file does. An adapter without any has the digest
-that it had before there was this list. A name that is added here changes the digest of every adapter with that file."""
+"""Files that change an adapter's answers if it has them: its own chat template, tokens and defaults. Those that exist
+beside the weights, with exactly these names, count for the digest. No other file does. A name that you add here changes
+the digest of every adapter that has such a file."""
 
 ASSET_FILES = (
     "chat_template.jinja",
@@ -34,13 +34,13 @@ ASSET_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
 )
-"""What a gateway needs of a model to speak to it; those that exist."""
+"""The files of a model that a gateway needs, where they exist."""
 
 _PREFIX = "sha256:"
 
 
 class ContentDigest:
-    """A digest that grows while bytes pass by: `begin` a file, `update` with its bytes, then the next by name."""
+    """Computes a digest step by step: `begin` a file, `update` with its bytes, then the next file by name."""
 
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
@@ -61,7 +61,7 @@ class ContentDigest:
 
 
 def digest_of(folder: Path, names: Iterable[str]) -> Digest:
-    """The digest of these files of a folder. All must exist."""
+    """The digest of files in a folder. All of them must exist."""
     content = ContentDigest()
     for name in sorted(set(names)):
         path = folder / name
@@ -73,7 +73,7 @@ def digest_of(folder: Path, names: Iterable[str]) -> Digest:
 
 
 def adapter_files(folder: Path) -> list[str]:
-    """All that belongs to an adapter's digest, in the order in which it is digested."""
+    """The names of all files that count for an adapter's digest, in the order in which they are hashed."""
     return sorted([*ADAPTER_FILES, *(name for name in ADAPTER_OPTIONAL_FILES if (folder / name).is_file())])
 
 
@@ -90,13 +90,13 @@ def asset_digest(folder: Path) -> Digest:
 
 
 def base_digest(folder: Path) -> Digest:
-    """Of a base model: its configuration and every weight file. What adapters are checked against and KV belongs to."""
+    """The digest of a base model: of its configuration and every weight file."""
     weights = [path.name for path in folder.glob("*.safetensors")]
     return digest_of(folder, ["config.json", *weights])
 
 
 def hex_of(digest: Digest) -> str:
-    """The digest as a folder's name. Raises ValueError for what is no digest, so that no path can hide in one."""
+    """The hex digits, for use as a folder's name. Raises ValueError for any other text, such as one with a path."""
     text = digest.removeprefix(_PREFIX)
     if not digest.startswith(_PREFIX) or len(text) != 64 or set(text) - set("0123456789abcdef"):
         raise ValueError(f"not a digest: {digest!r}")

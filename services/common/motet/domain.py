@@ -1,4 +1,4 @@
-"""The words of the domain: who asks, for what, and how many bytes that is. Plain values, no I/O."""
+"""Plain values that all services use: tenants, requests, digests, pages and their sizes. No I/O."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,21 +6,21 @@ from enum import StrEnum
 from typing import Any, NewType, Self
 
 InstanceName = NewType("InstanceName", str)
-"""A runner's name. It keeps the name when it restarts; each start is another incarnation."""
+"""A runner's name. It stays the same when the runner restarts; each start is a new incarnation."""
 RequestId = NewType("RequestId", str)
 Tenant = NewType("Tenant", str)
 Digest = NewType("Digest", str)
-"""`sha256:` and 64 hex digits. The empty digest stands for the base model where an adapter's is asked for."""
+"""`sha256:` and 64 hex digits. In place of an adapter's digest, the empty one means the base model."""
 
 BASE = Digest("")
 
 PAGE_TOKENS = 16
-"""Tokens in a page of KV (PU-20). Small enough that the last, half-filled page of a sequence wastes little, large
-enough that a page of all layers is one good copy."""
+"""Tokens in a page (PU-20). A small page wastes little memory at the end of a sequence; a page that is too small makes
+each copy of a page (all layers) too short to be fast."""
 
 
 class ParkMethod(StrEnum):
-    """How a parked sequence's KV is kept."""
+    """What happens to the keys and values of a parked sequence."""
 
     SWAP = "swap"  # copied to host memory
     RECOMPUTE = "recompute"  # dropped, computed again from the tokens
@@ -43,13 +43,13 @@ class ObjectName:
 
 
 def pages_for(tokens: int, page_tokens: int = PAGE_TOKENS) -> int:
-    """Pages that hold `tokens` tokens."""
+    """How many pages `tokens` tokens need."""
     return -(-tokens // page_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """What one token's keys and values cost (S3-02): 2 · layers · kv_heads · head_dim · bytes of the dtype."""
+    """The size of one token's keys and values (S3-02): 2 · layers · kv_heads · head_dim · bytes of the dtype."""
 
     layers: int
     kv_heads: int

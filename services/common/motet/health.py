@@ -1,13 +1,13 @@
-"""Whether a process is ready for work, and whether it gets on with it: one truth, told over gRPC and over HTTP."""
+"""Whether a process is ready and alive. The answers over gRPC and over HTTP both come from here."""
 
 from collections.abc import Callable
 
 Check = Callable[[], str]
-"""Says what is wrong; empty: nothing is."""
+"""Returns what is wrong; empty if nothing is."""
 
 
 class Health:
-    """Not ready until told so, and never again once it stops. Alive unless a check says otherwise."""
+    """A process is not ready until `set_ready`, and not after `stop`. It is alive unless a liveness check fails."""
 
     def __init__(self) -> None:
         self._unready = "starting"
@@ -16,19 +16,19 @@ class Health:
         self._failings: list[Check] = []
 
     def set_ready(self, ready: bool, why: str = "") -> None:
-        """Whether new work may come, and if not, what is in the way."""
+        """Say whether the process takes new work, and if not, why."""
         self._unready = "" if ready else why or "not ready"
 
     def stop(self) -> None:
         self._stopping = True
 
     def add_readiness_check(self, check: Check) -> None:
-        """Beside what is set: not ready while `check` says why."""
+        """The process is not ready while `check` returns a reason, whatever `set_ready` says."""
         self._obstacles.append(check)
 
     def add_liveness_check(self, check: Check) -> None:
-        """Count as dead, and be started again, while `check` says why. It must look at this process alone: one that
-        ends because another is away makes an outage of a hiccup."""
+        """The process counts as dead, and is restarted, while `check` returns a reason. The check must look at this
+        process only: a restart does not help when another service is away, and makes a short outage longer."""
         self._failings.append(check)
 
     def unready_reason(self) -> str:

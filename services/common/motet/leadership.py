@@ -1,6 +1,6 @@
-"""Who leads, and in which term. This is the local half: a lock file with a counter that survives everything.
+"""Who leads, and in which term. On one machine this is a lock file that contains the last term.
 
-A term never repeats: the counter is on disk before anyone hears of it. In a cluster a Lease takes this place (`lease`).
+A term never repeats: it is on disk before any other process learns it. In a cluster a Lease is used instead (`lease`).
 """
 
 import fcntl
@@ -16,40 +16,40 @@ from motet.terms import is_term
 
 
 class Leadership(Protocol):
-    """The right to act, under a number that no other holder of it has."""
+    """The right to act as the leader, under a term that no other leader has."""
 
     term: int
 
     def raise_term_above(self, term: int, then: Callable[[], object]) -> None:
-        """Make the term higher than one that somebody reports to have seen.
+        """Make the term higher than `term`, which a peer has seen.
 
-        `then` is called once it is: the higher term is kept before anyone hears of it, which may take its time.
+        Calls `then` once it is higher. That may take time: the higher term is stored before it is used.
         """
 
     def step_down_for(self, term: int) -> None:
-        """Somebody says that another leads in this term."""
+        """A peer says that another process leads in this term."""
 
 
 class Candidacy(Leadership, Protocol):
-    """Somebody who leads, or may one day."""
+    """A process that leads, or waits until it can lead."""
 
     @property
     def leader_address(self) -> str:
-        """Where the leader is reached, as last heard; empty: nobody leads, or nobody knows."""
+        """The last known address of the leader. Empty: there is no leader, or it is not known."""
 
     @property
     def predecessor(self) -> str:
-        """Where somebody may still lead, who has not heard; empty: nobody does."""
+        """The address of an earlier leader that may not know yet that it no longer leads. Empty: there is none."""
 
     async def wait_until_leader(self) -> None:
         """Wait until this candidate leads."""
 
 
 class LocalLeadership:
-    """Holds the lock of `path` while entered, with a term above every earlier one.
+    """A context manager that holds the lock of `path`, with a term above every earlier one.
 
-    Entering raises StateDirectoryError when another live process holds the lock. The lock goes with the process,
-    however it dies.
+    Entering raises StateDirectoryError when another process holds the lock. The kernel releases the lock when the
+    process ends, also when it is killed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -81,13 +81,13 @@ class LocalLeadership:
     leader_address = predecessor = ""
 
     async def wait_until_leader(self) -> None:
-        """Whoever has entered it leads."""
+        """Returns at once: a process that has entered the context leads."""
 
     def step_down_for(self, term: int) -> None:
-        """Nobody else can lead while this one holds the lock."""
+        """Does nothing: no other process can lead while this one holds the lock."""
 
     def raise_term_above(self, term: int, then: Callable[[], object]) -> None:
-        """Make the term higher than one that somebody reports to have seen (a state directory may have been lost)."""
+        """Make the term higher than `term`, which a peer has seen. That happens when the state directory was lost."""
         if term >= self.term:
             self._advance_to(term + 1)
         then()
@@ -97,13 +97,13 @@ class LocalLeadership:
         text = os.pread(self._file, 32, 0).strip()
         if not text or is_term(text.decode(errors="replace")):
             return int(text or 0)
-        # Damaged. The time is above any counter that restarts alone can have reached.
+        # The file is damaged. The time in seconds is higher than any term that restarts alone can have reached.
         return int(time.time())
 
     def _advance_to(self, term: int) -> None:
         assert self._file is not None
-        # Zero-padded, so that every number is as long as the last: the write replaces it in one piece.
+        # With leading zeros all numbers have the same length, so one write replaces the old number completely.
         written = os.pwrite(self._file, f"{term:020d}\n".encode(), 0)
-        os.ftruncate(self._file, written)  # what a damaged file held beyond it
+        os.ftruncate(self._file, written)  # a damaged file may be longer
         os.fsync(self._file)
         self.term = term

@@ -1,8 +1,10 @@
-"""The book of promises, in pages: what has been said, not what lies in memory.
+"""The ledger: the promises of a runner, in pages. It does not say how many pages are in use.
 
-The scheduler keeps one per runner and admits by it; a runner keeps its own and may decline. Pure: no clock, no I/O.
-Invariant: the sum of promises never exceeds capacity × overcommit, except where a promise was `adopted` from a runner
-that already lives by it (after a restart) or the factor has been lowered under it; then nothing new fits until it does.
+The scheduler keeps one ledger for each runner, and places a request only where its promise fits. A runner keeps its
+own ledger, and may decline a request. Pure: no clock, no I/O.
+
+The sum of promises never exceeds capacity × overcommit, with two exceptions: after a restart the scheduler adopts the
+promises that runners already keep, and somebody may lower the factor. Nothing new fits then until the sum is lower.
 """
 
 from collections.abc import Iterator
@@ -14,7 +16,7 @@ Key = TypeVar("Key")
 
 @dataclass(frozen=True, slots=True)
 class Shortfall:
-    """Why a promise was not written: so many pages were wanted and so many are left."""
+    """Why a promise does not fit: how many more pages it needs, and how many are free."""
 
     wanted: int
     free: int
@@ -37,7 +39,7 @@ class Ledger(Generic[Key]):
 
     @property
     def free(self) -> int:
-        """Pages that may still be promised; negative while adopted promises exceed the limit."""
+        """Pages that may still be promised. Negative while the promises exceed the limit."""
         return self.limit - self._total
 
     def __contains__(self, key: Key) -> bool:
@@ -53,11 +55,11 @@ class Ledger(Generic[Key]):
         return self._promises.get(key, 0)
 
     def fits_when_empty(self, pages: int) -> bool:
-        """A promise larger than this would wait for ever: refuse it at admission (OR-09)."""
+        """Whether it fits when nothing else is promised. The scheduler refuses a request that never fits (OR-09)."""
         return pages <= self.limit
 
     def promise(self, key: Key, pages: int) -> Shortfall | None:
-        """Write or change a promise if it fits; say what is missing otherwise and leave the book as it was."""
+        """Add or change a promise if it fits. Otherwise change nothing, and return how many pages are missing."""
         growth = pages - self._promises.get(key, 0)
         if growth > 0 and growth > self.free:
             return Shortfall(wanted=growth, free=self.free)
@@ -65,11 +67,11 @@ class Ledger(Generic[Key]):
         return None
 
     def adopt(self, key: Key, pages: int) -> None:
-        """Write a promise that somebody already lives by, whether it fits or not."""
+        """Add a promise that a runner already keeps, whether it fits or not."""
         self._write(key, pages)
 
     def release(self, key: Key) -> int:
-        """Strike a promise; returns its pages, 0 when there was none."""
+        """Remove a promise and return its pages; 0 if there was no such promise."""
         pages = self._promises.pop(key, 0)
         self._total -= pages
         return pages
@@ -79,7 +81,7 @@ class Ledger(Generic[Key]):
         self._total = 0
 
     def check(self) -> None:
-        """Recount; raises AssertionError with the numbers if the total has drifted from its entries."""
+        """Count again. Raises AssertionError with both numbers if the total is not the sum of the entries."""
         counted = sum(self._promises.values())
         assert counted == self._total, f"ledger says {self._total} pages, its entries add up to {counted}"
 

@@ -1,22 +1,25 @@
-"""What a request is promised, in pages: one rule for the scheduler, the supervisor and the runner. Pure arithmetic.
+"""How many pages a request is promised. Scheduler, supervisor and runner use this one rule. Pure arithmetic.
 
-A promise begins as prompt + expected output, doubles when the output outgrows it (S3-13), and never exceeds what the
-request can use in its longest life. That life has an entry of KV for every token but the last: an entry is written when
-a token is fed back to bring the next one, and after the last there is no next.
+A promise begins as prompt + expected output. It doubles when the output needs more (S3-13). It never exceeds what the
+longest possible answer needs. That is keys and values for every token but the last: the engine computes those of a
+token in order to get the next token, and after the last token no other follows.
 """
 
 from motet.domain import PAGE_TOKENS, pages_for
 
 
 def max_kv_tokens(prompt_tokens: int, max_tokens: int, *, context_tokens: int = 0) -> int:
-    """Entries of KV at the end of the longest answer. `max_tokens` is of output, delivered ones included; 0: nobody
-    said, so the context (0: not known, and not needed) is the bound."""
+    """How many tokens have keys and values at the end of the longest answer.
+
+    `max_tokens` counts output tokens, with the delivered ones; 0: not given, so the context is the limit.
+    `context_tokens` is 0 where the caller does not know it and needs no limit by it.
+    """
     length = prompt_tokens + max_tokens if max_tokens else max(context_tokens, prompt_tokens + 1)
     return (min(length, context_tokens) if context_tokens else length) - 1
 
 
 def max_pages(prompt_tokens: int, max_tokens: int, *, context_tokens: int = 0, page_tokens: int = PAGE_TOKENS) -> int:
-    """Pages that hold the longest life: no promise is larger."""
+    """Pages for the longest answer. No promise is larger."""
     return max(1, pages_for(max_kv_tokens(prompt_tokens, max_tokens, context_tokens=context_tokens), page_tokens))
 
 
@@ -29,10 +32,11 @@ def initial_pages(
     context_tokens: int = 0,
     page_tokens: int = PAGE_TOKENS,
 ) -> int:
-    """Of the first promise: prompt, what is delivered, and what is still expected.
+    """Pages of the first promise: for the prompt, the delivered tokens, and the output that is still expected.
 
-    `expected` is the quantile of the whole output that the pool promises; 0: nobody guessed, and `max_tokens` is
-    expected. A request that has outlived its estimate is expected to go on for another page, and doubles from there.
+    `expected` is the expected length of the whole output, at the quantile that the pool promises. 0: there is no
+    estimate, and `max_tokens` is expected. A request that is already longer than its estimate is promised one more
+    page, and its promise doubles from there.
     """
     remaining = max((expected or max_tokens) - delivered, page_tokens)
     most = max_pages(prompt_tokens, max_tokens, context_tokens=context_tokens, page_tokens=page_tokens)
@@ -40,10 +44,10 @@ def initial_pages(
 
 
 def doubled_pages(pages: int, most: int) -> int:
-    """The next promise (S3-13). Never less than the present one, whatever was promised by mistake."""
+    """The next promise (S3-13). It is never smaller than the present one, even if that one exceeds `most`."""
     return max(pages, min(2 * pages, most))
 
 
 def is_near_promise(tokens: int, pages: int, most: int, *, page_tokens: int = PAGE_TOKENS) -> bool:
-    """Whether a sequence of so many tokens stands in the last promised page, or beyond, and could need more (S3-10)."""
+    """Whether a sequence of `tokens` tokens has reached its last promised page and may need more than that (S3-10)."""
     return pages < most and pages_for(tokens, page_tokens) >= pages

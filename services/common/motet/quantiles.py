@@ -1,8 +1,9 @@
 """Running quantiles of answer lengths, in small fixed memory. Pure: no clock, no I/O.
 
-A histogram of log length that forgets exponentially. A censored answer (cut by max_tokens or by the client) says only
-"at least this long"; its mass moves to the right, over longer answers, as Kaplan and Meier do. A prior counts as some
-answers of its shape (the estimator of Susarla and Van Ryzin): that is how a tenant's few lean on everybody's many.
+A histogram of the logarithm of lengths, in which older answers count less and less. Of a censored answer (cut by
+max_tokens or by the client) we only know that it is at least this long; its weight goes to longer answers, by the
+method of Kaplan and Meier. A prior counts like a number of answers with its distribution (the estimator of Susarla and
+Van Ryzin): a tenant with few answers is estimated mostly by the answers of all tenants.
 """
 
 import struct
@@ -14,8 +15,8 @@ from typing import Self
 MAX_TOKENS = 1 << 20
 BUCKETS_PER_OCTAVE = 16
 HALF_LIFE = 512
-"""Answers after which an answer counts half. Long enough for a steady q95, short enough to follow a tenant who changes
-their prompts within a day."""
+"""After this many newer answers, an answer counts half. That is enough answers for a stable q95, and few enough to
+adapt within a day when a tenant's prompts change."""
 
 
 def _upper_edges() -> tuple[int, ...]:
@@ -27,10 +28,10 @@ def _upper_edges() -> tuple[int, ...]:
 
 
 EDGES = _upper_edges()
-"""The longest length of each bucket: short lengths one by one, then at most 5 % apart."""
+"""The longest length in each bucket. Short lengths have a bucket each; the others are at most 5 % apart."""
 
 BucketShares = Sequence[float]
-"""One share per bucket of EDGES; they add up to 1."""
+"""One share for each bucket of EDGES. The shares add up to 1."""
 
 
 def bucket_of(tokens: int) -> int:
@@ -38,10 +39,10 @@ def bucket_of(tokens: int) -> int:
 
 
 def quantiles_of(masses: BucketShares, quantiles: Sequence[float]) -> list[int]:
-    """The shortest lengths that at least these shares of all answers do not exceed."""
+    """For each quantile q, the shortest length that at least the share q of all answers does not exceed."""
     cumulated = list(accumulate(masses))
     last = len(EDGES) - 1
-    # The tolerance keeps a share that is exactly q, but for rounding, on this side.
+    # The tolerance is for a share that is q except for rounding: its bucket still counts.
     return [EDGES[min(bisect_left(cumulated, q - 1e-9), last)] for q in quantiles]
 
 
@@ -57,24 +58,24 @@ class LengthStatistics:
         self._ended = [0.0] * len(EDGES)
         self._censored = [0.0] * len(EDGES)
         self._total = 0.0
-        self._unit = 1.0  # what the next answer weighs: growing it is cheaper than shrinking everything else
+        self._unit = 1.0  # the weight of the next answer; making it larger is cheaper than making all others smaller
         self._count = 0
 
     @property
     def count(self) -> int:
-        """Answers seen, ever."""
+        """How many answers were ever added."""
         return self._count
 
     @property
     def weight(self) -> float:
-        """Answers that still count, the older ones in part."""
+        """How many answers still count. Older ones count less than 1."""
         return self._total / self._unit
 
     def observe(self, tokens: int, *, censored: bool = False) -> None:
         if tokens < 0:
             raise ValueError(f"a length cannot be negative: {tokens}")
         if censored and tokens == 0:
-            return  # "at least nothing" says nothing
+            return  # every answer has at least 0 tokens
         self._unit *= 2.0 ** (1 / HALF_LIFE)
         (self._censored if censored else self._ended)[bucket_of(tokens)] += self._unit
         self._total += self._unit
@@ -83,9 +84,10 @@ class LengthStatistics:
             self._renormalise()
 
     def bucket_shares(self, prior: BucketShares | None = None, strength: float = 0.0) -> BucketShares | None:
-        """The share of each bucket, with `prior` counting as `strength` answers. None when nothing is known.
+        """The share of each bucket, where `prior` counts as `strength` answers. None when nothing is known.
 
-        Mass that is censored beyond the longest answer known goes to twice that length, as a promise would (S3-13).
+        The weight of censored answers that are longer than all complete ones goes to twice the longest known length,
+        as a promise doubles (S3-13).
         """
         ended: Sequence[float] = self._ended
         total = self._total
@@ -121,7 +123,7 @@ class LengthStatistics:
         return None if masses is None else quantiles_of(masses, (max(q, 1e-6),))[0]
 
     def merge(self, other: "LengthStatistics") -> None:
-        """Count what `other` has seen as if it had been seen here, equally recent."""
+        """Add the answers of `other`, as if they were as recent as our own."""
         self._renormalise()
         scale = 1.0 / other._unit
         for i in range(len(EDGES)):
@@ -131,7 +133,7 @@ class LengthStatistics:
         self._count += other._count
 
     def to_bytes(self) -> bytes:
-        """Everything, in at most a few kilobytes; the empty buckets cost nothing."""
+        """Everything as bytes, a few kilobytes at most. Empty buckets are left out."""
         entries = [
             (i, ended, censored)
             for i, (ended, censored) in enumerate(zip(self._ended, self._censored, strict=True))
@@ -142,7 +144,7 @@ class LengthStatistics:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Raises ValueError when these are not bytes of `to_bytes`."""
+        """Read what `to_bytes` has written. Raises ValueError if it is something else."""
         statistics = cls()
         try:
             version, statistics._count, statistics._unit, entries = cls._HEADER.unpack_from(data)

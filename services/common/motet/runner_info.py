@@ -1,6 +1,6 @@
-"""What runners say about themselves, as plain values: scheduler, supervisor and simulator decide on these.
+"""What runners report about themselves, as plain values. Scheduler, supervisor and simulator decide by them.
 
-No decisions here and no I/O: only the words, and how they are read from the messages.
+This module makes no decisions and does no I/O: it has the values, and reads them from the messages.
 """
 
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ NOBODY = Tenant("")
 
 
 class RequestClass(IntEnum):
-    """Smaller is more urgent; the numbers are the messages' own."""
+    """A smaller number is more urgent. The numbers are those of the messages."""
 
     INTERACTIVE = 1
     STANDARD = 2
@@ -25,7 +25,7 @@ class RequestClass(IntEnum):
 
     @classmethod
     def from_proto(cls, value: int) -> Self:
-        """One of a newer peer is served as most requests are: neither before others nor after all of them."""
+        """The class; STANDARD for a class of a newer peer that this version does not know."""
         return cls(value) if value in _CLASSES else cls(cls.STANDARD)
 
 
@@ -40,7 +40,7 @@ class SequenceState(StrEnum):
     PARKED = "parked"
 
 
-# One of a newer runner is waiting: not counted among those that run, and not among those that somebody must resume.
+# An unknown state of a newer runner counts as WAITING: neither as running, nor as parked (which must be resumed).
 _STATES = {
     common_pb2.SEQUENCE_STATE_LOADING: SequenceState.LOADING,
     common_pb2.SEQUENCE_STATE_PREFILL: SequenceState.PREFILL,
@@ -50,7 +50,7 @@ _STATES = {
 
 
 class Tier(IntEnum):
-    """Where a runner holds an adapter; larger is nearer to the model."""
+    """Where a runner holds an adapter. A larger number is nearer to the device."""
 
     NONE = 0
     DISK = 1
@@ -59,7 +59,8 @@ class Tier(IntEnum):
 
     @classmethod
     def from_proto(cls, value: int) -> Self:
-        """One of a newer runner counts as no nearer than the adapter's source: at worst a load is ordered in vain."""
+        """The tier; NONE for a tier of a newer runner that this version does not know. At worst, the scheduler orders
+        a load that is not needed."""
         return cls(value) if value in _TIERS else cls(cls.NONE)
 
 
@@ -68,7 +69,7 @@ _TIERS = frozenset(Tier)
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A refusal as a value: `code` is a row of `motet.errors.TABLE`."""
+    """An error as a value. `code` is a key of `motet.errors.TABLE`."""
 
     code: str
     message: str
@@ -91,7 +92,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerIdentity:
-    """One start of one runner process; `instance` survives restarts, `incarnation` does not."""
+    """One start of one runner process. `instance` stays the same after a restart, `incarnation` does not."""
 
     instance: str
     incarnation: str = ""
@@ -169,7 +170,7 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResidentAdapter:
-    """An adapter that a runner holds, and how near."""
+    """An adapter that a runner holds, and at which tier."""
 
     digest: Digest
     tier: Tier
@@ -183,18 +184,18 @@ class ResidentAdapter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerRequest:
-    """One request as its runner's book has it."""
+    """One request that a runner has accepted, as the runner reports it."""
 
     request: RequestId
     epoch: int
     pages: int
-    """Promised."""
+    """The promised pages."""
     pages_used: int = 0
     state: SequenceState = SequenceState.DECODE
     prompt_tokens: int = 0
     output_tokens: int = 0
     max_tokens: int = 0
-    """Of output; 0 when the runner did not say."""
+    """Of the output. 0: the runner did not say."""
     tenant: Tenant = NOBODY
     digest: Digest = BASE
     request_class: RequestClass = RequestClass.STANDARD

@@ -1,4 +1,4 @@
-"""How a service's process begins and ends: signals, logging, metrics, and a clear last word when it cannot start."""
+"""How the process of a service starts and ends: signals, logging, metrics, and an error message if it cannot start."""
 
 import asyncio
 import os
@@ -24,13 +24,13 @@ from motet.telemetry import configure_logging, new_registry, serving_metrics
 log = structlog.get_logger(__name__)
 
 SETUP_FAILED = 2
-"""Exit status for what a person has to put right; a supervisor of processes need not hurry to try again."""
+"""Exit status of a process that a person has to correct. The process manager waits longer before it tries again."""
 
 Read = TypeVar("Read", bound=BaseSettings)
 
 
 def read(kind: type[Read]) -> Read:
-    """Settings from the environment. A wrong one ends the process with a sentence that names the variable."""
+    """Read settings from the environment. If one is wrong, print a sentence that names the variable, and exit."""
     if old_names := sorted(RENAMED.keys() & os.environ.keys()):
         _last_word("\n".join(f"{old} is now called {RENAMED[old]}: set that instead." for old in old_names))
         sys.exit(SETUP_FAILED)
@@ -49,7 +49,7 @@ def read(kind: type[Read]) -> Read:
 
 
 TERMINATION_LOG = Path("/dev/termination-log")
-"""In a pod, what is written here is its status' message: the operator repeats it in the pool's."""
+"""In a pod, Kubernetes puts the content of this file into the pod's status. The operator repeats it in the pool's."""
 
 
 def _last_word(sentence: str) -> None:
@@ -66,9 +66,9 @@ LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 
 def run(name: str, settings: ProcessSettings, main: Main, *, loop_factory: LoopFactory | None = None) -> None:
-    """Run `main(stop, registry, health)` until it returns; SIGTERM and SIGINT set `stop`.
+    """Run `main(stop, registry, health)` until it returns. SIGTERM and SIGINT set `stop`.
 
-    `name` is the role that this process's certificate must carry. Ends the process by SystemExit.
+    `name` is the role that the TLS certificate of this process must have. After a SetupError, raises SystemExit.
     """
     configure_logging(name, settings)
     try:
@@ -107,7 +107,7 @@ async def _run(settings: ProcessSettings, main: Main) -> None:
 
 
 def _complain(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    # gRPC asks a call that came while its server ended how it went: that it was cancelled is no error.
+    # gRPC asks for the result of a call that arrived while the server stopped. Such a call was cancelled: no error.
     if not isinstance(context.get("exception"), asyncio.CancelledError):
         loop.default_exception_handler(context)
 
@@ -122,7 +122,7 @@ async def run_until(stop: asyncio.Event, *work: Awaitable[None]) -> None:
             try:
                 running.result()
             except BaseExceptionGroup as group:
-                raise group.exceptions[0] from None  # a SetupError must be one to whoever catches it
+                raise group.exceptions[0] from None  # `run` catches a SetupError, not a group with one in it
     finally:
         for task in (running, stopping):
             task.cancel()

@@ -1,11 +1,11 @@
-"""Running several things at once so that a failure looks like itself."""
+"""Run several coroutines at once. The first error is raised as it is, not inside an exception group."""
 
 import asyncio
 from collections.abc import Awaitable
 
 
 async def run_together(*work: Awaitable[object]) -> None:
-    """Run everything until all is done. The first failure cancels the rest and is raised, not a group around it."""
+    """Run everything until all is done. The first failure cancels the rest and is raised."""
     tasks = [asyncio.ensure_future(one) for one in work]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)

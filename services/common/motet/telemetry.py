@@ -1,6 +1,7 @@
-"""What a process says about itself: log lines and metrics. Prompts and answers appear in neither.
+"""Log lines and metrics of a process. Neither contains prompts or answers.
 
-One registry per process, made by its main and handed to its `Metrics` class; names start with `motet_`.
+Each process has one registry. Its main function makes the registry and gives it to the `Metrics` class. The names of
+metrics start with `motet_`.
 """
 
 import asyncio
@@ -24,7 +25,7 @@ from motet.settings import ProcessSettings
 
 
 def configure_logging(service: str, settings: ProcessSettings) -> None:
-    """Send structlog and the standard library's logging to stderr, one line an event."""
+    """Send structlog and the standard library's logging to stderr, one line for each event."""
     stream = _LossyStream(sys.stderr)
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -37,7 +38,7 @@ def configure_logging(service: str, settings: ProcessSettings) -> None:
         shared.append(structlog.processors.format_exc_info)
         render = structlog.processors.JSONRenderer()
     else:
-        # The library's own choice shows the variables of each frame, which are prompts and tokens, and takes seconds.
+        # The library's default shows the variables of each frame, which hold prompts and tokens, and takes seconds.
         plain = structlog.dev.plain_traceback
         render = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)
     level = logging.getLevelName(settings.log_level.upper())
@@ -59,7 +60,7 @@ def configure_logging(service: str, settings: ProcessSettings) -> None:
 
 
 class _LossyStream:
-    """A stream that loses a line rather than its process: logs may lie on a disk that is full."""
+    """A stream that drops a line that it cannot write, for example because the disk is full. The process goes on."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -75,7 +76,7 @@ class _LossyStream:
 
 
 def new_registry() -> CollectorRegistry:
-    """The registry of this process, with the process's own figures in it."""
+    """A registry with the metrics of the process itself, such as its memory."""
     registry = CollectorRegistry(auto_describe=True)
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
@@ -86,15 +87,15 @@ def new_registry() -> CollectorRegistry:
 OTHER_LABEL = "other"
 
 KEEP_NAME_SECONDS = 300.0
-"""A name keeps its series for so long after its last use: scrapers, every minute at the longest, have then seen the
-last figures, and names that are all in use do not push each other out with every request."""
+"""How long a name keeps its series after its last use. Prometheus scrapes at least once a minute, so it has then read
+the last values. Without this time, names that are in use would replace each other with every request."""
 
 
 class BoundedLabels:
-    """Which of the names that users choose (tenants, adapters) stand in labels: the last used, and `most` of them.
+    """Limits how many names that users choose (tenants, adapters) are values of labels: the `most` last used ones.
 
-    With 0 all labels are empty, which Prometheus takes for no label. A name that is pushed out takes its series with
-    it; one that finds no place is counted under `other`.
+    With 0 all labels are empty, which for Prometheus is the same as no label. When a new name replaces an old one, the
+    series of the old one are removed. A name that cannot replace any is counted under `other`.
     """
 
     def __init__(
@@ -136,10 +137,10 @@ class BoundedLabels:
 async def serving_metrics(
     address: str, registry: CollectorRegistry, health: Health | None = None
 ) -> AsyncIterator[None]:
-    """Answer GET and HEAD on `unix:/path` or `host:port`; an empty address serves nothing.
+    """Answer GET and HEAD on `unix:/path` or `host:port`. With an empty address, serve nothing.
 
-    `/livez` and `/readyz` say what `health` says, with status 503 and the reason when it is no; any other path answers
-    with the figures.
+    `/livez` and `/readyz` answer what `health` says: status 200, or 503 with the reason. Any other path answers with
+    the metrics.
     """
     if not address:
         yield
@@ -164,7 +165,7 @@ async def serving_metrics(
             writer.write(head.encode() + (b"" if method == b"HEAD" else body))
             await writer.drain()
         except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):
-            pass  # a scraper that went away needs no answer
+            pass  # the client is gone and needs no answer
         finally:
             writer.close()
 
@@ -189,7 +190,7 @@ async def serving_metrics(
 
 
 async def is_alive(address: str) -> bool:
-    """Whether the process that serves its figures at `unix:/path` says that it lives. The caller bounds the time."""
+    """Whether the process that serves metrics at `unix:/path` answers that it is alive. The caller sets a timeout."""
     try:
         reader, writer = await asyncio.open_unix_connection(socket_path(address))
     except OSError:
