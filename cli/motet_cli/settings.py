@@ -1,4 +1,4 @@
-"""What the command line reads from the environment besides its options."""
+"""Settings of the command line, from the environment."""
 
 from pathlib import Path
 
@@ -7,18 +7,18 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
 class Settings(BaseSettings):
-    """For every command; an option on the command line comes first where there is one."""
+    """Settings of all commands. An option on the command line overrides its setting."""
 
     model_config = SettingsConfigDict(env_prefix="MOTET_", frozen=True, extra="ignore")
 
     data_dir: Path | None = None
-    """The state directory, as `--data-dir`. Unset: `$XDG_DATA_HOME/motet`, which is `~/.local/share/motet` unless said
-    otherwise."""
+    """The state directory, as with `--data-dir`. Unset: `$XDG_DATA_HOME/motet`, or `~/.local/share/motet` if
+    XDG_DATA_HOME is not set."""
 
     host: str = "127.0.0.1"
-    """The address at which `motet up` lets the gateway listen. Anything but a loopback address can be reached from
-    other machines, and without keys by all of them."""
+    """The address on which the gateway of `motet up` listens. Other machines can reach any address that is not a
+    loopback address. Without API keys, each of them may use the gateway."""
 
     api_key: str = Field("", repr=False)
-    """What `motet chat` sends to gateways that ask for an API key. Not an option: arguments can be read by everybody on
-    the machine."""
+    """The API key that `motet chat` sends to gateways that ask for one. There is no option for it, because every user
+    of the machine can read the arguments of a command."""

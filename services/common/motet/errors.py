@@ -1,4 +1,4 @@
-"""Everything that can go wrong, once, and how each face of the system says it.
+"""All errors of Motet, and how each is reported to gRPC peers, to HTTP clients and on the command line.
 
 MotetError
 ├── InvalidRequest            the caller must change the request
@@ -17,14 +17,14 @@ MotetError
 │   ├── NoRunner
 │   ├── StoreUnavailable
 │   └── DeadlineExceeded
-├── AdapterError              the adapter is at fault; its owner must act
+├── AdapterError              the adapter is wrong; its owner must act
 │   ├── AdapterIncompatible
 │   └── AdapterFetchFailed
-├── StoreRefused              a value that no database takes, however often it is told
-├── Declined                  a runner's "not here, not now": the scheduler places the request again
-├── EngineRestarted           a stream that could not be continued
+├── StoreRefused              the database will never accept the value
+├── Declined                  a runner does not take the request now: the scheduler places it again
+├── EngineRestarted           the runner died and no other could continue the stream
 ├── Cancelled
-├── NotFinite                 the model's numbers for this request; at most one other runner tries it
+├── NotFinite                 the results for this request are infinite or not numbers; one other runner tries it
 ├── RequestKillsEngines       engines died or hung while they computed this request and no other
 ├── Internal
 └── SetupError                start-up and command line: exit status 2
@@ -32,7 +32,8 @@ MotetError
     ├── ModelFolderError
     └── StateDirectoryError
 
-Raise the leaf; carry the sentence. `TABLE` maps each to its gRPC status, HTTP status, OpenAI `type` and `code`.
+Raise the most specific class, with a message. `TABLE` has each error by its code: its gRPC and HTTP status and its
+OpenAI `type`.
 """
 
 from dataclasses import dataclass
@@ -44,20 +45,20 @@ from motet.api.v1 import common_pb2
 
 @dataclass(frozen=True, slots=True)
 class ErrorMapping:
-    """How one kind of error is said to gRPC peers, HTTP clients and people."""
+    """How one kind of error is reported to gRPC peers and HTTP clients."""
 
     code: str
     http: int
     type: str
     grpc: grpc.StatusCode
     retry_after: float = 0.0
-    """Seconds after which it makes sense for a client to send the request again; 0 means that it does not, whatever one
-    error says: a fetch that the runner repeats by itself is no reason for clients to wait for it."""
+    """Seconds after which a client may send the request again. 0: sending it again does not help, even if one error has
+    its own `retry_after`. For example, clients need not wait for a fetch that the runner repeats by itself."""
 
 
 class MotetError(Exception):
-    """An error with a place in the table. `message` says what is wrong and what to do, in one or two sentences, to
-    those who can do it; what API clients read is `for_clients`."""
+    """An error of the table. `message` says in one or two sentences what is wrong and what to do. It is for the person
+    who can correct it. API clients read `for_clients`."""
 
     mapping = ErrorMapping("internal_error", 500, "server_error", grpc.StatusCode.INTERNAL)
 
@@ -68,7 +69,8 @@ class MotetError(Exception):
         self.message = message
         self.param = param
         self.reason = reason
-        """Of an adapter's error: the reason in its status' condition, such as RankTooLarge. Empty: the code says it."""
+        """For an adapter's error: the reason of the condition in its status, such as RankTooLarge. Empty: see the
+        code."""
         self.retry_after = self.mapping.retry_after if retry_after is None else retry_after
 
     @property
@@ -86,7 +88,7 @@ class MotetError(Exception):
 
 
 class InvalidRequest(MotetError):
-    """The request says something that makes no sense. The message names the field and the value to give instead."""
+    """A field of the request has a wrong value. The message names the field and says which values are allowed."""
 
     mapping = ErrorMapping("invalid_value", 400, "invalid_request_error", grpc.StatusCode.INVALID_ARGUMENT)
 
@@ -98,7 +100,7 @@ class ContextLengthExceeded(InvalidRequest):
 
 
 class UnsupportedParameter(InvalidRequest):
-    """A parameter is known but not supported here. Leave it out; answers would not be what it asks for."""
+    """Motet knows the parameter but does not support it, so the answer would not be as requested. Leave it out."""
 
     mapping = ErrorMapping("unsupported_parameter", 400, "invalid_request_error", grpc.StatusCode.INVALID_ARGUMENT)
 
@@ -116,20 +118,20 @@ class RequestTooLarge(InvalidRequest):
 
 
 class NotAuthenticated(MotetError):
-    """The API key is missing, wrong, expired or revoked; also in a stream whose key was revoked or has expired since it
-    began. Send `authorization: Bearer <key>`."""
+    """The API key is missing, wrong, expired or revoked. A stream also ends with this error when its key is revoked or
+    expires. Send `authorization: Bearer <key>`."""
 
     mapping = ErrorMapping("invalid_api_key", 401, "authentication_error", grpc.StatusCode.UNAUTHENTICATED)
 
 
 class InsufficientScope(MotetError):
-    """The API key is right, and does not allow this. Use one that was made with the scope that the message names."""
+    """The API key is valid but does not allow this. Use a key with the scope that the message names."""
 
     mapping = ErrorMapping("insufficient_scope", 403, "permission_error", grpc.StatusCode.PERMISSION_DENIED)
 
 
 class ModelNotFound(MotetError):
-    """No model of this name for this tenant; the message has the nearest names. `GET /v1/models` lists them all."""
+    """This tenant has no model of this name. The message has similar names; `GET /v1/models` lists all."""
 
     mapping = ErrorMapping("model_not_found", 404, "not_found_error", grpc.StatusCode.NOT_FOUND)
 
@@ -141,7 +143,7 @@ class NotFound(MotetError):
 
 
 class RateLimited(MotetError):
-    """The tenant has used up what it may use for now. Nothing answers this yet: quotas per tenant come later. Wait for
+    """The tenant has used its quota. Motet never answers this in this version: it has no quotas per tenant. Wait for
     the time in `retry-after`."""
 
     mapping = ErrorMapping("rate_limit_exceeded", 429, "rate_limit_error", grpc.StatusCode.RESOURCE_EXHAUSTED, 1.0)
@@ -154,59 +156,62 @@ class Overloaded(MotetError):
 
 
 class PoolSaturated(Overloaded):
-    """No room for the promise on any runner, and the queue is full. Try again later; add runners if it lasts."""
+    """No runner has free pages for the request, and the queue is full. Try again later. If it lasts, add runners."""
 
     mapping = ErrorMapping("pool_saturated", 503, "overloaded_error", grpc.StatusCode.RESOURCE_EXHAUSTED, 2.0)
 
 
 class AdapterLoading(Overloaded):
-    """The adapter is being fetched or checked. Nothing answers this yet: a request waits for its adapter instead. Try
-    again in a moment."""
+    """The adapter is being fetched or checked. Motet never answers this in this version: a request waits for its
+    adapter instead. Try again in a moment."""
 
     mapping = ErrorMapping("adapter_loading", 503, "overloaded_error", grpc.StatusCode.UNAVAILABLE, 2.0)
 
 
 class NoRunner(Overloaded):
-    """No runner of the model's pool is up. `kubectl describe spool`, or `motet status` on a machine of one's own, says
+    """No runner of the model's pool is ready. `kubectl describe spool`, or `motet status` on your own machine, says
     why."""
 
     mapping = ErrorMapping("no_runner", 503, "overloaded_error", grpc.StatusCode.UNAVAILABLE, 2.0)
 
 
 class StoreUnavailable(Overloaded):
-    """The database is locked, full or away. Serving goes on where it can; the message says what to put right."""
+    """The database is locked, full or cannot be reached. What does not need it still works. The message says what to
+    correct."""
 
     mapping = ErrorMapping("store_unavailable", 503, "overloaded_error", grpc.StatusCode.UNAVAILABLE, 5.0)
 
 
 class StoreRefused(MotetError):
-    """The database never takes this value; trying again does not help. What holds it is put aside, and logged."""
+    """The database will never accept this value, so trying again does not help. The row with it is skipped and
+    logged."""
 
     mapping = ErrorMapping("store_refused", 500, "server_error", grpc.StatusCode.INVALID_ARGUMENT)
 
 
 class DeadlineExceeded(Overloaded):
-    """The request waited longer than it may. Try again later, or allow more time."""
+    """The request waited longer than its limit. Try again later, or allow more time."""
 
     mapping = ErrorMapping("deadline_exceeded", 504, "overloaded_error", grpc.StatusCode.DEADLINE_EXCEEDED, 2.0)
 
 
 class AdapterError(MotetError):
-    """The adapter cannot be served as it is. Its owner must act; `kubectl describe lora`, or `motet status` on a
-    machine of one's own, shows the adapter's conditions."""
+    """The adapter cannot be served as it is, and its owner must act. `kubectl describe lora`, or `motet status` on your
+    own machine, shows the adapter's conditions."""
 
     mapping = ErrorMapping("adapter_error", 422, "adapter_error", grpc.StatusCode.FAILED_PRECONDITION)
     public_message = "The adapter cannot be served as it is"
 
     @property
     def for_clients(self) -> str:
-        """The message is its owner's, and in the adapter's status: it may name files, Secrets and commands."""
+        """A text without details. The full message may name files, Secrets and commands. It is only for the adapter's
+        owner, in the adapter's status."""
         why = f" ({self.reason})" if self.reason else ""
         return f"{self.public_message}{why}. Its owner finds the details in the adapter's status."
 
 
 class AdapterIncompatible(AdapterError):
-    """A field or a tensor of the adapter does not fit the base model or is not supported; the adapter's status names
+    """A field or a tensor of the adapter does not fit the base model, or is not supported. The adapter's status names
     it."""
 
     mapping = ErrorMapping("adapter_incompatible", 422, "adapter_error", grpc.StatusCode.FAILED_PRECONDITION)
@@ -214,39 +219,39 @@ class AdapterIncompatible(AdapterError):
 
 
 class AdapterFetchFailed(AdapterError):
-    """The adapter's files are missing, unreadable or not what the digest says. The adapter's status names the file."""
+    """The adapter's files are missing, cannot be read, or have another digest. The adapter's status names the file."""
 
     mapping = ErrorMapping("adapter_fetch_failed", 422, "adapter_error", grpc.StatusCode.FAILED_PRECONDITION)
     public_message = "The adapter's files could not be fetched"
 
 
 class Declined(MotetError):
-    """A runner would not take the request here and now. The scheduler places it again; clients hardly ever see this."""
+    """A runner did not take the request. The scheduler places it again, so clients hardly ever see this."""
 
     mapping = ErrorMapping("declined", 503, "overloaded_error", grpc.StatusCode.ABORTED, 0.1)
 
 
 class EngineRestarted(MotetError):
-    """The runner died and the stream could not be continued elsewhere before its deadline. Send it again."""
+    """The runner died, and no other runner could continue the stream before its deadline. Send the request again."""
 
     mapping = ErrorMapping("engine_restarted", 503, "server_error", grpc.StatusCode.UNAVAILABLE, 1.0)
 
 
 class Cancelled(MotetError):
-    """The client left, or asked for the request to be cancelled."""
+    """The client disconnected, or cancelled the request."""
 
     mapping = ErrorMapping("cancelled", 499, "cancelled", grpc.StatusCode.CANCELLED)
 
 
 class NotFinite(MotetError):
-    """The model's numbers became infinite or undefined for this request, on two runners. The weights of its adapter are
-    the usual cause: try the base model, and tell the adapter's owner. Sending it again brings the same."""
+    """On two runners, the model's results for this request were infinite or not numbers. The usual cause is the weights
+    of the adapter: try the base model, and tell the adapter's owner. Sending the request again does not help."""
 
     mapping = ErrorMapping("not_finite", 500, "server_error", grpc.StatusCode.INTERNAL)
 
 
 class RequestKillsEngines(MotetError):
-    """Engines died or hung while they computed this request and no other, so it is not tried again. Other requests are
+    """Engines died or hung while they computed only this request, so Motet does not try it again. Other requests are
     not affected. Change the prompt, the parameters or the model, and please report it with the request id."""
 
     mapping = ErrorMapping("request_kills_engines", 500, "server_error", grpc.StatusCode.INTERNAL)
@@ -257,7 +262,7 @@ class Internal(MotetError):
 
 
 class SetupError(MotetError):
-    """A process cannot start as it is set up. The message names the setting or the command-line option."""
+    """A process cannot start with its settings. The message names the setting or the command-line option."""
 
     mapping = ErrorMapping("setup_error", 500, "server_error", grpc.StatusCode.FAILED_PRECONDITION)
 
@@ -269,13 +274,14 @@ class ManifestError(SetupError):
 
 
 class ModelFolderError(SetupError):
-    """The base model's folder is missing, incomplete or of a kind that cannot be served. The message says which."""
+    """The base model's folder is missing or incomplete, or Motet cannot serve this kind of model. The message says
+    which."""
 
     mapping = ErrorMapping("model_folder_invalid", 500, "server_error", grpc.StatusCode.FAILED_PRECONDITION)
 
 
 class StateDirectoryError(SetupError):
-    """The state directory is in use, full, or cannot be written. The message names it and the way out."""
+    """The state directory is in use, full, or cannot be written. The message names it and says what to do."""
 
     mapping = ErrorMapping("state_directory_unusable", 500, "server_error", grpc.StatusCode.FAILED_PRECONDITION)
 
@@ -288,11 +294,11 @@ def _leaf_classes(root: type[MotetError]) -> dict[str, type[MotetError]]:
 
 
 TABLE: dict[str, type[MotetError]] = _leaf_classes(MotetError) | {Internal.mapping.code: Internal}
-"""Every error by its code; the codes are unique."""
+"""Every error by its code. The codes are unique."""
 
 
 def from_proto(failure: common_pb2.Failure) -> MotetError:
-    """The error a peer reported. A code that this version does not know becomes Internal with the peer's sentence."""
+    """The error that a peer reported. A code that this version does not know becomes Internal with the peer's text."""
     kind = TABLE.get(failure.code, Internal)
     seconds = failure.retry_after_seconds
     return kind(failure.message, retry_after=seconds if 0 <= seconds < float("inf") else 0.0, reason=failure.reason)
