@@ -1,7 +1,7 @@
-"""API keys: how one is made, written, found again and told from a wrong one. Pure, but for chance.
+"""API keys: make, parse and compare them, and write them as lines of JSON. Pure, except for random numbers.
 
-A key is shown once, as `motet_<id>_<secret>`. Only the hash of its secret is kept. The secret holds 32 random bytes, so
-a plain SHA-256 is enough: there is nothing to guess from a dictionary, and a slow hash would cost each request.
+A key is shown once, as `motet_<id>_<secret>`. Motet stores only the hash of its secret. The secret has 32 random bytes,
+so nobody can guess it from a dictionary, and a plain SHA-256 is enough. A slow hash would make each request slower.
 """
 
 import hashlib
@@ -19,30 +19,30 @@ SECRET_BYTES = 32
 ID_BYTES = 8
 
 KEYS_MADE_FILE = "keys-were-made"
-"""A file in the state directory, from when the first key was made: gateways there then ask for one, also when the
-database is lost."""
+"""A file in the state directory, written when the first key is made. While it exists, gateways of this stack ask for a
+key, even if the database is lost."""
 
 CALLERS_VARIABLE = "MOTET_API_KEY"
-"""Where a person keeps the key that `motet chat` sends. It is for no process of a stack."""
+"""The environment variable with the key that `motet chat` sends. Processes of a stack do not get it."""
 
 _WRITTEN = re.compile(rf"{PREFIX}_([0-9a-f]{{{2 * ID_BYTES}}})_([A-Za-z0-9_-]{{43}})")
 MAX_KEY_LENGTH = len(PREFIX) + 2 * ID_BYTES + 43 + 2
-"""Characters of a key: what is longer is none, and is not looked at."""
+"""The number of characters of a key. A longer text is not a key and is not parsed."""
 
 
 class KeyScope(StrEnum):
-    """What a key allows. Each stands for itself: `admin` does not include `user`."""
+    """What a key allows. No scope includes another one: `admin` does not include `user`."""
 
     USER = "user"
     """Call models."""
     ADMIN = "admin"
     """Load and unload the tenant's own adapters."""
     MONITOR = "monitor"
-    """Read the gateway's figures."""
+    """Read the gateway's metrics."""
 
 
 class PresentedKey(NamedTuple):
-    """A key as its owner sends it."""
+    """A key as its owner sends it, with the secret."""
 
     id: str
     secret: str
@@ -57,7 +57,7 @@ class PresentedKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiKey:
-    """What is kept of one."""
+    """What Motet stores about a key: everything but the secret."""
 
     id: str
     tenant: str
@@ -67,10 +67,11 @@ class ApiKey:
     expires: datetime | None = None
     """None: never."""
     revoked: datetime | None = None
-    """When it was. It counts from when it is read, also where the clock is behind that of whoever revoked it."""
+    """When it was revoked; None if it was not. A gateway refuses a revoked key as soon as it reads this, even if the
+    gateway's clock is behind this time."""
 
     def refusal_reason(self, now: datetime) -> str:
-        """Why it is not taken at that time; empty: it is."""
+        """Why the key is refused at the time `now`; empty if it is accepted."""
         if self.revoked is not None:
             return "revoked"
         if self.expires is not None and self.expires <= now:
@@ -79,25 +80,25 @@ class ApiKey:
 
 
 def new_key() -> PresentedKey:
-    """A new one."""
+    """Make a new key."""
     return PresentedKey(secrets.token_hex(ID_BYTES), secrets.token_urlsafe(SECRET_BYTES))
 
 
 def successor_key(id_: str) -> PresentedKey:
-    """A new one to follow the key of that id. Its own id follows from that: so a key that has a successor can be told,
-    and which it is. Ids are no secret."""
+    """Make a new key that replaces the key with the id `id_`. Its id is computed from `id_`, so that we can see whether
+    a key has a successor, and which one. Ids are not secret."""
     return PresentedKey(hashlib.sha256(f"follows {id_}".encode()).hexdigest()[: 2 * ID_BYTES], new_key().secret)
 
 
 def parse_key(text: str) -> PresentedKey | None:
-    """None: it has not the form of a key."""
+    """The key that `text` contains; None if it does not have the form of a key."""
     if len(text) > MAX_KEY_LENGTH or (match := _WRITTEN.fullmatch(text)) is None:
         return None
     return PresentedKey(*match.groups())
 
 
 def to_line(key: ApiKey) -> str:
-    """One line of JSON: how keys are kept in a file, which a Secret may hold. No secret is in it."""
+    """One line of JSON for a file of keys, which may be in a Secret. It has the hash of the key, not the key."""
     line: dict[str, Any] = {
         "id": key.id,
         "tenant": key.tenant,
@@ -112,48 +113,48 @@ def to_line(key: ApiKey) -> str:
 
 
 def from_line(line: str) -> ApiKey:
-    """Raises ValueError with what is wrong in it. The message never holds the line: it may be a key by mistake."""
+    """Raises ValueError that says what is wrong. The message never repeats the line, which may be a key by mistake."""
     try:
-        said = json.loads(line)
+        entry = json.loads(line)
     except (ValueError, RecursionError):
         raise ValueError("it is no JSON object, as `motet key hash` prints it") from None
-    if not isinstance(said, dict):
+    if not isinstance(entry, dict):
         raise ValueError("it is no JSON object, as `motet key hash` prints it")  # noqa: TRY004 - of what it says
-    id_, hash_ = _text(said, "id", _ID), _text(said, "hash", _HASH)
-    tenant = _text(said, "tenant", _TENANT)
-    scopes = said.get("scopes")
+    id_, hash_ = _text(entry, "id", _ID), _text(entry, "hash", _HASH)
+    tenant = _text(entry, "tenant", _TENANT)
+    scopes = entry.get("scopes")
     if not isinstance(scopes, list) or not all(isinstance(one, str) for one in scopes):
         raise ValueError(f"its 'scopes' have to be a list, of {', '.join(KeyScope)}")
-    created = _time(said, "created")
+    created = _time(entry, "created")
     if created is None:
         raise ValueError("it has no 'created'")
     return ApiKey(
         id=id_,
         tenant=tenant,
-        # One of a newer version means nothing here, and takes nothing away.
+        # Scopes that this version does not know are ignored; the others still count.
         scopes=frozenset(KeyScope(one) for one in scopes if one in set(KeyScope)),
         hash=bytes.fromhex(hash_),
         created=created,
-        expires=_time(said, "expires"),
-        revoked=_time(said, "revoked"),
+        expires=_time(entry, "expires"),
+        revoked=_time(entry, "revoked"),
     )
 
 
 _ID = re.compile(rf"[0-9a-f]{{{2 * ID_BYTES}}}")
 _HASH = re.compile(r"[0-9a-f]{64}")
 _TENANT = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-"""A namespace's name."""
+"""The name of a namespace."""
 
 
-def _text(said: dict[str, Any], name: str, form: re.Pattern[str]) -> str:
-    value = said.get(name)
+def _text(entry: dict[str, Any], name: str, form: re.Pattern[str]) -> str:
+    value = entry.get(name)
     if not isinstance(value, str) or form.fullmatch(value) is None:
         raise ValueError(f"its '{name}' is missing or has not the form {form.pattern}")
     return value
 
 
-def _time(said: dict[str, Any], name: str) -> datetime | None:
-    value = said.get(name)
+def _time(entry: dict[str, Any], name: str) -> datetime | None:
+    value = entry.get(name)
     if value is None:
         return None
     try:
@@ -169,7 +170,7 @@ _NOBODYS = secrets.token_bytes(hashlib.sha256().digest_size)
 
 
 def matches(key: ApiKey | None, sent: PresentedKey) -> bool:
-    """Whether that is the key. Takes the same time for one that nobody has: ids are no secret, but who may learn which
-    exist by asking learns how many customers there are."""
+    """Whether `sent` is the key `key`. It takes the same time when there is no such key. Otherwise callers could
+    measure which ids exist, and learn how many keys there are."""
     same = hmac.compare_digest(sent.hash, key.hash if key is not None else _NOBODYS)
     return same and key is not None

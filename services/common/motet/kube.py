@@ -1,7 +1,7 @@
-"""The way to the API server: who we are, a connection that survives what happens to both, and plain dictionaries.
+"""A client of the API server: credentials, a connection that is made again when needed, and objects as dictionaries.
 
-The models of the `kubernetes` package are strict, and a field that a newer server adds would be an error: only its
-credentials and its connections are used. It is loaded when there is a cluster to speak to; a laptop never pays for it.
+Of the `kubernetes` package only the credentials and the connections are used. Its models are strict, so a new field of
+a newer server would be an error. It is imported only when Motet uses a cluster, so a local stack does not load it.
 """
 
 import asyncio
@@ -26,15 +26,15 @@ UNAUTHORIZED, FORBIDDEN, NOT_FOUND, CONFLICT, INVALID, THROTTLED = 401, 403, 404
 
 
 class ApiError(Exception):
-    """What came of a request that was not carried out."""
+    """A request that failed."""
 
 
 class Unreachable(ApiError):
-    """No answer, or none that says anything: nobody knows whether the request was carried out."""
+    """The API server did not answer, or did not say what happened. It may have carried out the request."""
 
 
 class StatusError(ApiError):
-    """The server's no, with its status and its words."""
+    """The API server refused the request, with this status and message."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message or f"HTTP {status}")
@@ -42,21 +42,21 @@ class StatusError(ApiError):
 
 
 class KubeCredentials:
-    """Who we are to the API server: the pod's ServiceAccount, or as a kubeconfig says. Read again each minute, and at
-    once when they were refused."""
+    """Our credentials for the API server: of the pod's ServiceAccount, or from a kubeconfig. They are read again every
+    minute, and at once after the server has refused them."""
 
     LIFE_SECONDS = 60.0
     LEAST_SECONDS_BETWEEN = 1.0
 
     def __init__(self, kubeconfig: Path | None, setting: str) -> None:
-        """`setting` names the kubeconfig to people who forgot it."""
+        """`setting` is the name of the setting for `kubeconfig`, for error messages."""
         self._kubeconfig, self._setting = kubeconfig, setting
         self._configuration: Configuration | None = None
         self._read_at = 0.0
         self._reading = asyncio.Lock()
 
     async def configuration(self, *, refused: bool = False) -> "Configuration":
-        """Raises SetupError at the first reading, when there is nothing to read."""
+        """`refused`: the server has refused the last credentials. Raises SetupError if none could ever be read."""
         async with self._reading:
             age = time.monotonic() - self._read_at
             if self._configuration is not None and age < self.LEAST_SECONDS_BETWEEN and refused:
@@ -70,7 +70,7 @@ class KubeCredentials:
         from kubernetes.aio import config
         from kubernetes.aio.client import Configuration
 
-        # Else each request would look for a proxy in files and variables, in a thread.
+        # Otherwise each request would look for a proxy in files and variables, in a thread.
         configuration = Configuration(client_session_kwargs={"trust_env": False})
         try:
             if self._kubeconfig is not None:
@@ -83,7 +83,7 @@ class KubeCredentials:
                     f"cannot reach a cluster: {error}. Run in a pod with a ServiceAccount token, or set "
                     f"{self._setting}."
                 ) from None
-            return  # what we have may still do
+            return  # the old credentials may still be valid
         finally:
             self._read_at = time.monotonic()
         self._configuration = configuration
@@ -106,7 +106,7 @@ class ApiResponse:
     status: int
     body: KubeObject
     retry_after: str
-    """As the header says it; mostly empty."""
+    """The header Retry-After; usually empty."""
 
     @property
     def message(self) -> str:
@@ -114,7 +114,8 @@ class ApiResponse:
 
 
 class ApiConnection:
-    """For any number of requests at once. Made anew when the credentials lead elsewhere, or after `close`."""
+    """A connection for any number of requests at once. It connects again when the credentials name another server or
+    other certificates, or after `close`."""
 
     def __init__(self, credentials: KubeCredentials) -> None:
         self._credentials = credentials
@@ -153,11 +154,11 @@ class ApiConnection:
         async with response.response:
             data = await response.read()
         try:
-            said = orjson.loads(data) if data else {}
+            parsed = orjson.loads(data) if data else {}
         except orjson.JSONDecodeError:
-            said = {"message": data[:200].decode(errors="replace")}
+            parsed = {"message": data[:200].decode(errors="replace")}
         return ApiResponse(
-            int(response.status), said if isinstance(said, dict) else {}, response.headers.get("Retry-After") or ""
+            int(response.status), parsed if isinstance(parsed, dict) else {}, response.headers.get("Retry-After") or ""
         )
 
     async def _connected(self, configuration: "Configuration") -> "RESTClientObject":
@@ -173,22 +174,22 @@ class ApiConnection:
 
 
 def _written_at(path: str) -> int:
-    """Authorities change under the same name."""
+    """When the file was written: certificates are renewed under the same name."""
     try:
         return Path(path).stat().st_mtime_ns
     except OSError:
-        return 0  # it is being replaced, or its text was in a kubeconfig
+        return 0  # the file is just being replaced, or it was a temporary one made from a kubeconfig
 
 
 class KubeApi:
-    """A small door, for services that need an object or two."""
+    """A small client, for services that need few objects."""
 
     def __init__(self, kubeconfig: Path | None, setting: str) -> None:
         self._credentials = KubeCredentials(kubeconfig, setting)
         self._connection = ApiConnection(self._credentials)
 
     async def __aenter__(self) -> Self:
-        """Raises SetupError when there is no cluster to speak to."""
+        """Raises SetupError if there are no credentials for a cluster."""
         await self._credentials.configuration()
         return self
 
@@ -207,11 +208,11 @@ class KubeApi:
         return await self._ask("PUT", path, body, seconds)
 
     async def _ask(self, method: str, path: str, body: KubeObject | None, seconds: float) -> KubeObject:
-        """Raises Refused or Unreachable."""
+        """Raises StatusError or Unreachable."""
         try:
             answer = await self._connection.send(method, path, body, seconds=seconds)
         except Unreachable:
-            await self._connection.close()  # the next one may find another server there, with another certificate
+            await self._connection.close()  # there may be another server next time, with another certificate
             raise
         if answer.status < 300:
             return answer.body

@@ -1,17 +1,18 @@
-"""Who leads, in a cluster: one candidate of several holds a Lease. The other half is `leadership`, for one machine.
+"""Who leads in a cluster: of several candidates, the one that holds a Lease. For one machine see `leadership`.
 
-Time is measured, never compared: a holder counts from when it asked for its last renewal, the others from when they
-last saw the Lease change, each on its own monotonic clock. A holder is sure of itself (`in_time`) for `renew` seconds
-after the last renewal that came through, and others wait `lease` seconds.
+No process compares its clock with that of another one. The leader measures the time since it sent its last successful
+renewal, the standbys the time since they last saw the Lease change, each with its own monotonic clock. The leader is
+sure to be the only one (`is_leader_for_sure`) for `renew_seconds` after that renewal. The standbys wait `seconds`,
+which is longer.
 
-While the API server is away nobody can win, and serving must go on: a holder that hears nothing goes on leading,
-though no longer sure. It ends when it hears of another holder, or finds that it was stopped for so long. Two may lead
-for a while, then: one that the API server hears, and one that it does not. So everything that acts carries the term,
-which grows with each holder, and who wins tells its predecessor where that can be reached.
+While nobody can reach the API server, no standby can win, and the service must go on: the leader keeps leading, but it
+is no longer sure. It ends itself when it learns of another leader, or finds that its process was paused for too long.
+So there may be two leaders for some time: one that can reach the API server, and one that cannot. Therefore every order
+has the term, which is higher for each new leader, and a new leader tells its predecessor, if it can reach it.
 
-A term stands in the Lease before anyone hears of it, when it is won and when it is raised
-(`raise_term_above`): so no two ever act under one number. While the Lease cannot be written a holder goes on under the
-term it has.
+A term is in the Lease before any other process learns it, both when a leader wins and when it raises its term
+(`raise_term_above`). So two leaders never act under the same term. While the leader cannot write the Lease, it keeps
+its term.
 """
 
 import asyncio
@@ -49,7 +50,7 @@ LOST_LEADERSHIP = 1
 
 
 class LeaseApi(Protocol):
-    """What an election needs of the API server: get, create and update on one Lease."""
+    """What an election needs from the API server: get, create and update one Lease."""
 
     async def get(self, path: str, *, seconds: float) -> KubeObject: ...
     async def post(self, path: str, body: KubeObject, *, seconds: float) -> KubeObject: ...
@@ -58,7 +59,7 @@ class LeaseApi(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LeaseRecord:
-    """What a Lease says."""
+    """The contents of a Lease."""
 
     holder: str
     seconds: float
@@ -76,26 +77,27 @@ class LeaseRecord:
             seconds=float(spec.get("leaseDurationSeconds") or 0),
             renewed=spec.get("renewTime") or "",
             transitions=transitions,
-            # Damaged: the time is above any counter that elections alone can have reached.
+            # The annotation is damaged. The time is higher than any term that elections alone can have reached.
             term=max(transitions, int(term) if is_term(term) else int(time.time())),
             address=notes.get(ADDRESS, ""),
         )
 
 
 def end_process(why: str) -> None:
-    """At once: whatever this process still does, it does without a right to."""
+    """End this process at once: it no longer leads and must not act."""
     try:
         log.critical("leadership_lost", reason=why)
         sys.stderr.flush()
-    finally:  # whatever has become of the log
+    finally:  # also when the log cannot be written
         os._exit(LOST_LEADERSHIP)
 
 
 class Election:
-    """A candidate while it is entered: stands by, may win, and then leads until it is left or another does.
+    """A context manager: inside it, this process is a standby, and leads when it gets the Lease. It leads until the
+    context ends or another process leads.
 
-    Entering raises SetupError when the API server forbids what an election needs. Leaving hands the Lease back, so that
-    the next leader need not wait. `term` and `raise_term_above` count from the moment it was won.
+    Entering raises SetupError if the API server forbids what an election needs. Leaving releases the Lease, so that
+    the next leader need not wait. `term` and `raise_term_above` have a meaning only while this process leads.
     """
 
     def __init__(
@@ -109,7 +111,7 @@ class Election:
         lost: Callable[[str], None] = end_process,
     ) -> None:
         self.identity = f"{settings.pod_name or os.uname().nodename}-{secrets.token_hex(4)}"
-        """New at every start: nobody is taken for a predecessor of the same name."""
+        """New at every start, so that a restarted process is not mistaken for its predecessor."""
         self.term = 0
         self._api = api
         self._name, self._namespace = settings.name, settings.namespace
@@ -120,11 +122,11 @@ class Election:
         self._clock = clock
         self._lost = lost
         self._wanted = 0
-        """The term that peers ask for, by what they have seen."""
+        """The term that we need: one above the highest term that a peer has seen."""
         self._waiting: dict[Callable[[], object], int] = {}
-        """Who wants to know when the term is above the one that they name."""
+        """Functions to call when the term is higher than the given one."""
         self.predecessor = ""
-        """Where the last holder was reached, if it did not hand the Lease back."""
+        """The address of the last leader, if it did not release the Lease."""
         self._seen: LeaseRecord | None = None
         self._seen_at = 0.0
         self._blind = False
@@ -166,12 +168,12 @@ class Election:
 
     @property
     def is_leader_for_sure(self) -> bool:
-        """Whether it leads for sure: nobody else can have won yet. Asked before each act that carries no term."""
+        """Whether it leads and no other process can lead yet. Check it before each action that has no term."""
         return self._leads.is_set() and self._clock() < self._sure_until
 
     @property
     def leader_address(self) -> str:
-        """Where the leader is reached, as last heard; empty: nobody leads, or nobody knows."""
+        """The last known address of the leader. Empty: there is no leader, or it is not known."""
         return self._seen.address if self._seen is not None and self._seen.holder else ""
 
     async def wait_until_leader(self) -> None:
@@ -179,9 +181,9 @@ class Election:
         await self._leads.wait()
 
     def raise_term_above(self, term: int, then: Callable[[], object]) -> None:
-        """Make the term higher than one that somebody reports to have seen, once the Lease says so.
+        """Make the term higher than `term`, which a peer has seen, and call `then` when the Lease has the higher term.
 
-        That is asked for at once, and again and again while the API server is away.
+        The leader writes the Lease at once, and tries again while the API server cannot be reached.
         """
         self.step_down_for(term)
         self._waiting[then] = max(term, self._waiting.get(then, term))
@@ -195,10 +197,10 @@ class Election:
         self.term = term
         for then in [then for then, seen in self._waiting.items() if seen < term]:
             del self._waiting[then]
-            asyncio.get_running_loop().call_soon(then)  # what it raises is not for the election to bear
+            asyncio.get_running_loop().call_soon(then)  # an error in it must not stop the election
 
     def step_down_for(self, term: int) -> None:
-        """Somebody says that another leads in this term. Who is sure of itself knows better."""
+        """A peer says that another process leads in this term. Ignored while this process is sure that it leads."""
         if self._leads.is_set() and not self.is_leader_for_sure and term > self.term:
             self._lost(f"another leads in term {term}; ours was {self.term}")
 
@@ -220,7 +222,7 @@ class Election:
                 pass
 
     async def _step(self) -> float:
-        """One look, or one renewal. Gives the time until the next."""
+        """Read the Lease once, or renew it once. Returns the seconds until the next step."""
         asked = self._clock()
         try:
             if self._leads.is_set():
@@ -232,27 +234,27 @@ class Election:
                 log.warning("lease_api_unreachable", lease=self._name, leads=self._leads.is_set(), reason=str(error))
             self._blind = True
             self._continue_leading()
-            # A request that timed out has taken its time already.
+            # A request that timed out has already taken most of this time.
             return max(self._retry_seconds / 4, asked + self._retry_seconds - self._clock())
 
     def _continue_leading(self) -> None:
-        """Nobody has said that another leads. One whose time passed while it was stopped does not come back to this."""
+        """Go on leading, since no other leader is known. But not if the time ended while this process was paused."""
         if self._watchdog is not None and self._watchdog.in_time:
             self._watchdog.until(self._clock() + self._renew_seconds)
 
     async def _look(self, asked: float) -> float:
-        """Take the Lease when it is free."""
+        """Read the Lease, and take it if it is free. Returns the seconds until the next step."""
         lease = await self._get()
         record = LeaseRecord.of(lease) if lease is not None else LeaseRecord("", 0, "", 0, 0, "")
         lasts = record.seconds or self._lease_seconds
         if record != self._seen:
-            # It may have changed just after the last look. Settings leave the holder more room than that.
+            # The Lease may have changed just after we last read it. The settings give the holder more time than that.
             self._seen, self._seen_at = record, self._clock() - self._retry_seconds / 2
         if self._blind:
-            # Its holder could not renew either, and tries as often as we do: it comes first.
+            # The holder could not renew the Lease either. It tries as often as we do, so give it time to renew first.
             self._seen_at = max(self._seen_at, self._clock() + 2 * self._retry_seconds - lasts)
             self._blind = False
-        # Our own name in it: an earlier attempt of ours came through, and its answer did not.
+        # The holder may be this process: the API server carried out an earlier write whose answer was lost.
         taken = record.holder not in ("", self.identity)
         free_in = self._seen_at + lasts - self._clock()
         if taken and free_in > 0:
@@ -265,7 +267,7 @@ class Election:
         except StatusError as error:
             if error.status not in (CONFLICT, NOT_FOUND):
                 raise
-            return 0.0  # another was faster: look who
+            return 0.0  # another candidate was faster: read at once who it is
         self.term = term
         self.predecessor = record.address if taken else ""
         self._seen = LeaseRecord.of(self._lease)
@@ -284,7 +286,7 @@ class Election:
         except StatusError as error:
             if error.status not in (CONFLICT, NOT_FOUND):
                 raise
-            # Somebody has written to it, or removed it: it may still be ours, with another version.
+            # Another client has changed or deleted the Lease. We may still hold it, with another resourceVersion.
             self._lease = await self._get()
             holder = LeaseRecord.of(self._lease).holder if self._lease is not None else ""
             if self._lease is not None and holder != self.identity:
@@ -304,7 +306,7 @@ class Election:
     async def _release(self) -> None:
         try:
             async with asyncio.timeout(RELEASE_SECONDS):
-                # A renewal that was under way may still come through, and make the version that we read an old one.
+                # A renewal that was in flight may still succeed, and change the version after we have read it.
                 while (lease := await self._get()) is not None and LeaseRecord.of(lease).holder == self.identity:
                     lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": _now()}
                     lease["metadata"]["annotations"] |= {TERM: str(max(self.term, self._wanted)), ADDRESS: ""}
@@ -318,7 +320,7 @@ class Election:
     # ---------------------------------------------------------------------------------------------------------- object
 
     def _held(self, lease: KubeObject | None, term: int, transitions: int | None = None) -> KubeObject:
-        """The Lease as ours. With `transitions`: it becomes ours now."""
+        """The Lease with this process as its holder. `transitions` is given when the holder changes."""
         old = lease or {"metadata": {"name": self._name, "namespace": self._namespace}, "spec": {}}
         spec = {
             **(old.get("spec") or {}),
@@ -353,7 +355,7 @@ class Election:
             raise
 
     async def _write(self, lease: KubeObject) -> KubeObject:
-        """Create or replace; a version that is no longer the last is refused."""
+        """Create or replace the Lease. The API server refuses it if the Lease has changed since we read it."""
         seconds = self._request_seconds
         if "resourceVersion" in lease["metadata"]:
             return await self._api.put(f"{self._leases}/{self._name}", lease, seconds=seconds)
@@ -361,7 +363,7 @@ class Election:
 
 
 class _Watchdog:
-    """Ends the process when its time is up, from a thread of its own: an event loop that hangs cannot be asked to."""
+    """Ends the process when its time as leader is over. It uses its own thread, because the event loop may hang."""
 
     def __init__(self, end: float, clock: Clock, lost: Callable[[str], None]) -> None:
         self._end = end
@@ -388,5 +390,5 @@ class _Watchdog:
 
 
 def _now() -> str:
-    """For people: nobody computes with it."""
+    """The time, for people who read the Lease. No program uses it."""
     return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")

@@ -1,8 +1,8 @@
-"""Who a process is to its peers: mutual TLS, from files that may change while it runs.
+"""Mutual TLS: how processes prove their roles to each other. The files may change while a process runs.
 
-A peer is known by its role and not by its address: pods come and go, the scheduler stays `scheduler.motet.internal`.
-Whoever holds a certificate of the same authority may connect. Each side insists on the role of the other: the client
-when it connects, the server at every call (`motet.rpc.roles`).
+A process knows a peer by its role and not by its address, because the addresses of pods change: the scheduler is
+always `scheduler.motet.internal`. Every process with a TLS certificate of the same authority may connect. Each side
+checks the role of the other: the client when it connects, the server at every call (`motet.rpc.roles`).
 """
 
 import os
@@ -29,13 +29,13 @@ _FIX = "Put the pair of one certificate there, with the authority that signed it
 
 
 def name_of(role: str) -> str:
-    """The DNS name that a certificate of this role carries."""
+    """The DNS name in a TLS certificate of this role."""
     return f"{role}.{DOMAIN}"
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """What the three files held at one moment, as PEM."""
+    """The contents of the three files at one time, as PEM."""
 
     certificate: bytes
     key: bytes
@@ -43,7 +43,8 @@ class TlsFiles:
 
 
 class TlsIdentity:
-    """The certificate of this process and the authority it trusts. Files that have changed are taken once they fit."""
+    """The TLS certificate of this process, and the authority that it trusts. It uses changed files when they are
+    valid."""
 
     def __init__(self, folder: Path, role: str) -> None:
         self.role = role
@@ -54,7 +55,7 @@ class TlsIdentity:
         self._keys: TlsFiles | None = None
 
     def keys(self) -> TlsFiles:
-        """As the files are now; the last good ones while they are not. Raises SetupError when there were none yet."""
+        """The files as they are now, or the last valid ones. Raises SetupError if they have never been valid."""
         with self._lock:
             try:
                 stamp = self._look()
@@ -72,7 +73,7 @@ class TlsIdentity:
             return self._keys
 
     def check(self) -> None:
-        """Raises SetupError when this process's own files would not let it talk to anybody, as of now."""
+        """Raises SetupError if no peer would accept the files of this process."""
         for name in FILES:
             self._read(name)
         self._verify()
@@ -82,7 +83,8 @@ class TlsIdentity:
         return grpc.ssl_channel_credentials(keys.authority, keys.key, keys.certificate)
 
     def server_credentials(self) -> grpc.ServerCredentials:
-        """They ask again at every handshake, so that a new certificate needs no new server."""
+        """Credentials that read the files again at every handshake. So the server need not restart for a new
+        certificate."""
         used = self.keys()
 
         def renewed() -> grpc.ServerCertificateConfiguration | None:
@@ -100,7 +102,7 @@ class TlsIdentity:
         )
 
     def explain_failure(self, why: str, peer: str) -> str:
-        """A sentence for a connection that failed in its handshake; empty when it failed otherwise."""
+        """Explain why a connection failed in its TLS handshake. Empty if it failed for another reason."""
         if not any(sign in why for sign in ("handshake failed", "Verification Check", "Socket closed")):
             return ""
         try:
@@ -116,10 +118,10 @@ class TlsIdentity:
                 f"{name_of(peer)} speaks no TLS, or {self._folder / AUTHORITY} has not signed its certificate: give "
                 "both sides certificates of one authority."
             )
-        return ""  # the other side hung up: it may as well be going down
+        return ""  # the peer closed the connection: perhaps it is only stopping
 
     def _look(self) -> object:
-        """Differs whenever a file has been replaced."""
+        """A value that changes whenever a file is replaced."""
         return tuple((it.st_mtime_ns, it.st_ino, it.st_size) for it in map(self._stat, FILES))
 
     def _look_again(self) -> object:
@@ -144,7 +146,7 @@ class TlsIdentity:
         return SetupError(f"{self._folder / name} cannot be read: {error.strerror}. MOTET_TLS_DIR must hold it. {_FIX}")
 
     def _verify(self) -> None:
-        """Shake hands with ourselves: that finds all that a peer would find, before one does."""
+        """Do a TLS handshake of this process with itself. It finds every error that a peer would find."""
         certificate, key, authority = (self._folder / name for name in FILES)
         sides = [ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)]
         for side in sides:
@@ -171,10 +173,10 @@ def _for_server(keys: TlsFiles) -> grpc.ServerCertificateConfiguration:
 
 
 def _shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, *, name: str) -> None:
-    """In memory. Raises what either side finds wrong with the other's certificate."""
+    """Do a handshake in memory. Raises the error of the side that does not accept the other's certificate."""
     up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = [client.wrap_bio(down, up, server_hostname=name), server.wrap_bio(up, down, server_side=True)]
-    for _ in range(3):  # in TLS 1.3 the server hears the client's certificate with its second turn
+    for _ in range(3):  # in TLS 1.3 the server gets the client's certificate in its second step
         for end in ends:
             try:
                 end.do_handshake()
@@ -186,13 +188,13 @@ _current: ContextVar[TlsIdentity | None] = ContextVar("motet_tls_identity", defa
 
 
 def current_identity() -> TlsIdentity | None:
-    """Who this process is; None when it talks in plain text."""
+    """The TLS identity of this process; None if it does not use TLS."""
     return _current.get()
 
 
 @contextmanager
 def acting_as(identity: TlsIdentity | None) -> Iterator[None]:
-    """Everything started within speaks as `identity`."""
+    """Everything that is started inside this context uses `identity`."""
     token = _current.set(identity)
     try:
         yield
