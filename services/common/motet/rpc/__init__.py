@@ -1,13 +1,14 @@
-"""gRPC as Motet uses it: few long-lived streams, each one told everything again after it broke.
+"""gRPC as Motet uses it: few long-lived streams. After a stream breaks, both sides send their whole state again.
 
-Rules, each learnt from a failure seen in practice:
-- a handler that is cancelled re-raises, a client call lives in a context that cancels it: grpc.aio leaks otherwise;
-- reconnecting starts after 50 ms and never waits longer than 500 ms (gRPC's own back-off costs over a second), nor
-  longer than a Unix socket takes to be served again;
-- what is said while a stream is down is dropped: the greeting of the next connection tells the whole truth again;
-- a name is resolved anew at each reconnect, and a peer that vanished without a word is noticed within ten seconds;
+Each of these rules comes from a failure that we have seen:
+- a cancelled handler raises CancelledError again, and a client call is cancelled by its context: otherwise grpc.aio
+  leaks;
+- the first attempt to reconnect comes after 50 ms, and no wait is longer than 500 ms (gRPC's own back-off takes more
+  than a second); a client of a Unix socket reconnects as soon as the socket is served again;
+- messages are dropped while a stream is broken: the hello of the next connection has the whole state;
+- each reconnect resolves the name again, and a peer whose machine is gone is noticed within ten seconds;
 - channels are made after the process has started, never before a fork;
-- `asyncio.timeout`, never `wait_for`.
+- use `asyncio.timeout`, never `wait_for`.
 """
 
 from motet.rpc.channels import FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS, open_channel, socket_path

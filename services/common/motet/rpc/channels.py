@@ -1,4 +1,4 @@
-"""Connections: the one place that knows how peers reach each other, and when one counts as gone."""
+"""Connections between services: their options, and when a silent peer counts as gone."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,9 +16,9 @@ MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 _BOTH: list[tuple[str, Any]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    # A peer whose machine vanished sends nothing; without pings its stream would look healthy for ever. The time that
-    # an answer may take has two names, of which the second counts; and without the last of these, a stream on which
-    # nobody speaks would be pinged twice and then once a minute.
+    # A peer whose machine is gone sends nothing. Without pings its stream would look healthy for ever. Two options set
+    # the timeout of a ping; gRPC uses the second one. Without the last option, gRPC would ping an idle stream only
+    # twice and then once a minute.
     ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.ping_timeout_ms", 5_000),
@@ -27,11 +27,11 @@ _BOTH: list[tuple[str, Any]] = [
 ]
 _CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     *_BOTH,
-    # Each connection attempt is ours: no back-off remembered from an earlier channel to the same address.
+    # No channel takes over the back-off of an earlier channel to the same address.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", int(FIRST_RETRY_SECONDS * 1000)),
     ("grpc.max_reconnect_backoff_ms", int(LAST_RETRY_SECONDS * 1000)),
-    # A pod that comes back has another address; by default a channel asks for it twice a minute.
+    # A restarted pod has another address. By default a channel would resolve the name only twice a minute.
     ("grpc.dns_min_time_between_resolutions_ms", 500),
     ("grpc.enable_http_proxy", 0),
 ]
@@ -45,10 +45,11 @@ SERVER_OPTIONS: list[tuple[str, Any]] = [
 
 @asynccontextmanager
 async def open_channel(address: str, role: str = "", *, grace: float | None = None) -> AsyncIterator[grpc.aio.Channel]:
-    """A channel to `unix:/path` or `host:port`, closed on the way out. The one place that knows how peers connect.
+    """A channel to `unix:/path` or `host:port`. It is closed when the context ends.
 
-    With TLS the peer must prove to be of `role`; without one, to be called what was dialled. Calls that still run when
-    the channel is closed have `grace` seconds to end. Raises SetupError when this process's own certificate is unfit.
+    With TLS, the certificate of the peer must have `role`; if `role` is empty, the name in `address`. Calls that still
+    run when the channel is closed have `grace` seconds to end. Raises SetupError if this process's own TLS certificate
+    is not valid.
     """
     identity = tls.current_identity()
     if identity is None or socket_path(address) is not None:
@@ -65,5 +66,5 @@ async def open_channel(address: str, role: str = "", *, grace: float | None = No
 
 
 def socket_path(address: str) -> Path | None:
-    """The file behind a `unix:` address; None for TCP."""
+    """The path in a `unix:` address; None for TCP."""
     return Path(address.removeprefix("unix:")) if address.startswith("unix:") else None

@@ -1,4 +1,4 @@
-"""Which messages give the whole state of something, so that a newer one makes an older one worthless."""
+"""Which messages have the whole state of something, so that a newer message replaces an older one."""
 
 from collections.abc import Hashable
 from typing import Any
@@ -19,13 +19,14 @@ COALESCED: dict[type[Any], dict[str, tuple[str, ...]]] = {
     supervisor_pb2.WatchDown: {"overcommit": ("pool",)},
     supervisor_pb2.AdviseDown: {"overcommit": ("pool",), "top_up": ("instance",)},
 }
-"""By the message of a stream: its members that are whole states, and the fields that say of what.
+"""For each message of a stream: which of its members are whole states, and the fields that say of which object.
 
-The set of drains is not among them: it is said before the first snapshot, and a later one would take it from there."""
+The set of drains is not one of them: it must be sent before the first snapshot, and a newer one that replaces it would
+move to the end of the outbox."""
 
 
 def coalescing_key(message: Any) -> Hashable | None:
-    """None for a message that says something of its own."""
+    """The key of the state in `message`; None if no other message replaces this one."""
     states = COALESCED.get(type(message))
     if states is None or (kind := message.WhichOneof("message")) not in states:
         return None

@@ -1,4 +1,4 @@
-"""No number of a peer is infinite or none at all: one NaN among sorted figures takes the order from all of them."""
+"""Refuses messages with numbers that are infinite or NaN: one NaN in a list makes sorting the list wrong."""
 
 from collections.abc import Callable
 from functools import cache
@@ -13,12 +13,13 @@ Check = Callable[[Any], None]
 
 _FLOATS = (FieldDescriptor.TYPE_DOUBLE, FieldDescriptor.TYPE_FLOAT)
 _NOT_LOOKED_AT = ("SequenceStep",)
-"""One for each token: whoever reads its figures looks at them."""
+"""Not checked here: there is one for each token, so this would be slow. The code that reads it checks the numbers."""
 
 
 @cache
 def check_of(descriptor: Descriptor) -> Check | None:
-    """What looks at a message of this kind and raises InvalidRequest that names the field; None: nothing to look at."""
+    """A function that raises InvalidRequest, with the field's name, for a message of this kind with such a number.
+    None if messages of this kind have no floating-point numbers."""
     checks: list[tuple[FieldDescriptor, Check | None]] = []
     for field in descriptor.fields:
         if field.type in _FLOATS:

@@ -1,4 +1,4 @@
-"""The client's end of a stream, opened again whenever it breaks."""
+"""The client's side of a stream. It opens the stream again whenever it breaks."""
 
 import asyncio
 import random
@@ -25,11 +25,11 @@ Down = TypeVar("Down")
 SOCKET_POLL_SECONDS = 0.025
 CONNECT_SECONDS = 5.0
 WARN_AFTER_SECONDS = 10.0
-"""A peer that stays away for longer is worth a warning, once."""
+"""When a peer cannot be reached for longer than this, the link logs one warning."""
 
 
 class Backoff:
-    """Jittered waits that double from the first to the last, and start over after a success."""
+    """Random waits whose mean doubles from `first` to `last`, and is `first` again after a success."""
 
     def __init__(self, first: float = FIRST_RETRY_SECONDS, last: float = LAST_RETRY_SECONDS) -> None:
         self._first, self._last, self._next = first, last, first
@@ -43,7 +43,7 @@ class Backoff:
 
 
 async def _pause(address: str, seconds: float) -> None:
-    """Wait before the next attempt; beside a Unix socket that nobody serves, only until somebody does."""
+    """Wait before the next attempt. If the address is a Unix socket without a server, wait only until it has one."""
     path = socket_path(address)
     if path is None or _is_served(path):
         await asyncio.sleep(seconds)
@@ -55,7 +55,7 @@ async def _pause(address: str, seconds: float) -> None:
 
 
 def _is_served(path: Path) -> bool:
-    """Whether somebody listens on a Unix socket. Asking costs microseconds, an attempt of gRPC's milliseconds."""
+    """Whether a process listens on a Unix socket. This check takes microseconds, an attempt of gRPC milliseconds."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         try:
@@ -66,17 +66,17 @@ def _is_served(path: Path) -> bool:
 
 
 def _is_being_cancelled() -> bool:
-    """Whether the task itself has been cancelled, and not only the call that it waits for."""
+    """Whether this task has been cancelled, and not only the call that it waits for."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 class PeerTooSlow(Exception):
-    """The peer leaves unread more than may wait for it."""
+    """The peer reads so slowly that the outbox is full."""
 
 
 class RedirectToLeader(Exception):
-    """The peer does not lead, and sends us to who does; or nowhere, while nobody does."""
+    """The peer does not lead. It names the address of the leader, or none while there is no leader."""
 
     def __init__(self, address: str) -> None:
         super().__init__(address or "nobody yet")
@@ -84,14 +84,17 @@ class RedirectToLeader(Exception):
 
 
 class Link(Generic[Up, Down]):
-    """The client's end of one long-lived bidirectional stream, opened again whenever it breaks.
+    """The client's side of one long-lived bidirectional stream. It opens the stream again whenever it breaks.
 
-    `peer` is the role of who answers at `address`. `greet` makes the first messages of each connection. `receive` is
-    called with every message from the peer, in order, and must not block; an error of it ends the connection, not the
-    link. A peer whose first word is NotLeader is left at once for the one it names, until that connection breaks; it is
-    the link's to hear, not `receive`'s. `opened` and `closed` are called when a connection comes and goes. `run` ends
-    only by cancellation; `send` says False, and drops the message, while there is no connection. One to a peer that
-    leaves more than `limit_bytes` unread is given up for another, which begins with the greeting.
+    `peer` is the role of the server at `address`. `greet` returns the first messages of each connection. `receive` is
+    called with every message from the peer, in order, and must not block; an error in it ends the connection, not the
+    link. `opened` and `closed` are called when a connection begins and ends.
+
+    When the first message of the peer is NotLeader, the link does not pass it to `receive`. It connects to the leader
+    that the message names, and after that connection breaks, to `address` again.
+
+    `run` ends only when it is cancelled. `send` drops the message and returns False while there is no connection. When
+    more than `limit_bytes` wait to be written, the link closes the connection and opens another one.
     """
 
     def __init__(
@@ -128,7 +131,7 @@ class Link(Generic[Up, Down]):
         if self._outbox is None:
             return False
         self._outbox.put(message)
-        if self._outbox.full:  # what is true by then is told on the next connection
+        if self._outbox.full:  # the next connection begins with the whole state
             self._outbox = None
             self._hang_up()
             return False
@@ -142,11 +145,12 @@ class Link(Generic[Up, Down]):
             try:
                 await self._run_stream(here, backoff)
                 why = "the peer ended the stream"
-            except RedirectToLeader as word:
-                log.info("stream_redirected", link=self.peer, address=here, to=word.address)
-                address = word.address or self.address
-                # At once when it is news; those who point at each other, or at nobody, are asked at leisure.
-                if self._led or not word.address:
+            except RedirectToLeader as redirect:
+                log.info("stream_redirected", link=self.peer, address=here, to=redirect.address)
+                address = redirect.address or self.address
+                # The first redirect is followed at once. Peers that redirect to each other, or to no address, are
+                # asked less often.
+                if self._led or not redirect.address:
                     await asyncio.sleep(turned_away.next())
                 else:
                     turned_away.reset()
@@ -154,7 +158,7 @@ class Link(Generic[Up, Down]):
                 continue
             except grpc.aio.AioRpcError as error:
                 why = f"{error.code().name}: {error.details()}"
-                if error.code() is grpc.StatusCode.PERMISSION_DENIED:  # it will be so again: no hurry, and no silence
+                if error.code() is grpc.StatusCode.PERMISSION_DENIED:  # it will happen again: warn, and wait longer
                     self._warn(why)
                     await asyncio.sleep(LAST_RETRY_SECONDS)
             except TimeoutError:
@@ -166,13 +170,13 @@ class Link(Generic[Up, Down]):
                 why = error.message
                 self._warn(why)
             except MotetError as error:
-                # What the peer says is not to be believed, and it will say so again.
+                # The message of the peer is wrong, and the peer will probably send it again.
                 why = error.message
                 self._warn(why)
                 await asyncio.sleep(LAST_RETRY_SECONDS)
             except Exception:
-                # A message that we cannot take: the next connection tells everything anew. Not in a hurry, since a
-                # peer that says it again would keep both sides busy.
+                # `receive` failed on a message. The next connection begins with the whole state. Wait first: a peer
+                # that sends the same message again would keep both sides busy.
                 log.exception("stream_failed", link=self.peer, address=here)
                 await asyncio.sleep(LAST_RETRY_SECONDS)
                 continue
@@ -186,7 +190,7 @@ class Link(Generic[Up, Down]):
             await _pause(here, backoff.next())
 
     def _warn(self, reason: str) -> None:
-        """Once for each reason in a row: attempts come twice a second."""
+        """Log a warning, but not the same reason twice in a row: there are two attempts in each second."""
         if reason != self._said:
             log.warning("connect_failed", link=self.peer, address=self.address, reason=reason)
         self._said = reason
@@ -224,9 +228,9 @@ class Link(Generic[Up, Down]):
                     first = self._led = False
                     for one in unpacked(message):
                         self._receive(one)
-                    self._said = ""  # not before: who refuses us, or says what we refuse, connects as well
-            except RedirectToLeader as word:
-                why = f"led by {word}"
+                    self._said = ""  # only after a message was accepted: a refused stream connects, too
+            except RedirectToLeader as redirect:
+                why = f"led by {redirect}"
                 raise
             except asyncio.CancelledError as error:
                 if not slow or _is_being_cancelled():

@@ -1,4 +1,4 @@
-"""What waits to be written to a stream: bounded, and without what a newer message has made worthless."""
+"""The messages that wait to be written to one stream. It is bounded, and a newer state replaces an older one."""
 
 import asyncio
 import itertools
@@ -11,20 +11,19 @@ from motet.rpc.coalescing import coalescing_key
 Message = TypeVar("Message")
 
 LARGEST_OUTBOX_BYTES = 64 * 1024 * 1024
-"""What may wait for one peer. The most that is ever said at once is a full runner's prompts, sent to another after a
-loss: ten million tokens take half of this. A peer that leaves more unread is too slow to be served on this stream."""
+"""How many bytes may wait for one peer. The most that Motet sends at once are the prompts of a full runner that died:
+ten million tokens take half of this. A peer with more unread messages is too slow, and its stream ends."""
 
 MESSAGE_BYTES = 512
-"""What a waiting message takes in memory beside its bytes, so that a million tiny ones are bounded too."""
+"""The memory of a waiting message beside its own bytes. It counts, so that many tiny messages are bounded, too."""
 
 
 class Outbox(Generic[Message]):
-    """`put` never blocks; `full` says that the reader is too far behind, and that its stream should end.
+    """`put` never blocks. `full` says that the peer reads too slowly and that its stream should end.
 
-    `subject` tells what a message gives the whole state of (a catalog, the place of one request in the queue), and None
-    for one that says something of its own. A message takes the place of one that still waits about the same subject,
-    and goes to the end: it may speak of what was said after the older one. So the order in which things were said stays
-    as it is, as if the older message had never been said.
+    `subject` returns what a message has the whole state of (such as the catalog, or the queue position of one request),
+    and None for other messages. A new message removes a waiting one with the same subject and goes to the end of the
+    outbox, because it may refer to messages that were put in between. The others keep their order.
     """
 
     def __init__(
@@ -37,7 +36,7 @@ class Outbox(Generic[Message]):
         self._subject = subject
         self._waiting: OrderedDict[Hashable, tuple[Message, int]] = OrderedDict()
         self._numbers = itertools.count()
-        """For messages about nothing else; no subject is a number."""
+        """Keys for messages without a subject. No subject is a number."""
         self._bytes = 0
         self._there = asyncio.Event()
 
@@ -67,7 +66,7 @@ class Outbox(Generic[Message]):
         return message
 
     def get_nowait(self) -> Message | None:
-        """The next one if it is here already."""
+        """The next message, or None if none is waiting."""
         if not self._waiting:
             return None
         _, (message, size) = self._waiting.popitem(last=False)

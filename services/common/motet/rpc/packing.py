@@ -1,4 +1,4 @@
-"""How messages leave and arrive: several that wait travel as one, where the message has room for them."""
+"""Writes and reads messages of streams. Messages that wait are sent as one, where their type has a field `more`."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ LARGEST_PACK_BYTES = 1024 * 1024  # before its last message
 
 
 async def write_all(outbox: Outbox[Any], write: Callable[[Any], Any]) -> None:
-    # A broken stream is the reader's to report: it sees the status, a failed write does not. So this only stops.
+    # When the stream breaks, this function just returns. The reader gets the status and reports the error.
     with suppress(grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
         while True:
             message = await outbox.get()
@@ -28,7 +28,7 @@ async def write_all(outbox: Outbox[Any], write: Callable[[Any], Any]) -> None:
 
 
 def packed(first: Any, outbox: Outbox[Any]) -> Any:
-    """All that waits by now, as one message: under load, a write costs more than what it carries."""
+    """All waiting messages as one message: under load, a write costs more than the bytes in it."""
     waiting, size = [first], first.ByteSize()
     while (
         len(waiting) < MAX_PACK_MESSAGES
@@ -41,36 +41,36 @@ def packed(first: Any, outbox: Outbox[Any]) -> Any:
 
 
 def leader_redirect(message: Any) -> str | None:
-    """Where a standby sends us; None from anybody else."""
+    """The leader's address, if `message` is NotLeader (empty if it names none); None for other messages."""
     if not hasattr(message, "not_leader") or not message.HasField("not_leader"):
         return None
     return str(message.not_leader.address)
 
 
 def unpacked(message: Any) -> Iterator[Any]:
-    """What came as one message, without what only a newer peer understands: it says so by leaving its word empty.
+    """The messages in one packed message. Leaves out those of a newer version: their oneof is empty for us.
 
-    Raises InvalidRequest for a number that is none.
+    Raises InvalidRequest for a number that is not finite.
     """
     for one in getattr(message, "more", None) or (message,):
         if (descriptor := getattr(one, "DESCRIPTOR", None)) is not None:
-            word = one.WhichOneof(_ONEOF)
-            if word is None:
+            member = one.WhichOneof(_ONEOF)
+            if member is None:
                 _say_once(descriptor.full_name)
                 continue
-            if (check := _checks_of(descriptor)[word]) is not None:
-                check(getattr(one, word))
+            if (check := _checks_of(descriptor)[member]) is not None:
+                check(getattr(one, member))
         yield one
 
 
-_ONEOF = "message"  # of every message of a stream
+_ONEOF = "message"  # the name of the oneof in every message of a stream
 _newer: set[str] = set()
-"""Kinds of streams on which a newer peer has been heard: worth a line each, not one a message."""
+"""Kinds of messages for which the warning about a newer peer has been logged: one line each is enough."""
 
 
 @cache
 def _checks_of(descriptor: Descriptor) -> dict[str, Check | None]:
-    """What looks at the numbers of each word that a message of a stream may hold."""
+    """For each member of the oneof: the function that checks its numbers, or None."""
     return {field.name: check_of(field.message_type) for field in descriptor.oneofs_by_name[_ONEOF].fields}
 
 

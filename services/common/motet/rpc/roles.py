@@ -1,7 +1,9 @@
-"""Who may call what. A certificate says who calls; locally the 0700 folder of the sockets is the whole check.
+"""Which role may call which method. The caller's TLS certificate has its role. On one machine nothing is checked here:
+only the owner can open the folder of the sockets (mode 0700).
 
-A process that is taken over must not be able to do more than its own part: a runner's certificate lies in the namespace
-of a pool, beside what strangers' adapters are read by, and `Sync` would let it replace the catalog for everybody.
+An attacker who controls one process must not be able to do the work of the others. For example, a runner reads the
+files of tenants, and its TLS certificate is in the namespace of its pool. With `Sync` it could replace the whole
+catalog.
 """
 
 import inspect
@@ -23,7 +25,7 @@ def _only(*roles: str) -> frozenset[str]:
 
 
 ANY_ROLE: frozenset[str] = frozenset()
-"""Whoever has a certificate of the authority."""
+"""Every caller with a TLS certificate of the authority."""
 
 ROLES: Roles = {
     "/motet.api.v1.Scheduler/Serve": _only("gateway"),
@@ -42,11 +44,11 @@ ROLES: Roles = {
     "/grpc.health.v1.Health/Watch": ANY_ROLE,
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": ANY_ROLE,
 }
-"""Every method of every service. One without a row is for nobody."""
+"""All methods of all services. A method that is missing here is refused to everybody."""
 
 
 class RoleInterceptor(grpc.aio.ServerInterceptor):
-    """Lets a call through to those whose certificate has one of the method's roles."""
+    """Accepts a call if the caller's TLS certificate has one of the method's roles."""
 
     def __init__(self, roles: Roles) -> None:
         self._roles = roles
@@ -78,7 +80,7 @@ class RoleInterceptor(grpc.aio.ServerInterceptor):
 
 
 def roles_of(context: Any) -> frozenset[str]:
-    """What the certificate of the caller says."""
+    """The roles in the TLS certificate of the caller."""
     names = context.auth_context().get("x509_subject_alternative_name", ())
     found = (name.decode(errors="replace").removesuffix(f".{tls.DOMAIN}") for name in names if name.endswith(_SUFFIX))
     return frozenset(found)

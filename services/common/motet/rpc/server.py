@@ -1,4 +1,4 @@
-"""A gRPC server with health and reflection, and the question whether one is well."""
+"""A gRPC server with health and reflection, and a function that asks whether a server is healthy."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
@@ -16,7 +16,7 @@ from motet.rpc.channels import SERVER_OPTIONS, open_channel, socket_path
 from motet.rpc.roles import ROLES, RoleInterceptor, Roles
 
 HANDLER_END_SECONDS = 1.0
-"""What a cancelled handler still does takes milliseconds; one that hangs must not hold up the end of its process."""
+"""How long a stopping server waits for cancelled handlers. They need milliseconds, unless one hangs."""
 
 
 class AddServicer(Protocol):
@@ -24,16 +24,16 @@ class AddServicer(Protocol):
 
 
 class Server:
-    """What `serving` yields: lets a service say that it is ready, or no longer."""
+    """What `serving` yields. With it a service says whether it is ready."""
 
     def __init__(self, health_servicer: health.aio.HealthServicer, port: int, process: Health) -> None:
         self._health = health_servicer
         self._process = process
         self.port = port
-        """The TCP port, for an address that ended in `:0`."""
+        """The TCP port, chosen by the kernel if the address ended with `:0`."""
 
     async def set_ready(self, ready: bool, why: str = "") -> None:
-        """Over gRPC, and for the process as a whole."""
+        """Set the readiness in the gRPC health service and in `Health`."""
         self._process.set_ready(ready, why)
         status = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
         await self._health.set("", status)
@@ -49,9 +49,9 @@ async def serving(
     process: Health | None = None,
     roles: Roles = ROLES,
 ) -> AsyncIterator[Server]:
-    """A gRPC server on `unix:/path` or `host:port`, with health and reflection beside the services that `add` adds.
+    """A gRPC server on `unix:/path` or `host:port`, with the services that `add` adds, health and reflection.
 
-    `process` hears what the health service says. With TLS, each call is for those alone whom `roles` names.
+    `process` gets the same readiness as the health service. With TLS, `roles` says which roles may call each method.
     """
     path = socket_path(address)
     identity = tls.current_identity() if path is None else None
@@ -89,12 +89,12 @@ async def serving(
 
 
 async def _until_cancelled_calls_have_ended() -> None:
-    """`stop` does not wait for the handlers that it cancels. The end of the loop would cancel them a second time, which
-    gRPC prints with a traceback."""
+    """Wait for the handlers that `stop` has cancelled, because `stop` does not. Otherwise the event loop would cancel
+    them again at its end, and gRPC would print a traceback."""
     calls = {task for task in asyncio.all_tasks() if task.cancelling() and _name_of(task) == "_handle_exceptions"}
     if calls:
         await asyncio.wait(calls, timeout=HANDLER_END_SECONDS)
-        await asyncio.sleep(0)  # for the task of gRPC's that waits for each of them
+        await asyncio.sleep(0)  # so that gRPC's own tasks, which wait for the handlers, end as well
 
 
 def _name_of(task: "asyncio.Task[Any]") -> str:
@@ -102,7 +102,7 @@ def _name_of(task: "asyncio.Task[Any]") -> str:
 
 
 async def is_healthy(address: str, role: str = "", *, seconds: float = 1.0) -> bool:
-    """Ask the health service. Anything but a clear yes in time is a no."""
+    """Ask the health service. False if it does not answer SERVING in time."""
     try:
         async with asyncio.timeout(seconds), open_channel(address, role) as channel:
             answer = await health_pb2_grpc.HealthStub(channel).Check(

@@ -1,4 +1,4 @@
-"""The server's end of streams: who is connected, from a peer's hello to the end of its stream."""
+"""The server's side of streams: which peers are connected, from their hello to the end of their stream."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator
@@ -16,7 +16,7 @@ log = structlog.get_logger(__name__)
 ENDED = Overloaded("the server has ended this stream; connect again")
 
 FLUSH_SECONDS = 1.0
-"""For the status of a stream that this side ends: a peer that does not read may never get it."""
+"""How long the server tries to send the status when it ends a stream. A peer that does not read never gets it."""
 
 Peer = TypeVar("Peer", bound=Hashable)
 Up = TypeVar("Up")
@@ -24,44 +24,44 @@ Down = TypeVar("Down")
 
 
 class Session(Generic[Peer, Down]):
-    """One stream of one peer that has said who it is."""
+    """One stream of a peer whose name is known."""
 
     def __init__(self, peer: Peer, outbox: Outbox[Down]) -> None:
         self.peer = peer
         self._outbox = outbox
         self._handler = asyncio.current_task()
         self.ended = False
-        """From this side."""
+        """Whether this side has ended the stream."""
 
     @property
     def flushed(self) -> bool:
-        """Whether all that was sent has been handed to gRPC."""
+        """Whether gRPC has taken all messages."""
         return self._outbox.empty
 
     def send(self, message: Down) -> None:
-        """Never blocks. A peer that does not read loses its stream, and is told everything again on the next one."""
+        """Never blocks. The stream of a peer that does not read ends. Its next stream begins with the whole state."""
         self._outbox.put(message)
         if self._outbox.full and not self.ended:
             log.warning("peer_too_slow", peer=str(self.peer), hint="It does not read its messages. Its stream ends.")
             self.end()
 
     def end(self) -> None:
-        """From this side; a peer that is still there connects again."""
+        """End the stream from this side. The peer connects again if it is still running."""
         if self._handler is not None and not self.ended:
             self.ended = True
             self._handler.cancel()
 
 
 class Sessions(Generic[Peer, Up, Down]):
-    """Who is connected to a server over one kind of stream. A service has one of these for each of its streams.
+    """The peers that are connected to a server over one kind of stream. A service has one of these for each kind.
 
-    `hello` tells who speaks from the message that says so, and gives None for any other. That message comes first and
-    once: with it the session is open, and a stream that begins otherwise is refused. `heard` gets every message, the
-    hello included; `closed` is called when the stream has ended, however it did.
+    `hello` returns the peer from a hello, and None for any other message. The hello must be the first message of a
+    stream, and the only one. With it the session opens (`opened`); a stream that begins with another message is
+    refused. `heard` gets every message, also the hello. `closed` is called when the stream has ended for any reason.
 
-    `key` is what a peer is found by, if not by itself. A peer that connects again takes its old session's place, and
-    the end of the old one is not told: nothing has ended. What is sent to somebody who is not connected is dropped:
-    its next hello asks again.
+    `key` returns the key by which a peer is found; by default the peer itself. When a peer connects again, its new
+    session replaces the old one, and `closed` is not called for the old one. A message to a peer that is not connected
+    is dropped: after its next hello it gets the whole state.
     """
 
     def __init__(
@@ -83,9 +83,9 @@ class Sessions(Generic[Peer, Up, Down]):
         self._open: dict[Hashable, Session[Peer, Down]] = {}
 
     async def serve(self, requests: AsyncIterator[Up], context: Any, peer: Peer | None = None) -> None:
-        """One stream from its beginning to its end, in a handler that is a plain coroutine.
+        """Handle one stream from its beginning to its end. Call it in a handler that is a coroutine.
 
-        `peer` is who speaks on a stream that has no hello: its session is open at once.
+        `peer` is for streams without a hello: the session of this peer opens at once.
         """
         outbox = self._make_outbox()
         session: Session[Peer, Down] | None = None
@@ -96,13 +96,13 @@ class Sessions(Generic[Peer, Up, Down]):
             self._opened(session)
 
         def receive(message: Up) -> None:
-            said = self._hello(message)
-            if session is not None and said is not None:
+            hello = self._hello(message)
+            if session is not None and hello is not None:
                 raise InvalidRequest("a stream has one hello, as its first message: open another stream")
             if session is None:
-                if said is None or not self._key(said):
+                if hello is None or not self._key(hello):
                     raise InvalidRequest("the first message of a stream must be its hello, with a name in it")
-                open_for(said)
+                open_for(hello)
             assert session is not None
             self._heard(session, message)
 
@@ -116,7 +116,7 @@ class Sessions(Generic[Peer, Up, Down]):
                 del self._open[self._key(session.peer)]
                 self._closed(session)
             if session is not None and session.ended:
-                # The library tells the peer nothing of a handler that was cancelled: it would wait for ever.
+                # gRPC does not tell the peer that the handler was cancelled, so the peer would wait for ever.
                 with suppress(TimeoutError):
                     async with asyncio.timeout(FLUSH_SECONDS):
                         await context.abort(ENDED.mapping.grpc, ENDED.message)
@@ -147,11 +147,11 @@ class Sessions(Generic[Peer, Up, Down]):
 async def run_stream(
     context: Any, requests: AsyncIterator[Up], outbox: Outbox[Down], receive: Callable[[Up], None]
 ) -> None:
-    """The server's end of a bidirectional stream: read until the peer leaves, write what `outbox` holds meanwhile.
+    """The server's side of a bidirectional stream: read until the peer ends it, and write what is put into `outbox`.
 
-    Use it in a handler that is a plain coroutine. An error of `receive` ends the stream with the error's status.
+    Call it in a handler that is a coroutine. An error in `receive` ends the stream with the error's status.
     """
-    await context.send_initial_metadata(())  # the client counts itself connected from here
+    await context.send_initial_metadata(())  # with this, the client knows that it is connected
     writer = asyncio.create_task(write_all(outbox, context.write), name="stream: write")
     try:
         async with _abort_with_status(context):
@@ -165,7 +165,7 @@ async def run_stream(
 
 @asynccontextmanager
 async def _abort_with_status(context: Any) -> AsyncIterator[None]:
-    """An error of ours ends the stream with its status, and not as a defect."""
+    """End the stream with the status of a MotetError. Otherwise gRPC would report it as a defect."""
     try:
         yield
     except MotetError as error:
