@@ -1,7 +1,7 @@
-"""Child processes, kept alive: started in sessions of their own, probed, restarted, stopped with patience and then
-without, and found again by whoever comes after the one that started them.
+"""Starts child processes, each in its own session, probes them, restarts them, and stops them: first with SIGTERM, then
+with SIGKILL. A later process can adopt children that an earlier one has started.
 
-`lifecycle` decides and is pure; `linux`, `launch` and `records` touch the machine; `Keeper` joins them.
+`lifecycle` decides and is pure. `linux`, `launch` and `records` use the system. `ProcessManager` joins them.
 """
 
 from motet.processes.lifecycle import Lifecycle, LifecycleConfig, Phase

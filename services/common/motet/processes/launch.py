@@ -1,4 +1,4 @@
-"""Starting one process: a session of its own, no stdin, and a log file that stays within bounds."""
+"""Starts one process in its own session, without stdin, with its output in a log file of limited size."""
 
 import os
 import subprocess
@@ -9,16 +9,16 @@ from pathlib import Path
 import orjson
 
 MAX_LOG_BYTES = 16 * 1024 * 1024
-"""When a log file is set aside as `<name>.log.1`. One earlier file is kept."""
+"""A log file that is larger is renamed to `<name>.log.1`. One earlier file is kept."""
 
 _TAIL_BYTES = 16 * 1024
 
 
 def start(command: Sequence[str], *, env: Mapping[str, str], log: Path, cwd: Path | None) -> subprocess.Popen[bytes]:
-    """Raises OSError when the log cannot be opened or the command cannot be run."""
+    """Raises OSError if the log cannot be opened or the command cannot be run."""
     log.parent.mkdir(parents=True, exist_ok=True)
     rotate(log)
-    # Appending, so that the file can be cut short under a running writer.
+    # In append mode, so that `trim` can make the file shorter while the process writes to it.
     with log.open("ab") as output:
         return subprocess.Popen(
             command,
@@ -32,16 +32,16 @@ def start(command: Sequence[str], *, env: Mapping[str, str], log: Path, cwd: Pat
 
 
 def rotate(log: Path, *, limit: int = MAX_LOG_BYTES) -> None:
-    """Set a large log aside; to be done before a writer opens it."""
+    """Rename a large log. Call it before a process opens the log for writing."""
     with suppress(FileNotFoundError):
         if log.stat().st_size > limit:
             log.replace(log.with_name(log.name + ".1"))
 
 
 def trim(log: Path, *, limit: int = MAX_LOG_BYTES) -> None:
-    """Copy the end of a log that grew too large to `.1` and empty the file, while somebody is writing to it.
+    """Copy the end of a log that is too large to `.1`, and empty the file, while a process writes to it.
 
-    A few lines written between the two steps may be lost: better than a full disk.
+    Lines that are written between the two steps are lost. That is better than a full disk.
     """
     with suppress(OSError):
         if log.stat().st_size <= limit:
@@ -60,7 +60,7 @@ def size_of(log: Path) -> int:
 
 
 def last_log_line(log: Path, *, since: int = 0) -> str:
-    """The last line that a process wrote after offset `since`, for people: the reason or event of a line of JSON."""
+    """The last line that a process wrote after offset `since`, for people: of a JSON line, its reason or its event."""
     try:
         with log.open("rb") as file:
             size = file.seek(0, os.SEEK_END)

@@ -1,24 +1,25 @@
-"""What to do about one process, as a state machine: events in, effects out. No clock, no signals, no luck inside.
+"""The lifecycle of one process, as a state machine: events in, effects out. Pure: no clock, no signals, no random
+numbers.
 
 WAITING ──due──▶ STARTING ──probe──▶ READY
    ▲                 │ died            │ died
    └──── back-off ───┴─────────────────┘
 stop: any ──SIGTERM──▶ STOPPING ──grace over──▶ SIGKILL ──died──▶ GONE
-silent: STARTING or READY ──QUESTIONS without an answer──▶ SIGKILL ──died──▶ WAITING
+hangs: STARTING or READY ──too many liveness probes fail──▶ SIGKILL ──died──▶ WAITING
 """
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 SETUP_FAILED = 2
-"""The exit status by which a service says that a person has to act (motet.service_main)."""
+"""The exit status with which a service says that a person has to correct something (motet.service_main)."""
 
 
 LIVENESS_FAILURE_THRESHOLD = 5
-"""Whether it is alive is asked so often, anew each time, before the answer is taken for a no: one lost is no sign."""
+"""After this many failed liveness probes in a row, a process counts as hanging. One failed probe says nothing."""
 
 STARTUP_FAILURE_THRESHOLD = 30
-"""The same before its first answer: imports on a loaded machine may take minutes."""
+"""The same for a process that has not answered yet: on a busy machine its imports may take minutes."""
 
 
 class Phase(StrEnum):
@@ -35,33 +36,34 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LifecycleConfig:
-    """How patient to be. Seconds; scale them together for tests."""
+    """Times in seconds. Tests make them shorter with `scaled`."""
 
     stop_grace: float = 10.0
-    """Between SIGTERM and SIGKILL."""
+    """The time between SIGTERM and SIGKILL."""
 
     first_delay: float = 0.5
-    """The wait before the second restart in a row; it doubles from there. The first comes at once, because a process
-    that ran well and was killed should be missed as briefly as possible."""
+    """The wait before the second restart in a row. It doubles with each further one. The first restart comes at once,
+    so that a process that was healthy and got killed is back soon."""
 
     last_delay: float = 30.0
-    """Where the doubling ends."""
+    """The longest wait."""
 
     stable_after: float = 10.0
-    """A process that was ready and ran this long has earned a clean slate."""
+    """After a process was ready and ran for this long, its earlier deaths no longer count."""
 
     liveness_seconds: float = 30.0
-    """A process that answers no question for so long is stopped, or its loop hangs: it is killed and started again.
-    0: never. An honest one is silent for seconds on a loaded machine, whose answers do not shrink with the timers."""
+    """A process that answers no liveness probe for this long is paused, or its event loop hangs: it is killed and
+    started again. 0: never. `scaled` does not change it, because on a busy machine a healthy process may need seconds
+    to answer."""
 
     @property
     def liveness_period(self) -> float:
-        """How long one question waits for its answer, and the time between two of them."""
+        """The timeout of one liveness probe, and the time between two of them."""
         return self.liveness_seconds / LIVENESS_FAILURE_THRESHOLD
 
     def scaled(self, factor: float) -> "LifecycleConfig":
         return LifecycleConfig(
-            stop_grace=self.stop_grace,  # how long work takes to end does not shrink with the timers
+            stop_grace=self.stop_grace,  # a process needs as long to stop as before
             first_delay=self.first_delay * factor,
             last_delay=self.last_delay * factor,
             stable_after=self.stable_after * factor,
@@ -69,7 +71,7 @@ class LifecycleConfig:
         )
 
     def delay(self, failures: int, *, needs_a_person: bool, jitter: float) -> float:
-        """Seconds to wait after the `failures`-th death in a row; `jitter` is 0 to 1 and moves it by a quarter."""
+        """Seconds to wait after the `failures`-th death in a row. `jitter` (0 to 1) changes it by up to a quarter."""
         doublings = failures - (1 if needs_a_person else 2)
         if doublings < 0:
             return 0.0
@@ -80,7 +82,7 @@ class LifecycleConfig:
 class Lifecycle:
     phase: Phase = Phase.WAITING
     due: float | None = None
-    """When something happens by itself: the start of a waiting one, the kill of a stopping one."""
+    """When the next step is due: the start of a waiting process, or the kill of a stopping one."""
 
     began: float = 0.0
     restarts: int = 0
@@ -89,24 +91,24 @@ class Lifecycle:
 
     was_ready: bool = False
     answered: bool = False
-    """It has said once in this run that it is alive."""
+    """Whether a liveness probe has succeeded in this run."""
 
     unanswered: int = 0
-    """Questions in a row."""
+    """How many liveness probes in a row have failed."""
 
     asked: float = 0.0
-    """When the last question was asked."""
+    """When the last liveness probe began."""
 
     exit_status: int | None = None
-    """Of the last run: negative for a signal, None when nobody could know (an adopted process)."""
+    """Of the last run. Negative for a signal; None for an adopted process, whose exit status we cannot know."""
 
     reason: str = ""
-    """Why it last died, in its own last words if it had any."""
+    """Why it last died: the last line of its log, if there is one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """It runs now; `adopted` if it already did."""
+    """The process runs. `adopted`: it was already running."""
 
     adopted: bool = False
 
@@ -123,11 +125,11 @@ class ReadinessProbed:
 
 @dataclass(frozen=True, slots=True)
 class LivenessProbed:
-    """Whether it is alive; this is how the question came out."""
+    """The result of a liveness probe."""
 
     alive: bool
     at: float
-    """When it was asked."""
+    """When the probe began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +157,7 @@ class Effect(StrEnum):
     TERMINATE = "terminate"
     KILL = "kill"
     REPLACE = "replace"
-    """Kill it for its silence: SIGTERM means nothing to a process that is stopped."""
+    """Kill it because it hangs. SIGTERM would not help, because a paused process does not handle it."""
 
 
 def first(now: float) -> Lifecycle:
@@ -167,7 +169,7 @@ def step(life: Lifecycle, event: Event, now: float, policy: LifecycleConfig) -> 
         case TimePassed():
             return _time_passed(life, now, policy)
         case Started(adopted=adopted):
-            # One that was ready before its keeper was replaced is so until its probe says otherwise.
+            # An adopted process that was ready counts as ready until a probe fails.
             ready = adopted and life.was_ready
             phase = Phase.READY if ready else Phase.STARTING
             return replace(
@@ -201,7 +203,7 @@ def _time_passed(life: Lifecycle, now: float, policy: LifecycleConfig) -> tuple[
     if life.phase is Phase.WAITING:
         return replace(life, due=None), (Effect.START,)
     if life.phase is Phase.STOPPING:
-        # Asked again after another grace: a process in an uninterruptible wait dies when it can.
+        # Kill it again after another grace period: a process in an uninterruptible wait does not die at once.
         return replace(life, due=now + policy.stop_grace), (Effect.KILL,)
     return life, ()
 
@@ -211,8 +213,8 @@ def _asked(
 ) -> tuple[Lifecycle, tuple[Effect, ...]]:
     if question.alive:
         return replace(life, answered=True, unanswered=0, asked=question.at), ()
-    # Whoever asks may have been away as well, with a machine that slept or was paused: what it missed proves nothing,
-    # and what counts is asked anew from here.
+    # The process manager may have been paused, too, with the whole machine. Probes from that time prove nothing, so
+    # the count starts again.
     late = 2 * policy.liveness_period
     if question.at - life.asked > late or now - question.at > late:
         return replace(life, unanswered=0, asked=now), ()

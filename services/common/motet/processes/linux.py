@@ -1,4 +1,4 @@
-"""What the kernel knows about processes. A pid alone names nobody for long: pid and start time together do."""
+"""What the kernel says about processes. The kernel uses a pid again, so a process is named by pid and start time."""
 
 import ctypes
 import os
@@ -14,7 +14,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """One process, for ever: no other will have the same pid and start time in this boot of the machine."""
+    """Names one process. No other process has the same pid and start time until the machine boots again."""
 
     pid: int
     start_ticks: int
@@ -29,7 +29,7 @@ class Stat:
 
     @property
     def dead(self) -> bool:
-        """A zombie has ended; only its parent has not looked yet."""
+        """Whether the process has ended. A zombie has ended, too: its parent has not waited for it yet."""
         return self.state in "ZXx"
 
 
@@ -38,7 +38,7 @@ def read_stat(pid: int) -> Stat | None:
         text = (_PROC / str(pid) / "stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    # The name in parentheses may hold anything, so count from the last one.
+    # The name in parentheses may contain any character, also parentheses. So count from the last one.
     fields = text[text.rindex(b")") + 2 :].split()
     return Stat(
         ProcessIdentity(pid, int(fields[19])), state=fields[0].decode(), parent=int(fields[1]), session=int(fields[3])
@@ -55,7 +55,7 @@ def is_alive(identity: ProcessIdentity) -> bool:
 
 
 def boot_id() -> str:
-    """Start times count from boot, so a record of another boot means nothing."""
+    """The id of this boot. Start times count from the boot, so records of another boot are of no use."""
     with suppress(OSError):
         return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
     return ""
@@ -68,19 +68,19 @@ def all_stats() -> Iterator[Stat]:
 
 
 def open_pidfd(identity: ProcessIdentity) -> int | None:
-    """A descriptor that becomes readable when the process ends; None if it has. The caller closes it."""
+    """A descriptor that becomes readable when the process ends; None if it has ended. The caller closes it."""
     try:
         descriptor = os.pidfd_open(identity.pid)
     except ProcessLookupError:
         return None
-    if is_alive(identity):  # looked at after opening: the descriptor is of this very process
+    if is_alive(identity):  # checked after opening, so the descriptor is of this process and no other
         return descriptor
     os.close(descriptor)
     return None
 
 
 def send(identity: ProcessIdentity, signum: signal.Signals) -> bool:
-    """Signal exactly this process; False if it has ended."""
+    """Send a signal to exactly this process. False if it has ended."""
     descriptor = open_pidfd(identity)
     if descriptor is None:
         return False
@@ -94,10 +94,10 @@ def send(identity: ProcessIdentity, signum: signal.Signals) -> bool:
 
 
 def session_members(leader: ProcessIdentity) -> list[ProcessIdentity]:
-    """The living processes of the session that `leader` began, itself included, also after its death.
+    """The living processes of the session that `leader` started, with the leader. It works also after the leader ended.
 
-    While a member lives the kernel gives nobody else the session's number; so if the number belongs to another process
-    by now, the session is over.
+    The kernel gives the session's number to no other process while a member lives. So if the number belongs to another
+    process now, the session is over.
     """
     holder = read_stat(leader.pid)
     if holder is not None and holder.identity != leader:
@@ -111,7 +111,7 @@ def kill_session(leader: ProcessIdentity) -> None:
 
 
 def environment_of(pid: int) -> dict[str, str]:
-    """The environment a process was started with; empty if it is gone or not ours to read."""
+    """The environment of a process at its start; empty if it has ended or we may not read it."""
     try:
         content = (_PROC / str(pid) / "environ").read_bytes()
     except OSError:
@@ -121,7 +121,7 @@ def environment_of(pid: int) -> dict[str, str]:
 
 
 def session_leaders_with(name: str, value: str) -> list[ProcessIdentity]:
-    """The living processes that began a session and were started with `name=value` in their environment."""
+    """The living processes that started a session and had `name=value` in their environment at their start."""
     return [
         stat.identity
         for stat in all_stats()
@@ -130,17 +130,18 @@ def session_leaders_with(name: str, value: str) -> list[ProcessIdentity]:
 
 
 def become_subreaper() -> None:
-    """Orphans below us become our children and not init's: in a container init may never reap them."""
+    """Orphans among our descendants become our children. Otherwise init gets them, which in a container may never wait
+    for them."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
 
 
 def reap_orphans(own: set[int]) -> None:
-    """Collect ended children that nobody else waits for. Those in `own` have somebody who does."""
+    """Wait for ended children, except those in `own`: other code waits for them."""
     with suppress(ChildProcessError):
         while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
             if ended.si_pid in own:
-                return  # its keeper is about to collect it; the rest comes with the next call
+                return  # its process manager will wait for it; the next call gets the others
             with suppress(ChildProcessError):
                 os.waitpid(ended.si_pid, 0)

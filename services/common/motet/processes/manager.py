@@ -1,6 +1,7 @@
-"""Keeps a set of processes running. The set is declared, again and again; what differs is started, stopped, replaced.
+"""Keeps a set of processes running. The caller declares the set as often as it likes; the process manager starts, stops
+and replaces what differs.
 
-A keeper may end while its processes live on: the next one adopts them by pid and start time from the records.
+When a process manager ends, its processes may go on. The next one adopts them, by pid and start time in the records.
 """
 
 import asyncio
@@ -40,14 +41,14 @@ from motet.processes.records import ProcessRecord, ProcessRecords
 log = structlog.get_logger(__name__)
 
 MANAGED_BY_VARIABLE = "MOTET_KEPT_BY"
-"""Set in every process that a keeper starts, to the folder of its records: a process whose record was never written,
-because the keeper died in between, can still be found."""
+"""Every process that a process manager starts has this variable, with the folder of the records. With it we find a
+process that has no record, because the process manager died before it could write one."""
 
 PROBE_SECONDS = 0.05
-"""Between two questions to a process that is starting: a start takes seconds, its last wait should be short."""
+"""The time between two readiness probes of a process that is starting. It is short, so that readiness is seen soon."""
 
 PROBE_READY_SECONDS = 2.0
-"""The same once it is ready; a death is seen without asking."""
+"""The same for a ready process. The process manager sees a death without a probe."""
 
 Probe = Callable[[], Awaitable[bool]]
 
@@ -59,7 +60,7 @@ async def always_ready() -> bool:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSpec:
     name: str
-    """Unique within a keeper, and a file name."""
+    """Unique in one process manager, and usable as a file name."""
 
     kind: str
     command: tuple[str, ...]
@@ -69,16 +70,17 @@ class ProcessSpec:
 
     cwd: Path | None = None
     probe: Probe = field(default=always_ready, compare=False)
-    """Says whether it does its work. Must return in about a second."""
+    """The readiness probe: whether the process does its work. Must return in about a second."""
 
     alive: Probe | None = field(default=None, compare=False)
-    """Says whether it lives, which one that is not ready does, too. None: only its end tells."""
+    """The liveness probe. A process may be alive and not ready. None: it counts as alive until it ends."""
 
     stop_order: int = 0
-    """When everything stops: the smaller ones first, and the next ones only after they have gone."""
+    """The order in which `stop_all` stops processes: those with the smallest number first. The next ones are stopped
+    only after these have ended."""
 
     version: str = ""
-    """Of the program: a new one replaces a running process of the old one."""
+    """The version of the program. A running process of another version is replaced."""
 
     @property
     def fingerprint(self) -> str:
@@ -127,18 +129,18 @@ class ProcessManager:
 
     @property
     def own_pids(self) -> set[int]:
-        """Children that this keeper itself waits for."""
+        """The pids of the children that this process manager waits for."""
         return {kept.child.pid for kept in self._kept.values() if kept.child is not None}
 
     def statuses(self) -> list[ProcessStatus]:
         return [kept.status() for kept in self._kept.values()]
 
     def recorded(self, name: str) -> ProcessRecord | None:
-        """What is on disk about a process, perhaps from a keeper before this one."""
+        """The record of a process on disk. An earlier process manager may have written it."""
         return self._records.read().get(name)
 
     def apply(self, specs: Iterable[ProcessSpec]) -> None:
-        """Make the running set equal to `specs`. Returns at once; what has to be done happens by itself."""
+        """Make the running set equal to `specs`. Returns at once; the work is done in the background."""
         self._wanted = {spec.name: spec for spec in specs}
         if not self._looked_for_others:
             self._looked_for_others = True
@@ -154,7 +156,7 @@ class ProcessManager:
             self._kept[name].handle(StopRequested())
 
     async def stop_all(self) -> None:
-        """Stop everything in order and return when nothing is left."""
+        """Stop everything in order. Returns when no process is left."""
         self._wanted = {}
         if not self._looked_for_others:
             self._looked_for_others = True
@@ -168,7 +170,7 @@ class ProcessManager:
                 await self._gone.wait()
 
     def kill(self, name: str, why: str) -> None:
-        """End one process and all that it started, without grace. It counts as a death: it is started again."""
+        """Kill one process and all its children, without a grace period. It counts as a death, so it is restarted."""
         kept = self._kept.get(name)
         if kept is not None and kept.identity is not None and kept.life.phase is not Phase.STOPPING:
             log.warning("process_killed", process=name, pid=kept.identity.pid, reason=why)
@@ -176,23 +178,23 @@ class ProcessManager:
             kept.kill()
 
     def kill_all(self) -> None:
-        """Stop everything now, without grace. `stop_all` still has to be awaited."""
+        """Kill everything now, without a grace period. Call `stop_all` as well."""
         for kept in list(self._kept.values()):
             kept.kill()
 
     def release(self) -> None:
-        """Forget everything and leave it running, for the next keeper to adopt."""
+        """Leave all processes running, for the next process manager to adopt."""
         for kept in self._kept.values():
             kept.unwatch()
         self._kept.clear()
 
-    # ---------------------------------------------------------------------------------------------- for _Kept
+    # ---------------------------------------------------------------------------------------------- for _ManagedProcess
 
     def record(self, kept: "_ManagedProcess") -> None:
         try:
             self._records.write(kept.as_record())
         except OSError as error:
-            # A full disk must not stop a restart; a lost record is made good by the sweep over environments.
+            # A full disk must not prevent a restart. `kill_unrecorded` finds a process without a record.
             log.warning("process_record_failed", process=kept.spec.name, error=str(error))
 
     def ended(self, kept: "_ManagedProcess") -> None:
@@ -217,12 +219,12 @@ class ProcessManager:
         records = self._records.read()
         kill_unrecorded(self._records)
         if not any(record.alive for record in records.values()):
-            self._records.clear()  # of a stack that is over: its restarts are not ours
+            self._records.clear()  # they are of an earlier stack, whose restarts do not count for this one
             return
         for name, record in records.items():
             spec = self._wanted.get(name)
             if record.alive:
-                # One that is not wanted, or no longer like this, is adopted as it is; `apply` stops or replaces it.
+                # Adopt also a process that is not wanted, or differs from its spec: `apply` then stops or replaces it.
                 same = spec is not None and spec.fingerprint == record.fingerprint
                 self._keep(spec if spec is not None and same else _as_recorded(record), record.restarts).adopt(record)
             elif spec is not None:
@@ -232,7 +234,7 @@ class ProcessManager:
 
 
 def kill_unrecorded(records: ProcessRecords) -> None:
-    """End what a keeper of these records started and had no time to write down."""
+    """Kill processes that a process manager with these records has started but not recorded."""
     known = {record.identity for record in records.read().values()}
     for stray in linux.session_leaders_with(MANAGED_BY_VARIABLE, str(records.folder)):
         if stray not in known:
@@ -241,19 +243,19 @@ def kill_unrecorded(records: ProcessRecords) -> None:
 
 
 def _as_recorded(record: ProcessRecord) -> ProcessSpec:
-    """Enough of a specification to watch a process and to stop it."""
+    """A spec made from a record: enough to watch a process and to stop it."""
     return ProcessSpec(
         name=record.name, kind=record.kind, command=(), log=Path(record.log), stop_order=record.stop_order
     )
 
 
 class _ManagedProcess:
-    """One process: feeds what happens to its lifecycle and does what that says."""
+    """One process: gives events to its lifecycle, and carries out the effects."""
 
     def __init__(self, keeper: ProcessManager, spec: ProcessSpec, policy: LifecycleConfig, clock: Clock) -> None:
         self.spec = spec
         self.fingerprint = spec.fingerprint
-        """Of what runs now, which for an adopted process need not be what the specification says."""
+        """Of the process that runs now. For an adopted process it may differ from the fingerprint of `spec`."""
         self.child: subprocess.Popen[bytes] | None = None
         self.identity: ProcessIdentity | None = None
         self.killed_because = ""
@@ -282,7 +284,7 @@ class _ManagedProcess:
         )
 
     def as_record(self) -> ProcessRecord:
-        """A dead one is recorded too, with the pid it had: why it died is for others to read."""
+        """A dead process is recorded as well, with its last pid, so that others can read why it died."""
         return ProcessRecord(
             name=self.spec.name,
             kind=self.spec.kind,
@@ -369,7 +371,7 @@ class _ManagedProcess:
         self.identity = self._last = identity
         try:
             self._pidfd = os.pidfd_open(identity.pid)
-        except ProcessLookupError:  # an adopted one that ended this very moment
+        except ProcessLookupError:  # an adopted process that has just ended
             self._pidfd = None
         self.handle(Started(adopted=adopted))
         if self._pidfd is None:
@@ -383,7 +385,7 @@ class _ManagedProcess:
     def _on_death(self) -> None:
         self.unwatch()
         if self.identity is not None:
-            linux.kill_session(self.identity)  # before the pid is given back: what it started goes with it
+            linux.kill_session(self.identity)  # kill its children, too, before the kernel can use its pid again
         status = self.child.wait() if self.child is not None else None
         self.child = None
         self.identity = None

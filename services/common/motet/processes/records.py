@@ -1,6 +1,6 @@
-"""What is known about each process, on disk, so that the next operator, `motet status` and `motet down` find it.
+"""A file about each process, so that the next operator, `motet status` and `motet down` find it.
 
-One small file a process, replaced in one step: a reader sees the old one or the new one.
+Each process has one small file. It is replaced in one step, so a reader gets either the old or the new content.
 """
 
 import os
@@ -53,7 +53,7 @@ class ProcessRecords:
         found: dict[str, ProcessRecord] = {}
         with suppress(FileNotFoundError, NotADirectoryError):
             for path in sorted(self.folder.glob("*.json")):
-                # What cannot be read describes nobody: a file of another version, or one a full disk cut short.
+                # Skip a file that cannot be read: of another version, or written only in part to a full disk.
                 with suppress(OSError, orjson.JSONDecodeError, TypeError, AttributeError):
                     content = orjson.loads(path.read_bytes())
                     record = ProcessRecord(**{name: value for name, value in content.items() if name in _FIELDS})
@@ -61,7 +61,7 @@ class ProcessRecords:
         return found
 
     def write(self, record: ProcessRecord) -> None:
-        """Raises OSError; the process itself is not affected."""
+        """Raises OSError. The process itself goes on."""
         assert _NAME.fullmatch(record.name), record.name
         self.folder.mkdir(parents=True, exist_ok=True)
         write_atomically(self.folder / f"{record.name}.json", orjson.dumps(asdict(record)))
@@ -76,7 +76,7 @@ class ProcessRecords:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file in one step. No fsync: after a crash of the machine none of this is true any more."""
+    """Replace a file in one step. Without fsync: after a crash of the machine the records are of no use anyway."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.write_bytes(content)
