@@ -1,8 +1,8 @@
-"""Everything Motet keeps in SQL: one schema, SQLite on a laptop, PostgreSQL in production.
+"""Everything that Motet stores in a database: one schema, in SQLite on a laptop, in PostgreSQL in production.
 
-Other packages see `migrate`, `open_store` and the functions of `lengths`; no SQL is written anywhere else. Whatever a
-database can do wrong comes out as `StoreUnavailable` (or `StateDirectoryError` while migrating), with the fix in it;
-`StoreRefused` is a value that it will never take.
+Other packages use `migrate`, `open_store` and the functions of `length_samples` and `keys`; no other code has SQL.
+Errors of a database become `StoreUnavailable` (`StateDirectoryError` in `migrate`), with a message that says what to
+do. `StoreRefused` means that the database will never accept a value.
 """
 
 from motet.store.database import Store, open_store

@@ -1,4 +1,4 @@
-"""`python -m motet.store`: bring the database up to date, and end. In a cluster, before anything else starts."""
+"""`python -m motet.store`: upgrade the schema of the database, and end. In a cluster it runs before all services."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""The one place that knows how the databases differ and how they fail."""
+"""Connections to SQLite and PostgreSQL: the only module that knows how they differ and how they fail."""
 
 import asyncio
 import random
@@ -17,17 +17,17 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from motet.errors import SetupError, StoreRefused, StoreUnavailable
 
 BUSY_SECONDS = 5.0
-"""How long a writer waits for another process's transaction on the same SQLite file. Ours take milliseconds."""
+"""How long a writer waits for a transaction of another process on the same SQLite file. Ours take milliseconds."""
 
 CONNECT_SECONDS = 5.0
 COMMAND_SECONDS = 30.0
-"""Until a PostgreSQL server that says nothing counts as away. What a migration does may take longer, and may."""
+"""A PostgreSQL server that answers nothing for this long counts as unreachable. Migrations have no such limit."""
 
 _WRITES = "motet_writes"
 
 
 class Store:
-    """A pool of connections. `read` and `write` are transactions; a write is one or nothing."""
+    """A pool of connections. `read` and `write` are transactions: either all of a write is stored, or nothing."""
 
     def __init__(self, engine: AsyncEngine) -> None:
         self.engine = engine
@@ -53,7 +53,7 @@ class Store:
 async def open_store(
     url: str, *, busy_seconds: float = BUSY_SECONDS, command_seconds: float | None = COMMAND_SECONDS
 ) -> AsyncIterator[Store]:
-    """Raises SetupError when `url` is none; connects only when first used."""
+    """Raises SetupError if `url` is not a database URL. It connects only at the first use."""
     engine = _create_engine(url, busy_seconds, command_seconds)
     try:
         yield Store(engine)
@@ -65,7 +65,7 @@ def _create_engine(url: str, busy_seconds: float, command_seconds: float | None)
     parsed = parse(url)
     if parsed.get_backend_name() != "sqlite":
         try:
-            # A pooled connection may have died with a restart of the server: ask before use, it costs a round trip.
+            # A restart of the server breaks the connections of the pool. `pool_pre_ping` tests each before its use.
             return create_async_engine(
                 parsed,
                 pool_pre_ping=True,
@@ -82,22 +82,23 @@ def _create_engine(url: str, busy_seconds: float, command_seconds: float | None)
 
 
 async def _open_sqlite(*args: Any, **kwargs: Any) -> aiosqlite.Connection:
-    """When a file cannot be opened aiosqlite tells its thread to stop and does not wait for it: its answer would come
-    to an event loop that may be closed by then."""
+    """Connect, and if that fails, wait for the thread of aiosqlite. It does not do so itself, and the thread would then
+    answer to an event loop that may be closed."""
     connection = aiosqlite.connect(*args, **kwargs)
     connection._thread.daemon = True
     try:
         return await connection
     except Exception:
-        connection._thread.join()  # it has answered, and has nothing else to do
+        connection._thread.join()  # it has nothing else to do, so it ends at once
         raise
 
 
 async def use_write_ahead_log(store: Store, *, busy_seconds: float) -> None:
-    """Let readers go on while somebody writes. The file remembers, so this is done once, by whoever migrates.
+    """Switch to the write-ahead log, so that processes can read while another one writes. The file stores this mode, so
+    only `migrate` does it.
 
-    Two connections that switch at the same moment may lock each other out until one gives way: so waits are short, and
-    tried again.
+    Two connections that switch at the same time may block each other until one gives up. So each wait is short, and
+    repeated.
     """
     give_up = time.monotonic() + busy_seconds
     while True:
@@ -138,27 +139,27 @@ def parse(url: str) -> URL:
 
 
 def _prepare_sqlite(connection: Any, _record: object) -> None:
-    # The driver would open transactions late and commit before DDL; we say BEGIN ourselves, so that a migration and a
-    # batch are all or nothing.
+    # The driver would begin transactions late, and commit before DDL. With our own BEGIN, a migration or a batch of
+    # writes is stored completely or not at all.
     connection.isolation_level = None
     cursor = connection.cursor()
-    # With the write-ahead log a power cut may then lose the last transaction, never the file.
+    # With the write-ahead log, a power failure may then lose the last transaction, but does not damage the file.
     cursor.execute("PRAGMA synchronous = NORMAL")
     cursor.execute("PRAGMA foreign_keys = ON")
     cursor.close()
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    # A transaction that turns into a writer half-way cannot wait for the other writer and fails at once.
+    # A transaction that begins with reads and then writes cannot wait for another writer: it would fail at once.
     writes = connection.get_execution_options().get(_WRITES, False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
 @contextmanager
 def telling_why(url: URL) -> Iterator[None]:
-    """Turn what a driver raises into one sentence: which database, what is wrong, what to do.
+    """Turn errors of a driver into one message: which database, what is wrong, what to do.
 
-    What is refused for ever is told apart from what may go well later: only the latter is tried again.
+    StoreRefused means that trying again does not help; StoreUnavailable that it may.
     """
     where = url.database if url.get_backend_name() == "sqlite" else url.render_as_string(hide_password=True)
     try:
@@ -175,14 +176,14 @@ def telling_why(url: URL) -> Iterator[None]:
 
 
 def _is_about_a_value(error: BaseException | None) -> bool:
-    """Too long, too large, or of characters that the database does not know."""
+    """Whether the value itself is wrong: too long, too large, or with characters that the database does not accept."""
     if isinstance(error, OverflowError) or _sqlite_code(error) in (sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH):
         return True
     return (getattr(error, "sqlstate", None) or "").startswith("22")  # SQL's class "data exception"
 
 
 def may_come(error: StoreUnavailable) -> bool:
-    """Whether it is a server that is not there yet, rather than one that says no."""
+    """Whether the server may still be starting. False if it answers and refuses."""
     cause = _original(error.__cause__)
     return isinstance(cause, OSError) or getattr(cause, "sqlstate", "") in _NOT_YET
 
@@ -195,7 +196,7 @@ def _original(error: BaseException | None) -> BaseException | None:
 
 
 def _sqlite_code(error: BaseException | None) -> int:
-    """The kind of error; the higher bytes, which are dropped here, hold its detail. 0 when it is not SQLite's."""
+    """SQLite's primary error code; the higher bytes (the details) are dropped. 0 if it is not an error of SQLite."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
@@ -216,5 +217,5 @@ def _reason(error: BaseException | None) -> str:
         "3F000": "has no schema that this user may use. Make the user of MOTET_DATABASE_URL the database's owner.",
         "42501": "forbids this user what Motet needs. Make the user of MOTET_DATABASE_URL the database's owner.",
     }
-    said = known.get(_sqlite_code(error)) or answers.get(getattr(error, "sqlstate", None) or "")
-    return said or f"answered: {error}"
+    explanation = known.get(_sqlite_code(error)) or answers.get(getattr(error, "sqlstate", None) or "")
+    return explanation or f"answered: {error}"

@@ -1,4 +1,4 @@
-"""API keys in the database: what `motet key` writes and gateways read. Their secrets are never here."""
+"""API keys in the database: `motet key` writes them and gateways read them. The database never has their secrets."""
 
 from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from datetime import UTC, datetime
@@ -33,7 +33,7 @@ async def _add(connection: AsyncConnection, key: ApiKey) -> None:
 
 
 async def all_keys(store: Store) -> list[tuple[ApiKey, datetime | None]]:
-    """Each with the time it was last used, to the hour. The oldest comes first."""
+    """All keys, the oldest first, each with the hour in which it was last used."""
     found: list[tuple[ApiKey, datetime | None]] = []
     async for rows in _read(store, select(*_COLUMNS, ApiKeyRow.used).order_by(ApiKeyRow.created, ApiKeyRow.id)):
         found.extend((_key(row), _aware(row.used)) for row in rows)
@@ -52,10 +52,10 @@ async def any_was_made(store: Store) -> bool:
 
 
 async def keys_in(store: Store, parts: Collection[str]) -> list[ApiKey]:
-    """All in these parts."""
+    """All keys whose ids are in these parts (see `part_of`)."""
     found: list[ApiKey] = []
     theirs: ColumnElement[bool] = _PART.in_(parts)
-    if store.dialect == "sqlite":  # it has an index of ids, in the order of their bytes, and uses it for ranges alone
+    if store.dialect == "sqlite":  # SQLite uses its index of ids only for ranges
         theirs = or_(*(ApiKeyRow.id.between(part, part + "\x7f") for part in parts))
     async for rows in _read(store, select(*_COLUMNS).where(theirs)):
         found.extend(map(_key, rows))
@@ -63,7 +63,7 @@ async def keys_in(store: Store, parts: Collection[str]) -> list[ApiKey]:
 
 
 async def _read(store: Store, query: Select[*tuple[Any, ...]]) -> AsyncIterator[Sequence[Row[Any]]]:
-    """A few at a time: whoever reads many of them has other things to do in between."""
+    """The rows in groups of 200, so that the caller's event loop can do other work in between."""
     async with store.read() as connection:
         answer = await connection.stream(query)
         async for rows in answer.partitions(200):
@@ -71,7 +71,7 @@ async def _read(store: Store, query: Select[*tuple[Any, ...]]) -> AsyncIterator[
 
 
 def part_of(id_: str) -> str:
-    """What a key is read with, once it has changed: of many keys one in 256."""
+    """The part of an id by which gateways read keys again after a change. There are 256 parts."""
     return id_[:_PART_LENGTH]
 
 
@@ -89,43 +89,44 @@ _COLUMNS = (
 
 
 async def table_exists(store: Store) -> bool:
-    """Whether there is a table for them: in a database of an older version there is none, nor any key."""
+    """Whether the database has a table of keys. A database of an older version has none."""
     async with store.read() as connection:
         return await connection.run_sync(lambda bare: inspect(bare).has_table(ApiKeyRow.__tablename__))
 
 
 async def change_mark(store: Store) -> tuple[Any, ...]:
-    """Another one after every change of which keys open that a command of ours makes: so that only changes have to be
-    read. It is of the rows themselves, so both change at once."""
+    """A value that changes whenever a command of ours changes which keys are accepted. So gateways read keys only after
+    a change. It is computed from the rows themselves, so it changes in the same transaction."""
     async with store.read() as connection:
         return tuple((await connection.execute(select(*_mark()))).one())
 
 
 async def marks(store: Store) -> dict[str, tuple[Any, ...]]:
-    """That of each part."""
+    """The change mark of each part."""
     query = select(_PART.label("part"), *_mark()).group_by("part")
     async with store.read() as connection:
         return {row.part: tuple(row[1:]) for row in await connection.execute(query)}
 
 
 def _mark() -> tuple[ColumnElement[Any], ...]:
-    # A key is made, which counts; it is revoked, which counts; its end is moved, and no other one goes the other way.
+    # Making and revoking a key change the counts. Another expiry of a key changes the sum.
     revoked, expires = (func.sum(extract("epoch", at)) for at in (ApiKeyRow.revoked, ApiKeyRow.expires))
     return func.count(), func.max(ApiKeyRow.created), func.count(ApiKeyRow.revoked), revoked, expires
 
 
 async def revoke(store: Store, id_: str, *, tenant: str, at: datetime) -> bool:
-    """Let it open nothing any more, whatever time it is elsewhere. `at` is kept, of the first time. False: that tenant
-    has no such key."""
+    """Revoke a key. It counts at once, whatever the clocks of gateways say. If a key is revoked twice, the row has the
+    first time. Returns False if the tenant has no such key."""
     async with store.write() as connection:
         return await _end(connection, id_, tenant=tenant, at=at)
 
 
 async def rotate(store: Store, old: ApiKey, new: ApiKey, *, at: datetime) -> None:
-    """Add `new`, and let `old` expire at that time, if not earlier: both, or neither.
+    """Add `new`, and let `old` expire at the time `at`, if it does not expire earlier. Either both are stored or none.
 
-    Raises SetupError when `old` opens nothing any more, or `new` is there: somebody may have revoked or rotated it
-    since it was read. Its end is then that of its overlap, which says nothing of how long a successor should last.
+    Raises SetupError if `old` is no longer accepted, or `new` exists already: another command may have revoked or
+    rotated `old` since the caller read it. `old` then expires at the end of its overlap, so its lifetime does not say
+    how long a successor should last.
     """
     async with store.write() as connection:
         ours = _is(old.id, old.tenant)
@@ -142,7 +143,7 @@ async def rotate(store: Store, old: ApiKey, new: ApiKey, *, at: datetime) -> Non
                 f"Make a new one: motet key create --tenant {old.tenant}"
             )
         await _add(connection, new)
-        if at <= new.created:  # now: no clock has a say in that
+        if at <= new.created:  # at once: a revoked key is refused whatever the clocks say
             await _end(connection, old.id, tenant=old.tenant, at=at)
         else:
             later = (ApiKeyRow.expires.is_(None)) | (ApiKeyRow.expires > at)
@@ -160,7 +161,7 @@ def _is(id_: str, tenant: str) -> ColumnElement[bool]:
 
 
 async def note_use(store: Store, ids: Iterable[str], *, at: datetime) -> None:
-    """To the hour, so that a key that is used all day is written a few times."""
+    """Store when keys were last used. Only the hour is stored, so that a key that is always used is written rarely."""
     hour = at.replace(minute=0, second=0, microsecond=0)
     before = (ApiKeyRow.used.is_(None)) | (ApiKeyRow.used < hour)
     async with store.write() as connection:
@@ -181,10 +182,10 @@ def _key(row: Any) -> ApiKey:
 
 @lru_cache(64)
 def _scopes(said: str) -> frozenset[KeyScope]:
-    # One of a newer version means nothing here, and takes nothing away.
+    # Scopes that this version does not know are ignored; the others still count.
     return frozenset(KeyScope(one) for one in said.split(",") if one in set(KeyScope))
 
 
 def _aware(at: datetime | None) -> datetime | None:
-    """SQLite forgets the zone."""
+    """Add the time zone, which SQLite does not store."""
     return at.replace(tzinfo=UTC) if at is not None and at.tzinfo is None else at

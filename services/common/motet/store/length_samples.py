@@ -1,4 +1,4 @@
-"""Length samples and predictor state: what the predictor writes in batches and reads at start."""
+"""Length samples and the state of the predictor. The predictor writes them in batches, and reads them at its start."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -12,7 +12,7 @@ from motet.store.tables import LengthSampleRow, PredictorStateRow, PredictorVers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthSample:
-    """A finished answer; the columns are explained in `tables`."""
+    """A finished answer. `tables` explains the columns."""
 
     request: str
     tenant: str
@@ -35,7 +35,7 @@ class PredictorState:
 
 
 def name_of(row: LengthSample | PredictorState) -> str:
-    """The table that it belongs to."""
+    """The name of the row's table."""
     return (LengthSampleRow if isinstance(row, LengthSample) else PredictorStateRow).__tablename__
 
 
@@ -51,7 +51,7 @@ async def activate_version(store: Store, version: str) -> None:
 
 
 async def load_states(store: Store, version: str, *, limit: int) -> list[PredictorState]:
-    """What `version` has learned: the `limit` last changed scopes, the oldest change first."""
+    """What `version` has learned: the `limit` last changed scopes, oldest change first."""
     query = (
         select(
             PredictorStateRow.level, PredictorStateRow.tenant, PredictorStateRow.adapter, PredictorStateRow.statistics
@@ -68,9 +68,9 @@ async def load_states(store: Store, version: str, *, limit: int) -> list[Predict
 async def save(
     store: Store, version: str, states: Iterable[PredictorState], samples: Sequence[LengthSample], *, keep_samples: int
 ) -> None:
-    """Write what has been learned and the samples it was learned from, together or not at all.
+    """Write what the predictor has learned, and the samples, in one transaction.
 
-    Only the newest `keep_samples` samples stay.
+    Only the newest `keep_samples` samples are kept.
     """
     moment = now()
     rows = [

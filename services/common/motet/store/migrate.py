@@ -1,4 +1,4 @@
-"""Bring a database to this version's schema. Works from an installed wheel: the migrations are part of the package."""
+"""Upgrades a database to the schema of this version. The migrations are in the package, so a wheel has them, too."""
 
 import asyncio
 import time
@@ -24,12 +24,12 @@ RETRY_SECONDS = 0.5
 
 
 async def migrate(url: str, *, busy_seconds: float = BUSY_SECONDS, wait_seconds: float = 0.0) -> None:
-    """Create or upgrade the schema; nothing happens when it is up to date, or newer and for us to use. Two at once wait
-    for each other.
+    """Create or upgrade the schema. Does nothing if it is up to date, or newer but usable by this version. If two
+    processes do this at once, one waits for the other.
 
-    A server that is not there yet is waited for, `wait_seconds` at the most.
+    Waits up to `wait_seconds` for a server that does not answer yet.
 
-    Raises StateDirectoryError with the reason and the fix when it cannot be done; the database is then as it was.
+    Raises StateDirectoryError, which says why it failed and what to do. The database is then unchanged.
     """
     parsed = parse(url)
     if parsed.get_backend_name() == "sqlite" and parsed.database:
@@ -67,13 +67,13 @@ async def _migrate(url: str, busy_seconds: float) -> None:
             await use_write_ahead_log(store, busy_seconds=busy_seconds)
         async with store.write() as connection:
             if store.dialect == "postgresql":
-                # Held until the transaction ends. The number is arbitrary; it means "Motet migrates".
+                # A lock until the transaction ends. Its number is arbitrary; all versions of Motet use it.
                 await connection.exec_driver_sql("SELECT pg_advisory_xact_lock(77616974)")
             await connection.run_sync(_upgrade)
 
 
 def configuration(connection: Connection) -> Config:
-    """Alembic's configuration without a file, bound to a connection that is already in a transaction."""
+    """Alembic's configuration, without a file, for a connection that is already in a transaction."""
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.attributes["connection"] = connection

@@ -1,8 +1,9 @@
 """Which versions of Motet may use a database.
 
-Two tables say so, each in one row. `schema_version` is the newest migration that has been done. `alembic_version` is
-the oldest one whose programs can still use what there is: versions of before look at that table alone, and find what
-they know. So a version goes back to the one before without the database, and both may run at once.
+Two tables say it, with one row each. `schema_version` has the newest migration that was applied. `alembic_version` has
+the oldest migration whose version of Motet can still use the schema. Older versions of Motet read only that table, and
+find a migration that they know. So you can go back to the version before without a change of the database, and both
+versions may run at once.
 """
 
 from sqlalchemy import Connection, inspect, text
@@ -10,24 +11,24 @@ from sqlalchemy import Connection, inspect, text
 DONE, READERS = "schema_version", "alembic_version"
 
 OLDEST_READER = "0001"
-"""A migration that takes something away from the version before, as no migration should, raises it to itself."""
+"""A migration that removes something that the version before needs must set this to its own number. Avoid that."""
 
 
 def split_version_table(connection: Connection) -> None:
-    """Of a database in which one table said both."""
+    """Add `schema_version` to a database of an older Motet, which has only `alembic_version`."""
     tables = inspect(connection).get_table_names()
     if READERS in tables and DONE not in tables:
         _say(connection, DONE, only(connection, READERS))
 
 
 def record_readable_versions(connection: Connection) -> None:
-    """Say who may use what this version has made."""
+    """Store which versions may use the schema of this version."""
     if only(connection, READERS) != OLDEST_READER:
         _say(connection, READERS, OLDEST_READER)
 
 
 def _say(connection: Connection, table: str, version: str) -> None:
-    # As Alembic makes it.
+    # The same statement as Alembic's.
     connection.execute(
         text(
             f"CREATE TABLE IF NOT EXISTS {table} "
@@ -39,7 +40,7 @@ def _say(connection: Connection, table: str, version: str) -> None:
 
 
 def only(connection: Connection, table: str) -> str:
-    """The version in a table; empty: there is none."""
+    """The version in a table; empty if there is none."""
     if table not in inspect(connection).get_table_names():
         return ""
     found: str | None = connection.scalar(text(f"SELECT version_num FROM {table}"))  # noqa: S608

@@ -1,6 +1,6 @@
-"""The schema. Texts of prompts and answers have no column here, and never get one.
+"""The schema of the database. No column has texts of prompts or answers, and none must ever be added.
 
-A change here needs a migration in `migrations/versions`; a test compares the two.
+A change here needs a migration in `migrations/versions`. A test compares the two.
 """
 
 from datetime import UTC, datetime
@@ -9,12 +9,12 @@ from sqlalchemy import BigInteger, Boolean, DateTime, ForeignKey, Index, Integer
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 Number = BigInteger().with_variant(Integer, "sqlite")
-"""64 bits: peers count in unsigned 32, which the usual integer of PostgreSQL does not hold. SQLite numbers a key by
-itself only when it is called INTEGER, which there holds 64 bits as well."""
+"""64 bits: messages have unsigned 32-bit numbers, which are too large for PostgreSQL's usual integer. SQLite chooses
+ids itself only for a column of type INTEGER, which has 64 bits there."""
 
 
 class Table(DeclarativeBase):
-    # Names for every constraint, so that a later migration can drop one on either database.
+    # Every constraint has a name, so that a later migration can drop it in both databases.
     metadata = MetaData(
         naming_convention={
             "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -43,7 +43,7 @@ class LengthSampleRow(Table):
     prompt_tokens: Mapped[int] = mapped_column(Number)
     output_tokens: Mapped[int] = mapped_column(Number)
     censored: Mapped[bool] = mapped_column(Boolean)
-    """The answer was cut: its true length is at least `output_tokens`."""
+    """Whether the answer was cut. Its true length is then at least `output_tokens`."""
     estimated_q50: Mapped[int] = mapped_column(Number)
     estimated_q95: Mapped[int] = mapped_column(Number)
     estimate_source: Mapped[str] = mapped_column(String(128))
@@ -53,7 +53,7 @@ class LengthSampleRow(Table):
 
 
 class PredictorVersionRow(Table):
-    """A way of predicting. At most one is active: the one whose name clients read in x-motet-length."""
+    """A version of the predictor's method. At most one is active; clients read its name in x-motet-length."""
 
     __tablename__ = "predictor_versions"
 
@@ -63,7 +63,7 @@ class PredictorVersionRow(Table):
 
 
 class PredictorStateRow(Table):
-    """What one version has learned about one scope; written again whenever that scope has learned more."""
+    """What one version has learned about one scope. The row is replaced whenever it has learned more."""
 
     __tablename__ = "predictor_state"
 
@@ -77,18 +77,18 @@ class PredictorStateRow(Table):
 
 
 class ApiKeyRow(Table):
-    """One that was made and not forgotten: a revoked or expired one stays, so that its owner is told so."""
+    """An API key. Revoked and expired keys stay, so that a gateway can say that the key was revoked or has expired."""
 
     __tablename__ = "keys"
 
     id: Mapped[str] = mapped_column(String(64), primary_key=True)
     tenant: Mapped[str] = mapped_column(String(253), index=True)
     scopes: Mapped[str] = mapped_column(String(128))
-    """With commas between."""
+    """Separated by commas."""
     hash: Mapped[bytes] = mapped_column(LargeBinary)
     """SHA-256 of the secret."""
     created: Mapped[datetime] = mapped_column(DateTime(timezone=True), default=now)
     expires: Mapped[datetime | None] = mapped_column(DateTime(timezone=True))
     revoked: Mapped[datetime | None] = mapped_column(DateTime(timezone=True))
     used: Mapped[datetime | None] = mapped_column(DateTime(timezone=True))
-    """When it was last seen, to the hour: writing each use down would cost each request a write."""
+    """The hour in which it was last used. Storing the exact time would need a write for each request."""

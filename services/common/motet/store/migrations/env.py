@@ -1,4 +1,4 @@
-"""What Alembic runs: our metadata on the connection that `motet.store.migrate` hands over."""
+"""Alembic runs this module. It uses our tables, and the connection that `motet.store.migrate` opens."""
 
 from alembic import context
 
@@ -11,7 +11,7 @@ context.configure(
     target_metadata=Table.metadata,
     version_table=DONE,
     include_name=lambda name, kind, _: (kind, name) != ("table", READERS),
-    # SQLite cannot alter most things in place; a batch makes a new table and copies.
+    # SQLite cannot alter most things in place. In batch mode Alembic makes a new table and copies the rows.
     render_as_batch=connection.dialect.name == "sqlite",
     compare_type=True,
     compare_server_default=True,

@@ -1,4 +1,4 @@
-"""Numbers of 64 bits: peers count tokens in unsigned 32, and samples are numbered for as long as a database lives."""
+"""64-bit numbers: messages count tokens in unsigned 32 bits, and ids of samples grow for the life of a database."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -19,8 +19,8 @@ def downgrade() -> None:
 
 def _become(sequence: str, before: sa.Integer, after: sa.Integer) -> None:
     if op.get_bind().dialect.name == "sqlite":
-        return  # any of its integers holds 64 bits
+        return  # its integers always have 64 bits
     for column in COLUMNS:
         op.alter_column("length_samples", column, existing_type=before, type_=after, existing_nullable=False)
-    # A column that numbers itself has a sequence, which keeps the type that it was made with.
+    # An autoincrement column has a sequence. The sequence keeps its first type, so it must be changed as well.
     op.execute(f"ALTER SEQUENCE length_samples_id_seq AS {sequence}")

@@ -1,4 +1,4 @@
-"""API keys: hashes of their secrets, and whose they are."""
+"""API keys: the hashes of their secrets, their tenants and scopes."""
 
 import sqlalchemy as sa
 from alembic import op
