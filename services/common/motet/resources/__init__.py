@@ -1,7 +1,7 @@
-"""The custom resources of Motet (`motet.dev/v1alpha1`), once: these models validate manifests offline, are what
-reconcile sees, and are what the CRDs are generated from.
+"""The custom resources of Motet (`motet.dev/v1alpha1`). These models validate manifests without a cluster, reconcile
+reads them, and the CRDs are generated from them.
 
-A field is here when something enforces it; `coming` lists those that nothing enforces yet.
+Each field here is enforced. `planned_fields` lists those that Motet does not enforce yet.
 """
 
 from motet.resources.adapter import AdapterPlacement, AdapterSource, LoRAAdapter, LoRAAdapterSpec, PoolRef

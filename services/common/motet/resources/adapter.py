@@ -158,7 +158,7 @@ class LoRAAdapterSpec(ResourceModel):
         ),
     )
     transitions: ClassVar = (
-        # Comparing two optionals as such would cost more than the API server allows.
+        # CEL could compare the two optional values directly, but that costs more than the API server allows.
         TransitionRule(
             field="modelName",
             cel="!has(oldSelf.modelName) || (has(self.modelName) && self.modelName == oldSelf.modelName)",

@@ -1,4 +1,4 @@
-"""Which nodes a pool's runners go to, and beside which pods, in Kubernetes' own words."""
+"""On which nodes a pool's runners run, and near which pods, with the names that Kubernetes uses."""
 
 from typing import Annotated, ClassVar, Literal
 

@@ -1,4 +1,4 @@
-"""The two kinds of Kubernetes' own that the same folder may hold, as far as Motet reads them."""
+"""Two kinds of Kubernetes that may be in the same folder of manifests, with the fields that Motet reads."""
 
 from typing import Annotated, Literal
 
@@ -15,7 +15,7 @@ class NamespaceMeta(ResourceModel):
 
 
 class Namespace(ResourceModel):
-    """A tenant. Its labels are what a pool's selector looks at."""
+    """A tenant. The selector of a pool reads its labels."""
 
     api_version: Literal["v1"] = "v1"
     kind: Literal["Namespace"] = "Namespace"
@@ -28,7 +28,7 @@ class Namespace(ResourceModel):
 
 
 class Secret(ResourceModel):
-    """What opens a source: `token`, or `username` and `password`. Only the process that fetches reads it."""
+    """The credentials for a source: `token`, or `username` and `password`. Only the fetch process reads it."""
 
     api_version: Literal["v1"] = "v1"
     kind: Literal["Secret"] = "Secret"

@@ -1,8 +1,8 @@
-"""The CustomResourceDefinitions, built from the models and from nothing else.
+"""Builds the CustomResourceDefinitions from the models.
 
-Pydantic's JSON schema becomes a *structural* one: nothing is referred to, every property is written out, and what a
-structural schema has no word for is said in CEL (keys of maps) or refused here. What is absent from a model is
-pruned by the API server, or refused under `kubectl --validate=strict`.
+Pydantic's JSON schema becomes a *structural* schema: without references, with all properties written out. What a
+structural schema cannot express becomes a CEL rule (for keys of maps) or an error here. The API server prunes fields
+that a model does not have; `kubectl --validate=strict` refuses them.
 """
 
 from collections.abc import Mapping
@@ -20,14 +20,14 @@ Schema = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class PrinterColumn:
-    """One of `kubectl get`."""
+    """A column of `kubectl get`."""
 
     name: str
     path: str
     meaning: str
     type: str = "string"
     wide: bool = False
-    """Only with `-o wide`."""
+    """Shown only with `-o wide`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,8 +137,8 @@ def custom_resource_definition(kind: CustomResource) -> Schema:
 
 
 def _column(column: PrinterColumn) -> Schema:
-    said: Schema = {"name": column.name, "type": column.type, "jsonPath": column.path, "description": column.meaning}
-    return said | ({"priority": 1} if column.wide else {})
+    written: Schema = {"name": column.name, "type": column.type, "jsonPath": column.path, "description": column.meaning}
+    return written | ({"priority": 1} if column.wide else {})
 
 
 def object_schema(kind: CustomResource) -> Schema:
@@ -151,7 +151,7 @@ def object_schema(kind: CustomResource) -> Schema:
         "properties": {
             "apiVersion": _only(properties["apiVersion"], "type", "enum"),
             "kind": _only(properties["kind"], "type", "enum"),
-            # Metadata is Kubernetes' own: a schema may only speak of the name. The length is that of any object's name.
+            # Kubernetes defines metadata: a schema may only restrict the name. 253 is the limit of any object's name.
             "metadata": {"type": "object", "properties": {"name": {"type": "string", "maxLength": 253}}},
             "spec": properties["spec"],
             "status": without_rules(structural(kind.status.model_json_schema(mode="serialization"))),
@@ -165,7 +165,7 @@ def _only(schema: Schema, *keys: str) -> Schema:
 
 
 def _of_the_name(rule: Schema) -> Schema:
-    """Rules inside metadata are not evaluated; the root may look at the name."""
+    """The API server does not evaluate rules inside metadata, but a rule of the whole object may read the name."""
     return rule | {"rule": rule["rule"].replace("self", "self.metadata.name"), "fieldPath": ".metadata.name"}
 
 
@@ -175,14 +175,15 @@ _BOUNDS = ("enum", "pattern", "format", "minLength", "maxLength", "minimum", "ma
 _EXTENSIONS = ("x-kubernetes-list-type", "x-kubernetes-list-map-keys", "x-kubernetes-map-type")
 _RULE = ("rule", "message", "reason", "fieldPath")
 _GONE = frozenset(("title", "$defs", "additionalProperties"))
-"""Said differently in a structural schema, or not at all."""
+"""Keys that a structural schema does not have, or has in another form."""
 
 
 def structural(schema: Schema, definitions: Mapping[str, Schema] | None = None) -> Schema:
-    """A schema of pydantic's as the API server wants it."""
+    """A structural schema, as the API server requires it, from a schema of pydantic."""
     definitions = schema.get("$defs", {}) if definitions is None else definitions
     given = _inlined(schema, definitions)
-    # A template that leaves a field empty writes null, which is absent to us offline and so must be in a cluster.
+    # A template that leaves a field empty writes null. Offline it means that the field is absent, and so it must in a
+    # cluster.
     empty = {"nullable": True} if {"type": "null"} in schema.get("anyOf", []) else {}
     made: Schema = {}
     if "description" in given:
@@ -218,11 +219,11 @@ def structural(schema: Schema, definitions: Mapping[str, Schema] | None = None) 
             given["format"] = "int32" if given["maximum"] < 2**31 else "int64"
         case "string":
             rules = [*_with_description(given), *rules]
-    if "enum" not in given:  # the API server passes over a null in an enum, so a choice is made or left out
+    if "enum" not in given:  # the API server ignores null in an enum, so such a field cannot be null
         made |= empty
     made |= {key: given.pop(key) for key in (*_BOUNDS, *_EXTENSIONS) if key in given}
     if rules:
-        # Pydantic sorts the keys; people read the rule first.
+        # Pydantic sorts the keys. We write the rule first, for people who read the file.
         made[VALIDATIONS] = [_only(rule, *(key for key in _RULE if key in rule)) for rule in rules]
     if left := given.keys() - _GONE:
         raise ValueError(f"a structural schema has no word for {', '.join(sorted(left))}")
@@ -230,7 +231,7 @@ def structural(schema: Schema, definitions: Mapping[str, Schema] | None = None) 
 
 
 def _inlined(schema: Schema, definitions: Mapping[str, Schema]) -> Schema:
-    """Without `$ref`, and with the one type that a field has when it is there."""
+    """The schema without `$ref`, and with one type: that of the value if it is not null."""
     given = dict(schema)
     choices = [choice for choice in given.pop("anyOf", []) if choice.get("type") != "null"]
     if len(choices) > 1:
@@ -244,7 +245,7 @@ def _inlined(schema: Schema, definitions: Mapping[str, Schema]) -> Schema:
 
 
 def _without_what_is_empty(value: Any) -> Any:
-    """Inside a default. What is in there has defaults of its own."""
+    """Remove empty values inside a default. The fields in it have their own defaults."""
     if not isinstance(value, dict):
         return value
     shorter = {key: _without_what_is_empty(inner) for key, inner in value.items()}
@@ -252,7 +253,7 @@ def _without_what_is_empty(value: Any) -> Any:
 
 
 def _with_description(schema: Schema) -> list[Schema]:
-    """Beside the pattern, which tools can read, the sentence for people."""
+    """A rule with a sentence for people. The schema also has the pattern itself, which tools can read."""
     sentence = PATTERN_SENTENCES.get(schema.get("pattern", ""))
     if sentence is None:
         return []
@@ -267,7 +268,7 @@ def _keys_at_most(size: int) -> Schema:
 
 
 def without_rules(schema: Schema) -> Schema:
-    """Of a status, which only the operator writes: its rules would cost the API server time and help nobody."""
+    """The schema of a status, without rules. Only the operator writes it, so rules would only cost time."""
     made = {key: value for key, value in schema.items() if key not in (VALIDATIONS, "default", "nullable")}
     if "properties" in made:
         made["properties"] = {name: without_rules(inner) for name, inner in made["properties"].items()}

@@ -1,6 +1,6 @@
-"""What the fields of a resource have in common: how they are spelt, what bounds them, and the sentence for each bound.
+"""The types of fields that resources share: their names in YAML, their limits, and a sentence that explains each limit.
 
-Everything here ends up in the CRD schema as well, so a rule is a pattern or a number wherever it can be.
+The CRD schema has all of this, too. So a rule is a pattern or a number wherever that is possible.
 """
 
 from typing import Annotated, Any, ClassVar, Final, Self
@@ -39,13 +39,13 @@ CATEGORY = "motet"
 
 MAX_REPLICAS = 1000
 ALL_NAMESPACES = "*"
-"""Instead of namespaces: every one."""
+"""In a list of namespaces: all of them."""
 ADAPTER_SCHEMES = ("file", "hf", "https")
 MODEL_SCHEMES = ("file", "pvc", "hf", "https")
 
 
 class ResourceModel(BaseModel):
-    """A part of a resource. Strict, because the API server is: `"2"` is no number there either."""
+    """A part of a resource. Strict like the API server, which does not accept `"2"` as a number either."""
 
     model_config = ConfigDict(
         alias_generator=to_camel,
@@ -69,15 +69,15 @@ class ResourceModel(BaseModel):
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         schema = handler(core)
-        if said := validations((*cls.rules, *cls.transitions)):
-            handler.resolve_ref_schema(schema)[VALIDATIONS] = said
+        if found := validations((*cls.rules, *cls.transitions)):
+            handler.resolve_ref_schema(schema)[VALIDATIONS] = found
         return schema
 
 
 def forbidden_changes(
     before: ResourceModel, after: ResourceModel, path: tuple[str, ...] = ()
 ) -> list[tuple[tuple[str, ...], str]]:
-    """What may not change between two versions of one object: (field, sentence) for each rule that is broken."""
+    """Compare two versions of one object: (field, sentence) for each transition rule that the change breaks."""
     found = [
         ((*path, rule.field) if rule.field else path, rule.message)
         for rule in before.transitions
@@ -127,7 +127,7 @@ PATTERN_SENTENCES = {
     _ENV_NAME: "must be a variable's name: letters, digits and '_', not beginning with a digit",
     _QUANTITY: "must be a quantity such as 2, 500m or 16Gi",
 }
-"""What to say instead of quoting a regular expression at a person."""
+"""The sentence for each pattern. People read it in place of the regular expression."""
 
 DnsLabel = Annotated[str, StringConstraints(pattern=_DNS_LABEL, max_length=63)]
 TenantOrAll = Annotated[str, StringConstraints(pattern=_TENANT, max_length=63)]
@@ -164,7 +164,7 @@ Annotations = Annotated[dict[LabelKey, Annotated[str, StringConstraints(max_leng
 
 
 class _WholeOrText:
-    """`2` and `"500m"` alike, as Kubernetes has them; kept as text."""
+    """Accepts `2` and `"500m"`, as Kubernetes does, and stores both as text."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_before_validator_function(_as_text, handler(source))
@@ -187,7 +187,7 @@ Quantities = Annotated[dict[LabelKey, Quantity], Field(max_length=16)]
 
 
 class UniqueBy:
-    """A list keyed by one field, in which Kubernetes takes no key twice."""
+    """For a list whose entries differ in one field, the key. Kubernetes refuses a list with the same key twice."""
 
     def __init__(self, key: str) -> None:
         self._key = key

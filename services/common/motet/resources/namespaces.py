@@ -1,4 +1,4 @@
-"""Which namespaces something is for: all of them, one, or those with certain labels."""
+"""Selects namespaces: all of them, one, or those with certain labels."""
 
 from collections.abc import Iterable, Mapping
 from typing import Annotated, ClassVar, Literal
@@ -51,7 +51,7 @@ class LabelRequirement(ResourceModel):
 
 
 NAME = "kubernetes.io/metadata.name"
-"""The label that Kubernetes puts on every namespace: its name."""
+"""The label with the namespace's name. Kubernetes puts it on every namespace."""
 
 
 class LabelSelector(ResourceModel):
@@ -72,7 +72,7 @@ class LabelSelector(ResourceModel):
 
     @property
     def picks_one_only(self) -> bool:
-        """It asks for one name."""
+        """Whether the selector asks for one namespace by its name."""
         return NAME in self.match_labels or any(
             asked.key == NAME and asked.operator == "In" and len(set(asked.values)) == 1
             for asked in self.match_expressions
@@ -80,7 +80,7 @@ class LabelSelector(ResourceModel):
 
     @property
     def names(self) -> Iterable[str]:
-        """Namespaces that it asks for by name, whether or not they exist."""
+        """The namespaces that the selector asks for by name. They need not exist."""
         yield from [self.match_labels[NAME]] if NAME in self.match_labels else []
         for asked in self.match_expressions:
             yield from asked.values if asked.key == NAME and asked.operator == "In" else []
@@ -113,7 +113,7 @@ class AllowedNamespaces(ResourceModel):
 
     @property
     def admits_one_only(self) -> bool:
-        """Never more than one namespace, whatever namespaces there are."""
+        """Whether it can never admit more than one namespace."""
         return self.from_ == "Same" or (self.selector is not None and self.selector.picks_one_only)
 
     def admits(self, namespace: str, *, own: str, labels: dict[str, str]) -> bool:
@@ -124,11 +124,11 @@ class AllowedNamespaces(ResourceModel):
                 return namespace == own
             case "Selector":
                 assert self.selector is not None
-                # Without this label a selector by name would differ locally.
+                # Kubernetes sets this label itself. Locally we add it, so that a selector by name works there, too.
                 return self.selector.matches({NAME: namespace} | labels)
 
     def admitted(self, *, own: str, known: Mapping[str, Mapping[str, str]]) -> tuple[str, ...]:
-        """All of them, in order, given the labels of those that exist; `("*",)` where every one is."""
+        """The admitted namespaces, sorted; `("*",)` if all are. `known` has the labels of the namespaces that exist."""
         if self.selector is None:
             return (ALL_NAMESPACES,) if self.from_ == "All" else (own,)
         candidates = {own, *known, *self.selector.names}

@@ -1,6 +1,6 @@
-"""What is planned and not enforced yet. A field that does nothing would be a lie, so it is not in the
-schema; offline validation answers `not yet: …` for these instead of calling them unknown. Whoever enforces a
-field moves it from here into its model."""
+"""Fields and values that are planned, but that Motet does not enforce yet. A field without effect would mislead users,
+so it is not in the schema. For the names here, offline validation answers `not yet: …` instead of calling them unknown.
+When you add the code that enforces a field, move it from here into its model."""
 
 PLANNED_FIELDS: dict[str, dict[str, str]] = {
     "LoRAAdapter": {

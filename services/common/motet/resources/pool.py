@@ -27,7 +27,7 @@ from motet.resources.template import PodTemplate
 from motet.resources.validation_rules import Rule, TransitionRule
 
 NAMESPACE = "{namespace}"
-"""In a `pathPrefix`: the namespace of the adapter."""
+"""In a `pathPrefix`, this text stands for the namespace of the adapter."""
 
 Preset = Literal["paged-chunk", "orca", "s3", "oracle", "punica", "ft-max"]
 
@@ -224,7 +224,7 @@ class AdapterVolume(ResourceModel):
     volume, for every namespace that is admitted."""
 
     def folder_of(self, namespace: str) -> str:
-        """Where its adapters may lie; empty: anywhere on the volume."""
+        """The folder for adapters of `namespace`. Empty: they may be anywhere on the volume."""
         prefix = self.path_prefix
         if prefix is None:
             prefix = "" if self.allowed_namespaces.admits_one_only else NAMESPACE

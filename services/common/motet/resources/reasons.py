@@ -1,4 +1,4 @@
-"""All reasons of conditions: what each means and what to do. Reasons are an API: programs compare them."""
+"""All reasons of conditions: what each means and what to do. They are part of the API, since programs compare them."""
 
 from collections.abc import Mapping
 
@@ -88,7 +88,7 @@ ADAPTER_REASONS: Mapping[str, Reasons] = {
         **_LOADING,
     },
 }
-"""By condition. `Reconciling` and `Stalled` repeat the reason of the condition that they are about."""
+"""The reasons of each condition. `Reconciling` and `Stalled` repeat the reason of the condition that they refer to."""
 
 _POOL_REFUSED = {
     "NamespaceNotPrepared": "The operator may not run pools in this namespace. Add it to the chart's value "

@@ -1,6 +1,6 @@
-"""What the operator reports about the two kinds. Whoever reads a status skips what a newer operator has added.
+"""The status of adapters and pools, as the operator writes it. A reader ignores fields of a newer operator.
 
-Nothing that grows with another collection is listed here: runners are counted, not named.
+A status has no list that grows with the number of other objects: it counts runners and does not name them.
 """
 
 from datetime import datetime
@@ -13,7 +13,7 @@ from motet.resources.fields import MAX_REPLICAS, Digest, DnsLabel, ResourceModel
 MAX_MESSAGE = 1024
 MAX_MODULES = 64
 MAX_COUNT = 2**53 - 1
-"""The largest whole number that every reader of JSON keeps."""
+"""The largest whole number that every JSON parser can represent exactly."""
 
 ADAPTER_CONDITIONS = {
     "Ready": "a request for this adapter would be served now; otherwise it has the reason of the first condition below "
@@ -38,7 +38,7 @@ POOL_CONDITIONS = {
 
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 Runners = Annotated[int, Field(ge=0, le=2 * MAX_REPLICAS)]
-"""Twice what may be wanted: a rollout adds new runners before old ones leave."""
+"""At most twice the highest number in a manifest, because a rollout adds new runners before old ones leave."""
 
 Fraction = Annotated[str, Field(max_length=32)]
 

@@ -1,4 +1,4 @@
-"""What of a runner's pod a pool may choose."""
+"""The fields of a runner's pod that a pool may set."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -90,9 +90,9 @@ TUNING = (
     "TORCH_SHOW_CPP_STACKTRACES",
     "TZ",
 )
-"""Each makes libraries faster, slower or more talkative. None names a file to load, a program, a server or a device
-that the pod has not got: a runner holds its certificate, a token and every tenant's bytes, and they would be its
-author's then."""
+"""Variables that change only the speed or the log output of libraries. None of them names a file to load, a program, a
+server, or a device outside the pod. Otherwise the author of a pool could run code in its runners, and read their TLS
+certificate, their token and the files of all tenants."""
 
 
 class EnvironmentVariable(ResourceModel):
@@ -124,7 +124,7 @@ class EnvironmentVariable(ResourceModel):
 
 
 def _not_reserved(field: str, *prefixes: str) -> Rule:
-    """By these the operator, policies of the network and Kubernetes itself know pods."""
+    """A rule against keys with these prefixes. The operator, NetworkPolicies and Kubernetes use them to find pods."""
     free = " && ".join(f"!key.startsWith({quoted(one)})" for one in prefixes)
     return Rule(
         field=field,

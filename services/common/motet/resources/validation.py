@@ -1,6 +1,6 @@
-"""Manifests, read and checked without a cluster: every complaint has a place, a field and a fix.
+"""Reads and checks manifests without a cluster. Every error says where it is, which field is wrong, and what to do.
 
-YAML 1.1, as kubectl reads it; several documents in a file. Nothing is executed and nothing is fetched here.
+A file is YAML 1.1, as for kubectl, and may have several documents. Nothing is executed or fetched here.
 """
 
 import difflib
@@ -47,7 +47,7 @@ _SERVER_FIELDS = frozenset(
         "uid",
     )
 )
-"""What `kubectl get -o yaml` adds to metadata: accepted and ignored, so that its output can be fed back."""
+"""Fields that `kubectl get -o yaml` adds to metadata. They are ignored, so that you can apply its output again."""
 
 FieldPath = tuple[str | int, ...]
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -65,13 +65,13 @@ class ManifestPosition:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that a person has to put right."""
+    """One error that a person has to correct."""
 
     place: ManifestPosition
     message: str
     field: str = ""
     subject: str = ""
-    """Kind and name of the object, as far as they could be read."""
+    """Kind and name of the object, if they can be read."""
 
     def __str__(self) -> str:
         return ": ".join(part for part in (str(self.place), self.subject, self.field, self.message) if part)
@@ -79,7 +79,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A valid object and where it stands."""
+    """A valid object, and its position in a file."""
 
     resource: Resource
     place: ManifestPosition
@@ -100,7 +100,7 @@ class ManifestSet:
 
 
 def files_of(path: Path) -> list[Path]:
-    """The manifests that `-f PATH` means: a file itself, or those directly in a folder, as kubectl has it."""
+    """The files for `-f PATH`: a file itself, or the manifests directly in a folder, as with kubectl."""
     if path.is_file():
         return [path]
     return sorted(
@@ -127,7 +127,7 @@ def _refused(file: str, message: str) -> ManifestSet:
 
 
 def read_text(text: str, *, file: str = "<text>") -> ManifestSet:
-    """Every object of a YAML text that is valid, and everything that is wrong with the others."""
+    """All valid objects of a YAML text, and all problems of the others."""
     manifests: list[Manifest] = []
     problems: list[Problem] = []
     try:
@@ -156,7 +156,7 @@ def read_text(text: str, *, file: str = "<text>") -> ManifestSet:
 
 
 def read_all(paths: Iterable[Path]) -> ManifestSet:
-    """Everything in several files; the same object twice is a problem that names both places."""
+    """Everything in several files. If an object is declared twice, the problem names both positions."""
     manifests: dict[tuple[str, str], Manifest] = {}
     problems: list[Problem] = []
     for path in paths:
@@ -315,7 +315,7 @@ def _shown(value: Any, node: yaml.Node | None) -> str:
 
 
 def _quote_hint(value: Any, node: yaml.Node | None) -> str:
-    """YAML 1.1 reads a bare `no`, `on` or `1.10` as something else than text."""
+    """A hint for values without quotes. YAML 1.1 does not read `no`, `on` or `1.10` as text."""
     if isinstance(node, yaml.ScalarNode) and not isinstance(value, (dict, list)) and value is not None:
         return f'; write "{node.value}" in quotes'
     return ""
@@ -328,7 +328,7 @@ def _did_you_mean(word: str, names: Iterable[str]) -> str:
 
 
 def fields_at(model: type[BaseModel], path: FieldPath) -> list[str]:
-    """The names that a mapping at `path` of a resource may have, as written in YAML."""
+    """The names of the fields that the mapping at `path` may have, as written in YAML."""
     current: type[BaseModel] | None = model
     for part in path:
         if isinstance(part, int):
@@ -363,10 +363,11 @@ def _place(file: str, node: yaml.Node) -> ManifestPosition:
 
 
 def _find(node: yaml.Node, path: FieldPath, *, key: bool = False) -> tuple[yaml.Node, bool]:
-    """The node that best stands for `path`, and whether it is its value: the key of a whole block or where `key` is
-    asked for, the deepest parent of what is absent.
+    """The node to report for `path`, and whether that is the value at `path`.
 
-    Walks only along the path: a document with aliases inside aliases is a tree of exponential size.
+    For a mapping or list, and with `key`, it is the node of the key; for an absent field, the deepest parent that
+    exists. Visits only the nodes on the path, because a document with aliases inside aliases may be an exponentially
+    large tree.
     """
     for depth, part in enumerate(path):
         last = depth == len(path) - 1
@@ -385,7 +386,7 @@ def _find(node: yaml.Node, path: FieldPath, *, key: bool = False) -> tuple[yaml.
 
 
 def _repeated_keys(file: str, root: yaml.Node) -> list[Problem]:
-    """A key twice in one mapping: YAML would silently take the last, the API server refuses."""
+    """Find keys that occur twice in one mapping. YAML would silently use the last one; the API server refuses them."""
     problems: list[Problem] = []
     seen: set[int] = set()
     waiting = [(root, 0)]
@@ -416,7 +417,8 @@ def _repeated_keys(file: str, root: yaml.Node) -> list[Problem]:
 
 
 def _too_deep(file: str, text: str) -> Problem | None:
-    """Asked of the events, before anything recurses: libyaml's composer ends the process where its stack does."""
+    """A problem if the text is nested too deeply. This reads only events, because libyaml's composer is recursive and
+    would crash the process with a stack overflow."""
     loader = _Loader(text)
     depth = 0
     try:
@@ -432,7 +434,7 @@ def _too_deep(file: str, text: str) -> Problem | None:
             elif isinstance(event, yaml.CollectionEndEvent):
                 depth -= 1
     except yaml.YAMLError:
-        return None  # the reading itself says so, after what stands before it
+        return None  # `read_text` reports this error, after the documents before it
     finally:
         loader.dispose()
     return None

@@ -1,7 +1,7 @@
-"""Rules that a type and a bound cannot say: on a text, between fields, and between an object and what it was before.
+"""Rules that a type or a limit cannot express: about a text, between fields, and between two versions of an object.
 
-Each is written once and holds twice: `cel` in the API server, `holds` wherever Motet itself reads an object. Both say
-`message`, so that a person reads the same words offline and in a cluster.
+Each rule has two forms: the API server evaluates `cel`, and Motet calls `holds` when it reads an object. Both answer
+`message`, so that people read the same words offline and in a cluster.
 """
 
 import re
@@ -20,15 +20,15 @@ Reason = Literal["FieldValueInvalid", "FieldValueForbidden", "FieldValueRequired
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """What every version of a value must keep to."""
+    """A rule for every version of a value."""
 
     cel: str
     message: str
     holds: Callable[[Any], bool] | None
-    """Absent: only a cluster can tell."""
+    """None: only the API server checks this rule."""
 
     field: str = ""
-    """The field that the complaint points at; absent: the value itself."""
+    """The field that the error names. Empty: the value itself."""
 
     reason: Reason = "FieldValueInvalid"
 
@@ -39,19 +39,19 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransitionRule:
-    """What a change of a value must keep to."""
+    """A rule for a change of a value."""
 
     cel: str
     message: str
     holds: Callable[[Any, Any], bool]
-    """Of the value before and the value after."""
+    """Called with the old and the new value."""
 
     field: str = ""
     reason: Reason = "FieldValueForbidden"
 
 
 class ValidatedBy:
-    """`Annotated[str, Checked(rule, …)]`: a type with rules of its own."""
+    """Adds rules to a type: `Annotated[str, ValidatedBy(rule, …)]`."""
 
     def __init__(self, *rules: Rule) -> None:
         self.rules = rules
@@ -69,7 +69,7 @@ class ValidatedBy:
 
 
 def validations(rules: Iterable[Rule | TransitionRule]) -> list[dict[str, str]]:
-    """The rules as a CRD's schema has them."""
+    """The rules in the form of a CRD's schema."""
     return [
         {
             "rule": rule.cel,
@@ -82,17 +82,17 @@ def validations(rules: Iterable[Rule | TransitionRule]) -> list[dict[str, str]]:
 
 
 def quoted(text: str) -> str:
-    """A text as a literal of CEL."""
+    """A text as a string literal in CEL."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def at_most(size: int, message: str) -> Rule:
-    """A bound with its own words, where those of a schema's `maxLength` would not explain it."""
+    """A limit with its own message, where the message for a schema's `maxLength` would not explain the limit."""
     return Rule(cel=f"self.size() <= {size}", message=message, holds=lambda text: len(text) <= size)
 
 
 def uri_rules(known: Iterable[str], coming: Mapping[str, str]) -> tuple[Rule, ...]:
-    """Of a source, given the schemes that are read today and those to come."""
+    """The rules for the URI of a source. `known` are the schemes that Motet reads, `coming` those that are planned."""
     use = " or ".join(f"{scheme}://" for scheme in known)
     unsafe = "[@?%]|/[.][.](/|$)"
     schemes = f"^({'|'.join([*known, *coming])})://"
@@ -117,7 +117,7 @@ def uri_rules(known: Iterable[str], coming: Mapping[str, str]) -> tuple[Rule, ..
 
 
 def form(scheme: str, rest: str, message: str) -> Rule:
-    """What follows a scheme."""
+    """A rule for the text after a scheme."""
     start, whole = f"{scheme}://", f"^{scheme}://{rest}$"
     return Rule(
         cel=f"!self.startsWith({quoted(start)}) || self.matches({quoted(whole)})",
