@@ -1,1 +1,1 @@
-"""`motet up`, `down`, `status`, `chat`; and the model that comes with it."""
+"""The command line: `motet up`, `down`, `status`, `chat` and `key`; and the bundled model, in the folder `bundled`."""

@@ -1,4 +1,4 @@
-"""The model that comes with Motet, for `motet up` without a folder."""
+"""The bundled model, for `motet up` without `-f`."""
 
 import shutil
 from importlib.resources import as_file, files
@@ -8,7 +8,7 @@ from motet.errors import StateDirectoryError
 
 
 def copy_to(folder: Path) -> None:
-    """Copy model, adapters and manifests, unless the folder is there: what its owner changed in it stays."""
+    """Copy model, adapters and manifests. If the folder exists, leave it: the user may have changed it."""
     if folder.is_dir():
         return
     temporary = folder.with_name(folder.name + ".copying")
@@ -16,7 +16,7 @@ def copy_to(folder: Path) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
         with as_file(files("motet_cli") / "bundled") as bundled:
             shutil.copytree(bundled, temporary, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
-        temporary.rename(folder)  # in one step: half a model must never look like one
+        temporary.rename(folder)  # in one step, so that the folder never has an incomplete model
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise StateDirectoryError(

@@ -1,4 +1,4 @@
-"""`motet chat`: a conversation over the same HTTP that everybody else uses."""
+"""`motet chat`: a conversation with a model, over the same HTTP API that all clients use."""
 
 import json
 import sys
@@ -25,7 +25,7 @@ READ_TIMEOUT_SECONDS = 120.0
 
 
 class GatewayRefused(Exception):
-    """The gateway said no; the message is the gateway's."""
+    """The gateway refused the request. The message is the gateway's."""
 
 
 @dataclass
@@ -102,11 +102,11 @@ def _converse(client: httpx.Client, talk: Conversation) -> int:
         except GatewayRefused as refusal:
             typer.secho(str(refusal), fg="red", err=True)
         except KeyboardInterrupt:
-            typer.echo(" …")  # hanging up ends the answer at the gateway, too
+            typer.echo(" …")  # the connection is closed, so the gateway ends the answer, too
 
 
 def _command(client: httpx.Client, talk: Conversation, line: str) -> bool:
-    """Whether the conversation is over."""
+    """Carry out a command such as /quit. Returns whether the conversation is over."""
     word, _, rest = line.partition(" ")
     match word:
         case "/quit" | "/exit":
@@ -117,7 +117,7 @@ def _command(client: httpx.Client, talk: Conversation, line: str) -> bool:
             typer.echo("\n".join(model["id"] for model in _models(client)))
         case "/model" if rest.strip():
             talk.model = rest.strip()
-            talk.messages.clear()  # another voice should not go on in the words of the one before
+            talk.messages.clear()  # the new model should not continue from answers of the old one
         case _:
             typer.echo(HELP)
     return False
@@ -133,7 +133,7 @@ def _say(client: httpx.Client, talk: Conversation, text: str) -> None:
         typer.echo()
     except (httpx.HTTPError, GatewayRefused):
         if answer:
-            typer.echo()  # what is said about it begins a line
+            typer.echo()  # so that the error message begins on a new line
         raise
     finally:
         if answer:
@@ -149,7 +149,7 @@ def _answer(client: httpx.Client, body: dict[str, Any]) -> Iterator[str]:
             raise GatewayRefused(_message_of(response))
         for line in response.iter_lines():
             if not line.startswith("data:"):
-                continue  # comments keep the line alive
+                continue  # a comment, which keeps the connection open
             data = line.removeprefix("data:").strip()
             if data == "[DONE]":
                 return

@@ -1,7 +1,7 @@
-"""`python -m motet_cli.demo_volume FOLDER TENANT…`: the bundled model, and its adapters in a folder of each tenant, for
-a volume that a pool mounts.
+"""`python -m motet_cli.demo_volume FOLDER TENANT…`: fills a volume that a pool mounts, with the bundled model, and with
+its adapters in one folder for each tenant.
 
-A Job of examples/cluster does this with the runner's image; locally it fills the folder that stands in for the claim.
+A Job of examples/cluster runs it with the runner's image. Locally it fills the folder that is used as the volume.
 """
 
 import shutil

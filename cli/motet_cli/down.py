@@ -1,4 +1,4 @@
-"""`motet down`."""
+"""`motet down`: stops all processes of a stack."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Lengths of time as people type them: 30s, 45m, 12h, 90d."""
+"""Parses durations such as 30s, 45m, 12h and 90d."""
 
 import re
 from datetime import timedelta
@@ -9,7 +9,7 @@ LONGEST = timedelta(days=36_500)
 
 
 def duration(text: str) -> timedelta:
-    """Raises ValueError with how to write it."""
+    """Parse a duration. Raises ValueError that says how to write one."""
     match = _TYPED.fullmatch(text.strip())
     if match is None:
         raise ValueError("is no length of time: write a whole number and s, m, h or d, such as 30m, 12h or 90d")

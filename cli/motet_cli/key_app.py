@@ -1,4 +1,4 @@
-"""`motet key`: names its commands. `keys.py` does the work."""
+"""`motet key`: declares its commands. `key_commands.py` carries them out."""
 
 from typing import Annotated
 
@@ -29,7 +29,8 @@ Expires = Annotated[
 Id = Annotated[str, typer.Argument(metavar="ID", help="The 16 characters that `motet key ls` shows.")]
 
 _TAKES_NOTHING = {"allow_extra_args": True, "ignore_unknown_options": False}
-"""A key that is typed as an argument would be repeated by the usual message."""
+"""Typer accepts extra arguments, so that we refuse them ourselves. Typer's own error message would repeat the argument,
+which may be a key."""
 
 
 @app.command()

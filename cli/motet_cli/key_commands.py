@@ -1,6 +1,7 @@
-"""What `motet key` does: keys in the database, or one line for a file of them. A secret is printed once, by itself.
+"""The commands of `motet key`: change keys in the database, or print one line for a file of keys. A secret is printed
+once, alone on standard output.
 
-Messages never repeat what was typed where a key might have been: terminals and logs of builds keep them.
+Messages never repeat an argument that may be a key, because terminals and build logs keep messages.
 """
 
 import asyncio
@@ -35,7 +36,7 @@ from motet_operator.local.state_directory import StateDirectory
 _ID = re.compile(rf"[0-9a-f]{{{2 * keys.ID_BYTES}}}")
 
 KEY_ONE_LINER = """python3 -c 'import secrets as s; print("motet_" + s.token_hex(8) + "_" + s.token_urlsafe(32))'"""
-"""A shell's words for a key that no database knows. A test reads what they print."""
+"""A shell command that makes a key without a database. A test checks its output."""
 
 HOW_TO_HASH = f"""Without a database a key is made, kept in a file of yours, and hashed, like this:
 
@@ -140,18 +141,19 @@ def hash_(*, tenant: str, scopes: str, expires: str | None, arguments: Sequence[
 
 
 def successor(old: ApiKey, made: keys.PresentedKey, *, now: datetime) -> ApiKey:
-    """Of the same tenant and scopes; one that expires is followed by one that lasts as long as it was made for."""
+    """The key that replaces `old`, with the same tenant and scopes. If `old` expires, the new key gets the lifetime
+    that `old` had when it was made."""
     expires = now + (old.expires - old.created) if old.expires is not None else None
     return ApiKey(id=made.id, tenant=old.tenant, scopes=old.scopes, hash=made.hash, created=now, expires=expires)
 
 
 def state_of(key: ApiKey, now: datetime) -> str:
-    """active, expired or revoked. One that was rotated is active until it expires."""
+    """`active`, `expired` or `revoked`. A rotated key is active until it expires."""
     return key.refusal_reason(now) or "active"
 
 
 def document_of(key: ApiKey, used: datetime | None, now: datetime) -> dict[str, Any]:
-    """What `--json` prints of one."""
+    """What `--json` prints about a key."""
     return {
         "id": key.id,
         "tenant": key.tenant,
@@ -185,7 +187,7 @@ def _print(found: Sequence[tuple[ApiKey, datetime | None]], now: datetime) -> No
 
 
 def _check_gateways_read_them(instead: str) -> None:
-    """Raises SetupError where gateways look for keys elsewhere than in the database, as in their pods."""
+    """Raises SetupError if gateways read keys from a file and not from the database, as in a cluster."""
     if file := os.environ.get("MOTET_GATEWAY_KEYS_FILE"):
         raise SetupError(
             f"gateways read keys from {file} (MOTET_GATEWAY_KEYS_FILE), not from the database: a change there would do "
@@ -195,7 +197,7 @@ def _check_gateways_read_them(instead: str) -> None:
 
 
 def _note_keys_made(data_dir: Path, url: str) -> None:
-    """That a key was made, for gateways of this state directory, which may not have run yet."""
+    """Note in the state directory that a key was made. Its gateways read this file at their start."""
     if parse(url).get_backend_name() != "sqlite":
         return
     memory = StateDirectory.of(data_dir).data / keys.KEYS_MADE_FILE
@@ -207,7 +209,7 @@ def _note_keys_made(data_dir: Path, url: str) -> None:
 
 
 def _database(data_dir: Path) -> str:
-    """Its URL. What this process makes from here on is this user's alone."""
+    """The URL of the database. Also sets the umask, so that only this user can read files that this process makes."""
     layout = StateDirectory.of(data_dir)
     log_to(layout.log("up"))
     os.umask(0o077)
@@ -216,8 +218,9 @@ def _database(data_dir: Path) -> str:
 
 @asynccontextmanager
 async def _existing_database(url: str) -> AsyncIterator[Store | None]:
-    """None: it is not there, or of a version that knew no keys. Only who makes a key makes or changes a database: one
-    of the version that its other users have may be older. Raises StateDirectoryError when it cannot be read."""
+    """The database; None if it does not exist, or has no table of keys because an older version made it. Only `create`
+    makes or upgrades a database: running services may be of an older version. Raises StateDirectoryError if the
+    database cannot be read."""
     parsed = parse(url)
     if parsed.get_backend_name() == "sqlite" and not Path(parsed.database or "").is_file():
         yield None
@@ -232,7 +235,7 @@ async def _existing_database(url: str) -> AsyncIterator[Store | None]:
 
 @asynccontextmanager
 async def _database_with_key(url: str, id_: str) -> AsyncIterator[tuple[Store, ApiKey]]:
-    """The database and the key of that id. Raises NotFound."""
+    """The database, and the key with the id `id_`. Raises NotFound."""
     async with _existing_database(url) as store:
         key = await kept.find(store, id_) if store is not None else None
         if store is not None and key is not None:
@@ -242,7 +245,7 @@ async def _database_with_key(url: str, id_: str) -> AsyncIterator[tuple[Store, A
 
 
 def _key(made: keys.PresentedKey, *, tenant: str, scopes: str, expires: str | None, now: datetime) -> ApiKey:
-    """As the options say. Raises SetupError that names the one that is wrong."""
+    """The key that the options describe. Raises SetupError that names the wrong option."""
     return ApiKey(
         id=made.id,
         tenant=_tenant(tenant),

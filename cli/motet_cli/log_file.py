@@ -1,4 +1,4 @@
-"""What the command line's own machinery has to say goes to a file: people read sentences on the terminal instead."""
+"""Sends log lines of the command line to a file. On the terminal people read sentences instead."""
 
 import os
 from pathlib import Path
@@ -7,9 +7,9 @@ import structlog
 
 
 def log_to(path: Path) -> None:
-    """Send structured logging of this process to a file; nowhere if it cannot be opened."""
+    """Write the log lines of this process to a file. If the file cannot be opened, they are dropped."""
     try:
-        file = path.open("a", encoding="utf-8")  # open for as long as this process lives
+        file = path.open("a", encoding="utf-8")  # never closed: the log needs it until this process ends
     except OSError:
         file = Path(os.devnull).open("a", encoding="utf-8")  # noqa: SIM115
     structlog.configure(

@@ -1,4 +1,4 @@
-"""`motet`: the command line. Each command is a module; this one names them and turns errors into sentences."""
+"""`motet`: the command line. Each command has its own module. This module declares them and prints their errors."""
 
 import os
 import sys
@@ -113,7 +113,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads: nothing more to say
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader is gone: drop the rest
         sys.exit(1)
 
 

@@ -1,4 +1,4 @@
-"""What several commands take."""
+"""Options that several commands have."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""Is it up? Read from the records and the status file alone, so that it works whoever started what."""
+"""Whether a stack is ready, from its process records and status file. It does not matter who started the processes."""
 
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,10 +14,10 @@ from motet_operator.local.state_directory import StateDirectory
 
 SERVICES = ("scheduler", "predictor", "supervisor", "gateway")
 MAX_CRASHES = 3
-"""Deaths in a row after which a start has failed. Fewer may be a race with a service that is not there yet."""
+"""After this many deaths of a process in a row, the start has failed. A few are normal while other services start."""
 
 ADAPTER_SECONDS = 5.0
-"""How long adapters may take to be checked once all else is ready; a slow one loads while others serve."""
+"""How long to wait for the checks of adapters after everything else is ready. A slower one loads in the background."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,11 +35,11 @@ class StartupFailed:
 
 @dataclass
 class StartupWatch:
-    """Looks again and again; keeps what it saw for whoever shows progress."""
+    """Each call of `look` reads the files. `records` and `status` keep the last result for the output of `motet up`."""
 
     layout: StateDirectory
     fingerprint: str = ""
-    """Of the operator that counts; another one is on its way out. Empty: whichever runs."""
+    """The fingerprint of the new operator. Another one that still runs does not count. Empty: any operator counts."""
 
     clock: Clock = monotonic
     records: dict[str, ProcessRecord] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class StartupWatch:
         self.records = operator | ProcessRecords(self.layout.service_records).read()
         self.status = read_status(self.layout)
         if not self._counts(operator.get("operator")):
-            self.status = {}  # written by the one before
+            self.status = {}  # an earlier operator has written it
         for record in self.records.values():
             if record.failures and not record.ready and not record.alive:
                 hopeless = record.exit_status == SETUP_FAILED
@@ -83,7 +83,7 @@ class StartupWatch:
             return False
         if self._pools_since is None:
             self._pools_since = self.clock()
-        # The pools have what they want: an adapter that waits for a runner waits for its first request.
+        # All pools are ready, so an adapter that waits for a runner is loaded by its first request.
         verdicts = [ready_of(adapter) for adapter in self.status["adapters"]]
         undecided = [
             one for one in verdicts if one.get("status") == "Unknown" and one.get("reason") != "WaitingForRunner"
@@ -105,5 +105,5 @@ def read_status(layout: StateDirectory) -> dict[str, Any]:
 
 
 def ready_of(item: dict[str, Any]) -> dict[str, Any]:
-    """The Ready condition of a pool or adapter; empty when it has none yet."""
+    """The condition Ready of a pool or adapter; empty if it has none yet."""
     return next((condition for condition in item["conditions"] if condition["type"] == "Ready"), {})

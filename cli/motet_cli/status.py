@@ -1,4 +1,4 @@
-"""`motet status`: what the operator wrote, corrected by what the kernel says about each process."""
+"""`motet status`: prints the operator's status file, and asks the kernel which processes are alive."""
 
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,10 @@ from motet_operator.local.state_directory import StateDirectory
 NOTHING_RUNS = 1
 
 WIDTH_OF_A_PIPE = 10_000
-"""Who reads a pipe looks for a line that has all of it: nothing is folded."""
+"""The width of tables in a pipe. Programs that read it need each row in one line, so nothing is folded."""
 
 CHECKS = ("Accepted", "ArtifactReady", "Certified")
-"""Conditions of an adapter that are about its newest revision. `Ready` is about the one that serves."""
+"""Conditions of an adapter that describe its newest revision. `Ready` describes the revision that serves."""
 
 
 def status(data_dir: Path, *, as_json: bool) -> int:
@@ -38,7 +38,7 @@ def status(data_dir: Path, *, as_json: bool) -> int:
 
 
 def document_of(layout: StateDirectory) -> dict[str, Any]:
-    """What `--json` prints."""
+    """The document that `--json` prints."""
     _, records = _records(layout)
     written = read_status(layout) if any(record.alive for record in records) else {}
     return {

@@ -1,4 +1,5 @@
-"""`motet up`: check what can be checked before, start the parent, watch until all is ready, say what to try."""
+"""`motet up`: check the options and manifests, start the operator's parent, wait until everything is ready, and print
+commands to try."""
 
 import asyncio
 import errno
@@ -33,7 +34,7 @@ from motet_operator.settings import Settings as OperatorSettings
 INTERRUPTED = 130
 
 QUESTION_ANNOTATION = "motet.dev/example-question"
-"""On a pool: what the example commands shall ask its model."""
+"""An annotation of a pool: the question in the example commands that `motet up` prints."""
 
 QUESTION = "Hello! Who are you?"
 
@@ -49,20 +50,20 @@ class Options:
 
 
 def up(options: Options) -> int:
-    """The command's exit status. Raises SetupError for what a person has to put right."""
+    """Returns the exit status. Raises SetupError for an error that a person has to correct."""
     process, host = read(ProcessSettings), read(Settings).host
     layout = StateDirectory.of(options.data_dir)
     with StackLock(layout.lock):
-        # Held for the checks only; whoever runs the stack takes it again.
+        # The lock is held only for the checks. The process that runs the stack takes it again.
         if not what_runs(layout):
-            layout.clear_run()  # a stack that was killed whole still says that it is ready
+            layout.clear_run()  # after a stack was killed, its files still say that it is ready
         try:
             layout.prepare()
             manifests, question = _manifests(options, layout)
             port = _port(layout, host, options.port)
         except SetupError:
             if not what_runs(layout):
-                layout.clear_run()  # nothing was started, so nothing stays
+                layout.clear_run()  # nothing was started, so leave no files
             raise
         rotate(layout.log("up"))
     url = f"http://{_reachable(host)}:{port}"
@@ -73,7 +74,7 @@ def up(options: Options) -> int:
         "MOTET_OPERATOR_PORT": str(port),
     }
     os.environ.pop("MOTET_OPERATOR_RUNNERS", None)
-    os.environ.pop(CALLERS_VARIABLE, None)  # each process inherits what is here
+    os.environ.pop(CALLERS_VARIABLE, None)  # otherwise every process of the stack would inherit the key
     if options.runners is not None:
         os.environ["MOTET_OPERATOR_RUNNERS"] = str(options.runners)
     if trace := os.environ.get("MOTET_STEP_TRACE"):
@@ -89,7 +90,7 @@ def up(options: Options) -> int:
 
 
 def _manifests(options: Options, layout: StateDirectory) -> tuple[Path, str]:
-    """The folder to watch, and a question that its model can answer. Raises ManifestError."""
+    """The folder to watch, and the question for the example commands. Raises ManifestError."""
     if options.manifests is None:
         bundled_manifests.copy_to(layout.manifests)
         folder = layout.manifests
@@ -111,7 +112,8 @@ def _manifests(options: Options, layout: StateDirectory) -> tuple[Path, str]:
 
 
 def _port(layout: StateDirectory, host: str, port: int) -> int:
-    """Raises SetupError when somebody else listens there. A gateway of our own that is still running may."""
+    """The port, or a free one for 0. Raises SetupError if another process listens there. The gateway of this stack may,
+    if it still runs."""
     gateway = ProcessRecords(layout.service_records).read().get("gateway")
     if gateway is not None and gateway.alive and str(read_status(layout).get("url", "")).endswith(f":{port}"):
         return port
@@ -139,7 +141,7 @@ def _reachable(host: str) -> str:
     return "127.0.0.1" if host in ("0.0.0.0", "::", "") else f"[{host}]" if ":" in host else host
 
 
-# ---------------------------------------------------------------------------------------------------- in front of us
+# ------------------------------------------------------------------------------------------------- in the foreground
 
 
 async def _run_in_foreground(
@@ -185,7 +187,7 @@ async def _watch(layout: StateDirectory, progress: UpOutput, wait_seconds: float
         await asyncio.sleep(0.05)
 
 
-# ------------------------------------------------------------------------------------------------------- on its own
+# --------------------------------------------------------------------------------------------------------- detached
 
 
 def _detached(layout: StateDirectory, progress: UpOutput, wait_seconds: float) -> int:
@@ -213,14 +215,14 @@ def _detached(layout: StateDirectory, progress: UpOutput, wait_seconds: float) -
         parent.wait()
         return outcome.exit_status
     progress.ready(outcome, hint=f"{program()} down --data-dir {layout.shell_path}   stops everything.")
-    parent.returncode = 0  # it lives on and is not ours to wait for
+    parent.returncode = 0  # it keeps running; without this, Popen would warn that we did not wait for it
     return 0
 
 
 async def _watch_detached(
     layout: StateDirectory, progress: UpOutput, wait_seconds: float, parent: "subprocess.Popen[bytes]"
 ) -> StartupReady | StartupFailed | None:
-    """None: the parent ended."""
+    """Wait until the stack is ready or has failed. None: the parent has ended."""
     watching = asyncio.create_task(_watch(layout, progress, wait_seconds), name="watch")
     try:
         while not watching.done():

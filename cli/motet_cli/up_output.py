@@ -1,4 +1,4 @@
-"""What `motet up` says: services as they become ready, the URL, three things to try, and later what goes wrong."""
+"""The output of `motet up`: which services are ready, the URL, three commands to try, and later what goes wrong."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ NEEDS_KEY = (
 
 
 class UpOutput:
-    """Lines for a file, a spinner above them for a terminal."""
+    """Prints lines; on a terminal also a spinner."""
 
     def __init__(self, layout: StateDirectory, url: str, question: str) -> None:
         self._layout = layout
@@ -76,7 +76,7 @@ class UpOutput:
         self.say(hint)
 
     async def follow(self) -> None:
-        """Say what dies and what comes back, and what becomes wrong in the manifests."""
+        """Print when a process dies and is restarted, and new problems in the manifests."""
         watch = StartupWatch(self._layout)
         watch.look()
         restarts = {name: record.restarts for name, record in watch.records.items()}
@@ -99,7 +99,7 @@ class UpOutput:
 
 
 def needs_key(layout: StateDirectory, environment: Mapping[str, str]) -> bool:
-    """Whether the gateway asks for one, as far as can be said from here: its own settings are its own."""
+    """Whether the gateway asks for an API key, judged by the settings in this environment and the state directory."""
     match environment.get("MOTET_GATEWAY_AUTH"):
         case "none":
             return False
@@ -109,7 +109,7 @@ def needs_key(layout: StateDirectory, environment: Mapping[str, str]) -> bool:
 
 
 def things_to_try(url: str, layout: StateDirectory, status: dict[str, Any], question: str) -> list[str]:
-    """A request, the same to another voice, and the chat."""
+    """Up to three commands: a request, the same request to another model, and the chat."""
     ready = [adapter for adapter in status["adapters"] if adapter["ready"]]
     models = [adapter["model"] for adapter in ready] + [pool["model"] for pool in status["pools"]]
     commands = [_curl(url, model, question) for model in models[:2]]
@@ -117,7 +117,7 @@ def things_to_try(url: str, layout: StateDirectory, status: dict[str, Any], ques
 
 
 def program() -> str:
-    """How to call this command again: `motet` if the PATH leads here, else the path that it was called by."""
+    """How to call this command again: `motet` if that is this program in PATH, else the path of this call."""
     own = Path(sys.argv[0])
     on_path = shutil.which("motet")
     if own.name != "motet" or (on_path is not None and own.exists() and Path(on_path).samefile(own)):
