@@ -5,8 +5,8 @@ renewal, the standbys the time since they last saw the Lease change, each with i
 sure to be the only one (`is_leader_for_sure`) for `renew_seconds` after that renewal. The standbys wait `seconds`,
 which is longer.
 
-While nobody can reach the API server, no standby can win, and the service must go on: the leader keeps leading, but it
-is no longer sure. It ends itself when it learns of another leader, or finds that its process was paused for too long.
+While the API server cannot be reached, no standby can win, and the service must continue. So the leader keeps leading,
+but is no longer sure. It ends itself when it learns of another leader, or finds that it was paused for too long.
 So there may be two leaders for some time: one that can reach the API server, and one that cannot. Therefore every order
 has the term, which is higher for each new leader, and a new leader tells its predecessor, if it can reach it.
 

@@ -4,7 +4,7 @@ The scheduler keeps one ledger for each runner, and places a request only where 
 own ledger, and may decline a request. Pure: no clock, no I/O.
 
 The sum of promises never exceeds capacity × overcommit, with two exceptions: after a restart the scheduler adopts the
-promises that runners already keep, and somebody may lower the factor. Nothing new fits then until the sum is lower.
+promises that runners already keep, and the factor may be lowered. Nothing new fits then until the sum is lower.
 """
 
 from collections.abc import Iterator

@@ -97,7 +97,7 @@ class TlsIdentity:
 
         return grpc.dynamic_ssl_server_credentials(
             _for_server(used),
-            renewed,  # type: ignore[arg-type]  # None is how gRPC hears that nothing is new
+            renewed,  # type: ignore[arg-type]  # gRPC accepts None: nothing has changed
             require_client_authentication=True,
         )
 
