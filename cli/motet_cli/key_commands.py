@@ -197,7 +197,7 @@ def _check_gateways_read_them(instead: str) -> None:
 
 
 def _note_keys_made(data_dir: Path, url: str) -> None:
-    """Note in the state directory that a key was made. Its gateways read this file at their start."""
+    """Note in the state directory that a key was made, also for gateways that start later."""
     if parse(url).get_backend_name() != "sqlite":
         return
     memory = StateDirectory.of(data_dir).data / keys.KEYS_MADE_FILE
