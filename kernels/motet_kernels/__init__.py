@@ -1,12 +1,12 @@
-"""Motet's device code, used through one entry:
+"""Motet's device code, used through one function:
 
     add_lora(y, x, weights, batch):   y[i] += x[i] · A[slot(i)] · B[slot(i)]   for every row i that has an adapter
 
     y  [rows, out]  changed in place      Aᵀ [slots, rank, in]   per rank class, padded with zeros
     x  [rows, in]                         B  [slots, rank, out]  carries the adapter's scale
 
-The semantics of SGMV (PU-01, PU-02) for mixed ranks; rows without an adapter cost nothing. Knows nothing of serving.
-The back end is chosen once; today it is plain torch. `reference.add_lora` is the fp64 oracle.
+It computes what SGMV does (PU-01, PU-02), for mixed ranks. Rows without an adapter cost nothing. The package knows
+nothing about serving. Its only back end is plain torch. Tests compare with `reference.add_lora`, which uses fp64.
 """
 
 from motet_kernels.lora_batch import LoraBatch, Segment, make_batch

@@ -1,4 +1,4 @@
-"""Which rows of an iteration belong to which adapter, laid out once and used by every projection of every layer."""
+"""Which rows of an iteration belong to which adapter: computed once, used by every projection of every layer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 import torch
 
 LONG_SEGMENT_ROWS = 16
-"""Rows from which a segment is multiplied by itself: its own two matrix products keep a core busy. Shorter ones are
-padded to each other's length and share one batched product."""
+"""A segment of at least so many rows gets two matrix products for itself, which keep a core busy. Shorter segments are
+padded to one length and share one batched product."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Segment:
-    """Rows [start, stop) of the batch go through `slot` of rank class `group`."""
+    """Rows [start, stop) of the batch use the adapter in `slot` of `rank_class`."""
 
     rank_class: int
     slot: int
@@ -22,21 +22,21 @@ class Segment:
 
 @dataclass(slots=True)
 class PaddedSegments:
-    """Short segments of one rank class as `slots` blocks of `width` rows each."""
+    """Short segments of one rank class, as one block of `width` rows for each of `slots`."""
 
     group: int
     slots: tuple[int, ...]
     width: int
     row_of_place: torch.Tensor
-    """[slots · width] the row that each place of the blocks is filled with"""
+    """[slots · width] for each place in the blocks, the row that fills it"""
     mask: torch.Tensor | None
-    """[slots, width, 1] zero where a block is longer than its segment; None when all are full"""
+    """[slots, width, 1] zero where a block is longer than its segment; None if all blocks are full"""
     places_used: torch.Tensor | None
-    """[rows] the places that are rows, in the order of `rows`; None when that is all of them in order"""
+    """[rows] the places that hold rows, in the order of `rows`; None if all places do"""
     rows: torch.Tensor | slice
-    """[rows] where they are added, or a slice when the rows lie together"""
+    """[rows] the rows that the products are added to; a slice if they are contiguous"""
     whole: slice | None
-    """The rows, when they lie together in full blocks: then neither `source` nor `take` is needed"""
+    """The rows, if they are contiguous and fill all blocks: then `row_of_place` and `places_used` are not needed"""
 
 
 @dataclass(slots=True)
@@ -46,9 +46,9 @@ class LoraBatch:
 
 
 def make_batch(segments: Sequence[Segment], device: torch.device | str = "cpu") -> LoraBatch:
-    """Group rows by adapter. Segments may come in any order; those of one slot are joined where they touch.
+    """Group rows by adapter. Segments may come in any order; adjacent segments of one slot are joined.
 
-    Rows that no segment names take part in nothing.
+    Rows in no segment stay as they are.
     """
     batch = LoraBatch()
     by_group: dict[int, dict[int, list[range]]] = {}
@@ -60,7 +60,7 @@ def make_batch(segments: Sequence[Segment], device: torch.device | str = "cpu") 
             of_slot.append(range(segment.start, segment.stop))
     for group, of_slots in sorted(by_group.items()):
         ((slot, ranges), *others) = of_slots.items()
-        if not others and len(ranges) == 1:  # alone in its class: nothing to share a product with
+        if not others and len(ranges) == 1:  # it shares its class with no other
             batch.long.append(Segment(group, slot, ranges[0].start, ranges[0].stop))
         else:
             batch.short.append(_blocks(group, of_slots, device))
@@ -81,11 +81,11 @@ def _joined(segments: Sequence[Segment]) -> list[Segment]:
 def _blocks(group: int, of_slots: dict[int, list[range]], device: torch.device | str) -> PaddedSegments:
     rows_of = {slot: [row for rows in ranges for row in rows] for slot, ranges in sorted(of_slots.items())}
     width = max(map(len, rows_of.values()))
-    # Places beyond a segment repeat its own first row, never a neighbour's, and are masked.
-    source = [row for rows in rows_of.values() for row in rows + rows[:1] * (width - len(rows))]
+    # Places beyond the end of a segment repeat its first row, never a row of another segment, and are masked.
+    row_of_place = [row for rows in rows_of.values() for row in rows + rows[:1] * (width - len(rows))]
     rows = [row for rows in rows_of.values() for row in rows]
-    take = [block * width + i for block, rows in enumerate(rows_of.values()) for i in range(len(rows))]
-    full = len(take) == len(source)
+    places_used = [block * width + i for block, rows in enumerate(rows_of.values()) for i in range(len(rows))]
+    full = len(places_used) == len(row_of_place)
     mask = None
     if not full:
         mask = torch.zeros((len(rows_of), width, 1), device=device)
@@ -97,9 +97,9 @@ def _blocks(group: int, of_slots: dict[int, list[range]], device: torch.device |
         group=group,
         slots=tuple(rows_of),
         width=width,
-        row_of_place=torch.tensor(source, device=device),
+        row_of_place=torch.tensor(row_of_place, device=device),
         mask=mask,
-        places_used=None if full else torch.tensor(take, device=device),
+        places_used=None if full else torch.tensor(places_used, device=device),
         rows=span if together else torch.tensor(rows, device=device),
         whole=span if together and full else None,
     )

@@ -1,4 +1,4 @@
-"""The oracle: one row at a time, in fp64, in the order of the formula. Slow on purpose."""
+"""What tests compare with: one row at a time, in fp64, in the order of the formula. Slow on purpose."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,9 +13,9 @@ def add_lora(
     segments: Sequence[Segment],
     matrices: Mapping[tuple[int, int], tuple[torch.Tensor, torch.Tensor, float]],
 ) -> torch.Tensor:
-    """y[i] + scale · (x[i] · Aᵀ) · Bᵀ for every row i of a segment; other rows as they are.
+    """y[i] + scale · (x[i] · Aᵀ) · Bᵀ for every row i of a segment; other rows stay as they are.
 
-    `matrices[group, slot]` is (lora_A [rank, in], lora_B [out, rank], scale): raw tensors as PEFT saves them.
+    `matrices[rank_class, slot]` is (lora_A [rank, in], lora_B [out, rank], scale), with the tensors as PEFT saves them.
     """
     result = y.double().clone()
     for segment in segments:

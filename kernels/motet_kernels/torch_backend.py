@@ -1,7 +1,7 @@
-"""add_lora in plain torch: slot-sorted batched products, no loop over adapters. Right everywhere, quick when small.
+"""add_lora in plain torch, for any device: batched products, sorted by slot, without a loop over adapters.
 
-The only loop is over *long* segments (`batch.LONG` rows and more: prompts, or many rows of one adapter), each of which
-is a matrix product of its own.
+The only loop is over long segments (prompts, or many rows of one adapter; see LONG_SEGMENT_ROWS): each has two matrix
+products for itself.
 """
 
 import torch
@@ -18,14 +18,14 @@ def add_lora(y: torch.Tensor, x: torch.Tensor, weights: LoraWeights, batch: Lora
             y[segment.start : segment.stop].addmm_(v, stack.b[segment.slot])
     for short in batch.short:
         stack = weights.stacks[short.group]
-        if not stack.acting.isdisjoint(short.slots):  # those among them that do not act are zeros
+        if not stack.acting.isdisjoint(short.slots):  # the slots among them that do not act are zeros
             _short(y, x, stack, short)
 
 
 def _short(y: torch.Tensor, x: torch.Tensor, stack: WeightStack, short: PaddedSegments) -> None:
     a, b = stack.select(short.slots)
     blocks = (len(short.slots), short.width, -1)
-    if short.whole is not None:  # the rows are the blocks, in place
+    if short.whole is not None:  # the rows already lie as the blocks do
         v = torch.bmm(x[short.whole].view(blocks), a.transpose(1, 2))
         y[short.whole].view(blocks).baddbmm_(v, b)
         return

@@ -1,22 +1,22 @@
-"""Adapters' matrices of one projection, in memory that is taken once and seen as stacks, so that one batched product
-serves many adapters.
+"""The adapters' matrices of one projection. Their memory is allocated once and viewed as stacks, so that one batched
+product serves many adapters.
 
-Ranks are rounded up to a class and padded with zeros: a mixed batch costs about the sum of its ranks (class by class),
-not its largest rank times its rows.
+Ranks are rounded up to a rank class and padded with zeros. So a mixed batch costs about the sum of its ranks, and not
+its largest rank times its rows.
 """
 
 import torch
 
 RANKS = (8, 16, 32, 64, 128, 256)
-"""The classes. Padding within one costs less than another product would. Each is twice the one before it, so that a
-slot of one covers whole slots of the others."""
+"""The rank classes, by their largest rank. Padding within a class costs less than another product would. Each rank is
+twice the one before it, so that a slot of one class covers whole slots of each smaller class."""
 
 AdapterSlot = tuple[int, int]
-"""(rank class, slot) of an adapter: rows [slot · rank, (slot + 1) · rank) of every projection."""
+"""(rank class, slot) of an adapter: it has the rows [slot · rank, (slot + 1) · rank) of every projection."""
 
 
 def rank_class_of(rank: int) -> int:
-    """The class of a rank."""
+    """The rank class of a rank, as an index into RANKS."""
     for group, largest in enumerate(RANKS):
         if rank <= largest:
             return group
@@ -29,20 +29,20 @@ def rows_of(place: AdapterSlot) -> range:
 
 
 class WeightStack:
-    """a [slots, rank, in] and b [slots, rank, out] of one class; b carries the scale (PU-08).
+    """a [slots, rank, in] and b [slots, rank, out] of one rank class; b includes the scale (PU-08).
 
-    Both with their long side last: measured on a CPU, rows of one or two go through them up to three times as fast.
+    Both have their long side last: on a CPU that was up to three times as fast for one or two rows.
     """
 
     def __init__(self, a: torch.Tensor, b: torch.Tensor) -> None:
         self.a = a
         self.b = b
         self.acting: set[int] = set()
-        """Slots whose adapter changes this projection. The others in use are zeros."""
+        """Slots whose adapter changes this projection. The other slots in use are zeros."""
         self.selection: tuple[tuple[int, ...], torch.Tensor, torch.Tensor] | None = None
 
     def write(self, slot: int, a: torch.Tensor, b: torch.Tensor, scale: float) -> None:
-        """Put lora_A [rank, in] and lora_B [out, rank] into a slot."""
+        """Copy lora_A [rank, in] and lora_B [out, rank] into a slot."""
         rank = a.shape[0]
         self.a[slot, :rank] = a.to(self.a.dtype)
         self.b[slot, :rank] = (b.t().float() * scale).to(self.b.dtype)
@@ -55,7 +55,8 @@ class WeightStack:
         self.b[slot] = 0
 
     def select(self, slots: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-        """The matrices of these slots (ascending): a view if they lie together, else a copy kept until they change."""
+        """The matrices of these slots (ascending): a view if the slots are contiguous, else a copy, which is kept until
+        other slots are asked for or a slot changes."""
         if slots[-1] - slots[0] == len(slots) - 1:
             return self.a[slots[0] : slots[-1] + 1], self.b[slots[0] : slots[-1] + 1]
         if self.selection is None or self.selection[0] != slots:
@@ -65,10 +66,10 @@ class WeightStack:
 
 
 class LoraWeights:
-    """All adapters' matrices of one projection: `rows` rows of rank, which never grow.
+    """All adapters' matrices of one projection, in `rows` rows of rank. Their number never grows.
 
-    Who may have which is decided outside: places in use must not overlap. Beside the rows there are at most as many
-    again, in copies of slots that one batch uses and that do not lie together.
+    The caller decides which adapter gets which slot; slots in use must not overlap. If the slots of a batch are not
+    contiguous, they are also kept as copies, which have at most as many rows again.
     """
 
     def __init__(self, inputs: int, outputs: int, rows: int, dtype: torch.dtype, device: torch.device | str) -> None:
@@ -78,10 +79,11 @@ class LoraWeights:
         b = torch.zeros((rows, outputs), dtype=dtype, device=device)
         self.stacks = [WeightStack(_slots_of(a, rank), _slots_of(b, rank)) for rank in RANKS]
         self._written: set[int] = set()
-        """Rows that may hold more than zeros: the others need no clearing."""
+        """Rows that may hold more than zeros. The others need no clearing."""
 
     def write(self, group: int, slot: int, a: torch.Tensor | None, b: torch.Tensor | None, scale: float = 1.0) -> None:
-        """Put an adapter's lora_A [rank, in] and lora_B [out, rank] into its place; None where it has none."""
+        """Copy an adapter's lora_A [rank, in] and lora_B [out, rank] into its slot. None: it does not change this
+        projection."""
         self._drop_cached_stacks()
         stack, rows = self.stacks[group], rows_of((group, slot))
         if a is not None and b is not None:
@@ -94,7 +96,7 @@ class LoraWeights:
             self._written.difference_update(rows)
 
     def move(self, group: int, slot: int, to: int) -> None:
-        """Carry an adapter to another place of its class, which must not overlap with its own."""
+        """Copy an adapter to another slot of its rank class. The two slots must not overlap."""
         stack = self.stacks[group]
         if slot not in stack.acting:
             self.write(group, to, None, None)
@@ -106,12 +108,13 @@ class LoraWeights:
         self._drop_cached_stacks()
 
     def _drop_cached_stacks(self) -> None:
-        """Rows change hands between classes; so all copies together stay below the rows."""
+        """Rows may go from one class to another, so the copies of all classes go: together they never have more rows
+        than the projection."""
         for stack in self.stacks:
             stack.selection = None
 
 
 def _slots_of(rows: torch.Tensor, rank: int) -> torch.Tensor:
-    """[rows, width] as the stack [slots, rank, width] of a class: the same memory."""
+    """[rows, width] as the stack [slots, rank, width] of a class, in the same memory."""
     slots = len(rows) // rank
     return rows[: slots * rank].view(slots, rank, rows.shape[1])
