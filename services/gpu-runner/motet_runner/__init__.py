@@ -1,6 +1,6 @@
-"""The runner: one base model, many adapters, one iteration at a time.
+"""The runner: it serves one base model and many adapters.
 
-`from motet_runner import Engine` brings torch; importing the package, its `plan` or its `interface` does not.
+`from motet_runner import Engine` imports torch. Importing the package, its `plan` or its `interface` does not.
 """
 
 from typing import TYPE_CHECKING, Any

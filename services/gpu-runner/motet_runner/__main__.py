@@ -1,4 +1,4 @@
-"""`python -m motet_runner`: one runner, told by its environment."""
+"""`python -m motet_runner`: starts one runner, with the settings in its environment."""
 
 import asyncio
 import sys
@@ -18,7 +18,7 @@ from motet_runner.sources.source_access import Sources
 log = structlog.get_logger(__name__)
 
 ENGINE_DIED = 1
-"""Exit status when the engine is gone: start this runner again."""
+"""Exit status when the engine has ended. Start the runner again."""
 
 
 def main() -> None:
@@ -33,9 +33,9 @@ def main() -> None:
             nonlocal service
             cache = settings.model_cache or process.cache_dir / "models"
             model = await model_folder(settings, sources, cache.absolute())
-            host = ProcessEngineClient(settings.engine_config(model), process)
+            engine = ProcessEngineClient(settings.engine_config(model), process)
             service = RunnerService(
-                settings, process, addresses, host, registry, sources=sources, model=model, health=health
+                settings, process, addresses, engine, registry, sources=sources, model=model, health=health
             )
             await service.run()
 

@@ -1,7 +1,7 @@
-"""Which requests this runner has taken on, under which placement: the truth that reports and hellos are made from.
+"""Which requests this runner has accepted, under which placement. Reports and hellos are made from this record.
 
-Pure. The engine's book knows pages and states; this one knows whose request it is, since before the engine has it and
-until its end has been told.
+Pure. The engine knows the pages and states of its sequences. This record knows which gateway and tenant a request
+belongs to: it begins before the engine has the request, and ends after the engine has reported the request's end.
 """
 
 from collections import OrderedDict
@@ -16,7 +16,7 @@ from motet_runner.engine_loop import STATES
 from motet_runner.interface import EngineReport
 
 EPOCHS_REMEMBERED = 8192
-"""Requests whose last epoch is remembered after their end, against submits that were overtaken."""
+"""For how many requests the last epoch is remembered. A submit of an earlier epoch that arrives late is declined."""
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class AcceptedRequest:
     stream: int
     max_tokens: int = 0
     term: int = 0
-    """Of the scheduler that placed it."""
+    """The term of the scheduler that placed it."""
     in_engine: bool = False
 
 
@@ -59,9 +59,9 @@ class AcceptedRequests:
     # ------------------------------------------------------------------------------------------------ terms and epochs
 
     def accepts_term(self, term: int, *, greeting: bool = False) -> bool:
-        """False for the order of a scheduler that has been succeeded. A higher term is remembered.
+        """False for an order of a scheduler that no longer leads. A higher term is remembered.
 
-        Raises InvalidRequest for one that is not to be believed.
+        Raises InvalidRequest for a term that can't be right.
         """
         if term < self.highest_term:
             return False
@@ -70,11 +70,11 @@ class AcceptedRequests:
         return True
 
     def is_stale_term(self, term: int) -> bool:
-        """Whether an order in this term is one of a scheduler that has been succeeded. 0 is nobody's term."""
+        """Whether an order of this term comes from a scheduler that no longer leads. No scheduler has the term 0."""
         return 0 < term < self.highest_term
 
     def expect(self, request: str, epoch: int) -> None:
-        """A placement was announced: what was placed before it is out of date."""
+        """A placement was announced: earlier placements of the request are out of date."""
         key = RequestId(request)
         self._epochs[key] = max(epoch, self._epochs.get(key, 0))
         self._epochs.move_to_end(key)
@@ -82,7 +82,7 @@ class AcceptedRequests:
             self._epochs.popitem(last=False)
 
     def check(self, submit: runner_pb2.Submit) -> None:
-        """Raise Declined for a placement that a later term or epoch has made void."""
+        """Raise Declined for a placement that a later term or epoch has replaced."""
         if not self.accepts_term(submit.term):
             raise Declined(f"term {submit.term} is over: the scheduler leads in term {self.highest_term}")
         latest = self._epochs.get(RequestId(submit.request), 0)
@@ -92,14 +92,14 @@ class AcceptedRequests:
     # ---------------------------------------------------------------------------------------------------------- entries
 
     def add(self, placement: AcceptedRequest) -> AcceptedRequest | None:
-        """Write a placement; returns the one it takes the place of."""
+        """Record a placement. Returns the one that it replaces."""
         self.expect(placement.request, placement.epoch)
         old = self._placements.get(placement.request)
         self._placements[placement.request] = placement
         return old
 
     def remove(self, request: str, epoch: int, stream: int) -> AcceptedRequest | None:
-        """Strike a placement; None when it was not (or no longer) this one, as it came over this stream."""
+        """Remove a placement that came over this stream. None if it is not in the record, or came over another one."""
         placement = self._placements.get(RequestId(request))
         if placement is None or (placement.epoch, placement.stream) != (epoch, stream):
             return None
@@ -109,11 +109,11 @@ class AcceptedRequests:
         return sum(placement.adapter == adapter for placement in self._placements.values())
 
     def runner_requests(self, report: EngineReport | None) -> list[common_pb2.RunnerRequest]:
-        """The whole book, in the words of reports. What the engine has not told of yet waits with its first promise."""
-        told = {(entry.request, entry.epoch): entry for entry in report.sequences} if report is not None else {}
+        """All accepted requests, as reports list them. One that the engine has not reported has its first promise."""
+        reported = {(each.request, each.epoch): each for each in report.sequences} if report is not None else {}
         entries = []
         for one in self._placements.values():
-            line = common_pb2.RunnerRequest(
+            entry = common_pb2.RunnerRequest(
                 request=one.request,
                 epoch=one.epoch,
                 promise=one.promise,
@@ -126,17 +126,17 @@ class AcceptedRequests:
                 gateway=one.gateway,
                 max_tokens=one.max_tokens,
             )
-            known = told.get((one.request, one.epoch))
+            known = reported.get((one.request, one.epoch))
             if known is not None:
-                line.promise.pages = known.promise
-                line.pages_used = known.pages_used
-                line.state = STATES[known.state]
-                line.output_tokens = known.output_tokens
-                line.parked_times = known.parked_times
-            entries.append(line)
+                entry.promise.pages = known.promise
+                entry.pages_used = known.pages_used
+                entry.state = STATES[known.state]
+                entry.output_tokens = known.output_tokens
+                entry.parked_times = known.parked_times
+            entries.append(entry)
         return entries
 
 
 def has_work(report: EngineReport, book: AcceptedRequests) -> bool:
-    """Parked and loading requests give the engine nothing to do; only what could run shows a hung engine."""
+    """Whether the engine should complete steps. Parked and loading sequences do not count: they give it no work."""
     return report.running + report.waiting > 0 or len(book) > len(report.sequences)

@@ -1,4 +1,4 @@
-"""Runner.Assets: what a gateway needs of the base model to speak to it, by digest."""
+"""Runner.Assets: sends a gateway the assets of the base model, by their digest."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,7 +14,7 @@ CHUNK_BYTES = 256 * 1024
 async def stream_assets(
     folder: Path, digest: Digest, request: runner_pb2.AssetsRequest
 ) -> AsyncIterator[runner_pb2.AssetChunk]:
-    """Every asset file that exists, in pieces of at most 256 KiB. Raises NotFound for another digest than `digest`."""
+    """All asset files that exist, in pieces of at most 256 KiB. Raises NotFound if another digest is asked for."""
     if request.digest != digest:
         raise NotFound(f"there are no assets {request.digest!r} here; this runner's are {digest}.")
     for name in asset_files(folder):

@@ -1,7 +1,7 @@
-"""The runner's two streams out: to the scheduler, which places requests, and to the supervisor, which minds memory.
+"""The runner's streams to the scheduler, which places requests, and to the supervisor, which watches memory.
 
-Each is told everything again whenever it connects. What they order is checked for being up to date (term, epoch,
-promise) here or in the engine, and acted on; nothing here blocks.
+Whenever a stream opens, the runner sends everything again. Orders that are out of date (term, epoch, promise) are
+ignored, here or in the engine. Nothing here blocks.
 """
 
 import asyncio
@@ -34,15 +34,15 @@ PARK_METHOD_FROM_PROTO = {proto: method for method, proto in PARK_METHOD_TO_PROT
 SELF_PROTECTION = "Until it answers, this runner parks sequences by itself when its memory runs out."
 
 EXPECT_SECONDS = 2.0
-"""How long an announced request keeps its adapter from being evicted, before the time scale."""
+"""How long an announced request protects its adapter from eviction. Multiplied by the time scale."""
 
 PROGRESS_SECONDS = 2.0
-"""Between two words about an adapter that is still being fetched, before the time scale."""
+"""Seconds between two messages about an adapter that is still being fetched. Multiplied by the time scale."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunnerFacts:
-    """What does not change while a runner lives."""
+    """What does not change while a runner's process runs."""
 
     identity: common_pb2.RunnerIdentity
     address: str
@@ -76,7 +76,7 @@ class RunnerFacts:
 
 
 class RequestControl(Protocol):
-    """What the scheduler's orders need of the part that serves gateways."""
+    """What the scheduler's orders need from the part that serves gateways."""
 
     asked_to_drain: bool
 
@@ -146,7 +146,7 @@ class SchedulerLink:
         self.link.send(scheduler_pb2.AttachUp(declined=declined))
 
     def draining(self, seconds: float) -> None:
-        """Tell this scheduler, and any that follows, that nothing more must come here."""
+        """Tell this scheduler, and each later one, to place no more requests here."""
         self._drain_ends = monotonic() + seconds
         self.link.send(self._draining())
 
@@ -156,7 +156,7 @@ class SchedulerLink:
         return scheduler_pb2.AttachUp(draining=scheduler_pb2.RunnerDraining(deadline_seconds=left))
 
     def adapter_loaded(self, one: RegisteredAdapter) -> None:
-        """The engine has it on the device: tell everybody's name for it."""
+        """The engine has loaded the adapter: report it under each name that it has."""
         for ref in one.refs.values():
             self._tell_adapter(state_of(ref, one))
 
@@ -185,14 +185,14 @@ class SchedulerLink:
     def _receive(self, down: scheduler_pb2.AttachDown) -> None:
         kind = down.WhichOneof("message")
         if kind is None:
-            return  # of a later version
+            return  # a message of a later version
         order = getattr(down, kind)
         if not self._book.accepts_term(order.term, greeting=kind == "welcome"):
             log.info("stale_order_ignored", order=kind, term=order.term, highest=self._book.highest_term)
             return
         match kind:
             case "welcome":
-                # Who does not say that we are to drain wants us to work; one of an earlier version says nothing else.
+                # A scheduler that then sends no drain wants this runner to work. Earlier versions send no take_work.
                 self._requests.asked_to_drain = False
                 self._welcomed()
             case "expect":
@@ -242,7 +242,7 @@ class SchedulerLink:
             telling.cancel()
 
     async def _tell_progress(self, order: scheduler_pb2.EnsureAdapter) -> None:
-        """While it is being fetched, so that a long download is not ordered again from another runner."""
+        """Report a long download again and again, so that the scheduler does not order it from another runner, too."""
         while True:
             await asyncio.sleep(PROGRESS_SECONDS * self._scale)
             state = scheduler_pb2.AdapterState(
@@ -269,7 +269,7 @@ def state_of(ref: common_pb2.AdapterRef, one: RegisteredAdapter) -> scheduler_pb
 
 
 class SupervisorLink:
-    """While it is down, or leaves an overflow unanswered, the engine protects itself."""
+    """The stream to the supervisor. While it is down, or an overflow stays unanswered, the engine decides by itself."""
 
     def __init__(
         self,
@@ -374,10 +374,10 @@ class SupervisorLink:
     def _receive(self, down: supervisor_pb2.WatchDown) -> None:
         kind = down.WhichOneof("message")
         order = getattr(down, kind) if kind is not None else None
-        # Terms are learned from schedulers alone: what the supervisor repeats is only compared.
+        # Only a scheduler's message raises the term. The term in a supervisor's order is only compared.
         if isinstance(order, _OF_A_TERM) and self._book.is_stale_term(order.term):
             log.info("stale_order_ignored", order=kind, term=order.term, highest=self._book.highest_term)
-            self._set_supervised(False)  # it follows a past leader: what waits for it would wait in vain
+            self._set_supervised(False)  # it follows a past leader: do not wait for its orders
             return
         match kind:
             case "welcome":
@@ -391,18 +391,18 @@ class SupervisorLink:
                 park = down.park
                 method = PARK_METHOD_FROM_PROTO.get(park.method, ParkMethod.RECOMPUTE)
                 self._post(Park(RequestId(park.request), park.epoch, park.promise.pages, park.doubled.pages, method))
-                # It may park one so that another can go on: that is an answer to all who wait.
+                # The supervisor may park one sequence so that another can continue. So a park answers all overflows.
                 self._forget_questions()
             case "resume":
                 resume = down.resume
                 self._post(Resume(RequestId(resume.request), resume.epoch, resume.promise.pages))
             case "overcommit":
-                # Kept while the supervisor is away: the scheduler keeps it too, so both books go on by one limit.
+                # Kept while the supervisor is away: the scheduler keeps it, too, so that both have the same limit.
                 self._post(SetOvercommit(down.overcommit.factor))
             case "compact":
-                return  # pages need not lie together
+                return  # pages need not be contiguous
             case _:
-                return  # of a later version
+                return  # a message of a later version
         self._set_supervised(True)
 
     def _closed(self, why: str) -> None:

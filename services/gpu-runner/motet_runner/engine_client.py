@@ -1,7 +1,7 @@
-"""Where the engine lives, as its service sees it: something that takes commands and gives batches.
+"""The engine as its service sees it: an object that takes commands and returns `EngineOutputs`.
 
-`ChildHost` runs it in a process of its own, which is how a runner runs. `ThreadHost` runs any engine in a thread of
-this process, over the same pipe and the same loop: for tests and for embedding.
+A runner uses `ProcessEngineClient`, which runs the engine in a child process. `ThreadEngineClient` runs any engine in a
+thread of this process, with the same pipe and the same loop, for tests and for embedding.
 """
 
 import asyncio
@@ -25,22 +25,22 @@ from motet_runner.pipe import HEADER, Pipe, pack, unpack
 log = structlog.get_logger(__name__)
 
 STOP_SECONDS = 0.5
-"""How long an engine gets to end by itself. It holds nothing that would need saving."""
+"""How long an engine may take to end by itself. It has nothing to save."""
 
 BUFFER_BYTES = 1 << 18
 
 ENGINE_COMMAND = (sys.executable, "-m", "motet_runner.engine_process")
-"""Starts the engine's process; the number of its socket follows."""
+"""Starts the engine's process. The number of its socket is appended."""
 
 
 class EngineDied(MotetError):
-    """The engine is gone, and with it all KV: the service ends too, and its requests go on elsewhere."""
+    """The engine has ended, and its KV is lost. The service ends too, and its requests move to other runners."""
 
     mapping = ErrorMapping("engine_died", 500, "server_error", MotetError.mapping.grpc)
 
 
 class EngineClient(ABC):
-    """An engine behind a pipe. `start` begins loading, `loaded` waits for it, `run` hands on every batch."""
+    """An engine behind a pipe. `start` begins to load it, `loaded` waits for that, `run` hands on all its outputs."""
 
     def __init__(self) -> None:
         self._reader: asyncio.StreamReader | None = None
@@ -55,7 +55,7 @@ class EngineClient(ABC):
         self._greet()
 
     async def loaded(self) -> EngineInfo:
-        """Raises what the engine says when the model does not load."""
+        """Wait until the engine has loaded its model. Raises the engine's error if it can't."""
         answer = await self._receive()
         if isinstance(answer, LoadFailed):
             raise answer.error
@@ -63,20 +63,20 @@ class EngineClient(ABC):
         return answer.info
 
     def post(self, command: Command) -> None:
-        """Send a command. All that are posted in one turn of the event loop travel as one message."""
+        """Send a command. Commands that are posted in one turn of the event loop are sent as one message."""
         if not self._commands:
             asyncio.get_running_loop().call_soon(self._flush)
         self._commands.append(command)
 
     async def run(self, receive: Callable[[EngineOutputs], None]) -> None:
-        """Hand every batch to `receive` until cancelled. Raises EngineDied when the engine ends."""
+        """Hand all outputs to `receive` until cancelled. Raises EngineDied when the engine ends."""
         while True:
             batch = await self._receive()
             assert isinstance(batch, EngineOutputs)
             receive(batch)
 
     async def stop(self) -> None:
-        """End the engine and wait until it has gone."""
+        """End the engine and wait until it has ended."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
@@ -84,17 +84,17 @@ class EngineClient(ABC):
 
     @abstractmethod
     def _spawn(self, connection: socket.socket) -> None:
-        """Start the other end on this socket, which is closed here afterwards."""
+        """Start the engine with this end of the socket. The caller then closes its own copy."""
 
-    def _greet(self) -> None:  # noqa: B027 - most need no greeting
-        """Say what the other end needs before it loads."""
+    def _greet(self) -> None:  # noqa: B027 - an engine in a thread needs none
+        """Send what the engine needs before it loads the model."""
 
     @abstractmethod
     def _wait_for_exit(self) -> None: ...
 
     @abstractmethod
     def _exit_reason(self) -> str:
-        """How it ended, for people."""
+        """How the engine ended, as text for an error message."""
 
     def _send(self, message: object) -> None:
         if self._writer is not None and not self._writer.is_closing():
@@ -114,7 +114,7 @@ class EngineClient(ABC):
 
 
 class ProcessEngineClient(EngineClient):
-    """The engine in one spawned process: torch and its threads stay out of the service's."""
+    """The engine in a child process, so that torch and its threads are not in the service's process."""
 
     def __init__(self, config: EngineConfig, process: ProcessSettings, command: Sequence[str] = ENGINE_COMMAND) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class ProcessEngineClient(EngineClient):
         return self._process.pid
 
     def _spawn(self, connection: socket.socket) -> None:
-        # Threads that spin while they wait take the cores from everybody else; torch reads this when it is imported.
+        # Threads that spin while they wait slow down all other processes. torch reads this when it is imported.
         environment = {"OMP_WAIT_POLICY": "passive", **os.environ}
         self._process = subprocess.Popen(
             [*self._command, str(connection.fileno())],
@@ -159,7 +159,7 @@ class ProcessEngineClient(EngineClient):
 
 
 class ThreadEngineClient(EngineClient):
-    """The engine in a thread. `crash` ends it without a word, as a killed process would."""
+    """The engine in a thread. `crash` ends it without a message, as if its process had been killed."""
 
     def __init__(self, load: Callable[[], Engine]) -> None:
         super().__init__()

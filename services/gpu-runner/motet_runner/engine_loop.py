@@ -1,6 +1,6 @@
-"""The loop around an engine: commands in at iteration boundaries, one iteration, one Batch out (OR-01).
+"""The loop around an engine: it takes commands between two iterations, runs one, and returns `EngineOutputs` (OR-01).
 
-Knows no sockets and no torch. Encodes each stream's tokens once, straight from the engine's output.
+It uses no sockets and no torch. It encodes each stream's tokens once, straight from the engine's output.
 """
 
 from collections.abc import Callable, Iterable
@@ -48,13 +48,15 @@ from motet_runner.interface import (
 log = structlog.get_logger(__name__)
 
 UNPRODUCTIVE_WAIT = 0.002
-"""Seconds to rest when an iteration could do nothing (all wait for an order or an adapter); a command ends it."""
+"""Seconds to wait after an iteration that computed nothing, because all sequences wait for an order or an adapter. A
+command ends the wait."""
 
 REPORT_CHECK_SECONDS = 0.05
-"""How often the fill level is looked at while working: a report each step would cost more than it says."""
+"""Seconds between two checks of the free pages while the engine works. A report in each step would cost more than it
+tells."""
 
 FREE_LEVELS = (0.5, 0.25, 0.1, 0.05)
-"""Shares of free pages whose crossing is worth a report at once."""
+"""Shares of free pages. When the share crosses one of them, the loop reports at once."""
 
 REPORT_AT_ONCE = (OverflowAhead, ParkedNow, ResumedNow, AdapterLoaded, AdapterEvicted, AdapterFailed)
 
@@ -75,7 +77,7 @@ STATES = {
 
 @dataclass(slots=True)
 class _LiveSequence:
-    """A sequence whose tokens still have somewhere to go."""
+    """A sequence whose tokens still go to a gateway."""
 
     epoch: int
     choice: int
@@ -113,12 +115,12 @@ class EngineLoop:
         }
 
     def apply(self, commands: Iterable[Command]) -> None:
-        """Take commands at a boundary. None of them can fail the loop: a fault belongs to its request."""
+        """Take commands between two iterations. No command can stop the loop: an error ends only its own request."""
         for command in commands:
             self._handlers[type(command)](command)
 
     def turn(self) -> EngineOutputs | None:
-        """One iteration if there is work; what has happened since the last turn, or None when that is nothing."""
+        """Run one iteration if there is work. Return what has happened since the last turn, or None if nothing has."""
         worked = self._engine.has_work()
         if worked:
             output = self._engine.step()
@@ -131,7 +133,7 @@ class EngineLoop:
         return self._take()
 
     def command_wait_seconds(self) -> float | None:
-        """How long to wait for commands before the next turn: for ever when idle."""
+        """How long to wait for commands before the next turn. None: until one comes, because there is no work."""
         if not self._engine.has_work():
             return None
         return 0.0 if self._productive else UNPRODUCTIVE_WAIT
@@ -146,7 +148,7 @@ class EngineLoop:
                 late = Declined(f"{new.request} has been placed again as epoch {old.epoch}")
                 self._batch.refused.append(SequenceRefused(new.request, new.epoch, command.stream, late))
                 return
-            # A new placement of what still runs here: the old one makes room first (PU-17).
+            # The request was placed again and still runs here: its old placement ends first, to free pages (PU-17).
             self._engine.cancel(new.request, old.epoch)
             self._end(new.request, old, Finish.CANCELLED)
         try:
@@ -177,7 +179,7 @@ class EngineLoop:
     # ---------------------------------------------------------------------------------------------------------- output
 
     def _tell(self, outputs: list[SequenceOutput]) -> None:
-        """Encode what an iteration brought. Runs once per token between two iterations, so it is kept short."""
+        """Encode the tokens of one iteration. The loop runs for every sequence in every iteration, so it is short."""
         live_of = self._live
         steps: dict[int, runner_pb2.Step] = {}
         generated = 0
@@ -222,7 +224,7 @@ class EngineLoop:
             case ParkedNow(request, epoch):
                 self._tell_state(request, epoch, (State.PARKED, 0, False))
             case OverflowAhead() | ResumedNow() | AdapterLoaded() | AdapterEvicted() | AdapterFailed():
-                pass  # nothing that a gateway is told
+                pass  # gateways are not told of these
             case _:
                 assert_never(event)
         if isinstance(event, REPORT_AT_ONCE):

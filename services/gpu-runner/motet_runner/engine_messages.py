@@ -1,7 +1,7 @@
-"""What the service and the loop around the engine say to each other across the process border.
+"""The messages between the service's process and the engine's process.
 
-Down goes a list of commands, up comes one Batch per iteration boundary that had something to say. Token messages for
-gateways are already encoded in it, so that the parent only carries bytes.
+The service sends lists of commands. After each iteration that produced something, the engine loop sends one
+`EngineOutputs`. In it, the messages for gateways are already encoded, so the service only passes the bytes on.
 """
 
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from motet_runner.interface import EngineConfig, EngineInfo, EngineReport, Event
 class Add:
     sequence: NewSequence
     stream: int
-    """Which gateway's stream its tokens go to."""
+    """The number of the gateway's stream that its tokens go to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Cancel:
     request: RequestId
     epoch: int
     sent: float
-    """Monotonic seconds, the same clock on both sides: tells how long a cancel takes to free pages."""
+    """Monotonic seconds, on one clock for both processes. They show how long a cancel takes to free pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class DropAdapter:
 
 @dataclass(frozen=True, slots=True)
 class ReportNow:
-    """The next batch shall carry a report."""
+    """The next EngineOutputs must have a report."""
 
 
 Command = Add | Cancel | Extend | Park | Resume | SetSupervised | SetOvercommit | LoadAdapter | DropAdapter | ReportNow
@@ -87,7 +87,7 @@ Command = Add | Cancel | Extend | Park | Resume | SetSupervised | SetOvercommit 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The first message to a child."""
+    """The first message to the engine's process."""
 
     config: EngineConfig
     parent: int
@@ -107,7 +107,7 @@ class LoadFailed:
 
 @dataclass(frozen=True, slots=True)
 class SequenceRefused:
-    """The engine did not take a sequence in."""
+    """The engine did not accept a sequence."""
 
     request: RequestId
     epoch: int
@@ -120,7 +120,7 @@ class SequenceEnded:
     request: RequestId
     epoch: int
     stream: int
-    """Of two lives of one placement, the first lost its stream: its end is not the second one's."""
+    """A gateway that lost its stream may submit the same placement on a new one. This says which of the two ended."""
     output_tokens: int
     finish: Finish
 
@@ -131,7 +131,7 @@ class EngineOutputs:
 
     number: int = 0
     steps: dict[int, bytes] = field(default_factory=dict)
-    """Stream -> an encoded GenerateDown{step}. Two of them laid end to end are one message with both steps' tokens."""
+    """Stream -> an encoded GenerateDown{step}. The joined bytes of two are one message, with both steps' tokens."""
     refused: list[SequenceRefused] = field(default_factory=list)
     ended: list[SequenceEnded] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
@@ -139,9 +139,10 @@ class EngineOutputs:
     generated: int = 0
     """Tokens in `steps`."""
     report_now: bool = False
-    """The service must have it before the next iteration begins: it says who is computed alone, or no longer."""
+    """The service must have this before the next iteration begins: it says which sequence is computed alone, or that
+    it no longer is."""
     cancel_seconds: list[float] = field(default_factory=list)
-    """Seconds from each cancel's sending until its pages were free."""
+    """For each cancel, the seconds from its sending until its pages were free."""
 
 
 Answer = Loaded | LoadFailed | EngineOutputs

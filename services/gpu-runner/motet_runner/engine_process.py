@@ -1,6 +1,6 @@
-"""The engine's process: master and worker 0 in one. Started by the service, it ends with the service.
+"""The engine's process. The service starts it, and it ends with the service.
 
-Between iterations it takes what commands have come; with nothing to do it sleeps on the pipe.
+It takes commands between iterations. When it has no work, it waits on the pipe.
 """
 
 import ctypes
@@ -28,7 +28,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def drive(load: Callable[[], Engine], pipe: Pipe) -> None:
-    """Load an engine, say so, and run it until the service's end of the pipe closes."""
+    """Load an engine, report that, and run it until the service closes its end of the pipe."""
     try:
         engine = load()
     except MotetError as error:
@@ -54,8 +54,8 @@ def drive(load: Callable[[], Engine], pipe: Pipe) -> None:
 
 @contextmanager
 def without_collections() -> Iterator[None]:
-    """For imports. What they make stays, so collections need not look at it: not during the imports, and not
-    afterwards, since it is frozen."""
+    """Import without garbage collections. What imports make stays for good, so it is also frozen: later collections
+    need not visit it."""
     gc.disable()
     try:
         yield
@@ -66,20 +66,20 @@ def without_collections() -> Iterator[None]:
 
 def load_engine(config: EngineConfig) -> Engine:
     with without_collections():
-        from motet_runner.engine import Engine as RealEngine  # brings torch, which takes seconds
+        from motet_runner.engine import Engine as RealEngine  # imports torch, which takes seconds
 
     return RealEngine(config)
 
 
 def _lower_priority() -> None:
-    """An engine on the CPU takes all the time there is; what the other processes need is little, and needed at once.
+    """Let other processes run first: an engine on the CPU uses all the time that it gets, and they need little.
 
-    Without this a scheduler or gateway that starts beside two busy engines takes three times as long.
+    Without this, a scheduler or gateway that starts beside two busy engines takes three times as long.
     """
-    os.nice(5)  # behind its own service
+    os.nice(5)  # its own service goes first
     if os.getsid(0) == os.getppid():
-        # Where the kernel shares time out between sessions first, niceness counts only within one. A session that is
-        # not its runner's alone is left as it is.
+        # If the kernel first divides time between sessions (autogroup), niceness counts only within a session. A
+        # session that other processes share keeps its priority.
         with suppress(OSError):
             Path("/proc/self/autogroup").write_text("5")
 
@@ -87,21 +87,21 @@ def _lower_priority() -> None:
 def _freeze_gc(engine: Engine) -> Engine:
     if engine.info.device == "cpu":
         _lower_priority()
-    # What is loaded stays: without this, each full collection would walk all of torch in the middle of an iteration.
+    # What is loaded stays. Without this, full collections would visit all of torch's objects during iterations.
     gc.collect()
     gc.freeze()
     return engine
 
 
 def _die_with_parent(parent: int) -> None:
-    # However the service dies, the kernel sees to it that no engine stays behind, even in the middle of an iteration.
+    # When the service dies, for whatever reason, the kernel kills the engine, even in the middle of an iteration.
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
-        sys.exit(1)  # it died before we could ask
+        sys.exit(1)  # the service died before that call
 
 
 def main(load: Callable[[EngineConfig], Engine] = load_engine) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C is the service's to hear
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the service handles ctrl-C
     with socket.socket(fileno=int(sys.argv[1])) as connection:
         pipe = Pipe(connection)
         try:
@@ -110,7 +110,7 @@ def main(load: Callable[[EngineConfig], Engine] = load_engine) -> None:
             configure_logging("runner-engine", start.process)
             drive(lambda: _freeze_gc(load(start.config)), pipe)
         except EOFError:
-            pass  # the service has gone; so do we
+            pass  # the service has ended, so the engine ends, too
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Runner.Generate: requests in from gateways, tokens out to them, one message per engine step and gateway.
+"""Runner.Generate: takes requests from gateways and sends them tokens, one message per engine step and gateway.
 
-Decides what this runner takes on (terms, epochs, adapters, drain) and routes what the engine says; the engine decides
-what fits.
+It decides which requests this runner accepts (terms, epochs, adapters, drain), and sends the engine's outputs to their
+gateways. The engine decides what fits.
 """
 
 import asyncio
@@ -31,7 +31,8 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class GatewayStream:
-    """One gateway's connection. The next one of the same gateway is another: what runs here belongs to a stream."""
+    """One connection of a gateway. When the gateway connects again, that is another stream. A request belongs to one
+    stream."""
 
     number: int
     gateway: str
@@ -70,20 +71,20 @@ class GenerateService:
         )
         self._numbers = itertools.count(1)
         self._waiting: dict[tuple[str, int], asyncio.Task[None]] = {}
-        """Requests whose adapter is not here yet."""
+        """Requests that wait for their adapter."""
         self.asked_to_drain = False
-        """The scheduler's last word about this runner."""
+        """Whether the scheduler wants this runner to drain, by its last message about that."""
         self.ending = False
-        """The process ends, whatever a scheduler says."""
+        """The process is about to end, whatever a scheduler says."""
 
     @property
     def refusal_reason(self) -> str:
-        """Why nothing new is taken on; empty while it is."""
+        """Why this runner accepts no new requests; empty while it does."""
         return "this runner is being drained" if self.ending or self.asked_to_drain else ""
 
     @property
     def flushed(self) -> bool:
-        """Whether everything that there was to say has been handed to gRPC."""
+        """Whether gRPC has taken all messages to gateways."""
         return all(session.flushed for session in self._streams)
 
     # -------------------------------------------------------------------------------------------------------- streams
@@ -104,10 +105,10 @@ class GenerateService:
             case "cancel":
                 self.cancel(up.cancel.request, up.cancel.epoch)
             case _:
-                pass  # of a later version
+                pass  # a message of a later version
 
     def _on_gateway_disconnected(self, session: Session[GatewayStream, bytes | runner_pb2.GenerateDown]) -> None:
-        """The gateway has gone. Another of its streams may bring its requests again under a new epoch meanwhile."""
+        """A gateway's stream has ended. In the grace period it may submit its requests again on another stream."""
         stream = session.peer
         self._metrics.gateway_streams.set(len(self._streams))
 
@@ -133,7 +134,7 @@ class GenerateService:
             return
         old = self._book.get(submit.request)
         if old is not None:
-            # A gateway that brings it on another stream has lost the one before, though that may not be known here yet.
+            # A gateway that submits it on another stream has lost the first one, even if that is not known here yet.
             again = old.stream == stream.number or old.gateway != stream.gateway
             if old.epoch == submit.epoch and old.stream in self._streams and again:
                 log.warning("duplicate_submit", request=submit.request, epoch=submit.epoch)
@@ -168,7 +169,8 @@ class GenerateService:
         self._host.post(Add(sequence, placement.stream))
 
     async def _start_with_adapter(self, placement: AcceptedRequest, sequence: NewSequence) -> None:
-        """The scheduler has asked for the adapter before it placed the request; its bytes may still be under way."""
+        """Wait for the adapter, then start. The scheduler ordered the adapter before it placed the request; its files
+        may still be on their way."""
         step = runner_pb2.Step()
         state = common_pb2.SEQUENCE_STATE_LOADING
         step.progress.add(request=placement.request, epoch=placement.epoch, state=state)
@@ -189,7 +191,7 @@ class GenerateService:
         self._decline(placement.stream, placement.request, placement.epoch, placement.term, failure)
 
     def cancel(self, request: str, epoch: int) -> None:
-        """End a request here. Another epoch of it is left alone."""
+        """End a request on this runner, if it has this epoch."""
         placement = self._book.get(request)
         if placement is None or placement.epoch != epoch:
             return
@@ -228,7 +230,7 @@ class GenerateService:
             self._streams.send(stream, step)
         for refused in batch.refused:
             placement = self._close(refused.request, refused.epoch, refused.stream)
-            if placement is not None:  # else it has come again since, and another answer is under way
+            if placement is not None:  # else it was submitted again, and that submit has an answer of its own
                 self._decline(refused.stream, refused.request, refused.epoch, placement.term, refused.error)
         for ended in batch.ended:
             self._metrics.requests.labels(ended.finish.value).inc()
@@ -239,7 +241,7 @@ class GenerateService:
             self._metrics.cancel_seconds.observe(seconds)
 
     def engine_died(self, why: str) -> None:
-        """Take on nothing more, and tell every gateway why its stream is going to end."""
+        """Accept no more requests, and tell every gateway why its stream will end."""
         self.ending = True
         for session in self._streams:
             session.send(runner_pb2.GenerateDown(engine_died=runner_pb2.EngineDied(why=why)))
@@ -252,7 +254,7 @@ class GenerateService:
 
 
 def sequence_of(submit: runner_pb2.Submit) -> NewSequence:
-    """The one sequence of a Submit. Raises InvalidRequest for what no runner could take."""
+    """The one sequence of a Submit. Raises InvalidRequest for a Submit that no runner could accept."""
     if not submit.request:
         raise InvalidRequest("request is empty: a Submit names its request", param="request")
     if len(submit.choices) != 1:

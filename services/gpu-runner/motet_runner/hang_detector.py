@@ -1,4 +1,4 @@
-"""Whether an engine that has work gets on with it. Slow is fine; standing still is not."""
+"""Finds out whether an engine hangs: it has work and completes no step. A slow engine does not hang."""
 
 from motet.clock import Clock, monotonic
 
@@ -11,12 +11,12 @@ class HangDetector:
         self._moved_at: float | None = None
 
     def observe(self, steps: int, *, work: bool) -> None:
-        """The number of steps so far, and whether there is anything to do."""
+        """Take note of the number of steps so far, and of whether the engine has work."""
         if steps != self._steps or not work or self._moved_at is None:
             self._steps, self._moved_at = steps, self._clock()
 
     def hung_reason(self) -> str:
-        """Empty while it gets on, and before it was heard of."""
+        """Empty while the engine completes steps or has no work, and before its first report."""
         if self._moved_at is None:
             return ""
         still = self._clock() - self._moved_at

@@ -1,6 +1,6 @@
-"""What a runner's service and its engine say to each other. Plain values that travel between two processes; no torch.
+"""What a runner's service and its engine exchange: plain values that travel between two processes, without torch.
 
-The service sees an engine only through `Engine`, narrow enough that another engine could stand behind it.
+The service uses an engine only through `Engine`. That protocol is narrow, so that another engine can implement it.
 """
 
 from dataclasses import dataclass, field
@@ -31,7 +31,7 @@ class Finish(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     max_tokens: int
-    """Of output, delivered tokens included."""
+    """Output tokens, delivered ones included."""
     min_tokens: int = 0
     temperature: float = 0.0
     """0 is greedy."""
@@ -57,17 +57,17 @@ class NewSequence:
     choice: int = 0
     prompt: tuple[int, ...]
     delivered: tuple[int, ...] = ()
-    """Output tokens the client already has; the sequence goes on at this index."""
+    """Output tokens that the client already has. The sequence continues after them."""
     adapter: Digest = BASE
     promise: int
     """Pages."""
     sampling: Sampling
     seed: int = 0
     priority: int = 1
-    """Class as a number, smaller is more urgent."""
+    """The class as a number: smaller is more urgent."""
     tenant: str = ""
     engines_lost: int = 0
-    """Engines that died while they had this request. From one on it is a suspect."""
+    """How many engines died while they had this request. With one or more, the request is a suspect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +78,9 @@ class Logprobs:
 
 @dataclass(slots=True)
 class SequenceOutput:
-    """What one iteration brought one sequence. `index` is that of `tokens[0]` in the output.
+    """What one iteration produced for one sequence. `index` is the position of `tokens[0]` in the output.
 
-    A stop token is among the tokens of the output that ends with `Finish.STOP`: it was generated and counts.
+    With `Finish.STOP`, `tokens` ends with the stop token: it was generated, so it counts.
     """
 
     request: RequestId
@@ -95,7 +95,7 @@ class SequenceOutput:
 
 @dataclass(frozen=True, slots=True)
 class OverflowAhead:
-    """A sequence will reach its promise within a page (S3-10); announced once per promise."""
+    """A sequence is within a page of the end of its promise (S3-10). The engine says so once per promise."""
 
     request: RequestId
     epoch: int
@@ -107,7 +107,7 @@ class ParkedNow:
     request: RequestId
     epoch: int
     wanted: int
-    """Pages it must be promised to come back."""
+    """The pages that its new promise must have to resume it."""
     method: ParkMethod
     by_itself: bool
 
@@ -145,8 +145,8 @@ class StateChanged:
     state: State
     percent: int = 0
     alone: bool = False
-    """The iteration that begins next computes this sequence and no other. Told before that iteration begins: whose
-    fault it is when the engine dies depends on it."""
+    """The next iteration computes only this sequence. The service must know that before the iteration begins: if the
+    engine dies in it, this sequence is the cause."""
 
 
 Event = OverflowAhead | ParkedNow | ResumedNow | AdapterLoaded | AdapterEvicted | AdapterFailed | StateChanged
@@ -154,12 +154,12 @@ Event = OverflowAhead | ParkedNow | ResumedNow | AdapterLoaded | AdapterEvicted 
 
 @dataclass(frozen=True, slots=True)
 class EngineSequenceReport:
-    """One request in the engine's book."""
+    """One sequence of the engine, as its report lists it."""
 
     request: RequestId
     epoch: int
     promise: int
-    """Pages; of a parked one those that it must be promised to come back."""
+    """Pages. For a parked sequence: the pages that its new promise must have to resume it."""
     pages_used: int
     state: State
     prompt_tokens: int
@@ -220,7 +220,7 @@ class EngineInfo:
     device: str
     eos_token_ids: tuple[int, ...]
     target_modules: dict[str, tuple[int, int]]
-    """Every linear an adapter may change: module path in the base model -> (in, out)."""
+    """Every linear layer that an adapter may change: its module path in the base model -> (in, out)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,22 +240,24 @@ class EngineConfig:
     threads: int | None = None
     step_trace: Path | None = None
     protect_after_steps: int = 0
-    """Iterations a sequence at its promise waits for an answer before the engine protects itself; 0: at once."""
+    """How many iterations a sequence at the end of its promise waits for an answer. Then the engine decides by itself.
+    0: at once."""
 
 
 class Engine(Protocol):
-    """Synchronous, single-threaded, free of sockets and files but for weights. Commands act at the next boundary.
-    `tests/contract/test_engines.py` says in cases what is promised here.
+    """Synchronous and single-threaded. It opens no sockets, and no files but weights. Commands take effect before the
+    next iteration. The cases in `tests/contract/test_engines.py` show what an engine must do.
 
-    Commands about a request that is not there, or whose epoch or promise has changed, do nothing and return False.
+    A command about a request that the engine does not have, or whose epoch or promise has changed, does nothing and
+    returns False.
     """
 
     info: EngineInfo
 
     def add(self, sequence: NewSequence) -> None:
-        """Take a sequence in. Raises Declined when its promise does not fit, InvalidRequest when it never can.
+        """Accept a sequence. Raises Declined if its promise does not fit now, InvalidRequest if it can never fit.
 
-        One whose adapter is not known yet waits for it.
+        A sequence whose adapter the engine does not know yet waits for it.
         """
 
     def cancel(self, request: RequestId, epoch: int | None = None) -> bool: ...
@@ -270,10 +272,10 @@ class Engine(Protocol):
         """Without a supervisor the engine extends, parks and resumes by itself."""
 
     def set_overcommit(self, factor: float) -> None:
-        """Let promises add up to `factor` × the pages. When pages run out all the same, the newest is parked."""
+        """Allow promises of `factor` × the pages in total. If the pages run out, the newest sequence is parked."""
 
     def load_adapter(self, digest: Digest, layout: AdapterLayout) -> None:
-        """Say where an adapter's checked bytes lie and bring them to the device when there is room. Idempotent.
+        """Say where an adapter's checked bytes are, and load them to the device once a slot is free. Idempotent.
 
         `motet_runner.adapters.certification` checks a folder and makes its layout.
         """
@@ -284,6 +286,7 @@ class Engine(Protocol):
     def has_work(self) -> bool: ...
 
     def step(self) -> StepOutput:
-        """One iteration: compose, run the model once, sample. Never raises for the fault of one sequence."""
+        """One iteration: compose it, run the model once, sample. The error of one sequence is in its output, and is
+        not raised."""
 
     def report(self) -> EngineReport: ...

@@ -1,4 +1,4 @@
-"""What a runner counts. Names of our own, and vLLM's for the figures that dashboards already know."""
+"""The metrics of a runner: Motet's names, and vLLM's names for values that existing dashboards show."""
 
 import time
 
@@ -13,7 +13,7 @@ _FREE_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5
 
 class Metrics:
     def __init__(self, registry: CollectorRegistry, *, names: int = 0) -> None:
-        """`names`: how many adapters may be named in a label."""
+        """`names`: how many adapters one label may name."""
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(name, text, labels, registry=registry)
@@ -126,7 +126,7 @@ class Metrics:
         self.vllm_kv_usage.labels(model).set(1 - report.pages_free / pages if pages else 0)
 
     def on_adapters(self, *, max_lora: int, waiting: set[str], running: set[str]) -> None:
-        """One series at a time: the names are labels, as vLLM has it, and must not pile up."""
+        """Keep one series. Adapter names are labels, as in vLLM, so each new set of names would add another series."""
         self.vllm_lora.clear()
         named = (",".join(sorted(names)[: self._names]) for names in (waiting, running))
         self.vllm_lora.labels(str(max_lora), *named).set(time.time())

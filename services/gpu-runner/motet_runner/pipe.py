@@ -1,7 +1,7 @@
-"""The engine's end of the connection to its service: whole pickled messages over a socket, without ever blocking on it.
+"""The engine's end of the connection to its service: whole pickled messages over a socket. `send` never blocks.
 
-Both ends are ours, started together from one installation: that is why pickle is good enough here and nowhere else.
-A message is eight bytes of length and that many bytes.
+Pickle is safe here, because one end has started the other from the same installation. It is not used between other
+processes. A message is eight bytes with the length of its body, and the body.
 """
 
 import pickle
@@ -20,11 +20,11 @@ def pack(message: object) -> bytes:
 
 
 def unpack(body: bytes) -> Any:
-    return pickle.loads(body)  # noqa: S301 - from our own other half
+    return pickle.loads(body)  # noqa: S301 - the other end is our own process
 
 
 class Pipe:
-    """What the service has not read yet waits here, in memory: a busy service never stops an iteration."""
+    """Messages that the service has not read yet wait here, in memory, so that a busy service stops no iteration."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -37,9 +37,10 @@ class Pipe:
         self._flush()
 
     def exchange(self, wait: float | None) -> list[Any]:
-        """Messages that have come, waiting at most `wait` seconds (None: for ever) for the first.
+        """Write what waits, and return the messages that have come. Wait at most `wait` seconds for the first of them
+        (None: without a limit).
 
-        Raises EOFError once the service has gone.
+        Raises EOFError when the service has closed its end.
         """
         writing = [self._socket] if self._out else []
         readable, writable, _ = select.select([self._socket], writing, [], wait)
@@ -55,7 +56,7 @@ class Pipe:
         return self._messages()
 
     def receive(self) -> Any:
-        """The next single message; for the greeting, before anything else is under way."""
+        """Wait for one message, which must come alone: the first one, before the engine is loaded."""
         while not (messages := self.exchange(None)):
             pass
         first, *rest = messages
@@ -63,7 +64,7 @@ class Pipe:
         return first
 
     def flush(self) -> None:
-        """Wait until all is written: what has to be known even if this process ends now."""
+        """Wait until all is written: for messages that the service must get even if this process ends now."""
         while self._out:
             select.select([], [self._socket], [])
             self._flush()

@@ -1,7 +1,8 @@
-"""One runner: an engine behind gRPC. This is where its parts meet; each of them is explained in its own file.
+"""One runner: an engine behind gRPC. This module connects the runner's parts; each part is explained in its own file.
 
-Order of life: the engine starts to load, the socket answers "not serving", digests are computed, the engine is there,
-the links go up, the socket answers "serving". It ends when it is cancelled, or with EngineDied.
+First the engine starts to load, the server answers "not serving", and the digests are computed. When the engine is
+loaded, the server answers "serving", and the streams to scheduler and supervisor open. `run` ends when it is cancelled,
+or with EngineDied.
 """
 
 import asyncio
@@ -58,11 +59,11 @@ SERVICE_NAME = "motet.api.v1.Runner"
 
 DRAIN_LOOK_SECONDS = 0.1
 LAST_WORDS_SECONDS = 2.0
-"""How long a runner that ends waits until gateways have heard what they have to place elsewhere."""
+"""How long a runner that ends waits for gateways to read which of their requests must be placed again."""
 
 ENGINE_DIED_SECONDS = 0.5
-"""The same after its engine has died: requests stand still meanwhile, and a gateway that does not read in this time
-learns of it from the stream's end."""
+"""The same after the engine has died. It is short, because the requests stand still meanwhile. A gateway that does not
+read in this time notices that the stream ends."""
 
 
 class RunnerService:
@@ -81,7 +82,7 @@ class RunnerService:
         check: Check | None = None,
         health: Health | None = None,
     ) -> None:
-        """`model` is the base model's folder, where it had to be fetched first."""
+        """`model` is the base model's folder, if it had to be fetched first."""
         self._settings = settings
         self._process = process
         self._addresses = addresses
@@ -117,10 +118,10 @@ class RunnerService:
         return self._parts is not None and bool(self._parts.generation.refusal_reason)
 
     async def drain(self, seconds: float) -> None:
-        """Take on nothing new, hand back what waits, and let what runs come to its end, for `seconds` at the most.
+        """Accept no new requests, hand back those that wait, and let running ones end, for at most `seconds`.
 
-        What is left then goes on elsewhere, with the tokens that it has. It may be cut short at any time: a gateway
-        moves what a runner leaves behind.
+        Requests that still run then move to other runners, with the tokens that they have. A drain may be interrupted
+        at any time: gateways have the requests of a runner that ended placed again.
         """
         parts = self._parts
         if parts is None or self._server is None or seconds <= 0:
@@ -146,21 +147,21 @@ class RunnerService:
         log.info("drained", handed_back=len(handed_back), moved=len(left))
 
     async def _wait_flushed(self, generation: GenerateService, seconds: float, *, nothing_left: bool = False) -> None:
-        """Wait until gateways have what there was to say; with `nothing_left`, until no request is here any more."""
+        """Wait until gRPC has taken all messages to gateways; with `nothing_left`, also until no request is left."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while (nothing_left and len(self.book)) or not generation.flushed:  # noqa: ASYNC110 - others' doing
+                while (nothing_left and len(self.book)) or not generation.flushed:  # noqa: ASYNC110 - others end them
                     await asyncio.sleep(0.01)
-                await asyncio.sleep(0.05)  # what gRPC has taken is on its way
+                await asyncio.sleep(0.05)  # time for gRPC to write what it has taken
 
     def _waiting(self) -> Iterator[AcceptedRequest]:
-        """Who makes no tokens here now."""
+        """The requests that make no tokens here now."""
         entries = self._last.sequences if self._last is not None else []
         idle = {(one.request, one.epoch) for one in entries if one.state in (State.WAITING, State.PARKED)}
         return (one for one in self.book if not one.in_engine or (one.request, one.epoch) in idle)
 
     async def run(self) -> None:
-        # The child first: channels and servers are made after processes are.
+        # Start the engine's process before this one makes any gRPC channel or server.
         await self._host.start()
         try:
             async with serving(
@@ -199,8 +200,8 @@ class RunnerService:
             parts.shelf.close()
 
     async def _digests(self) -> tuple[Digest, Digest]:
-        """Of the model and of what belongs to it. Raises ModelFolderError for another model than the pool asks for:
-        nobody needs an engine then, so nobody waits for one."""
+        """The digests of the base model and of its assets. Raises ModelFolderError if the pool asks for another model,
+        without waiting for the engine, which nobody needs then."""
         base, assets = await asyncio.gather(
             asyncio.to_thread(base_digest, self._folder), asyncio.to_thread(asset_digest, self._folder)
         )
@@ -269,7 +270,8 @@ class RunnerService:
         self._welcome = True
 
     def _unready_reason(self) -> str:
-        """Requests may come once a scheduler knows us; one that goes away later leaves us ready for the next."""
+        """Requests may come once a scheduler has welcomed this runner. If that scheduler ends, the runner stays ready
+        for the next one."""
         if self._parts is None:
             return "the model is being loaded"
         return self._parts.generation.refusal_reason or ("" if self._welcome else "no scheduler has welcomed it yet")
@@ -284,7 +286,7 @@ class RunnerService:
         for event in batch.events:
             self._on_event(event, parts)
         for ended in batch.ended:
-            if not self.book.holds(ended.request, ended.epoch):  # it has come again on another stream
+            if not self.book.holds(ended.request, ended.epoch):  # else it was submitted again
                 parts.supervisor.ended(ended)
         if batch.report is not None:
             self._report_asked = False
@@ -314,11 +316,11 @@ class RunnerService:
                 if (one := parts.shelf.on_failed(event)) is not None:
                     parts.scheduler.adapter_failed(one, event)
             case StateChanged():
-                pass  # the gateway has it already
+                pass  # a step has told the gateway
 
     def _request_report(self) -> None:
-        """Ask for a report. An engine that has not answered the last time is busy or hung: its last one goes out again,
-        so that silence always means a lost runner and steps that stand still a hung engine."""
+        """Ask the engine for a report. If it has not answered the last time, it is busy or hangs: then its last report
+        is sent again. So silence always means a lost runner, and steps that stand still mean an engine that hangs."""
         if self._report_asked and self._last is not None:
             self._publish(self._last)
         self._report_asked = True
@@ -342,7 +344,7 @@ class RunnerService:
     # ------------------------------------------------------------------------------------------------------------ gRPC
 
     def _add_to(self, server: grpc.aio.Server) -> None:
-        # Not by the generated function: what goes to gateways is encoded already, so this handler has no serializer.
+        # Not the generated function: messages to gateways are encoded already, so this handler has no serializer.
         handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             "Generate": grpc.stream_stream_rpc_method_handler(
                 self._generate, request_deserializer=runner_pb2.GenerateUp.FromString
@@ -378,7 +380,7 @@ class RunnerService:
 
 
 class _Parts:
-    """What exists once the engine is loaded."""
+    """The parts that exist once the engine is loaded."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What a runner can be told. The operator writes these from the pool's `engine` section."""
+"""The settings of a runner. The operator sets them from the pool's manifest."""
 
 from pathlib import Path
 from typing import Literal
@@ -212,7 +212,7 @@ class Settings(BaseSettings):
         return Path(self.volumes or IN_A_CLUSTER) if self.volumes or self.kubernetes_host else None
 
     def model_folder(self) -> Path:
-        """The base model's folder on this machine. Raises SetupError that names what is missing."""
+        """The base model's folder on this machine. Raises an error that says what is missing."""
         parts = urlsplit(self.model_uri)
         if parts.scheme != "file" or parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
             raise SetupError(

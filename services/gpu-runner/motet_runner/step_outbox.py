@@ -1,4 +1,4 @@
-"""What waits to be written to one gateway. Steps that a slow gateway has not taken yet become one message."""
+"""The messages that wait to be written to one gateway. Steps that a slow gateway has not read become one message."""
 
 from collections import deque
 from collections.abc import Callable
@@ -8,10 +8,10 @@ from motet.rpc import Outbox
 
 
 class StepOutbox(Outbox[bytes | runner_pb2.GenerateDown]):
-    """Holds encoded GenerateDowns: a step comes encoded from the engine. `full`: the gateway is as good as dead.
+    """Holds encoded `GenerateDown` messages; the engine encodes the steps. `full`: the gateway counts as lost.
 
-    Steps are merged by laying their bytes end to end: for protobuf that is one message whose step holds the sequences
-    of both, in order (the merging rule for one member of a oneof).
+    Two steps are merged by joining their bytes. For protobuf the result is one message, and its step has the sequences
+    of both, in order: that is how protobuf merges a member of a oneof.
     """
 
     def __init__(self, limit_bytes: int, merged: Callable[[], None] = lambda: None) -> None:
@@ -19,9 +19,9 @@ class StepOutbox(Outbox[bytes | runner_pb2.GenerateDown]):
         super().__init__(limit_bytes)
         self._merged = merged
         self._groups: deque[list[bytes]] = deque()
-        """The steps of one group leave as one message."""
+        """The steps of one group are sent as one message."""
         self._steps: list[bytes] | None = None
-        """The last group, while it is open for more steps."""
+        """The last group, while more steps may join it."""
 
     @property
     def empty(self) -> bool:

@@ -1,4 +1,4 @@
-"""What a model's config.json alone says against serving it: known before there is an engine, which takes seconds."""
+"""Refuses models that Motet can't serve, by their config.json: before the engine is loaded, which takes seconds."""
 
 import json
 from collections.abc import Iterator
@@ -8,13 +8,14 @@ from typing import Any
 from motet.errors import ModelFolderError
 
 PER_CALL_ROPE = ("dynamic", "longrope")
-"""Rope types whose frequencies follow the longest position of a call: one long request would change its neighbours."""
+"""Rope types whose frequencies depend on the longest position of a call: one long request would change the answers of
+the others in its batch."""
 
 ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
 
 
 def read_supported_config(folder: Path) -> dict[str, Any]:
-    """The model's configuration. Raises ModelFolderError for one that is not served, whatever its weights are."""
+    """The model's configuration. Raises ModelFolderError if Motet can't serve such a model, whatever its weights."""
     raw = _config_of(folder)
     _refuse(raw)
     return raw
