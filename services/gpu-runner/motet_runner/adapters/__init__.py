@@ -1,4 +1,4 @@
-"""Adapters on their way to the device: fetched, checked, certified, loaded into slots. A failed one fails only its own.
+"""Adapters are fetched, checked, certified, and loaded into slots. An adapter that fails affects only its own requests.
 
-`peft_config`, `header` and `check` need no torch: the service runs them outside the engine.
+The checks need no torch: the service runs them outside the engine.
 """

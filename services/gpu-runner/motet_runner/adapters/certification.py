@@ -1,4 +1,4 @@
-"""From the check of an adapter's files to what is kept of it: the certificate, which travels, and the layout."""
+"""Checks an adapter. The result is a certificate, for the scheduler, and a layout, for the engine."""
 
 import json
 from dataclasses import dataclass
@@ -17,15 +17,15 @@ from motet_runner.interface import EngineInfo
 
 @dataclass(frozen=True, slots=True)
 class Certification:
-    """What a check has found, for people and for the engine."""
+    """What a check has found: the certificate and the layout."""
 
     certificate: scheduler_pb2.Certificate
     layout: AdapterLayout
     engine: str = ""
-    """What of an engine it was checked for, beside the base: see `limits_of`."""
+    """The engine's limits that the adapter was checked against: see `limits_of`."""
 
     def encode(self) -> str:
-        """As it is kept beside the bytes."""
+        """As the text that is kept beside the adapter's files."""
         layout = self.layout
         kept = {
             "engine": self.engine,
@@ -36,7 +36,7 @@ class Certification:
 
     @classmethod
     def decode(cls, text: str, folder: Path) -> "Certification":
-        """Raises ValueError for what no `encode` has written."""
+        """Raises ValueError for a text that `encode` has not written."""
         try:
             kept = json.loads(text)
             certificate = json_format.ParseDict(kept["certificate"], scheduler_pb2.Certificate())
@@ -52,7 +52,7 @@ class Certification:
 
 
 def certify(folder: Path, info: EngineInfo) -> Certification:
-    """Check an adapter's files and weights against a base's linears. Raises AdapterIncompatible with what is wrong."""
+    """Check an adapter's files and weights against the base model. Raises AdapterIncompatible with what is wrong."""
     found = check(folder, info.target_modules, max_rank=info.max_lora_rank)
     check_values(folder, info.target_modules)
     check_products(found.layout, info.dtype)
@@ -68,8 +68,8 @@ def certify(folder: Path, info: EngineInfo) -> Certification:
 
 
 def limits_of(info: EngineInfo) -> str:
-    """What an engine adds to the base model: another type of numbers overflows elsewhere, another pool serves other
-    ranks."""
+    """What an adapter is checked against, beside the base model: another data type overflows at another number, and
+    another pool serves other ranks."""
     return f"{info.dtype}, rank {info.max_lora_rank}"
 
 

@@ -1,9 +1,9 @@
-"""Adapter bytes from their source into the disk cache, under the name of what they are.
+"""Brings adapters from their source into the disk cache, into folders that are named by their digest.
 
 DATA/cache/adapters/<hex digest>/ holds adapter_config.json, adapter_model.safetensors, those optional files that belong
-to the digest, and certificate.json. A folder appears there whole or not at all: bytes are copied beside it, digested as
-they pass, flushed, and renamed. Runners on one machine may share the cache: who uses a folder holds a shared lock on
-it, and only an unlocked one is ever removed.
+to the digest, and certificate.json. A folder appears there complete or not at all: the files are copied into a folder
+beside it and digested meanwhile, then flushed, and the folder is renamed. Runners on one machine may share the cache. A
+runner that uses a folder holds a shared lock on it, and no runner removes a locked folder.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ log = structlog.get_logger(__name__)
 CERTIFICATE = "certificate.json"
 
 ATTEMPTS = 3
-"""Somebody may be writing the files just now; so often it is read again."""
+"""How often a folder is read: if its files change meanwhile, it is read again."""
 
 MAX_FAILURES_REMEMBERED = 10_000
 
@@ -55,9 +55,9 @@ class Fetched:
 
 
 class FolderLock:
-    """A shared lock on a cached folder: while it lasts, no process removes the folder. Ends with the process.
+    """A shared lock on a cached folder: while it is held, no process removes the folder. It ends with the process.
 
-    Raises FileNotFoundError when the folder is not there (any more).
+    Raises FileNotFoundError if the folder does not exist, or has just been removed.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -72,7 +72,7 @@ class FolderLock:
             raise
 
     def is_alone(self) -> bool:
-        """Whether nobody else uses the folder."""
+        """Whether no other process uses the folder."""
         assert self._file is not None
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -89,20 +89,20 @@ class FolderLock:
 
 
 def touch(folder: Path) -> None:
-    """Note the use of a cached folder, for the order of eviction; finer than the kernel's own clock ticks."""
+    """Record that a cached folder is used, for the order of eviction. This clock is finer than the kernel's ticks."""
     now = time.time_ns()
     os.utime(folder, ns=(now, now))
 
 
 class DiskCache:
-    """The cache on disk. Blocking; every call belongs in a thread."""
+    """The disk cache. Its methods block: call them in a thread."""
 
     def __init__(self, folder: Path, *, max_adapter_bytes: int) -> None:
         self.folder = folder
         self.max_adapter_bytes = max_adapter_bytes
 
     def prepare(self) -> None:
-        """Make the folder, and clear what a process that died in the middle of a fetch has left."""
+        """Make the folder, and remove what processes that died during a fetch have left."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for left in self.folder.glob(".*-*"):
             _remove_unlocked(left)
@@ -119,7 +119,7 @@ class DiskCache:
             return None
 
     def fetch(self, source: AdapterFolder, expected: str, *, max_bytes: int | None = None) -> Fetched:
-        """Copy an adapter in. Raises AdapterFetchFailed with what is wrong and where."""
+        """Copy an adapter into the cache. Raises AdapterFetchFailed, which says what is wrong and where."""
         limit = self.bound(max_bytes)
         before = source.stat_files(limit)
         for _ in range(ATTEMPTS):
@@ -132,7 +132,7 @@ class DiskCache:
         raise temporary(f"{source.path} changes while it is read; it is tried again by itself.")
 
     def adopt(self, brought: Path, expected: str, name: str) -> Fetched:
-        """Take in what a child has brought into a folder of this file system, for a source of this name."""
+        """Move the files that a fetch process has brought into the cache. `name` is that of their source."""
         size = sum((brought / file).stat().st_size for file in adapter_files(brought))
         return self._enter(partial(_move_files, brought), expected, name, size)
 
@@ -140,7 +140,7 @@ class DiskCache:
         return min(self.max_adapter_bytes, max_bytes or self.max_adapter_bytes)
 
     def remember_origin(self, folder: Path, key: str) -> None:
-        """These bytes have come from there: who may take them from there may have them from here."""
+        """Record that these files come from this origin. A tenant who may read that origin may use the cached files."""
         with suppress(OSError):
             (folder / f".origin-{key}").touch()
 
@@ -148,7 +148,7 @@ class DiskCache:
         return (folder / f".origin-{key}").exists()
 
     def by_last_use(self) -> list[Digest]:
-        """All that is cached, the longest unused first."""
+        """All cached adapters. The one that was not used for longest comes first."""
         found = []
         for path in self.folder.iterdir():
             with suppress(ValueError, FileNotFoundError):
@@ -160,13 +160,14 @@ class DiskCache:
         return _remove_unlocked(self.path_of(digest))
 
     def verify(self, digest: Digest) -> None:
-        """Before bytes that lie here since some other day are checked again: they are what their name says.
+        """Compare the files of an adapter that has been in the cache for a while with its digest, before a new check.
 
-        What is not goes, whoever holds it, and AdapterFetchFailed is raised: it is fetched again.
+        If they differ, they are removed even if a process uses them, and AdapterFetchFailed is raised. The adapter is
+        then fetched again.
         """
         folder = self.path_of(digest)
         if not (folder / CERTIFICATE).exists():
-            return  # they came just now, and were digested as they passed
+            return  # they were fetched just now, and their digest was compared
         trash = _trash_of(folder)
         try:
             if adapter_digest(folder) == digest:
@@ -174,7 +175,7 @@ class DiskCache:
             log.warning("cached_adapter_corrupt", adapter=digest)
             folder.rename(trash)
         except FileNotFoundError:
-            pass  # another runner has seen it first
+            pass  # another runner has removed it first
         _remove(trash)
         raise temporary(f"the cached bytes of {digest} have changed; they are removed and will be fetched again.")
 
@@ -189,14 +190,14 @@ class DiskCache:
             digest = content.digest()
             if expected and digest != expected:
                 raise another_digest(f"{name} has the digest {digest}, not {expected} as the adapter asks for.")
-            read_header(target / WEIGHTS)  # complete, and really safetensors
+            read_header(target / WEIGHTS)  # raises if the file is cut short or isn't safetensors
             final = self.path_of(digest)
             try:
                 target.rename(final)
             except OSError as error:
                 if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                     raise
-                _remove(target)  # it is there already, from another name or another runner
+                _remove(target)  # another source or another runner has brought it already
             else:
                 _sync(self.folder)
             return Fetched(digest, final, size)
@@ -210,7 +211,8 @@ class DiskCache:
             lock.release()
 
     def _new_folder(self) -> tuple[Path, FolderLock]:
-        """To be filled. A runner that starts clears what nobody holds, also what another one is about to hold."""
+        """A folder to fill, and its lock. A runner that starts removes unlocked folders, so this one may vanish before
+        it is locked: then try again."""
         while True:
             folder = self.folder / f".fetch-{os.getpid()}-{next(_counter)}"
             folder.mkdir(mode=0o755)
@@ -241,7 +243,7 @@ class DiskCache:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchRequest:
-    """An adapter as it is ordered."""
+    """An adapter that is to be fetched."""
 
     source: str
     revision: str = ""
@@ -250,21 +252,21 @@ class FetchRequest:
     """namespace/name of the Secret that opens the source."""
 
     namespace: str = ""
-    """Whose adapter it is."""
+    """The namespace of the adapter."""
 
     volume: str = ""
-    """URI of the volume that the source lies on; empty: on none."""
+    """URI of the volume that the source is on. Empty: the source is on no volume."""
 
     folder: str = ""
-    """Of the volume: nothing outside of it is read; empty: all of it may be."""
+    """A folder of the volume: nothing outside of it is read. Empty: the whole volume may be read."""
 
     max_bytes: int = 0
     digest_verified: bool = True
-    """That the source gives the expected digest is known: what is cached under it may be used."""
+    """It is known that the source has the expected digest, so cached files with this digest may be used."""
 
     @property
     def origin(self) -> str:
-        bounds = [self.folder] if self.folder else []  # what was read without them is read again
+        bounds = [self.folder] if self.folder else []  # another origin, so that other bounds mean another fetch
         return key_of(self.namespace, self.source, self.revision, self.credentials, *bounds)
 
 
@@ -276,7 +278,7 @@ class _Failed:
 
 
 class Fetcher:
-    """Fetches, one at a time for the same bytes: whoever asks meanwhile gets the same answer."""
+    """Fetches adapters. Callers that ask for the same files at the same time share one fetch and its result."""
 
     def __init__(self, cache: DiskCache, sources: Sources | None = None) -> None:
         self._cache = cache
@@ -289,13 +291,13 @@ class Fetcher:
         self.copies = 0
 
     async def fetch(self, wanted: FetchRequest) -> Fetched:
-        """Safe to cancel: the fetch goes on for the others."""
+        """Fetch an adapter, or find it in the cache. If one caller is cancelled, the fetch goes on for the others."""
         cached = await asyncio.to_thread(self._cached, wanted)
         if cached is not None:
             return cached
         failed = self._failures.get((wanted.origin, wanted.expected))
         if wanted.digest_verified and failed is not None and time.monotonic() < failed.until:
-            raise failed.error  # each request for it orders it again, and the source must not hear of all of them
+            raise failed.error  # each request orders the adapter again; do not ask the source each time
         try:
             task = await self._task(wanted)
         except AdapterError as error:
@@ -303,13 +305,14 @@ class Fetcher:
         return await asyncio.shield(task)
 
     def bytes_of(self, wanted: FetchRequest) -> int:
-        """How many have come of a remote adapter that is under way."""
+        """How many bytes of a remote adapter have been fetched, while the fetch runs."""
         return self._bytes.get(wanted.origin, 0)
 
     def _cached(self, wanted: FetchRequest) -> Fetched | None:
-        """Bytes of the expected digest, if it is known that this source gives them.
+        """The cached adapter of the expected digest, if it is known that this source has this digest.
 
-        Else a tenant who has got hold of a digest could name it, and have another's adapter without its credentials.
+        Without this condition, a tenant who knows the digest of another tenant's adapter could use that adapter without
+        its credentials.
         """
         found = self._cache.find(_digest(wanted.expected)) if wanted.expected else None
         if found is None or not (wanted.digest_verified or self._cache.is_origin(found.folder, wanted.origin)):
@@ -318,7 +321,7 @@ class Fetcher:
         return found if weights <= self._cache.bound(wanted.max_bytes) else None
 
     async def _task(self, wanted: FetchRequest) -> asyncio.Task[Fetched]:
-        """The one task that fetches this."""
+        """The task that fetches this adapter. Equal requests share it."""
         source = parse(wanted.source, wanted.revision)
         work: Coroutine[Any, Any, Fetched]
         key: object = (wanted.origin, wanted.expected, wanted.max_bytes)
@@ -371,7 +374,7 @@ class Fetcher:
         try:
             async with self._sources.place_for(remote, apart=wanted.namespace) as folder:
                 fetched = await asyncio.to_thread(self._cached, wanted)
-                if fetched is None:  # else another runner of this machine has brought it meanwhile
+                if fetched is None:  # else another runner of this machine has fetched it meanwhile
                     heard = partial(self._note_progress, wanted)
                     await self._sources.bring("adapter", remote, folder, heard, whose=wanted.namespace)
                     fetched = await asyncio.to_thread(self._cache.adopt, folder, wanted.expected, wanted.source)
@@ -384,7 +387,7 @@ class Fetcher:
         self._bytes[wanted.origin] = here
 
     def _retry_later(self, error: AdapterError, wanted: FetchRequest) -> AdapterError:
-        """The same error, to be tried again a little later each time, and not by all at the same moment."""
+        """The same error, with a longer wait after each failure. A random part keeps runners from retrying together."""
         if len(self._failures) > MAX_FAILURES_REMEMBERED:
             self._failures.clear()
         key = (wanted.origin, wanted.expected)
@@ -402,7 +405,7 @@ def _copy_files(source: AdapterFolder, names: Iterable[str], target: Path, conte
         with os.fdopen(source.open(name), "rb") as file, (target / name).open("xb") as copy:
             size = os.fstat(file.fileno()).st_size
             content.begin(name, size)
-            left = size  # no more than was looked at, however fast the file grows
+            left = size  # the file may grow: copy no more than this
             while left and (chunk := file.read(min(CHUNK_BYTES, left))):
                 content.update(chunk)
                 copy.write(chunk)
@@ -444,7 +447,7 @@ def _digest(text: str) -> Digest:
 
 
 def _remove_unlocked(path: Path) -> bool:
-    """Remove a folder unless some process holds it. It leaves its name first, so that nobody finds half of it."""
+    """Remove a folder unless some process has locked it. It is renamed first, so that nobody finds half of it."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):

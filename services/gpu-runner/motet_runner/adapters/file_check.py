@@ -1,6 +1,7 @@
-"""Does every tensor of an adapter have its place in the base? Reads names and shapes only; needs no torch.
+"""Checks that every tensor of an adapter belongs to a module of the base model. It reads names and shapes, no weights.
 
-Fail closed: a tensor without a place, a shape that does not fit, an A without its B, or nothing at all is a refusal.
+It refuses an adapter with a tensor that belongs to no module, a shape that does not fit, an A without its B, or no
+tensors at all. It needs no torch.
 """
 
 import difflib
@@ -15,32 +16,32 @@ from motet_runner.adapters.peft_config import CONFIG_NAME, WEIGHTS_NAME, LoraCon
 from motet_runner.adapters.safetensors_header import TensorHeader, read_header
 
 CHECK_VERSION = 2
-"""The version of the checks, which every certificate names; what another version has checked is checked again.
+"""The version of the checks. Every certificate names it; adapters that another version has checked are checked again.
 
-Raise it when an adapter that passed could be refused now (here, in `values`, `products`, `peft_config` or `header`), or
-when what is kept of a check (`certify.Checked`) gets another form or another meaning.
+Raise it when an adapter that passed could now be refused (by any check in this folder), or when what is kept of a check
+(`certification.Certification`) changes its form or its meaning.
 """
 
 Shapes = dict[str, tuple[int, int]]
-"""Module path in the base → (in, out): `EngineInfo.target_modules`."""
+"""Module path in the base model → (in, out): `EngineInfo.target_modules`."""
 
 PREFIXES = ("base_model.model.", "base_model.", "")
-"""What PEFT and its relatives put before the base's own module path."""
+"""What PEFT and similar tools write before the base model's own module path."""
 
 LARGEST_RANK = 256
 
 FLOATS = ("F32", "BF16", "F16", "F64")
-"""Rounded to whole numbers a LoRA is all zeros, and would answer as the base."""
+"""The types that are served. Rounded to whole numbers, a LoRA would be all zeros and change nothing."""
 
 _NAME = re.compile(r"(?P<module>.+)\.lora_(?P<half>[AB])(?:\.default)?\.weight")
 
 MAX_NAME_CHARS = 200
-"""Of what a stranger has named: so much of it is compared and repeated, in a message or a status."""
+"""The most characters of a tenant's name that are compared, or repeated in a message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
-    """What the check found. `unmapped` is empty in every certificate: an adapter with such tensors is refused."""
+    """What the check found. `unmapped` is always empty: an adapter with unmapped tensors is refused."""
 
     bytes: int
     tensors: int
@@ -48,17 +49,17 @@ class CheckResult:
     unmapped: tuple[str, ...]
     modules: tuple[str, ...]
     rank: int
-    """The largest."""
+    """The largest rank of its modules."""
     alpha: float
     method: str
     base_model: str | None
-    """What the config claims; a hint, never trusted."""
+    """What the config names as the base model. It is only shown; no check relies on it."""
     layout: AdapterLayout
 
 
 @dataclass(frozen=True, slots=True)
 class LoraTensor:
-    """One tensor and its place: half A or B of the LoRA of one linear."""
+    """One tensor, and what it belongs to: half A or B of the LoRA of one linear."""
 
     module: str
     half: Literal["A", "B"]
@@ -66,10 +67,10 @@ class LoraTensor:
 
 
 def check(folder: Path, shapes: Shapes, *, max_rank: int) -> CheckResult:
-    """The certificate of an adapter on a base, or AdapterIncompatible with what stands in the way."""
+    """What the check of an adapter's files found. Raises AdapterIncompatible, which says why the adapter is refused."""
     config = read_config(folder)
     weights = weights_of(folder)
-    stamp = FileStamp.of(weights)  # before anything is read: what changes from here on is noticed
+    stamp = FileStamp.of(weights)  # before anything is read, so that any later change is noticed
     tensors = read_header(weights)
     places = map_tensors(tensors, shapes)
     halves = _halves(places)
@@ -98,7 +99,7 @@ def read_weights(folder: Path) -> dict[str, TensorHeader]:
 
 
 def weights_of(folder: Path) -> Path:
-    """The file with the weights. Raises AdapterIncompatible when there is none that may be read."""
+    """The file with the weights. Raises AdapterIncompatible if it does not exist."""
     path = folder / WEIGHTS_NAME
     if not path.is_file():
         pickles = [name for name in ("adapter_model.bin", "adapter_model.pt") if (folder / name).exists()]
@@ -112,7 +113,8 @@ def weights_of(folder: Path) -> Path:
 
 
 def map_tensors(tensors: dict[str, TensorHeader], shapes: Shapes) -> dict[str, LoraTensor]:
-    """Tensor name → its place. Raises AdapterIncompatible naming what has none, with the nearest module."""
+    """Tensor name → what it belongs to. Raises AdapterIncompatible for tensors that belong to no module, with the
+    nearest module's name."""
     places: dict[str, LoraTensor] = {}
     unmapped: list[str] = []
     for name, tensor in tensors.items():
@@ -154,7 +156,7 @@ def _nearest(name: str, shapes: Shapes) -> str | None:
 
 
 def _halves(places: dict[str, LoraTensor]) -> dict[str, dict[str, TensorHeader]]:
-    """Module → its halves, each there once."""
+    """Module → its halves. Raises AdapterIncompatible if a module has a half twice."""
     halves: dict[str, dict[str, TensorHeader]] = {}
     for half in places.values():
         of_module = halves.setdefault(half.module, {})
@@ -167,7 +169,8 @@ def _halves(places: dict[str, LoraTensor]) -> dict[str, dict[str, TensorHeader]]
 def _fit(
     halves: dict[str, dict[str, TensorHeader]], config: LoraConfig, shapes: Shapes, max_rank: int
 ) -> dict[str, int]:
-    """Rank of every module; both halves are there, fit the linear, and have the rank that the config says."""
+    """The rank of every module. Raises AdapterIncompatible unless both halves exist, fit the linear, and have the rank
+    that the config says."""
     ranks = {}
     for module, found in halves.items():
         if found.keys() != {"A", "B"}:

@@ -1,7 +1,7 @@
-"""Where everything of a checked adapter lies in its file: all that the engine needs to copy it. Holds no tensor.
+"""The layout of a checked adapter: where each matrix is in the file. The engine needs only this to copy the adapter.
 
-It is made where adapters are checked and travels to the engine, which opens the file and copies: an iteration parses
-nothing that a tenant has written.
+The service makes the layout when it checks an adapter, and sends it to the engine. The engine opens the file and copies
+bytes, so it parses nothing that a tenant has written.
 """
 
 import os
@@ -16,14 +16,14 @@ class Matrix(NamedTuple):
     """One half of a LoRA, in the file's own order of rows."""
 
     start: int
-    """Of its bytes in the file."""
+    """Where its bytes begin in the file."""
     shape: tuple[int, int]
     dtype: str
     bytes: int
 
 
 class LoraLinear(NamedTuple):
-    """The LoRA of one linear of the base."""
+    """The LoRA of one linear of the base model."""
 
     module: str
     a: Matrix
@@ -32,7 +32,7 @@ class LoraLinear(NamedTuple):
 
 
 class FileStamp(NamedTuple):
-    """What a file looks like from outside: other than at the check, its bytes are not those that were checked."""
+    """Size, time and inode of a file. If they have changed since the check, the bytes may be other ones."""
 
     size: int
     modified_ns: int
@@ -40,20 +40,20 @@ class FileStamp(NamedTuple):
 
     @classmethod
     def of(cls, file: int | Path) -> "FileStamp":
-        """Raises OSError for a path that is not there."""
-        status = os.stat(file)  # noqa: PTH116 - of a descriptor too
+        """Raises OSError if the path does not exist."""
+        status = os.stat(file)  # noqa: PTH116 - takes a descriptor, too
         return cls(status.st_size, status.st_mtime_ns, status.st_ino)
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterLayout:
-    """Travels with every request whose adapter is not on the device yet: so its linears stay packed until they are
-    copied, and their bytes are counted once."""
+    """The layout is sent to the engine with every request whose adapter is not on the device yet. So the linears stay
+    pickled until they are copied, and their bytes are counted once."""
 
     file: Path
     stamp: FileStamp
     rank: int
-    """The largest."""
+    """The largest rank of its linears."""
     size: int
     """Bytes of all matrices."""
     packed: bytes = field(repr=False)
@@ -66,7 +66,7 @@ class AdapterLayout:
 
     @property
     def linears(self) -> tuple[LoraLinear, ...]:
-        return pickle.loads(self.packed)  # type: ignore[no-any-return]  # noqa: S301 - packed above, by ourselves
+        return pickle.loads(self.packed)  # type: ignore[no-any-return]  # noqa: S301 - pickled above
 
     def file_unchanged(self) -> bool:
         """Whether the file is still the one that was checked."""

@@ -1,7 +1,7 @@
-"""A tenant's patterns for module names, matched within one bounded time for all of them together.
+"""Matches a tenant's patterns for module names, within one time limit for all of them together.
 
-Most are plain names and need no regular expression. The others take little memory to compile, or are refused; what
-compiling and matching them costs is taken from one budget. Nothing else could stop them: they run in a thread.
+Most patterns are plain names and need no regular expression. The others are refused if they could take much memory to
+compile. Compiling and matching them uses up one time limit; it runs in a thread, so nothing else could stop it.
 """
 
 import math
@@ -16,10 +16,10 @@ from motet.clock import Clock
 from motet.errors import AdapterIncompatible
 
 MATCHING_SECONDS = 1.0
-"""Of the checking thread's own time: a thousand times what the patterns that tools write take on a large model."""
+"""Processor time of the checking thread: a thousand times what patterns that tools write take on a large model."""
 
 MAX_PATTERN_CHARS = 1000
-"""Characters of one pattern, and how often it may repeat a part: a module's path is shorter."""
+"""The most characters of one pattern, and the most repetitions of a part of it: a module's path is shorter."""
 
 _BRACES = regex.compile(r"\{(?:\d{1,4},?\d{0,4})\}")
 _GROUPS = regex.compile(r"\(\?(?:[:!=]|<[!=])")
@@ -30,7 +30,7 @@ Test = Callable[[str], bool]
 
 
 class Matcher:
-    """Raises AdapterIncompatible, in the name of `file`, for a pattern that is no pattern, and once time is up."""
+    """Raises AdapterIncompatible, which names `file`, for a pattern that isn't valid, and when the time is over."""
 
     def __init__(self, file: str, *, seconds: float = MATCHING_SECONDS, clock: Clock = time.thread_time) -> None:
         self._file = file
@@ -53,7 +53,7 @@ class Matcher:
             return self._test(whole, whole)(module)
 
     def accept(self, pattern: str) -> str:
-        """The pattern, if it is one that can be compiled, in little memory. Raises ValueError otherwise."""
+        """The pattern, if it can be compiled with little memory. Raises ValueError otherwise."""
         if _PLAIN.fullmatch(pattern) is None:
             _look(pattern)
             with self._spending():
@@ -103,7 +103,7 @@ class Matcher:
 
 
 def _ends_with(key: str) -> Test:
-    """What `(.*\\.)?(key)$` means for a key whose only special character is the dot, which stands for any other."""
+    """Does what `(.*\\.)?(key)$` does, for a key whose only special character is the dot (any character)."""
 
     def ends(module: str) -> bool:
         start = len(module) - len(key)

@@ -1,8 +1,8 @@
-"""Do an adapter's products stay numbers? Weights that are all finite may multiply to infinity. Needs no torch.
+"""Checks that an adapter's products are finite: weights that are all finite may multiply to infinity. Needs no torch.
 
-The probe is the worst input of unit size: every number of it is 1 or -1, with the sign of the weight that it meets.
-Hidden states come out of a norm, so this is their size, and what holds for it holds whatever a prompt makes of it. Real
-adapters stay many orders of magnitude below the bounds.
+The check computes with the worst input of size 1: each of its numbers is 1 or -1, with the sign of its weight. Hidden
+states come out of a norm, so they have this size, and the result holds for every prompt. Real adapters stay many orders
+of magnitude below the limits.
 """
 
 import math
@@ -15,13 +15,13 @@ from motet_runner.adapters.layout import AdapterLayout, LoraLinear, Matrix
 from motet_runner.adapters.peft_config import WEIGHTS_NAME
 
 LARGEST = {"float32": 3.4e38, "bfloat16": 3.38e38, "float16": 65504.0}
-"""Of each type that an engine computes in."""
+"""The largest number of each type that an engine computes in."""
 
 _TYPES: dict[str, type[np.generic]] = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16}
 
 
 def check_products(layout: AdapterLayout, dtype: str) -> None:
-    """Raises AdapterIncompatible naming the first linear whose LoRA overflows in an engine of this `dtype`."""
+    """Raises AdapterIncompatible, with the name of the first linear whose LoRA overflows in an engine of `dtype`."""
     with np.errstate(over="ignore", invalid="ignore"):
         for linear in layout.linears:
             reached = _reach(layout, linear)
@@ -35,9 +35,10 @@ def check_products(layout: AdapterLayout, dtype: str) -> None:
 
 
 def _reach(layout: AdapterLayout, linear: LoraLinear) -> float:
-    """The largest number on the way to what the LoRA adds; infinite where that cannot be squared and summed.
+    """The largest number in the computation of what the LoRA adds; infinite if the sum of its squares is.
 
-    In float32: what is added is squared next, in float32 at least, by a norm or where queries meet keys.
+    The squares are computed in float32. A norm, or the product of queries and keys, does so next with what the LoRA
+    adds, in float32 at least.
     """
     a, b = _magnitudes(layout, linear.a), _magnitudes(layout, linear.b) * np.float32(abs(linear.scale))
     inner = a.sum(axis=1)
@@ -48,7 +49,7 @@ def _reach(layout: AdapterLayout, linear: LoraLinear) -> float:
 
 
 def _magnitudes(layout: AdapterLayout, matrix: Matrix) -> "npt.NDArray[np.float32]":
-    """Absolute values; what float32 cannot hold is infinite."""
+    """Absolute values. A value that float32 can't hold becomes infinite."""
     kind = _TYPES[matrix.dtype]
     values = np.fromfile(layout.file, kind, math.prod(matrix.shape), offset=matrix.start)
     if matrix.dtype == "BF16":  # the upper half of a float32

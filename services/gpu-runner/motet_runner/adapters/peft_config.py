@@ -1,7 +1,7 @@
-"""`adapter_config.json` as PEFT writes it: every field is honoured, known to be harmless, or refused by name.
+"""Reads `adapter_config.json` as PEFT writes it. Each field is used, known to be harmless, or refused by its name.
 
-Two files with the same tensors can mean different things (rsLoRA, patterns, PiSSA): only the config tells, so a field
-that is not understood is never passed over.
+Two adapters with the same tensors can mean different things (rsLoRA, patterns, PiSSA), and only the config says which.
+So an unknown field is never ignored.
 """
 
 import json
@@ -21,33 +21,33 @@ CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
 
 MAX_CONFIG_BYTES = 1 << 20
-"""Bytes. One that names each module of a large mixture of experts has a tenth of it."""
+"""The most bytes. A config that names each module of a large mixture of experts has a tenth of this."""
 
 MERGE = "Merge it into the base with PEFT's merge_and_unload() and serve the result as a model of its own"
 
 IGNORED = frozenset(
     {
-        "auto_mapping",  # provenance
+        "auto_mapping",  # these four say where the adapter comes from
         "base_model_name_or_path",
         "revision",
         "peft_version",
-        "task_type",  # looked at below
-        "inference_mode",  # training only from here on
+        "task_type",  # checked below
+        "inference_mode",  # these two matter only in training
         "lora_dropout",
-        "exclude_modules",  # selection at training time: the tensors tell what was selected
+        "exclude_modules",  # these three select modules for training: the tensors show which were selected
         "layers_to_transform",
         "layers_pattern",
-        "fan_in_fan_out",  # how a merge transposes; unmerged LoRA is the same
+        "fan_in_fan_out",  # how a merge transposes; it does not matter without a merge
         "megatron_config",
         "megatron_core",
         "loftq_config",  # only read when init_lora_weights says loftq, refused below
-        "eva_config",  # start values only
+        "eva_config",  # these two are about start values
         "lora_ga_config",
         "corda_config",  # only read when init_lora_weights says corda, refused below
         "runtime_config",
         "ensure_weight_tying",
         "qalora_group_size",  # only read with use_qalora
-        "velora_config",  # training memory only
+        "velora_config",  # only about memory in training
     }
 )
 SUPPORTED = frozenset(
@@ -69,7 +69,8 @@ REFUSED = {
     "monteclora_config": f"MonteCLoRA is not served. {MERGE}.",
 }
 CHANGES_THE_BASE = ("pissa", "olora", "corda", "loftq")
-"""Starts that move part of the base's weights into the adapter: it is only right on that changed base."""
+"""Start values that move a part of the base model's weights into the adapter: it is only right on a base model that is
+changed like that."""
 GENERATES = (None, "CAUSAL_LM")
 
 
@@ -92,12 +93,12 @@ class LoraConfig:
         return self.matcher.first(self.rank_pattern, module, self.r)
 
     def scale_of(self, module: str) -> float:
-        """alpha / r, or alpha / √r for rank-stabilised LoRA, with the module's own rank and alpha (PU-08)."""
+        """alpha / r, or alpha / √r for rank-stabilised LoRA, with the rank and alpha of this module (PU-08)."""
         alpha, rank = self.matcher.first(self.alpha_pattern, module, self.alpha), self.rank_of(module)
         return alpha / math.sqrt(rank) if self.rslora else alpha / rank
 
     def targets(self, module: str) -> bool:
-        """Whether the config names the module: a regular expression over the whole path, or a list of path endings."""
+        """Whether the config names the module, with a regular expression for the whole path or a list of path ends."""
         wanted = self.target_modules
         if wanted is None:
             return True
@@ -120,7 +121,7 @@ def read_config(folder: Path) -> LoraConfig:
 
 
 def parse_config(raw: Mapping[str, Any]) -> LoraConfig:
-    """The config, or AdapterIncompatible with the name of the field that stands in the way and what to do."""
+    """The config. Raises AdapterIncompatible, which names the field that cannot be served and says what to do."""
     if raw.get("peft_type") != "LORA":
         raise _refused("peft_type", raw.get("peft_type"), "Only LORA adapters are served.")
     for name, value in raw.items():

@@ -1,7 +1,8 @@
-"""The adapters this runner knows: where their bytes lie, what checking them found, and how far up they have come.
+"""The adapters that this runner knows: their files, what the check found, and their stage.
 
-An adapter stands here from its first EnsureAdapter (or from a request that finds it in the disk cache, checked against
-this base model) until it is dropped or, unused, has to make room. While it does, its folder is leased.
+An adapter is in the registry from its first EnsureAdapter on, or from a request that finds it in the disk cache with a
+certificate for this base model. It leaves when it is dropped, or evicted from the disk cache while no request uses it.
+As long as it is in the registry, its folder is locked.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ from motet_runner.sources.source_access import Sources
 log = structlog.get_logger(__name__)
 
 Check = Callable[[Path], Certification]
-"""What checks an adapter's folder against the base model. Raises AdapterIncompatible. Called in a thread."""
+"""Checks an adapter's folder against the base model. Raises AdapterIncompatible. Called in a thread."""
 
 
 @dataclass(slots=True)
@@ -39,12 +40,12 @@ class RegisteredAdapter:
     lease: FolderLock
     checked: Certification | None = None
     refs: dict[str, common_pb2.AdapterRef] = field(default_factory=dict)
-    """Who asked for it, by namespace/name."""
+    """The manifests that it was ordered for, by namespace/name."""
     on_device: bool = False
     wanted_until: float = 0.0
-    """A request for it has been announced."""
+    """A request for it was announced: it is not evicted before this time."""
     drop_when_idle: bool = False
-    """To be forgotten once no request uses it."""
+    """Forget it once no request uses it."""
 
     @property
     def certificate(self) -> scheduler_pb2.Certificate | None:
@@ -62,8 +63,8 @@ class RegisteredAdapter:
 
 
 class AdapterRegistry:
-    """`users_of` tells how many requests hold an adapter; `post` reaches the engine; `engine` is what `check` has of it
-    in what it finds."""
+    """`users_of` counts the requests that use an adapter; `post` sends a command to the engine; `engine` is what
+    `limits_of` says about the engine that `check` checks for."""
 
     def __init__(
         self,
@@ -101,7 +102,8 @@ class AdapterRegistry:
         return self._shelved.get(Digest(digest))
 
     def layout_of(self, digest: Digest) -> RegisteredAdapter | None:
-        """The adapter, ready for a request: checked, and the engine knows where it lies. None while it is not here."""
+        """The adapter, if it is checked. The engine is sent its layout unless it has loaded it. None while the adapter
+        isn't ready for requests."""
         one = self._shelved.get(digest) or self._adopt(digest)
         if one is None or one.checked is None:
             return None
@@ -112,7 +114,7 @@ class AdapterRegistry:
         return one
 
     async def wait_for(self, digest: Digest) -> None:
-        """Wait until `take` gives this adapter. Raises what went wrong with it."""
+        """Wait until `layout_of` returns this adapter. Raises the error of its fetch or check."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiting = self._arrivals.setdefault(digest, set())
         waiting.add(future)
@@ -124,9 +126,9 @@ class AdapterRegistry:
                 self._arrivals.pop(digest, None)
 
     def resident(self, entries: list[EngineAdapterReport]) -> list[common_pb2.ResidentAdapter]:
-        """Every adapter of the shelf with the highest tier that it has reached."""
+        """Every checked adapter of the registry, with the highest tier that it has reached."""
         in_engine = {entry.digest: entry for entry in entries}
-        lines = []
+        residents = []
         for one in self._shelved.values():
             if one.drop_when_idle or one.checked is None:
                 continue
@@ -134,7 +136,7 @@ class AdapterRegistry:
             tier = common_pb2.MEMORY_TIER_DISK
             if one.on_device or (entry is not None and entry.on_device):
                 tier = common_pb2.MEMORY_TIER_DEVICE
-            lines.append(
+            residents.append(
                 common_pb2.ResidentAdapter(
                     digest=one.digest,
                     tier=tier,
@@ -142,12 +144,12 @@ class AdapterRegistry:
                     live=self._users_of(one.digest),
                 )
             )
-        return lines
+        return residents
 
     # -------------------------------------------------------------------------------------------------------- orders
 
     async def ensure(self, order: scheduler_pb2.EnsureAdapter) -> RegisteredAdapter:
-        """Take an adapter to the stage asked for, as far as the service alone can; the device is the engine's."""
+        """Fetch and check an adapter, as the order says. If the order asks for more, the engine is told to load it."""
         started = time.monotonic()
         digest = Digest(order.expected_digest)
         try:
@@ -168,20 +170,20 @@ class AdapterRegistry:
         return one
 
     def expect(self, digest: Digest, seconds: float) -> None:
-        """A request for this adapter is on its way: bring it up, and keep it until the hint lapses."""
+        """A request for this adapter will come: start to load it, and keep it for `seconds`."""
         one = self.layout_of(digest)
         if one is not None:
             one.wanted_until = self._clock() + seconds
 
     def drop(self, digest: Digest) -> None:
-        """Forget an adapter, now or when its last request has gone. Its bytes stay until the cache needs the room."""
+        """Forget an adapter, now or when its last request ends. Its files stay until the disk cache needs the space."""
         one = self._shelved.get(digest)
         if one is not None:
             one.drop_when_idle = True
             self.request_ended(digest)
 
     def request_ended(self, digest: Digest) -> None:
-        """A request has gone: see whether its adapter was only kept for it."""
+        """A request has ended: forget its adapter if it was kept only for this request."""
         one = self._shelved.get(digest)
         if one is not None and one.drop_when_idle and not self._users_of(digest):
             self._forget(one)
@@ -208,7 +210,7 @@ class AdapterRegistry:
         if one is not None:
             one.on_device = False
             if one.checked is not None and not one.checked.layout.file_unchanged():
-                one.checked = None  # the next order looks at the bytes again
+                one.checked = None  # the next order checks the files again
         return one
 
     def close(self) -> None:
@@ -244,7 +246,7 @@ class AdapterRegistry:
                 raise
 
     def _check_once(self, one: RegisteredAdapter) -> Certification:
-        """What an earlier check has kept, or a new one."""
+        """What an earlier check has left, or else a new check."""
         checked = self._earlier_check(one.digest, one.folder)
         if checked is None:
             self._cache.verify(one.digest)
@@ -256,7 +258,7 @@ class AdapterRegistry:
         return checked
 
     def _earlier_check(self, digest: Digest, folder: Path) -> Certification | None:
-        """What an earlier check of these very bytes has left: by the same checks, for the same base and engine."""
+        """The result of an earlier check of these files, if the checks, base model and engine were the same."""
         try:
             text = self._cache.read_certificate(folder)
             checked = Certification.decode(text, folder) if text is not None else None
@@ -270,7 +272,7 @@ class AdapterRegistry:
         return checked if same and checked.layout.file_unchanged() else None
 
     def _adopt(self, digest: Digest) -> RegisteredAdapter | None:
-        """Take an adapter over that lies in the disk cache with a certificate for this base model."""
+        """Add an adapter that is in the disk cache with a certificate for this base model."""
         try:
             fetched = self._cache.find(digest)
             checked = self._earlier_check(digest, fetched.folder) if fetched is not None else None
@@ -292,7 +294,8 @@ class AdapterRegistry:
                 future.set_exception(error)
 
     async def _evict_from_disk(self, *, spare: Digest) -> None:
-        """Keep the disk cache within its bound: the longest unused goes first, what is in use never."""
+        """Keep the disk cache within its limit. The adapter that was not used for longest is removed first; adapters in
+        use are never removed."""
         cached = await asyncio.to_thread(self._cache.by_last_use)
         excess = len(cached) - self._capacity
         for digest in cached:
@@ -337,6 +340,6 @@ def wanted(order: scheduler_pb2.EnsureAdapter) -> FetchRequest:
         max_bytes=order.max_bytes,
         volume=order.volume,
         folder=order.folder,
-        # A revision is checked once; after that its digest is what the scheduler has seen its source give.
+        # A revision is checked once. After that the scheduler knows that its source has files of this digest.
         digest_verified=order.stage > common_pb2.ADAPTER_STAGE_CERTIFIED,
     )

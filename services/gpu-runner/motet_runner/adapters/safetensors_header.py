@@ -1,4 +1,4 @@
-"""The header of a safetensors file: names, shapes and types, read without torch and without touching the weights."""
+"""The header of a safetensors file: names, shapes and types. Reading it needs neither torch nor the weights."""
 
 import math
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from motet.errors import AdapterIncompatible
 from motet_runner.adapters.strict_json import parse
 
 MAX_HEADER_BYTES = 16 * 1024 * 1024
-"""Bytes: twice what names, shapes and places of 20,000 linears take. The format itself would allow 100 MB."""
+"""Twice the bytes that the names, shapes and offsets of 20,000 linears take. The format itself would allow 100 MB."""
 
 MAX_TYPE_CHARS = 16
 MAX_DIMENSIONS = 8
@@ -23,11 +23,11 @@ class TensorHeader:
     dtype: str
     bytes: int
     start: int = 0
-    """Of its bytes in the file."""
+    """Where its bytes begin in the file."""
 
 
 def read_header(path: Path) -> dict[str, TensorHeader]:
-    """Name → tensor. Raises AdapterIncompatible when the file is cut short or not safetensors at all."""
+    """Name → tensor. Raises AdapterIncompatible if the file is cut short or isn't a safetensors file."""
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -42,7 +42,7 @@ def read_header(path: Path) -> dict[str, TensorHeader]:
     tensors = {name: _tensor(path, entry, 8 + length) for name, entry in entries.items() if name != "__metadata__"}
     end = 8 + length
     for tensor in sorted(tensors.values(), key=lambda each: (each.start, each.bytes)):
-        if tensor.start != end:  # a hole, or the same bytes twice
+        if tensor.start != end:  # unused bytes, or bytes that two tensors share
             raise _broken(path)
         end += tensor.bytes
     if end != size:

@@ -1,8 +1,8 @@
-"""Where in the adapters' memory another one finds room, and who makes way for it. Pure numbers; no bytes.
+"""Decides which slot an adapter gets, and which other adapters are evicted or moved for it. It only computes numbers.
 
-The memory is so many rows of rank, and a place is a slot of a rank class: it begins at a multiple of the class' rank.
-Room is found where nobody is live or, if that is nowhere, by moving the small ones that are in the way of a large one.
-Small ranks fill from one end and large ones from the other, so that they seldom are.
+The memory for adapters is a number of rows of rank. A slot of a rank class begins at a multiple of the class's rank. An
+adapter gets a slot without live adapters. If no slot is without them, small live adapters are moved out of the slot
+that a large one gets. Small ranks fill the memory from one end and large ones from the other, so that this is rare.
 """
 
 from collections.abc import Sequence
@@ -20,13 +20,13 @@ SMALL = 1
 """The largest class that is placed from the low end."""
 
 MAX_ATTEMPTS = 8
-"""Places that are looked at for what could be moved out of them: those with the least in them."""
+"""How many slots are tried when adapters must be moved: those with the fewest live rows."""
 
 _Ages = npt.NDArray[np.int64]
 
 
 class DeviceAdapter(NamedTuple):
-    """An adapter on the device. `live`: it stays."""
+    """An adapter on the device. `live`: it may be moved, but not evicted."""
 
     digest: Digest
     place: AdapterSlot
@@ -34,18 +34,18 @@ class DeviceAdapter(NamedTuple):
 
 
 class SlotAllocation(NamedTuple):
-    """A place, once those `evicted` have gone and those `moved` have been carried to theirs."""
+    """A slot that is free once the adapters in `evicted` are evicted and those in `moved` are moved."""
 
     place: AdapterSlot
     evicted: tuple[Digest, ...] = ()
     moved: tuple[tuple[Digest, AdapterSlot, AdapterSlot], ...] = ()
-    """(who, from, to): no place on either side overlaps with another's."""
+    """(adapter, from, to): no two slots in `from` overlap, and no two slots in `to`."""
 
 
 def allocate_slot(group: int, rows: int, residents: Sequence[DeviceAdapter], *, evict: bool) -> SlotAllocation | None:
-    """Room for an adapter of a class among `residents`, the least recently used first.
+    """A slot of rank class `group` beside `residents`, which are ordered by last use, the oldest first.
 
-    Without `evict` only free rows are taken. Prefers free ones, then those used the longest ago.
+    Free rows are preferred, then rows whose adapter was not used for longest. Without `evict`, all rows must be free.
     """
     ages = np.full(rows, _FREE, dtype=np.int64)
     for age, resident in enumerate(residents):
@@ -57,7 +57,7 @@ def allocate_slot(group: int, rows: int, residents: Sequence[DeviceAdapter], *, 
 
 
 def _best(group: int, ages: _Ages) -> int | None:
-    """The slot whose youngest resident is the oldest; None where each has one that stays."""
+    """The slot whose adapters were all not used for longest. None if each slot has an adapter that must stay."""
     youngest = _by_slot(group, ages).max(axis=1, initial=_FREE)
     if group > SMALL:
         youngest = youngest[::-1]
@@ -84,7 +84,7 @@ def _by_moving(group: int, ages: _Ages, residents: Sequence[DeviceAdapter]) -> S
 def _moved(
     place: AdapterSlot, in_the_way: Sequence[DeviceAdapter], ages: _Ages
 ) -> tuple[tuple[Digest, AdapterSlot, AdapterSlot], ...] | None:
-    """Other places for all who are in the way, the large ones first; None when one finds none."""
+    """Other slots for all adapters that are in the way, the large ones first. None if there is no slot for one."""
     ages[_span(place)] = _KEPT
     moved = []
     for digest, old, _ in sorted(in_the_way, key=lambda resident: -resident.place[0]):

@@ -1,6 +1,7 @@
-"""Adapters on the device: bounded in number and memory, loaded a few tensors at a time so that nobody waits (PU-07).
+"""Adapters on the device: limited in number and memory, loaded a few tensors at a time so that no sequence waits
+(PU-07).
 
-One with live sequences is never evicted; of the others the least recently used goes first.
+An adapter with live sequences is never evicted. Of the others, the least recently used one is evicted first.
 """
 
 from collections import OrderedDict
@@ -18,16 +19,16 @@ from motet_runner.adapters.weight_reader import WeightReader
 from motet_runner.execute.lora import LoraLinears
 
 SLICE_BYTES = 4 * 1024 * 1024
-"""How much of an adapter is loaded between two iterations while others run: about a millisecond of copying."""
+"""Bytes of an adapter that are loaded between two iterations while sequences run: about a millisecond of copying."""
 
 
 @dataclass(slots=True)
 class SlotEntry:
-    """An adapter whose checked bytes lie where `layout` says."""
+    """An adapter whose checked bytes are where `layout` says."""
 
     layout: AdapterLayout
     place: AdapterSlot | None = None
-    """Once it is on the device."""
+    """Its slot. None: it is not on the device."""
 
     @property
     def group(self) -> int:
@@ -81,33 +82,33 @@ class SlotStore:
         return known is not None and known.place is not None
 
     def slot_of(self, digest: Digest) -> AdapterSlot:
-        """Where it lies; also marks it as used now."""
+        """The slot of an adapter on the device. This also marks the adapter as used now."""
         self._known.move_to_end(digest)
-        place_ = self._known[digest].place
-        assert place_ is not None, digest
-        return place_
+        slot = self._known[digest].place
+        assert slot is not None, digest
+        return slot
 
     def register(self, digest: Digest, layout: AdapterLayout) -> None:
-        """Its bytes are here. It is brought to the device while there is room, or when a sequence asks."""
+        """The adapter's bytes are on this machine. Load it if a slot is free or a sequence waits for it."""
         self._dropped.discard(digest)
         self._known.setdefault(digest, SlotEntry(layout)).layout = layout
         if self._live(digest) or self._in_use < self._slots:
             self.request_load(digest)
 
     def request_load(self, digest: Digest) -> None:
-        """A sequence waits for it. All who wait share one load."""
+        """A sequence waits for the adapter. All sequences that wait share one load."""
         if digest in self._known and not self.on_device(digest) and not self._is_loading(digest):
             self._wanted[digest] = None
 
     def drop(self, digest: Digest) -> None:
-        """Forget it once nobody uses it: a parked sequence will, and could not load it again."""
+        """Forget the adapter once no sequence uses it. Parked sequences count: they could not load it again."""
         if digest in self._known:
             self._dropped.add(digest)
             self._forget_dropped()
 
     @property
     def busy(self) -> bool:
-        """Whether `advance` could do or say something now."""
+        """Whether `advance` could do or report something now."""
         return (
             self._loading is not None
             or bool(self._progress.evicted)
@@ -116,7 +117,7 @@ class SlotStore:
         )
 
     def advance(self, *, hurry: bool) -> SlotChanges:
-        """A slice of the load in flight; all of it when there is nobody to keep waiting (`hurry`)."""
+        """Load the next slice of an adapter; with `hurry`, when no sequence has to wait meanwhile, load all of it."""
         self._forget_dropped()
         if self._loading is None:
             self._begin()
@@ -147,7 +148,7 @@ class SlotStore:
         return RANKS[self._known[digest].group] > self._linears.rows
 
     def _allocate(self, digest: Digest) -> SlotAllocation | None:
-        """Where it could go now. Only one that a sequence waits for makes others go."""
+        """The slot that the adapter could get now. Others are evicted only for an adapter that a sequence waits for."""
         waiting = self._live(digest) > 0
         full = self._in_use >= self._slots
         idle = [one for one, known in self._known.items() if known.place is not None and not self._live(one)]
@@ -158,13 +159,13 @@ class SlotStore:
             for one, known in self._known.items()
             if known.place is not None
         ]
-        room = allocate_slot(self._known[digest].group, self._linears.rows, residents, evict=waiting)
-        if room is not None and full and not room.evicted:
-            return room._replace(evicted=(idle[0],))
-        return room
+        allocation = allocate_slot(self._known[digest].group, self._linears.rows, residents, evict=waiting)
+        if allocation is not None and full and not allocation.evicted:
+            return allocation._replace(evicted=(idle[0],))
+        return allocation
 
     def _begin(self) -> None:
-        no_room: set[tuple[int, bool]] = set()  # many may wait for the same
+        without_slot: set[tuple[int, bool]] = set()  # (rank class, evicts): many adapters may wait for the same slots
         for digest in list(self._wanted):
             if self._too_large(digest):
                 rank, largest = self._known[digest].layout.rank, self._linears.rows
@@ -178,29 +179,30 @@ class SlotStore:
                 )
                 continue
             kind = self._known[digest].group, self._live(digest) > 0
-            room = None if kind in no_room else self._allocate(digest)
-            if room is None:
-                no_room.add(kind)
-                if not self._live(digest):  # nobody waits: it was to be loaded while there is room
+            allocation = None if kind in without_slot else self._allocate(digest)
+            if allocation is None:
+                without_slot.add(kind)
+                if not self._live(digest):  # no sequence waits: it is loaded only into a free slot
                     del self._wanted[digest]
                 continue
             del self._wanted[digest]
-            self._make(room)
+            self._make(allocation)
             layout = self._known[digest].layout
-            self._loading = Loading(digest, room.place, self._slices(layout, room.place), self._clock())
+            self._loading = Loading(digest, allocation.place, self._slices(layout, allocation.place), self._clock())
             return
 
-    def _make(self, room: SlotAllocation) -> None:
-        for digest in room.evicted:
+    def _make(self, allocation: SlotAllocation) -> None:
+        for digest in allocation.evicted:
             self._known[digest].place = None
             self._progress.evicted.append(digest)
-        for digest, old, new in room.moved:
+        for digest, old, new in allocation.moved:
             with torch.inference_mode():
                 self._linears.move(old, new)
             self._known[digest].place = new
 
     def _slices(self, layout: AdapterLayout, place: AdapterSlot) -> Iterator[int]:
-        """Writes the adapter's matrices, yielding the bytes of each slice; clears the projections it leaves alone."""
+        """Write the adapter's matrices, and yield the bytes of each slice. Projections that it does not change are
+        cleared."""
         linears = {linear.module: linear for linear in layout.linears}
         strange = next((module for module in linears if module not in self._linears.weights), None)
         if strange is not None:
@@ -222,7 +224,7 @@ class SlotStore:
 
     @staticmethod
     def _load_some(loading: Loading, *, everything: bool) -> bool:
-        """The next slice, or all that are left; True when none is."""
+        """Load the next slice, or all that are left. True if none is left."""
         for size in loading.slices:
             loading.bytes += size
             if not everything:
@@ -238,7 +240,7 @@ class SlotStore:
     def _fail(self, digest: Digest, error: Exception) -> None:
         if self._is_loading(digest):
             self._loading = None
-        self._wanted.pop(digest, None)  # but still known: who comes back from parking asks, and is told, too
+        self._wanted.pop(digest, None)  # still known: a sequence that resumes asks again, and learns the error, too
         self._progress.failed.append((digest, _named(error)))
 
     def _forget_dropped(self) -> None:
@@ -256,7 +258,7 @@ def _named(error: Exception) -> MotetError:
     if isinstance(error, MotetError):
         return error
     first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    # PyTorch has an error of its own for a device without memory, and for a host only this word.
+    # PyTorch has a class for errors of device memory. For host memory, only this word in the message tells.
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocat" in first_line:
         return Overloaded(
             "This runner had no memory left while the adapter was loaded. If it lasts, lower the pool's "

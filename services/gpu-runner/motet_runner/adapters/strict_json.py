@@ -1,7 +1,7 @@
-"""JSON that strangers have written: no key twice, no numbers that are none, and no more of it than makes sense.
+"""Parses JSON from tenants: each key once, only finite numbers, and a limited number and depth of values.
 
-It is parsed in a thread that nothing can stop, and which keeps the interpreter to itself for long stretches: so what it
-may cost is bounded before it begins.
+Nothing can stop the thread that parses, and it keeps Python's lock for long times. So the size is limited before
+parsing begins.
 """
 
 import json
@@ -10,17 +10,17 @@ from typing import Any, NoReturn
 from motet.errors import AdapterIncompatible
 
 MAX_JSON_VALUES = 500_000
-"""Commas and opening brackets: a tenth of a second, and less than 100 MiB. The header of an adapter of 20,000 linears,
-such as all of a mixture of experts, has 400,000."""
+"""The most commas and opening brackets: parsing these takes a tenth of a second and less than 100 MiB. The header of an
+adapter with 20,000 linears, such as all those of a mixture of experts, has 400,000."""
 
 DEEPEST = 32
-"""Levels of objects and lists. What PEFT and safetensors write has four."""
+"""The most levels of objects and lists. PEFT and safetensors write four."""
 
 REASON = "FormatRejected"
 
 
 def parse(raw: bytes, name: str) -> Any:
-    """Raises AdapterIncompatible with what is wrong in the file of this name."""
+    """The parsed value. Raises AdapterIncompatible, which says what is wrong in the file `name`."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)

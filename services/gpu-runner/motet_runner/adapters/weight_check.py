@@ -1,4 +1,4 @@
-"""Do an adapter's weights act at all, and are they numbers? Reads the bytes with numpy; needs no torch."""
+"""Checks that an adapter's weights are finite and change something. It reads them with numpy and needs no torch."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,8 +10,8 @@ from motet.errors import AdapterIncompatible
 from motet_runner.adapters.file_check import LoraTensor, map_tensors, read_weights
 from motet_runner.adapters.peft_config import WEIGHTS_NAME
 
-# Of each float type: an integer of its width, the bits of its exponent (all set: infinite or not a number), and all
-# bits but the sign's (none set: zero). bfloat16 has no numpy type of its own, and needs none here.
+# For each float type: an integer type of its width, the bits of its exponent (all set: infinite or not a number), and
+# all bits but the sign (none set: zero). numpy has no bfloat16; the bits are enough here.
 _BITS: dict[str, tuple[type[np.unsignedinteger], int, int]] = {
     "F64": (np.uint64, 0x7FF0000000000000, 0x7FFFFFFFFFFFFFFF),
     "F32": (np.uint32, 0x7F800000, 0x7FFFFFFF),

@@ -1,4 +1,4 @@
-"""The bytes of a checked adapter as tensors, straight from where its layout says they are."""
+"""Reads the matrices of a checked adapter as tensors, from where its layout says they are."""
 
 import os
 
@@ -11,10 +11,10 @@ TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16
 
 
 class WeightReader:
-    """A context: the file is open in it. Raises AdapterFetchFailed when it is not the file that was checked.
+    """A context manager that holds the file open. Raises AdapterFetchFailed if it isn't the file that was checked.
 
-    It is looked at again at the end, since iterations pass between two reads. It is read, not mapped: a file that
-    shrinks under a mapping would end the process.
+    It checks again at the end, because iterations run between two reads. It reads the file and does not map it: if a
+    mapped file became shorter, the process would be killed.
     """
 
     def __init__(self, layout: AdapterLayout) -> None:
