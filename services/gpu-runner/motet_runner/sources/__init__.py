@@ -1,5 +1,5 @@
-"""Where bytes come from: folders and volumes, a hub, the web. Remote ones are fetched by a child process of their own.
+"""Sources of adapters and base models: folders, volumes, hubs and the web. A fetch process reads each remote source.
 
-The child alone sees credentials: it gets the name of a Secret, reads it, uses it and ends. The service
-hears of bytes and of failures, and takes in what lies in the folder afterwards.
+Only the fetch process sees credentials: it gets the name of a Secret, reads it, uses it and ends. The service is told
+how many bytes have come, or why the fetch failed, and then takes the files from the folder.
 """

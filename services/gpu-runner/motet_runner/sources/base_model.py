@@ -1,4 +1,4 @@
-"""The base model, in a folder of this machine before the engine starts: where it lies, or fetched first."""
+"""Finds the base model's folder before the engine starts. A model from a remote source is fetched first."""
 
 import asyncio
 import random
@@ -21,16 +21,17 @@ from motet_runner.supported_models import read_supported_config
 log = structlog.get_logger(__name__)
 
 COMPLETE = ".complete.json"
-"""In the folder of a model that has come whole."""
+"""This file is in the folder of a model that was fetched completely."""
 
 ATTEMPTS = 5
-"""Fetches that break off without a new byte, until the runner gives up. Its next life goes on where this one ended."""
+"""How many fetches in a row may break off without a new byte. Then the runner ends; when it is started again, it
+continues the fetch."""
 
 LOG_SECONDS = 10.0
 
 
 async def model_folder(settings: Settings, sources: Sources, root: Path) -> Path:
-    """Raises SetupError that says what is wrong with the source, and ends the runner."""
+    """The base model's folder. Raises an error that says what is wrong with the source, and that ends the runner."""
     if not settings.model_uri:
         raise SetupError(
             "MOTET_RUNNER_MODEL_URI is not set: give the base model as file:///folder, hf://org/name or "
@@ -100,8 +101,8 @@ class _FetchLog:
 
 
 def mark_unverified(folder: Path) -> None:
-    """It was not what the pool asks for: its next fetch looks whether the source has something else by now."""
-    with suppress(OSError):  # a folder of somebody else's has none
+    """The model is not the one that the pool asks for: the next fetch looks whether the source has changed."""
+    with suppress(OSError):  # a folder that this runner has not fetched has no such file
         (folder / COMPLETE).unlink()
 
 

@@ -1,12 +1,13 @@
-"""How a fetch fails: each with the reason of its condition, and with when looking again makes sense."""
+"""The errors of a fetch. Each has the reason for the adapter's condition, and the time until the next attempt."""
 
 from motet.errors import AdapterFetchFailed
 
 RETRY_SOON_SECONDS = 5.0
-"""Seconds: something passing, such as a cut connection or a full disk. Doubles each time, up to LATER."""
+"""For errors that may pass by themselves, such as a broken connection or a full disk. The time doubles with each
+failure, up to RETRY_LATER_SECONDS."""
 
 RETRY_LATER_SECONDS = 300.0
-"""Seconds: what somebody must put right at the other end: a missing file, a Secret, a right."""
+"""For errors that a person must correct at the source: a missing file, a wrong Secret, a missing permission."""
 
 
 def temporary(message: str, *, after: float = 0.0) -> AdapterFetchFailed:
@@ -22,7 +23,7 @@ def credentials(message: str) -> AdapterFetchFailed:
 
 
 def forbidden(message: str) -> AdapterFetchFailed:
-    """What the platform does not let a tenant reach: nothing changes by asking again."""
+    """For what the platform does not allow a tenant to read. Another attempt would not help."""
     return AdapterFetchFailed(message)
 
 

@@ -1,4 +1,4 @@
-"""What a fetching child is told, and what it says: lines of JSON. No secret is in either."""
+"""The order for a fetch process, as one line of JSON. It contains no secret."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -8,16 +8,16 @@ import orjson
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkAccess:
-    """How a child may reach the world."""
+    """How a fetch process may use the network."""
 
     hub_endpoint: str = "https://huggingface.co"
     allowed_hosts: tuple[str, ...] = ()
     ca_file: str = ""
     proxy: str = ""
     proxy_guards: bool = False
-    """The proxy is given names and decides where they may lead."""
+    """The proxy gets names, and decides which addresses are allowed."""
     manifests: str = ""
-    """The folder of manifests whose Secrets are used; empty: the API server's."""
+    """The folder of manifests whose Secrets are used. Empty: the API server's Secrets are used."""
 
     api_server: str = ""
     service_account: str = ""
@@ -29,7 +29,7 @@ class FetchOrder:
     what: Literal["adapter", "model"]
     uri: str
     into: str
-    """The folder for the files. What an earlier child has left there is gone on with."""
+    """The folder for the files. The fetch continues with what an earlier fetch process has left there."""
 
     revision: str = ""
     credentials: str = ""
@@ -38,7 +38,7 @@ class FetchOrder:
     max_bytes: int
     stall_seconds: float
     slowest: int
-    """Bytes a second, on average over the whole fetch."""
+    """The least bytes per second, on average over the whole fetch."""
 
     parallel: int = 1
     parent: int = 0
@@ -53,6 +53,6 @@ class FetchOrder:
 
     @classmethod
     def decode(cls, line: bytes) -> "FetchOrder":
-        said: dict[str, Any] = orjson.loads(line)
-        access = said.pop("access")
-        return cls(access=NetworkAccess(**access | {"allowed_hosts": tuple(access["allowed_hosts"])}), **said)
+        fields: dict[str, Any] = orjson.loads(line)
+        access = fields.pop("access")
+        return cls(access=NetworkAccess(**access | {"allowed_hosts": tuple(access["allowed_hosts"])}), **fields)

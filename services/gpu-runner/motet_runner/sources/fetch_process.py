@@ -1,7 +1,7 @@
-"""`python -m motet_runner.sources.fetch_process`: one fetch. It reads an order, speaks in lines of JSON, and ends.
+"""`python -m motet_runner.sources.fetch_process`: one fetch. It reads an order, writes lines of JSON, and ends.
 
-It alone holds the Secret, and for as long as the fetch takes. It leaves no core, lets nobody look into its memory, and
-dies with the service.
+Only this process has the Secret, and only during the fetch. It leaves no core file, other processes of its user can't
+read its memory, and it dies with the service.
 """
 
 import ctypes
@@ -40,10 +40,10 @@ from motet_runner.sources.secret import NO_CREDENTIALS, SourceCredentials, read_
 from motet_runner.sources.uri import HubUri, WebUri, parse
 
 MIN_BYTES_PER_SECOND = 1024
-"""Bytes a second. A source that gives less over the whole patience is as good as dead."""
+"""A source that gives fewer bytes per second during `stall_seconds` counts as stalled."""
 
 WORKING_FILES = 1 << 20
-"""Bytes of entity tags and of the hub's library's own notes beside the files."""
+"""The most bytes of entity tags and of the files that the hub's library keeps for itself."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
@@ -54,7 +54,7 @@ class FileSource(Protocol):
 
 
 def say(**words: Any) -> None:
-    # One write, so that the threads' lines never mix.
+    # One write, so that the lines of two threads never mix.
     os.write(1, orjson.dumps(words) + b"\n")
 
 
@@ -64,7 +64,7 @@ def exit_with_parent(parent: int) -> None:
     libc.prctl(_PR_SET_DUMPABLE, 0)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if parent and os.getppid() != parent:
-        sys.exit(1)  # it died before we could ask
+        sys.exit(1)  # the service died before that call
 
 
 def carry_out(order: FetchOrder, secret: SourceCredentials) -> None:
@@ -80,7 +80,7 @@ def carry_out(order: FetchOrder, secret: SourceCredentials) -> None:
         TransferWatch(order).start()
         _fetch_all(order, WebFolder(source.url, browser, secret.header, pause=order.stall_seconds / 60), into, None)
     elif isinstance(source, HubUri):
-        # Read when the library is imported: no other way in than through our client, nothing of its own on this disk.
+        # The library reads these when it is imported: it may use only our client, and only the order's folder.
         os.environ |= {
             "HF_HUB_DISABLE_XET": "1",
             "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -130,11 +130,11 @@ def _fetch_all(order: FetchOrder, source: FileSource, into: Path, sizes: dict[st
 def _fetch_those_there(source: FileSource, wanted: Iterable[WantedFile], into: Path) -> None:
     for file in wanted:
         if not source.fetch(file, into):
-            (into / file.name).unlink(missing_ok=True)  # of an earlier attempt, at another state of the source
+            (into / file.name).unlink(missing_ok=True)  # an earlier fetch brought it, from another state of the source
 
 
 class TransferWatch(threading.Thread):
-    """Tells how many bytes have come, and ends a fetch that drips, or that brings more than it may."""
+    """Reports how many bytes have come. Ends a fetch that is too slow, or that brings more bytes than allowed."""
 
     def __init__(self, order: FetchOrder) -> None:
         super().__init__(name="watch", daemon=True)
@@ -144,7 +144,7 @@ class TransferWatch(threading.Thread):
         self._patience = order.stall_seconds
         self._uri = order.uri
         self.checked = 0
-        """Bytes read again to see that they are right: progress too, though nothing grows."""
+        """Bytes that were read again to compare their digest. That is progress, too, although no file grows."""
 
     def check(self, count: int) -> None:
         self.checked += count
@@ -184,7 +184,7 @@ def _size_of(folder: Path) -> int:
 
 
 def _allowed(order: FetchOrder) -> list[str]:
-    """The platform's list, and the hub that the platform itself has named."""
+    """The hosts that the platform allows, and the hub that the platform has named."""
     return [*order.access.allowed_hosts, *(_hosts(order.access.hub_endpoint) if order.uri.startswith("hf://") else ())]
 
 
@@ -216,12 +216,12 @@ def main() -> None:
         else:
             tell(temporary(f"{order.uri} cannot be fetched: {error.strerror or type(error).__name__}."), secret)
     except Exception as error:
-        # Its text may hold anything, a password too.
+        # The text of an unknown error may contain anything, also a password.
         tell(temporary(f"{order.uri} cannot be fetched: {type(error).__name__}."), secret)
     else:
         say(bytes=_size_of(Path(order.into)), done=True)
     sys.stdout.flush()
-    os._exit(0)  # downloads that are still under way beside a failed one are not waited for
+    os._exit(0)  # do not wait for other downloads after one has failed
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Which files are taken from a source, and none beside them: no code, no pickles, no optimizer states."""
+"""Which files are taken from a source. All others stay there, such as code, pickles and optimizer states."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -16,19 +16,19 @@ INDEX = "model.safetensors.index.json"
 ONE_SHARD = "model.safetensors"
 
 SMALL = 1 << 20
-"""Bytes of an adapter's configuration at most."""
+"""The most bytes of an adapter's configuration."""
 
 TEXT = 16 << 20
-"""Bytes of an adapter's own template or list of tokens at most: ten times what the largest models come with."""
+"""The most bytes of an adapter's own template or list of tokens: ten times those of the largest models."""
 
 TOKENIZER = 64 << 20
-"""Bytes of an adapter's own tokenizer.json at most: twice what the largest models come with."""
+"""The most bytes of an adapter's own tokenizer.json: twice those of the largest models."""
 
 MEDIUM = 256 << 20
-"""Bytes of a model's tokenizer at most."""
+"""The most bytes of a model's tokenizer."""
 
 MAX_INDEX_BYTES = 32 << 20
-"""Bytes of a model's index, which is parsed as a whole: it names a quarter of a million tensors."""
+"""The most bytes of a model's index, which is parsed as a whole: enough to name a quarter of a million tensors."""
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
@@ -39,13 +39,13 @@ _SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,120}\.safetensors")
 class WantedFile:
     name: str
     limit: int
-    """Bytes."""
+    """The most bytes that are fetched."""
 
     required: bool = True
 
 
 def of_adapter(max_bytes: int) -> list[WantedFile]:
-    """First what it must have: after that it is known that the source is open to us."""
+    """The required files come first. Once they are fetched, it is known that the source can be read."""
     optional = [
         WantedFile(name, TOKENIZER if name == "tokenizer.json" else TEXT, required=False)
         for name in ADAPTER_OPTIONAL_FILES
@@ -54,18 +54,18 @@ def of_adapter(max_bytes: int) -> list[WantedFile]:
 
 
 def most_of_adapter(max_bytes: int) -> int:
-    """Bytes of all its files together."""
+    """The most bytes of all files of an adapter together."""
     return sum(file.limit for file in of_adapter(max_bytes))
 
 
 def of_model() -> list[WantedFile]:
-    """All but the weights: those depend on whether there is an index."""
+    """All files but the weights: which weight files there are depends on the index."""
     others = [WantedFile(name, MEDIUM, required=False) for name in ASSET_FILES if name != MODEL_CONFIG]
     return [WantedFile(MODEL_CONFIG, SMALL), WantedFile(INDEX, MAX_INDEX_BYTES, required=False), *others]
 
 
 def shards(index: bytes | None, max_bytes: int) -> list[WantedFile]:
-    """The weight files that an index names, or the one there is without."""
+    """The weight files that an index names. Without an index, a model has one weight file."""
     if index is None:
         return [WantedFile(ONE_SHARD, max_bytes)]
     try:
@@ -79,7 +79,8 @@ def shards(index: bytes | None, max_bytes: int) -> list[WantedFile]:
 
 
 def check_listing(sizes: Mapping[str, int | None], wanted: Iterable[WantedFile], max_bytes: int, source: str) -> None:
-    """What a listing tells before a byte is moved: all is there and nothing is too large."""
+    """Check a listing before any file is fetched. Raises AdapterFetchFailed if a required file is missing, or if files
+    are too large."""
     total = 0
     for file in wanted:
         if file.name not in sizes:

@@ -1,4 +1,4 @@
-"""Adapters in folders: of this machine, or of a volume that tenants write to, where no link may lead out."""
+"""Adapters in folders of this machine, or of a volume that tenants write to. No link may lead out of a volume."""
 
 import errno
 import os
@@ -13,13 +13,13 @@ from motet_runner.sources.fetch_errors import forbidden, missing, too_large
 from motet_runner.sources.file_selection import CONFIG, PICKLES, not_there, of_adapter
 
 LOOKED_AT = 1000
-"""Files of a folder that lacks one, for a hint."""
+"""How many entries of a folder are read to find a hint, if a required file is missing."""
 
 Signature = tuple["FileStat", ...]
 
 
 class FileStat(NamedTuple):
-    """A file from outside."""
+    """What is known about a file without reading it."""
 
     name: str
     size: int
@@ -30,12 +30,12 @@ class FileStat(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class VolumeBounds:
-    """Where folders may lie: below a volume of `volumes`, each by itself. None: anywhere on this machine."""
+    """Where folders may be: in `volumes`, each subfolder of which is one volume. None: anywhere on this machine."""
 
     volumes: Path | None = None
 
     def of(self, path: Path, volume: Path | None = None, folder: str = "") -> "FolderBounds | None":
-        """What holds for a path: it lies on a volume, and there in this folder, if one is named."""
+        """The bounds for a path: its volume, or this folder of it. Raises AdapterFetchFailed if it is outside."""
         if self.volumes is None and volume is None:
             return None
         for outer in (self.volumes, volume):
@@ -57,11 +57,11 @@ class VolumeBounds:
 
 @dataclass(frozen=True, slots=True)
 class FolderBounds:
-    """What a folder may not lead out of."""
+    """The folder that links must not lead out of."""
 
     root: Path
-    """As it really is up to the volume, which the platform has put there. Below that as it is named: tenants write
-    there, and whoever makes a link of it must not move the bounds."""
+    """Links are resolved up to the volume, which the platform has mounted, and not below it: tenants write there, and
+    a link must not change the bounds."""
 
     name: str
 
@@ -76,11 +76,12 @@ class AdapterFolder:
     bounds: FolderBounds | None = None
 
     def open(self, name: str) -> int:
-        """A file of it, for reading, as a descriptor. What was opened is what is looked at: no link can be swapped."""
+        """Open a file of the folder for reading. The check is made on the open file, so no link can be changed between
+        the check and the use."""
         try:
             file = os.open(self.path / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         except FileNotFoundError:
-            self._check(self.path / name, (self.path / name).resolve())  # whether there is anything outside is not told
+            self._check(self.path / name, (self.path / name).resolve())  # so that no error tells what exists outside
             raise
         try:
             self._check(self.path / name, Path(f"/proc/self/fd/{file}").readlink())
@@ -96,8 +97,8 @@ class AdapterFolder:
             self.bounds.check(what, real)
 
     def stat_files(self, max_bytes: int) -> Signature:
-        """What its files look like from outside; raises AdapterFetchFailed if they cannot be an adapter."""
-        self._check(self.path, self.path.resolve())  # whether there is anything or not
+        """Size, times and inode of each file. Raises AdapterFetchFailed if the files cannot be those of an adapter."""
+        self._check(self.path, self.path.resolve())  # first, so that no error tells what exists outside
         if not self.path.is_dir():
             raise missing(f"there is no folder {self.path}.")
         entries = []
@@ -135,7 +136,7 @@ class AdapterFolder:
 
 
 def adapter_folder(path: Path, bounds: FolderBounds | None, revision: str = "") -> AdapterFolder:
-    """The folder with the files: the one named, or the snapshot inside a hub's own layout (models--org--name)."""
+    """The folder with the files: `path`, or the snapshot in it if it is a hub's cache folder (models--org--name)."""
     if bounds is not None:
         bounds.check(path, path.resolve())
     if (path / CONFIG).exists():
@@ -144,7 +145,7 @@ def adapter_folder(path: Path, bounds: FolderBounds | None, revision: str = "") 
 
 
 def snapshot_in(path: Path, revision: str, bounds: FolderBounds | None = None) -> Path | None:
-    """Where a hub's own layout has a revision; None for a folder of another kind."""
+    """The snapshot of a revision in a hub's cache folder. None if `path` is no such folder."""
     snapshots = path / "snapshots"
     if not snapshots.is_dir():
         return None

@@ -1,4 +1,4 @@
-"""Files of a repository on a hub, or on a mirror that speaks like one, by the hub's own library."""
+"""Fetches the files of a repository on a hub, or on a mirror with the same API, with the hub's own library."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -16,11 +16,12 @@ from motet_runner.sources.uri import HubUri
 from motet_runner.sources.web import explain, refused
 
 MAX_ANSWER_BYTES = 16 << 20
-"""Bytes of what is held in memory: a listing (of 50,000 files) or an error. Files go to the disk as they come."""
+"""The most bytes of an answer that is held in memory: a listing (of 50,000 files) or an error. Files are written to
+disk as they come."""
 
 
 class HubRepository:
-    """One commit of a repository: a branch that moves meanwhile mixes nothing."""
+    """One commit of a repository, so that no files of two commits are mixed when a branch changes meanwhile."""
 
     def __init__(
         self,
@@ -97,7 +98,7 @@ class HubRepository:
             raise missing(f"there is no repository {self.name} at {self._endpoint}.") from None
         except errors.RevisionNotFoundError:
             raise missing(f"{self.name} has no revision {self._source.revision}.") from None
-        except errors.LocalEntryNotFoundError as error:  # its head could not be asked for
+        except errors.LocalEntryNotFoundError as error:  # the request for the file's headers failed
             why = (
                 explain(error.__cause__) if isinstance(error.__cause__, httpx2.HTTPError) else "the hub does not answer"
             )
@@ -130,7 +131,7 @@ class HubRepository:
 
 
 def _bound(response: httpx2.Response) -> None:
-    """Called once the headers are here, before anything reads the body."""
+    """Called once the headers have come, before anything reads the body."""
     if response.headers.get("content-encoding", "identity") != "identity":
         raise forbidden("the hub answers compressed although that was not asked for.")
     in_memory = response.status_code >= 400 or "/api/models/" in response.request.url.path

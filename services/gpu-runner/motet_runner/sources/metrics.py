@@ -1,4 +1,4 @@
-"""What fetching counts."""
+"""The metrics of fetches."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 

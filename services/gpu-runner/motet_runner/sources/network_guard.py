@@ -1,8 +1,8 @@
-"""No connection to where a tenant has no business: loopback, the cluster's own network, a cloud's metadata service.
+"""Refuses connections to addresses that a tenant must not reach: loopback, the cluster's network, cloud metadata.
 
-It sits where sockets connect, so it sees the very address that is connected to, after every redirect and whatever a
-name resolved to a moment ago. It cannot be taken off again: it belongs into a process that does nothing else. Where a
-proxy connects instead (`proxy.py`), it is asked about the address that the proxy is given.
+The guard checks each connection of a socket, so it sees the address that is really used, after every redirect and every
+change of DNS. It can't be removed, so only a process that does nothing else may install it. If a proxy makes the
+connections (`proxy.py`), the guard checks the address that the proxy is given.
 """
 
 import ipaddress
@@ -21,8 +21,8 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _NOT_PUBLIC = tuple(
     ipaddress.ip_network(network)
     for network in (
-        "168.63.129.16/32",  # globally routed by its number, and yet a cloud's own service to its machines
-        "192.0.0.0/24",  # a cloud's metadata lies in it; what Python takes for global differs by its version
+        "168.63.129.16/32",  # a public address, but a cloud's internal service for its machines
+        "192.0.0.0/24",  # contains a cloud's metadata service; Python versions differ in what is global
         "192.88.99.0/24",
         "64:ff9b:1::/48",
         "100::/64",
@@ -35,7 +35,7 @@ _NOT_PUBLIC = tuple(
 
 
 class NetworkGuard:
-    """`allowed` are networks (10.1.0.0/16, 10.1.2.3) and names of hosts, which platform people trust."""
+    """`allowed`: networks (10.1.0.0/16, 10.1.2.3) and names of hosts that the platform trusts."""
 
     def __init__(self, allowed: Sequence[str]) -> None:
         self._networks: list[Network] = []
@@ -50,7 +50,7 @@ class NetworkGuard:
         sys.addaudithook(self._hook)
 
     def check(self, family: int, address: Any) -> None:
-        """Raises AdapterFetchFailed for an address that may not be connected to."""
+        """Raises AdapterFetchFailed for an address that the tenant must not reach."""
         if family not in (socket.AF_INET, socket.AF_INET6):
             raise forbidden("the source leads to a socket of this machine, which is not allowed.")
         found = ipaddress.ip_address(str(address[0]).partition("%")[0])
@@ -61,7 +61,7 @@ class NetworkGuard:
         raise _refused(found)
 
     def resolve(self, host: str) -> list[str]:
-        """The addresses that a name leads to. Raises AdapterFetchFailed when any of them may not be connected to."""
+        """The addresses of a name. Raises AdapterFetchFailed if one of them must not be reached."""
         try:
             found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError):
@@ -85,7 +85,7 @@ def is_public(address: Address) -> bool:
 
 
 def _plain(address: Address) -> Address:
-    """The IPv4 address that an IPv6 one may carry inside it."""
+    """The IPv4 address that an IPv6 address contains, if it does; else the address itself."""
     if isinstance(address, ipaddress.IPv4Address):
         return address
     inside = address.ipv4_mapped or address.sixtofour

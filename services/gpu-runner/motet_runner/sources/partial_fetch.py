@@ -1,4 +1,4 @@
-"""Where a fetch goes on: one folder for what is asked for, locked by the process that fetches into it."""
+"""Folders in which an interrupted fetch continues: one for each set of files, locked by the process that fetches."""
 
 import asyncio
 import fcntl
@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 KEPT_SECONDS = 24 * 3600
-"""So long a fetch that broke off may be gone on with."""
+"""How long an interrupted fetch may be continued."""
 
 LOOK_AGAIN = 0.1
 
@@ -22,7 +22,7 @@ def key_of(*words: str) -> str:
 
 @asynccontextmanager
 async def locked(folder: Path) -> AsyncIterator[Path]:
-    """The folder, made if need be, for one fetch alone, whichever runner of this machine it belongs to."""
+    """The folder, for one fetch at a time among all runners of this machine. It is made if it does not exist."""
     while True:
         folder.mkdir(parents=True, exist_ok=True)
         file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -32,13 +32,16 @@ async def locked(folder: Path) -> AsyncIterator[Path]:
                 return
         finally:
             os.close(file)
-        await asyncio.sleep(LOOK_AGAIN)  # not a blocking lock: that could not be cancelled
+        await asyncio.sleep(LOOK_AGAIN)  # a blocking lock could not be cancelled
 
 
 @asynccontextmanager
 async def locked_across_machines(folder: Path) -> AsyncIterator[None]:
-    """The folder, made if need be, for one fetch alone, also where several machines share it: a file beside it is
-    locked, since network file systems lock only what is open for writing, and no folder is. It stays."""
+    """The folder, for one fetch at a time among all machines that share it. It is made if it does not exist, and stays.
+
+    The lock is on a file beside the folder: network file systems lock only files that are open for writing, and a
+    folder can't be opened for writing.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     file = os.open(folder.with_name(f"{folder.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660)
     try:
@@ -55,7 +58,7 @@ async def locked_across_machines(folder: Path) -> AsyncIterator[None]:
 
 
 def clear_old(root: Path) -> None:
-    """Remove what nobody has gone on with."""
+    """Remove the folders of fetches that were not continued in time."""
     for folder in root.iterdir() if root.is_dir() else ():
         with suppress(OSError):
             if time.time() - folder.stat().st_mtime < KEPT_SECONDS:

@@ -1,4 +1,4 @@
-"""The service's end of a fetch: it starts the child, hears of bytes, and ends it when it is no longer wanted."""
+"""The service's part of a fetch: it starts the fetch process, reads its progress, and ends it on cancellation."""
 
 import asyncio
 import os
@@ -22,7 +22,7 @@ COMMAND = (sys.executable, "-P", "-m", "motet_runner.sources.fetch_process")
 MAX_LINE_BYTES = 1 << 16
 
 OnProgress = Callable[[int, int], None]
-"""Bytes here, and bytes in all where the source tells, else 0."""
+"""Called with the bytes that have come, and the bytes in total (0 if the source does not say)."""
 
 
 class FetchProcessPool:
@@ -31,10 +31,10 @@ class FetchProcessPool:
         self._turn = asyncio.Semaphore(at_once)
         self._most_of_one = max(1, at_once - 1)
         self._own_turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-        """By namespace, while it has fetches that run or wait."""
+        """One per namespace, while it has fetches that run or wait."""
 
     async def fetch(self, order: FetchOrder, heard: OnProgress, *, whose: str = "") -> None:
-        """Bring an order's files into its folder. Raises AdapterFetchFailed. Cancelling ends the child."""
+        """Bring an order's files into its folder. Raises AdapterFetchFailed. Cancelling ends the fetch process."""
         own_turn = self._own_turns.setdefault(whose, asyncio.Semaphore(self._most_of_one))
         async with own_turn, self._turn:
             self._metrics.under_way.labels(order.what).inc()
@@ -83,7 +83,7 @@ class FetchProcessPool:
             await process.wait()
 
     async def _listen(self, lines: asyncio.StreamReader, order: FetchOrder, heard: OnProgress) -> bool:
-        """Whether the child said that it is done."""
+        """Read the messages of a fetch process. Returns whether it said that it is done."""
         here = total = 0
         first = True
         while True:
@@ -91,21 +91,23 @@ class FetchProcessPool:
                 line = await lines.readline()
             if not line:
                 return False
-            said = orjson.loads(line)
-            if "failure" in said:
-                raise AdapterFetchFailed(said["failure"], reason=said["reason"], retry_after=said["retry_after"])
-            if "total" in said:
-                total = said["total"]
-            if "bytes" in said:
-                # What lay there before is no traffic of this child.
-                if not first or said.get("done"):
-                    self._metrics.bytes.labels(order.what).inc(max(0, said["bytes"] - here))
-                here, first = said["bytes"], False
+            message = orjson.loads(line)
+            if "failure" in message:
+                raise AdapterFetchFailed(
+                    message["failure"], reason=message["reason"], retry_after=message["retry_after"]
+                )
+            if "total" in message:
+                total = message["total"]
+            if "bytes" in message:
+                # The first number includes what an earlier fetch has left in the folder.
+                if not first or message.get("done"):
+                    self._metrics.bytes.labels(order.what).inc(max(0, message["bytes"] - here))
+                here, first = message["bytes"], False
                 heard(here, total)
-            if said.get("done"):
+            if message.get("done"):
                 return True
 
 
 def _environment() -> dict[str, str]:
-    """Without what would speak to the hub's library behind our back."""
+    """The environment without variables that the hub's library reads, and without Motet's settings."""
     return {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING", "MOTET_"))}

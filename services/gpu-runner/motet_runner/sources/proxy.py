@@ -1,8 +1,8 @@
-"""Through a proxy, without leaving it to the proxy where a fetch leads.
+"""Fetches through a proxy, while this process still decides which addresses are allowed.
 
-A proxy that is given a name connects to whatever that name is to it, and the guard of this process sees the proxy's
-address only. So the name is resolved and looked at here, and the proxy is asked for the address that was looked at;
-TLS still asks the other end for the name. Redirects come here too: each host is a connection of its own.
+A proxy that gets a name connects to the address that it finds for that name, and the network guard of this process sees
+only the proxy's address. So this process resolves the name, checks the address, and asks the proxy for that address.
+TLS still checks the name. Redirects are covered, too: each new host is a new connection.
 """
 
 import base64
@@ -16,11 +16,11 @@ from motet_runner.sources.network_guard import NetworkGuard
 
 ADDRESSES_TRIED = 4
 MAX_ANSWER_BYTES = 16 << 10
-"""Bytes of the proxy's answer: a status and some headers."""
+"""The most bytes of the proxy's answer, which is a status and some headers."""
 
 
 class Tunnel(httpcore2.NetworkBackend):
-    """Connects as a proxy's client does. Without a guard the proxy is given names, and is trusted with them."""
+    """Connects through a proxy. Without a guard the proxy gets names, and is trusted to refuse addresses itself."""
 
     def __init__(self, proxy: str, guard: NetworkGuard | None, trust: ssl.SSLContext) -> None:
         parts = urlsplit(proxy)
@@ -77,7 +77,7 @@ class Tunnel(httpcore2.NetworkBackend):
 
 def _status(stream: httpcore2.NetworkStream, timeout: float | None) -> int:
     head = b""
-    while not head.endswith(b"\r\n\r\n"):  # nothing follows it: the other end waits for us to begin
+    while not head.endswith(b"\r\n\r\n"):  # nothing follows: the server waits for the client to begin
         chunk = stream.read(4096, timeout)
         head += chunk
         if not chunk or len(head) > MAX_ANSWER_BYTES:

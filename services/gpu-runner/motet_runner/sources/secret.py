@@ -1,4 +1,4 @@
-"""The Secret that opens a source, read by the fetching child alone: from the API server, or from local manifests."""
+"""Reads the Secret for a source, from the API server or from local manifests. Only the fetch process does this."""
 
 import base64
 import binascii
@@ -34,7 +34,7 @@ class SourceCredentials:
         return {}
 
     def scrub(self, text: str) -> str:
-        """The same text without any secret in it, however it came there."""
+        """The text with every secret replaced."""
         for secret in (self.token, self.password, *self.header.values()):
             if secret:
                 text = text.replace(secret, "…").replace(quote(secret, safe=""), "…")
@@ -73,7 +73,7 @@ def _credentials(reference: str, data: Mapping[str, bytes]) -> SourceCredentials
 
 
 def _from_manifests(namespace: str, name: str, folder: Path) -> dict[str, bytes]:
-    from motet.resources import Secret, files_of, read_file  # takes a while, and in a cluster nobody needs it
+    from motet.resources import Secret, files_of, read_file  # this import is slow, and not needed in a cluster
 
     for path in files_of(folder):
         for manifest in read_file(path).manifests:
@@ -138,7 +138,7 @@ def _how_to_grant(namespace: str, name: str, token: str) -> str:
 
 
 def _account(token: str) -> tuple[str, str]:
-    """Whose token this is, for people: (namespace, service account)."""
+    """The owner of a token, for a message: (namespace, service account)."""
     try:
         claims = token.split(".")[1]
         subject: str = orjson.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))["sub"]

@@ -1,4 +1,4 @@
-"""What the service knows of sources: what may be reached and how, and how to have files brought into a folder."""
+"""The service's access to sources: which may be reached and how, and how to have files fetched into a folder."""
 
 import shutil
 from collections.abc import AsyncIterator
@@ -22,7 +22,7 @@ from motet_runner.sources.process_pool import FetchProcessPool, OnProgress
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteFiles:
-    """What is to be brought, and what opens its source."""
+    """The files that are to be fetched, and the credentials for their source."""
 
     uri: str
     revision: str = ""
@@ -53,9 +53,10 @@ class Sources:
 
     @asynccontextmanager
     async def place_for(self, remote: RemoteFiles, *, apart: str = "") -> AsyncIterator[Path]:
-        """A folder for the files of an adapter, which goes when this ends.
+        """A folder for the files of an adapter. It is removed at the end.
 
-        A fetch that broke off leaves it for the next one; bytes that turned out wrong are not gone on with.
+        If a fetch was interrupted, the folder stays, and the next fetch continues there. If the files were wrong, it is
+        removed.
         """
         folder = self.partial / key_of(remote.uri, remote.revision, remote.credentials, apart)
         async with locked(folder):
@@ -71,7 +72,7 @@ class Sources:
     async def bring(
         self, what: Literal["adapter", "model"], remote: RemoteFiles, into: Path, heard: OnProgress, *, whose: str = ""
     ) -> None:
-        """Have a child bring the files. Raises AdapterFetchFailed. No namespace's fetches take every turn there is."""
+        """Have a fetch process bring the files. Raises AdapterFetchFailed. No namespace can use all fetch processes."""
         order = FetchOrder(
             what=what,
             uri=remote.uri,

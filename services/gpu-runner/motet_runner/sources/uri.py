@@ -1,4 +1,4 @@
-"""What a source's URI means, and what it may not mean."""
+"""Parses a source's URI, and refuses URIs that are not allowed."""
 
 import re
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 
 @dataclass(frozen=True, slots=True)
 class FolderUri:
-    """On this machine, or on a volume of it."""
+    """A folder of this machine, or of a volume that is mounted there."""
 
     path: Path
 
@@ -29,11 +29,11 @@ class HubUri:
 @dataclass(frozen=True, slots=True)
 class WebUri:
     url: str
-    """Of a folder: it ends with a slash."""
+    """The URL of a folder: it ends with a slash."""
 
 
 def parse(uri: str, revision: str = "") -> FolderUri | HubUri | WebUri:
-    """Raises AdapterFetchFailed with what is wrong; never repeats what may be a password."""
+    """Raises AdapterFetchFailed, which says what is wrong. The message never contains what may be a password."""
     try:
         parts = urlsplit(uri)
         host = parts.hostname

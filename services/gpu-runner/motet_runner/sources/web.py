@@ -1,4 +1,4 @@
-"""Files of a folder on the web: over TLS, resumed where they broke off, never longer than allowed."""
+"""Fetches the files of a folder on the web: over TLS, up to their limits. Interrupted downloads are continued."""
 
 import os
 import random
@@ -21,7 +21,7 @@ from motet_runner.sources.network_guard import NetworkGuard
 from motet_runner.sources.proxy import Tunnel
 
 ATTEMPTS = 5
-"""In a row without a new byte; then the failure is told, and tried again later."""
+"""How many attempts in a row may bring no new byte. Then the fetch fails, and the service tries again later."""
 
 MAX_REDIRECTS = 5
 
@@ -30,9 +30,10 @@ _PASSING = (408, 425, 429, 500, 502, 503, 504)
 
 
 def client(access: NetworkAccess, guard: NetworkGuard, *, timeout: float) -> httpx2.Client:
-    """Nothing comes from the environment: no proxy, no netrc. Who asks follows redirects, or tells it to.
+    """An HTTP client that takes nothing from the environment, such as a proxy or a netrc file. It follows no redirects
+    unless the caller sets that.
 
-    `guard` is asked where connections may lead that a proxy makes.
+    If there is a proxy, `guard` checks the addresses that it is asked to connect to.
     """
     trust = ssl.create_default_context(cafile=access.ca_file or None)
     if access.ca_file:
@@ -40,7 +41,8 @@ def client(access: NetworkAccess, guard: NetworkGuard, *, timeout: float) -> htt
     transport = httpx2.HTTPTransport(verify=trust, trust_env=False)
     if access.proxy:
         tunnel = Tunnel(access.proxy, None if access.proxy_guards else guard, trust)
-        transport._pool = httpcore2.ConnectionPool(ssl_context=trust, network_backend=tunnel)  # no public way in
+        # httpx2 has no public way to set this.
+        transport._pool = httpcore2.ConnectionPool(ssl_context=trust, network_backend=tunnel)
     return httpx2.Client(
         transport=transport,
         trust_env=False,
@@ -56,13 +58,13 @@ class WebFolder:
     client: httpx2.Client
     authorization: Mapping[str, str]
     pause: float = 0.5
-    """Before the second attempt; doubles."""
+    """Seconds before the second attempt. The time doubles with each further attempt."""
 
     def fetch(self, file: WantedFile, into: Path) -> bool:
-        """Bring one file; False when it is not there and need not be."""
+        """Fetch one file. False if it does not exist and is not required."""
         path, part, tag = into / file.name, into / f"{file.name}.part", into / f"{file.name}.etag"
         if path.exists():
-            path.replace(part)  # of an earlier attempt: asked for again only if it has changed
+            path.replace(part)  # of an earlier fetch: fetched again only if it has changed
         failures = 0
         while True:
             before = _size(part)
@@ -92,7 +94,7 @@ class WebFolder:
         with self._open(file, headers) as response:
             if response.status_code == 416:
                 if response.headers.get("content-range", "").endswith(f"/{have}"):
-                    return  # it was whole already
+                    return  # the file was complete already
                 part.unlink()
                 raise _Broken("the server does not go on where it broke off")
             start = _start(response, have)
@@ -112,7 +114,7 @@ class WebFolder:
     def _write(self, response: httpx2.Response, file: WantedFile, part: Path, start: int) -> None:
         written = start
         with part.open("ab") as out:
-            for chunk in response.iter_raw():  # as they come: a collected one would be lost with the connection
+            for chunk in response.iter_raw():  # a larger chunk would be lost if the connection breaks
                 written += len(chunk)
                 if written > file.limit:
                     out.truncate(0)
@@ -159,7 +161,7 @@ class WebFolder:
             case 404 | 410:
                 raise FileNotFoundError
             case 403 if not file.required:
-                raise FileNotFoundError  # so a store answers for what it lacks, where it does not let anybody list
+                raise FileNotFoundError  # object stores answer so for a missing file, if the caller may not list them
             case 401 | 403:
                 raise refused(self.url, status, given=bool(self.authorization))
             case _ if status in _PASSING:
@@ -170,7 +172,7 @@ class WebFolder:
 
 
 class _Broken(Exception):
-    """Something that may go better at the next attempt."""
+    """An error after which the next attempt may succeed."""
 
     def __init__(self, why: str, after: float = 0.0) -> None:
         super().__init__(why)
@@ -185,9 +187,9 @@ def refused(source: str, status: int, *, given: bool) -> AdapterFetchFailed:
 
 
 def explain(error: httpx2.HTTPError) -> str:
-    """What happened, without any URL: a redirect's may hold a signature."""
+    """What happened, without any URL: the URL of a redirect may contain a signature."""
     if isinstance(error, httpx2.ProxyError):
-        return str(error)  # our own words
+        return str(error)  # this text is from `proxy.py`
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
@@ -211,7 +213,7 @@ def _told(error: httpx2.HTTPError, url: str) -> Exception:
 
 
 def _start(response: httpx2.Response, have: int) -> int:
-    """Where in the file this answer begins."""
+    """The position in the file where this answer begins."""
     if response.status_code == 200:
         return 0
     if response.status_code == 206 and response.headers.get("content-range", "").startswith(f"bytes {have}-"):
@@ -220,7 +222,7 @@ def _start(response: httpx2.Response, have: int) -> int:
 
 
 def _number(text: str) -> int | None:
-    """A number of a header; None for anything else, or one that is longer than any size or time."""
+    """The number in a header. None for any other text, and for a number longer than any size or time."""
     return int(text) if len(text) <= 18 and text.isascii() and text.isdigit() else None
 
 
