@@ -1,4 +1,4 @@
-"""Parses JSON from tenants: each key once, only finite numbers, and a limited number and depth of values.
+"""Parses JSON from tenants: each key once, no NaN or Infinity, and a limited number and depth of values.
 
 Nothing can stop the thread that parses, and it keeps Python's lock for long times. So the size is limited before
 parsing begins.

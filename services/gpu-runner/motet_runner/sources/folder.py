@@ -145,7 +145,7 @@ def adapter_folder(path: Path, bounds: FolderBounds | None, revision: str = "") 
 
 
 def snapshot_in(path: Path, revision: str, bounds: FolderBounds | None = None) -> Path | None:
-    """The snapshot of a revision in a hub's cache folder. None if `path` is no such folder."""
+    """The snapshot of a revision in a hub's cache folder. None if `path` isn't such a folder."""
     snapshots = path / "snapshots"
     if not snapshots.is_dir():
         return None

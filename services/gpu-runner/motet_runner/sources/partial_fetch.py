@@ -37,10 +37,10 @@ async def locked(folder: Path) -> AsyncIterator[Path]:
 
 @asynccontextmanager
 async def locked_across_machines(folder: Path) -> AsyncIterator[None]:
-    """The folder, for one fetch at a time among all machines that share it. It is made if it does not exist, and stays.
+    """The folder, for one fetch at a time among all machines that share it. It is made if it does not exist.
 
     The lock is on a file beside the folder: network file systems lock only files that are open for writing, and a
-    folder can't be opened for writing.
+    folder can't be opened for writing. The file is never removed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     file = os.open(folder.with_name(f"{folder.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660)
