@@ -3,7 +3,7 @@
 DATA/cache/adapters/<hex digest>/ holds adapter_config.json, adapter_model.safetensors, those optional files that belong
 to the digest, and certificate.json. A folder appears there complete or not at all: the files are copied into a folder
 beside it and digested meanwhile, then flushed, and the folder is renamed. Runners on one machine may share the cache. A
-runner that uses a folder holds a shared lock on it, and no runner removes a locked folder.
+runner that uses a folder holds a shared lock on it, and no runner evicts a locked folder.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ class Fetched:
 
 
 class FolderLock:
-    """A shared lock on a cached folder: while it is held, no process removes the folder. It ends with the process.
+    """A shared lock on a cached folder: while it is held, no process evicts the folder. It ends with the process.
 
     Raises FileNotFoundError if the folder does not exist, or has just been removed.
     """
