@@ -207,7 +207,7 @@ def errors_page() -> str:
     parts = [
         NOTE,
         "# Errors\n",
-        flat("""One table for every face of the system: what HTTP clients read as `error.code` and `error.type`, the
+        flat("""All errors of Motet: the code and the type that HTTP clients read as `error.code` and `error.type`, the
         gRPC status between processes, and whether trying again makes sense. Every message says what is wrong and what
         to do.""")
         + "\n",

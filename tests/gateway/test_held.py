@@ -80,6 +80,8 @@ async def test_past_the_deadline_and_past_the_limit_clients_are_told_when_to_com
                 assert answer.status_code == 503
                 assert answer.json()["error"]["code"] == code
                 assert int(answer.headers["retry-after"]) >= 1
+            message = gave_up.json()["error"]["message"]
+            assert "No runner was available within 0.1 s: the request was number 1 in the queue (waiting" in message
             unknown = await served.http.post("/v1/completions", json=body | {"model": "nobody"})
             assert unknown.status_code == 404
 

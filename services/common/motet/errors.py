@@ -215,7 +215,7 @@ class AdapterIncompatible(AdapterError):
     it."""
 
     mapping = ErrorMapping("adapter_incompatible", 422, "adapter_error", grpc.StatusCode.FAILED_PRECONDITION)
-    public_message = "The adapter does not fit its base model, or asks for what is not supported"
+    public_message = "The adapter does not fit its base model, or uses a feature that Motet does not support"
 
 
 class AdapterFetchFailed(AdapterError):

@@ -14,26 +14,26 @@ MAX_RETRY_AFTER_SECONDS = 60
 
 
 class MethodNotAllowed(MotetError):
-    """The path is right, and the method is not. The header `allow` names the right one."""
+    """The path exists, but not for this method. The header `allow` names the right method."""
 
     mapping = ErrorMapping("method_not_allowed", 405, "invalid_request_error", grpc.StatusCode.UNIMPLEMENTED)
 
 
 class HostNotAllowed(MotetError):
-    """On a loopback address without keys, the Host header must name this machine. Use `http://localhost`, or allow the
-    name with MOTET_GATEWAY_ALLOWED_HOSTS."""
+    """The Host header does not name this machine, and the gateway listens on a loopback address without keys. Use
+    `http://localhost` or `http://127.0.0.1`, or allow the name with MOTET_GATEWAY_ALLOWED_HOSTS."""
 
     mapping = ErrorMapping("host_not_allowed", 403, "permission_error", grpc.StatusCode.PERMISSION_DENIED)
 
 
 class HeadersTooLarge(MotetError):
-    """The request line and headers are longer or more than the gateway reads. Send fewer or shorter headers."""
+    """The request line or the headers are too long, or there are too many headers. Send fewer or shorter headers."""
 
     mapping = ErrorMapping("headers_too_large", 431, "invalid_request_error", grpc.StatusCode.RESOURCE_EXHAUSTED)
 
 
 class RequestTimeout(MotetError):
-    """The request did not arrive in time, its headers or its body. Send it again over a faster connection."""
+    """The headers or the body of the request did not arrive in time. Send it again over a faster connection."""
 
     mapping = ErrorMapping("request_timeout", 408, "invalid_request_error", grpc.StatusCode.DEADLINE_EXCEEDED)
 

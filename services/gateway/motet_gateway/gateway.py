@@ -161,7 +161,9 @@ class Gateway:
         self.dispatcher.check_capacity(1)
         # Includes answers whose tokens are complete but whose clients read slowly.
         if len(self._answers) >= self.settings.max_live_requests:
-            raise Overloaded(f"The gateway has {len(self._answers)} open requests and takes no more. Try again soon.")
+            raise Overloaded(
+                f"The gateway has {len(self._answers)} requests in progress and takes no more. Try again soon."
+            )
 
     def hold(self, request: str, group: str) -> None:
         """Let a request wait for a runner of its group. Raises Overloaded if the gateway takes no more."""

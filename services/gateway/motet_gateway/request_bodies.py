@@ -39,9 +39,7 @@ class BodyBudget:
 
     def take(self, size: int) -> None:
         if self.held + size > self._budget:
-            raise Overloaded(
-                "The request bodies in progress use all the memory that the gateway allows them. Try again soon."
-            )
+            raise Overloaded("The gateway has too many large requests in progress. Try again soon.")
         self.held += size
 
 

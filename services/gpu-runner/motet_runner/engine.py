@@ -56,6 +56,10 @@ from motet_runner.plan import (
 
 MIB = 1024 * 1024
 CPU_KV_MIB = 512
+_NOT_FINITE = (
+    "The model's results for this request are infinite or not numbers. If the request uses an adapter, try the base "
+    "model, and tell the adapter's owner."
+)
 HOST_SHARE_ON_CPU = 16
 """On a CPU the host tier is the same memory: a sixteenth of the KV unless it is set."""
 
@@ -187,9 +191,7 @@ class Engine:
                     index = sequence.output_tokens
                     if token is None:
                         self._book.failed(sequence)
-                        outputs.append(
-                            _failed(sequence, NotFinite("The model's numbers for this request are not finite."))
-                        )
+                        outputs.append(_failed(sequence, NotFinite(_NOT_FINITE)))
                         continue
                     finish = self._book.sampled(sequence, token.token)
                     outputs.append(_output(sequence, index, token.token, token.logprobs, finish))

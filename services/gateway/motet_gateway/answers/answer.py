@@ -5,6 +5,7 @@ it the client gets exactly one finish reason per choice, or one error, and then 
 """
 
 import asyncio
+import re
 import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 _SEED_MASK = (1 << 64) - 1
+_QUEUE_COMMENT = re.compile(r"queued position=(?P<position>\d+)(?P<reason>.*)", re.DOTALL)
 MIN_TICK_SECONDS = 0.02
 MAX_RESOLVE_RETRIES = 3
 """An adapter's revision may be replaced after the name was resolved and before the request is queued. If that happens
@@ -190,14 +192,14 @@ class AnswerResponse(Response):
         now = self._clock()
         left = self._settings.deadline_seconds - (now - self._timings.silent_since)
         if left <= 0:
-            what = self._waits_for() or "no tokens came"
+            what = _in_words(self._waits_for()) or "no tokens came"
             if self._not_ready is not None and not self._not_ready.runners:
                 raise NoRunner(
                     f"No runner was available within {self._settings.deadline_seconds:g} s: {what}. Try again."
                 )
             raise DeadlineExceeded(
-                f"The request made no progress for {self._settings.deadline_seconds:g} s ({what}). "
-                "The gateway ended it; send it again."
+                f"The request made no progress for {self._settings.deadline_seconds:g} s: {what}. "
+                "The gateway ended it. Send it again."
             )
         if self._streaming and not self._opened:
             await self._open(send)
@@ -486,6 +488,13 @@ class AnswerResponse(Response):
                         estimate=generation_request.estimate,
                     )
                 )
+
+
+def _in_words(waiting_for: str) -> str:
+    """What a stream's comment says, for an error message. Only the position in the queue is not in words there."""
+    if (match := _QUEUE_COMMENT.fullmatch(waiting_for)) is None:
+        return waiting_for
+    return f"the request was number {match['position']} in the queue{match['reason']}"
 
 
 def _stopper(gateway: "Gateway", request: str) -> Callable[[], None]:

@@ -129,7 +129,9 @@ class GatewayEvents:
 
     def _refusal(self, event: events.Enqueued, queue: Queue) -> MotetError | None:
         if len(queue) >= self._state.config.queue_limit:
-            return PoolSaturated(f"{len(queue)} requests already wait for this model; send it again in a few seconds")
+            return PoolSaturated(
+                f"Too many requests ({len(queue)}) wait for this model. Send yours again in a few seconds."
+            )
         adapters = self._state.adapters
         if (
             event.digest != BASE
