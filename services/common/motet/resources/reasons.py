@@ -9,8 +9,8 @@ _WAITING = {
     "Checking": "A runner is fetching the adapter's files and checking them. Wait; a large download takes a while.",
 }
 _FETCHING = {
-    "FetchFailed": "The source cannot be read; the message has its answer. The runner tries again by itself. If it "
-    "keeps failing, correct `spec.source`.",
+    "FetchFailed": "The source cannot be read. The message says why, such as the server's answer. The runner tries "
+    "again by itself. If it keeps failing, correct `spec.source`.",
     "CredentialsInvalid": "The source refuses the credentials, or the runners may not read the Secret. Correct the "
     "Secret, or grant the runners access to it as the message says.",
     "DigestMismatch": "The files do not have the digest in `spec.source.digest`. Correct the digest or the source.",
@@ -36,8 +36,8 @@ _CERTIFYING = {
     "Report it.",
 }
 _REFUSED = {
-    "PoolNotFound": "No pool has that group name. Correct `spec.poolRef`, or apply the pool: it may come after the "
-    "adapter.",
+    "PoolNotFound": "`spec.poolRef` names no existing group of pools. Create the adapter again with another name "
+    "there, or create the pool: an adapter may exist before its pool.",
     "NamespaceNotAllowed": "The pool does not admit this namespace. Ask the platform team to add the namespace to "
     "`spec.allowedNamespaces`, or to label it.",
     "BaseModelMismatch": "`spec.baseModel` is not the model that the pool serves. Choose a pool with that model, or "
@@ -47,8 +47,8 @@ _REFUSED = {
     "or ask the platform team to raise the limit.",
     "PolicyDenied": "The pool does not allow this source, or requires a digest. The message names the rule and the "
     "field.",
-    "Unreadable": "The object was stored under other rules than this version has. The message names the field: correct "
-    "it and apply the object again.",
+    "Unreadable": "An older or newer version stored this object, and this version cannot read one field. The message "
+    "names the field: correct it and apply the object again.",
 }
 _LOADING = {
     "Loading": "Fewer runners hold the adapter than `spec.placement.minReplicas` asks for. More are loading it.",
@@ -108,9 +108,9 @@ _RUNNERS = {
     "not restart anything.",
     "RunnerFailing": "A runner fails again and again; the message has its last output, and `kubectl logs --previous` "
     "has all of it.",
-    "WaitingForTurn": "The pool has a new revision that is not rolled out yet. Either as many other pools roll out as "
-    "`MOTET_CLUSTER_ROLLING_POOLS` allows, or this pool has changed too often (`MOTET_CLUSTER_ROLLOUT_SECONDS`). Until "
-    "then the current runners keep serving.",
+    "WaitingForTurn": "The pool has a new revision that is not rolled out yet. Too many pools are rolling out (limit: "
+    "`MOTET_CLUSTER_ROLLING_POOLS`), or this pool changed too often (`MOTET_CLUSTER_ROLLOUT_SECONDS`). The rollout "
+    "begins by itself; until then the current runners keep serving.",
 }
 
 POOL_REASONS: Mapping[str, Reasons] = {
