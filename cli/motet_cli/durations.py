@@ -12,9 +12,9 @@ def duration(text: str) -> timedelta:
     """Parse a duration. Raises ValueError that says how to write one."""
     match = _TYPED.fullmatch(text.strip())
     if match is None:
-        raise ValueError("is no length of time: write a whole number and s, m, h or d, such as 30m, 12h or 90d")
+        raise ValueError("is not a duration: write a whole number with s, m, h or d, such as 30m, 12h or 90d")
     number, unit = match.groups()
     length = timedelta(**{_UNITS[unit]: int(number)})
     if length > LONGEST:
-        raise ValueError(f"is too long: {LONGEST.days}d at the most")
+        raise ValueError(f"is too long: at most {LONGEST.days}d")
     return length

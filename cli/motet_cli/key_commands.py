@@ -38,10 +38,12 @@ _ID = re.compile(rf"[0-9a-f]{{{2 * keys.ID_BYTES}}}")
 KEY_ONE_LINER = """python3 -c 'import secrets as s; print("motet_" + s.token_hex(8) + "_" + s.token_urlsafe(32))'"""
 """A shell command that makes a key without a database. A test checks its output."""
 
-HOW_TO_HASH = f"""Without a database a key is made, kept in a file of yours, and hashed, like this:
+HOW_TO_HASH = f"""Without a database, make a key in a file of yours and print the line with its hash:
 
   (umask 077; {KEY_ONE_LINER} > key)
   motet key hash --tenant acme < key"""
+
+SHOWN_ONCE = "The key is shown only once: save it."
 
 
 def create(data_dir: Path, *, tenant: str, scopes: str, expires: str | None) -> int:
@@ -60,9 +62,9 @@ def create(data_dir: Path, *, tenant: str, scopes: str, expires: str | None) -> 
     first = asyncio.run(run())
     _note_keys_made(data_dir, url)
     _show(made)
-    _say(f"{_about(key)} It is shown only now: keep it.")
+    _say(f"{_about(key)} {SHOWN_ONCE}")
     if first:
-        _say("It is the first one: from now on gateways ask everybody for a key, on this machine too.")
+        _say("This is the first key. From now on gateways require a key from every client, also on this machine.")
     return 0
 
 
@@ -80,13 +82,13 @@ def ls(data_dir: Path, *, as_json: bool) -> int:
     elif found:
         _print(found, now)
     else:
-        _say("There are no keys. `motet key create --tenant NAMESPACE` makes one.")
+        _say("There are no keys. Make one: motet key create --tenant NAMESPACE")
     return 0
 
 
 def revoke(data_dir: Path, id_: str) -> int:
     id_ = _id(id_, command="revoke")
-    _check_gateways_read_them("To end a key, take its line away there.")
+    _check_gateways_read_them("To revoke a key, remove its line there.")
     url, now = _database(data_dir), _now()
 
     async def run() -> ApiKey:
@@ -96,7 +98,7 @@ def revoke(data_dir: Path, id_: str) -> int:
 
     key = asyncio.run(run())
     if key.revoked is not None:
-        _say(f"Key {id_} of tenant {key.tenant} was revoked before, at {_time(key.revoked)}.")
+        _say(f"Key {id_} of tenant {key.tenant} was already revoked at {_time(key.revoked)}.")
     else:
         _say(f"Key {id_} of tenant {key.tenant} is revoked. Gateways refuse it within 5 seconds.")
     return 0
@@ -115,28 +117,28 @@ def rotate(data_dir: Path, id_: str, *, overlap: str) -> int:
 
     old, new = asyncio.run(run())
     _show(made)
-    _say(f"{_about(new)} It is shown only now: keep it.")
+    _say(f"{_about(new)} {SHOWN_ONCE}")
     ends = min(now + stays, old.expires or now + stays)
-    _say(f"Key {id_}, which it follows, ends at {_time(ends)}." if ends > now else f"Key {id_} is revoked.")
+    _say(f"The old key {id_} ends at {_time(ends)}." if ends > now else f"The old key {id_} is revoked.")
     return 0
 
 
 def hash_(*, tenant: str, scopes: str, expires: str | None, arguments: Sequence[str]) -> int:
     if arguments:
         raise SetupError(
-            "a key is no argument: the shell's history keeps it, and everybody on this machine can read it. "
-            f"If that was one, do not use it. {HOW_TO_HASH}"
+            "do not give the key as an argument: it stays in the shell's history, and everybody on this machine can "
+            f"read it. If you gave a key, do not use it any more. {HOW_TO_HASH}"
         )
     if sys.stdin.isatty():
-        raise SetupError(f"the key comes from standard input, which is a terminal here. {HOW_TO_HASH}")
+        raise SetupError(f"standard input is a terminal: give the key in a file or a pipe. {HOW_TO_HASH}")
     read_in = sys.stdin.buffer.read(keys.MAX_KEY_LENGTH + 16).decode("ascii", errors="replace").strip()
     made = keys.parse_key(read_in)
     if made is None:
-        what = "has not the form motet_<id>_<secret> of a key" if read_in else "is empty"
+        what = "is not a key: a key has the form motet_<id>_<secret>" if read_in else "is empty"
         raise SetupError(f"standard input {what}. {HOW_TO_HASH}")
     key = _key(made, tenant=tenant, scopes=scopes, expires=expires, now=_now())
     typer.echo(keys.to_line(key))
-    _say(f"{_about(key)} The line above holds its hash, not the key.")
+    _say(f"{_about(key)} The line above has the key's hash, not the key.")
     return 0
 
 
@@ -190,9 +192,9 @@ def _check_gateways_read_them(instead: str) -> None:
     """Raises SetupError if gateways read keys from a file and not from the database, as in a cluster."""
     if file := os.environ.get("MOTET_GATEWAY_KEYS_FILE"):
         raise SetupError(
-            f"gateways read keys from {file} (MOTET_GATEWAY_KEYS_FILE), not from the database: a change there would do "
-            "nothing. They are lines of `motet key hash`; on a cluster a Secret holds them (`gateway.keysSecret` "
-            f"of the chart). {instead}"
+            f"gateways read keys from {file} (MOTET_GATEWAY_KEYS_FILE), not from the database, so a change in the "
+            "database has no effect. The file has lines that `motet key hash` prints; on a cluster it comes from a "
+            f"Secret (`gateway.keysSecret` of the chart). {instead}"
         )
 
 
@@ -205,7 +207,10 @@ def _note_keys_made(data_dir: Path, url: str) -> None:
         memory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         memory.touch()
     except OSError as error:
-        _say(f"{memory} cannot be written ({error.strerror}): without the database nobody here would know of the key.")
+        _say(
+            f"{memory} cannot be written ({error.strerror}). If the database is lost, gateways on this machine do not "
+            "know that they have to require a key."
+        )
 
 
 def _database(data_dir: Path) -> str:
@@ -241,7 +246,7 @@ async def _database_with_key(url: str, id_: str) -> AsyncIterator[tuple[Store, A
         if store is not None and key is not None:
             yield store, key
             return
-        raise NotFound(f"there is no key {id_} in this database: `motet key ls` shows those that there are.")
+        raise NotFound(f"there is no key {id_} in this database. `motet key ls` lists all keys.")
 
 
 def _key(made: keys.PresentedKey, *, tenant: str, scopes: str, expires: str | None, now: datetime) -> ApiKey:
@@ -263,15 +268,17 @@ def _tenant(text: str) -> str:
         near = re.sub(r"[^a-z0-9]+", "-", text.lower())[:63].strip("-")
         hint = f" Perhaps --tenant {near}?" if near else ""
         raise SetupError(
-            f"--tenant {text!r} is no name of a namespace, which a tenant is: at most 63 lower-case letters, digits "
-            f"and '-', beginning and ending with a letter or digit.{hint}"
+            f"--tenant {text!r} is not a valid tenant. A tenant is a namespace name: at most 63 lower-case letters, "
+            f"digits and '-'. It begins and ends with a letter or digit.{hint}"
         ) from None
 
 
 def _scopes(text: str) -> frozenset[KeyScope]:
     said = [one.strip() for one in text.split(",")]
     if unknown := [one for one in said if one not in set(KeyScope)]:
-        raise SetupError(f"--scopes has {unknown[0]!r}; there are {', '.join(KeyScope)}, with commas between.")
+        raise SetupError(
+            f"--scopes: unknown scope {unknown[0]!r}. Choose from {', '.join(KeyScope)}, separated by commas."
+        )
     return frozenset(KeyScope(one) for one in said)
 
 
@@ -288,16 +295,18 @@ def _duration(option: str, text: str, *, least: timedelta = timedelta()) -> time
 def _id(text: str, *, command: str) -> str:
     if (whole := keys.parse_key(text)) is not None:
         raise SetupError(
-            f"that is a whole key, which belongs in no command line. Its id is enough: motet key {command} {whole.id}"
+            "that is a whole key. Do not type a key on a command line: the id is enough. "
+            f"Run: motet key {command} {whole.id}"
         )
     if _ID.fullmatch(text) is None:
-        raise SetupError(f"ID has to be the {2 * keys.ID_BYTES} characters, 0-9 and a-f, that `motet key ls` shows.")
+        raise SetupError(f"ID must be the {2 * keys.ID_BYTES} characters (0-9 and a-f) that `motet key ls` shows.")
     return text
 
 
 def _about(key: ApiKey) -> str:
-    ends = f"ends at {_time(key.expires)}" if key.expires is not None else "does not expire"
-    return f"Key {key.id} of tenant {key.tenant}, for {', '.join(sorted(key.scopes))}, {ends}."
+    scopes = f"scope{'s' if len(key.scopes) > 1 else ''} {', '.join(sorted(key.scopes))}"
+    ends = f"expires at {_time(key.expires)}" if key.expires is not None else "does not expire"
+    return f"Key {key.id}: tenant {key.tenant}, {scopes}, {ends}."
 
 
 def _time(at: datetime) -> str:

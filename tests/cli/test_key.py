@@ -124,7 +124,9 @@ def test_a_key_is_alone_on_standard_output_and_in_words_without_its_secret(motet
     done = motet("key", "create", "--tenant", "acme", "--scopes", "user,monitor")
     made = keys.parse_key(done.key)
     assert made is not None
-    assert f"Key {made.id} of tenant acme, for monitor, user, does not expire. It is shown only now" in done.stderr
+    assert (
+        f"Key {made.id}: tenant acme, scopes monitor, user, does not expire. The key is shown only once" in done.stderr
+    )
     assert made.secret not in done.stderr
 
 
@@ -305,7 +307,7 @@ def test_revoking_twice_is_no_error_and_keeps_the_first_time(motet: Motet, url: 
     first = stored(url)
     done = motet("key", "revoke", id_of(key))
     assert done.status == 0
-    assert "was revoked before, at" in done.stderr
+    assert "was already revoked at" in done.stderr
     assert stored(url) == first
 
 
@@ -314,7 +316,7 @@ def test_an_unknown_id_is_an_error(motet: Motet, url: str, verb: str) -> None:
     motet("key", "create", "--tenant", "acme")
     done = motet("key", verb, NOBODYS)
     assert (done.status, done.stdout) == (1, "")
-    assert f"there is no key {NOBODYS} in this database: `motet key ls` shows those that there are." in done.stderr
+    assert f"there is no key {NOBODYS} in this database. `motet key ls` lists all keys." in done.stderr
     assert len(stored(url)) == 1
 
 
@@ -323,7 +325,7 @@ def test_rotate_makes_a_second_key_and_the_old_one_ends_after_the_overlap(motet:
     done = motet("key", "rotate", id_of(old), "--overlap", "30m")
     new = done.key
     assert new != old
-    assert f"Key {id_of(old)}, which it follows, ends at " in done.stderr
+    assert f"The old key {id_of(old)} ends at " in done.stderr
     for key in (old, new):
         caller = opens(stored(url), key, after=timedelta(minutes=29))
         assert (caller.tenant, caller.scopes) == ("acme", {KeyScope.USER, KeyScope.ADMIN})
@@ -343,7 +345,7 @@ def test_rotate_leaves_the_old_key_an_hour_unless_told_otherwise(motet: Motet, u
 def test_without_overlap_the_old_key_ends_now(motet: Motet, url: str) -> None:
     old = motet("key", "create", "--tenant", "acme").key
     done = motet("key", "rotate", id_of(old), "--overlap", "0s")
-    assert f"Key {id_of(old)} is revoked." in done.stderr
+    assert f"The old key {id_of(old)} is revoked." in done.stderr
     with pytest.raises(NotAuthenticated, match="revoked"):
         opens(stored(url), old, after=timedelta(days=-1))
 
@@ -362,15 +364,13 @@ def test_a_key_is_rotated_once_and_then_the_one_that_follows_it(motet: Motet, ur
     before = stored(url)
     done = motet("key", "rotate", id_of(old), "--overlap", "0s")
     assert (done.status, done.stdout) == (2, "")
-    said = (
-        f"key {id_of(old)} was rotated before: {id_of(new)} follows it. Rotate that one: motet key rotate {id_of(new)}"
-    )
+    said = f"key {id_of(old)} was already replaced by {id_of(new)}. Rotate {id_of(new)}: motet key rotate {id_of(new)}"
     assert said in done.stderr
     assert stored(url) == before
     newest = motet("key", "rotate", id_of(new)).key
     lasts = {key.id: key.expires and key.expires - key.created for key in stored(url)}
     assert lasts[id_of(newest)] == (timedelta(days=10) if expires else None)
-    assert f"{id_of(newest)} follows it" in motet("key", "rotate", id_of(new)).stderr
+    assert f"replaced by {id_of(newest)}" in motet("key", "rotate", id_of(new)).stderr
 
 
 def test_a_key_whose_successor_was_revoked_is_not_rotated_again(motet: Motet, url: str) -> None:
@@ -380,7 +380,7 @@ def test_a_key_whose_successor_was_revoked_is_not_rotated_again(motet: Motet, ur
     motet("key", "revoke", id_of(new))
     done = motet("key", "rotate", id_of(old))
     assert (done.status, done.stdout) == (2, "")
-    assert f"{id_of(new)} follows it, and is revoked. Make a new one: motet key create --tenant acme" in done.stderr
+    assert f"replaced by {id_of(new)}, which is revoked. Make a new one: motet key create --tenant acme" in done.stderr
     assert len(stored(url)) == 2
 
 
@@ -416,7 +416,7 @@ def test_a_key_that_opens_nothing_has_no_successor(motet: Motet, url: str) -> No
     motet("key", "revoke", id_of(old))
     done = motet("key", "rotate", id_of(old))
     assert (done.status, done.stdout) == (2, "")
-    assert "is revoked, so there is nothing to carry on. Make a new one: motet key create --tenant acme" in done.stderr
+    assert "is revoked and cannot be rotated. Make a new one: motet key create --tenant acme" in done.stderr
     assert len(stored(url)) == 1
 
 
@@ -431,7 +431,7 @@ def test_a_key_that_was_revoked_since_it_was_looked_at_has_no_successor(motet: M
         async with open_store(url) as store:
             await kept.rotate(store, seen, new, at=new.created + timedelta(hours=1))
 
-    with pytest.raises(SetupError, match=f"key {id_of(old)} is revoked, so there is nothing to carry on"):
+    with pytest.raises(SetupError, match=f"key {id_of(old)} is revoked and cannot be rotated"):
         asyncio.run(succeed())
     assert stored(url) == revoked
 
@@ -439,17 +439,20 @@ def test_a_key_that_was_revoked_since_it_was_looked_at_has_no_successor(motet: M
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--tenant", "Acme_Corp"], "--tenant 'Acme_Corp' is no name of a namespace"),
+        (["--tenant", "Acme_Corp"], "--tenant 'Acme_Corp' is not a valid tenant"),
         (["--tenant", "Acme_Corp"], "Perhaps --tenant acme-corp?"),
-        (["--tenant", ""], "--tenant '' is no name of a namespace"),
+        (["--tenant", ""], "--tenant '' is not a valid tenant"),
         (["--tenant", "a" * 64], "at most 63 lower-case letters, digits and '-'"),
-        (["--tenant", "acme/legal"], "--tenant 'acme/legal' is no name"),
-        (["--tenant", "acme\n"], "--tenant 'acme\\n' is no name"),
-        (["--tenant", "acme", "--scopes", "user,root"], "--scopes has 'root'; there are user, admin, monitor"),
-        (["--tenant", "acme", "--scopes", ""], "--scopes has ''; there are user, admin, monitor"),
-        (["--tenant", "acme", "--expires", "soon"], "--expires 'soon' is no length of time"),
+        (["--tenant", "acme/legal"], "--tenant 'acme/legal' is not a valid tenant"),
+        (["--tenant", "acme\n"], "--tenant 'acme\\n' is not a valid tenant"),
+        (
+            ["--tenant", "acme", "--scopes", "user,root"],
+            "--scopes: unknown scope 'root'. Choose from user, admin, monitor",
+        ),
+        (["--tenant", "acme", "--scopes", ""], "--scopes: unknown scope ''. Choose from user, admin, monitor"),
+        (["--tenant", "acme", "--expires", "soon"], "--expires 'soon' is not a duration"),
         (["--tenant", "acme", "--expires", "0d"], "--expires '0d' is too short."),
-        (["--tenant", "acme", "--expires", "99999d"], "--expires '99999d' is too long: 36500d at the most."),
+        (["--tenant", "acme", "--expires", "99999d"], "--expires '99999d' is too long: at most 36500d."),
     ],
 )
 @pytest.mark.parametrize("verb", ["create", "hash"])
@@ -472,7 +475,7 @@ def test_a_wrong_overlap_changes_nothing(motet: Motet, url: str) -> None:
     old = motet("key", "create", "--tenant", "acme").key
     done = motet("key", "rotate", id_of(old), "--overlap", "-1h")
     assert done.status == 2
-    assert "--overlap '-1h' is no length of time" in done.stderr
+    assert "--overlap '-1h' is not a duration" in done.stderr
     assert [key.revoked for key in stored(url)] == [None]
 
 
@@ -481,7 +484,7 @@ def test_a_wrong_overlap_changes_nothing(motet: Motet, url: str) -> None:
     [
         (["create", "--tenant", "acme"], HOW_TO_HASH),
         (["rotate", NOBODYS], HOW_TO_HASH),
-        (["revoke", NOBODYS], "To end a key, take its line away there."),
+        (["revoke", NOBODYS], "To revoke a key, remove its line there."),
     ],
 )
 def test_where_gateways_read_a_file_nothing_is_written_to_a_database(
@@ -503,10 +506,10 @@ def test_a_whole_key_where_an_id_belongs_is_not_repeated(motet: Motet, verb: str
     made = keys.new_key()
     done = motet("key", verb, str(made))
     assert done.status == 2
-    assert f"Its id is enough: motet key {verb} {made.id}" in done.stderr
+    assert f"the id is enough. Run: motet key {verb} {made.id}" in done.stderr
     done = motet("key", verb, str(made)[:-1])
     assert done.status == 2
-    assert "ID has to be the 16 characters, 0-9 and a-f" in done.stderr
+    assert "ID must be the 16 characters (0-9 and a-f)" in done.stderr
     assert made.secret[:-1] not in done.stderr
 
 
@@ -531,7 +534,7 @@ def test_what_hash_prints_opens_a_gateway_that_reads_a_file(motet: Motet, tmp_pa
 def test_what_is_no_key_is_not_hashed_and_not_repeated(motet: Motet, given: str) -> None:
     done = motet("key", "hash", "--tenant", "acme", stdin=given)
     assert (done.status, done.stdout) == (2, "")
-    assert ("has not the form" if given.strip() else "is empty") in done.stderr
+    assert ("is not a key" if given.strip() else "is empty") in done.stderr
     assert HOW_TO_HASH in done.stderr
     assert not given.strip() or given.strip() not in done.stderr
 
@@ -553,7 +556,7 @@ def test_a_key_as_an_argument_is_refused_and_not_repeated(motet: Motet) -> None:
     made = keys.new_key()
     done = motet("key", "hash", "--tenant", "acme", str(made), stdin=str(made))
     assert (done.status, done.stdout) == (2, "")
-    assert "a key is no argument" in done.stderr
+    assert "do not give the key as an argument" in done.stderr
     assert made.secret not in done.stderr
 
 
@@ -569,7 +572,7 @@ def test_hash_on_a_terminal_says_what_to_pipe() -> None:
             check=False,
         )
     assert done.returncode == 2
-    assert "standard input, which is a terminal here" in done.stderr
+    assert "standard input is a terminal" in done.stderr
     assert HOW_TO_HASH in done.stderr
 
 

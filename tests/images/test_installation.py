@@ -108,7 +108,7 @@ def test_the_gateways_image_makes_api_keys(installed: Installed) -> None:
 def makes_api_keys(installed: Installed) -> None:
     code, said = installed.run("motet", "key", "create", "--tenant=acme")
     assert code == 0, said
-    assert "of tenant acme, for user, does not expire" in said
+    assert "tenant acme, scope user, does not expire" in said
 
 
 @pytest.fixture

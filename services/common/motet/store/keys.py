@@ -133,14 +133,13 @@ async def rotate(store: Store, old: ApiKey, new: ApiKey, *, at: datetime) -> Non
         row = (await connection.execute(select(*_COLUMNS).where(ours).with_for_update())).one_or_none()
         there = (await connection.execute(select(*_COLUMNS).where(ApiKeyRow.id == new.id))).one_or_none()
         if there is not None:
-            next_ = f". Rotate that one: motet key rotate {new.id}"
+            next_ = f". Rotate {new.id}: motet key rotate {new.id}"
             if why := _key(there).refusal_reason(new.created):
-                next_ = f", and is {why}. Make a new one: motet key create --tenant {old.tenant}"
-            raise SetupError(f"key {old.id} was rotated before: {new.id} follows it{next_}")
+                next_ = f", which is {why}. Make a new one: motet key create --tenant {old.tenant}"
+            raise SetupError(f"key {old.id} was already replaced by {new.id}{next_}")
         if why := _key(row).refusal_reason(new.created) if row is not None else "gone":
             raise SetupError(
-                f"key {old.id} is {why}, so there is nothing to carry on. "
-                f"Make a new one: motet key create --tenant {old.tenant}"
+                f"key {old.id} is {why} and cannot be rotated. Make a new one: motet key create --tenant {old.tenant}"
             )
         await _add(connection, new)
         if at <= new.created:  # at once: a revoked key is refused whatever the clocks say
