@@ -17,8 +17,8 @@ from motet_cli.readiness import read_status
 from motet_cli.settings import Settings
 from motet_operator.local.state_directory import StateDirectory
 
-HELP = """/model NAME  talk to another model      /models  what there is
-/clear       forget the conversation    /quit    end (or ctrl-D)"""
+HELP = """/model NAME  talk to another model      /models  list the models
+/clear       forget the conversation    /quit    end (or Ctrl-D)"""
 
 CONNECT_SECONDS = 5.0
 READ_TIMEOUT_SECONDS = 120.0
@@ -55,7 +55,7 @@ def chat(data_dir: Path, *, url: str | None, message: str | None, talk: Conversa
             typer.secho(str(refusal), fg="red", err=True)
             return 1
         except httpx.TransportError as error:
-            raise SetupError(f"no answer from {base} ({error}): is it up? See `motet status`.") from error
+            raise SetupError(f"no answer from {base} ({error}). Is Motet running? See `motet status`.") from error
 
 
 def _credential() -> dict[str, str]:
@@ -63,7 +63,7 @@ def _credential() -> dict[str, str]:
     if not key:
         return {}
     if not key.isascii() or not key.isprintable() or " " in key:
-        raise SetupError("MOTET_API_KEY holds no key: letters, digits and signs, without spaces.")
+        raise SetupError("the value of MOTET_API_KEY is not a key: a key has only ASCII characters and no spaces.")
     return {"authorization": f"Bearer {key}"}
 
 
@@ -71,14 +71,16 @@ def _url_of(data_dir: Path) -> str:
     layout = StateDirectory.of(data_dir)
     url = read_status(layout).get("url")
     if not isinstance(url, str) or not url:
-        raise SetupError(f"nothing runs with {layout.data}: start it with `motet up`, or give --url.")
+        raise SetupError(
+            f"Motet is not running (state directory {layout.data}). Start it with `motet up`, or give --url."
+        )
     return url
 
 
 def _converse(client: httpx.Client, talk: Conversation) -> int:
     asked_by_a_person = sys.stdin.isatty()
     if asked_by_a_person:
-        typer.secho(f"Talking to {talk.model}. /help says what else there is.", dim=True)
+        typer.secho(f"Talking to {talk.model}. Type /help for the commands.", dim=True)
         _better_input()
     while True:
         try:
@@ -171,7 +173,7 @@ def _models(client: httpx.Client) -> list[dict[str, Any]]:
 def _first_model(client: httpx.Client) -> str:
     models = _models(client)
     if not models:
-        raise GatewayRefused("the gateway lists no models yet: see `motet status`")
+        raise GatewayRefused("the gateway has no models yet. See `motet status`.")
     answering = [model for model in models if model.get("state") != "failed"] or models
     return str(answering[0]["id"])
 
@@ -180,9 +182,9 @@ def _message_of(response: httpx.Response) -> str:
     try:
         message = str(response.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        return f"the gateway answered {response.status_code}"
+        return f"the gateway answered with HTTP status {response.status_code}"
     asks = response.status_code == httpx.codes.UNAUTHORIZED
-    return f"{message} `motet chat` sends the one in MOTET_API_KEY." if asks else message
+    return f"{message} `motet chat` takes its key from MOTET_API_KEY." if asks else message
 
 
 def _better_input() -> None:

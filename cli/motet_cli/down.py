@@ -17,5 +17,5 @@ def down(data_dir: Path) -> int:
     if stopped:
         typer.echo(f"stopped {', '.join(stopped)}")
     else:
-        typer.echo(f"nothing runs with {layout.data}")
+        typer.echo(f"Motet is not running (state directory {layout.data}).")
     return 0

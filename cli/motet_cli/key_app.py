@@ -8,23 +8,23 @@ from motet_cli.options import DataDir
 
 app = typer.Typer(
     name="key",
-    help="Make, list and end the API keys that tenants call the gateway with.",
+    help="Create, list, rotate and revoke the API keys of the gateway.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Keys are kept, hashed, in the database: MOTET_DATABASE_URL, or the state directory's own.",
+    epilog="Motet stores only hashes of keys: in the database at MOTET_DATABASE_URL, or else in the state directory.",
 )
 
-Tenant = Annotated[str, typer.Option("--tenant", metavar="NAMESPACE", help="Whose key it is: the name of a namespace.")]
+Tenant = Annotated[str, typer.Option("--tenant", metavar="NAMESPACE", help="The tenant of the key: a namespace name.")]
 Scopes = Annotated[
     str,
     typer.Option(
         "--scopes",
-        help="With commas between: user (call models), admin (load and unload the tenant's adapters), "
+        help="Separated by commas: user (call models), admin (load and unload the tenant's adapters), "
         "monitor (read /metrics, with the figures of all tenants).",
     ),
 ]
 Expires = Annotated[
-    str | None, typer.Option("--expires", metavar="TIME", help="It ends by itself after that: 90d, 12h, 30m.")
+    str | None, typer.Option("--expires", metavar="TIME", help="The key expires after this time: 90d, 12h, 30m.")
 ]
 Id = Annotated[str, typer.Argument(metavar="ID", help="The 16 characters that `motet key ls` shows.")]
 
@@ -35,15 +35,15 @@ which may be a key."""
 
 @app.command()
 def create(data_dir: DataDir, tenant: Tenant, scopes: Scopes = "user", expires: Expires = None) -> None:
-    """Make a key and print it, this once: the key alone on standard output, words about it on standard error."""
+    """Create a key and print it once: only the key on standard output, its details on standard error."""
     from motet_cli.key_commands import create as run
 
     raise typer.Exit(run(data_dir, tenant=tenant, scopes=scopes, expires=expires))
 
 
 @app.command()
-def ls(data_dir: DataDir, as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False) -> None:
-    """List all keys, without their secrets: whose they are, how long they last, when they were last used."""
+def ls(data_dir: DataDir, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """List all keys without their secrets: tenant, scopes, expiry and last use."""
     from motet_cli.key_commands import ls as run
 
     raise typer.Exit(run(data_dir, as_json=as_json))
@@ -51,7 +51,7 @@ def ls(data_dir: DataDir, as_json: Annotated[bool, typer.Option("--json", help="
 
 @app.command()
 def revoke(id_: Id, data_dir: DataDir) -> None:
-    """End a key now. Gateways refuse it within 5 seconds, and end what it has running."""
+    """Revoke a key. Within 5 seconds gateways refuse it and end its running requests."""
     from motet_cli.key_commands import revoke as run
 
     raise typer.Exit(run(data_dir, id_))
@@ -62,13 +62,12 @@ def rotate(
     id_: Id,
     data_dir: DataDir,
     overlap: Annotated[
-        str, typer.Option("--overlap", metavar="TIME", help="The old key ends after that: 30m, 1h, 0s.")
+        str, typer.Option("--overlap", metavar="TIME", help="The old key ends after this time: 30m, 1h, 0s.")
     ] = "1h",
 ) -> None:
-    """Make a second key of the same tenant and scopes, and let the old one end after a while.
+    """Replace a key: make a new one with the same tenant, scopes and lifetime. The old key ends after --overlap.
 
-    One that expires gets a successor that lasts as long as it was made for. A key has one successor: the one to
-    rotate next.
+    You can rotate a key only once. After that, rotate the new key.
     """
     from motet_cli.key_commands import rotate as run
 
@@ -77,9 +76,10 @@ def rotate(
 
 @app.command(name="hash", context_settings=_TAKES_NOTHING)
 def hash_(context: typer.Context, tenant: Tenant, scopes: Scopes = "user", expires: Expires = None) -> None:
-    """Read a key on standard input and print the line that a file of keys, such as a Secret, has for it.
+    """Read a key from standard input and print its line for a file of keys, such as a Secret.
 
-    No database is asked and nothing is kept: whoever has only this line cannot call the gateway.
+    The command uses no database and stores nothing. The line has only the key's hash: nobody can call the gateway
+    with it.
     """
     from motet_cli.key_commands import hash_ as run
 

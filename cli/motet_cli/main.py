@@ -30,18 +30,20 @@ def up(  # noqa: PLR0917 - typer calls it by name
     data_dir: DataDir,
     manifests: Annotated[
         Path | None,
-        typer.Option("--filename", "-f", help="Folder (or file) of manifests; watched. Without it: the bundled model."),
+        typer.Option(
+            "--filename", "-f", help="A folder or file of manifests, which Motet watches. Default: the bundled model."
+        ),
     ] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Where the URL listens; 0 takes a free port.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port of the gateway; 0 takes a free one.")] = 8000,
     runners: Annotated[
-        int | None, typer.Option(min=0, help="Runners of every pool, whatever its manifest says.")
+        int | None, typer.Option(min=0, help="Number of runners of every pool; overrides its manifest.")
     ] = None,
     detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Return once it is ready, and leave it running.")
+        bool, typer.Option("--detach", "-d", help="Run in the background. Returns when everything is ready.")
     ] = False,
     wait: Annotated[float, typer.Option(min=1, help="Seconds to wait for everything to be ready.")] = 300.0,
 ) -> None:
-    """Bring up the whole system and say how to talk to it. Ctrl-C stops everything."""
+    """Start the whole system and print how to use it. Ctrl-C stops everything."""
     from motet_cli.up import Options
     from motet_cli.up import up as run
 
@@ -56,15 +58,15 @@ def up(  # noqa: PLR0917 - typer calls it by name
 
 @app.command()
 def down(data_dir: DataDir) -> None:
-    """Stop everything that runs with a state directory, whatever is left of it."""
+    """Stop everything that runs with this state directory."""
     from motet_cli.down import down as run
 
     raise typer.Exit(run(data_dir))
 
 
 @app.command()
-def status(data_dir: DataDir, as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False) -> None:
-    """Say what runs and how it is. Exit status 1 when nothing does."""
+def status(data_dir: DataDir, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Show what runs, and its state. Exit status 1 if nothing runs."""
     from motet_cli.status import status as run
 
     raise typer.Exit(run(data_dir, as_json=as_json))
@@ -74,9 +76,13 @@ def status(data_dir: DataDir, as_json: Annotated[bool, typer.Option("--json", he
 def chat(  # noqa: PLR0917
     data_dir: DataDir,
     model: Annotated[str | None, typer.Argument(help="An adapter or the base model; /model NAME switches.")] = None,
-    url: Annotated[str | None, typer.Option(help="Of a gateway; without it, the one of the state directory.")] = None,
-    message: Annotated[str | None, typer.Option("--message", "-m", help="Ask this, print the answer, and end.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer.")] = None,
+    url: Annotated[
+        str | None, typer.Option(help="The URL of a gateway. Default: the one of the state directory.")
+    ] = None,
+    message: Annotated[
+        str | None, typer.Option("--message", "-m", help="Send this message, print the answer, and end.")
+    ] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer, in tokens.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0, max=2, help="0 always takes the likeliest token.")] = None,
 ) -> None:
     """Talk to a model."""

@@ -69,15 +69,20 @@ def _service(record: ProcessRecord) -> dict[str, Any]:
 
 def _notes(layout: StateDirectory, operator: ProcessRecord | None, *, running: bool) -> list[str]:
     if not running:
-        return [f"nothing runs with {layout.data}; `motet up --data-dir {layout.shell_path}` starts it"]
+        return [
+            f"Motet is not running (state directory {layout.data}). Start it: motet up --data-dir {layout.shell_path}"
+        ]
     notes = []
     if not is_held(layout.lock):
         notes.append(
-            f"`motet up` has died; the rest runs on. `motet up --data-dir {layout.shell_path}` takes it over, "
-            f"`motet down --data-dir {layout.shell_path}` stops it"
+            "`motet up` has died; its services still run. "
+            f"To manage them again: motet up --data-dir {layout.shell_path}. "
+            f"To stop them: motet down --data-dir {layout.shell_path}"
         )
     if operator is None or not operator.alive:
-        notes.append("the operator does not run: pools and adapters below are as it last saw them")
+        notes.append(
+            "The operator is not running. It wrote the states of the pools and adapters below before it ended."
+        )
     return notes
 
 

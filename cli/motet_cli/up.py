@@ -97,7 +97,7 @@ def _manifests(options: Options, layout: StateDirectory) -> tuple[Path, str]:
     else:
         folder = options.manifests.expanduser().absolute()
         if not folder.exists():
-            raise ManifestError(f"there is no {folder}: give -f a folder of manifests.")
+            raise ManifestError(f"{folder} does not exist. Give -f a folder of manifests.")
     reading = read_all(files_of(folder))
     if reading.problems:
         for problem in reading.problems[:20]:
@@ -106,7 +106,7 @@ def _manifests(options: Options, layout: StateDirectory) -> tuple[Path, str]:
         raise ManifestError(f"{count} problem{'s' if count > 1 else ''} in {folder}; nothing was started.")
     pools = [manifest.resource for manifest in reading.manifests if isinstance(manifest.resource, ServingPool)]
     if not pools:
-        raise ManifestError(f"{folder} declares no ServingPool: there is nothing to serve.")
+        raise ManifestError(f"{folder} declares no ServingPool, so there is nothing to serve. Add one.")
     questions = [pool.metadata.annotations.get(QUESTION_ANNOTATION) for pool in pools]
     return folder, next((question for question in questions if question), QUESTION)
 
@@ -120,19 +120,19 @@ def _port(layout: StateDirectory, host: str, port: int) -> int:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except socket.gaierror as error:
-        raise SetupError(f"MOTET_HOST={host} is no address of this machine: {error.strerror}.") from error
+        raise SetupError(f"MOTET_HOST={host} is not an address of this machine: {error.strerror}.") from error
     with socket.socket(found[0], found[1]) as trial:
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             trial.bind(found[4])
             trial.listen()
         except PermissionError as error:
-            raise SetupError(f"port {port} needs privileges: take one from 1024 up with --port.") from error
+            raise SetupError(f"you may not listen on port {port}. Choose one from 1024 up with --port.") from error
         except OSError as error:
             if error.errno == errno.EADDRNOTAVAIL:
-                raise SetupError(f"MOTET_HOST={host} is no address of this machine: {error.strerror}.") from error
+                raise SetupError(f"MOTET_HOST={host} is not an address of this machine: {error.strerror}.") from error
             raise SetupError(
-                f"port {port} on {host} is in use ({error.strerror}): free it, or take another with --port."
+                f"port {port} on {host} is in use ({error.strerror}). Free it, or choose another one with --port."
             ) from error
         return int(trial.getsockname()[1])
 
@@ -208,7 +208,10 @@ def _detached(layout: StateDirectory, progress: UpOutput, wait_seconds: float) -
         asyncio.run(take_down(layout))
         return INTERRUPTED
     if outcome is None:
-        raise SetupError(last_log_line(log, since=offset).removeprefix("motet up: ") or f"it ended at once: see {log}")
+        raise SetupError(
+            last_log_line(log, since=offset).removeprefix("motet up: ")
+            or f"`motet up` ended right after its start. See its log: {log}"
+        )
     if isinstance(outcome, StartupFailed):
         progress.failed(outcome)
         asyncio.run(take_down(layout))

@@ -17,8 +17,9 @@ from motet_cli.readiness import StartupFailed, StartupReady, StartupWatch, ready
 from motet_operator.local.state_directory import StateDirectory
 
 NEEDS_KEY = (
-    "Each of these needs an API key: chat sends the one in MOTET_API_KEY, curl the one in a file that says\n"
-    "'authorization: Bearer <key>', with --header @FILE. `motet key create --tenant default` makes one."
+    "These commands need an API key. Make one: motet key create --tenant default\n"
+    "For chat, set MOTET_API_KEY to the key.\n"
+    "For curl, write 'authorization: Bearer <key>' to a file and add: --header @FILE"
 )
 
 

@@ -59,7 +59,10 @@ def test_no_command_is_a_question_for_help() -> None:
 
 def test_a_port_in_use_is_named_with_the_way_out(tmp_path: Path, taken: int) -> None:
     said = refused("--data-dir", str(tmp_path), "--port", str(taken))
-    assert f"port {taken} on 127.0.0.1 is in use (Address already in use): free it, or take another with --port" in said
+    assert (
+        f"port {taken} on 127.0.0.1 is in use (Address already in use). Free it, or choose another one with --port"
+        in said
+    )
 
 
 def test_a_start_that_did_not_happen_leaves_no_run_folder_and_no_socket_folder(tmp_path: Path, taken: int) -> None:
@@ -72,18 +75,18 @@ def test_a_start_that_did_not_happen_leaves_no_run_folder_and_no_socket_folder(t
 
 
 def test_a_host_that_is_not_here_is_named(tmp_path: Path) -> None:
-    assert "MOTET_HOST=no.such.host is no address" in refused(
+    assert "MOTET_HOST=no.such.host is not an address" in refused(
         "--data-dir", str(tmp_path), env={"MOTET_HOST": "no.such.host"}
     )
 
 
 def test_a_host_that_is_another_machines_is_no_port_in_use(tmp_path: Path) -> None:
     said = refused("--data-dir", str(tmp_path), env={"MOTET_HOST": "192.0.2.1"})
-    assert "MOTET_HOST=192.0.2.1 is no address of this machine" in said
+    assert "MOTET_HOST=192.0.2.1 is not an address of this machine" in said
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    assert f"there is no {tmp_path}/none: give -f a folder of manifests." in refused(
+    assert f"{tmp_path}/none does not exist. Give -f a folder of manifests." in refused(
         "--data-dir", str(tmp_path / "d"), "-f", str(tmp_path / "none")
     )
 
@@ -166,21 +169,21 @@ def test_without_a_stack_status_says_so(tmp_path: Path) -> None:
     done = motet("status", "--data-dir", str(tmp_path), "--json")
     assert done.returncode == 1
     assert json.loads(done.stdout) == {"services": [], "pools": [], "adapters": [], "problems": [], "url": ""}
-    assert f"nothing runs with {tmp_path}" in done.stderr
+    assert f"Motet is not running (state directory {tmp_path})" in done.stderr
 
 
 @pytest.mark.parametrize("exists", [True, False])
 def test_down_without_a_stack_is_no_error(tmp_path: Path, exists: bool) -> None:
     folder = tmp_path if exists else tmp_path / "none"
     done = motet("down", "--data-dir", str(folder))
-    assert (done.returncode, done.stdout) == (0, f"nothing runs with {folder}\n")
+    assert (done.returncode, done.stdout) == (0, f"Motet is not running (state directory {folder}).\n")
     assert folder.exists() == exists
 
 
 def test_chat_without_a_stack_says_how_to_start_one(tmp_path: Path, taken: int) -> None:
     done = motet("chat", "--data-dir", str(tmp_path), "-m", "hello")
     assert done.returncode == 2
-    assert f"nothing runs with {tmp_path}: start it with `motet up`" in done.stderr
+    assert f"Motet is not running (state directory {tmp_path}). Start it with `motet up`" in done.stderr
 
 
 def test_chat_with_a_url_where_nobody_listens_says_so() -> None:
@@ -239,14 +242,14 @@ def test_chat_says_on_a_line_of_its_own_that_an_answer_broke_off() -> None:
         finally:
             server.shutdown()
     assert (done.returncode, done.stdout) == (2, "half an\n")
-    assert "is it up?" in done.stderr
+    assert "Is Motet running?" in done.stderr
 
 
 def test_the_data_dir_follows_the_desktops_rules(tmp_path: Path) -> None:
     done = motet("down", env={"XDG_DATA_HOME": str(tmp_path)})
-    assert done.stdout == f"nothing runs with {tmp_path}/motet\n"
+    assert done.stdout == f"Motet is not running (state directory {tmp_path}/motet).\n"
     done = motet("down", env={"MOTET_DATA_DIR": str(tmp_path / "mine")})
-    assert done.stdout == f"nothing runs with {tmp_path}/mine\n"
+    assert done.stdout == f"Motet is not running (state directory {tmp_path}/mine).\n"
 
 
 class AskingForAKey(Listing):
@@ -269,9 +272,9 @@ KEY = f"motet_{'0' * 16}_{'a' * 43}"
     [
         (KEY, 0, "this is working\n"),
         (f" {KEY}\n", 0, "this is working\n"),
-        ("", 1, "This gateway needs an API key. `motet chat` sends the one in MOTET_API_KEY.\n"),
-        ("two words", 2, "MOTET_API_KEY holds no key: letters, digits and signs, without spaces."),
-        ("schlüssel", 2, "MOTET_API_KEY holds no key: letters, digits and signs, without spaces."),
+        ("", 1, "This gateway needs an API key. `motet chat` takes its key from MOTET_API_KEY.\n"),
+        ("two words", 2, "the value of MOTET_API_KEY is not a key: a key has only ASCII characters and no spaces."),
+        ("schlüssel", 2, "the value of MOTET_API_KEY is not a key: a key has only ASCII characters and no spaces."),
     ],
 )
 def test_chat_sends_the_key_of_its_environment(key: str, status: int, said: str) -> None:
