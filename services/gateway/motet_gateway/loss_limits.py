@@ -61,9 +61,9 @@ class LossCounter:
         lost = self._deaths + self._breaks
         if alone:
             return RequestKillsEngines(
-                f"{lost} engines died or hung with this request, the last one while it computed only this request. "
-                "The request is not tried again; other requests are not affected."
+                f"{lost} engines died or hung while they computed this request; the last one computed nothing else. "
+                "Motet does not try the request again. Other requests are not affected."
             )
         if lost > MAX_LOSSES:
-            return EngineRestarted(f"{lost} runners were lost while they had this request; send it again.")
+            return EngineRestarted(f"The gateway lost {lost} runners that had this request. Send it again.")
         return None

@@ -188,7 +188,7 @@ class ChatBody(Body):
             raise InvalidRequest("top_logprobs: needs logprobs to be true", param="top_logprobs")
         if self.continue_final_message and self.add_generation_prompt:
             raise InvalidRequest(
-                "add_generation_prompt and continue_final_message exclude each other; set only one to true",
+                "add_generation_prompt and continue_final_message cannot both be true; set one to false",
                 param="continue_final_message",
             )
         if self.continue_final_message and self.messages[-1].get("role") != "assistant":

@@ -117,7 +117,8 @@ class KeyAccess:
         """Whether a caller needs a key. Raises StoreUnavailable if that isn't known."""
         if self._required is None:
             raise StoreUnavailable(
-                "The gateway can't tell now whether it requires API keys: the key store does not answer."
+                "The gateway cannot find out whether it requires API keys, because the key store does not answer. "
+                "Try again soon."
             )
         return self._required
 

@@ -137,14 +137,18 @@ class Keyring:
         # The age counts even if no reading has failed: a reading may hang.
         trusted = self._trusted_seconds + (0 if self._store_is_down else self._between_seconds)
         if at - self._read_at > trusted:
-            raise StoreUnavailable("The gateway can't check API keys now: the key store does not answer.")
+            raise StoreUnavailable(
+                "The gateway cannot check API keys now, because the key store does not answer. Try again soon."
+            )
         sent = parse_key(credential)
         if sent is None:
             raise NotAuthenticated("This isn't a Motet API key. Keys have the form motet_<id>_<secret>.")
         key = self._keys.get(sent.id)
         if not matches(key, sent):
             if self._store_is_down:  # the same answer for each unknown key, so that nobody can find out which ids exist
-                raise StoreUnavailable("The gateway can't check this API key now: the key store does not answer.")
+                raise StoreUnavailable(
+                    "The gateway cannot check this API key now, because the key store does not answer. Try again soon."
+                )
             raise NotAuthenticated(UNKNOWN)
         assert key is not None
         if why := key.refusal_reason(now):

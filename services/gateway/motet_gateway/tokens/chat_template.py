@@ -133,7 +133,7 @@ def _cut_after(text: str, final: str) -> str:
     at = text.rfind(stripped) if stripped else -1
     if at < 0:
         raise CannotRender(
-            "continue_final_message needs a final message whose text the chat template keeps as it is",
+            "continue_final_message: the final message is empty, or the model's chat template changes its text",
             param="continue_final_message",
         )
     # Many templates trim messages. If this one does not, the message's trailing space belongs to the prompt.
