@@ -582,7 +582,7 @@ def test_the_refusal_of_a_move_names_the_last_epoch_so_that_the_gateway_gives_up
 
 
 def test_a_refusal_carries_its_term_and_epoch_over_the_wire():
-    failure = Failure("deadline_exceeded", "not placed within 5 seconds")
+    failure = Failure("deadline_exceeded", "The request waited 5 seconds")
     refused = conversion.refuse(effects.SendRefused("g0", RequestId("a"), 3, failure), term=7).refused
     assert (refused.request, refused.term, refused.epoch) == ("a", 7, 3)
 

@@ -140,7 +140,7 @@ class GatewayEvents:
             and not adapters.undecided(event.group)
         ):
             return ModelNotFound(
-                "this revision of the adapter is no longer served; send the request again to use the current one"
+                "This revision of the adapter is no longer served. Send the request again to use the current revision."
             )
         return None
 
@@ -180,7 +180,7 @@ class GatewayEvents:
     def lost(self, event: events.RequestLost) -> None:
         request = self._request_of(event.gateway, event.request)
         if request is None:
-            error = EngineRestarted("the scheduler no longer knows this request; send it again")
+            error = EngineRestarted("The scheduler no longer knows this request. Send it again.")
             self._refuse(event.gateway, event.request, event.epoch, error)
             return
         request.delivered = max(request.delivered, event.delivered)

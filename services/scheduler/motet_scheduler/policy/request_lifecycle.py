@@ -164,7 +164,10 @@ class RequestLifecycle:
     def _expire_deadlines(self) -> None:
         self.deadlines.sweep(sum(len(queue) for queue in self._state.queues.values()))
         for request in self.deadlines.expired(self._state.now):
-            waited = f"not placed within {request.queue_timeout:.3g} seconds: {request.waiting_reason or STARTING}"
+            waited = (
+                f"The request waited {request.queue_timeout:.3g} seconds and no runner could take it: "
+                f"{request.waiting_reason or STARTING}. Send it again later."
+            )
             up = any(runner.takes_work for runner in self._state.runners_of(request.group))
             self.refuse(request, Failure.of(DeadlineExceeded(waited) if up else NoRunner(waited)))
 
